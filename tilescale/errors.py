@@ -72,6 +72,11 @@ def did_you_mean(name: object, names: Iterable[str], cutoff: float = 0.6) -> str
     return f"did you mean {close[0]!r}? " if close else ""
 
 
+def one(name: str) -> str:
+    """A name of a description with its article, for a sentence."""
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
 def unknown_attribute(module: str, name: str, names: Iterable[str]) -> AttributeError:
     """What Python says of a name that a module does not have, with the known one that is like it."""
     return AttributeError(f"module {module!r} has no attribute {name!r}; {did_you_mean(name, names)}".rstrip("; "))

@@ -14,6 +14,22 @@ from tilescale.hda import Machine
 from tilescale.hda.load import derive
 from tilescale.hda.validate import TAKEN
 
+WIRE = """\
+networks:
+  wire:
+    level: chip
+    topology: ring
+    bandwidth: 100 GB/s
+    latency: 1 us
+    reaches: l1
+"""
+CACHE = """\
+  cache:
+    level: chip
+    scopes: []
+    capacity: 1 MiB
+    shared: true
+"""
 MISTAKES = [
     # what is changed, to what, the field, the line, words of the message
     ("capacity: 64 KiB", "capacity: 64", "memory.l0.capacity", 21, '"228 KiB"'),
@@ -41,6 +57,7 @@ MISTAKES = [
     ("topology: ring", "topology: graph", "networks.wire", 29, "needs `links`"),
     ("topology: ring", "topology: graph\n    links:\n      - between: [0, 6]", "networks.wire.links[0]", 33, "0 to 5"),
     ("reaches: l1", "reaches: l9", "networks.wire.reaches", 34, "l0, l1"),
+    (WIRE, CACHE + WIRE.replace("l1", "cache"), "networks.wire.reaches", 39, "that has `scopes`: l0, l1"),
     ("level: chip\n    topology", "level: lane\n    topology", "networks.wire.level", 30, "not of kind thread_group"),
     ("    topology", "    within: core\n    topology", "networks.wire.within", 31, "coarser"),
     ("    topology", "    ports: core\n    topology", "networks.wire.ports", 31, "only a switch"),

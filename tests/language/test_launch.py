@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: MIT
 """`T.Kernel`: extents by level name, T.ALL, and what a launch that is too large says."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
 import tilescale
 import tilescale.language as T
-from tilescale.errors import LaunchError, UnknownLevelError, UsageError
+from tests.hda.conftest import SMALL
+from tilescale.errors import LaunchError, LevelNotLaunchedError, UnknownLevelError, UsageError
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
 
@@ -211,6 +215,44 @@ def test_more_devices_than_a_node(mistake):
         def f(A: T.Tensor((8,), "float32")):
             with T.Kernel(device=16, node=2, block=2, threads=128) as bx:  # <-
                 A[bx] = 1
+
+
+@pytest.fixture
+def dies(tmp_path: Path) -> Iterator[Machine]:
+    """Chips of two dies with one memory: tensors are a chip's."""
+    path = tmp_path / "dies.yaml"
+    path.write_text(SMALL.replace("  chip:\n", "  die:\n    kind: unit\n    count: 2\n  chip:\n", 1))
+    with tilescale.use_machine(path) as machine:
+        yield machine
+
+
+def test_units_that_own_no_tensors_are_no_level_of_a_launch(mistake, dies: Machine):
+    with mistake(LaunchError, "die=2: units of 'die' own no tensors", "leave it out: programs of a chip run on each"):
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "float32")):
+            with T.Kernel(chip=2, die=2, core=8) as i:  # <-
+                A[i] = 1
+
+
+def test_units_that_own_no_tensors_have_no_number(mistake, dies: Machine):
+    with mistake(LevelNotLaunchedError, "'die' is not part of this launch", "programs run on any of them: name 'core'"):
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "int32")):
+            with T.Kernel(chip=2, core=8) as i, T.Scale("core"):
+                A[i] = T.rank("die")  # <-
+
+
+def test_programs_run_on_all_units_that_own_no_tensors(dies: Machine):
+    @T.prim_func
+    def f(A: T.Tensor((8,), "int32")):
+        with T.Kernel(chip=2, core=8) as i:
+            A[i] = i
+
+    per_chip = [[torch.zeros(8, dtype=torch.int32)] for _ in range(2)]
+    tilescale.emulate(f, per_chip, machine=dies)
+    assert all(a.tolist() == list(range(8)) for (a,) in per_chip) and dies.count("core", "chip") == 8
 
 
 def test_more_programs_than_a_machine_that_runs_each_at_once(mistake):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from tilescale.errors import UnsupportedError, UsageError
+from tilescale.errors import UnsupportedError, UsageError, one
 from tilescale.hda.description import Description
 from tilescale.hda.model import ComputeUnit, Level, MemoryLayer, Network
 
@@ -20,7 +20,7 @@ def count(machine: Description, level: str, within: str | None) -> int:
     fine = machine.index(level)
     coarse = len(machine.levels) if within is None else machine.index(within)
     if coarse < fine:
-        raise UsageError(f"a {within} holds no {level}: {level} is the coarser level of machine {machine.name}")
+        raise UsageError(f"{one(within)} holds no {level}: {level} is the coarser level of machine {machine.name}")
     ends = {fine, coarse}
     # Clusters are made at launch; between two other levels they play no part.
     chain = [i for i in range(fine, coarse + 1) if i in ends or machine.levels[i].kind != "cluster"]
@@ -104,7 +104,7 @@ def rate(machine: Description, level: str, unit: str, dtype: str, sustained: boo
     if found is None:
         known = ", ".join(kind.name for kind in kinds) or "none"
         raise UnsupportedError(
-            f"a {level} of machine {machine.name} has no {unit!r} arithmetic", hint=f"it has: {known}"
+            f"{one(level)} of machine {machine.name} has no {unit!r} arithmetic", hint=f"it has: {known}"
         )
     by_dtype = dict(found.rates)
     # Variants of a format without infinities or negative zero compute at the rate of the format.
@@ -129,8 +129,8 @@ def _compute(machine: Description, level: str) -> tuple[tuple[ComputeUnit, ...],
     if here.kind == "thread_group":
         program = machine.program_level.name
         raise UsageError(
-            f"a {level} has no rate of its own: the threads of a program share its {program}'s arithmetic",
-            hint=f"ask for the rate of a {program}",
+            f"{one(level)} has no rate of its own: the threads of a program share its {program}'s arithmetic",
+            hint=f"ask for the rate of {one(program)}",
         )
     described = [at for at in machine.levels if at.compute]
     if not described:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from keyword import iskeyword
 
-from tilescale.errors import MachineFileError
+from tilescale.errors import MachineFileError, one
 from tilescale.hda import query
 from tilescale.hda.description import Description
 from tilescale.hda.document import Entry
@@ -82,7 +82,7 @@ def _group_sizes(machine: Description, levels: Entry) -> Iterator[MachineFileErr
     for fine, coarse in zip(groups, groups[1:], strict=False):
         if not _multiple(coarse.threads, fine.threads):
             yield levels.find(f"{coarse.name}.threads").problem(
-                f"expected a multiple of the {fine.threads} threads of a {fine.name}, found {coarse.threads}"
+                f"expected a multiple of the {fine.threads} threads of {one(fine.name)}, found {coarse.threads}"
             )
 
 
@@ -131,9 +131,10 @@ def _network(machine: Description, net: Network, entry: Entry) -> Iterator[Machi
         *_named(net.within, machine.levels[at + 1 :], entry.find("within"), "a level coarser than the network's"),
         *_named(net.ports, [x for x in linked if machine.index(x.name) < at], entry.find("ports"), "a finer level"),
     ]
-    layers = [layer.name for layer in machine.memory]
+    layers = [layer.name for layer in machine.memory if layer.scopes]
     if net.reaches not in layers:
-        found.append(entry.find("reaches").problem(f"expected a memory layer: {', '.join(layers)}"))
+        expected = f"expected a memory layer that has `scopes`: {', '.join(layers)}"
+        found.append(entry.find("reaches").problem(expected))
     yield from found or _links(machine, net, entry)
     if net.link_bandwidth > net.bandwidth:
         yield entry.find("link_bandwidth").problem("more than the unit's `bandwidth` over all its links")

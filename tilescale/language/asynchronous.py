@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from tilelang_core import ir, trace
-from tilescale.errors import NoPathError, PhaseError, ShapeError, UsageError
+from tilescale.errors import NoPathError, PhaseError, ShapeError, UsageError, one
 from tilescale.hda import Level, Network
 from tilescale.hda.units import format_count
 from tilescale.language.checks import expanded
@@ -29,7 +29,7 @@ def check_queue(context: Context, network: Network | None, impl: str | None) -> 
         return
     offered = ", ".join(m.name for m in network.mechanisms)
     raise NoPathError(
-        f"{context.name}(signal=) of a {context.executing.name} runs beside its programs, and {network.name!r} of "
+        f"{context.name}(signal=) of {one(context.executing.name)} runs beside its programs, and {network.name!r} of "
         f"{context.machine.name!r} offers only what programs start: {offered}",
         hint=f"copy from inside T.Scale({context.program.name!r}), or name one of these with impl=",
         where=here(),
@@ -47,7 +47,7 @@ def after_of(
     """
     if not owns_a_queue(context.executing, context.machine):
         raise UsageError(
-            f"T.copy(after=) where a {context.executing.name} executes: only copies that a "
+            f"T.copy(after=) where {one(context.executing.name)} executes: only copies that a "
             f"{context.machine.tensor_level.name} starts wait for a flag themselves",
             hint="write T.wait(flag, compare, value) before the copy",
             where=here(),
@@ -109,7 +109,8 @@ def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call
     if not owns_a_queue(context.executing, context.machine):
         owner = context.machine.tensor_level.name
         raise PhaseError(
-            f"{context.name}(signal=) where a {context.executing.name} executes: a {owner} exchanges whole tensors",
+            f"{context.name}(signal=) where {one(context.executing.name)} executes: "
+            f"{one(owner)} exchanges whole tensors",
             hint=f"write it inside T.Scale({owner!r}), before T.Scale({context.program.name!r})",
             where=here(),
         )

@@ -129,10 +129,16 @@ class Context:
             launched = ", ".join(repr(x.name) for x in self.machine.levels if self._launched(x))
             raise LevelNotLaunchedError(
                 f"level {name!r} is not part of this launch, which has {launched}",
-                hint=f"launch it: T.Kernel({name}=..., ...)",
+                hint=self._otherwise(level),
                 where=here(),
             )
         return level
+
+    def _otherwise(self, level: Level) -> str:
+        """What can be done about a level that is not launched."""
+        if level.kind == "unit" and self.finer(level, self.machine.tensor_level):
+            return f"its units own no tensors, and programs run on any of them: name {self.program.name!r}"
+        return f"launch it: T.Kernel({level.name}=..., ...)"
 
     def _launched(self, level: Level) -> bool:
         if level.kind == "unit":

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from tilelang_core import ir, stock, trace
-from tilescale.errors import LaunchError, TileScaleError, UsageError
+from tilescale.errors import LaunchError, TileScaleError, UsageError, one
 from tilescale.hda import Level, Machine
 from tilescale.hda.current import current_machine
 from tilescale.hda.units import format_count
@@ -106,6 +106,13 @@ class _Request:
         self.cluster = dims + (1,) * (3 - len(dims))
 
     def _add_unit(self, level: Level, extent: Any) -> None:
+        owner = self.machine.tensor_level.name
+        if self.machine.index(level.name) < self.machine.index(owner):
+            raise LaunchError(
+                f"{level.name}={extent}: units of {level.name!r} own no tensors, so a launch has all of them",
+                hint=f"leave it out: programs of {one(owner)} run on each of its {level.name}s",
+                where=here(),
+            )
         self.units[level.name] = _size_variable(level.name) if extent is ALL else _count(level, extent, "or T.ALL")
 
     def _add_thread_group(self, level: Level, extent: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilelang_core import ir, stock, trace
-from tilescale.errors import PhaseError, UsageError
+from tilescale.errors import PhaseError, UsageError, one
 from tilescale.hda import Level
 from tilescale.language.context import Context, OpenScale, here
 from tilescale.program.ops import RANK, SCALE
@@ -123,7 +123,7 @@ def _linear_thread(context: Context) -> ir.PrimExpr:
 
 def _many_programs(context: Context, what: str) -> PhaseError:
     return PhaseError(
-        f"{what} where a {context.executing.name} executes as one unit, which holds many of level "
+        f"{what} where {one(context.executing.name)} executes as one unit, which holds many of level "
         f"{context.program.name!r}",
         hint=f"write it inside T.Scale({context.program.name!r})",
         where=here(),

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from tilelang_core import ir, trace
-from tilescale.errors import PhaseError, ShapeError, UsageError
+from tilescale.errors import PhaseError, ShapeError, UsageError, one
 from tilescale.hda import Level
 from tilescale.language.collective import entered, region_of
 from tilescale.language.context import Context, extents_of, here
@@ -43,7 +43,7 @@ def all_to_all_v(src: Any, dst: Any, sent: Any, received: Any = None, impl: str 
     if not owns_a_queue(context.executing, context.machine):
         owner = context.machine.tensor_level.name
         raise PhaseError(
-            f"T.all_to_all_v where a {context.executing.name} executes: a {owner} exchanges whole tensors",
+            f"T.all_to_all_v where {one(context.executing.name)} executes: {one(owner)} exchanges whole tensors",
             hint=f"write it inside T.Scale({owner!r}), outside of T.Scale({context.program.name!r})",
             where=here(),
         )

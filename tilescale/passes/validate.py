@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tilelang_core import ir, tl
 from tilelang_core.dialect import names_bound_at
-from tilescale.errors import Location, PhaseError, UsageError
+from tilescale.errors import Location, PhaseError, UsageError, one
 from tilescale.hda import Machine
 from tilescale.passes.room import check_room
 from tilescale.passes.rules import check_rules
@@ -151,22 +151,22 @@ def _check_device_phases(launch: Launch, machine: Machine) -> None:
     for stmt in _device_statements(launch.body):
         if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)) in _PRODUCTS:
             raise PhaseError(
-                f"T.gemm needs the threads of a {program}, but this runs once per {device}",
+                f"T.gemm needs the threads of {one(program)}, but this runs once per {device}",
                 hint=f"write it inside T.Scale({program!r}), of tiles: T.alloc, T.copy, T.gemm, T.copy",
                 where=location(stmt),
             )
         used = next((var for var in ir.uses(stmt) if var in indices or var in tiles), None)
         if used is not None and used in indices:
             raise PhaseError(
-                f"{_written_as(used, launch)!r} is an index of a {program}, but this runs once per {device}",
+                f"{_written_as(used, launch)!r} is an index of {one(program)}, but this runs once per {device}",
                 hint=f"write it inside T.Scale({program!r}); ranks of coarser levels are there too",
                 where=location(stmt),
             )
         if used is not None:
             raise PhaseError(
-                f"tile {tiles[used].name!r} is one of a {program}, but this runs once per {device}",
-                hint=f"write all that a {program} does inside T.Scale({program!r}); T.Scale({device!r}) in there only "
-                "says whose ranks are meant",
+                f"tile {tiles[used].name!r} is one of {one(program)}, but this runs once per {device}",
+                hint=f"write all that {one(program)} does inside T.Scale({program!r}); "
+                f"T.Scale({device!r}) in there only says whose ranks are meant",
                 where=location(stmt),
             )
 

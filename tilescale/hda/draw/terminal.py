@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from tilescale.errors import one
 from tilescale.hda.draw import words
 from tilescale.hda.machine import Machine
 from tilescale.hda.model import OPERATIONS, Level, Network
@@ -76,7 +77,7 @@ def _level(machine: Machine, level: Level) -> Text:
     if facts:
         text.append(f"  {facts}", QUIET)
     for net in (n for n in machine.networks if n.level == level.name):
-        scope = f" within a {net.within}" if net.within else ""
+        scope = f" within {one(net.within)}" if net.within else ""
         text.append(f"\n  ⇄ {net.name}", NETWORK)
         text.append(f"{scope}: {', '.join([words.network_facts(net), *net.capabilities])}", QUIET)
     return text

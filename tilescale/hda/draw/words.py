@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from tilescale.errors import one
 from tilescale.hda import query
 from tilescale.hda.description import Description
 from tilescale.hda.model import OPERATIONS, Level, Mechanism, MemoryLayer, Network
@@ -40,7 +41,7 @@ def layer_facts(layer: MemoryLayer) -> str:
 
 def network_place(net: Network) -> str:
     """What it connects: "devices of a node"."""
-    return f"{net.level}s of a {net.within}" if net.within else f"all {net.level}s"
+    return f"{net.level}s of {one(net.within)}" if net.within else f"all {net.level}s"
 
 
 def shape(net: Network) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tilelang_core import ir
+from tilescale.errors import one
 from tilescale.hda import Machine
 from tilescale.passes.overlap.schedule import Declined
 from tilescale.program.dependence import Dependence, Step
@@ -122,7 +123,7 @@ def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> N
     if mine.around:
         raise Declined("it stands in a loop or a branch", where)
     if not mine.on_device:
-        raise Declined(f"a {graph.machine.tensor_level.name} has no copy queue", where)
+        raise Declined(f"{one(graph.machine.tensor_level.name)} has no copy queue", where)
     if site.made.impl is not None:
         raise Declined(f"impl={site.made.impl!r} was asked for", where)
     brought = set(own)

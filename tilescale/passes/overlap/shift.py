@@ -20,6 +20,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
+from tilescale.errors import one
 from tilescale.passes.overlap.chunks import flag, put, wait
 from tilescale.passes.overlap.edits import Edits
 from tilescale.passes.overlap.legality import Shift, synchronizes_programs
@@ -59,7 +60,7 @@ def overlap_shift(site: Shift, mine: Step, graph: Dependence, uses: Uses, move: 
         Declined: it stays as it is.
     """
     if not mine.on_device:
-        raise Declined(f"a {graph.machine.tensor_level.name} has no copy queue", location(site.stmt))
+        raise Declined(f"{one(graph.machine.tensor_level.name)} has no copy queue", location(site.stmt))
     shift = _found(site)
     _check_peers(shift, uses)
     _check_apart(shift, graph, own)
