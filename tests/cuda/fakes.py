@@ -135,7 +135,7 @@ class Device:
         del self.log[begin:]
         passed: list[Any] = []
 
-        def run(kernels: list[Any]) -> bool:
+        def run(kernels: list[Any], stream: int) -> bool:
             self.log.append("replay")
             self.replayed.append([list(kernel.arguments) for kernel in kernels])
             before, passed[:] = list(passed), [kernel.given() for kernel in kernels]

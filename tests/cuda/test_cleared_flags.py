@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import tilescale.language as T
 from tests.cuda import programs
 from tests.cuda.fakes import Device
 from tests.cuda.host_text import on_host
@@ -122,3 +123,30 @@ def test_flags_of_a_larger_program_are_zeroed_before_devices_synchronize(device:
     own = device.program(programs.put_with_own_flags(blocks=256))
     assert _flags_seen(device, own, rows=16 * 256) == [0, 0, 0]
     assert not own._lowered.rendezvous.inside
+
+
+def test_one_launch_zeroes_all_flags_of_a_program(device: Device):
+    """Of whatever types; names share no 128 bytes."""
+
+    @T.prim_func
+    def signals(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
+        with T.Kernel(device=2, block=300, threads=32) as bx:
+            few, wide, many = T.alloc_flags((2, 3)), T.alloc_flags((5,), "int64"), T.alloc_flags((300,))
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.copy(X[0:1, :], Y[0:1, :], dst=(rank + 1) % size, signal=few[rank, 0])
+                T.signal(wide[0], dst=(rank + 1) % size)
+                T.signal(many[bx])
+                T.wait(few[(rank + 1) % size, 0], ">=", 1)
+
+    own = device.program(signals)
+    own([device.heap.zeros((64, 64), torch.float32) for _ in range(2)])
+    flags = [own.memory._workspaces[name] for name in ("few", "wide", "many")]
+    assert [tuple(tensor.shape) for tensor in flags] == [(2, 3), (5,), (300,)]
+    assert [tensor.dtype for tensor in flags] == [torch.int32, torch.int64, torch.int32]
+    places = [f.data_ptr() - flags[0].data_ptr() for f in flags]
+    assert places == [0, 128, 256]
+    for tensor in flags:
+        tensor.fill_(7)
+    (zero,) = own.memory.zeroed()
+    zero()
+    assert not any(tensor.any() for tensor in flags)

@@ -332,6 +332,39 @@ def test_what_is_moved_goes_straight_into_symmetric_targets(
     assert not three.reports.any()
 
 
+def test_targets_of_each_call_are_of_another_kind(job: Callable[..., Ranks]):
+    """What a rank told of its target in one call is not taken for that of a later one."""
+    three = job(device=3)
+    call = three.collective(stand("all_gather"), "direct")
+    for who in ((0, 1, 2), (), (1,), (0, 1, 2), (0, 2), (0, 1, 2)):
+        for part in (3208, 24):
+            outs, given = in_heaps(three, 3 * part, who), [randoms(part, torch.bfloat16) for _ in range(3)]
+            call([Operands(x, out) for x, out in zip(given, outs, strict=True)])
+            want = [wanted("all_gather", given, rank, 0, "sum") for rank in range(3)]
+            assert all(torch.equal(out, right) for out, right in zip(outs, want, strict=True)), (part, who)
+    assert not three.reports.any()
+
+
+def test_who_has_no_symmetric_target_does_not_ask(job: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch):
+    """Its kernel is the one for messages alone, whatever those of the others are."""
+    three = job(device=3)
+    call, launched, functions = three.collective(stand("all_gather"), "direct"), exchanges.launch, []
+
+    def launch(function: Any, *rest: Any) -> Any:
+        functions.append(function)
+        return launched(function, *rest)
+
+    monkeypatch.setattr(exchanges, "launch", launch)
+    asking, others = set(), set()
+    for who in ((0, 2), (0, 1, 2), ()):
+        functions.clear()
+        outs, given = in_heaps(three, 3 * 3208, who), [randoms(3208, torch.bfloat16) for _ in range(3)]
+        call([Operands(x, out) for x, out in zip(given, outs, strict=True)])
+        asking |= {functions[rank] for rank in who}
+        others |= {functions[rank] for rank in range(3) if rank not in who}
+    assert len(asking) == len(others) == 1 and asking != others
+
+
 @pytest.mark.parametrize("count", [50, 2500])
 def test_who_does_not_come_is_named(count: int, job: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tests.cuda.host_ranks.LIMIT_NS", LIMIT_NS // 100)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from tilescale.ops import small
-from tilescale.ops.arguments import MOVES, SUMS, check_dim, check_tensor
-from tilescale.ops.flat import WIDTHS, join, parts_of, whole
+from tilescale.ops.arguments import MOVES, check_dim, check_tensor
+from tilescale.ops.flat import join, parts_of, whole
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.operator import operator
 
@@ -38,10 +38,7 @@ def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     shape = (team.size * a.shape[0], *a.shape[1:])
     if not a.numel():
         return join(a.new_empty(shape), dim, team.size)
-    own = parts_of(a, 1).view(-1, WIDTHS[-1])
-    given = own if a.dtype in SUMS else own.view(torch.uint8)
-    parts = small.gathered(given, team).view(a.dtype).view(team.size, -1, WIDTHS[-1])
-    return join(whole(parts, shape), dim, team.size)
+    return join(whole(small.gathered(parts_of(a), team), shape, team.size), dim, team.size)
 
 
 @_operator.register_fake

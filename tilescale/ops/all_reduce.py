@@ -11,7 +11,7 @@ import torch
 
 from tilescale.ops import small
 from tilescale.ops.arguments import SUMS, check_tensor
-from tilescale.ops.flat import WIDTHS, parts_of
+from tilescale.ops.flat import WIDTHS
 from tilescale.ops.group import group_name, team_of
 from tilescale.ops.operator import operator
 
@@ -40,10 +40,12 @@ def _operator(a: torch.Tensor, group: str) -> torch.Tensor:
     """The sum."""
     if not a.numel():
         return torch.empty_like(a, memory_format=torch.contiguous_format)
-    own = parts_of(a.view(1) if a.ndim == 0 else a, 1).view(-1, WIDTHS[-1])
-    result = own.new_empty(small.room(own.shape[0]), WIDTHS[-1])
-    result[: own.shape[0]] = own
-    return small.summed(result, team_of(group)).view(-1)[: a.numel()].view(a.shape)
+    elements = WIDTHS[-1] * small.room(-(-a.numel() // WIDTHS[-1]))
+    summed = a.new_empty(elements)
+    result = (summed if elements == a.numel() else summed[: a.numel()]).view(a.shape)
+    result.copy_(a)
+    small.summed(summed, team_of(group))
+    return result
 
 
 @_operator.register_fake

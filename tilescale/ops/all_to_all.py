@@ -61,7 +61,7 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
     # What lies as it has to, goes as a whole, or has no 16 bytes together: parts are padded, one after the other.
     if not transposed or width is None or exchanges_as_a_whole(a.nbytes, transposed, team):
         parts = small.exchanged(parts_of(split(a, cut, team.size), team.size), team)
-        return join(whole(parts, (team.size * part[0], *part[1:])), joined, team.size)
+        return join(whole(parts, (team.size * part[0], *part[1:]), team.size), joined, team.size)
     (Q, Q2), rows = (n // width for n in inner), math.prod(part) // width
     given = dense(a).view(rows // Q, team.size, Q, width)
     _exchange(given, result.view(rows // Q2, team.size, Q2, width), team)

@@ -110,9 +110,14 @@ def _exchange(a: torch.Tensor, sent: torch.Tensor, result: torch.Tensor, group: 
     """Rows of all ranks into their results; returns how many have come from each."""
     team, received = team_of(group), torch.empty_like(sent)
     unit = UNITS[min(a.itemsize, 8)]
-    given, made = (dense(x).view(len(x), math.prod(x.shape[1:])).view(unit) for x in (a, result))
+    given, made = (_as_rows(dense(x)).view(unit) for x in (a, result))
     kernel(program, team, dtype_of(given))(given, sent, made, received)
     return received
+
+
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    """(rows, width)."""
+    return x if x.ndim == 2 else x.view(len(x), math.prod(x.shape[1:]))
 
 
 UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Tensors of any shape as parts of rows of a fixed width, as the programs of the collectives take them.
 
-A width that programs know lets them move 16 bytes at a time; how many rows there are they learn with the call.
+A width that programs know lets them move 16 bytes at a time; how many rows there are they learn with the call. Each
+view costs the host a part of what a small collective takes: a tensor that needs no padding is seen as rows at once.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -25,19 +27,20 @@ CHUNKS = 1024
 """Flags for the chunks of one part: room for 4 GiB."""
 
 
-def parts_of(x: torch.Tensor, parts: int) -> torch.Tensor:
-    """A tensor whose first dimension is a multiple of `parts`, as (parts, rows, width); padded where it has to be."""
-    flat = dense(x).view(parts, -1)
-    missing = -flat.shape[1] % WIDTHS[-1]
+def parts_of(x: torch.Tensor, parts: int = 1) -> torch.Tensor:
+    """A tensor whose first dimension is a multiple of `parts`, as (parts * rows, 8), its parts padded where needed."""
+    flat, missing = dense(x), -(x.numel() // parts) % WIDTHS[-1]
     if missing:
-        flat = torch.nn.functional.pad(flat, (0, missing))
-    width = next(w for w in WIDTHS if flat.shape[1] % w == 0)
-    return flat.view(parts, -1, width)
+        flat = torch.nn.functional.pad(flat.view(parts, -1), (0, missing))
+    return flat.view(-1, WIDTHS[-1])
 
 
-def whole(parts: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor of that shape, its first dimension over all parts, that lies in (parts, rows, width)."""
-    return parts.view(parts.shape[0], -1)[:, : math.prod(shape) // parts.shape[0]].reshape(shape)
+def whole(rows: torch.Tensor, shape: Sequence[int], parts: int = 1) -> torch.Tensor:
+    """The tensor of that shape, its first dimension over all parts, that lies in (parts * rows, 8)."""
+    elements = math.prod(shape)
+    if rows.numel() == elements:
+        return rows.view(shape)
+    return rows.view(parts, -1)[:, : elements // parts].reshape(shape)
 
 
 def chunk_rows(width: int, itemsize: int) -> int:

@@ -37,17 +37,17 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
     return lambda function: Operator(name, function)
 
 
+_dispatching, _transforming = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_profiling, _tracing = torch._C._autograd._profiler_enabled, torch._C._get_tracing_state
+
+
 def _somebody_looks() -> bool:
     """Whether a mode, a transformation of functions, a profiler or a tracer is to see the operator."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._autograd._profiler_enabled()
-        or torch._C._get_tracing_state() is not None
-    )
+    return _dispatching() > 0 or _transforming() is not None or _profiling() or _tracing() is not None
 
 
 def _is_plain(x: Any) -> bool:
-    if isinstance(x, torch.Tensor):
-        return x.__class__ in _PLAIN and not (x.requires_grad and torch.is_grad_enabled()) and not x.is_meta
-    return all(map(_is_plain, x)) if isinstance(x, list) else True
+    kind = x.__class__
+    if kind in _PLAIN:
+        return not (x.requires_grad and torch.is_grad_enabled()) and not x.is_meta
+    return all(map(_is_plain, x)) if kind is list else not isinstance(x, torch.Tensor)

@@ -7,7 +7,7 @@ import torch
 
 from tilescale.ops import small
 from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_tensor
-from tilescale.ops.flat import WIDTHS, parts_of, split, whole
+from tilescale.ops.flat import parts_of, split, whole
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.operator import operator
 
@@ -44,9 +44,7 @@ def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     shape[dim] //= team.size
     if not a.numel():
         return a.new_empty(shape)
-    parts = parts_of(split(a, dim, team.size), team.size)
-    own = small.scattered(parts.view(-1, WIDTHS[-1]), team)
-    return whole(own[None], tuple(shape))
+    return whole(small.scattered(parts_of(split(a, dim, team.size), team.size), team), shape)
 
 
 @_operator.register_fake

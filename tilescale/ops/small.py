@@ -17,6 +17,7 @@ from tilescale.comm import Team
 from tilescale.cost.reach import linked
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
+from tilescale.ops.arguments import SUMS
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import kernel
 
@@ -47,48 +48,65 @@ def room(rows: int) -> int:
 
 
 def gathered(a: torch.Tensor, team: Team) -> torch.Tensor:
-    """The rows of all ranks, (ranks * rows, ...), of a contiguous tensor."""
-    rows, known = a.shape[0], is_whole(a.nbytes, team)
-    given = _padded(a[None], room(rows) if known else rows)
-    result = a.new_empty(team.size, *given.shape[1:])
-    made = kernel(program, team, "all_gather", given.numel() if known else None, dtype_of(a))
-    made(given.view(-1), result.view(-1))
-    return result[:, :rows].flatten(0, 1)
+    """The rows of all ranks, (ranks * rows, ...), of a contiguous tensor of any type."""
+    rows, known = _made_for(a, 1, team)
+    given, result = _padded(a, 1, rows), a.new_empty(team.size * rows, *a.shape[1:])
+    x, y = (_moved(t, a.dtype if a.dtype in SUMS else torch.uint8) for t in (given, result))
+    kernel(program, team, "all_gather", x.numel() if known else None, dtype_of(x))(x, y)
+    return _cut(result, team.size, a.shape[0])
 
 
 def scattered(a: torch.Tensor, team: Team) -> torch.Tensor:
     """The own rows of the sum of contiguous tensors (ranks * rows, ...)."""
-    rows, known = a.shape[0] // team.size, is_whole(a.nbytes // team.size, team)
-    given = _padded(a.view(team.size, rows, *a.shape[1:]), room(rows) if known else rows)
-    result = torch.empty_like(given[0])
-    made = kernel(program, team, "reduce_scatter", result.numel() if known else None, dtype_of(a))
-    made(given.view(-1), result.view(-1))
-    return result[:rows]
+    rows, known = _made_for(a, team.size, team)
+    given, result = _padded(a, team.size, rows), a.new_empty(rows, *a.shape[1:])
+    x, y = _moved(given, a.dtype), _moved(result, a.dtype)
+    kernel(program, team, "reduce_scatter", y.numel() if known else None, dtype_of(a))(x, y)
+    return _cut(result, 1, a.shape[0] // team.size)
 
 
 def exchanged(a: torch.Tensor, team: Team) -> torch.Tensor:
-    """Of contiguous tensors (ranks, rows, ...) the parts that are for this rank."""
-    rows, known = a.shape[1], is_whole(a.nbytes // team.size, team)
-    padded = _padded(a, room(rows) if known else rows)
-    result = torch.empty_like(padded)
-    made = kernel(program, team, "all_to_all", padded.nbytes // team.size if known else None, "uint8")
-    made(padded.view(-1).view(torch.uint8), result.view(-1).view(torch.uint8))
-    return result[:, :rows]
+    """Of contiguous tensors (ranks * rows, ...) the parts that are for this rank."""
+    rows, known = _made_for(a, team.size, team)
+    given = _padded(a, team.size, rows)
+    result = torch.empty_like(given)
+    x, y = _moved(given, torch.uint8), _moved(result, torch.uint8)
+    kernel(program, team, "all_to_all", x.numel() // team.size if known else None, "uint8")(x, y)
+    return _cut(result, team.size, a.shape[0] // team.size)
 
 
 def summed(a: torch.Tensor, team: Team) -> torch.Tensor:
     """Change a contiguous tensor to the sum of those of all ranks; its rows are as many as `room` says."""
-    kernel(sum_program, team, a.numel(), dtype_of(a))(a.view(-1))
+    kernel(sum_program, team, a.numel(), dtype_of(a))(_moved(a, a.dtype))
     return a
 
 
-def _padded(a: torch.Tensor, rows: int) -> torch.Tensor:
-    """(parts, rows, ...) with room for more rows, whatever is in them."""
-    if a.shape[1] == rows:
+def _made_for(a: torch.Tensor, parts: int, team: Team) -> tuple[int, bool]:
+    """Rows of each part that a program is called with, and whether it is made for their number."""
+    rows, known = a.shape[0] // parts, is_whole(a.nbytes // parts, team)
+    return (room(rows), True) if known else (rows, False)
+
+
+def _moved(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor as a program takes it: elements of a type, one after the other."""
+    flat = x if x.ndim == 1 else x.view(-1)
+    return flat if flat.dtype is dtype else flat.view(dtype)
+
+
+def _padded(a: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
+    """(parts * rows, ...) with room for so many rows of each part, whatever is in them."""
+    if a.shape[0] == parts * rows:
         return a
-    made = a.new_empty(a.shape[0], rows, *a.shape[2:])
-    made[:, : a.shape[1]] = a
+    made = a.new_empty(parts * rows, *a.shape[1:])
+    made.unflatten(0, (parts, rows))[:, : a.shape[0] // parts] = a.unflatten(0, (parts, -1))
     return made
+
+
+def _cut(made: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
+    """The first rows of each part of (parts * more rows, ...)."""
+    if made.shape[0] == parts * rows:
+        return made
+    return made.unflatten(0, (parts, -1))[:, :rows].flatten(0, 1)
 
 
 def program(size: int, name: str, elements: int | None, dtype: str) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from tilescale.comm import Team
 from tilescale.ops import small
-from tilescale.ops.arguments import SUMS, dense, result_type
+from tilescale.ops.arguments import dense, result_type
 from tilescale.ops.chunks import chunks, received_first, sent_after
 
 Scales = tuple[torch.Tensor, torch.Tensor] | None
@@ -32,7 +32,8 @@ def gathered_products(
     columns = [None] * len(weights) if scales is None else scales[1].split([w.shape[1] for w in weights])
 
     def gathered(part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return _moved(a[part], team), None if scales is None else _moved(scales[0][part], team)
+        rows, of_rows = (x if x is None else small.gathered(dense(x[part]), team) for x in (a, scales and scales[0]))
+        return rows, of_rows
 
     def multiplied(brought: tuple[torch.Tensor, torch.Tensor | None]) -> list[torch.Tensor]:
         rows, of_rows = brought
@@ -87,12 +88,6 @@ def product(
 def _once(bias: torch.Tensor | None, team: Team) -> torch.Tensor | None:
     """The bias on one rank: it is added once, before parts are rounded."""
     return None if team.rank else bias
-
-
-def _moved(x: torch.Tensor, team: Team) -> torch.Tensor:
-    """The rows of all ranks, of any type."""
-    given = dense(x)
-    return small.gathered(given if x.dtype in SUMS else given.view(torch.uint8), team).view(x.dtype)
 
 
 def _joined_rows(parts: Sequence[torch.Tensor], size: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from html import escape
+from operator import itemgetter
 from typing import Any
 
 from tilelang_core import ir
@@ -234,10 +235,9 @@ class Kernel(DropIn):
         """What makes the same call as before at once, if it is one: all that it looks up is at hand."""
         import torch
 
-        check_thread, again, first, changed = (
-            self._team.check_thread, self._executable.again, self._on_device, tuple(self._changed),
-        )  # fmt: skip
+        check_thread, again, first = self._team.check_thread, self._executable.again, self._on_device
         numbers = [(i, p) for i, p in enumerate(self.program.parameters) if p.buffer is None]
+        changed = itemgetter(*self._changed) if self._changed else lambda args: ()
         count = torch.autograd.graph.increment_version
 
         def call(*args: Any) -> None:
@@ -246,7 +246,7 @@ class Kernel(DropIn):
                 if i < len(args):
                     scalar(parameter, args[i])
             if again(args):
-                count([args[i] for i in changed])
+                count(changed(args))
             else:
                 first(*args)
 

@@ -5,7 +5,8 @@
 // more than one would be needed, ranks first tell each other whether their targets are symmetric, and where: a peer that
 // has told so has come to this call, and needs what its target held before no more. While that is on its way, the first
 // units go into slots. If all targets are symmetric, what is left goes straight into them, and a flag at the end tells of
-// everything; else it goes on by messages.
+// everything; else it goes on by messages. A rank whose own target is not symmetric knows the answer: it tells of that,
+// and sends messages at once, by a kernel without all that.
 #ifndef TILESCALE_MOVED_MESSAGES_CUH
 #define TILESCALE_MOVED_MESSAGES_CUH
 
@@ -29,16 +30,16 @@ struct Targets {
     return by.units(0) < static_cast<int>(blockDim.x) ? by.units(0) : blockDim.x;
   }
   __device__ __forceinline__ u64 number() const { return static_cast<u64>(by.number(0)) << BITS; }
-  // First of all: the kernels before this one are done with the target.
+  // First of all: the kernels before this one are done with the target, if there is one.
   __device__ __forceinline__ void tell() const {
     if (threadIdx.x >= RANKS - 1) return;
-    order_stores();
+    if (by.x.behind != 0) order_stores();
     const u64 behind = static_cast<u64>(by.x.behind) & ((1ull << BITS) - 1);
     store_relaxed(word(by.x.rank, by.group.peer(threadIdx.x)), static_cast<i64>(number() | behind));
   }
   // All threads, until all have told.
   __device__ __forceinline__ Answer answer() const {
-    bool ready = true, symmetric = by.x.behind != 0;
+    bool ready = true, symmetric = true;
     if (threadIdx.x < RANKS - 1) {
       const int peer = by.group.peer(threadIdx.x);
       u64 seen;
@@ -148,6 +149,9 @@ __device__ __noinline__ void move_else(const Exchange& x, int early) {
 
 template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
 __device__ __forceinline__ void move_slots(const Exchange& x) {
+  const BySlots<RANKS, 1> by(x);
+  if (!by.messages()) return;  // the number of a message that is not sent is another call's, too
+  Targets<RANKS>{by}.tell();
   move_by_messages<ELEMENT, RANKS, ALIGNED, SAME>(x, 0);
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -48,8 +47,6 @@ from tilescale.program.model import Control, Launch, Part, Program, location
 from tilescale.program.model import Sequence as Parts
 from tilescale.settings import settings
 
-_NO_TURN = nullcontext()
-
 OWN_OPTIONS = ("out_idx", "wait_s", "team")
 """Options of a kernel that are not TileLang's compiler's."""
 
@@ -87,7 +84,7 @@ class DeviceProgram:
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._turns = turns(self.device)
-        self._plans = Plans(self._turns.captured)
+        self._plans = Plans(lambda: self._turns.stream() is None)
         self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
         self.exchanges = Workspaces()
@@ -299,22 +296,26 @@ class DeviceProgram:
 
     def _run(self, plan: Plan | None, values: Sequence[Any]) -> None:
         """Launch what a plan says, or what it takes to make one for these arguments."""
-        capturing = self._turns.captured()
-        if capturing:
+        stream = self._turns.stream()
+        if stream is None:
             self._check_capture()
         if self._waits:
             self.guard.check()
             if plan is None and self._generation != nccl.generation():
                 self._build()
-        # What is captured has the order of its graph.
-        with self._turns if self._waits and not capturing else _NO_TURN:
-            try:
-                (plan or self._plan(values)).launch(values, capturing)
-            except BaseException as error:
-                if self._waits:
-                    self._give_up(error)
-                raise
-        if capturing:
+        turn = stream if self._waits else None  # what is captured has the order of its graph
+        if turn is not None:
+            self._turns.begin(turn)
+        try:
+            (plan or self._plan(values)).launch(values, stream)
+        except BaseException as error:
+            if self._waits:
+                self._give_up(error)
+            raise
+        finally:
+            if turn is not None:
+                self._turns.end()
+        if stream is None:
             self.memory.keep()
 
     def _give_up(self, error: BaseException) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     import torch
 
     from tilescale.backends.cuda.running.owner import Owner
+
+
+_FLAGS_APART = 128
+"""Bytes at a multiple of which the flags of each name begin: no two names share a cache line."""
 
 
 class Memory:
@@ -33,7 +38,8 @@ class Memory:
         self._staged: dict[int, torch.Tensor] = {}
         self._captured: dict[int, torch.Tensor] = {}  # by where they lie
         launches = own.program.launches
-        self._flags = {b.name for launch in launches for b in launch.buffers if b.data in launch.flags}
+        self._flag_names = {b.name for launch in launches for b in launch.buffers if b.data in launch.flags}
+        self._flags: torch.Tensor | None = None  # all of them, one tensor's behind the other's
 
     def declare(self, workspace: arg.Workspace) -> None:
         """A workspace that calls need."""
@@ -54,24 +60,41 @@ class Memory:
 
     def zeroed(self) -> list[Work]:
         """What makes flags of `T.alloc_flags` zero, before the barrier at the entry: who comes from it may signal."""
-        return [tensor.zero_ for name, tensor in self._workspaces.items() if name in self._flags]
+        return [] if self._flags is None else [self._flags.zero_]
 
     def prepare(self, call: Call) -> None:
         """Make what a call needs, zero when it is made. Collective if its shape is new."""
+        shapes = {name: tuple(call.evaluate(n) for n in made.shape) for name, made in self._declared.items()}
+        known = {name: tuple(made.shape) for name, made in self._workspaces.items()}
+        new = [name for name, shape in shapes.items() if known.get(name) != shape]
+        if any(name in known for name in new):
+            self._changed()
+        if any(name in self._flag_names for name in new):
+            self._make_flags({name: shape for name, shape in shapes.items() if name in self._flag_names})
+        for name in new:
+            if name not in self._flag_names:
+                made = self._declared[name]
+                self._workspaces[name] = self._zeros(shapes[name], made.dtype, made.symmetric)
+
+    def _make_flags(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Flags lie in one tensor, so that one launch makes them zero."""
         import torch
 
-        for name, workspace in self._declared.items():
-            shape = tuple(call.evaluate(n) for n in workspace.shape)
-            known = self._workspaces.get(name)
-            if known is not None and known.shape == shape:
-                continue
-            if known is not None:
-                self._changed()
-            dtype = getattr(torch, workspace.dtype)
-            if workspace.symmetric and not self._own.is_alone:
-                self._workspaces[name] = self._own.heap.zeros(shape, dtype)
-            else:
-                self._workspaces[name] = torch.zeros(shape, dtype=dtype, device=self._own.device)
+        types = [getattr(torch, self._declared[name].dtype) for name in shapes]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes.values(), types, strict=True)]
+        rooms = [-(-size // _FLAGS_APART) * _FLAGS_APART for size in sizes]
+        self._flags = self._zeros((sum(rooms),), "uint8", True)
+        parts = self._flags.split(rooms)
+        for (name, shape), dtype, size, part in zip(shapes.items(), types, sizes, parts, strict=True):
+            self._workspaces[name] = part[:size].view(dtype).view(shape)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: str, symmetric: bool) -> torch.Tensor:
+        import torch
+
+        kind = getattr(torch, dtype)
+        if symmetric and not self._own.is_alone:
+            return self._own.heap.zeros(shape, kind)
+        return torch.zeros(shape, dtype=kind, device=self._own.device)
 
     def staged(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Symmetric stand-ins, by position, for tensors that peers reach and that are not in the heap."""

@@ -61,15 +61,14 @@ class Plan:
         self._times_set = 0
         self._graph: Replay | None = None
 
-    def launch(self, values: Sequence[Any], capturing: bool) -> None:
-        """Put everything on the current stream, which may be `capturing` a graph of the caller's."""
+    def launch(self, values: Sequence[Any], stream: int | None) -> None:
+        """Put everything on the current stream, of that number; None if that is captured in a graph of the caller's."""
         if self._passed:
             for kernel in self._kernels:
                 kernel.take(values)
-        graph = None if capturing or not self.can_repeat else self._graph or self._replayed()
-        if graph is None:
+        if stream is None or not self.can_repeat or (graph := self._graph or self._replayed()) is None:
             run(self._launches)
-        elif graph.run(self._kernels):
+        elif graph.run(self._kernels, stream):
             self._times_set += 1
 
     def of(self, values: Sequence[Any], moving: frozenset[int]) -> Plan:

@@ -8,7 +8,7 @@ different places, for the price of its kernels' launches alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -43,11 +43,9 @@ class Replay:
                 self._graph.capture_end()
         self._graph.instantiate()
         self._start, self._executable = driver.function("cuGraphLaunch"), _executable(self._graph)
-        self._index = torch.cuda.current_device()
-        self._stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
 
-    def run(self, kernels: Sequence[KernelLaunch]) -> bool:
-        """Replay it with the arguments of these kernels: those among the launches, or of a call like theirs.
+    def run(self, kernels: Sequence[KernelLaunch], stream: int) -> bool:
+        """Replay it on a stream with the arguments of these kernels: those among the launches, or of a call alike.
 
         Whether any had to be set anew.
         """
@@ -58,7 +56,7 @@ class Replay:
                 self._set(self._nodes[i], kernel)
                 self._given[i], is_set = given, True
         # As PyTorch's replay, which also sees to random numbers, in less time.
-        (status,) = self._start(self._executable, self._stream(self._index))
+        (status,) = self._start(self._executable, stream)
         if status:
             raise driver.refused("cuGraphLaunch", status)
         return is_set

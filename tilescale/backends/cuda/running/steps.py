@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
@@ -85,10 +86,14 @@ class KernelLaunch:
         for place, position in self.scalars:
             self.arguments[place] = values[position]
 
+    @cached_property
+    def _places(self) -> tuple[int, ...]:
+        """Where its tensors lie."""
+        return tuple([self.arguments[place].data_ptr() for place, _ in self.tensors])
+
     def given(self) -> tuple[Any, ...]:
-        """What it takes of a call: scalars, and where tensors lie."""
-        places = [self.arguments[place].data_ptr() for place, _ in self.tensors]
-        return (*places, *(self.arguments[place] for place, _ in self.scalars))
+        """What it takes of a call: where tensors lie, and scalars."""
+        return (self._places, *[self.arguments[place] for place, _ in self.scalars])
 
     def of(self, values: Sequence[Any], moving: Container[int]) -> KernelLaunch:
         """The launch of another call, which differs in scalars and in the tensors at `moving` positions alone.

@@ -24,11 +24,11 @@ Guide, Stream Capture)."""
 
 
 class Turns:
-    """Programs of one device follow one another, whatever streams they are called on: `with` one is the next turn.
+    """Programs of one device follow one another, whatever streams they are called on.
 
     Side by side, one could hold the processors here that another one holds on the peer, each waiting for the other's
-    counterpart; and calls of one program share its counters. What is added to the current stream inside runs after what
-    was added in the last turn. What is captured in a graph has the order of the graph: it takes no turn.
+    counterpart; and calls of one program share its counters. What is added to the current stream between `begin` and
+    `end` runs after what was added in the last turn. What is captured in a graph has the order of its graph alone.
 
     An event costs a tenth of a small call. As long as all turns are on the default stream, none is recorded: one on
     another stream waits for all that is there by then. Any other stream may be captured meanwhile, or destroyed.
@@ -45,14 +45,15 @@ class Turns:
         self._last_number = -1
         self._records = False
 
-    def __enter__(self) -> None:
+    def stream(self) -> int | None:
+        """The number of the current stream, None if it is captured in a graph. CUDA is asked where it may be."""
         number = self._number(self._index)
+        return None if number != DEFAULT and self._is_capturing() else number
+
+    def begin(self, number: int) -> None:
+        """The next turn is that of the current stream, of that number."""
         if number != self._last_number:
             self._change(number)
-
-    def captured(self) -> bool:
-        """Whether the current stream is captured in a graph. CUDA is asked where it may be."""
-        return self._number(self._index) != DEFAULT and self._is_capturing()
 
     def _change(self, number: int) -> None:
         """The next turn is on the current stream, which was not that of the last one."""
@@ -66,7 +67,8 @@ class Turns:
         self._records = self._last is not None or number != DEFAULT
         self._last, self._last_number = stream, number
 
-    def __exit__(self, *_error: object) -> None:
+    def end(self) -> None:
+        """Everything of this turn is on its stream."""
         if self._records:
             self._event.record(self._last)
 

@@ -93,7 +93,7 @@ class WaitRecords:
         self.device = self._words[:HEAD]
         self._host = torch.zeros(1, dtype=torch.int64, pin_memory=True)
         self._stop = torch.full((1,), STOPPED_BY_HOST, dtype=torch.int64, pin_memory=True)
-        self._stopped = self._host.numpy()
+        self._stopped = self._host.numpy().data  # read in less time than the array
         _kept.append(self._host)
         # Work of its own stream gets past kernels that wait.
         self._stream = torch.cuda.Stream(heap.device)
@@ -103,12 +103,12 @@ class WaitRecords:
     @property
     def stopped(self) -> bool:
         """Whether waits do not block any more, as far as this rank's device has noticed. Asks no device."""
-        return bool(self._stopped[0])
+        return self._stopped[0] != 0
 
     @property
     def failed(self) -> bool:
         """Whether that is because one has failed, here or elsewhere."""
-        return bool(self._stopped[0] > 0)
+        return self._stopped[0] > 0
 
     def stop(self) -> None:
         """Let no wait of this rank's device block any more."""

@@ -8,6 +8,7 @@ that is worth it.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -136,18 +137,18 @@ class Messages:
         self._short = short_up_to(own, stand, self.team.size)
         own.sites.append(Site(stand.what, stand.where))
         self._site = len(own.sites) - 1
-        forms = ("words", "slots", "straight") if function in MOVING else ("words", "slots")
-        for form in forms if part is None else (self._form(part),):
+        for form in (*self._forms(0), *self._forms(sys.maxsize)) if part is None else self._forms(part):
             kernel = Kernel(function, form, element, self.team.size, flags)
             self._functions[form] = functions(own.device_code(kernel.text), kernel, own.device.index)
             self._blocks[form] = self._processors * kernel.blocks_per_processor
 
-    def _form(self, part: int) -> str:
+    def _forms(self, part: int) -> tuple[str, ...]:
+        """How a part may go: by the first form, by the last one where peers can store into its target."""
         if part <= self._short:
-            return "words"
+            return ("words",)
         blocks = self._processors * blocks_per_processor("slots", self.team.size)
         several = part > blocks * largest_slot(self.team.size - 1)
-        return "straight" if several and self._moves else "slots"
+        return ("slots", "straight") if several and self._moves else ("slots",)
 
     def between(self, source: torch.Tensor, target: torch.Tensor, parts: Parts, root: int = 0) -> list[Work]:
         """What exchanges the parts of contiguous tensors. Collective if it needs a new workspace."""
@@ -155,7 +156,7 @@ class Messages:
             return []
         if self.team.size == 1:
             return [partial(target.copy_, source.view_as(target))]
-        own, form = self._own, self._form(parts.nbytes)
+        own, (form, *straight) = self._own, self._forms(parts.nbytes)
         blocks = self._blocks[form]
         if form == "words":
             grid, slots = words_grid(parts.nbytes, blocks), WORD_SLOTS
@@ -166,8 +167,9 @@ class Messages:
         exchange.source, exchange.target = source.data_ptr(), target.data_ptr()
         places = (exchange.source, exchange.target, parts.source_step, parts.target_step)
         aligned = all(place % UNIT_BYTES == 0 for place in places)
-        if form == "straight":
-            exchange.behind = self._behind(shape, target, parts)
+        exchange.behind = self._behind(shape, target, parts) if straight else 0
+        if exchange.behind:
+            (form,) = straight
         return [launch(self._functions[form][aligned], grid.blocks, grid.threads, exchange, own.device)]
 
     def _behind(self, shape: Shape, target: torch.Tensor, parts: Parts) -> int:
