@@ -184,14 +184,16 @@ def pipelined(works: list[Work], times: int, stages: int) -> list[Work]:
     round_ = sum(alone(work) for work in works)
     rest = [work for work in works if work not in loads]
     first = [Work(_sum(loads, 1), max(alone(work) for work in loads))] if loads else []
-    parts = _sum(rest, times) + (_sum(loads, times - 1) if times > 1 else [])
+    products, others = _sum(rest, times), _sum(loads, times - 1) if times > 1 else []
+    waits = max(map(alone, loads), default=0.0) > max(map(alone, rest), default=0.0)
+    parts = [*others, *products] if waits else [*products, *others]
     return [*first, Work(parts, (times - 1) * round_ / stages)] if parts else first
 
 
 def _sum(works: list[Work], times: int) -> list[Part]:
-    """The parts of steps, those of the same line as one."""
+    """The parts of steps, those of the same line as one, those of the longest step first."""
     groups: dict[Hashable, list[Part]] = {}
-    for work in works:
+    for work in sorted(works, key=alone, reverse=True):
         for part in work.parts:
             groups.setdefault((part.name, part.kind, part.where), []).append(part)
     return [

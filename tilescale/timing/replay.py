@@ -220,17 +220,19 @@ class Replay:
     def _performed(
         self, live: Live, step: Work, begin: float, ends: list[float], cause: int | None, suffix: str
     ) -> int:
-        """The spans of a step's parts. What computes lasts until the step's end, what it overlaps until its own."""
-        parts = step.parts
+        """The spans of a step's parts; the slowest one's is returned. That, and what computes, lasts until the step's
+        end, what they overlap until its own."""
+        parts, now = step.parts, self.events.now
         main = next((i for i, part in enumerate(parts) if part.kind == "compute"), len(parts) - 1)
+        slowest = main if ends[main] == now else ends.index(now) if now in ends else 0
         last = 0
         for i in [*(i for i in range(len(parts)) if i != main), main]:
             part, lane = parts[i], suffix if i == main else f"{suffix} {parts[i].kind}"
-            end = self.events.now if i == main else ends[i]
-            last = self._noted(
-                live, part.name, part.kind, begin, end,
+            span = self._noted(
+                live, part.name, part.kind, begin, now if i in (main, slowest) else ends[i],
                 nbytes=round(part.nbytes), flops=round(part.flops), where=part.where, cause=cause, suffix=lane,
             )  # fmt: skip
+            last = span if i == slowest else last
         return last
 
     def _server(self, live: Live, resource: Hashable) -> Server:

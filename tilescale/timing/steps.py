@@ -43,7 +43,7 @@ class Work:
     """Something that takes time: all demands of all parts are met side by side.
 
     Attributes:
-        parts: what it consists of.
+        parts: what it consists of; first what takes longest where nothing else runs.
         floor_s: that it takes at least, however idle the machine is.
         tail_s: after its end, until others can see its effect.
         ahead: None: the task goes on when it is done. Else the task goes on at once, unless more than so many of its
