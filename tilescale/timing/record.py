@@ -162,7 +162,7 @@ def chained(works: list[Work]) -> Work:
 
 def together(works: list[Work], times: int, stages: int) -> Work:
     """A loop inside another one as one step."""
-    chain = sum(alone(work) for work in works)
+    chain = _round(works) if stages > 1 else sum(alone(work) for work in works)
     return Work(_sum(works, times), chain + (times - 1) * chain / stages)
 
 
@@ -181,13 +181,20 @@ def pipelined(works: list[Work], times: int, stages: int) -> list[Work]:
     by the buffers, whatever is idle.
     """
     loads = [work for work in works if work.parts[0].kind == "transfer"]
-    round_ = sum(alone(work) for work in works)
+    round_ = _round(works)
     rest = [work for work in works if work not in loads]
     first = [Work(_sum(loads, 1), max(alone(work) for work in loads))] if loads else []
     products, others = _sum(rest, times), _sum(loads, times - 1) if times > 1 else []
     waits = max(map(alone, loads), default=0.0) > max(map(alone, rest), default=0.0)
     parts = [*others, *products] if waits else [*products, *others]
     return [*first, Work(parts, (times - 1) * round_ / stages)] if parts else first
+
+
+def _round(works: list[Work]) -> float:
+    """Seconds of an iteration on an idle machine, whose loads are on their way side by side."""
+    loads = [work for work in works if work.parts[0].kind == "transfer"]
+    side_by_side = Work(_sum(loads, 1), max((work.floor_s for work in loads), default=0.0))
+    return alone(side_by_side) + sum(alone(work) for work in works if work not in loads)
 
 
 def _sum(works: list[Work], times: int) -> list[Part]:
