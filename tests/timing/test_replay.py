@@ -5,6 +5,7 @@ import pytest
 
 from tilescale.collectives.links import Link
 from tilescale.hda.route import Endpoint
+from tilescale.timing.record import pipelined
 from tilescale.timing.replay import Replay
 from tilescale.timing.sharing import Events, Server
 from tilescale.timing.steps import Acquire, Fork, Launch, Owned, Part, Publish, Rendezvous, Task, Work
@@ -200,6 +201,14 @@ def test_a_rendezvous_begins_with_the_last_and_ends_for_all():
     assert [(s.row, s.seconds) for s in found.spans if s.kind == "wait"] == [(0, 1.0)]
     assert [s.kind for s in found.critical_path] == ["compute", "collective"]
     assert found.critical_path[0].row == 1
+
+
+@pytest.mark.parametrize(("latency", "product", "slowest"), [(8.0, 1.0, "memory"), (1.0, 8.0, "tensor")])
+def test_the_critical_path_has_what_a_pipelined_loop_waits_for(latency: float, product: float, slowest: str):
+    load = work(0.1, Owned(0, "memory"), kind="transfer", floor_s=latency)
+    found = simulate(device(grid(pipelined([load, work(product)], 11, 2))))
+    assert slowest in found.critical_path[-1].name
+    assert found.critical_path[-1].end_s == found.end_s
 
 
 def test_forks_join_and_share_their_place():
