@@ -32,8 +32,8 @@ def gathered_products(
     columns = [None] * len(weights) if scales is None else scales[1].split([w.shape[1] for w in weights])
 
     def gathered(part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows, of_rows = (x if x is None else small.gathered(dense(x[part]), team) for x in (a, scales and scales[0]))
-        return rows, of_rows
+        rows = small.gathered(dense(_chunk(a, part)), team)
+        return rows, None if scales is None else small.gathered(dense(_chunk(scales[0], part)), team)
 
     def multiplied(brought: tuple[torch.Tensor, torch.Tensor | None]) -> list[torch.Tensor]:
         rows, of_rows = brought
@@ -49,13 +49,12 @@ def scattered_product(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team
 ) -> torch.Tensor:
     """The own rows of the sum of the products."""
-    owners, of_owners = (x if x is None else x.unflatten(0, (team.size, -1)) for x in (a, scales and scales[0]))
 
     def multiplied(part: slice) -> torch.Tensor:
-        pair = None if of_owners is None else (of_owners[:, part].flatten(), scales[1])
-        return product(owners[:, part].flatten(0, 1), b, _once(bias, team), pair)
+        pair = None if scales is None else (_chunk(scales[0], part, team.size), scales[1])
+        return product(_chunk(a, part, team.size), b, _once(bias, team), pair)
 
-    parts = chunks(owners.shape[1], b.shape[1] * result_type(a).itemsize, team)
+    parts = chunks(a.shape[0] // team.size, b.shape[1] * result_type(a).itemsize, team)
     return sent_after(parts, multiplied, lambda made, part: small.scattered(made, team))
 
 
@@ -65,13 +64,15 @@ def summed_product(
     """The sum of the products."""
 
     def multiplied(part: slice) -> torch.Tensor:
-        rows, pair = a[part], None if scales is None else (scales[0][part], scales[1])
-        made = a.new_empty(small.room(len(rows)), b.shape[1], dtype=result_type(a))
-        product(rows, b, _once(bias, team), pair, made[: len(rows)])
+        rows, pair = _chunk(a, part), None if scales is None else (_chunk(scales[0], part), scales[1])
+        made = a.new_empty(small.room(rows.shape[0]), b.shape[1], dtype=result_type(a))
+        product(rows, b, _once(bias, team), pair, _chunk(made, slice(0, rows.shape[0])))
         return made
 
-    parts = chunks(len(a), b.shape[1] * result_type(a).itemsize, team)
-    return sent_after(parts, multiplied, lambda made, part: small.summed(made, team)[: part.stop - part.start])
+    def summed(made: torch.Tensor, part: slice) -> torch.Tensor:
+        return _chunk(small.summed(made, team), slice(0, part.stop - part.start))
+
+    return sent_after(chunks(len(a), b.shape[1] * result_type(a).itemsize, team), multiplied, summed)
 
 
 def product(
@@ -88,6 +89,13 @@ def product(
 def _once(bias: torch.Tensor | None, team: Team) -> torch.Tensor | None:
     """The bias on one rank: it is added once, before parts are rounded."""
     return None if team.rank else bias
+
+
+def _chunk(x: torch.Tensor, part: slice, owners: int = 1) -> torch.Tensor:
+    """A chunk of the rows of each owner. All rows, as of a small tensor, are the tensor itself."""
+    if part.stop - part.start == x.shape[0] // owners:
+        return x
+    return x[part] if owners == 1 else x.unflatten(0, (owners, -1))[:, part].flatten(0, 1)
 
 
 def _joined_rows(parts: Sequence[torch.Tensor], size: int) -> torch.Tensor:

@@ -129,10 +129,11 @@ def workspace(rows: int, features: int, dtype: torch.dtype | None = None, *, gro
 
 def workspace_of(team: Team) -> Workspace:
     """The workspace of a team; empty at first."""
-    if team.ranks not in _known:
+    found = _known.get(team.ranks)
+    if found is None:
         device = init().device
-        _known[team.ranks] = Emulated(team, device) if device.type == "cpu" else Workspace(team, device)
-    return _known[team.ranks]
+        found = _known[team.ranks] = Emulated(team, device) if device.type == "cpu" else Workspace(team, device)
+    return found
 
 
 def _aligned(nbytes: int) -> int:
