@@ -213,6 +213,30 @@ def test_loops_that_spin_and_write_are_given_up(monkeypatch):
     assert "F[0] = 0" in text
 
 
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_a_loop_that_stands_still_is_given_up_soon_one_that_counts_is_not(monkeypatch, seed):
+    """Both write at each look. One depends on what nobody changes, the other comes to its end."""
+    monkeypatch.setattr("tilescale.backends.emulator.execute.scheduler.STILL", 50)
+
+    def program(n):
+        @T.prim_func
+        def counts(F: T.Tensor((3,), "int32")):
+            with T.Kernel(2, threads=32) as b:
+                while F[b] < n:  # counts to n
+                    F[b] += 1
+                while F[2] > 0:  # for ever
+                    F[b] += 1
+
+        return counts
+
+    ends = flags(3)
+    tilescale.emulate(program(400), [ends], schedule_seed=seed)
+    assert ends.tolist() == [400, 400, 0]
+    stuck = flags(3)
+    stuck[2] = 1
+    assert "F[2] = 1" in deadlock(program(1), [stuck], "for ever")
+
+
 def test_a_named_barrier_with_too_few_threads():
     @T.prim_func
     def program(X: T.Tensor((1,), "int32")):

@@ -8,8 +8,8 @@ import pytest
 import tilescale.language as T
 from tests.program.support import H200, marked, taken_apart
 from tilelang_core import ir
-from tilescale.program.dependence import Dependence, lifetimes
-from tilescale.program.effects import Surroundings, phases
+from tilescale.program.dependence import Dependence
+from tilescale.program.effects import phases
 from tilescale.program.model import GridPhase, Program
 
 DEVICES, BLOCKS = 2, 4
@@ -313,20 +313,3 @@ def test_phases_beside_each_other():
     first, second, third = (phase for phase, _ in phases(program.body) if isinstance(phase, GridPhase))
     assert graph.independent(first, second) and graph.independent(second, first)
     assert not graph.independent(first, third) and not graph.independent(second, third)
-
-
-def test_tiles_live_through_their_views():
-    @T.prim_func
-    def f(X: T.Tensor((64, 64), "float32")):
-        with T.Kernel(device=1, block=1, threads=256):
-            with T.Scale("block"):
-                a, b = T.alloc((64, 64), "float32"), T.alloc((64, 64), "float32")
-                with T.Scale("warpgroup"):
-                    part = T.view(a, layout=T.FullRow)
-                    T.clear(b)
-                    T.clear(part)
-
-    program = taken_apart(f)
-    ((phase, _),) = phases(program.body)
-    live, data = lifetimes(phase, Surroundings(program)), buffers(program)
-    assert live[data["b"]][0] < live[data["a"]][0] == live[data["a"]][1]

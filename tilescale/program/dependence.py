@@ -339,17 +339,3 @@ def _shared_roots(a: Iterable[Access], b: Iterable[Access]) -> bool:
     for access in a:
         ours[access.root] = ours.get(access.root, False) or access.writes
     return any(access.root in ours and (access.writes or ours[access.root]) for access in b)
-
-
-def lifetimes(phase: DevicePhase | GridPhase, names: Surroundings) -> dict[ir.Var, tuple[int, int]]:
-    """Of each tensor or tile that a phase touches, also through views, which of its statements are the first and the
-    last to do so, by their numbers in `ir.statements`.
-
-    Guaranteed: it is live from the one to the other in the order of the text. A loop around them may make it live for
-    longer.
-    """
-    found: dict[ir.Var, tuple[int, int]] = {}
-    for number, stmt in enumerate(ir.statements(phase.stmt)):
-        for access in names.effects(stmt).accesses:
-            found[access.root] = found.get(access.root, (number, number))[0], number
-    return found

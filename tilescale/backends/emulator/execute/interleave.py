@@ -59,11 +59,10 @@ class Interleaved(Scheduler):
         elif self._random.random() < (max(self._rate, _RATE_OF_SIGNALS) if signals else self._rate):
             self.pause()
 
-    def pause(self) -> None:
-        """Let the others run first."""
+    def _step_aside(self) -> None:
         self._lowest -= 1
         self._priorities[self.current] = self._lowest
-        super().pause()
+        super()._step_aside()
 
     def _next(self) -> Task:
         if self.waiting and self._random.random() < _LOOKS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextvars
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -22,6 +22,9 @@ Item = TypeVar("Item")
 
 PATIENCE = 1_000_000
 """Turns in which units only spin, each writing something, before they are taken for deadlocked."""
+
+STILL = 5_000
+"""The same where what their loops depend on stands still. A loop that counts in memory gets on, and may take longer."""
 
 
 class Deadlock(Exception):
@@ -43,6 +46,8 @@ class Scheduler:
         self.progress = 0
         self.current: Task | None = None
         self._spins = 0
+        self._changed = 0
+        self._looks: dict[Task, Hashable] = {}
         self._hub = getcurrent()
 
     def spawn(
@@ -70,7 +75,7 @@ class Scheduler:
         if task.parent is not None:
             task.parent.waited |= task.waited
         self.tasks.discard(task)
-        self._spins = 0
+        self._get_on()
         if task.done is not None:
             task.done()
 
@@ -85,27 +90,59 @@ class Scheduler:
         self._hub.switch()
         task.wait = None
         if not wait.spins:
-            self._spins = 0
+            self._get_on()
 
-    def spin(self, before: int, what: str, seen: Callable[[], str], where: Location | None) -> None:
+    def _get_on(self) -> None:
+        """Somebody does not only spin: patience with those that do begins anew."""
+        self._spins = self._changed = 0
+        self._looks.clear()
+
+    def changes(self) -> None:
+        """The current task does something else than to look again, so nothing stands still."""
+        self._changed = self._spins
+
+    def spin(
+        self,
+        before: int,
+        what: str,
+        seen: Callable[[], str],
+        where: Location | None,
+        decides: Callable[[], Hashable],
+    ) -> None:
         """The current task looks at memory in a loop: let the others run before it looks again.
 
         Args:
             before: `progress` when it looked. If nothing was written since, it waits for a write.
             what, seen, where: as for `Wait`.
+            decides: the values that the loop depends on.
         """
         wait = Wait(lambda: self.progress != before, what, seen, where, spins=True)
         self._spins += 1
-        if self._spins > PATIENCE:
+        if self._spins > PATIENCE or self._stands_still(decides):
             self.current.wait = wait
             raise Deadlock([self.current, *self.waiting])
         if self.progress == before:
             self.block(wait)
         else:
-            self.give_way()
+            self._look()
+            self._step_aside()
+
+    def _stands_still(self, decides: Callable[[], Hashable]) -> bool:
+        """Whether no spinning loop saw a change for long. The first looks are not compared, which would slow them."""
+        if self._spins <= STILL:
+            return False
+        values = decides()
+        if self._looks.setdefault(self.current, values) != values:
+            self._looks[self.current] = values
+            self.changes()
+        return self._spins - max(self._changed, STILL) > STILL
 
     def pause(self) -> None:
         """Let the others run first."""
+        self.changes()
+        self._step_aside()
+
+    def _step_aside(self) -> None:
         self.current.paused = True
         self.ready.append(self.current)
         self._hub.switch()

@@ -235,6 +235,8 @@ def _while(compiler: Compiler, stmt: ir.While) -> Closure:
             looked = now
             if loop.left(body(frame)):
                 break
+        if polls.looks:
+            frame.run.scheduler.changes()
         loop.close()
 
     return run
@@ -255,15 +257,22 @@ class _Polls:
         loads: list[Any] = []
         ir.walk(stmt, lambda n: loads.append(n) if _reads_shared_memory(n) else None)
         self.looks = [(str(load), compiler.expr(load)) for load in loads]
+        decisive: list[Any] = []
+        ir.walk(stmt.condition, lambda n: decisive.append(n) if isinstance(n, ir.BufferLoad) else None)
+        self.decisive = [compiler.expr(load) for load in decisive or loads]
         self.what = f"the end of its loop, while {stmt.condition}"
         self.where = location(stmt)
 
     def wait(self, frame: Frame, looked: int) -> None:
         """Let the others run; if nothing was written since it `looked`, until one of them writes."""
-        frame.run.scheduler.spin(looked, self.what, lambda: self._seen(frame), self.where)
+        frame.run.scheduler.spin(looked, self.what, lambda: self._seen(frame), self.where, lambda: self._values(frame))
 
     def _seen(self, frame: Frame) -> str:
         return ", ".join(f"{text} = {load(frame)}" for text, load in self.looks[:4])
+
+    def _values(self, frame: Frame) -> tuple[bytes, ...]:
+        """What decides whether the loop ends: the loads of its condition, or of its body where that has none."""
+        return tuple(np.asarray(load(frame)).tobytes() for load in self.decisive)
 
 
 def _thread_loop(compiler: Compiler, stmt: ir.For) -> Closure:
