@@ -9,7 +9,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.checks.support import line_of
-from tilescale.errors import DeadlockError, PeerOutOfRangeError, PhaseError, UsageError
+from tilescale.errors import DeadlockError, PeerOutOfRangeError, PhaseError, ShapeError, UsageError
 
 
 def test_an_assertion_without_words_names_the_line():
@@ -32,15 +32,26 @@ def plain(A):
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
 def test_what_tilelang_refuses_has_the_line():
-    with pytest.raises(AssertionError, match="K shape check failed") as found:
+    with pytest.raises(AssertionError, match="reshape/view shape check failed") as found:
 
         @T.prim_func
         def f(A: T.Tensor((64, 64), "float16")):
             with T.Kernel(1, threads=128):
-                T.gemm(A[0:64, 0:64], A[0:32, 0:64], A)  # refused
+                T.reshape(A, (3, 3))  # refused
 
     (note,) = found.value.__notes__
-    assert note.startswith(f"    at {__file__}:{line_of('refused')}\n        T.gemm(")
+    assert note.startswith(f"    at {__file__}:{line_of('refused')}\n        T.reshape(")
+
+
+def test_tiles_that_make_no_product():
+    with pytest.raises(ShapeError, match="K shape check failed: K_A = 64, K_B = 32") as found:
+
+        @T.prim_func
+        def f(A: T.Tensor((64, 64), "float16")):
+            with T.Kernel(1, threads=128):
+                T.gemm(A[0:64, 0:64], A[0:32, 0:64], A)  # no product
+
+    assert found.value.where[0].line == line_of("no product") and "transpose_B=True" in found.value.hint
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")

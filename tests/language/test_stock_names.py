@@ -37,7 +37,7 @@ def test_all_names_are_listed():
 def test_star_import_gives_both():
     names: dict[str, object] = {}
     exec("from tilescale.language import *", names)
-    assert names["Scale"] is OURS.Scale and names["copy"] is OURS.copy and names["gemm"] is STOCK.gemm
+    assert names["Scale"] is OURS.Scale and names["copy"] is OURS.copy and names["clear"] is STOCK.clear
 
 
 @pytest.mark.parametrize(

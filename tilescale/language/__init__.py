@@ -9,11 +9,12 @@
     copy          T.copy to and from another unit
     signal        T.alloc_flags, T.signal, T.wait, T.barrier
     asynchronous  checks of what a copy queue executes: T.copy and T.all_gather with signal= above the programs
+    gemm          T.gemm, whose mistakes are errors with their line
     collective    T.allreduce, T.reduce_scatter, T.all_gather, T.all_to_all, T.broadcast
     unequal       T.all_to_all_v
 
-Four names exist in TileLang too and keep its meaning for every call that it accepts: T.Kernel without a level by name,
-T.copy without dst=/src= beside two tiles, T.view without layout=, T.broadcast of an expression.
+Names that exist in TileLang too keep its meaning for every call that it accepts: T.Kernel without a level by name,
+T.copy without dst=/src= beside two tiles, T.view without layout=, T.broadcast of an expression, T.gemm.
 """
 
 from typing import Any
@@ -23,6 +24,7 @@ from tilelang_core.stock import *  # noqa: F403
 from tilescale.errors import unknown_attribute
 from tilescale.language.collective import all_gather, all_to_all, allreduce, broadcast, reduce_scatter
 from tilescale.language.copy import copy
+from tilescale.language.gemm import gemm
 from tilescale.language.launch import ALL, Kernel
 from tilescale.language.scale import Scale, rank, size
 from tilescale.language.signal import alloc_flags, barrier, signal, wait
@@ -37,7 +39,7 @@ ADDED = (
 )  # fmt: skip
 """Names that TileLang does not have."""
 
-EXTENDED = ("Kernel", "alloc_barrier", "alloc_fragment", "alloc_shared", "broadcast", "copy", "view")
+EXTENDED = ("Kernel", "alloc_barrier", "alloc_fragment", "alloc_shared", "broadcast", "copy", "gemm", "view")
 """Names that TileLang has and that mean more here; what TileLang accepts keeps its meaning."""
 
 __all__ = [*dict.fromkeys((*_stock.__all__, *ADDED, *EXTENDED))]  # noqa: PLE0604
