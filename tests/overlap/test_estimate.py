@@ -51,6 +51,17 @@ def test_a_grid_behind_adds_up_when_all_is_made_and_its_chunks_leave_late(everyw
     assert ends[1] >= work.seconds + travel.adding(1024) + everywhere * travel.sending(chunk)
 
 
+@pytest.mark.parametrize("parts", [2, 8])
+def test_programs_that_send_keep_their_places(parts: int):
+    """Half of the tiles, or seven of eight, are sent: that takes as long as on the wire, whoever sends."""
+    network = H200.network("device")
+    by_tiles = Travel(network, network.mechanism("lsu"), parts, 8192 // parts, 1 << 14, local=1e-12, by_tiles=True)
+    work = Work(tiles=2048, tile=2e-5, at_once=128)
+    sent = (parts - 1) / parts * (8192 << 14)
+    ends = reduced(by_tiles, 128, work, everywhere=False, behind=False)
+    assert ends == pytest.approx(work.seconds + by_tiles.queue.seconds(round(sent), starts=0), rel=0.1)
+
+
 def gather_then_multiply(devices: int, size: int) -> Any:
     """Tiles of 128 x 256 of a product with a gathered matrix."""
 

@@ -9,7 +9,7 @@ grid goes on through the chunks in the order in which they come, or go.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -56,6 +56,7 @@ class Travel:
 
     Attributes:
         queue: the mechanism, over `network`.
+        by_tiles: whether programs move them, tile by tile, in place of a copy queue.
         parts, height: parts of so many rows.
         row_bytes: bytes of a row.
         local: seconds that a byte takes within a unit's own memory.
@@ -67,6 +68,7 @@ class Travel:
     height: int
     row_bytes: int
     local: float
+    by_tiles: bool = False
 
     @classmethod
     def of(cls, site: Site, uses: Uses, parts: int, height: int, carrier: str = QUEUE) -> Travel:
@@ -85,7 +87,8 @@ class Travel:
             name = network.name if network is not None else uses.machine.name
             raise Declined(f"no mechanism of {name} moves data {'while' if carrier == QUEUE else 'where'} programs run")
         whole = region_bytes(site.made.whole[0]) or 0
-        return cls(network, able[0], parts, height, whole // (parts * height), 2 / bandwidth_of(uses.machine))
+        row_bytes, local = whole // (parts * height), 2 / bandwidth_of(uses.machine)
+        return cls(network, able[0], parts, height, row_bytes, local, by_tiles=carrier != QUEUE)
 
     def sending(self, rows: int) -> float:
         """Seconds for some rows to another unit; the queue has begun before."""
@@ -98,6 +101,12 @@ class Travel:
     def adding(self, rows: int) -> float:
         """Seconds in which a grid adds up some rows of all parts: each is read, and their sum is written."""
         return (self.parts + 1) * rows * self.row_bytes * self.local / 2 / SUMMING
+
+    def held(self, work: Work) -> Work:
+        """A grid whose programs send the tiles of others themselves, all at once, and keep their places until then."""
+        together = work.at_once * self.parts * self.height * self.row_bytes / work.tiles
+        share = (self.parts - 1) / self.parts
+        return replace(work, tile=work.tile + share * (self.network.latency + self.queue.seconds(together, starts=0)))
 
     def chunks(self, step: int) -> Iterator[int]:
         """Numbers of rows that may travel together: whole steps, at last the whole part."""
@@ -141,6 +150,7 @@ def reduced(travel: Travel, chunk: int, work: Work, *, everywhere: bool, behind:
     """
     each = -(-travel.height // chunk)
     others = (travel.parts - 1) * each
+    work = travel.held(work) if travel.by_tiles else work
     arrived = _gone(travel, chunk, work.made(others + each)[:others])
     # The last to send here is the unit after.
     add_up = _added_behind if behind else _added_where_made
@@ -171,7 +181,9 @@ def _added_behind(travel: Travel, chunk: int, work: Work, arrived: list[float]) 
 
 def _gone(travel: Travel, chunk: int, made: np.ndarray) -> list[float]:
     """When each chunk has arrived, of those that leave one after the other once they are made. A queue that waits for a
-    flag begins only then, so that the start-up of each counts."""
+    flag begins only then, so that the start-up of each counts; what programs send is there when they are done."""
+    if travel.by_tiles:
+        return [ready + travel.network.latency for ready in made.tolist()]
     now, found = 0.0, []
     for ready in made.tolist():
         now = max(now, ready) + travel.queue.startup + travel.sending(chunk)
