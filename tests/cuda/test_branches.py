@@ -186,5 +186,5 @@ def test_a_graph_knows_the_nodes_of_both_streams(streams: list[str], monkeypatch
     monkeypatch.setattr(torch.cuda, "stream", None)  # captured alone, it is put on the stream that captures
     passed[0] = 2
     streams.clear()
-    made.run([KernelLaunch(lambda: None, []), beside_it])
+    made.run([KernelLaunch(lambda: None, []), beside_it], stream=5)
     assert "launched" in streams and "cuGraphExecKernelNodeSetParams('the last node of 5',)" in streams
