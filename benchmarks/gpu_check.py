@@ -28,7 +28,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 LIMITS = {"device_phases": 250, "never_hang": 240, "cluster_check": 160, "thread_groups_check": 240,
           "overlap_check": 240, "collectives_check": 200, "ops_check": 300, "nodes_check": 450, "nvshmem_check": 220,
-          "schedules_check": 240, "float8_check": 240, "tile_sums_check": 200}  # fmt: skip
+          "schedules_check": 240, "float8_check": 240, "tile_sums_check": 200, "flags_check": 180}  # fmt: skip
 """Seconds for scripts that need more than 120."""
 PARTS = Counter(ops_check=4)
 """Jobs among which a script's checks are shared out, as each of them compiles for long."""

@@ -395,8 +395,8 @@ def test_a_flag_outside_its_tensor():
 def test_a_chain_of_products(world):
     """Each device loads from another tensor than the first one, and sends to another one than the last."""
     batches, rows, width = 3, 64, 128
-    X = torch.randn(batches, rows, width).half()
-    weights = [torch.randn(width, width).half() / 12 for _ in range(world)]
+    X = values(0, batches, rows, width, dtype="float16")
+    weights = [values(1 + r, width, width, dtype="float16") / 12 for r in range(world)]
     args = [[X if r == 0 else torch.zeros_like(X), w, torch.zeros_like(X)] for r, w in enumerate(weights)]
     tilescale.emulate(chain(world, batches, rows, width), args)
     expected = X
