@@ -26,13 +26,13 @@ ORDERING = re.compile(
 COUNTED = ["ld.volatile.global.u64", "ld.volatile.global.u32", "atom.acq_rel.gpu.global.add.u32"]
 
 KERNELS = {
-    "drain": ("tilescale::drain();", ["cp.async.bulk.wait_group 0", "fence.proxy.async", "fence.acq_rel.sys"]),
-    "complete_stores": ("tilescale::complete_stores();", ["cp.async.bulk.wait_group 0", "fence.proxy.async"]),
+    "drain": ("tilescale::drain();", ["cp.async.bulk.wait_group 0", "fence.proxy.async.global", "fence.acq_rel.sys"]),
+    "complete_stores": ("tilescale::complete_stores();", ["cp.async.bulk.wait_group 0", "fence.proxy.async.global"]),
     "complete_stores_but": (
         "tilescale::complete_stores<3>();",
-        ["cp.async.bulk.wait_group 3", "fence.proxy.async"],
+        ["cp.async.bulk.wait_group 3", "fence.proxy.async.global"],
     ),
-    "acquired": ("tilescale::acquired();", ["fence.proxy.async"]),
+    "acquired": ("tilescale::acquired();", ["fence.proxy.async.global", "fence.proxy.async.shared"]),
     "load_acquire": ("out[0] = tilescale::load_acquire(flags);", ["ld.acquire.sys.global.s32"]),
     "load_acquire_u": ("out[0] = tilescale::load_acquire((unsigned*)flags);", ["ld.acquire.sys.global.u32"]),
     "load_acquire_l": ("out[0] = tilescale::load_acquire((long*)flags);", ["ld.acquire.sys.global.s64"]),
@@ -74,7 +74,7 @@ KERNELS = {
 }
 """Name -> the call, and the instructions in their order."""
 
-DRAINED = "cp.async.bulk.wait_group 0 fence.proxy.async fence.acq_rel.sys"
+DRAINED = "cp.async.bulk.wait_group 0 fence.proxy.async.global fence.acq_rel.sys"
 """What drain() is."""
 
 CONTAINED = {
@@ -86,7 +86,7 @@ CONTAINED = {
     ),
     "wait_by_producer": (
         "tilescale::wait_by_producer<tilescale::GE, int>(flags, at, 8, 1, limit, report, 0);",
-        ["ld.acquire.sys.global.s32", "bar.warp.sync fence.proxy.async"],
+        ["ld.acquire.sys.global.s32", "bar.warp.sync fence.proxy.async.global"],
     ),
     "barrier": (
         "tilescale::barrier(flags, at, 0, 0, 2, at, flags, limit, report, 0);",
@@ -188,13 +188,13 @@ def test_a_lost_fence_is_found(name: str, tmp_path: Path):
         ("ld.acquire.sys.global.s32", "ld.relaxed.sys.global.s32", "wait"),
         ("st.release.sys.global.s32", "st.release.gpu.global.s32", "store_release"),
         ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "", "drain"),
-        ('asm volatile("fence.proxy.async;" ::: "memory");', "", "wait_by_producer"),
+        ('asm volatile("fence.proxy.async.global;" ::: "memory");', "", "wait_by_producer"),
         ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "", "barrier"),
         ("st.relaxed.sys.global.s64", "st.relaxed.gpu.global.s64", "come"),
         ("red.relaxed.sys.global.add.u64", "red.relaxed.gpu.global.add.u64", "leave"),
         ("ld.acquire.sys.global.s64", "ld.relaxed.sys.global.s64", "leave"),
         ("wait_group %0;", "wait_group.read %0;", "drain"),
-        ('asm volatile("fence.proxy.async;" ::: "memory");', "", "complete_stores"),
+        ('asm volatile("fence.proxy.async.global;" ::: "memory");', "", "complete_stores"),
         ("__syncwarp();", "", "wait_by_producer"),
     ],
 )

@@ -30,10 +30,10 @@ ORDERS = {
         "now_ns": ["mov.u64 %0"],
         # The words of a report are there before its state says so, and that before anybody is stopped.
         "fail": ["__threadfence_system"] * 3,
-        "complete_stores": ["cp.async.bulk.wait_group %0", "fence.proxy.async"],
+        "complete_stores": ["cp.async.bulk.wait_group %0", "fence.proxy.async.global"],
         # Bulk copies are complete and ordered before the fence that releases them.
         "drain": ["complete_stores", "fence.acq_rel.sys"],
-        "acquired": ["fence.proxy.async"],
+        "acquired": ["fence.proxy.async.global", "fence.proxy.async.shared"],
         "load_acquire": [f"ld.acquire.sys.global.{kind} %0" for kind in ("s32", "u32", "s64", "u64")],
         "store_relaxed": ["st.relaxed.sys.global.s32 ", "st.relaxed.sys.global.s64 "],
         "add_relaxed": ["red.relaxed.sys.global.add.u64 "],
@@ -86,12 +86,12 @@ ORDERS = {
         "at_peer": ["mapa.u64 %0"],
         # Bulk copies are complete before the arrival, which releases; what follows the wait comes after its acquire.
         "cluster_barrier": [
-            "cp.async.bulk.wait_group 0",
-            "fence.proxy.async",
+            "complete_stores",
+            "acquired",
             "__syncwarp",
             "barrier.cluster.arrive.release.aligned",
             "barrier.cluster.wait.acquire.aligned",
-            "fence.proxy.async",
+            "acquired",
         ],
     },
     "rendezvous.cuh": {

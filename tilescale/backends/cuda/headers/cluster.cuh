@@ -18,14 +18,15 @@ __device__ __forceinline__ T* at_peer(const T* p, int rank) {
 }
 
 // All threads of all blocks of the cluster arrive. What each wrote before, bulk copies that it issued included, is
-// visible to all of them afterwards, to bulk copies and matrix instructions too.
+// visible to all of them afterwards, to bulk copies and matrix instructions too. Each block orders the proxies of its own
+// shared memory behind the barrier: a fence for that of the whole cluster waits for all that the SM has written.
 __device__ __forceinline__ void cluster_barrier() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-  asm volatile("fence.proxy.async;" ::: "memory");
+  complete_stores();
+  acquired();
   __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  asm volatile("fence.proxy.async;" ::: "memory");
+  acquired();
 }
 
 // Says to the allocator of shared memory that a tile is in use here.

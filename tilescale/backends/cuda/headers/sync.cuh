@@ -65,12 +65,12 @@ __device__ inline void fail(i64* report, Kind kind, int site, i64 index, i64 exp
 
 // All bulk copies that this thread issued, but the last LEFT groups, are complete, and its release, or that of a thread
 // that it synchronizes with before, covers them: releases are cumulative (PTX ISA, memory consistency model, causality
-// order).
+// order). Fences between proxies name their state space: one of all of them waits for all that the SM has written.
 template <int LEFT = 0>
 __device__ __forceinline__ void complete_stores() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(LEFT) : "memory");
-  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
 }
 
@@ -81,10 +81,11 @@ __device__ __forceinline__ void drain() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
-// Order bulk copies after an acquire by another thread of this program.
+// Order bulk copies, and what matrix instructions read, after an acquire by another thread of this program.
 __device__ __forceinline__ void acquired() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
