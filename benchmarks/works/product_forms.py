@@ -2,8 +2,8 @@
 """One GPU's product A B^T in the forms that operators could have it in, beside cuBLAS.
 
 Forms are the programs of `ops.matmul_reduce_scatter` for a single device, which then only multiply and store, with a
-block for each tile or as many blocks as run at once; and clusters of two blocks, which load what both need once. Each
-is raced as it is and "running on": a step's product runs while the next one begins.
+block for each tile or as many blocks as run at once, which take tiles in turns; the latter with a signal for each tile,
+as tiles that are sent have it; and clusters of two blocks, which load what both need once.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,8 @@ from trials import Case, checked, ours
 
 import tilescale.language as T
 from tilescale.ops import gemm_rs
-from tilescale.ops.products import TILINGS, Product, at_once, beside_stores, rescale
+from tilescale.ops.blocks import turns_of
+from tilescale.ops.products import TILINGS, Product, at_once, beside_stores, multiply, rescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
 GROUP = 8
@@ -37,18 +38,50 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 def forms(m: int, n: int, k: int, dtype: str) -> dict[str, Callable[[], Any]]:
     """What makes the program of each form, which takes the arguments of `gemm_rs.program`."""
-    tiles = replace(TILINGS[0], group=GROUP)
+    own = Product(n, k, dtype, replace(TILINGS[0], group=GROUP), transposed=True, biased=False)
+    return {
+        "a block a tile": lambda: gemm_rs.program(1, own),
+        "in turns": lambda: gemm_rs.in_turns(1, m, beside_stores(own), at_once()),
+        "in turns, counted": lambda: counted(m, beside_stores(own), at_once()),
+        "clusters": lambda: by_clusters(m, own),
+    }
 
-    def of(running: int) -> Product:
-        return Product(n, k, dtype, replace(tiles, running=running), transposed=True, biased=False)
 
-    made: dict[str, Callable[[], Any]] = {}
-    for words, running in ("", 0), (", running on", 1):
-        own = of(running)
-        made[f"a block a tile{words}"] = lambda own=own: gemm_rs.program(1, own)
-        made[f"in turns{words}"] = lambda own=own: gemm_rs.in_turns(1, m, beside_stores(own), at_once())
-        made[f"clusters{words}"] = lambda own=own: by_clusters(m, own)
-    return made
+def counted(m: int, of: Product, blocks: int) -> Any:
+    """Tiles in turns; each is counted when it is stored, for who would send it."""
+    tiles, kind = of.tiles, "float32" if of.scaled else of.dtype
+    across, high = of.N // tiles.n, m // tiles.m
+
+    @T.prim_func
+    def product_counted(
+        A: T.Tensor((1, m, of.K), of.dtype),
+        B: T.Tensor((of.N, of.K), of.b_dtype),
+        bias: T.Tensor((1,), of.result),
+        of_A: T.Tensor((1, m if of.scaled else 1), kind),
+        of_B: T.Tensor((of.N if of.scaled else 1,), kind),
+        parts: T.Tensor((1, m, of.N), of.result),
+        inbox: T.Tensor((1, m, of.N), of.result),
+        C: T.Tensor((m, of.N), of.result),
+    ):
+        with T.Kernel(device=1, block=blocks, threads=tiles.threads) as block:
+            done = T.alloc_flags((high,))
+            with T.Scale("block"):
+                a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")
+                b = T.alloc((tiles.n, of.depth), of.b_dtype, level="l1")
+                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+                out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
+                with T.Scale("device"):
+                    for turn in T.serial(turns_of(block, blocks, high * across)):
+                        row, column = tiles.at(block + turn * blocks, across)
+                        T.clear(c)
+                        multiply(A, 0, row, B, column, a, b, c, of.K, tiles, True)
+                        if of.scaled:
+                            rescale(c, of_A, 0, row, of_B, 0, column, m, of.N)
+                        T.copy(c, out)
+                        T.copy(out, C[row, column])
+                        T.signal(done[row // tiles.m])
+
+    return product_counted
 
 
 def by_clusters(m: int, of: Product) -> Any:
@@ -81,7 +114,7 @@ def by_clusters(m: int, of: Product) -> Any:
                     with T.Scale("block") as (rank, _):
                         T.copy(A[0, first + rank * rows, k * of.depth], T.view(a, layout=T.FullRow))
                         T.copy(B[column + rank * (tiles.n // blocks), k * of.depth], T.view(b, layout=T.FullRow))
-                    T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, annotations=tiles.notes)
+                    T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                 if of.scaled:
                     with T.Scale("block") as (rank, _):
                         rescale(T.view(c, layout=T.FullRow), of_A, 0, first + rank * rows, of_B, 0, column, m, of.N)
@@ -134,7 +167,7 @@ class Work:
     def own(self, kernel: Any) -> Runner:
         """A form. Nobody sends anything, so there is nothing but the product to be had of `parts` and `inbox`."""
         a, b, *scales = given = self.operands()
-        unused = [trials.nothing(1, self.m, self.n) for _ in range(2)]
+        unused = trials.nothing(1, self.m, self.n), trials.symmetric(1, self.m, self.n)
         c, bias = trials.nothing(self.m, self.n), trials.nothing(1)
         none = trials.nothing(1, 1, dtype=self.kind)
         of_a, of_b = (scales[0].view(1, -1), scales[1].view(-1)) if scales else (none, none[0])

@@ -24,30 +24,28 @@ def is_kept(func: Any) -> bool:
     return any("warps keep their roles" in note for note in notes(func))
 
 
-def roles(func: Any) -> tuple[str, str]:
-    """What the threads that compute, and those that load, execute."""
-    text = bodies(source(func))
-    computes, loads = text.split("tl::warpgroup_reg_dealloc<")
-    return computes.split("tl::warpgroup_reg_alloc<")[1], loads
+def roles(func: Any) -> list[str]:
+    """What the threads that compute, those that load, and those that store if there are any, execute."""
+    return re.split(r"tl::warpgroup_reg_(?:de)?alloc<", bodies(source(func)))[1:]
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_roles_stand_around_the_turns(name: str):
     func = KEPT[name]()
     assert is_kept(func)
-    for role in roles(func):
+    for role in roles(func)[:2]:
         outer, inner = re.findall(r"^ *for \(int (?!i)\w+ = 0;", role, re.MULTILINE)[:2]
         assert outer.index("for") < inner.index("for"), "the pipelined loop stands in the other one"
-        assert role.count("warpgroup_reg") == 0, "registers are handed over once"
+    assert len(roles(func)) == (3 if name == "scatter" else 2), "registers are handed over once"
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_who_loads_does_nothing_else(name: str):
     """Tiles of the loop come by bulk loads of one role; parts that the other reads at its end are its own affair."""
-    computes, loads = roles(KEPT[name]())
+    computes, loads, *stores = roles(KEPT[name]())
     assert loads.count("tl::tma_load(") == 2 and "tl::tma_load(" not in computes
     assert "wgmma" in computes and "wgmma" not in loads
-    assert "tl::tma_store(" in computes and "tl::tma_store(" not in loads
+    assert "tl::tma_store(" in [computes, *stores][-1] and "tl::tma_store(" not in loads
     assert "tilescale::signal" not in loads and "tilescale::release" not in loads
 
 

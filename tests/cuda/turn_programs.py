@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products whose blocks take tiles in turns, and combine each with those of the other devices."""
+"""Products whose blocks take tiles in turns, and combine each with those of the other devices, or count it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -116,11 +116,45 @@ def sums_in_pairs(devices: int, shape: Shape, blocks: int, tile: Shape = (128, 1
     return summed
 
 
+def counted(devices: int, shape: Shape, blocks: int, tile: Shape = TILE) -> Any:
+    """C = A B^T of each device; even rows of tiles are counted, as they would be for who sends them."""
+    m_all, n_all, k_all = shape
+    bm, bn, bk = tile
+    across = n_all // bn
+    tiles = m_all // bm * across
+
+    @T.prim_func
+    def counted(
+        A: T.Tensor((m_all, k_all), DTYPE), B: T.Tensor((n_all, k_all), DTYPE), C: T.Tensor((m_all, n_all), DTYPE)
+    ):
+        with T.Kernel(device=devices, block=blocks, threads=min(256, 2 * bm)) as block:
+            done = T.alloc_flags((m_all // bm,))
+            with T.Scale("block"), T.Scale("device"):
+                a = T.alloc((bm, bk), DTYPE, level="l1")
+                b = T.alloc((bn, bk), DTYPE, level="l1")
+                c = T.alloc((bm, bn), "float32", level="l0")
+                out = T.alloc((bm, bn), DTYPE, level="l1")
+                for turn in T.serial(T.ceildiv(tiles - block, blocks)):
+                    high, column = (block + turn * blocks) // across, (block + turn * blocks) % across * bn
+                    T.clear(c)
+                    for k in T.Pipelined(k_all // bk, num_stages=2):
+                        T.copy(A[high * bm, k * bk], a)
+                        T.copy(B[column, k * bk], b)
+                        T.gemm(a, b, c, transpose_B=True)
+                    T.copy(c, out)
+                    T.copy(out, C[high * bm, column])
+                    if high % 2 == 0:
+                        T.signal(done[high])
+
+    return counted
+
+
 PROGRAMS: dict[str, Callable[..., Any]] = {
     "sums": sums,
     "sums in registers": sums_in_registers,
     "parts": parts,
     "sums in pairs": sums_in_pairs,
+    "counted": counted,
 }
 """Of a number of devices, the extents of A B^T, a number of blocks, and the extents of their tiles."""
 
@@ -131,6 +165,7 @@ TURNS = [
     ("sums in registers", (1024, 1024, 256), 12),
     ("parts", (1024, 2048, 256), 12),
     ("sums in pairs", (4096, 2048, 256), 512),
+    ("counted", (1024, 2048, 256), 12),
 ]
 """Programs with shapes and blocks: whole and broken turns, one, none; blocks that share places."""
 
@@ -142,6 +177,8 @@ def rows_of_result(name: str, rows: int, devices: int) -> int:
 
 def expected(name: str, products: Sequence[Any], rank: int, high: int = TILE[0]) -> Any:
     """C of a rank, of the products of all devices (arrays or tensors of float32), by tiles of so many rows."""
+    if name == "counted":
+        return products[rank]
     total = sum(products[1:], products[0])
     if name != "parts":
         return total

@@ -152,7 +152,7 @@ def test_sums_of_scaled_products(form: str):
     rows = {"program": CHUNK + 70, "in_turns": CHUNK, "gemm_ar": 70}[form]
     a, (b, lying) = [random(size * rows, k, dtype=dtype) for _ in range(size)], operands(size, n, k, True, dtype)
     scales = [(torch.rand(size, rows), torch.rand(n)) for _ in range(size)]
-    bias, of = random(n), Product(n, k, "float8_e4m3fn", Tiling(128, 128, 1.0, stages=3, running=1), True, True)
+    bias, of = random(n), Product(n, k, "float8_e4m3fn", Tiling(128, 128, 1.0, stages=3), True, True)
     made, everywhere = module("gemm_rs"), form == "gemm_ar"
     program = made.in_turns(size, rows, of, 5) if form == "in_turns" else made.program(size, of)
     program = module("gemm_ar").program(size, of) if everywhere else program

@@ -53,7 +53,6 @@ class Tiling:
             measured on an H200.
         stages: steps that are loaded ahead.
         group: rows of tiles that are walked together, column after column; there are whole groups of them.
-        running: products that may still run when a step ends, on tensor cores that work beside their threads.
     """
 
     m: int
@@ -61,17 +60,11 @@ class Tiling:
     rate: float
     stages: int = 4
     group: int = 1
-    running: int = 0
 
     @property
     def threads(self) -> int:
         """Of a block: a warpgroup for each 64 rows."""
         return 2 * self.m
-
-    @property
-    def notes(self) -> dict[str, int] | None:
-        """What is said of the product of a step."""
-        return {"wg_wait": self.running} if self.running else None
 
     def grid(self, rows: Any, N: int) -> tuple[Any, Any]:
         """Tiles of a group, and groups."""
@@ -248,7 +241,7 @@ def multiply(A, shard, m, B, n, a, b, c, K, tiles, transposed, arrived=None, ste
             T.copy(B[n, k * depth], b)
         else:
             T.copy(B[k * depth, n], b)
-        T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow, annotations=tiles.notes)
+        T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
 
 
 @T.macro
@@ -264,8 +257,8 @@ def multiply_by_two(A, shard, m, B, Up, n, a, b, up, c, c_up, K, tiles, transpos
         else:
             T.copy(B[k * depth, n], b)
             T.copy(Up[k * depth, n], up)
-        T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow, annotations=tiles.notes)
-        T.gemm(a, up, c_up, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow, annotations=tiles.notes)
+        T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+        T.gemm(a, up, c_up, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
 
 
 @T.macro

@@ -11,7 +11,8 @@ stages.py phase.py           from a grid phase to a kernel: all stages in order,
 registry.py markers.py       how each operation is lowered; what stages mark for later ones
 specialisation.py            the stage of roles: which loops have a producer
 persistent.py                warps that keep their roles in all turns of a persistent loop
-exchanging.py                collectives that end its turns: a warpgroup of their own, beside the next turn
+exchanging.py storing.py     collectives that end its turns, or stores and signals: threads of their own, beside the
+                             next turn
 roles.py statements.py       what a loop's producer executes: loads, and the waits before them
 waits.py declined.py         whether it may make a wait earlier than the program does; why a stage declines
 deferred.py senders.py       copies and signals that are completed later: at the end of a turn, by who only sends

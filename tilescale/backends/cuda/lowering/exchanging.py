@@ -27,7 +27,8 @@ from tilescale.program.dependence import Dependence
 from tilescale.program.effects import Access, Effects
 
 BESIDE = "tilescale.beside"
-"""AttrStmt key: the statements inside are executed by a warpgroup beside those that compute the next turn."""
+"""AttrStmt key: the statements inside are executed by so many threads, the value, beside those that compute the next
+turn."""
 
 THREADS = 128
 """Threads of that warpgroup."""
@@ -47,19 +48,25 @@ class Ending:
     Attributes:
         stmts: what stands for its last statements.
         tiles: what is allocated on chip for them.
-        note: for people; empty where there is no collective.
-        is_beside: whether a warpgroup of its own executes some of them.
+        note: for people; empty where all is as it was.
+        threads: of those who execute some of them beside the next turn; 0 for none.
     """
 
     stmts: list[ir.Stmt]
     tiles: tuple[ir.Buffer, ...] = ()
     note: str = ""
-    is_beside: bool = False
+    threads: int = 0
 
 
 def is_beside(node: Any) -> bool:
-    """Whether a node is what a warpgroup beside the others executes."""
+    """Whether a node is what threads beside the others execute."""
     return isinstance(node, ir.AttrStmt) and str(node.attr_key) == BESIDE
+
+
+def beside(begin: int, threads: int, stmt: ir.Stmt) -> ir.Stmt:
+    """A statement that threads beside the others execute, the first of which is `begin`."""
+    marked = executed(Executing(begin, threads), stmt)
+    return ir.AttrStmt(ir.StringImm(BESIDE), BESIDE, ir.IntImm("int32", threads), marked)
 
 
 def ending(
@@ -83,15 +90,14 @@ def ending(
     try:
         if not fits:
             raise DeclinedError("its tile has no room beside those that are loaded, or its loop is no persistent one")
-        split = _Split(phase, loop, list(last[:at]), list(last[at:]), order)
+        split = Split(phase, loop, last, list(last[:at]), list(last[at:]), order)
         split.check()
         first, rest, tiles = split.through_shared_memory()
     except DeclinedError as reason:
         return Ending(list(last), note=f"{what} ends before the next tile is computed: {reason}")
-    marked = executed(Executing(first_thread, THREADS), tir.sequence(rest))
-    beside = ir.AttrStmt(ir.StringImm(BESIDE), BESIDE, ir.IntImm("int32", 1), marked)
+    made = tir.at(beside(first_thread, THREADS, tir.sequence(rest)), collective)
     note = f"{what} and what follows it: a warpgroup of their own, while the others compute the next tile"
-    return Ending([*first, tir.at(beside, collective)], tiles, note, True)
+    return Ending([*first, made], tiles, note, THREADS)
 
 
 def narrowed(stmt: ir.Stmt) -> ir.Stmt:
@@ -107,23 +113,29 @@ def narrowed(stmt: ir.Stmt) -> ir.Stmt:
 
 
 @dataclass(frozen=True)
-class _Split:
-    """A turn in two parts: `first`, and `rest`, which begins with a collective."""
+class Split:
+    """What ends a turn, `last`, in two parts: `first`, and `rest`, which is executed beside the next turn."""
 
     phase: ir.Stmt
     loop: ir.For
+    last: Sequence[ir.Stmt]
     first: list[ir.Stmt]
     rest: list[ir.Stmt]
     order: Dependence
 
     def check(self) -> None:
-        """Raise where the next turn's `first`, and all that computes a tile, may not come before this one's `rest`."""
+        """Raise where the next turn's `first`, and all that computes a tile, may not come before this one's `rest`,
+        which begins with a collective."""
         self._check_operations()
+        if self._effects(self._computing()).orders:
+            raise DeclinedError("what computes the tile waits, signals or synchronizes")
+        self.check_data()
+
+    def check_data(self) -> None:
+        """The same for tensors and tiles, whatever the rest is."""
         before, after = self._effects(self._computing()), self._effects(self.rest)
         if before.opaque or after.opaque or before.fixed or after.fixed:
             raise DeclinedError("it calls functions of which nothing is known, or synchronizes its threads")
-        if before.orders:
-            raise DeclinedError("what computes the tile waits, signals or synchronizes")
         self._check_tensors(before, after)
         self._check_tiles(before, after)
         self._check_outside()
@@ -153,7 +165,7 @@ class _Split:
     def _check_tiles(self, before: Effects, after: Effects) -> None:
         """Tiles: both parts share those that the first one writes when it is about to hand them over."""
         both = self._tiles(before) & self._tiles(after)
-        if early := both & self._tiles(self._effects([_without(self.loop, [*self.first, *self.rest])])):
+        if early := both & self._tiles(self._effects([_without(self.loop, self.last)])):
             raise DeclinedError(f"{self._named(early)!r} is used where the next tile is computed, too")
         for root in both - self._in_registers:
             if not self._scope(root).startswith("shared"):
@@ -189,7 +201,7 @@ class _Split:
     # -- effects -----------------------------------------------------------------------------------------------------
 
     def _computing(self) -> list[ir.Stmt]:
-        return [_without(self.loop, self.rest)]
+        return [_without(self.loop, self.last), *self.first]
 
     def _effects(self, stmts: Iterable[ir.Stmt]) -> Effects:
         return self.order.names.all_effects(tir.sequence(list(stmts)))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Give a persistent loop's roles to warps that keep them: a warpgroup that loads for all turns, those that compute, and
-one that exchanges what they have computed.
+those that exchange or store what these have computed.
 
 Why: inside another loop stock TileLang branches between its producer and the others in each turn, which leaves no place
 where registers could be handed over: products of 8192 x 8192 x 3584 take 9 % longer on an H200 than with roles around
@@ -131,12 +131,17 @@ def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, threads: int)
     inner = schedule.named(_around(turn.loop, names.named(body)), STEPS)
     outer = schedule.named(_around(launch.loop, names.named([*turn.before, inner, *rest, *exchange])), TURNS)
     stmt = tir.sequence(names.named([*launch.before, outer, *end]))
-    return schedule.scheduled(func, stmt, _roles(threads, bool(gates), bool(beside)), transfers, whole, loops)
+    aside = ir.integer(beside[0].value) if beside else 0
+    return schedule.scheduled(func, stmt, _roles(threads, bool(gates), aside), transfers, whole, loops)
 
 
-def _roles(threads: int, polls: bool, exchanges: bool) -> list[Role]:
-    """The roles, in the order of their threads."""
-    others = {LOAD: POLLING if polls else LOADING, **({BESIDE: _EXCHANGING} if exchanges else {})}
+def _roles(threads: int, polls: bool, beside: int) -> list[Role]:
+    """The roles, in the order of their threads; half a warpgroup beside the others shares one with those who load."""
+    if 0 < beside < _WARPGROUP:
+        shared = {LOAD: _WARPGROUP - beside, BESIDE: beside}
+        computing = Role(COMPUTE, threads, specialise.registers_left(threads, POLLING))
+        return [computing, *(Role(name, many, POLLING) for name, many in shared.items())]
+    others = {LOAD: POLLING if polls else LOADING, **({BESIDE: _EXCHANGING} if beside else {})}
     computing = Role(COMPUTE, threads, specialise.registers_left(threads, *others.values()))
     return [computing, *(Role(name, _WARPGROUP, registers) for name, registers in others.items())]
 

@@ -43,6 +43,7 @@ from tilescale.backends.cuda.lowering.statements import (
     reads_memory,
     tiles_named,
 )
+from tilescale.backends.cuda.lowering.storing import stored
 from tilescale.backends.cuda.lowering.waits import is_lasting, waits_in
 from tilescale.hda import Machine
 from tilescale.passes.structure import location
@@ -69,7 +70,7 @@ class Roles:
         elects: whether one thread, the same each time, issues all bulk stores.
         kept: what signals are kept back until the next turn of the loop around, by number.
         tiles: what is allocated on chip beyond the program's own tiles.
-        beside: whether a warpgroup ends a turn while the others compute in the next one.
+        beside: whether others end a turn while those who compute do so in the next one.
         notes: for people.
     """
 
@@ -120,7 +121,7 @@ def assign(
     Args:
         is_bulk: which copies to peers the machine makes as bulk copies.
         as_bulk: a copy from a peer as a bulk copy that runs ahead; None if it cannot be one, or is to be another.
-        beside: whether a warpgroup may end a turn while the others compute in the next one.
+        beside: whether others may end a turn while those who compute do so in the next one.
     """
     elects = _Phase(stmt, program, launch, machine, as_bulk).elects
     senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
@@ -261,7 +262,7 @@ class _Placement:
         gates, kept = self._waits(), tuple(self.left.kept)
         ahead, far = frozenset(own), frozenset(pulled)
         made = Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
-        return replace(made, tiles=self.end.tiles, beside=self.end.is_beside)
+        return replace(made, tiles=self.end.tiles, beside=self.end.threads > 0)
 
     def _waits(self) -> int:
         return sum(_count(gate, acquires) for gate in self.gates)
@@ -392,11 +393,13 @@ class _Placement:
 
     def _ended(self, around: ir.For, last: list[ir.Stmt]) -> list[ir.Stmt]:
         """The end of a turn: beside the next one, or with what it leaves open to that."""
-        phase, first_thread = self.phase, self.phase.launch.thread_count + specialise.PRODUCER_THREADS
-        self.end = ending(phase.stmt, around, last, phase.order, first_thread, phase.beside)
-        if self.end.is_beside:
+        phase, own = self.phase, self.phase.launch.thread_count + specialise.PRODUCER_THREADS
+        self.end = ending(phase.stmt, around, last, phase.order, own, phase.beside)
+        if self.end.threads:
             self.body = list(map(narrowed, self.body))
-        return self.end.stmts if self.end.is_beside else self.left.end(last)
+        elif phase.beside and not self.end.note:
+            self.end = stored(phase.stmt, around, last, phase.order, own)
+        return self.end.stmts if self.end.threads else self.left.end(last)
 
     def _sink(self, before: list[ir.Stmt]) -> list[ir.Stmt]:
         """What stays before the loop when the waits that nothing reads after have gone into it.
