@@ -3,9 +3,11 @@
 
 import signal
 import threading
+import time
 
 import pytest
 
+from tilescale import alarm
 from tilescale.alarm import raise_after
 
 
@@ -17,6 +19,20 @@ def test_what_runs_too_long_is_interrupted():
     with raise_after(10, KeyError("soon enough")):
         pass
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_a_destructor_swallows_is_raised_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(alarm, "AGAIN_S", 0.05)
+
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(60)
+
+    with pytest.raises(KeyError, match="too long"), raise_after(0.05, KeyError("too long")):
+        Slow()
+        while True:
+            pass
 
 
 def test_another_thread_goes_on():

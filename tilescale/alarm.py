@@ -11,6 +11,9 @@ from types import FrameType
 
 __all__ = ["raise_after"]
 
+AGAIN_S = 5.0
+"""Until an error is raised again: one in a destructor, or in what the garbage collector calls, is lost."""
+
 
 @contextlib.contextmanager
 def raise_after(seconds: float, error: Exception) -> Iterator[None]:
@@ -26,7 +29,7 @@ def raise_after(seconds: float, error: Exception) -> Iterator[None]:
         raise error
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
         yield
     finally:

@@ -58,7 +58,8 @@ def program(name: str, *given: Any) -> Any:
             ),
             ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"]
-            + ["2 copies and 1 signals that end a turn are completed in the next one"]
+            + ["stores that end a turn, and their signals: "
+               "threads of their own, while the others compute the next tile"]
             + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
         ),
         (
