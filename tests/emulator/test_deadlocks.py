@@ -213,6 +213,30 @@ def test_loops_that_spin_and_write_are_given_up(monkeypatch):
     assert "F[0] = 0" in text
 
 
+@pytest.mark.parametrize("limit", ["PATIENCE", "STILL"])
+def test_all_that_spin_are_named_with_their_lines(monkeypatch, limit):
+    """Whichever of them is given up, the others wait as well."""
+    monkeypatch.setattr(f"tilescale.backends.emulator.execute.scheduler.{limit}", 50)
+
+    @T.prim_func
+    def program(F: T.Tensor((5,), "int32")):
+        with T.Kernel(3, threads=32) as b:
+            if b == 0:
+                while F[0] == 0:  # the first one's loop
+                    F[2] += 1
+            elif b == 1:
+                while F[1] == 0:  # the second one's loop
+                    F[3] += 1
+            else:
+                while F[4] == 0:  # the third one's loop, which only looks
+                    T.evaluate(0)
+
+    text = deadlock(program, [flags(5)], "the first one's loop")
+    assert "3 units wait and no unit can make progress" in text
+    assert "the second one's loop" in text and "the third one's loop" in text
+    assert all(f"F[{place}] = 0" in text for place in (0, 1, 4))
+
+
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_a_loop_that_stands_still_is_given_up_soon_one_that_counts_is_not(monkeypatch, seed):
     """Both write at each look. One depends on what nobody changes, the other comes to its end."""

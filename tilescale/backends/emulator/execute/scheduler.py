@@ -120,12 +120,18 @@ class Scheduler:
         self._spins += 1
         if self._spins > PATIENCE or self._stands_still(decides):
             self.current.wait = wait
-            raise Deadlock([self.current, *self.waiting])
+            raise Deadlock([self.current, *self.waiting, *self._spinning()])
         if self.progress == before:
             self.block(wait)
         else:
             self._look()
+            self.current.wait = wait  # for the report, should another one that spins be given up
             self._step_aside()
+            self.current.wait = None
+
+    def _spinning(self) -> list[Task]:
+        """Tasks that are to look at memory again: each look of others that write has made them ready."""
+        return [task for task in self.ready if task.wait is not None and task.wait.spins]
 
     def _stands_still(self, decides: Callable[[], Hashable]) -> bool:
         """Whether no spinning loop saw a change for long. The first looks are not compared, which would slow them."""
