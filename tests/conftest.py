@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Tests do not depend on the shell that they are started from, and each process of theirs uses one processor."""
 
+import gc
 import os
 import tempfile
 from typing import Any
@@ -29,6 +30,13 @@ def pytest_addoption(parser):
 def pytest_xdist_auto_num_workers() -> int:
     """One worker more than there are processors: tests of jobs mostly wait for the processes that they start."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def pytest_collection_finish():
+    """Modules and tests stay to the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.hookimpl(wrapper=True)
