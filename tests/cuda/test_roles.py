@@ -38,7 +38,8 @@ def told(func: Any) -> list[str]:
             lambda: programs.rs_gemm(shape=SMALL, blocks=12, stages=2, direct=True),
             [
                 "T.Pipelined: a producer loads",
-                "1 copies and 1 signals that end a turn are completed in the next one",
+                "stores that end a turn, and their signals: "
+                "threads of their own, while the others compute the next tile",
                 KEPT,
             ],
         ),
@@ -88,7 +89,7 @@ def test_loads_from_peers_run_ahead_behind_what_they_wait_for(persistent: dict[s
         (lambda: programs.rs_gemm(shape=SMALL, direct=True), "synchronous: its signal follows at once"),
         (
             lambda: programs.rs_gemm(shape=SMALL, direct=True, stages=2, blocks=12),
-            "asynchronous, completed before the next turn of the loop ends",
+            "asynchronous, completed and signalled by threads of their own",
         ),
     ],
     ids=["put", "rs", "rs persistent"],

@@ -99,14 +99,27 @@ def waits_for_what_it_tells(C, flags, c, out, row, rank):
 
 
 @T.macro
+def stores_at_a_peer(C, flags, c, out, row, rank):
+    T.wait(flags[1], ">=", 1)
+    for i, j in T.Parallel(128, 256):
+        c[i, j] += C[row + i, j]
+    T.copy(c, out)
+    T.copy(out, C[row, 0], dst=1 - rank, signal=flags[1])
+
+
+@T.macro
 def signals_at_the_end(out, flags):
     T.signal(flags[0], 1)
 
 
-BESIDE = {"a signal": turns(stores_and_tells), "in branches": turns(by_rank)}
+BESIDE = {
+    "a signal": turns(stores_and_tells),
+    "in branches": turns(by_rank),
+    "flags of both": turns(waits_for_what_it_tells),
+    "to a peer": turns(stores_at_a_peer),
+}
 IN_ORDER = {
     "a wait follows": turns(waits_after),
-    "flags of both": turns(waits_for_what_it_tells),
     "no signal": turns(stores_nothing_told),
     "threads store": turns(threads_store_too),
     "what there is counts": turns(adds_to_what_is_stored),
@@ -127,6 +140,14 @@ def test_what_depends_keeps_its_order(name: str):
     made = lowered(IN_ORDER[name], MACHINE, 2)
     assert not [note for note in made.notes if TOLD in note]
     assert persistent.BESIDE not in schedule.plan(made.kernels[0].func).roles
+
+
+def test_signals_that_are_not_handed_over_are_kept_back_until_the_next_turn():
+    func = IN_ORDER["what there is counts"]
+    assert "1 copies and 1 signals that end a turn are completed in the next one" in lowered(func, MACHINE, 2).notes
+    text = bodies(source(func))
+    (kept,) = set(re.findall(r"(kept\d) = tilescale::address\(", text))
+    assert text.count(f"tilescale::release<0, int>({kept}, 1)") == 2, "in the next turn, and after the last"
 
 
 # -- roles that take turns in any order --------------------------------------------------------------------------------

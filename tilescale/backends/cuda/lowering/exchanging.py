@@ -154,7 +154,8 @@ class Split:
         if written:
             raise DeclinedError(f"what computes the tile writes {self._name(written[0])!r}")
         read = [a for a in before.reads if self._is_shared(a)]
-        changed = {a.root for a in after.writes}
+        # What goes to a peer's instance, and flags, have an order of their own: who reads there waits for it.
+        changed = {a.root for a in after.writes if a.at is None and not a.atomic}
         if any(a.root in changed for a in read):
             raise DeclinedError("what follows it writes what the next tile is computed of")
         calls = [call for stmt in self.rest for call in _calls(stmt, _is_collective)]

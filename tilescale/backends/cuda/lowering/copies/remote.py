@@ -44,7 +44,7 @@ class RemoteCopy:
         choice = stage.choice(call)
         how = choice if ir.attribute(call, AHEAD) is None else f"{choice.name} (by the producer, ahead of its use)"
         stage.notes.append(f"{what}: {how}")
-        if copy.to_peer and (when := _completed(copy)):
+        if copy.to_peer and (when := _completed(stage, copy)):
             stage.notes.append(f"{what}: {when}")
         return cls(stage, copy, slot, (local, remote) if copy.to_peer else (remote, local))
 
@@ -56,10 +56,12 @@ class RemoteCopy:
         return tir.sequence([copied, signal_peer(self.stage, self.copy.call, self.slot)])
 
 
-def _completed(copy: Copy) -> str | None:
+def _completed(stage: DeviceStage, copy: Copy) -> str | None:
     """When a copy to a peer is complete, in words; None where the next signal, barrier or the end says so."""
     kept = ir.attribute(copy.call, KEPT)
     if kept is not None:
         later = "its tile is written again" if kept == NO_SIGNAL else "the next turn of the loop ends"
         return f"asynchronous, completed before {later}"
+    if stage.roles.beside:
+        return "asynchronous, completed and signalled by threads of their own"
     return None if copy.signal is None else "synchronous: its signal follows at once"
