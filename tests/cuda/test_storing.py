@@ -108,6 +108,14 @@ def stores_at_a_peer(C, flags, c, out, row, rank):
 
 
 @T.macro
+def asks_memory(C, flags, c, out, row, rank):
+    if flags[2] == 0:
+        T.copy(c, out)
+        T.copy(out, C[row, 0])
+        T.signal(flags[0], 1)
+
+
+@T.macro
 def signals_at_the_end(out, flags):
     T.signal(flags[0], 1)
 
@@ -122,6 +130,7 @@ IN_ORDER = {
     "a wait follows": turns(waits_after),
     "no signal": turns(stores_nothing_told),
     "threads store": turns(threads_store_too),
+    "what memory says counts": turns(asks_memory),
     "what there is counts": turns(adds_to_what_is_stored),
     "two loops": turns(stores_and_tells, times=2),
     "more follows the loop": turns(stores_and_tells, after=signals_at_the_end),
