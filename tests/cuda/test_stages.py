@@ -28,7 +28,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "cluster": cluster_programs.product,
     "put_with_signal": lambda: programs.put_with_signal(impl="tma"),
     "sender_loop": lambda: overlap_programs.put(rows=1024, columns=1024, blocks=8),
-    "persistent_gemm_kept_signals": lambda: overlap_programs.rs_gemm(
+    "persistent_gemm_storing": lambda: overlap_programs.rs_gemm(
         shape=(2048, 512, 512), direct=True, stages=2, blocks=12
     ),
     "waiting_gemm": lambda: overlap_programs.ag_gemm(shape=(2048, 512, 512)),
