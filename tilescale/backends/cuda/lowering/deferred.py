@@ -110,21 +110,18 @@ class Deferral:
 
     def _operation(self, stmt: ir.Stmt, later: _Later) -> ir.Stmt | None:
         """A copy that is not awaited, or a signal that is kept back; None for all others."""
-        call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
-        name = ir.op_name(call)
-        if name == tl.COPY and not later.writes_tiles and not call.annotations and is_bulk_store(call):
-            self.copies += 1
-            return tir.tile_call("tma_copy", *call.args)
-        if by_nvshmem(call):
+        if not is_sent(stmt):
             return None
-        if name == ops.SIGNAL.name:
+        call = stmt.value
+        if ir.op_name(call) == ops.SIGNAL.name:
             signal = Signal.of(call)
             return self._kept(call, signal.flag, signal.value, signal.op, later)
-        if name != ops.COPY.name or later.writes_tiles or not is_bulk_store(call):
+        if later.writes_tiles:
             return None
+        if ir.op_name(call) == tl.COPY:
+            self.copies += 1
+            return tir.tile_call("tma_copy", *call.args)
         copy = Copy.of(call)
-        if not copy.to_peer:
-            return None
         if copy.signal is not None:
             assert copy.op is not None
             return self._kept(call, copy.signal, copy.value, copy.op, later)
@@ -138,6 +135,17 @@ class Deferral:
         variable = tir.local_buffer(f"kept{len(self.kept)}", [1], "int64", "local.var")
         self.kept.append(Kept(variable, flag, ir.integer(value), op))
         return tir.evaluate(noted(call, len(self.kept) - 1))
+
+
+def is_sent(stmt: ir.Stmt) -> bool:
+    """Whether a statement is a bulk store of a whole tile, to a peer too, or a signal."""
+    call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
+    name = ir.op_name(call)
+    if name == tl.COPY:
+        return not call.annotations and is_bulk_store(call)
+    if name == ops.COPY.name:
+        return Copy.of(call).to_peer and not by_nvshmem(call) and is_bulk_store(call)
+    return name == ops.SIGNAL.name and not by_nvshmem(call)
 
 
 def flush() -> ir.Stmt:

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilelang_core import ir, tl
+from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.declined import DeclinedError
+from tilescale.backends.cuda.lowering.deferred import is_sent
 from tilescale.backends.cuda.lowering.exchanging import Ending, Split, beside
-from tilescale.backends.cuda.lowering.markers import by_nvshmem
-from tilescale.backends.cuda.lowering.statements import flat, is_bulk_store, is_scalar, reads_memory
+from tilescale.backends.cuda.lowering.statements import flat, reads_memory
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
 from tilescale.program.operations import Copy
@@ -53,7 +53,7 @@ def stored(phase: ir.Stmt, loop: ir.For, last: Sequence[ir.Stmt], order: Depende
 def _parts(stmts: Sequence[ir.Stmt]) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
     """Statements, and the stores and signals that end them, in branches too."""
     first, rest = list(stmts), list[ir.Stmt]()
-    while first and _is_sent(first[-1]):
+    while first and is_sent(first[-1]):
         rest.insert(0, first.pop())
     if not first or not isinstance(first[-1], ir.IfThenElse) or _reads(first[-1].condition):
         return first, rest
@@ -79,17 +79,6 @@ def _branch(branch: ir.IfThenElse, then_case: list[ir.Stmt], else_case: list[ir.
     return [tir.at(ir.IfThenElse(condition, *arms), branch)] if then_case or else_case else []
 
 
-def _is_sent(stmt: ir.Stmt) -> bool:
-    """Whether a statement is a bulk store of a whole tile, to a peer too, or a signal."""
-    call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
-    name = ir.op_name(call)
-    if name == tl.COPY:
-        return not call.annotations and is_bulk_store(call)
-    if name == ops.COPY.name:
-        return Copy.of(call).to_peer and not by_nvshmem(call) and is_bulk_store(call)
-    return name == ops.SIGNAL.name and not by_nvshmem(call)
-
-
 def _signals(node: Any) -> bool:
     return ir.op_name(node) == ops.SIGNAL.name or (
         ir.op_name(node) == ops.COPY.name and Copy.of(node).signal is not None
@@ -100,7 +89,7 @@ def _with_scalars(rest: Sequence[ir.Stmt], first: Sequence[ir.Stmt]) -> list[ir.
     """Statements in which the scalars that are set before them stand as what they are."""
     known: dict[ir.Var, ir.PrimExpr] = {}
     for stmt in first:
-        if isinstance(stmt, ir.Bind) and is_scalar(stmt) and not reads_memory(stmt):
+        if isinstance(stmt, ir.Bind) and not reads_memory(stmt):
             known[stmt.var] = ir.substitute(stmt.value, known)
     return [ir.substitute(stmt, known) for stmt in rest]
 
