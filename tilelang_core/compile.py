@@ -31,7 +31,9 @@ __all__ = [
     "JIT",
     "Generated",
     "cache_folder",
+    "checked_text",
     "compile_kernel",
+    "compiled",
     "cuda_source",
     "device_code",
     "entry",
@@ -140,32 +142,54 @@ def compile_kernel(
     """`tilelang.compile`: a kernel for the GPU at hand. `rewrites` have the last word on its text.
 
     `check` gets the text, and the bytes of dynamic shared memory, before nvcc does, and raises if they must not run.
-    Its `repr` says what else it depends on. What the cache has passed before. Lowering takes seconds: it is done once.
+    Its `repr` says what else it depends on. What the cache has passed before. Lowering takes seconds: it is done once,
+    and `compiled` says what came of it, in all processes that load the kernel.
     """
     if empty_loops.may_be_left_out(func):
         rewrites = empty_loops.mended, *rewrites
-    made = keyed(_mended(func), rewrites, check)
-    with logs.following(), _text_through(rewrites), _seen_by(check):
+    if check is None:
+        with logs.following(), _text_through(rewrites):
+            return tilelang.compile(keyed(_mended(func), rewrites), **options)
+    made = keyed(_mended(func), (*rewrites, _seen_by), check)
+    with logs.following(), _seen_by(check) as noted, _text_through((*rewrites, noted)):
         return tilelang.compile(made, **options)
 
 
+_DYNAMIC_SHARED = "\n// bytes of dynamic shared memory: "
+"""The last line of the text of a kernel that was checked, before the number: the cache keeps no other place for it."""
+
+
+def checked_text(made: Generated) -> str:
+    """What nvcc gets for a text that passed a check."""
+    return f"{made.text}{_DYNAMIC_SHARED}{made.dynamic_shared}\n"
+
+
+def compiled(kernel: Any) -> Generated:
+    """What `compile_kernel` with a check gave nvcc for a kernel, in this process or in the one that compiled it."""
+    text, _, shared = kernel.get_kernel_source().rpartition(_DYNAMIC_SHARED)
+    return Generated(text, int(shared))
+
+
 @contextlib.contextmanager
-def _seen_by(check: Callable[[str, int], None] | None) -> Iterator[None]:
-    """What is generated meanwhile passes `check` before nvcc gets it. TileLang's hook has the text alone."""
-    engine = importlib.import_module("tilelang.engine.lower")
-    compiled = engine.device_codegen
+def _seen_by(check: Callable[[str, int], None]) -> Iterator[Rewrite]:
+    """What is generated meanwhile passes `check` before nvcc gets it. TileLang's hook has the text alone.
+
+    Gives the rewrite that notes in a text what its kernel has of dynamic shared memory.
+    """
+    engine, shared = importlib.import_module("tilelang.engine.lower"), 0
+    stock_codegen = engine.device_codegen
 
     def checked(device_mod: tvm.IRModule, context: Any) -> tvm.IRModule:
-        if check is not None:
-            text = engine.device_codegen_without_compile(device_mod, context).inspect_source()
-            check(text, _dynamic_shared(device_mod))
-        return compiled(device_mod, context)
+        nonlocal shared
+        shared = _dynamic_shared(device_mod)
+        check(engine.device_codegen_without_compile(device_mod, context).inspect_source(), shared)
+        return stock_codegen(device_mod, context)
 
     engine.device_codegen = checked
     try:
-        yield
+        yield lambda text: checked_text(Generated(text, shared))
     finally:
-        engine.device_codegen = compiled
+        engine.device_codegen = stock_codegen
 
 
 def cache_folder() -> Path:

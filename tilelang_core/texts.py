@@ -30,7 +30,7 @@ def through(rewrites: Sequence[Rewrite], text: str) -> str:
     return reduce(lambda so_far, rewrite: rewrite(so_far), rewrites, text)
 
 
-def keyed(func: tirx.PrimFunc, rewrites: Sequence[Rewrite], check: Any = None) -> tirx.PrimFunc:
+def keyed(func: tirx.PrimFunc, rewrites: Sequence[Callable], check: Any = None) -> tirx.PrimFunc:
     """The function, with an attribute that tells who rewrites and checks its text; itself if nobody does."""
     if check is not None:
         return func.with_attr(_KEY, f"{_digest((*rewrites, type(check)))} {check!r}")
@@ -38,7 +38,7 @@ def keyed(func: tirx.PrimFunc, rewrites: Sequence[Rewrite], check: Any = None) -
 
 
 @cache
-def _digest(makers: tuple[Rewrite | type, ...]) -> str:
+def _digest(makers: tuple[Callable, ...]) -> str:
     names = [f"{maker.__module__}.{maker.__qualname__}" for maker in makers]
     sources = [inspect.getsource(inspect.getmodule(maker) or maker) for maker in makers]
     return hashlib.sha256("\0".join([*names, *sources]).encode()).hexdigest()

@@ -99,7 +99,8 @@ class Job:
         nvshmem_link.prepare(heap, {}, None)
         if self.world.local_rank == 0:
             kernels = [grid.kernel for f in self.kernels.values() for grid in self._lowered(f).grids]
-            texts = [stock.generate(kernel.func, "auto", None, REWRITES).text for kernel in kernels]
+            made = [stock.generate(kernel.func, "auto", None, REWRITES) for kernel in kernels]
+            texts = [stock.checked_text(generated) for generated in made]
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda text: stock.device_code(text, "auto"), texts))
         self.world.barrier()

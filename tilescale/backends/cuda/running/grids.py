@@ -13,7 +13,7 @@ from tilescale.backends.cuda.lowering.check import kernels
 from tilescale.backends.cuda.lowering.program import LoweredGrid
 from tilescale.backends.cuda.running import occupancy
 from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work
-from tilescale.backends.cuda.text import REWRITES, check_of
+from tilescale.backends.cuda.text import check_of
 from tilescale.program.grids import programs
 from tilescale.program.waiting import first_wait, waits_across
 
@@ -65,9 +65,9 @@ def _check_residency(own: Owner, grid: LoweredGrid, kernel: Any) -> None:
     configs = own.options.get("pass_configs")
 
     def check() -> None:
-        made = stock.generate(grid.kernel.func, kernel.target, configs, REWRITES)
+        made = stock.compiled(kernel)
         text = next(kernels(made.text))
-        code = stock.device_code(made.text, kernel.target, configs)
+        code = stock.device_code(stock.checked_text(made), kernel.target, configs)
         image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster_size)
         held = occupancy.resident(image, own.device.index)
         if where is not None:
