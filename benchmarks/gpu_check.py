@@ -28,7 +28,8 @@ import torch
 ROOT = Path(__file__).parent.parent
 LIMITS = {"device_phases": 360, "never_hang": 240, "cluster_check": 240, "thread_groups_check": 400,
           "overlap_check": 400, "collectives_check": 300, "ops_check": 420, "nodes_check": 450, "nvshmem_check": 300,
-          "schedules_check": 400, "float8_check": 400, "tile_sums_check": 300, "flags_check": 240}  # fmt: skip
+          "schedules_check": 400, "float8_check": 400, "tile_sums_check": 300, "flags_check": 240,
+          "bits_check": 240, "endurance_check": 240}  # fmt: skip
 """Seconds for scripts that need more than 150: about twice what they take beside others, as hosts differ as much."""
 PARTS = Counter(ops_check=4)
 """Jobs among which a script's checks are shared out, as each of them compiles for long."""
@@ -38,8 +39,12 @@ DEVICES = {"16_cannon.py": (1, 4), "19_two_nodes.py": (), "20_wafer_mesh.py": ()
 """Numbers of GPUs of one server that an example takes, where these are not all."""
 ALONE = ("never_hang",)
 """Scripts that have the GPUs for themselves, as they time."""
-UNSHARED = ("nodes_check", "never_hang", "nvshmem", "sanitizer", "one device")
-"""Steps that mean nothing, or do not work, where ranks share GPUs: those that time, and those of NVSHMEM."""
+UNSHARED = (
+    *("nodes_check", "never_hang", "nvshmem", "sanitizer", "one device"),
+    *("ops_check", "float8_check", "overlap_check", "schedules_check", "tile_sums_check", "exchange_check"),
+)
+"""Steps that mean nothing, or do not work, where ranks share GPUs: those that time, and those of NVSHMEM and of NCCL,
+which take one rank a GPU."""
 REPEATED = {
     "emulator's tests, one device": """emulator/test_accesses.py emulator/test_branches.py emulator/test_clusters.py
         emulator/test_thread_group_exchanges.py emulator/test_thread_groups.py emulator/test_phases.py

@@ -24,7 +24,7 @@ from tests.collectives.programs import SHAPES, UNITS, arguments, program  # noqa
 from tilescale.backends.cuda.lowering.implemented import BETWEEN, IMPLEMENTED  # noqa: E402
 from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, records  # noqa: E402
 
-LIMIT_S, CALLS = 70.0, 3
+LIMIT_S, CALLS = 200.0, 3
 
 
 def check(operation: str, form: str, name: str, dtype: str) -> None:

@@ -26,7 +26,7 @@ import tilescale.language as T  # noqa: E402
 from tests.overlap.support import H200  # noqa: E402
 from tilescale.tuning.programs import gather_and_product  # noqa: E402
 
-LIMIT_S = 110.0
+LIMIT_S = 220.0
 ROWS, COLUMNS = 96, 64
 REPLAYS, LOOK_EVERY = 1000, 100
 ROUNDS, CALLS = 10, 6

@@ -24,7 +24,7 @@ import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
 
-LIMIT_S = 110.0
+LIMIT_S = 220.0
 WAIT_S = 0.4
 TILE, COLUMNS = 16, 64
 ROUNDS, REPLAYS = 4, 1000

@@ -75,7 +75,7 @@ class Job:
     """This rank, its kernels, and data that every rank can make for every other."""
 
     def __init__(self) -> None:
-        self.world = tilescale.init(timeout_s=40)
+        self.world = tilescale.init(timeout_s=150)
         self.rank, self.size = self.world.rank, self.world.size
         self.device = self.world.device
         torch.cuda.set_device(self.device)
