@@ -4,6 +4,7 @@
     steps.py        what a program did, task by task: the input
     record.py       writes them down, loops as wholes; rates.py has what operations demand of a machine
     replay.py       the simulation; sharing.py has its events and resources, grids.py the programs of a launch
+    live.py         a task that runs, and the places where tasks publish and wait
     lockstep.py     units that do the same are simulated once; collector.py keeps the others fast too
     timeline.py     the result: spans, utilisation, roofline, critical path, waits
     plans.py        what the collectives of a launch take

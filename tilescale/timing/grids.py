@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tilescale.timing.steps import Launch, Task
 
 if TYPE_CHECKING:
-    from tilescale.timing.replay import Live, Replay
+    from tilescale.timing.live import Live
+    from tilescale.timing.replay import Replay
 
 
 class Grid:

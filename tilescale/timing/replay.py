@@ -14,61 +14,11 @@ from typing import Any
 from tilescale.collectives.links import Link
 from tilescale.timing.collector import no_cyclic_collection
 from tilescale.timing.grids import Grid
+from tilescale.timing.live import Channel, Live
 from tilescale.timing.lockstep import in_lockstep
 from tilescale.timing.sharing import Action, Events, Server
 from tilescale.timing.steps import Acquire, Fork, Launch, Owned, Publish, Rendezvous, Settle, Task, Work
 from tilescale.timing.timeline import Copies, Span, Timeline, Use
-
-Place = tuple[int, int]
-"""A program unit: row and number."""
-
-
-class Live:
-    """A running task.
-
-    Attributes:
-        row, unit: number of the tensor-owning unit that it belongs to, and who it is, for a person.
-        place: the program unit on which it runs, None for phases of a tensor-owning unit.
-        scope: whose the places are that its steps name, None for everybody's.
-        engine: what its spans are shown on.
-        ended: called at its end.
-        last: the span that it could not go on without, as a position.
-        visible_s: when all that it did is visible to others.
-    """
-
-    __slots__ = (
-        "ahead", "at", "ended", "engine", "held", "last", "place", "row", "scope", "since", "task", "unit", "visible_s",
-        "waits",
-    )  # fmt: skip
-
-    def __init__(self, task: Task, parent: Live | None, place: Place | None, engine: str, ended: Action):
-        self.task, self.place, self.engine, self.ended = task, place, engine, ended
-        self.row, self.unit, self.scope, self.last = task.row, task.unit, None, None
-        if parent is not None:
-            self.row, self.scope, self.last = parent.row, parent.scope, parent.last
-            self.unit = f"{parent.unit}, {task.unit}" if task.unit else parent.unit
-        self.at = 0
-        self.visible_s = 0.0
-        # Works that run ahead of it, how many of them it waits to have left, and publications that wait for some.
-        self.ahead: set[Work] = set()
-        self.waits: int | None = None
-        self.held: list[tuple[set[Work], Publish]] = []
-        self.since = 0.0
-
-
-class Channel:
-    """A place where tasks publish, and the tasks that wait there."""
-
-    __slots__ = ("count", "last", "shown_s", "value", "waiting")
-
-    def __init__(self, value: Any):
-        self.value, self.count, self.shown_s = value, 0, 0.0
-        self.last: int | None = None
-        self.waiting: list[tuple[Live, Acquire]] = []
-
-    def open_to(self, step: Acquire) -> bool:
-        """Whether a wait is over."""
-        return self.count >= step.count or (step.holds is not None and step.holds(self.value))
 
 
 class Replay:
