@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import click
 import torch
+from jobs import stop
 
 ROOT = Path(__file__).parent.parent
 LIMITS = {"device_phases": 360, "never_hang": 240, "cluster_check": 240, "thread_groups_check": 400,
@@ -39,10 +39,8 @@ DEVICES = {"16_cannon.py": (1, 4), "19_two_nodes.py": (), "20_wafer_mesh.py": ()
 """Numbers of GPUs of one server that an example takes, where these are not all."""
 ALONE = ("never_hang",)
 """Scripts that have the GPUs for themselves, as they time."""
-UNSHARED = (
-    *("nodes_check", "never_hang", "nvshmem", "sanitizer", "one device"),
-    *("ops_check", "float8_check", "overlap_check", "schedules_check", "tile_sums_check", "exchange_check"),
-)
+UNSHARED = ("nodes_check", "never_hang", "nvshmem", "sanitizer", "one device", "ops_check", "float8_check",
+            "overlap_check", "schedules_check", "tile_sums_check", "exchange_check")  # fmt: skip
 """Steps that mean nothing, or do not work, where ranks share GPUs: those that time, and those of NVSHMEM and of NCCL,
 which take one rank a GPU."""
 REPEATED = {
@@ -135,7 +133,7 @@ def run(step: Step, log: Path) -> Outcome:
         try:
             code = process.wait(step.limit_s)
         except subprocess.TimeoutExpired:
-            code = _ended(process)
+            code = stop(process)
     text = log.read_text(errors="replace").replace(f"{ROOT}/", "")
     failures = re.findall(r"^.*\bFAIL(?:ED)?\b.*$", text, re.MULTILINE)
     passed = len(re.findall(r"\bPASS\b", text)) + _pytest_count(text, "passed")
@@ -143,18 +141,6 @@ def run(step: Step, log: Path) -> Outcome:
     outcome.failed, outcome.skipped = len(failures), _pytest_count(text, "skipped")
     outcome.failures = failures[:8] if failures or code == 0 else [f"exit code {code}", *text.splitlines()[-6:]]
     return outcome
-
-
-def _ended(process: subprocess.Popen) -> int:
-    """The exit code of a job that is told to end, then killed. torchrun's ranks have sessions of their own: it ends
-    them if it is told, and leaves them on the GPUs if it is killed."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        os.killpg(process.pid, how)
-        try:
-            return process.wait(40)
-        except subprocess.TimeoutExpired:
-            pass
-    return process.wait()
 
 
 def _pytest_count(text: str, word: str) -> int:

@@ -21,6 +21,9 @@ from typing import IO
 _OF_A_JOB = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC", "OMP_NUM_THREADS")
 """Beginnings of variables by which a launcher tells a process that it is a rank."""
 
+STOP_S = 40.0
+"""Longest time in which a job that is told to end may do so: torchrun gives its ranks 30 seconds."""
+
 
 @dataclass
 class Job:
@@ -53,11 +56,21 @@ def _ended(job: Job, until: float) -> tuple[int, str]:
     try:
         code = job.process.wait(max(0.1, until - time.monotonic()))
     except subprocess.TimeoutExpired:
-        os.killpg(job.process.pid, signal.SIGKILL)  # a session of its own: all its ranks
-        code = job.process.wait()
+        code = stop(job.process)
     with job.log as log:
         log.seek(0)
         return code, log.read()
+
+
+def stop(process: subprocess.Popen) -> int:
+    """End a job that has a session of its own; its exit code. It is told before it is killed: torchrun's ranks have
+    sessions of theirs, which it ends if it is told, and leaves on the GPUs if it is killed."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        return process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
 
 
 # -- a job that is timed when asked ------------------------------------------------------------------------------------

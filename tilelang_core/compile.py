@@ -165,9 +165,9 @@ def checked_text(made: Generated) -> str:
 
 
 def compiled(kernel: Any) -> Generated:
-    """What `compile_kernel` with a check gave nvcc for a kernel, in this process or in the one that compiled it."""
-    text, _, shared = kernel.get_kernel_source().rpartition(_DYNAMIC_SHARED)
-    return Generated(text, int(shared))
+    """What nvcc got for a kernel of `compile_kernel` with a check, in this process or in the one that compiled it."""
+    text = kernel.get_kernel_source()
+    return Generated(text, int(text.rpartition(_DYNAMIC_SHARED)[2]))
 
 
 @contextlib.contextmanager

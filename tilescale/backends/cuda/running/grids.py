@@ -67,7 +67,7 @@ def _check_residency(own: Owner, grid: LoweredGrid, kernel: Any) -> None:
     def check() -> None:
         made = stock.compiled(kernel)
         text = next(kernels(made.text))
-        code = stock.device_code(stock.checked_text(made), kernel.target, configs)
+        code = stock.device_code(made.text, kernel.target, configs)
         image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster_size)
         held = occupancy.resident(image, own.device.index)
         if where is not None:
