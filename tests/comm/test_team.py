@@ -229,8 +229,10 @@ def test_the_device_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TILESCALE_SHARE_GPUS=1" in caught.value.hint
     monkeypatch.setattr("tilescale.comm.world.settings", lambda: Settings(share_gpus=True))
     assert world.device == torch.device("cuda", 0)
+    assert [world.on_my_gpu(rank) for rank in world.ranks] == [False, False, False, True, False, True]
     monkeypatch.setattr("tilescale.comm.world.settings", lambda: Settings(emulate=True))
     assert world.device == torch.device("cpu")
+    assert [world.on_my_gpu(rank) for rank in world.ranks] == [False] * 5 + [True]
 
 
 @pytest.mark.parametrize("which", ["nod", [2, 2], [2, 4], [-1, 2], [0, 1]])

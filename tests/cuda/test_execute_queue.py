@@ -93,9 +93,11 @@ class Queue(CopyQueue):
 class Device:
     """A rank whose memory is the host's: what it launches is done at once, and written down in `done`."""
 
-    def __init__(self, func: Any, rank: int, memory: dict[str, torch.Tensor]):
+    def __init__(self, func: Any, rank: int, memory: dict[str, torch.Tensor], gpus: int = DEVICES):
         self.program = program(func)
-        self.team, self.device, self.sizes = SimpleNamespace(rank=rank), torch.device("cpu"), (("device", DEVICES),)
+        self.team, self.device = SimpleNamespace(rank=rank, ranks=tuple(range(DEVICES))), torch.device("cpu")
+        self.world = SimpleNamespace(on_my_gpu=lambda other: other % gpus == rank % gpus)
+        self.sizes = (("device", DEVICES),)
         self.reached: set[int] = set()
         self.named: set[int] = set()
         self.sites: list[Any] = []
@@ -227,6 +229,23 @@ def test_a_copy_to_the_device_itself_is_not_for_the_queue(monkeypatch):
     assert done[:3] == ["join", "start", ("write", ("flags", 2, 4 * 2 * FLAGS), 5)]
     assert [what[0] for what in done[4:6]] == ["copy", "write"]
     assert torch.equal(there["Y"][2, 2], there["X"][2]) and torch.equal(there["Y"][3, 2], there["X"][2])
+
+
+def test_copies_between_devices_of_one_gpu_are_not_for_the_queue(monkeypatch):
+    """A kernel makes them, for which the grid that waits for them may leave no processor."""
+    there = memory()
+    done = [Device(on_devices(gathered), rank, there, gpus=2).run(monkeypatch) for rank in range(DEVICES)][1]
+    assert torch.equal(there["Y"], there["X"].expand(DEVICES, -1, -1, -1)) and bool((there["flags"] == 1).all())
+    to = {what[1][1]: at for at, what in enumerate(done) if what[0] == "write"}
+    assert [what[1][1] for what in done if what[0] == "copy"] == [2] * FLAGS + [0] * FLAGS
+    first = min(at for at, what in enumerate(done) if what[0] == "write" and what[1][1] == 3)
+    assert done[first - 2 : to[3] + 1 : 3] == ["join"] * FLAGS and done[first - 1 : to[3] + 1 : 3] == ["start"] * FLAGS
+
+
+def test_a_copy_that_has_to_wait_stays_on_the_queue(monkeypatch):
+    there = memory()
+    alone = Device(on_devices(after_the_grid), 1, there).run(monkeypatch)
+    assert Device(on_devices(after_the_grid), 1, there, gpus=1).run(monkeypatch) == alone
 
 
 def test_a_copy_waits_for_the_senders_flag(monkeypatch):

@@ -84,6 +84,16 @@ class World(Team):
             )
         return torch.device("cuda", self.local_rank % count)
 
+    def on_my_gpu(self, rank: int) -> bool:
+        """Whether a rank computes on this rank's GPU: it is this one, or they share."""
+        if rank == self.rank:
+            return True
+        if self.node_of[rank] != self.node or self.device.type != "cuda":
+            return False
+        import torch
+
+        return self._on_this_node().index(rank) % torch.cuda.device_count() == self.device.index
+
     @property
     def store(self) -> Store:
         """The job's key-value store, for libraries of torch.distributed that join through one."""

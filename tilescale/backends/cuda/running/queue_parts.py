@@ -66,9 +66,28 @@ def wait_before(own: Owner, queue: CopyQueue, copy: Copy, step: HostStep) -> Cal
 
 
 def moved(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[Work]:
-    """A copy on a queue, of tensors of one shape."""
+    """A copy to another GPU on a queue, of tensors of one shape."""
     parts = stream_memory.rows(out, given)
     return [partial(queue.add, partial(stream_memory.copy, queue.stream, part)) for part in parts]
+
+
+def moved_to(own: Owner, device: int, queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[Work]:
+    """A copy to another device: on the queue, but where the two share a GPU by the main stream, unless the queue has
+    to wait for a flag first."""
+    moves = moved(queue, out, given)
+    if not own.world.on_my_gpu(own.team.ranks[device]):
+        return moves
+
+    def run() -> None:
+        if queue.is_held:
+            for move in moves:
+                move()
+        else:
+            queue.join()
+            out.copy_(given)
+            queue.start()
+
+    return [run]
 
 
 def told(queue: CopyQueue, word: Word, value: int) -> Work:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Asynchronous operations on a device's copy queue: copies to peers, each followed by a write of its flag.
 
-What a copy to the device itself moves is copied by a kernel, so the main stream does it, before what follows; as it is
-not to overtake what was started before, the main stream waits for the queue first. So such a copy costs nothing where
-it is the first one.
+What a copy to the device itself moves is copied by a kernel, so the main stream does it, before what follows, which may
+hold all processors and wait; as it is not to overtake what was started before, the main stream waits for the queue
+first. So such a copy costs nothing where it is the first one. The same holds for devices that share a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tilescale.backends.cuda.lowering.host_step import JOIN, QUEUE, HostStep
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.phases import Part, device_of, runs
-from tilescale.backends.cuda.running.queue_parts import at_home, moved, shaped, to_itself, told, wait_before, word_of
+from tilescale.backends.cuda.running.queue_parts import at_home, moved_to, shaped, to_itself, told, wait_before, word_of
 from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.program import ops
 from tilescale.program.operations import Copy
@@ -52,6 +52,6 @@ def _copy(own: Owner, step: HostStep) -> Step:
                 raise to_itself(step)
             return [*at_home(queue, out, given, step), queue.start, raised]
         waits = [queue.hold, queue.start, partial(queue.add, after(at))] if after is not None else [queue.start]
-        return [*waits, *moved(queue, out, given), raised]
+        return [*waits, *moved_to(own, device, queue, out, given), raised]
 
     return bind

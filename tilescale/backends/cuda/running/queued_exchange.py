@@ -15,7 +15,7 @@ from tilescale.backends.cuda.lowering.host_step import QUEUE, HostStep
 from tilescale.backends.cuda.lowering.reach import reached
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.phases import Part, device_of, runs
-from tilescale.backends.cuda.running.queue_parts import at_home, exchange, moved, part_of, shaped, told, word_of
+from tilescale.backends.cuda.running.queue_parts import at_home, exchange, moved_to, part_of, shaped, told, word_of
 from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.backends.cuda.running.transports import Message
 from tilescale.errors import UnsupportedError
@@ -93,8 +93,9 @@ class Exchange:
 
     def _copied(self, on: int, sender: int, given: torch.Tensor, chunk: tuple[int, int, int], at: Call) -> list[Work]:
         """A chunk of a sender's part into the memory of a rank, and its flag there."""
+        device = device_of(self._own, self._made.level, on)
         pair = self._rows(self._part(on, sender, at), chunk), self._rows(given, chunk)
-        return [*moved(self._queue, *pair), self._told(on, sender, chunk[0], at)]
+        return [*moved_to(self._own, device, self._queue, *pair), self._told(on, sender, chunk[0], at)]
 
     def _told(self, on: int, sender: int, number: int, at: Call) -> Work:
         """The flag of a chunk on a rank."""
