@@ -88,7 +88,7 @@ class World(Team):
         """Whether a rank computes on this rank's GPU: it is this one, or they share."""
         if rank == self.rank:
             return True
-        if self.node_of[rank] != self.node or self.device.type != "cuda":
+        if self.node_of[rank] != self.node or self.device.index is None:
             return False
         import torch
 
