@@ -23,10 +23,18 @@ struct Dim {
 };
 static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
 
+enum { LANES_HERE = 2 };  // of a line: blocks have few threads
+
+struct Lanes {
+  std::barrier<> together{LANES_HERE};
+  std::atomic<bool> any{false};
+  std::atomic<unsigned long> number{0};
+};
 struct Block {
   std::barrier<> together;
   std::atomic<bool> all{true};
-  explicit Block(int threads) : together(threads) {}
+  std::vector<Lanes> lanes;
+  explicit Block(int threads) : together(threads), lanes(threads / LANES_HERE) {}
 };
 static thread_local Block* block;
 
@@ -96,13 +104,16 @@ inline void fail(i64* report, Kind kind, int site, i64 index, i64 expected, i64 
   report[2] = site, report[3] = index, report[4] = expected, report[5] = seen;
   __atomic_store_n(report, 1, __ATOMIC_SEQ_CST);
 }
-template <typename Ready>
-inline Outcome await(Ready ready, i64 limit, const i64* report) {
+struct Alone {
+  bool operator()(bool mine) const { return mine; }
+};
+template <typename Ready, typename Any = Alone>
+inline Outcome await(Ready ready, i64 limit, const i64* report, Any any = {}) {
   auto begin = std::chrono::steady_clock::now();
   for (;; sched_yield()) {
     if (ready()) return READY;
-    if (__atomic_load_n(report, __ATOMIC_SEQ_CST)) return STOPPED;
-    if (std::chrono::steady_clock::now() - begin > std::chrono::nanoseconds(limit)) return LATE;
+    if (any(__atomic_load_n(report, __ATOMIC_SEQ_CST))) return STOPPED;
+    if (any(std::chrono::steady_clock::now() - begin > std::chrono::nanoseconds(limit))) return LATE;
   }
 }
 inline unsigned load_acquire(const unsigned* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
@@ -127,6 +138,41 @@ inline Words numbered(unsigned first, unsigned second, unsigned number) {
   return {above | first, above | second};
 }
 inline bool have(Words words, unsigned number) { return words.first >> 32 == number && words.second >> 32 == number; }
+enum { LANES = LANES_HERE };
+inline Lanes& own_lanes() { return block->lanes[threadIdx.x / LANES]; }
+inline bool any_of_line(bool mine) {
+  Lanes& lanes = own_lanes();
+  if (mine) lanes.any = true;
+  lanes.together.arrive_and_wait();
+  bool result = lanes.any;
+  lanes.together.arrive_and_wait();
+  lanes.any = false;
+  lanes.together.arrive_and_wait();
+  return result;
+}
+// As a whole: whoever sees the number sees all.
+inline void store_line(Words* at, Words words, unsigned number) {
+  __atomic_store_n(&at->first, words.first, __ATOMIC_RELAXED);
+  if (threadIdx.x % LANES < LANES - 1) __atomic_store_n(&at->second, words.second, __ATOMIC_RELAXED);
+  own_lanes().together.arrive_and_wait();
+  if (threadIdx.x % LANES == LANES - 1) __atomic_store_n(&at->second, static_cast<u64>(number), __ATOMIC_RELEASE);
+}
+inline Words load_line(const Words* at) {
+  Words words;
+  bool last = threadIdx.x % LANES == LANES - 1;
+  if (last) words = {__atomic_load_n(&at->first, __ATOMIC_RELAXED), __atomic_load_n(&at->second, __ATOMIC_ACQUIRE)};
+  own_lanes().together.arrive_and_wait();
+  if (last) words.first = __atomic_load_n(&at->first, __ATOMIC_RELAXED);
+  return last ? words : load_words(at);
+}
+inline unsigned number_of_line(Words words) {
+  Lanes& lanes = own_lanes();
+  if (threadIdx.x % LANES == LANES - 1) lanes.number = words.second;
+  lanes.together.arrive_and_wait();
+  unsigned result = lanes.number;
+  lanes.together.arrive_and_wait();
+  return result;
+}
 inline void order_stores() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 }  // namespace tilescale

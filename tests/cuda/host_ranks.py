@@ -88,6 +88,12 @@ class Library:
         self._loaded.run(addresses, packed, count, launches[0].blocks, launches[0].threads)
 
 
+def shorten(patch: pytest.MonkeyPatch, form: str, nbytes: int) -> None:
+    """Parts of so many bytes still go as short messages, of a form."""
+    patch.setattr(exchanges, "short", lambda own, stand, ranks: exchanges.Short(form, nbytes))
+    patch.setitem(exchanges.LANES, "lines", 2)  # as in host_blocks.h
+
+
 class Together:
     """Launches of ranks, each in a thread of its own, which run when all have come."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tilescale.backends.cuda.running.collectives import exchanges
-from tilescale.backends.cuda.running.collectives.exchanges import slots_grid, words_grid
+from tilescale.backends.cuda.running.collectives.exchanges import LANES, data_bytes, short_grid, slots_grid
 from tilescale.backends.cuda.running.collectives.kernels import C_TYPES, Exchange, Kernel, combining, moving
 
 KIB, MIB, PROCESSORS = 1 << 10, 1 << 20, 132
@@ -18,6 +18,7 @@ ORDERING = re.compile(r"\b(?:ld|st)\.(?:acquire|release|relaxed)[\w.]*|\bfence[\
 
 KERNELS = [
     Kernel("reduce", "words", combining("bfloat16", "sum"), 3, ("true",)),
+    Kernel("reduce", "lines", combining("bfloat16", "sum"), 3, ("true",)),
     Kernel("reduce_twice", "slots", combining("float32", "max"), 2),
     Kernel("broadcast", "slots", moving("float16"), 3),
     Kernel("reduce", "slots", combining("float8_e4m3", "sum"), 2, ("true",)),
@@ -41,14 +42,22 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("aligned", [True, False])
-def test_words_need_no_fence(aligned: bool, entries: dict[str, list[str]]):
-    found = entries[KERNELS[0].name(aligned)]
+@pytest.mark.parametrize("kernel", KERNELS[:2], ids=lambda kernel: kernel.form)
+def test_short_messages_need_no_fence(kernel: Kernel, aligned: bool, entries: dict[str, list[str]]):
+    found = [what for what in entries[kernel.name(aligned)] if what != "bar.warp.sync"]
     assert set(found) == {"st.relaxed.sys.global.v2.u64", "ld.relaxed.sys.global.v2.u64", "bar.sync"}
     load, store = (found.index(f"{what}.relaxed.sys.global.v2.u64") for what in ("ld", "st"))
     assert load > store, "all are sent first"
 
 
-@pytest.mark.parametrize("kernel", KERNELS[1:], ids=lambda kernel: kernel.function)
+@pytest.mark.parametrize("aligned", [True, False])
+def test_the_threads_of_a_line_store_and_load_together(aligned: bool, entries: dict[str, list[str]]):
+    found = entries[KERNELS[1].name(aligned)]
+    at = [i for i, what in enumerate(found) if what.endswith("relaxed.sys.global.v2.u64")]
+    assert at and all("bar.warp.sync" in found[max(0, i - 2) : i] for i in at), found
+
+
+@pytest.mark.parametrize("kernel", KERNELS[2:], ids=lambda kernel: kernel.function)
 def test_flags_are_told_after_a_barrier_and_a_fence(kernel: Kernel, entries: dict[str, list[str]]):
     found = entries[kernel.name(True)]
     told = [i for i, x in enumerate(found) if x.startswith("st.relaxed")]
@@ -78,17 +87,22 @@ def test_a_structure_is_packed_as_the_kernel_reads_it(tmp_path: Path):
 # -- grids -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nbytes", [1, 8, 9, 4 * KIB, 64 * KIB, 100_002, 256 * KIB, MIB, 3 * MIB + 2])
-def test_grids_of_words_have_room_for_all(nbytes: int):
-    grid = words_grid(nbytes, PROCESSORS)
-    units = -(-nbytes // 8)
-    assert grid.blocks <= PROCESSORS and grid.threads <= 512
-    assert grid.slot >= 16 * -(-units // grid.blocks) and grid.slot & (grid.slot - 1) == 0
+@pytest.mark.parametrize("lanes", LANES.values())
+@pytest.mark.parametrize("nbytes", [1, 8, 9, 120, 121, 4 * KIB, 64 * KIB, 100_002, 256 * KIB, MIB, 3 * MIB + 2])
+def test_grids_of_short_messages_have_room_for_all(nbytes: int, lanes: int):
+    grid = short_grid(nbytes, PROCESSORS, lanes)
+    together = -(-nbytes // data_bytes(lanes))
+    assert grid.blocks <= PROCESSORS and grid.threads <= 512 and grid.threads % lanes == 0
+    assert grid.slot >= 16 * lanes * -(-together // grid.blocks) and grid.slot & (grid.slot - 1) == 0
 
 
 def test_small_tensors_are_spread_over_the_processors():
-    assert [words_grid(n, PROCESSORS)[:2] for n in (KIB, 64 * KIB, 256 * KIB, 512 * KIB, MIB)] == [
+    sizes = (KIB, 64 * KIB, 256 * KIB, 512 * KIB, MIB)
+    assert [short_grid(n, PROCESSORS, 1)[:2] for n in sizes] == [
         (1, 128), (64, 128), (128, 256), (128, 512), (132, 512)
+    ]  # fmt: skip
+    assert [short_grid(n, PROCESSORS, 8)[:2] for n in sizes] == [
+        (1, 128), (35, 128), (69, 256), (69, 512), (132, 512)
     ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks
+from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks, shorten
 from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS, ON_TENSORS
 from tilescale.backends.cuda.running.collectives import LAUNCHERS, copied_sums, exchanges, hierarchical, rounds
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving, moving_units
@@ -25,7 +25,7 @@ from tilescale.collectives import records, schedule
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 SHORT = 400
-"""Bytes of a part that still go as words, in these tests."""
+"""Bytes of a part that still goes as short messages, in these tests."""
 
 COUNTS = (1, 2, 7, 33, 64, 150, 700, 2500)
 """Elements of a part, of short and long messages, of which the last ones take several rounds."""
@@ -47,7 +47,7 @@ TYPES = [("float32", "max"), ("float16", "prod"), ("int32", "sum"), ("int8", "mi
 def compiled() -> Iterator[Kernel]:
     """All kernels that these tests run."""
     sums, moves = combining("bfloat16", "sum"), moving("bfloat16")
-    for form in ("words", "slots"):
+    for form in ("words", "lines", "slots"):
         yield Kernel("reduce", form, sums, 3, ("true",))
         yield Kernel("reduce", form, sums, 3, ("false",))
         yield Kernel("reduce_twice", form, sums, 3)
@@ -56,7 +56,7 @@ def compiled() -> Iterator[Kernel]:
         yield Kernel("broadcast", form, moves, 3)
     yield Kernel("move", "straight", moves, 3, ("true",))
     yield Kernel("move", "straight", moves, 3, ("false",))
-    for form in ("words", "slots"):
+    for form in ("words", "lines", "slots"):
         yield Kernel("reduce", form, sums, 2, ("true",))
         yield Kernel("reduce_twice", form, sums, 2)
         for dtype, op in TYPES:
@@ -73,10 +73,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return Library(tuple(compiled()), tmp_path_factory.mktemp("host"))
 
 
-@pytest.fixture
-def job(library: Library, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ranks]:
+@pytest.fixture(params=["words", "lines"])
+def job(request: pytest.FixtureRequest, library: Library, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ranks]:
     """Makes a job of so many units of each level."""
-    monkeypatch.setattr(exchanges, "short_up_to", lambda own, stand, ranks: SHORT)
+    shorten(monkeypatch, request.param, SHORT)
     return lambda **sizes: Ranks(monkeypatch, library, sizes)
 
 
@@ -193,7 +193,7 @@ def test_counts_of_messages_wrap(count: int, job: Callable[..., Ranks]):
         for own in two.owners:
             for shape, workspace in own.exchanges._made.items():
                 workspace.counts.fill_(-4)  # 2**32 - 4
-                if not shape.flagged:
+                if shape.form != "slots":
                     workspace.slots.zero_()  # as where no message was so long before
         for _ in range(6):
             check(call, "allreduce", count, 2, torch.bfloat16)
@@ -237,7 +237,7 @@ def test_one_rank_alone_copies(job: Callable[..., Ranks]):
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"])
 def test_groups_that_share_memory(name: str, library: Library, monkeypatch: pytest.MonkeyPatch):
     """Kernels inside two groups of three, messages between threads; chunks of 500 elements are long, tails short."""
-    monkeypatch.setattr(exchanges, "short_up_to", lambda own, stand, ranks: SHORT)
+    shorten(monkeypatch, "words", SHORT)
     monkeypatch.setattr(hierarchical, "chunk_bytes", lambda target: 1000)
     six = Ranks(monkeypatch, library, {"device": 6}, shift=0, near=3)
     call = six.collective(stand(name), "hierarchical_direct")
@@ -254,7 +254,7 @@ def test_sums_have_the_bits_of_the_emulator(
     name: str, algorithm: str, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
     """Kernels add as the emulator plays: in 16 bits another order shows. Also where pieces are not of one length."""
-    monkeypatch.setattr(exchanges, "short_up_to", lambda own, stand, ranks: SHORT)
+    shorten(monkeypatch, "words", SHORT)
     monkeypatch.setattr(hierarchical, "chunk_bytes", lambda target: 1000)
     shape = (2, 3) if algorithm == "hierarchical_direct" else (4,) if (name, algorithm) in by_rounds() else (3,)
     job, units = Ranks(monkeypatch, library, {"device": math.prod(shape)}, near=shape[-1]), math.prod(shape)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks
-from tilescale.backends.cuda.running.collectives import exchanges
+from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks, shorten
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, moving
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.timeouts import Kind
@@ -32,7 +31,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 @pytest.fixture
 def job(library: Library, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Ranks]:
-    monkeypatch.setattr(exchanges, "short_up_to", lambda own, stand, ranks: 400)
+    shorten(monkeypatch, "words", 400)
     return lambda ranks: Ranks(monkeypatch, library, {"device": ranks})
 
 

@@ -8,8 +8,8 @@
 // they had read those LAG before, so 2 * LAG + 1 slots are enough; where there is no LAG, two. A power of two lets numbers
 // wrap. (tests/cuda/test_message_protocol.py tries orders in which ranks may run.)
 //
-// Short messages are words with their number inside (words.cuh). Long ones are plain stores, then a fence, then a flag:
-// half the bytes, and two steps more.
+// Short messages are words or lines with their number inside (words.cuh). Long ones are plain stores, then a fence, then
+// a flag: no bytes but the data, and two steps more.
 #ifndef TILESCALE_MESSAGES_CUH
 #define TILESCALE_MESSAGES_CUH
 

@@ -1,58 +1,129 @@
 // SPDX-License-Identifier: MIT
-// Collectives by messages of words: every thread sends its words to all peers, and polls for theirs. Stands after
-// messages.cuh and sums.cuh.
+// Collectives by messages of words or lines: every thread sends its words to all peers, and polls for theirs. Stands
+// after messages.cuh and sums.cuh.
 #ifndef TILESCALE_SHORT_MESSAGES_CUH
 #define TILESCALE_SHORT_MESSAGES_CUH
 
 namespace tilescale {
 
-enum { WORD_SLOTS = 2, WORD_BYTES = 8 };  // slots of a sender; bytes of data that a thread sends at once
+enum { SHORT_SLOTS = 2, PIECE = 8 };  // slots of a sender; bytes of data that a thread loads at once
 
-template <int RANKS>
-struct ByWords {
+// Each thread's words have the number.
+struct InWords {
+  enum { THREADS = 1, BYTES = 8, DATA = 8 };  // threads that go together, bytes of one's data at most, of all of theirs
+  typedef Alone Any;
+  static __device__ __forceinline__ void store(Words* at, Pack<BYTES> pack, unsigned number) {
+    store_words(at, numbered(pack.words[0], pack.words[1], number));
+  }
+  static __device__ __forceinline__ Words load(const Words* at) { return load_words(at); }
+  static __device__ __forceinline__ bool have(Words words, unsigned number) { return tilescale::have(words, number); }
+  static __device__ __forceinline__ unsigned number(Words words) { return static_cast<unsigned>(words.first >> 32); }
+  static __device__ __forceinline__ Pack<BYTES> data(Words words) {
+    return {{static_cast<unsigned>(words.first), static_cast<unsigned>(words.second)}};
+  }
+};
+
+// A line has it once.
+struct InLines {
+  enum { THREADS = LANES, BYTES = 16, DATA = BYTES * LANES - PIECE };
+  struct Any {
+    __device__ __forceinline__ bool operator()(bool mine) const { return any_of_line(mine); }
+  };
+  static __device__ __forceinline__ void store(Words* at, Pack<BYTES> pack, unsigned number) {
+    store_line(at, *reinterpret_cast<const Words*>(&pack), number);
+  }
+  static __device__ __forceinline__ Words load(const Words* at) { return load_line(at); }
+  static __device__ __forceinline__ bool have(Words words, unsigned wanted) { return number(words) == wanted; }
+  static __device__ __forceinline__ unsigned number(Words words) { return number_of_line(words); }
+  static __device__ __forceinline__ Pack<BYTES> data(Words words) {
+    return *reinterpret_cast<const Pack<BYTES>*>(&words);
+  }
+};
+
+// A unit is what one thread sends at once: its place in a part, and that of the unit of the first thread of those that it
+// goes together with, which all have the same to decide.
+template <typename Form>
+struct Place {
+  i64 first, at;
+  int room;
+  __device__ __forceinline__ explicit Place(i64 unit) {
+    int lane = static_cast<int>(unit % Form::THREADS);
+    first = unit / Form::THREADS * Form::DATA;
+    at = first + lane * Form::BYTES;
+    room = lane == Form::THREADS - 1 ? Form::DATA - lane * Form::BYTES : Form::BYTES;
+  }
+};
+
+template <typename Form, int ELEMENT, bool ALIGNED>
+__device__ __forceinline__ Pack<Form::BYTES> read_unit(const char* part, i64 bytes, const Place<Form>& place) {
+  Pack<Form::BYTES> pack = {};
+#pragma unroll
+  for (int i = 0; i < Form::BYTES; i += PIECE)
+    if (i < place.room)
+      reinterpret_cast<Pack<PIECE>*>(&pack)[i / PIECE] =
+          read<PIECE, ELEMENT, ALIGNED>(part + place.at + i, bytes - place.at - i);
+  return pack;
+}
+
+template <typename Form, int ELEMENT, bool ALIGNED>
+__device__ __forceinline__ void write_unit(char* part, i64 bytes, const Place<Form>& place, Pack<Form::BYTES> pack) {
+#pragma unroll
+  for (int i = 0; i < Form::BYTES; i += PIECE)
+    if (i < place.room)
+      write<PIECE, ELEMENT, ALIGNED>(part + place.at + i, bytes - place.at - i,
+                                     reinterpret_cast<const Pack<PIECE>*>(&pack)[i / PIECE]);
+}
+
+template <typename Form, int RANKS>
+struct Short {
+  typedef Pack<Form::BYTES> Data;
   const Exchange& x;
   const Group<RANKS> group;
-  const Share share;
+  const Share share;  // of what goes together
   const unsigned number;
 
-  __device__ __forceinline__ explicit ByWords(const Exchange& exchange)
+  __device__ __forceinline__ explicit Short(const Exchange& exchange)
       : x(exchange),
         group{exchange},
-        share((exchange.bytes + WORD_BYTES - 1) / WORD_BYTES),
+        share((exchange.bytes + Form::DATA - 1) / Form::DATA),
         number(share.begin < share.end ? group.next() : 0) {}
 
   __device__ __forceinline__ Words* words(int sender, int receiver, int set, i64 unit) const {
-    return reinterpret_cast<Words*>(group.message(sender, receiver, number, WORD_SLOTS, set)) + (unit - share.begin);
+    return reinterpret_cast<Words*>(group.message(sender, receiver, number, SHORT_SLOTS, set)) +
+           (unit - share.begin * Form::THREADS);
   }
-  __device__ __forceinline__ void send(int peer, int set, i64 unit, Pack<WORD_BYTES> pack) const {
-    store_words(words(x.rank, peer, set, unit), numbered(pack.words[0], pack.words[1], number));
+  __device__ __forceinline__ void send(int peer, int set, i64 unit, Data data) const {
+    Form::store(words(x.rank, peer, set, unit), data, number);
   }
+  // Whether a unit is one of the first ones of the share.
+  __device__ __forceinline__ bool is_first(i64 unit) const { return unit < (share.begin + 1) * Form::THREADS; }
   // Every unit of the share, by one thread each.
   template <typename Body>
   __device__ __forceinline__ void each_unit(Body body) const {
-    for (i64 unit = share.begin + threadIdx.x; unit < share.end; unit += blockDim.x) body(unit);
+    i64 begin = share.begin * Form::THREADS, end = share.end * Form::THREADS;
+    for (i64 unit = begin + threadIdx.x; unit < end; unit += blockDim.x) body(unit, Place<Form>(unit));
   }
-  // The unit that each peer has sent, of those that `wanted(rank)`; other elements of `packs` stay. False: a wait failed.
+  // The unit that each peer has sent, of those that `wanted(rank)`; other elements of `given` stay. False: a wait failed.
   template <typename Wanted>
-  __device__ __forceinline__ bool receive(int set, i64 unit, Wanted wanted, Pack<WORD_BYTES> (&packs)[RANKS]) const {
+  __device__ __forceinline__ bool receive(int set, i64 unit, Wanted wanted, Data (&given)[RANKS]) const {
     Words found[RANKS];
     auto here = [&] {
       bool all = true;
 #pragma unroll
       for (int r = 0; r < RANKS; ++r)
-        if (r != x.rank && wanted(r)) found[r] = load_words(words(r, x.rank, set, unit));
+        if (r != x.rank && wanted(r)) found[r] = Form::load(words(r, x.rank, set, unit));
 #pragma unroll
       for (int r = 0; r < RANKS; ++r)
-        if (r != x.rank && wanted(r)) all = all && have(found[r], number);
+        if (r != x.rank && wanted(r)) all = Form::have(found[r], number) && all;
       return all;
     };
-    Outcome outcome = await(here, 2 * x.limit, x.report);
+    Outcome outcome = await(here, 2 * x.limit, x.report, typename Form::Any());
 #pragma unroll
     for (int r = 0; r < RANKS; ++r) {
       if (r == x.rank || !wanted(r)) continue;
-      if (outcome == LATE && !have(found[r], number))
-        report_absent(x.report, x.site, r, number, static_cast<unsigned>(found[r].first >> 32));
-      packs[r] = {{static_cast<unsigned>(found[r].first), static_cast<unsigned>(found[r].second)}};
+      if (outcome == LATE && !Form::have(found[r], number))
+        report_absent(x.report, x.site, r, number, Form::number(found[r]));
+      given[r] = Form::data(found[r]);
     }
     return outcome == READY;
   }
@@ -64,103 +135,97 @@ struct ByWords {
   // Sends each peer its part, or the same to all.
   template <int ELEMENT, bool ALIGNED, bool SAME>
   __device__ __forceinline__ void send_parts() const {
-    each_unit([&](i64 unit) {
-      i64 at = unit * WORD_BYTES;
-      Pack<WORD_BYTES> pack;
-      if (SAME) pack = read<WORD_BYTES, ELEMENT, ALIGNED>(x.source + at, x.bytes - at);
+    each_unit([&](i64 unit, Place<Form> place) {
+      Data data;
+      if (SAME) data = read_unit<Form, ELEMENT, ALIGNED>(x.source, x.bytes, place);
 #pragma unroll
       for (int i = 0; i < RANKS - 1; ++i) {
         int peer = group.peer(i);
-        i64 left = group.size(peer) - at;
-        if (!SAME) pack = read<WORD_BYTES, ELEMENT, ALIGNED>(x.source + peer * x.source_step + at, left);
-        if (left > 0) send(peer, 0, unit, pack);
+        i64 size = group.size(peer);
+        if (!SAME) data = read_unit<Form, ELEMENT, ALIGNED>(x.source + peer * x.source_step, size, place);
+        if (size > place.first) send(peer, 0, unit, data);
       }
     });
   }
 };
 
 // The target becomes the sum over all ranks: of their sources (SAME), or of their parts for this rank.
-template <typename T, int OP, int RANKS, bool ALIGNED, bool SAME>
-__device__ __forceinline__ void reduce_words(const Exchange& x) {
-  const ByWords<RANKS> by(x);
+template <typename Form, typename T, int OP, int RANKS, bool ALIGNED, bool SAME>
+__device__ __forceinline__ void reduce_short(const Exchange& x) {
+  const Short<Form, RANKS> by(x);
   const char* own = x.source + x.rank * x.source_step;
   by.template send_parts<sizeof(T), ALIGNED, SAME>();
-  by.each_unit([&](i64 unit) {
-    i64 at = unit * WORD_BYTES, left = x.bytes - at;
-    Pack<WORD_BYTES> packs[RANKS], mine = read<WORD_BYTES, sizeof(T), ALIGNED>(own + at, left);
-    bool ready = by.receive(0, unit, [](int) { return true; }, packs);
-    if (ready) write<WORD_BYTES, sizeof(T), ALIGNED>(x.target + at, left, reduced<T, OP>(packs, mine, x.rank));
+  by.each_unit([&](i64 unit, Place<Form> place) {
+    Pack<Form::BYTES> given[RANKS], mine = read_unit<Form, sizeof(T), ALIGNED>(own, x.bytes, place);
+    if (!by.receive(0, unit, [](int) { return true; }, given)) return;
+    write_unit<Form, sizeof(T), ALIGNED>(x.target, x.bytes, place, reduced<T, OP>(given, mine, x.rank));
   });
   by.end();
 }
 
 // The sum of all sources, part by part: each rank sums a part and sends it to all.
-template <typename T, int OP, int RANKS, bool ALIGNED>
-__device__ __forceinline__ void reduce_twice_words(const Exchange& x) {
-  const ByWords<RANKS> by(x);
-  const i64 own = x.rank * x.bytes;
+template <typename Form, typename T, int OP, int RANKS, bool ALIGNED>
+__device__ __forceinline__ void reduce_twice_short(const Exchange& x) {
+  const Short<Form, RANKS> by(x);
+  const i64 own = x.rank * x.bytes, size = by.group.size(x.rank);
   by.template send_parts<sizeof(T), ALIGNED, false>();
-  by.each_unit([&](i64 unit) {
-    i64 at = unit * WORD_BYTES, left = by.group.size(x.rank) - at;
-    if (left <= 0) return;
-    Pack<WORD_BYTES> packs[RANKS], mine = read<WORD_BYTES, sizeof(T), ALIGNED>(x.source + own + at, left);
-    if (!by.receive(0, unit, [](int) { return true; }, packs)) return;
-    Pack<WORD_BYTES> sum = reduced<T, OP>(packs, mine, x.rank);
+  by.each_unit([&](i64 unit, Place<Form> place) {
+    if (size <= place.first) return;
+    Pack<Form::BYTES> given[RANKS], mine = read_unit<Form, sizeof(T), ALIGNED>(x.source + own, size, place);
+    if (!by.receive(0, unit, [](int) { return true; }, given)) return;
+    Pack<Form::BYTES> sum = reduced<T, OP>(given, mine, x.rank);
 #pragma unroll
     for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), 1, unit, sum);
-    write<WORD_BYTES, sizeof(T), ALIGNED>(x.target + own + at, left, sum);
+    write_unit<Form, sizeof(T), ALIGNED>(x.target + own, size, place, sum);
   });
-  by.each_unit([&](i64 unit) {
-    i64 at = unit * WORD_BYTES;
-    Pack<WORD_BYTES> packs[RANKS];
-    if (!by.receive(1, unit, [&](int r) { return by.group.size(r) > at; }, packs)) return;
+  by.each_unit([&](i64 unit, Place<Form> place) {
+    Pack<Form::BYTES> given[RANKS];
+    if (!by.receive(1, unit, [&](int r) { return by.group.size(r) > place.first; }, given)) return;
 #pragma unroll
     for (int r = 0; r < RANKS; ++r)
       if (r != x.rank)
-        write<WORD_BYTES, sizeof(T), ALIGNED>(x.target + r * x.bytes + at, by.group.size(r) - at, packs[r]);
+        write_unit<Form, sizeof(T), ALIGNED>(x.target + r * x.bytes, by.group.size(r), place, given[r]);
   });
   by.end();
 }
 
 // Part r of the target becomes what rank r sends this one: its source (SAME), or its part for this rank.
-template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
-__device__ __forceinline__ void move_words(const Exchange& x) {
-  const ByWords<RANKS> by(x);
+template <typename Form, int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
+__device__ __forceinline__ void move_short(const Exchange& x) {
+  const Short<Form, RANKS> by(x);
   const char* own = x.source + x.rank * x.source_step;
   by.template send_parts<ELEMENT, ALIGNED, SAME>();
-  by.each_unit([&](i64 unit) {
-    i64 at = unit * WORD_BYTES, left = x.bytes - at;
-    Pack<WORD_BYTES> packs[RANKS];
+  by.each_unit([&](i64 unit, Place<Form> place) {
+    Pack<Form::BYTES> given[RANKS];
 #pragma unroll
     for (int r = 0; r < RANKS; ++r)
-      if (r == x.rank) packs[r] = read<WORD_BYTES, ELEMENT, ALIGNED>(own + at, left);
-    if (!by.receive(0, unit, [](int) { return true; }, packs)) return;
+      if (r == x.rank) given[r] = read_unit<Form, ELEMENT, ALIGNED>(own, x.bytes, place);
+    if (!by.receive(0, unit, [](int) { return true; }, given)) return;
 #pragma unroll
-    for (int r = 0; r < RANKS; ++r) write<WORD_BYTES, ELEMENT, ALIGNED>(x.target + r * x.target_step + at, left, packs[r]);
+    for (int r = 0; r < RANKS; ++r)
+      write_unit<Form, ELEMENT, ALIGNED>(x.target + r * x.target_step, x.bytes, place, given[r]);
   });
   by.end();
 }
 
-// The target becomes the root's source. The others send their first unit for nothing: so everybody hears of everybody.
-template <int ELEMENT, int RANKS, bool ALIGNED>
-__device__ __forceinline__ void broadcast_words(const Exchange& x) {
-  const ByWords<RANKS> by(x);
+// The target becomes the root's source. The others send their first units for nothing: so everybody hears of everybody.
+template <typename Form, int ELEMENT, int RANKS, bool ALIGNED>
+__device__ __forceinline__ void broadcast_short(const Exchange& x) {
+  const Short<Form, RANKS> by(x);
   const bool root = x.rank == x.root;
-  by.each_unit([&](i64 unit) {
-    i64 at = unit * WORD_BYTES;
-    if (!root && unit != by.share.begin) return;
-    Pack<WORD_BYTES> pack = {};
-    if (root) pack = read<WORD_BYTES, ELEMENT, ALIGNED>(x.source + at, x.bytes - at);
+  by.each_unit([&](i64 unit, Place<Form> place) {
+    if (!root && !by.is_first(unit)) return;
+    Pack<Form::BYTES> data = {};
+    if (root) data = read_unit<Form, ELEMENT, ALIGNED>(x.source, x.bytes, place);
 #pragma unroll
-    for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), 0, unit, pack);
+    for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), 0, unit, data);
   });
-  by.each_unit([&](i64 unit) {
-    i64 at = unit * WORD_BYTES;
-    Pack<WORD_BYTES> packs[RANKS];
-    if (!by.receive(0, unit, [&](int r) { return r == x.root || unit == by.share.begin; }, packs) || root) return;
+  by.each_unit([&](i64 unit, Place<Form> place) {
+    Pack<Form::BYTES> given[RANKS];
+    if (!by.receive(0, unit, [&](int r) { return r == x.root || by.is_first(unit); }, given) || root) return;
 #pragma unroll
     for (int r = 0; r < RANKS; ++r)
-      if (r == x.root) write<WORD_BYTES, ELEMENT, ALIGNED>(x.target + at, x.bytes - at, packs[r]);
+      if (r == x.root) write_unit<Form, ELEMENT, ALIGNED>(x.target, x.bytes, place, given[r]);
   });
   by.end();
 }

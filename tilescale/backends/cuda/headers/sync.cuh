@@ -164,21 +164,27 @@ __device__ __forceinline__ void store_whole(V* p, V v) {
 
 enum Outcome { READY, LATE, STOPPED };
 
+// A thread that waits for itself.
+struct Alone {
+  __device__ __forceinline__ bool operator()(bool mine) const { return mine; }
+};
+
 // Until `ready()`, the time is up, or a wait has failed somewhere. Devices in step arrive within microseconds: that
 // long nothing but what is waited for is looked at, as each look at the clock or the report delays the next one.
-template <typename Ready>
-__device__ inline Outcome await(Ready ready, i64 limit, const i64* report) {
+// Threads that wait together are ready together, and give up together: when `any(mine)` for one of them.
+template <typename Ready, typename Any = Alone>
+__device__ inline Outcome await(Ready ready, i64 limit, const i64* report, Any any = {}) {
 #pragma unroll 1
   for (int turn = 0; turn < 64; ++turn)
     if (ready()) return READY;
   i64 begin = now_ns();
   for (unsigned pause = 32;; pause = pause < 256 ? 2 * pause : pause) {
     if (ready()) return READY;
-    if (stopped(report)) {
+    if (any(stopped(report))) {
       tell_host(report);
       return STOPPED;
     }
-    if (now_ns() - begin > limit) return LATE;
+    if (any(now_ns() - begin > limit)) return LATE;
     __nanosleep(pause);
   }
 }

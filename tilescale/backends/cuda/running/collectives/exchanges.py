@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Exchanges of messages between the blocks of a grid and those of its peers: what one_shot, two_shot and direct share.
 
-Short messages are words with flags inside, of twice the bytes; long ones are stored plainly, told by a flag, and take
-two steps more: a fence until they have arrived, and the flag's own way. The machine's latency and bandwidth say where
-that is worth it.
+Short messages have flags inside: words, of twice the bytes, or lines, of a fifteenth more, where the network brings a
+line as a whole. Long ones are stored plainly, told by a flag, and take two steps more: a fence until they have arrived,
+and the flag's own way. The machine's latency and bandwidth say where that is worth it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.reach import STORES
 from tilescale.backends.cuda.running.collectives.kernels import (
-    LONG,
     THREADS,
     Element,
     Exchange,
@@ -30,15 +29,22 @@ from tilescale.backends.cuda.running.collectives.workspaces import Inbox, Shape
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.cost.operations import network_of
+from tilescale.settings import settings
 
 if TYPE_CHECKING:
     import torch
 
-WORD_BYTES, WORDS_BYTES, WORD_SLOTS = 8, 16, 2
-"""Data that a thread sends at once as words, what they take, and slots of a sender (headers/short_messages.cuh)."""
+UNIT_BYTES, SHORT_SLOTS, LONG_SLOTS = 16, 2, 4
+"""What a thread stores at once, and slots of a sender (headers/short_messages.cuh, long_messages.cuh)."""
 
-UNIT_BYTES, LONG_SLOTS = 16, 4
-"""Data that a thread stores at once, and slots of a sender: as in headers/long_messages.cuh."""
+LANES = {"words": 1, "lines": 8}
+"""Threads whose units have one flag (headers/words.cuh)."""
+
+FLAG_BYTES = 8
+"""Of such units the bytes that are no data."""
+
+WHOLE_LINES = "whole-lines"
+"""The capability of a network that brings what a warp stores into a line by one instruction as a whole."""
 
 SMALLEST_SLOT, LARGEST_SLOT = 8192, 32768
 """Bytes of a long message: at least, so that every thread stores some; and at most, over the number of peers."""
@@ -77,14 +83,20 @@ class Grid(NamedTuple):
     slot: int
 
 
-def words_grid(nbytes: int, processors: int) -> Grid:
-    """For messages of words: a thread for each two words, a block on each processor at most."""
-    units = -(-nbytes // WORD_BYTES)
+def short_grid(nbytes: int, processors: int, lanes: int) -> Grid:
+    """For short messages, so many threads of which have one flag: a thread for each unit, a block on each processor at
+    most."""
+    together = -(-nbytes // data_bytes(lanes))
     threads = FEWEST_THREADS
-    while threads < THREADS and units > threads * processors:
+    while threads < THREADS and together * lanes > threads * processors:
         threads *= 2
-    blocks = min(processors, -(-units // threads))
-    return Grid(blocks, threads, power_of_two(-(-units // blocks) * WORDS_BYTES))
+    blocks = min(processors, -(-together * lanes // threads))
+    return Grid(blocks, threads, power_of_two(-(-together // blocks) * lanes * UNIT_BYTES))
+
+
+def data_bytes(lanes: int) -> int:
+    """Bytes of data that so many threads send with one flag."""
+    return lanes * UNIT_BYTES - FLAG_BYTES
 
 
 def slots_grid(nbytes: int, blocks: int, peers: int) -> Grid:
@@ -105,12 +117,24 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def short_up_to(own: Owner, stand: Stand, ranks: int) -> float:
-    """Bytes of a part up to which it goes as words: what flags add takes no longer than two steps over the network."""
+class Short(NamedTuple):
+    """The form of short messages, and the largest part that goes so."""
+
+    form: str
+    nbytes: float
+
+
+def short(own: Owner, stand: Stand, ranks: int) -> Short:
+    """How short messages go, and up to which size: what flags add takes no longer than two steps over the network.
+
+    Ranks that share a GPU use no network, which alone brings lines as a whole.
+    """
     network = network_of(stand.made.call, own.target.machine, dict(own.sizes))
     stores = network.mechanism(STORES) if network is not None else None
     assert network is not None and stores is not None and stores.put, "the plan has asked for it"
-    return 2 * network.latency * stores.put / (ranks - 1)
+    form = "lines" if WHOLE_LINES in network.capabilities and not settings().share_gpus else "words"
+    added = FLAG_BYTES / data_bytes(LANES[form])
+    return Short(form, 2 * network.latency * stores.put / (ranks - 1) / added)
 
 
 class Messages:
@@ -134,7 +158,7 @@ class Messages:
         self._blocks: dict[str, int] = {}
         if self.team.size == 1:
             return
-        self._short = short_up_to(own, stand, self.team.size)
+        self._short = short(own, stand, self.team.size)
         own.sites.append(Site(stand.what, stand.where))
         self._site = len(own.sites) - 1
         for form in (*self._forms(0), *self._forms(sys.maxsize)) if part is None else self._forms(part):
@@ -144,8 +168,8 @@ class Messages:
 
     def _forms(self, part: int) -> tuple[str, ...]:
         """How a part may go: by the first form, by the last one where peers can store into its target."""
-        if part <= self._short:
-            return ("words",)
+        if part <= self._short.nbytes:
+            return (self._short.form,)
         blocks = self._processors * blocks_per_processor("slots", self.team.size)
         several = part > blocks * largest_slot(self.team.size - 1)
         return ("slots", "straight") if several and self._moves else ("slots",)
@@ -158,11 +182,11 @@ class Messages:
             return [partial(target.copy_, source.view_as(target))]
         own, (form, *straight) = self._own, self._forms(parts.nbytes)
         blocks = self._blocks[form]
-        if form == "words":
-            grid, slots = words_grid(parts.nbytes, blocks), WORD_SLOTS
+        if form in LANES:
+            grid, slots = short_grid(parts.nbytes, blocks, LANES[form]), SHORT_SLOTS
         else:
             grid, slots = slots_grid(parts.nbytes, blocks, self.team.size - 1), LONG_SLOTS
-        shape = Shape(self._level, self.team.size, self._sets, slots, blocks, grid.slot, form in LONG)
+        shape = Shape(self._level, self.team.size, self._sets, slots, blocks, grid.slot, form)
         exchange = self._exchange(shape, parts, root)
         exchange.source, exchange.target = source.data_ptr(), target.data_ptr()
         places = (exchange.source, exchange.target, parts.source_step, parts.target_step)

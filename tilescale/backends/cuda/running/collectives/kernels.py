@@ -37,6 +37,9 @@ C_TYPES = {
 THREADS = 512
 """Threads of a block at most."""
 
+SHORT = {"words": "tilescale::InWords", "lines": "tilescale::InLines"}
+"""Forms of short messages, and what headers/short_messages.cuh calls them."""
+
 LONG = ("slots", "straight")
 """Forms of long messages."""
 
@@ -72,7 +75,7 @@ class Kernel:
 
     Attributes:
         function: its name there, without the form of its messages.
-        form: of its messages, "words", "slots" or "straight", or "rounds".
+        form: of its messages, "words", "lines", "slots" or "straight", or "rounds".
         ranks: devices of the group.
         flags: the template's last arguments.
     """
@@ -99,12 +102,13 @@ class Kernel:
         return "".join(header(name) + "\n" for name in HEADERS) + kernels
 
     def _entry(self, aligned: bool) -> str:
-        arguments = ", ".join([*self.element, str(self.ranks), str(aligned).lower(), *self.flags])
+        how, *which = ("short", SHORT[self.form]) if self.form in SHORT else (self.form,)
+        arguments = ", ".join([*which, *self.element, str(self.ranks), str(aligned).lower(), *self.flags])
         bounds = f"__launch_bounds__({THREADS}, {self.blocks_per_processor})"
         return (
             f'extern "C" __global__ void {bounds}\n'
             f"{self.name(aligned)}(const __grid_constant__ tilescale::Exchange x) {{\n"
-            f"  tilescale::{self.function}_{self.form}<{arguments}>(x);\n}}\n"
+            f"  tilescale::{self.function}_{how}<{arguments}>(x);\n}}\n"
         )
 
 

@@ -62,7 +62,7 @@ class _Rows:
         self._functions: dict[bool, Any] = functions(own.device_code(kernel.text), kernel, own.device.index)
         processors = machine.count(machine.program_level.name, machine.tensor_level.name)
         blocks = processors * kernel.blocks_per_processor
-        self._shape = Shape(self._level, size, 1, LONG_SLOTS, blocks, largest_slot(max(1, size - 1)), True)
+        self._shape = Shape(self._level, size, 1, LONG_SLOTS, blocks, largest_slot(max(1, size - 1)), "slots")
         own.sites.append(Site(stand.what, stand.where))
         self._site = len(own.sites) - 1
 

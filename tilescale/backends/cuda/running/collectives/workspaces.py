@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from tilescale.backends.cuda.running.near import Near
 
 
+SLOTS = "slots"
+"""The form of long messages that lie in a workspace."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """Slots of one device.
@@ -21,7 +25,7 @@ class Shape:
         sets: of slots; each has `slots` for every sender and block.
         blocks: of a grid, at most.
         slot: bytes.
-        flagged: whether each slot has a flag behind the slots.
+        form: of the messages in them: another would take for a flag what is data.
     """
 
     level: str
@@ -30,14 +34,15 @@ class Shape:
     slots: int
     blocks: int
     slot: int
-    flagged: bool
+    form: str
 
     @property
     def nbytes(self) -> int:
-        """Bytes, flags included."""
+        """Bytes; long messages have their flags behind the slots (headers/messages.cuh, moved_messages.cuh)."""
         messages = self.sets * self.slots * (self.ranks - 1) * self.blocks
-        told = 8 * (self.ranks - 1) * self.blocks if self.flagged else 0  # headers/moved_messages.cuh
-        return messages * (self.slot + (4 if self.flagged else 0)) + told
+        if self.form != SLOTS:
+            return messages * self.slot
+        return messages * (self.slot + 4) + 8 * (self.ranks - 1) * self.blocks
 
 
 @dataclass(frozen=True)
