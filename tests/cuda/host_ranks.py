@@ -90,7 +90,7 @@ class Library:
 
 def shorten(patch: pytest.MonkeyPatch, form: str, nbytes: int) -> None:
     """Parts of so many bytes still go as short messages, of a form."""
-    patch.setattr(exchanges, "short", lambda own, stand, ranks: exchanges.Short(form, nbytes))
+    patch.setattr(exchanges, "short", lambda own, stand, ranks: [exchanges.Short(form, nbytes)])
     patch.setitem(exchanges.LANES, "lines", 2)  # as in host_blocks.h
 
 
@@ -185,7 +185,9 @@ class Ranks:
             patch.setattr(module, "launch", self._launch)
             patch.setattr(module, "functions", lambda code, kernel, device: library.functions(kernel))
         patch.setattr(rounds, "shape_of", lambda machine, level, units, sizes: (len(units),))
+        patch.setattr(exchanges, "most_threads", lambda form, ranks: THREADS)
         patch.setattr(exchanges, "FEWEST_THREADS", 2)
+        patch.setattr(exchanges, "WARP", 2)
         patch.setattr(exchanges, "SMALLEST_SLOT", 64)
         patch.setattr(exchanges, "LARGEST_SLOT", 256)
         self.owners = [self._owner(rank, Heap(memory, rank, shift)) for rank in range(self.size)]

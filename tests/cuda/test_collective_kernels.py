@@ -87,22 +87,23 @@ def test_a_structure_is_packed_as_the_kernel_reads_it(tmp_path: Path):
 # -- grids -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("most", [512, 640])
 @pytest.mark.parametrize("lanes", LANES.values())
 @pytest.mark.parametrize("nbytes", [1, 8, 9, 120, 121, 4 * KIB, 64 * KIB, 100_002, 256 * KIB, MIB, 3 * MIB + 2])
-def test_grids_of_short_messages_have_room_for_all(nbytes: int, lanes: int):
-    grid = short_grid(nbytes, PROCESSORS, lanes)
+def test_grids_of_short_messages_have_room_for_all(nbytes: int, lanes: int, most: int):
+    grid = short_grid(nbytes, PROCESSORS, lanes, most)
     together = -(-nbytes // data_bytes(lanes))
-    assert grid.blocks <= PROCESSORS and grid.threads <= 512 and grid.threads % lanes == 0
+    assert grid.blocks <= PROCESSORS and grid.threads <= most and grid.threads % 32 == 0
     assert grid.slot >= 16 * lanes * -(-together // grid.blocks) and grid.slot & (grid.slot - 1) == 0
 
 
 def test_small_tensors_are_spread_over_the_processors():
-    sizes = (KIB, 64 * KIB, 256 * KIB, 512 * KIB, MIB)
-    assert [short_grid(n, PROCESSORS, 1)[:2] for n in sizes] == [
-        (1, 128), (64, 128), (128, 256), (128, 512), (132, 512)
+    sizes = (KIB, 64 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB)
+    assert [short_grid(n, PROCESSORS, 1, 640)[:2] for n in sizes] == [
+        (1, 128), (64, 128), (128, 256), (128, 512), (132, 512), (132, 512)
     ]  # fmt: skip
-    assert [short_grid(n, PROCESSORS, 8)[:2] for n in sizes] == [
-        (1, 128), (35, 128), (69, 256), (69, 512), (132, 512)
+    assert [short_grid(n, PROCESSORS, 8, 640)[:2] for n in sizes] == [
+        (1, 128), (35, 128), (122, 160), (122, 288), (129, 544), (129, 544)
     ]  # fmt: skip
 
 

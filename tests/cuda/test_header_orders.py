@@ -19,8 +19,8 @@ FUNCTION = re.compile(
 )
 PARTS = re.compile(
     r"asm volatile\(\"([\w.]+ ?%?\d?)|\b(__threadfence_system|__syncwarp|complete_stores|drain|acquired|load_acquire"
-    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|cluster_barrier|order_stores|store_words|load_words"
-    r"|clear|__syncthreads|__syncthreads_and|nvshmemx?_\w+|await_siblings)\("
+    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|cluster_barrier|order_stores|store_words|load_words|store_line"
+    r"|load_line|clear|__syncthreads|__syncthreads_and|nvshmemx?_\w+|await_siblings)\("
     r"|\b(complete|start_put|put|update_flag|put_flag|tell_siblings)(?:<SET>)?\((?=\)|from|flags|counters)"
 )
 """An instruction of PTX, or a call of what orders."""
@@ -107,9 +107,16 @@ ORDERS = {
         # A vector of two words arrives as a whole, each with the message's number in it.
         "store_words": ["st.relaxed.sys.global.v2.u64 "],
         "load_words": ["ld.relaxed.sys.global.v2.u64 "],
+        # The threads of a line are together in one instruction.
+        "store_line": ["__syncwarp", "store_words"],
+        "load_line": ["__syncwarp", "load_words"],
         "order_stores": ["fence.acq_rel.sys"],
     },
-    "short_messages.cuh": {"send": ["store_words"], "receive": ["load_words"], "end": ["__syncthreads"]},
+    "short_messages.cuh": {
+        "store": ["store_words", "store_line"],
+        "load": ["load_words", "load_line"],
+        "end": ["__syncthreads"],
+    },
     "long_messages.cuh": {
         # What the block has stored comes before the flags, and is read behind them.
         "tell": ["__syncthreads", "order_stores", "store_relaxed"],

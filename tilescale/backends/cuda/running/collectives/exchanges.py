@@ -23,6 +23,7 @@ from tilescale.backends.cuda.running.collectives.kernels import (
     blocks_per_processor,
     functions,
     launch,
+    most_threads,
 )
 from tilescale.backends.cuda.running.collectives.setting import Stand, Team
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox, Shape
@@ -43,13 +44,17 @@ LANES = {"words": 1, "lines": 8}
 FLAG_BYTES = 8
 """Of such units the bytes that are no data."""
 
+STEPS, AGREEING = 2.0, 0.25
+"""In latencies of the network: the two steps of long messages, and what the threads of a line take to agree (0.3 to 0.4
+us on two H200)."""
+
 WHOLE_LINES = "whole-lines"
 """The capability of a network that brings what a warp stores into a line by one instruction as a whole."""
 
 SMALLEST_SLOT, LARGEST_SLOT = 8192, 32768
 """Bytes of a long message: at least, so that every thread stores some; and at most, over the number of peers."""
 
-FEWEST_THREADS = 128
+WARP, FEWEST_THREADS = 32, 128
 
 SETS = {"reduce_twice": 2}
 """Functions of the headers that use several sets of slots."""
@@ -83,13 +88,12 @@ class Grid(NamedTuple):
     slot: int
 
 
-def short_grid(nbytes: int, processors: int, lanes: int) -> Grid:
-    """For short messages, so many threads of which have one flag: a thread for each unit, a block on each processor at
-    most."""
+def short_grid(nbytes: int, processors: int, lanes: int, most: int) -> Grid:
+    """For short messages, so many threads of which have one flag: a thread for each unit, up to so many threads in a
+    block on each processor; where there are more units, each thread has as many."""
     together = -(-nbytes // data_bytes(lanes))
-    threads = FEWEST_THREADS
-    while threads < THREADS and together * lanes > threads * processors:
-        threads *= 2
+    each = max(-(-together * lanes // processors), FEWEST_THREADS)
+    threads = multiple(-(-each // -(-each // most)), WARP)
     blocks = min(processors, -(-together * lanes // threads))
     return Grid(blocks, threads, power_of_two(-(-together // blocks) * lanes * UNIT_BYTES))
 
@@ -112,29 +116,42 @@ def largest_slot(peers: int) -> int:
     return max(SMALLEST_SLOT, power_of_two(LARGEST_SLOT // peers // 2 + 1))
 
 
+def multiple(number: int, of: int) -> int:
+    """The smallest multiple that is not smaller."""
+    return -(-number // of) * of
+
+
 def power_of_two(number: int) -> int:
     """The smallest power of two that is not smaller."""
     return 1 << (number - 1).bit_length()
 
 
 class Short(NamedTuple):
-    """The form of short messages, and the largest part that goes so."""
+    """A form of short messages, and the largest part that goes so."""
 
     form: str
     nbytes: float
 
 
-def short(own: Owner, stand: Stand, ranks: int) -> Short:
-    """How short messages go, and up to which size: what flags add takes no longer than two steps over the network.
+def short(own: Owner, stand: Stand, ranks: int) -> list[Short]:
+    """How short messages go, small parts first.
 
-    Ranks that share a GPU use no network, which alone brings lines as a whole.
+    The bytes of its flags cost a form time on the way. Words are taken while that is less than what threads of a line
+    take to agree, which is some of the time that a word needs to arrive; then lines, or words where no network brings
+    lines as a whole, as it does between ranks that share a GPU, while it is less than the two steps of long messages.
     """
     network = network_of(stand.made.call, own.target.machine, dict(own.sizes))
     stores = network.mechanism(STORES) if network is not None else None
     assert network is not None and stores is not None and stores.put, "the plan has asked for it"
-    form = "lines" if WHOLE_LINES in network.capabilities and not settings().share_gpus else "words"
-    added = FLAG_BYTES / data_bytes(LANES[form])
-    return Short(form, 2 * network.latency * stores.put / (ranks - 1) / added)
+    within = network.latency * stores.put / (ranks - 1)
+    if WHOLE_LINES not in network.capabilities or settings().share_gpus:
+        return [Short("words", STEPS * within / flagged("words"))]
+    return [Short("words", AGREEING * within / flagged("words")), Short("lines", STEPS * within / flagged("lines"))]
+
+
+def flagged(form: str) -> float:
+    """Bytes of flags for each byte of data."""
+    return FLAG_BYTES / data_bytes(LANES[form])
 
 
 class Messages:
@@ -161,6 +178,8 @@ class Messages:
         self._short = short(own, stand, self.team.size)
         own.sites.append(Site(stand.what, stand.where))
         self._site = len(own.sites) - 1
+        if part is None:  # the last short form will do for any short part
+            self._short = self._short[-1:]
         for form in (*self._forms(0), *self._forms(sys.maxsize)) if part is None else self._forms(part):
             kernel = Kernel(function, form, element, self.team.size, flags)
             self._functions[form] = functions(own.device_code(kernel.text), kernel, own.device.index)
@@ -168,8 +187,9 @@ class Messages:
 
     def _forms(self, part: int) -> tuple[str, ...]:
         """How a part may go: by the first form, by the last one where peers can store into its target."""
-        if part <= self._short.nbytes:
-            return (self._short.form,)
+        for form, most in self._short:
+            if part <= most:
+                return (form,)
         blocks = self._processors * blocks_per_processor("slots", self.team.size)
         several = part > blocks * largest_slot(self.team.size - 1)
         return ("slots", "straight") if several and self._moves else ("slots",)
@@ -183,7 +203,8 @@ class Messages:
         own, (form, *straight) = self._own, self._forms(parts.nbytes)
         blocks = self._blocks[form]
         if form in LANES:
-            grid, slots = short_grid(parts.nbytes, blocks, LANES[form]), SHORT_SLOTS
+            most = most_threads(form, self.team.size)
+            grid, slots = short_grid(parts.nbytes, blocks, LANES[form], most), SHORT_SLOTS
         else:
             grid, slots = slots_grid(parts.nbytes, blocks, self.team.size - 1), LONG_SLOTS
         shape = Shape(self._level, self.team.size, self._sets, slots, blocks, grid.slot, form)

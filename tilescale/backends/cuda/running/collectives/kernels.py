@@ -34,8 +34,9 @@ C_TYPES = {
 }  # fmt: skip
 """Types whose elements are combined."""
 
-THREADS = 512
-"""Threads of a block at most."""
+THREADS, SHORT_THREADS = 512, 640
+"""Threads of a block at most, and of one that exchanges short messages with few ranks: 1 MiB of a rank are then as many
+lines as the blocks of an H200 have threads for."""
 
 SHORT = {"words": "tilescale::InWords", "lines": "tilescale::InLines"}
 """Forms of short messages, and what headers/short_messages.cuh calls them."""
@@ -67,6 +68,11 @@ def moving_units(dtype: str) -> Element:
 def blocks_per_processor(form: str, ranks: int) -> int:
     """Blocks of a kernel to be on a processor at once: two hide each other's fences, where registers allow it."""
     return 2 if form == "rounds" or (form in LONG and ranks <= 4) else 1
+
+
+def most_threads(form: str, ranks: int) -> int:
+    """Threads of a block at most: as many as leave each the registers that it needs."""
+    return SHORT_THREADS if form in SHORT and ranks <= 4 else THREADS
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Kernel:
     def _entry(self, aligned: bool) -> str:
         how, *which = ("short", SHORT[self.form]) if self.form in SHORT else (self.form,)
         arguments = ", ".join([*which, *self.element, str(self.ranks), str(aligned).lower(), *self.flags])
-        bounds = f"__launch_bounds__({THREADS}, {self.blocks_per_processor})"
+        bounds = f"__launch_bounds__({most_threads(self.form, self.ranks)}, {self.blocks_per_processor})"
         return (
             f'extern "C" __global__ void {bounds}\n'
             f"{self.name(aligned)}(const __grid_constant__ tilescale::Exchange x) {{\n"
