@@ -146,62 +146,90 @@ def test_a_product_gates_another(
         close(c.view(-1, n), ending(gate) * up)
 
 
-@pytest.mark.parametrize("form", ["program", "in_turns", "gemm_ar"])
+@pytest.mark.parametrize("form", ["program", "in_turns"])
 def test_sums_of_scaled_products(form: str):
     size, n, k, dtype = 2, 80, 48, torch.float8_e4m3fn
-    rows = {"program": CHUNK + 70, "in_turns": CHUNK, "gemm_ar": 70}[form]
+    rows = {"program": CHUNK + 70, "in_turns": CHUNK}[form]
     a, (b, lying) = [random(size * rows, k, dtype=dtype) for _ in range(size)], operands(size, n, k, True, dtype)
     scales = [(torch.rand(size, rows), torch.rand(n)) for _ in range(size)]
     bias, of = random(n), Product(n, k, "float8_e4m3fn", Tiling(128, 128, 1.0, stages=3), True, True)
-    made, everywhere = module("gemm_rs"), form == "gemm_ar"
+    made, shape = module("gemm_rs"), (size, rows, n)
     program = made.in_turns(size, rows, of, 5) if form == "in_turns" else made.program(size, of)
-    program = module("gemm_ar").program(size, of) if everywhere else program
-    shape = size, rows, n
-    shapes = [shape] * 4 if everywhere else [shape, shape, (rows, n)]
     per_device = [
-        [a[r].view(size, rows, k), lying[r], bias, *scales[r], *(unwritten(*s) for s in shapes)] for r in range(size)
+        [a[r].view(size, rows, k), lying[r], bias, *scales[r], *(unwritten(*s) for s in (shape, shape, (rows, n)))]
+        for r in range(size)
     ]
     tilescale.emulate(program, per_device)
-    want = sum(
-        (x.float() @ y.float()) * of_a.view(-1, 1) * of_b for x, y, (of_a, of_b) in zip(a, b, scales, strict=True)
-    )
     for r, (*_, c) in enumerate(per_device):
-        close(c, (want + bias.float()).view(shape)[slice(size) if everywhere else r])
+        close(c, (scaled(a, b, scales) + bias.float()).view(shape)[r])
+
+
+def scaled(a: list[torch.Tensor], b: list[torch.Tensor], scales: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """The sum of scaled products."""
+    given = zip(a, b, scales, strict=True)
+    return sum((x.float() @ y.float()) * of_a.view(-1, 1) * of_b for x, y, (of_a, of_b) in given)
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "rows", "n", "k", "tiles", "transposed", "biased", "dtype"),
+    ("size", "rows", "n", "k", "tiles", "transposed", "biased", "dtype"),
     [
-        ("gemm_rs", 1, 33, 72, 40, SMALL, True, True, "bfloat16"),
-        ("gemm_rs", 2, 1, 8, 8, SMALL, False, False, "float16"),
-        ("gemm_rs", 3, 70, 136, 96, SMALL, False, True, "float16"),
-        ("gemm_rs", 2, CHUNK + 65, 72, 16, Tiling(128, 128, 1.0), True, True, "bfloat16"),
-        ("gemm_rs", 2, 256, 448, 64, Tiling(128, 224, 1.0, group=2), True, False, "bfloat16"),
-        ("gemm_rs", 8, 9, 16, 24, SMALL, False, True, "bfloat16"),
-        ("gemm_ar", 1, 33, 72, 40, SMALL, True, True, "bfloat16"),
-        ("gemm_ar", 2, CHUNK + 65, 72, 16, Tiling(128, 128, 1.0), False, True, "bfloat16"),
-        ("gemm_ar", 3, 70, 136, 96, SMALL, True, False, "float16"),
+        (1, 33, 72, 40, SMALL, True, True, "bfloat16"),
+        (2, 1, 8, 8, SMALL, False, False, "float16"),
+        (3, 70, 136, 96, SMALL, False, True, "float16"),
+        (2, CHUNK + 65, 72, 16, Tiling(128, 128, 1.0), True, True, "bfloat16"),
+        (2, 256, 448, 64, Tiling(128, 224, 1.0, group=2), True, False, "bfloat16"),
+        (8, 9, 16, 24, SMALL, False, True, "bfloat16"),
     ],
 )
 def test_sums_of_products(
-    name: str, size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str
+    size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str
 ):
     kind, shape = getattr(torch, dtype), (size, rows, n)
     a, bias = [random(size * rows, k, dtype=kind) for _ in range(size)], random(n, dtype=kind)
     b, lying = operands(size, n, k, transposed, kind)
-    program = module(name).program(size, Product(n, k, dtype, tiles, transposed, biased))
-    result = [shape] if name == "gemm_rs" else [shape, shape]  # what is gathered besides
-    out = (rows, n) if name == "gemm_rs" else shape
+    program = module("gemm_rs").program(size, Product(n, k, dtype, tiles, transposed, biased))
     scales = [bias[:1].view(1, 1), bias[:1]]  # none
     per_device = [
-        [a[r].view(size, rows, k), lying[r], bias if biased else bias[:1], *scales, unwritten(*shape, dtype=kind)]
-        + [unwritten(*s, dtype=kind) for s in (*result, out)]
+        [a[r].view(size, rows, k), lying[r], bias if biased else bias[:1], *scales]
+        + [unwritten(*s, dtype=kind) for s in (shape, shape, (rows, n))]
         for r in range(size)
     ]
     tilescale.emulate(program, per_device)
     want = sum(x.float() @ y.float() for x, y in zip(a, b, strict=True)) + (bias.float() if biased else 0)
     for r, (*_, c) in enumerate(per_device):
-        close(c, want.chunk(size)[r] if name == "gemm_rs" else want.view(shape))
+        close(c, want.chunk(size)[r])
+
+
+@pytest.mark.parametrize(
+    ("size", "rows", "n", "k", "tiles", "blocks", "transposed", "biased", "dtype"),
+    [
+        (1, 33, 72, 40, SMALL, 0, True, True, "bfloat16"),
+        (2, 577, 72, 16, Tiling(128, 128, 1.0), 2, False, True, "bfloat16"),
+        (3, 70, 136, 96, SMALL, 4, True, False, "float16"),
+        (4, 256, 200, 64, Tiling(128, 64, 1.0, group=2), 3, True, True, "bfloat16"),
+        (8, 9, 16, 24, SMALL, 0, False, True, "bfloat16"),
+        (2, 140, 80, 48, Tiling(128, 128, 1.0, stages=3), 0, True, True, "float8_e4m3fn"),
+        (3, 300, 80, 48, Tiling(128, 64, 1.0, stages=3), 2, True, False, "float8_e4m3fn"),
+    ],
+)
+def test_sums_of_products_everywhere(
+    size: int, rows: int, n: int, k: int, tiles: Tiling, blocks: int, transposed: bool, biased: bool, dtype: str
+):
+    """By a block for each tile, and by some that take tiles in turns. All devices get the same bits."""
+    kind, of = getattr(torch, dtype), Product(n, k, dtype, tiles, transposed, biased)
+    made = getattr(torch, of.result)
+    a, bias = [random(rows, k, dtype=kind) for _ in range(size)], random(n, dtype=made)
+    b, lying = operands(size, n, k, transposed, kind)
+    scales = [(torch.rand(1, rows), torch.rand(n)) if of.scaled else (torch.ones(1, 1), torch.ones(1)) for _ in a]
+    given = scales if of.scaled else [(bias[:1].view(1, 1), bias[:1])] * size
+    per_device = [
+        [a[r][None], lying[r], bias if biased else bias[:1], *given[r], unwritten(rows, n, dtype=made)]
+        for r in range(size)
+    ]
+    tilescale.emulate(module("gemm_ar").program(size, of, blocks), per_device)
+    for *_, c in per_device:
+        close(c, scaled(a, b, scales) + (bias.float() if biased else 0))
+        assert torch.equal(c, per_device[0][-1])
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Product and all-reduce: the sum of a @ b over the ranks, on every rank.
 
-Large products are summed by the owners of rows as in gemm_rs.py, and the copy queue sends finished chunks on to
-everybody. Small ones are multiplied first: see ways.py; between nodes chunk by chunk: see unfused.py.
+A block sums the tile that it has multiplied with those of its peers, while it multiplies the next one, or others do.
+The smallest products are multiplied first: see ways.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -14,6 +14,7 @@ from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import ways
 from tilescale.ops.arguments import as_autocast, check_product, dense, operand, result_type, scales_of, unread
+from tilescale.ops.blocks import turns_of
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.float8 import Float8, gradients_of_times, rounded, spelled
@@ -21,20 +22,14 @@ from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.products import (
-    CHUNK,
-    CHUNKS,
     ROWS,
     Product,
-    add_arrived,
     add_bias,
-    in_parts,
     multiply,
     rescale,
-    send_parts,
-    tiling,
+    summed_tiling,
 )
 from tilescale.ops.unfused import Scales, summed_product
-from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
 
 
@@ -108,33 +103,20 @@ def _overlapped(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team
 ) -> torch.Tensor:
     (M, K), N, made = a.shape, b.shape[1], result_type(a)
-    (right, transposed), rows = operand(b), -(-M // team.size)
-    given, (of_b, of_a) = _padded(dense(a), rows * team.size), unread(a.dtype, a.device)
+    (right, transposed), (of_b, of_a) = operand(b), unread(a.dtype, a.device)
     if scales is not None:
-        of_a, of_b = _padded(scales[0], rows * team.size).view(team.size, rows), scales[1]
-    shape, space = (team.size, rows, N), workspace_of(team)
-    (parts,) = space.own(made, shape)
-    inbox, gathered = space.symmetric(made, shape, shape)
-    result = a.new_empty(shape, dtype=made)
+        of_a, of_b = dense(scales[0]).view(1, M), scales[1]
+    result = a.new_empty(M, N, dtype=made)
     added = unread(made, a.device)[0] if bias is None else dense(bias)
-    call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(b)), transposed, bias is not None)
-    call(given.view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, gathered, result)
-    return result.view(-1, N)[:M]
+    call = _kernel(team, M, N, K, (dtype_of(a), dtype_of(b)), transposed, bias is not None)
+    call(dense(a).view(1, M, K), right, added, of_a, of_b, result)
+    return result
 
 
 @chosen
 def _kernel(team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool) -> Kernel:
-    tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
-    return kernel(program, team, Product(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1]))
-
-
-def _padded(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """With more rows, whatever is in them."""
-    if len(x) == rows:
-        return x
-    made = x.new_empty(rows, *x.shape[1:])
-    made[: len(x)] = x
-    return made
+    tiles, blocks = summed_tiling(rows, N, team.size)
+    return kernel(program, team, Product(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1]), blocks)
 
 
 @_operator.register_fake
@@ -163,71 +145,38 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def program(size: int, of: Product) -> Any:
-    """As gemm_rs.py has it; then finished chunks of own rows go to everybody."""
-    N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
-    tiles_n = -(-N // tiles.n)
-    kind, scales = ("float32", ((size, rows), (N,))) if of.scaled else (dtype, ((1, 1), (1,)))
+def program(size: int, of: Product, blocks: int) -> Any:
+    """The tiles of the sum, each by one block on every rank: so many blocks take tiles in turns, or 0, one each."""
+    N, K, tiles, rows = of.N, of.K, of.tiles, T.dynamic("rows")
+    tiles_n, tiles_m = -(-N // tiles.n), T.ceildiv(rows, tiles.m)
+    grid = blocks if blocks else tiles_m * tiles_n
+    kind, scales = ("float32", ((1, rows), (N,))) if of.scaled else (of.dtype, ((1, 1), (1,)))
 
     @T.prim_func
     def matmul_all_reduce(
-        A: T.Tensor((size, rows, K), dtype),
+        A: T.Tensor((1, rows, K), of.dtype),
         B: T.Tensor(of.b_shape, of.b_dtype),
         bias: T.Tensor((N if of.biased else 1,), of.result),
         of_A: T.Tensor(scales[0], kind),
         of_B: T.Tensor(scales[1], kind),
-        parts: T.Tensor((size, rows, N), of.result),  # by owner
-        inbox: T.Tensor((size, rows, N), of.result),  # by source
-        G: T.Tensor((size, rows, N), of.result),
-        C: T.Tensor((size, rows, N), of.result),
+        C: T.Tensor((rows, N), of.result),
     ):
-        grid = (*tiles.grid(rows, N), size)
-        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, group, turn):
-            done, arrived = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
-            summed, gathered = T.alloc_flags((CHUNKS,)), T.alloc_flags((size, CHUNKS))
-            with T.Scale("device") as (rank, _):
-                send_parts(parts, inbox, done, arrived, rank, size, rows, tiles.m, tiles_n)
-                for i in T.serial(T.ceildiv(rows, CHUNK)):
-                    for step in T.serial(1, size):
-                        first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
-                        T.copy(
-                            C[rank, first:last, :],
-                            G[rank, first:last, :],
-                            dst=(rank + step) % size,
-                            signal=gathered[rank, i],
-                            after=(summed[i], ">=", T.ceildiv(last - first, tiles.m) * tiles_n),
-                        )
+        with T.Kernel(device=size, block=grid, threads=tiles.threads) as block:
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                a = T.alloc((tiles.m, of.depth), dtype, level="l1")
+                a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")
                 b = T.alloc(of.b_tile, of.b_dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
-                owner = (rank + 1 + turn) % size  # the own rows last
-                m, n = tiles.place(tile, group)
-                T.clear(c)
-                multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
-                if of.scaled:
-                    rescale(c, of_A, owner, m, of_B, 0, n, rows, N)
-                if owner != rank:
-                    T.copy(c, out)
-                    T.copy(out, parts[owner, m, n])
-                    T.signal(done[owner, m // CHUNK])
-                else:
-                    add_arrived(c, inbox, arrived, rank, size, m, n, rows, N, out)
+                for turn in T.serial(turns_of(block, blocks, tiles_m * tiles_n) if blocks else 1):
+                    m, n = tiles.at(block + turn * blocks, tiles_n)
+                    T.clear(c)
+                    multiply(A, 0, m, B, n, a, b, c, K, tiles, of.transposed)
+                    if of.scaled:
+                        rescale(c, of_A, 0, m, of_B, 0, n, rows, N)
                     if of.biased:
-                        add_bias(c, bias, n, N)
+                        add_bias(c, bias, n, N, once=rank == 0)
                     T.copy(c, out)
-                    T.copy(out, C[rank, m, n])
-                    T.signal(summed[m // CHUNK])
-            with T.Scale("device"):  # the grid of the product has ended: its blocks hold nobody up
-                pass
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                shard = (rank + size - 1 - turn) % size
-                m, n = tiles.place(tile, group)
-                if shard != rank:
-                    T.wait(gathered[shard, m // CHUNK], ">=", 1)
-                    for i, j in T.Parallel(tiles.m, tiles.n):
-                        if m + i < rows and n + j < N:
-                            C[shard, m + i, n + j] = G[shard, m + i, n + j]
+                    T.allreduce(out)
+                    T.copy(out, C[m, n])
 
     return matmul_all_reduce

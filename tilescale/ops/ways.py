@@ -5,6 +5,7 @@ One after the other PyTorch multiplies all rows at once, and the collective take
 its rounds take (`tilescale/collectives/select.py`). Beside one another tiles go through the rows as they come, or go,
 in chunks that a copy queue moves, by the formulas of `schedule="overlap"`. That costs waves of tiles that are not full
 where a shard has few of them, the way of the first chunk or of the last one, and what queue and grids take to begin.
+An all-reduce is made tile by tile, by the blocks of the product: what they sum last, nothing hides.
 `benchmarks/results/ways.json` has products that went both ways on two H200.
 """
 
@@ -24,7 +25,7 @@ from tilescale.cost.calibrated import in_force
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.flat import CHUNK_BYTES, dtype_name
-from tilescale.ops.products import CHUNK, RESULT_BYTES, Tiling, slices, tiling
+from tilescale.ops.products import CHUNK, RESULT_BYTES, Tiling, slices, summed_tiling, tiling
 from tilescale.ops.small import is_split
 from tilescale.passes.overlap.estimate import Travel, reduced
 from tilescale.passes.overlap.work import Work, bandwidth_of, places_of, rate_of
@@ -32,9 +33,14 @@ from tilescale.passes.overlap.work import Work, bandwidth_of, places_of, rate_of
 KEPT = 4096
 """Decisions that are kept, those used last."""
 
-BEGINS = {"all_gather": 2, "reduce_scatter": 2, "all_to_all": 2, "allreduce": 4}
-"""How often a grid or the queue begins, or waits for the other, beyond what the formulas of chunks count: an all-reduce
-sends its sums on, and a grid copies them."""
+BEGINS = 2
+"""How often a grid or the queue begins, or waits for the other, beyond what the formulas of chunks count."""
+
+BESIDE = ("one_shot", "two_shot")
+"""Algorithms of tiles that are summed."""
+
+PASSED = 3
+"""How often memory is read or written for each byte of a tile that is summed: what is sent, what has come, the sum."""
 
 
 class Job(NamedTuple):
@@ -86,11 +92,13 @@ def in_order(machine: Machine, job: Job, ranks: int) -> float:
 
 
 def beside(machine: Machine, job: Job, ranks: int) -> float:
-    """Seconds of the product and the chunks that a queue moves meanwhile; infinite where nothing moves them."""
+    """Seconds of the product and of what moves meanwhile, chunks or tiles; infinite where nothing moves them."""
+    if job.collective == "allreduce":
+        return _through_tiles(machine, job, ranks)
     travel = _travel(machine, ranks, job.rows, job.row_bytes)
     if travel is None:
         return math.inf
-    begins = BEGINS[job.collective] * _beginning(machine, travel)
+    begins = BEGINS * _beginning(machine, travel)
     chunk, gathers = min(CHUNK, job.rows), job.collective == "all_gather"
     products = 1 + job.gated
     # Weights that are not gated have a grid each, of which the widest says how they are cut.
@@ -99,9 +107,19 @@ def beside(machine: Machine, job: Job, ranks: int) -> float:
     if gathers:
         parts = slices(job.rows, ranks, tiles, max(job.columns), job.row_bytes)
         return begins + (_through_chunks(work, travel, chunk) if parts == 1 else _through_slices(work, travel, parts))
-    everywhere = job.collective == "allreduce"
-    copied = travel.keeping((ranks - 1) * job.rows) if everywhere else 0.0
-    return begins + reduced(travel, chunk, work, everywhere=everywhere, behind=False) + copied
+    return begins + reduced(travel, chunk, work, everywhere=False, behind=False)
+
+
+def _through_tiles(machine: Machine, job: Job, ranks: int) -> float:
+    """Seconds until tiles are made and summed, those of the last wave after it."""
+    rows, N = job.rows * ranks, sum(job.columns)
+    tiles, _ = summed_tiling(rows, N, ranks)
+    work = _work(machine, job, tiles, rows)
+    last = min(work.tiles, work.at_once) * tiles.m * tiles.n * RESULT_BYTES
+    wanted = Wanted("allreduce", TENSORS, machine.tensor_level.name, tuple(range(ranks)), (), last, "bfloat16")
+    able = everything(machine, wanted).names
+    exchange = min((seconds(machine, wanted, name) for name in BESIDE if name in able), default=math.inf)
+    return work.seconds + exchange + PASSED * rows * N * RESULT_BYTES / bandwidth_of(machine)
 
 
 def _through_chunks(work: Work, travel: Travel, chunk: int) -> float:
@@ -137,7 +155,7 @@ def _exchanges_as_a_whole(machine: Machine, nbytes: int, transposed: int, ranks:
     whole = _collective(known, "all_to_all", ranks, nbytes) + transposed * transposing
     sent = (ranks - 1) * part / chunk * travel.sending(chunk)
     own = travel.keeping(part)
-    return whole <= BEGINS["all_to_all"] * _beginning(known, travel) + max(sent, own) + travel.keeping(chunk)
+    return whole <= BEGINS * _beginning(known, travel) + max(sent, own) + travel.keeping(chunk)
 
 
 def _collective(machine: Machine, operation: str, ranks: int, nbytes: int) -> float:
