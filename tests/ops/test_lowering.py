@@ -113,7 +113,7 @@ def test_tiles_that_are_summed_are_small_where_nothing_hides_their_sum():
     ]  # fmt: skip
     for rows, (tiles, blocks) in made.items():
         stored = 2 * tiles.m * tiles.n if blocks else 0
-        assert stored + tiles.stages * 128 * (tiles.m + tiles.n) <= 226 << 10 and tiles.stages >= 3
+        assert stored + tiles.stages * 128 * tiles.deep * (tiles.m + tiles.n) <= 226 << 10 and tiles.stages >= 3
         assert rows % (tiles.group * tiles.m) == 0 or tiles.group == 1
 
 

@@ -206,7 +206,7 @@ def test_sums_of_products(
         (1, 33, 72, 40, SMALL, 0, True, True, "bfloat16"),
         (2, 577, 72, 16, Tiling(128, 128, 1.0), 2, False, True, "bfloat16"),
         (3, 70, 136, 96, SMALL, 4, True, False, "float16"),
-        (4, 256, 200, 64, Tiling(128, 64, 1.0, group=2), 3, True, True, "bfloat16"),
+        (4, 256, 200, 144, Tiling(128, 64, 1.0, group=2, deep=2), 3, True, True, "bfloat16"),
         (8, 9, 16, 24, SMALL, 0, False, True, "bfloat16"),
         (2, 140, 80, 48, Tiling(128, 128, 1.0, stages=3), 0, True, True, "float8_e4m3fn"),
         (3, 300, 80, 48, Tiling(128, 64, 1.0, stages=3), 2, True, False, "float8_e4m3fn"),

@@ -36,9 +36,9 @@ TALL = 8
 TOGETHER = 8
 """Parts of the keys that are merged at once, at most."""
 
-TERMS = MULTIPLE
-"""Numbers of the outputs' type that a log-sum is sent as, 16 bytes: each the rounding of what those before leave."""
-
+TERMS, ROOM = 3, MULTIPLE
+"""Numbers of the outputs' type that a log-sum is sent as, each the rounding of what those before leave, and what is
+left free for them: float32 has 24 significant bits, bfloat16 8."""
 
 LEAST = -3e4
 """The least log-sum that is sent: float16 has it, and its weight is 0 beside any other."""
@@ -162,7 +162,7 @@ def _operator(
     splits = 1 << max(min(at_once() // (batch * tiles), math.ceil(k.shape[1] / KEYS)), 1).bit_length() - 1
     space = workspace_of(team)
     parts, sums = space.own(torch.float32, (splits, batch, heads, value_dim), (splits, batch, heads))
-    (inbox,) = space.symmetric(q.dtype, (team.size, batch, heads, value_dim + TERMS))
+    (inbox,) = space.symmetric(q.dtype, (team.size, batch, heads, value_dim + ROOM))
     given = (heads, of_keys, dim, value_dim, splits, at_once(), dtype_of(q), v is None, own_heads, scale)
     values = dense(k) if v is None else dense(v)
     kernel(program, team, *given)(dense(q), dense(k), values, dense(lengths), parts, sums, inbox, result)
@@ -215,7 +215,7 @@ def program(
         lengths: T.Tensor((batch,), "int32"),
         parts: T.Tensor((splits, batch, heads, value_dim), "float32"),
         sums: T.Tensor((splits, batch, heads), "float32"),
-        inbox: T.Tensor((size, batch, heads, value_dim + TERMS), dtype),  # by source
+        inbox: T.Tensor((size, batch, heads, value_dim + ROOM), dtype),  # by source
         Out: T.Tensor((batch, merged, value_dim), dtype),
     ):
         with T.Kernel(device=size, block=(splits, tiles, batch), threads=THREADS) as (split, place, b):
@@ -281,7 +281,7 @@ def send_merged(parts, sums, inbox, arrived, block, blocks, high, batch, rank, m
     """What the parts of the own keys make together, to all ranks or to the one whose heads they are."""
     splits, heads, value_dim = int(parts.shape[0]), int(parts.shape[2]), int(parts.shape[3])
     size, dtype, together = int(inbox.shape[0]), str(inbox.dtype), math.gcd(TOGETHER, splits)
-    packed = T.alloc((high, value_dim + TERMS), dtype, level="l1")
+    packed = T.alloc((high, value_dim + ROOM), dtype, level="l1")
     acc = T.alloc((high, value_dim), "float32", level="l0")
     weights, shares = T.alloc((high, splits), "float32", level="l0"), T.alloc((high, splits), "float32", level="l1")
     top, total = (T.alloc((high,), "float32", level="l0") for _ in range(2))
@@ -302,7 +302,7 @@ def send_merged(parts, sums, inbox, arrived, block, blocks, high, batch, rank, m
                     acc[i, j] += shares[i, some * together + s] * parts[some * together + s, b, first + i, j]
         pack(packed, acc, top, total)
         if merged == heads or owner == rank:
-            for i, j in T.Parallel(high, value_dim + TERMS):
+            for i, j in T.Parallel(high, value_dim + ROOM):
                 inbox[rank, b, first + i, j] = packed[i, j]
         if merged == heads:
             for step in T.serial(1, size):
@@ -350,6 +350,8 @@ def pack(packed, acc, top, total):
         for i in T.Parallel(high):
             packed[i, value_dim + term] = left[i]
             left[i] = left[i] - T.cast(T.cast(left[i], packed.dtype), "float32")
+    for i, j in T.Parallel(high, ROOM - TERMS):
+        packed[i, value_dim + TERMS + j] = 0
 
 
 def log_sum_in(inbox: Any, source: Any, b: Any, head: Any, value_dim: int) -> Any:

@@ -24,7 +24,7 @@ ahead only where there are many: with 4 chunks they take 3 % longer in turns, wi
 FEW_WAVES = 4
 """Waves of the largest tiles, up to which smaller ones are summed over the ranks in less time."""
 
-MOST_STAGES = 8
+MOST_STAGES = 6
 """Steps that are loaded ahead, at most."""
 
 CHUNKS = 128
@@ -59,6 +59,7 @@ class Tiling:
             measured on an H200.
         stages: steps that are loaded ahead.
         group: rows of tiles that are walked together, column after column; there are whole groups of them.
+        deep: how many of the shortest steps are one, DEPTH columns each: narrow tiles have little to do in a step.
     """
 
     m: int
@@ -66,6 +67,7 @@ class Tiling:
     rate: float
     stages: int = 4
     group: int = 1
+    deep: int = 1
 
     @property
     def threads(self) -> int:
@@ -123,17 +125,17 @@ class Product:
     @property
     def depth(self) -> int:
         """Columns of a step."""
-        return 2 * DEPTH if self.scaled else DEPTH
+        return (2 * DEPTH if self.scaled else DEPTH) * self.tiles.deep
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row of a."""
-        return self.K * 2 * DEPTH // self.depth
+        return self.K * (1 if self.scaled else 2)
 
     @property
     def step_bytes(self) -> int:
         """Bytes of the tiles of a step, of a and of each b."""
-        return 2 * DEPTH * (self.tiles.m + (1 + self.gated) * self.tiles.n)
+        return 2 * DEPTH * self.tiles.deep * (self.tiles.m + (1 + self.gated) * self.tiles.n)
 
     @property
     def chunk(self) -> int:
@@ -222,10 +224,11 @@ def summed_tiling(rows: int, N: int, ranks: int) -> tuple[Tiling, int]:
     waves = {n: -(-rows // high) * -(-N // n) / blocks for n in (256, 128, 64)}
     wide = 256 if waves[256] > FEW_WAVES and ranks == 2 else 128 if waves[64] > 1 else 64
     takes_turns = waves[wide] > 1
+    deep = 2 if wide == TILINGS[-1].n else 1
     room = _room() - (high * wide * RESULT_BYTES if takes_turns else 0)
-    stages = min(MOST_STAGES, room // (2 * DEPTH * (high + wide)))
+    stages = min(MOST_STAGES, room // (2 * DEPTH * deep * (high + wide)))
     group = math.gcd(GROUP, rows // high if rows % high == 0 else 1)
-    return Tiling(high, wide, _rate(high, wide), stages, group), blocks if takes_turns else 0
+    return Tiling(high, wide, _rate(high, wide), stages, group, deep), blocks if takes_turns else 0
 
 
 def _rate(m: int, n: int) -> float:
