@@ -23,18 +23,18 @@ struct Dim {
 };
 static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
 
-enum { LANES_HERE = 2 };  // of a line: blocks have few threads
+enum { LINE_THREADS_HERE = 2 };  // of a line: blocks have few threads
 
-struct Lanes {
-  std::barrier<> together{LANES_HERE};
+struct Line {
+  std::barrier<> together{LINE_THREADS_HERE};
   std::atomic<bool> any{false};
   std::atomic<unsigned long> number{0};
 };
 struct Block {
   std::barrier<> together;
   std::atomic<bool> all{true};
-  std::vector<Lanes> lanes;
-  explicit Block(int threads) : together(threads), lanes(threads / LANES_HERE) {}
+  std::vector<Line> lines;
+  explicit Block(int threads) : together(threads), lines(threads / LINE_THREADS_HERE) {}
 };
 static thread_local Block* block;
 
@@ -138,39 +138,39 @@ inline Words numbered(unsigned first, unsigned second, unsigned number) {
   return {above | first, above | second};
 }
 inline bool have(Words words, unsigned number) { return words.first >> 32 == number && words.second >> 32 == number; }
-enum { LANES = LANES_HERE };
-inline Lanes& own_lanes() { return block->lanes[threadIdx.x / LANES]; }
+enum { LINE_THREADS = LINE_THREADS_HERE };
+inline Line& own_line() { return block->lines[threadIdx.x / LINE_THREADS]; }
 inline bool any_of_line(bool mine) {
-  Lanes& lanes = own_lanes();
-  if (mine) lanes.any = true;
-  lanes.together.arrive_and_wait();
-  bool result = lanes.any;
-  lanes.together.arrive_and_wait();
-  lanes.any = false;
-  lanes.together.arrive_and_wait();
+  Line& line = own_line();
+  if (mine) line.any = true;
+  line.together.arrive_and_wait();
+  bool result = line.any;
+  line.together.arrive_and_wait();
+  line.any = false;
+  line.together.arrive_and_wait();
   return result;
 }
 // As a whole: whoever sees the number sees all.
 inline void store_line(Words* at, Words words, unsigned number) {
   __atomic_store_n(&at->first, words.first, __ATOMIC_RELAXED);
-  if (threadIdx.x % LANES < LANES - 1) __atomic_store_n(&at->second, words.second, __ATOMIC_RELAXED);
-  own_lanes().together.arrive_and_wait();
-  if (threadIdx.x % LANES == LANES - 1) __atomic_store_n(&at->second, static_cast<u64>(number), __ATOMIC_RELEASE);
+  if (threadIdx.x % LINE_THREADS < LINE_THREADS - 1) __atomic_store_n(&at->second, words.second, __ATOMIC_RELAXED);
+  own_line().together.arrive_and_wait();
+  if (threadIdx.x % LINE_THREADS == LINE_THREADS - 1) __atomic_store_n(&at->second, static_cast<u64>(number), __ATOMIC_RELEASE);
 }
 inline Words load_line(const Words* at) {
   Words words;
-  bool last = threadIdx.x % LANES == LANES - 1;
+  bool last = threadIdx.x % LINE_THREADS == LINE_THREADS - 1;
   if (last) words = {__atomic_load_n(&at->first, __ATOMIC_RELAXED), __atomic_load_n(&at->second, __ATOMIC_ACQUIRE)};
-  own_lanes().together.arrive_and_wait();
+  own_line().together.arrive_and_wait();
   if (last) words.first = __atomic_load_n(&at->first, __ATOMIC_RELAXED);
   return last ? words : load_words(at);
 }
 inline unsigned number_of_line(Words words) {
-  Lanes& lanes = own_lanes();
-  if (threadIdx.x % LANES == LANES - 1) lanes.number = words.second;
-  lanes.together.arrive_and_wait();
-  unsigned result = lanes.number;
-  lanes.together.arrive_and_wait();
+  Line& line = own_line();
+  if (threadIdx.x % LINE_THREADS == LINE_THREADS - 1) line.number = words.second;
+  line.together.arrive_and_wait();
+  unsigned result = line.number;
+  line.together.arrive_and_wait();
   return result;
 }
 inline void order_stores() { std::atomic_thread_fence(std::memory_order_seq_cst); }

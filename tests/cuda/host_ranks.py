@@ -91,7 +91,7 @@ class Library:
 def shorten(patch: pytest.MonkeyPatch, form: str, nbytes: int) -> None:
     """Parts of so many bytes still go as short messages, of a form."""
     patch.setattr(exchanges, "short", lambda own, stand, ranks: [exchanges.Short(form, nbytes)])
-    patch.setitem(exchanges.LANES, "lines", 2)  # as in host_blocks.h
+    patch.setitem(exchanges.SHARING, "lines", 2)  # as in host_blocks.h
 
 
 class Together:

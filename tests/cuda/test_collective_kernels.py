@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tilescale.backends.cuda.running.collectives import exchanges
-from tilescale.backends.cuda.running.collectives.exchanges import LANES, data_bytes, short_grid, slots_grid
+from tilescale.backends.cuda.running.collectives.exchanges import SHARING, data_bytes, short_grid, slots_grid
 from tilescale.backends.cuda.running.collectives.kernels import C_TYPES, Exchange, Kernel, combining, moving
 
 KIB, MIB, PROCESSORS = 1 << 10, 1 << 20, 132
@@ -88,13 +88,13 @@ def test_a_structure_is_packed_as_the_kernel_reads_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize("most", [512, 640])
-@pytest.mark.parametrize("lanes", LANES.values())
+@pytest.mark.parametrize("sharing", SHARING.values())
 @pytest.mark.parametrize("nbytes", [1, 8, 9, 120, 121, 4 * KIB, 64 * KIB, 100_002, 256 * KIB, MIB, 3 * MIB + 2])
-def test_grids_of_short_messages_have_room_for_all(nbytes: int, lanes: int, most: int):
-    grid = short_grid(nbytes, PROCESSORS, lanes, most)
-    together = -(-nbytes // data_bytes(lanes))
+def test_grids_of_short_messages_have_room_for_all(nbytes: int, sharing: int, most: int):
+    grid = short_grid(nbytes, PROCESSORS, sharing, most)
+    flags = -(-nbytes // data_bytes(sharing))
     assert grid.blocks <= PROCESSORS and grid.threads <= most and grid.threads % 32 == 0
-    assert grid.slot >= 16 * lanes * -(-together // grid.blocks) and grid.slot & (grid.slot - 1) == 0
+    assert grid.slot >= 16 * sharing * -(-flags // grid.blocks) and grid.slot & (grid.slot - 1) == 0
 
 
 def test_small_tensors_are_spread_over_the_processors():

@@ -96,6 +96,8 @@ class Far(Rank):
         super().__init__(rank, target, traced, [memory[p.name] for p in traced.parameters], post)
         self.memories, self.beside, self.sums, self.sites = memory, post.of(rank), Sums(), []
         self.named, self.queue_waits = set(), False
+        self.world = SimpleNamespace(on_my_gpu=lambda other: other == rank)
+        self.team.ranks = tuple(range(self.team.size))
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
         self.log: list[Any] = []
         self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.log.append(place)))

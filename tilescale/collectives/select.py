@@ -19,7 +19,7 @@ from tilescale.collectives.record import TENSORS, TILES, Algorithm
 from tilescale.collectives.routes import Sizes
 from tilescale.collectives.table import names, records
 from tilescale.cost.calibrated import in_force, measured
-from tilescale.cost.choose import UNKNOWN_BYTES, Choice, compared, first_of_the_fastest
+from tilescale.cost.choose import MEASURED_TIE, UNKNOWN_BYTES, Choice, compared, first_of_the_fastest
 from tilescale.errors import NoPathError, UnsupportedError
 from tilescale.hda import Machine
 
@@ -105,7 +105,7 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
     if len(able) < 2 or len(wanted.units) == 1 or wanted.form not in (TENSORS, TILES):
         return Choice(able[0], "the only one" if len(able) == 1 else "nothing to compare")
     if known := measured_times(machine, wanted, able):
-        best = min(known, key=lambda time: time[1])[0]
+        best = first_of_the_fastest(known, MEASURED_TIE)
         return Choice(best, compared(best, known, wanted.nbytes, "measured"))
     try:
         times = [(name, seconds(machine, wanted, name)) for name in able]

@@ -14,6 +14,9 @@ from tilescale.hda.units import format_bytes, format_time
 TIE = 0.1
 """Estimates that differ by less than this share say nothing: what the description or the caller has first is taken."""
 
+MEASURED_TIE = 0.02
+"""The same of what was measured: medians of one thing differ by as much from run to run."""
+
 UNKNOWN_BYTES = 1 << 30
 """What a size that is known at launch only counts as: bandwidth decides."""
 
@@ -102,10 +105,10 @@ def _size(nbytes: int | None) -> int:
     return UNKNOWN_BYTES if nbytes is None else nbytes
 
 
-def first_of_the_fastest(times: Sequence[tuple[str, float]]) -> str:
-    """The first name whose seconds are within `TIE` of the least."""
+def first_of_the_fastest(times: Sequence[tuple[str, float]], tie: float = TIE) -> str:
+    """The first name whose seconds are within a share of the least."""
     least = min(seconds for _, seconds in times)
-    return next(name for name, seconds in times if seconds <= least * (1 + TIE))
+    return next(name for name, seconds in times if seconds <= least * (1 + tie))
 
 
 def compared(best: str, times: Sequence[tuple[str, float]], nbytes: int | None, how: str = "estimated") -> str:

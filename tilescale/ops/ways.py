@@ -88,7 +88,8 @@ def in_order(machine: Machine, job: Job, ranks: int) -> float:
     rows, N = job.rows * ranks, sum(job.columns)
     collective = _collective(machine, job.collective, ranks, rows * job.row_bytes)
     ending = job.ending * rows * N * RESULT_BYTES / bandwidth_of(machine)
-    return _work(machine, job, tiling(rows, 1, N, True), rows).seconds + collective + ending
+    product = machine.tensor_level.launch + _work(machine, job, tiling(rows, 1, N, True), rows).seconds
+    return product + collective + ending
 
 
 def beside(machine: Machine, job: Job, ranks: int) -> float:
@@ -119,7 +120,8 @@ def _through_tiles(machine: Machine, job: Job, ranks: int) -> float:
     wanted = Wanted("allreduce", TENSORS, machine.tensor_level.name, tuple(range(ranks)), (), last, "bfloat16")
     able = everything(machine, wanted).names
     exchange = min((seconds(machine, wanted, name) for name in BESIDE if name in able), default=math.inf)
-    return work.seconds + exchange + PASSED * rows * N * RESULT_BYTES / bandwidth_of(machine)
+    product = machine.tensor_level.launch + work.seconds
+    return product + exchange + PASSED * rows * N * RESULT_BYTES / bandwidth_of(machine)
 
 
 def _through_chunks(work: Work, travel: Travel, chunk: int) -> float:

@@ -25,7 +25,7 @@ struct InWords {
 
 // A line has it once.
 struct InLines {
-  enum { THREADS = LANES, BYTES = 16, DATA = BYTES * LANES - PIECE };
+  enum { THREADS = LINE_THREADS, BYTES = 16, DATA = BYTES * LINE_THREADS - PIECE };
   struct Any {
     __device__ __forceinline__ bool operator()(bool mine) const { return any_of_line(mine); }
   };
@@ -47,10 +47,10 @@ struct Place {
   i64 first, at;
   int room;
   __device__ __forceinline__ explicit Place(i64 unit) {
-    int lane = static_cast<int>(unit % Form::THREADS);
+    int number = static_cast<int>(unit % Form::THREADS);
     first = unit / Form::THREADS * Form::DATA;
-    at = first + lane * Form::BYTES;
-    room = lane == Form::THREADS - 1 ? Form::DATA - lane * Form::BYTES : Form::BYTES;
+    at = first + number * Form::BYTES;
+    room = number == Form::THREADS - 1 ? Form::DATA - number * Form::BYTES : Form::BYTES;
   }
 };
 

@@ -5,7 +5,7 @@
 // vector, so who sees the number sees the data that came with it: neither side needs a fence or a release, and nothing is
 // waited for but the data. (NCCL's LL protocol.)
 //
-// Lines: the words of LANES threads, 128 bytes, of which the last 8 are the number. That is for networks that bring what
+// Lines: the words of LINE_THREADS threads, 128 bytes, of which the last 8 are the number. That is for networks that bring what
 // one instruction of a warp stores into a line as a whole, as NVLink does. (NCCL's LL128 protocol.)
 #ifndef TILESCALE_WORDS_CUH
 #define TILESCALE_WORDS_CUH
@@ -40,30 +40,32 @@ __device__ __forceinline__ bool have(Words words, unsigned number) {
   return static_cast<unsigned>(words.first >> 32) == number && static_cast<unsigned>(words.second >> 32) == number;
 }
 
-enum { LANES = 8 };  // threads of a warp, in order, whose words are a line
+enum { LINE_THREADS = 8 };  // threads of a warp, in order, whose words are a line
 
-// The threads of this one's line.
-__device__ __forceinline__ unsigned lanes() { return ((1u << LANES) - 1) << (threadIdx.x % 32 / LANES * LANES); }
+// Those of this one's line, as a mask of its warp's.
+__device__ __forceinline__ unsigned line_mask() {
+  return ((1u << LINE_THREADS) - 1) << (threadIdx.x % 32 / LINE_THREADS * LINE_THREADS);
+}
 
 // All threads of a line, together, here and in what follows.
 __device__ __forceinline__ void store_line(Words* at, Words words, unsigned number) {
-  if (threadIdx.x % LANES == LANES - 1) words.second = number;
-  __syncwarp(lanes());  // one instruction for all
+  if (threadIdx.x % LINE_THREADS == LINE_THREADS - 1) words.second = number;
+  __syncwarp(line_mask());  // one instruction for all
   store_words(at, words);
 }
 
 __device__ __forceinline__ Words load_line(const Words* at) {
-  __syncwarp(lanes());
+  __syncwarp(line_mask());
   return load_words(at);
 }
 
 // The number of the line that the threads have loaded.
 __device__ __forceinline__ unsigned number_of_line(Words words) {
-  return static_cast<unsigned>(__shfl_sync(lanes(), words.second, LANES - 1, LANES));
+  return static_cast<unsigned>(__shfl_sync(line_mask(), words.second, LINE_THREADS - 1, LINE_THREADS));
 }
 
 // Whether it is so for one of them.
-__device__ __forceinline__ bool any_of_line(bool mine) { return __any_sync(lanes(), mine); }
+__device__ __forceinline__ bool any_of_line(bool mine) { return __any_sync(line_mask(), mine); }
 
 // One thread, after a barrier of its block: what the block stored is ordered before what this thread stores next.
 __device__ __forceinline__ void order_stores() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 UNIT_BYTES, SHORT_SLOTS, LONG_SLOTS = 16, 2, 4
 """What a thread stores at once, and slots of a sender (headers/short_messages.cuh, long_messages.cuh)."""
 
-LANES = {"words": 1, "lines": 8}
-"""Threads whose units have one flag (headers/words.cuh)."""
+SHARING = {"words": 1, "lines": 8}
+"""Threads whose units share a flag (headers/words.cuh)."""
 
 FLAG_BYTES = 8
 """Of such units the bytes that are no data."""
@@ -88,19 +88,19 @@ class Grid(NamedTuple):
     slot: int
 
 
-def short_grid(nbytes: int, processors: int, lanes: int, most: int) -> Grid:
-    """For short messages, so many threads of which have one flag: a thread for each unit, up to so many threads in a
+def short_grid(nbytes: int, processors: int, sharing: int, most: int) -> Grid:
+    """For short messages, so many threads of which share a flag: a thread for each unit, up to so many threads in a
     block on each processor; where there are more units, each thread has as many."""
-    together = -(-nbytes // data_bytes(lanes))
-    each = max(-(-together * lanes // processors), FEWEST_THREADS)
+    flags = -(-nbytes // data_bytes(sharing))
+    each = max(-(-flags * sharing // processors), FEWEST_THREADS)
     threads = multiple(-(-each // -(-each // most)), WARP)
-    blocks = min(processors, -(-together * lanes // threads))
-    return Grid(blocks, threads, power_of_two(-(-together // blocks) * lanes * UNIT_BYTES))
+    blocks = min(processors, -(-flags * sharing // threads))
+    return Grid(blocks, threads, power_of_two(-(-flags // blocks) * sharing * UNIT_BYTES))
 
 
-def data_bytes(lanes: int) -> int:
+def data_bytes(sharing: int) -> int:
     """Bytes of data that so many threads send with one flag."""
-    return lanes * UNIT_BYTES - FLAG_BYTES
+    return sharing * UNIT_BYTES - FLAG_BYTES
 
 
 def slots_grid(nbytes: int, blocks: int, peers: int) -> Grid:
@@ -151,7 +151,7 @@ def short(own: Owner, stand: Stand, ranks: int) -> list[Short]:
 
 def flagged(form: str) -> float:
     """Bytes of flags for each byte of data."""
-    return FLAG_BYTES / data_bytes(LANES[form])
+    return FLAG_BYTES / data_bytes(SHARING[form])
 
 
 class Messages:
@@ -202,9 +202,9 @@ class Messages:
             return [partial(target.copy_, source.view_as(target))]
         own, (form, *straight) = self._own, self._forms(parts.nbytes)
         blocks = self._blocks[form]
-        if form in LANES:
+        if form in SHARING:
             most = most_threads(form, self.team.size)
-            grid, slots = short_grid(parts.nbytes, blocks, LANES[form], most), SHORT_SLOTS
+            grid, slots = short_grid(parts.nbytes, blocks, SHARING[form], most), SHORT_SLOTS
         else:
             grid, slots = slots_grid(parts.nbytes, blocks, self.team.size - 1), LONG_SLOTS
         shape = Shape(self._level, self.team.size, self._sets, slots, blocks, grid.slot, form)
