@@ -214,7 +214,11 @@ class Network:
     dims: tuple[int, ...] = spec("integers", "mesh, torus: units along each dimension, slowest first", default=())
     links: tuple[Link, ...] = spec("list", "graph: the links", of=Link, default=())
     title: str = spec("text", "what a person calls it", default="")
-    capabilities: tuple[str, ...] = spec("names", "what it can do, e.g. multicast", default=())
+    capabilities: tuple[str, ...] = spec(
+        "names",
+        "what it can do, e.g. multicast; whole-lines: what a warp stores into 128 bytes at once arrives as a whole",
+        default=(),
+    )
     source: str = spec("text", "where the numbers come from", default="")
 
     def mechanism(self, name: str) -> Mechanism | None:
