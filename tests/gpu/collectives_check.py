@@ -6,12 +6,9 @@ Outputs are poisoned, ranks out of step, sizes from one element to 64 MiB, and f
 Prints PASS or FAIL for each check and rank, and ends with exit code 1 if one fails.
 """
 
-import os
 import random
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
+from tests.gpu import named_checks  # noqa: E402
 from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS  # noqa: E402
 from tilescale.collectives import records  # noqa: E402
 from tilescale.errors import OutOfBoundsError, WaitTimeoutError  # noqa: E402
@@ -370,26 +368,5 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"{name} {impl}, a rank is absent", lambda n=name, i=impl: absent(n, i)
 
 
-def main() -> int:
-    """Run the checks whose names contain one of the arguments."""
-    torch.cuda.set_device(world.device)
-    threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
-    failed, asked = 0, sys.argv[1:] or [""]
-    for name, run in checks():
-        if not any(part in name for part in asked):
-            continue
-        begin = time.perf_counter()
-        try:
-            run()
-            verdict = "PASS"
-        except Exception:  # noqa: BLE001 - reported, and the next check runs
-            verdict, failed = f"FAIL {traceback.format_exc(limit=-3)}", failed + 1
-        print(f"rank {RANK} {name}: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
-        if any(world.all_gather(verdict != "PASS")):
-            failed = max(failed, 1)
-    print(f"rank {RANK}: {'FAIL' if failed else 'PASS'} ALL", flush=True)
-    os._exit(1 if failed else 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    named_checks.run(checks(), LIMIT_S)

@@ -6,12 +6,9 @@ compares. Each program runs several times with new inputs and ranks out of step,
 Prints PASS or FAIL for each check and rank, and ends with exit code 1 if one fails.
 """
 
-import os
 import random
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
-from tests.gpu import queue_programs  # noqa: E402
+from tests.gpu import named_checks, queue_programs  # noqa: E402
 from tilescale.settings import settings  # noqa: E402
 
 LIMIT_S = 240.0
@@ -343,27 +340,5 @@ def _traced_for(machine: str, make: Callable[[], Any]) -> Any:
         return make()
 
 
-def main() -> int:
-    """Run the checks whose names contain one of the arguments."""
-    world = tilescale.init()
-    torch.cuda.set_device(world.device)
-    threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
-    failed, wanted = 0, sys.argv[1:] or [""]
-    for name, run in checks().items():
-        if not any(part in name for part in wanted):
-            continue
-        begin = time.perf_counter()
-        try:
-            run()
-            verdict = "PASS"
-        except Exception:  # noqa: BLE001 - reported, and the next check runs
-            verdict, failed = f"FAIL {traceback.format_exc(limit=-3)}", failed + 1
-        print(f"rank {world.rank} {name}: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
-        if any(world.all_gather(verdict != "PASS")):
-            failed = max(failed, 1)
-    print(f"rank {world.rank}: {'FAIL' if failed else 'PASS'} ALL", flush=True)
-    os._exit(1 if failed else 0)
-
-
 if __name__ == "__main__":
-    main()
+    named_checks.run(checks().items(), LIMIT_S)

@@ -3,17 +3,13 @@
 
     torchrun --nproc-per-node N THIS [names]
 
-
 Every call changes the tensors that the next one reads, so one wrong call shows in all later ones; a float64 model on
 the CPU makes the same steps. Ranks are out of step by random delays. Prints PASS or FAIL for each check and rank.
 """
 
-import os
 import random
 import sys
-import threading
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
+from tests.gpu import named_checks  # noqa: E402
 from tests.overlap.support import H200  # noqa: E402
 from tilescale.tuning.programs import gather_and_product  # noqa: E402
 
@@ -158,25 +155,5 @@ def in_a_row() -> None:
         torch.testing.assert_close(c.float(), want, rtol=2**-7, atol=2**-7 * float(want.abs().max()))
 
 
-def main() -> None:
-    """Run the checks whose names contain one of the arguments."""
-    world = tilescale.init()
-    torch.cuda.set_device(world.device)
-    threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
-    failed = 0
-    for check in (replays, streams, in_a_row):
-        if not any(part in check.__name__ for part in sys.argv[1:] or [""]):
-            continue
-        begin = time.perf_counter()
-        try:
-            check()
-            verdict = "PASS"
-        except Exception:  # noqa: BLE001 - reported, and the next check runs
-            verdict, failed = f"FAIL {traceback.format_exc(limit=-3)}", failed + 1
-        print(f"rank {world.rank} {check.__name__}: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
-        failed += any(world.all_gather(verdict != "PASS"))
-    os._exit(1 if failed else 0)
-
-
 if __name__ == "__main__":
-    main()
+    named_checks.run(((check.__name__, check) for check in (replays, streams, in_a_row)), LIMIT_S)

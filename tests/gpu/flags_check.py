@@ -7,12 +7,8 @@ Every call changes what the next one sends, so a call that went on with the flag
 ones. Prints PASS or FAIL for each program and rank.
 """
 
-import os
 import random
 import sys
-import threading
-import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
+from tests.gpu import named_checks  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
 
 LIMIT_S = 220.0
@@ -116,25 +113,5 @@ PROGRAMS = {"one_block": (1, 0), "blocks": (7, 0), "unawaited": (5, 3)}
 """Name -> blocks, and signals that nobody waits for: then all synchronize as they leave."""
 
 
-def main() -> None:
-    """Run the checks whose names contain one of the arguments."""
-    world = tilescale.init()
-    torch.cuda.set_device(world.device)
-    threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
-    failed = 0
-    for name, shape in PROGRAMS.items():
-        if not any(part in name for part in sys.argv[1:] or [""]):
-            continue
-        begin = time.perf_counter()
-        try:
-            Check(*shape).run()
-            verdict = "PASS"
-        except Exception:  # noqa: BLE001 - reported, and the next check runs
-            verdict, failed = f"FAIL {traceback.format_exc(limit=-3)}", failed + 1
-        print(f"rank {world.rank} {name}: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
-        failed += any(world.all_gather(verdict != "PASS"))
-    os._exit(1 if failed else 0)
-
-
 if __name__ == "__main__":
-    main()
+    named_checks.run(((name, lambda shape=shape: Check(*shape).run()) for name, shape in PROGRAMS.items()), LIMIT_S)

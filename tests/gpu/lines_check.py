@@ -3,18 +3,13 @@
 
     torchrun --nproc-per-node N THIS [names]
 
-
 Every call sums integers over the ranks, or gathers them, and stirs the result: one bit of an older message in place of
 a new one changes all that follows. Every rank makes the same steps for all ranks by itself. Ranks are out of step by
 random delays. Prints PASS or FAIL for each check and rank.
 """
 
-import os
 import random
 import sys
-import threading
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
+from tests.gpu import named_checks  # noqa: E402
 
 LIMIT_S = 140.0
 COUNTS = (31, 2_000, 30_000, 250_000)
@@ -119,25 +115,5 @@ def checks() -> dict[str, Callable[[], None]]:
     return found
 
 
-def main() -> None:
-    """Run the checks whose names contain one of the arguments."""
-    world = tilescale.init()
-    torch.cuda.set_device(world.device)
-    threading.Timer(LIMIT_S, lambda: (print("FAIL: out of time", flush=True), os._exit(2))).start()
-    failed = 0
-    for name, run in checks().items():
-        if not any(part in name for part in sys.argv[1:] or [""]):
-            continue
-        begin = time.perf_counter()
-        try:
-            run()
-            verdict = "PASS"
-        except Exception:  # noqa: BLE001 - reported, and the next check runs
-            verdict, failed = f"FAIL {traceback.format_exc(limit=-3)}", failed + 1
-        print(f"rank {world.rank} {name}: {verdict} ({time.perf_counter() - begin:.1f} s)", flush=True)
-        failed += any(world.all_gather(verdict != "PASS"))
-    os._exit(1 if failed else 0)
-
-
 if __name__ == "__main__":
-    main()
+    named_checks.run(checks().items(), LIMIT_S)
