@@ -27,7 +27,7 @@ from tilescale import ops
 from tilescale.errors import ArgumentError
 from tilescale.ops import ways
 
-HIDDEN, HEADS, TOKENS, BATCH, VOCABULARY, LAYERS, STEPS, FLOAT8_STEPS, SHIPPED_STEPS = 64, 4, 16, 2, 48, 1, 8, 6, 20
+HIDDEN, HEADS, TOKENS, BATCH, VOCABULARY, LAYERS, STEPS, FLOAT8_STEPS, SHIPPED_STEPS = 64, 4, 16, 2, 48, 1, 4, 4, 20
 WORLD = tilescale.init()
 
 
