@@ -19,8 +19,8 @@ FUNCTION = re.compile(
 )
 PARTS = re.compile(
     r"asm volatile\(\"([\w.]+ ?%?\d?)|\b(__threadfence_system|__syncwarp|complete_stores|drain|acquired|load_acquire"
-    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|cluster_barrier|order_stores|store_words|load_words|store_line"
-    r"|load_line|clear|__syncthreads|__syncthreads_and|nvshmemx?_\w+|await_siblings)\("
+    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|cluster_barrier|order_stores|store_words|load_words"
+    r"|store_line|load_line|clear|__syncthreads|__syncthreads_and|nvshmemx?_\w+|await_siblings)\("
     r"|\b(complete|start_put|put|update_flag|put_flag|tell_siblings)(?:<SET>)?\((?=\)|from|flags|counters)"
 )
 """An instruction of PTX, or a call of what orders."""

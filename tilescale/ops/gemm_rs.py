@@ -40,15 +40,12 @@ from tilescale.ops.products import (
     SCALED_TURNS,
     SUM_TURNS,
     Product,
-    add,
-    add_arrived,
     add_bias,
     at_once,
     beside_stores,
     in_parts,
     multiply,
     rescale,
-    send_parts,
     takes_turns,
     tiling,
 )
@@ -293,3 +290,50 @@ def program(size: int, of: Product) -> Any:
                     T.copy(out, C[m, n])
 
     return matmul_reduce_scatter
+
+
+@T.macro
+def send_parts(parts, inbox, done, arrived, rank, size, rows, tile_rows, tiles_n):
+    """The queue sends each chunk of others' rows to its owner when all of its tiles are done."""
+    for step in T.serial(1, size):
+        for i in T.serial(T.ceildiv(rows, CHUNK)):
+            owner = (rank + step) % size
+            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
+            T.copy(
+                parts[owner, first:last, :],
+                inbox[rank, first:last, :],
+                dst=owner,
+                signal=arrived[rank, i],
+                after=(done[owner, i], ">=", T.ceildiv(last - first, tile_rows) * tiles_n),
+            )
+
+
+@T.macro
+def add_arrived(total, inbox, arrived, rank, size, m, n, rows, N, part):
+    """total += what the others have sent of one tile, in the order of the ranks before this one."""
+    for step in T.serial(1, size):
+        source = (rank + size - step) % size  # the rank before was the first to send here
+        T.wait(arrived[source, m // CHUNK], ">=", 1)
+        add_part(total, inbox, source, m, n, rows, N, part)
+
+
+@T.macro
+def add_part(total, parts, source, m, n, rows, N, tile):
+    """total += parts[source, m:, n:], in float32, by way of a tile in shared memory.
+
+    A row beyond the last one is that again, and leads nowhere: with a condition, loads would wait for one another.
+    """
+    T.assume(rows >= 1)
+    for i, j in T.Parallel(total.shape[0], total.shape[1]):
+        if N % total.shape[1] == 0:
+            tile[i, j] = parts[source, T.min(m + i, rows - 1), n + j]
+        else:
+            tile[i, j] = T.if_then_else(n + j < N, parts[source, T.min(m + i, rows - 1), n + j], T.cast(0, tile.dtype))
+    add(total, tile)
+
+
+@T.macro
+def add(total, part):
+    """total += part, in float32."""
+    for i, j in T.Parallel(total.shape[0], total.shape[1]):
+        total[i, j] += T.cast(part[i, j], "float32")

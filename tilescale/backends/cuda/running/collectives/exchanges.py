@@ -29,6 +29,7 @@ from tilescale.backends.cuda.running.collectives.setting import Stand, Team
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox, Shape
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
+from tilescale.comm.heap.arena import round_up
 from tilescale.cost.operations import network_of
 from tilescale.settings import settings
 
@@ -98,7 +99,7 @@ def short_grid(nbytes: int, processors: int, sharing: int, most: int) -> Grid:
     block on each processor; where there are more units, each thread has as many."""
     flags = -(-nbytes // data_bytes(sharing))
     each = max(-(-flags * sharing // processors), FEWEST_THREADS)
-    threads = multiple(-(-each // -(-each // most)), WARP)
+    threads = round_up(-(-each // -(-each // most)), WARP)
     blocks = min(processors, -(-flags * sharing // threads))
     return Grid(blocks, threads, power_of_two(-(-flags // blocks) * sharing * UNIT_BYTES))
 
@@ -119,11 +120,6 @@ def slots_grid(nbytes: int, blocks: int, peers: int) -> Grid:
 def largest_slot(peers: int) -> int:
     """Bytes of a long message at most."""
     return max(SMALLEST_SLOT, power_of_two(LARGEST_SLOT // peers // 2 + 1))
-
-
-def multiple(number: int, of: int) -> int:
-    """The smallest multiple that is not smaller."""
-    return -(-number // of) * of
 
 
 def power_of_two(number: int) -> int:

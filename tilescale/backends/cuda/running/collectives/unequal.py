@@ -22,7 +22,7 @@ from tilescale.backends.cuda.running.collectives.exchanges import (
 )
 from tilescale.backends.cuda.running.collectives.kernels import THREADS, Kernel, functions, launch, moving
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand
-from tilescale.backends.cuda.running.collectives.workspaces import Shape
+from tilescale.backends.cuda.running.collectives.workspaces import SLOTS, Shape
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 
@@ -62,7 +62,7 @@ class _Rows:
         self._functions: dict[bool, Any] = functions(own.device_code(kernel.text), kernel, own.device.index)
         processors = machine.count(machine.program_level.name, machine.tensor_level.name)
         blocks = processors * kernel.blocks_per_processor
-        self._shape = Shape(self._level, size, 1, LONG_SLOTS, blocks, largest_slot(max(1, size - 1)), "slots")
+        self._shape = Shape(self._level, size, 1, LONG_SLOTS, blocks, largest_slot(max(1, size - 1)), SLOTS)
         own.sites.append(Site(stand.what, stand.where))
         self._site = len(own.sites) - 1
 
