@@ -39,21 +39,22 @@ _STEPS = (
 PRODUCER_THREADS = 128
 """Threads of a producer."""
 
-_REGISTERS, _MOST = 65536, 240
-"""Registers of a processor, and how many a thread can take."""
+_MOST = 240
+"""Registers that a thread can take."""
 
 
-def registers_left(threads: int, *others: int, blocks: int = 1) -> int:
-    """For each of so many threads, if those of other warpgroups have so many registers each, and a processor so many
-    blocks: who asks for more than its block began with, where all threads have alike, waits for ever."""
+def registers_left(registers: int, threads: int, *others: int, blocks: int = 1) -> int:
+    """For each of so many threads of the processor's registers, if those of other warpgroups have so many each, and it
+    runs so many blocks: who asks for more than its block began with, where all threads have alike, waits for ever."""
     everybody = threads + len(others) * PRODUCER_THREADS
-    begun = _REGISTERS // blocks // everybody // 8 * 8 * everybody
+    begun = registers // blocks // everybody // 8 * 8 * everybody
     return min(_MOST, (begun - sum(others) * PRODUCER_THREADS) // threads // 8 * 8)
 
 
-def registers(producer: int, threads: int, blocks: int = 1) -> tirx.Stmt:
-    """So many registers for each thread of the producer, as many as are left for each of the others."""
-    names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: registers_left(threads, producer, blocks=blocks)}
+def registers(of: int, producer: int, threads: int, blocks: int = 1) -> tirx.Stmt:
+    """So many registers, `of` those of a processor, for each thread of the producer; what is left for the others."""
+    left = registers_left(of, threads, producer, blocks=blocks)
+    names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: left}
     calls = [tirx.call_intrin("handle", tirx.op.Op.get(name), number) for name, number in names.items()]
     return tirx.SeqStmt([tirx.Evaluate(call) for call in calls])
 

@@ -2,6 +2,7 @@
 """Programs on NVIDIA GPUs through stock TileLang.
 
 target.py         the compilation target of a machine
+ptx.py            numbers that the PTX ISA and the driver fix for all processors
 text.py           the CUDA text of a kernel, checked
 support.py        a program as this back end has it: generated text without a GPU, an executable with one
 nvshmem_link.py   how kernels that call NVSHMEM are linked and started

@@ -20,3 +20,8 @@ def target_for(machine: Machine) -> dict[str, str]:
         )
     # From 9.0 on the matrix instructions belong to the architecture-specific feature set (CUDA C++ guide, 5.1).
     return {"kind": "cuda", "arch": f"sm_{major}{minor}{'a' if int(major) >= 9 else ''}"}
+
+
+def target_or_auto(machine: Machine) -> dict[str, str] | str:
+    """The same, or that of the GPU at hand where the description names no compute capability."""
+    return target_for(machine) if machine.identify.architecture else "auto"

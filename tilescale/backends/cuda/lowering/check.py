@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 
 from tilelang_core import specialise
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.cuda.ptx import WARP
 from tilescale.errors import AllocationTooLargeError, Location
 from tilescale.hda import Machine
 
 KERNEL = re.compile(r'^extern "C" __global__ void .*\b(\w+)\((.*)\) \{$')
 BOUNDS = re.compile(r"__launch_bounds__\((\d+)")
 WAIT = re.compile(r"\btilescale::(wait<|barrier\w*\()")
-ELECTED, ELECTED_OF_WARP = (f"tl_shuffle_elect<{threads}>" for threads in (specialise.PRODUCER_THREADS, 32))
+ELECTED, ELECTED_OF_WARP = (f"tl_shuffle_elect<{threads}>" for threads in (specialise.PRODUCER_THREADS, WARP))
 BEGIN, END = re.compile(r"\((\d+) <= \(\(int\)threadIdx\.x\)\)"), re.compile(r"\(\(\(int\)threadIdx\.x\) < (\d+)\)")
 GATE = re.compile(r"\btilescale::wait_by_producer<")
 RELEASED = re.compile(r"^released\w*\[0\]\.wait\(")
@@ -292,7 +293,7 @@ def _is_by_first_warp(load: Node) -> bool:
     if any(ELECTED in head for head in heads):
         return True
     begins, ends = ([int(found[1]) for head in heads if (found := test.search(head))] for test in (BEGIN, END))
-    return any(ELECTED_OF_WARP in head for head in heads) and any(end - 32 in begins for end in ends)
+    return any(ELECTED_OF_WARP in head for head in heads) and any(end - WARP in begins for end in ends)
 
 
 def _check_signal(kernel: KernelText, node: Node) -> None:

@@ -23,6 +23,9 @@ from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering import exchanging
 from tilescale.backends.cuda.lowering.roles import LOADING, POLLING, is_gate
 from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_load, is_pipelined, tiles_named
+from tilescale.backends.cuda.ptx import WARPGROUP, most_threads, registers_of
+from tilescale.backends.cuda.target import target_for
+from tilescale.hda import Machine
 
 TURNS, STEPS = "turns", "steps"
 """Names of the outer and of the pipelined loop."""
@@ -32,8 +35,6 @@ COMPUTE, LOAD, BESIDE = "compute", "load", "beside"
 
 _EXCHANGING = 96
 """Registers of a thread that exchanges tiles."""
-
-_WARPGROUP, _MOST_THREADS = 128, 1024
 
 _KNOWN = (tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY, tl.FILL, tl.GEMM, *tl.ATOMICS_ON_TILES)
 """Tile operations that take no shared memory of their own, as reductions do."""
@@ -64,27 +65,27 @@ class _Around:
         return cls(before, loop, stmts[at + 1 :]) if all(_is_scalar(s) or is_fill(s) for s in before) else None
 
 
-def scheduled(func: ir.PrimFunc, threads: int, room: int, target: dict[str, str]) -> ir.PrimFunc | None:
+def scheduled(func: ir.PrimFunc, threads: int, machine: Machine) -> ir.PrimFunc | None:
     """A function with a schedule of its persistent loop's roles; None if it has no such loop, or cannot have one.
 
     Args:
         func: a lowered phase.
         threads: that compute.
-        room: bytes of shared memory for all tiles, none of which takes the place of another: roles run side by side.
-        target: what it is compiled for.
     """
     launch = _Around.of(schedule.statements(func))
     turn = _Around.of(launch.loop.body) if launch is not None and not is_pipelined(launch.loop) else None
-    if launch is None or turn is None or not is_pipelined(turn.loop) or threads % _WARPGROUP:
+    if launch is None or turn is None or not is_pipelined(turn.loop) or threads % WARPGROUP:
         return None
     if not all(map(_is_scalar, launch.before)):
         return None
-    if threads + 2 * _WARPGROUP > _MOST_THREADS:
+    if threads + 2 * WARPGROUP > most_threads(machine):
         return None
+    # Roles run side by side, so no tile takes the place of another.
+    room = machine.capacity(machine.layer_for("shared").name)
     if _bytes(func, turn) > room or ir.contains(schedule.statements(func), _may_need_more):
         return None
-    made = _with_roles(func, launch, turn, threads)
-    return made if schedule.can_be_made(made, target) else None
+    made = _with_roles(func, launch, turn, threads, registers_of(machine))
+    return made if schedule.can_be_made(made, target_for(machine)) else None
 
 
 def _bytes(func: ir.PrimFunc, turn: _Around) -> int:
@@ -107,7 +108,7 @@ def _loaded(loop: ir.For) -> list[ir.Buffer]:
     return [ir.region_parts(TileCopy.of(load.value).target)[0] for load in flat(loop.body) if is_load(load)]
 
 
-def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, threads: int) -> ir.PrimFunc:
+def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, threads: int, registers: int) -> ir.PrimFunc:
     body = flat(turn.loop.body)
     gates, loads = [s for s in body if _waits(s)], [s for s in body if is_load(s)]
     computes = [s for s in body if not _waits(s) and not is_load(s)]
@@ -132,18 +133,19 @@ def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, threads: int)
     outer = schedule.named(_around(launch.loop, names.named([*turn.before, inner, *rest, *exchange])), TURNS)
     stmt = tir.sequence(names.named([*launch.before, outer, *end]))
     aside = ir.integer(beside[0].value) if beside else 0
-    return schedule.scheduled(func, stmt, _roles(threads, bool(gates), aside), transfers, whole, loops)
+    return schedule.scheduled(func, stmt, _roles(registers, threads, bool(gates), aside), transfers, whole, loops)
 
 
-def _roles(threads: int, polls: bool, beside: int) -> list[Role]:
-    """The roles, in the order of their threads; half a warpgroup beside the others shares one with those who load."""
-    if 0 < beside < _WARPGROUP:
-        shared = {LOAD: _WARPGROUP - beside, BESIDE: beside}
-        computing = Role(COMPUTE, threads, specialise.registers_left(threads, POLLING))
+def _roles(registers: int, threads: int, polls: bool, beside: int) -> list[Role]:
+    """The roles, in the order of their threads, which share so many registers; half a warpgroup beside the others is of
+    one with those who load."""
+    if 0 < beside < WARPGROUP:
+        shared = {LOAD: WARPGROUP - beside, BESIDE: beside}
+        computing = Role(COMPUTE, threads, specialise.registers_left(registers, threads, POLLING))
         return [computing, *(Role(name, many, POLLING) for name, many in shared.items())]
     others = {LOAD: POLLING if polls else LOADING, **({BESIDE: _EXCHANGING} if beside else {})}
-    computing = Role(COMPUTE, threads, specialise.registers_left(threads, *others.values()))
-    return [computing, *(Role(name, _WARPGROUP, registers) for name, registers in others.items())]
+    computing = Role(COMPUTE, threads, specialise.registers_left(registers, threads, *others.values()))
+    return [computing, *(Role(name, WARPGROUP, each) for name, each in others.items())]
 
 
 def _handed(rest: Sequence[ir.Stmt], exchange: Sequence[ir.Stmt]) -> list[ir.Buffer]:

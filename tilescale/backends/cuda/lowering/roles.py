@@ -45,6 +45,7 @@ from tilescale.backends.cuda.lowering.statements import (
 )
 from tilescale.backends.cuda.lowering.storing import stored
 from tilescale.backends.cuda.lowering.waits import is_lasting, waits_in
+from tilescale.backends.cuda.ptx import WARP, registers_of
 from tilescale.hda import Machine
 from tilescale.passes.structure import location
 from tilescale.program import ops
@@ -54,8 +55,6 @@ from tilescale.program.operations import Copy
 
 LOADING, POLLING = 24, 40
 """Registers of a producer's thread, and of one that waits: of 24 it would spill some."""
-
-_WARP = 32
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ class _Phase:
     @property
     def elects(self) -> bool:
         """Whether one thread, the same each time, issues all bulk stores."""
-        return self.machine.has("tma") and self.is_uniform and self.launch.thread_count % _WARP == 0
+        return self.machine.has("tma") and self.is_uniform and self.launch.thread_count % WARP == 0
 
     @cached_property
     def blocks(self) -> int:
@@ -258,7 +257,8 @@ class _Placement:
             self._check_ahead(own | pulled)
         elif self.gates or self.phase.blocks > 1:
             producer, threads = POLLING if self.gates else LOADING, self.phase.launch.thread_count
-            stmt = tir.sequence([specialise.registers(producer, threads, self.phase.blocks), stmt])
+            of = registers_of(self.phase.machine)
+            stmt = tir.sequence([specialise.registers(of, producer, threads, self.phase.blocks), stmt])
         gates, kept = self._waits(), tuple(self.left.kept)
         ahead, far = frozenset(own), frozenset(pulled)
         made = Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())

@@ -46,12 +46,11 @@ def lower(phase: Phase, rest: Callable[[Phase], Phase]) -> LoweredKernel:
 def _agreed(phase: Phase, made: LoweredKernel) -> LoweredKernel | None:
     """A kernel whose roles are those that were proposed for it; None if TileLang would give it others."""
     machine = phase.target.machine
-    target, room = target_for(machine), machine.capacity(machine.layer_for("shared").name)
-    func = persistent.scheduled(made.func, phase.launch.thread_count, room, target)
+    func = persistent.scheduled(made.func, phase.launch.thread_count, machine)
     if func is not None:
         note = "the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"
         return replace(made, func=func, notes=(*made.notes, note))
-    return made if not phase.roles.beside and fits(phase.roles, made.func, target) else None
+    return made if not phase.roles.beside and fits(phase.roles, made.func, target_for(machine)) else None
 
 
 def proposed(phase: Phase, beside: bool = True) -> Phase:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.ptx import BOX_DIMENSIONS, BULK_BYTES
 from tilescale.program import ops
 from tilescale.program.footprint import stages_of
 from tilescale.program.operations import Copy, operation
@@ -14,8 +15,8 @@ from tilescale.program.operations import Copy, operation
 _TILE_OP = tl.TILE_OPERATIONS
 _WITHOUT_WORKSPACE = (tl.COPY, tl.FILL)
 
-_BULK_BYTES, _BULK_DIMENSIONS = 16, 4
-"""What rows of a bulk copy are multiples of, and the dimensions that it has besides that of devices (PTX ISA)."""
+_DIMENSIONS = BOX_DIMENSIONS - 1
+"""That a bulk copy has besides that of devices."""
 
 
 def is_pipelined(node: Any) -> bool:
@@ -85,7 +86,7 @@ def is_pull(stmt: ir.Stmt) -> bool:
     if not isinstance(made, Copy) or made.to_peer or made.signal is not None:
         return False
     near, far = (ir.region_parts(region)[0] for region in (made.near, made.far))
-    is_bulk = len(far.shape) <= _BULK_DIMENSIONS
+    is_bulk = len(far.shape) <= _DIMENSIONS
     return is_bulk and ir.scope_kind(near) == "shared" and ir.scope_kind(far) == "global"
 
 
@@ -141,11 +142,11 @@ def is_bulk_store(call: ir.Call) -> bool:
     if ir.scope_kind(source) != "shared" or ir.scope_kind(target) != "global" or source.dtype != target.dtype:
         return False
     sizes = [ir.constant(n) for n in (*extents, *others, *source.shape, target.shape[-1])]
-    if None in sizes or len(others) > _BULK_DIMENSIONS:
+    if None in sizes or len(others) > _DIMENSIONS:
         return False
     whole = [ir.constant(n) for n in source.shape] == [ir.constant(n) for n in extents]
     row = [ir.integer(n) * ir.bits(str(source.dtype)) // 8 for n in (extents[-1], others[-1], target.shape[-1])]
-    return whole and all(size % _BULK_BYTES == 0 for size in row)
+    return whole and all(size % BULK_BYTES == 0 for size in row)
 
 
 def must_keep_order(loop: ir.For, phase: ir.Stmt) -> bool:

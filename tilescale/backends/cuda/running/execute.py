@@ -32,7 +32,7 @@ from tilescale.backends.cuda.running.plans import Plan, Plans, standing_for
 from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
-from tilescale.backends.cuda.target import target_for
+from tilescale.backends.cuda.target import target_or_auto
 from tilescale.backends.cuda.text import REWRITES, STRIDE, check_of
 from tilescale.comm import Team, World, init
 from tilescale.comm.agreement import Facts, agree
@@ -250,7 +250,7 @@ class DeviceProgram:
     def device_code(self, text: str) -> bytes:
         """CUDA text compiled for the device, once on each node; the other ranks find it in the cache. Collective."""
         machine = self.target.machine
-        target = self.options.get("target") or (target_for(machine) if machine.identify.architecture else "auto")
+        target = self.options.get("target") or target_or_auto(machine)
         make = partial(stock.device_code, text, target)
         return once_per_node(self._group, self._is_first_of_node, make)
 

@@ -15,14 +15,9 @@ from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm, TileCopy, data_of
 from tilescale.backends.cuda.lowering.clusters.ring import Load, Ring
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
+from tilescale.backends.cuda.ptx import BOX_EXTENT, BULK_BYTES
 from tilescale.program import ops
 from tilescale.program.operations import Rank, TileView
-
-BULK = 16
-"""Bytes: what rows of a bulk copy, here and in memory, are multiples of."""
-
-LONGEST = 256
-"""Elements along a dimension of a bulk copy's box, at most (CUDA driver API, cuTensorMapEncodeTiled)."""
 
 
 def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
@@ -172,6 +167,6 @@ def _is_bulk(cluster: ClusterUnit, source: ir.Buffer, tile: ir.Buffer) -> bool:
     """Whether a bulk copy takes what a program loads: a box with rows of multiples of 16 bytes."""
     size, box = ir.bits(str(tile.dtype)) // 8, [ir.integer(n) for n in cluster.shards[tile.data].local.shape]
     memory = ir.constant(cluster.phase.sized(source.shape[-1]))
-    if not size or not memory or len(box) < 2 or max(box) > LONGEST:
+    if not size or not memory or len(box) < 2 or max(box) > BOX_EXTENT:
         return False
-    return memory * size % BULK == 0 and box[-1] * size % BULK == 0
+    return memory * size % BULK_BYTES == 0 and box[-1] * size % BULK_BYTES == 0

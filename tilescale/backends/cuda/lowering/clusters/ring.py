@@ -26,9 +26,7 @@ from tilescale.backends.cuda.lowering.clusters.roles import ahead
 from tilescale.backends.cuda.lowering.clusters.sharding import Shard
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 from tilescale.backends.cuda.lowering.markers import one_thread, sync
-
-WARP = 32
-"""Threads that one instruction is for."""
+from tilescale.backends.cuda.ptx import WARP
 
 
 @dataclass(frozen=True)

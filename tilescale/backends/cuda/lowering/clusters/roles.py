@@ -16,6 +16,8 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
+from tilescale.backends.cuda.ptx import WARP, WARPGROUP, most_threads
+from tilescale.hda import Machine
 from tilescale.program.model import Launch
 
 AHEAD = "tilescale.ahead"
@@ -23,12 +25,6 @@ AHEAD = "tilescale.ahead"
 
 APART = "tilescale.apart"
 """AttrStmt key: a body whose marked statements so many added threads, the value, execute beside the rest."""
-
-GROUP, WARP = 128, 32
-"""Threads that share out their registers together, and those that one instruction is for."""
-
-MOST = 1024
-"""Threads of a program, at most."""
 
 REGISTERS = {2: (24, 240), 3: (24, 160)}
 """Groups that multiply -> registers of a thread that loads, and of one that multiplies (PTX: setmaxnreg). One group has
@@ -40,11 +36,11 @@ def ahead(stmt: ir.Stmt) -> ir.Stmt:
     return ir.AttrStmt(ir.IntImm("int32", 0), AHEAD, ir.IntImm("int32", 0), stmt)
 
 
-def loaders(launch: Launch, phase: ir.Stmt) -> int:
+def loaders(launch: Launch, machine: Machine, phase: ir.Stmt) -> int:
     """How many threads may be added to a phase's program to load for it; 0 if its loads cannot be split off."""
     x, y, z = launch.threads
-    added = WARP if x % GROUP else GROUP
-    if x % WARP or y * z > 1 or x + added > MOST or _is_unforeseen(phase, set()):
+    added = WARP if x % WARPGROUP else WARPGROUP
+    if x % WARP or y * z > 1 or x + added > most_threads(machine) or _is_unforeseen(phase, set()):
         return 0
     return added
 
@@ -83,7 +79,7 @@ def split(launch: Launch, stmt: ir.Stmt) -> ir.Stmt:
 def _branch(launch: Launch, added: int, body: ir.Stmt) -> ir.Stmt:
     threads, thread = launch.thread_count, next(var for var, axis in launch.thread_vars if axis == 0)
     roles = [_Loading(thread < threads + WARP).role(body), tir.rewrite(body, enter=_without_loads)]
-    fewer, more = REGISTERS.get(threads // GROUP, (0, 0)) if added == GROUP else (0, 0)
+    fewer, more = REGISTERS.get(threads // WARPGROUP, (0, 0)) if added == WARPGROUP else (0, 0)
     if more:
         limits = (tir.register_limit(fewer, more=False), tir.register_limit(more, more=True))
         roles = [tir.sequence([limit, role]) for limit, role in zip(limits, roles, strict=True)]

@@ -14,6 +14,7 @@ from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm, data_of
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
+from tilescale.backends.cuda.ptx import WARPGROUP
 from tilescale.program import ops
 from tilescale.program.model import location
 from tilescale.program.operations import TileView
@@ -22,8 +23,8 @@ SCOPES = (*ir.SHARED, "local.fragment")
 """Where tiles of a cluster may lie."""
 
 
-MAJOR = 10
-"""Compute capability that multiplies with the operands of two blocks by one instruction."""
+PAIRS = "cta-pair"
+"""The capability of processors that multiply the operands of two blocks by one instruction."""
 
 ROWS = 128
 """Rows of the accumulator in each block: as many as tensor memory has lanes."""
@@ -146,14 +147,13 @@ class Sharding:
 def paired(cluster: Cluster, tiles: list[ir.Buffer]) -> bool:
     """Whether a cluster's two blocks multiply tiles A, B and C as a pair: in shapes that the instruction has."""
     launch = cluster.launch
-    major = cluster.target.machine.identify.architecture.partition(".")[0]
-    if not major.isdigit() or int(major) != MAJOR or cluster.size != 2 or launch.cluster[2] != 1:
+    if not cluster.target.machine.has(PAIRS) or cluster.size != 2 or launch.cluster[2] != 1:
         return False
     a, b, c = tiles
     shape = ir.constants(c.shape)
     if shape is None:
         return False
     rows, columns = shape
-    fits = rows == 2 * ROWS and columns % 32 == 0 and columns <= 256 and launch.thread_count % 128 == 0
+    fits = rows == 2 * ROWS and columns % 32 == 0 and columns <= 256 and launch.thread_count % WARPGROUP == 0
     operands = all(t.scope() == "shared.dyn" and str(t.dtype) in ("float16", "bfloat16") for t in (a, b))
     return fits and operands and str(c.dtype) == "float32" and c.scope() == "local.fragment"

@@ -66,7 +66,7 @@ class ClusterUnit(Cluster):
         """How many threads could load ahead for this phase; pairs of blocks synchronize in ways of their own."""
         if self.pair is not None or ir.contains(self.phase.stmt, self._is_groups):
             return 0
-        return roles.loaders(self.launch, self.phase.stmt)
+        return roles.loaders(self.launch, self.target.machine, self.phase.stmt)
 
     def _is_groups(self, node: Any) -> bool:
         """Whether a node is a region of units inside the program."""

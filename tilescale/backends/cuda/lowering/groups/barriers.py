@@ -14,13 +14,11 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS
 from tilescale.backends.cuda.lowering.groups.ranges import HARDWARE_BARRIERS, check_ranges
 from tilescale.backends.cuda.lowering.groups.registers import marks
 from tilescale.backends.cuda.lowering.markers import SYNC, Executing
 from tilescale.backends.cuda.lowering.phase import Groups, Phase
-
-_WARP = 32
+from tilescale.backends.cuda.ptx import WARP, WARPGROUP
 
 
 def lower(phase: Phase) -> Phase:
@@ -30,7 +28,7 @@ def lower(phase: Phase) -> Phase:
         UnsupportedError: a tile that stock TileLang would not compute as written, with its line.
     """
     groups, threads = phase.groups or Groups(), phase.launch.thread_count
-    barriers = _Barriers(Executing(0, threads), threads + (LOADER_THREADS if groups.loader else 0))
+    barriers = _Barriers(Executing(0, threads), threads + (WARPGROUP if groups.loader else 0))
     body = barriers.stmt(phase.stmt)
     taken = len(barriers.numbers)
     others = threads // groups.reducing - 1 if groups.reducing else 0
@@ -77,7 +75,7 @@ class _Barriers:
     def _barrier(self, group: Executing) -> ir.Stmt:
         if self.executing.threads == self.whole.threads == self.threads:
             return tir.evaluate(tir.call(tl.STORAGE_SYNC, "shared", dtype="int32"))
-        if group.threads == _WARP:
+        if group.threads == WARP:
             return tir.evaluate(tir.call(tl.SYNC_WARP, dtype="void"))
         key = (group.begin, group.threads)
         number = self.numbers.setdefault(key, HARDWARE_BARRIERS - 1 - len(self.numbers))

@@ -19,6 +19,7 @@ from tilescale.backends.cuda.lowering.groups.unit import Unit, branches
 from tilescale.backends.cuda.lowering.markers import located, sync
 from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.statements import must_keep_order
+from tilescale.backends.cuda.ptx import WARP
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.operations import Rank, Signal, TileView
@@ -281,7 +282,7 @@ class Clone:
     def _check_product(self, product: tiles.Gemm) -> None:
         """Stock TileLang gives each warp at least 16 rows and 8 columns."""
         rows, columns = (ir.integer(n) for n in product.sizes[:2])
-        warps = max(self.unit.threads // 32, 1)
+        warps = max(self.unit.threads // WARP, 1)
         if rows // 16 * (columns // 8) < warps:
             raise self.stage.unsupported(
                 f"a product of {rows} x {columns} on a {self.unit.level}: each of {warps} warps takes 16 x 8 at least"

@@ -13,10 +13,8 @@ from tilescale.backends.cuda.lowering.copies.ahead import ahead
 from tilescale.backends.cuda.lowering.markers import BARRIER
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.statements import is_load, is_pull
+from tilescale.backends.cuda.ptx import BOX_DIMENSIONS, BOX_EXTENT, BULK_BYTES
 from tilescale.program.operations import Copy
-
-BULK, LONGEST, RANKS = 16, 256, 5
-"""Bulk copies (CUDA driver API, cuTensorMapEncodeTiled): bytes that make up strides, rows of a box, dimensions."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,12 @@ class Load:
 
 def _is_box(source: ir.Buffer, box: list[int], phase: Phase) -> bool:
     size = ir.bits(str(source.dtype)) // 8
-    if not size or len(source.shape) > RANKS or box[-1] * size % BULK or max(box[:-1], default=LONGEST) > LONGEST:
+    is_too_large = len(source.shape) > BOX_DIMENSIONS or max(box[:-1], default=0) > BOX_EXTENT
+    if not size or is_too_large or box[-1] * size % BULK_BYTES:
         return False
     stride = size
     for extent in source.shape[:0:-1]:
         stride *= ir.constant(phase.sized(extent)) or 1
-        if stride % BULK:
+        if stride % BULK_BYTES:
             return False
     return True

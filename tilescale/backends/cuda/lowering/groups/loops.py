@@ -32,26 +32,12 @@ from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
 from tilescale.backends.cuda.lowering.statements import is_load, is_pipelined, is_pull, is_region, is_wait
 from tilescale.backends.cuda.lowering.waits import flag_of, is_lasting, waits_in
-from tilescale.hda import Level, Machine
+from tilescale.backends.cuda.ptx import WARPGROUP, most_threads
+from tilescale.hda import Level
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
 from tilescale.program.effects import Effects
-
-LOADER_THREADS = 128
-"""A warpgroup: registers move from and to whole ones (PTX ISA, `setmaxnreg`)."""
-
-WARP = 32
-
-MOST_THREADS = 1024
-FIRST_ARCHITECTURE = 9
-"""Compute capability of the first processors with bulk copies and barriers that count bytes."""
-
-
-def architecture(machine: Machine) -> int:
-    """The major compute capability of a machine; 0 if nothing says it."""
-    major = machine.identify.architecture.partition(".")[0]
-    return int(major) if major.isdigit() else 0
 
 
 def asynchronous(stage: GroupStage) -> list[Loop]:
@@ -105,11 +91,11 @@ class _Search:
     def _check_room(self, around: Around) -> None:
         launch, machine = self.stage.launch, self.stage.target.machine
         threads = launch.thread_count
-        if architecture(machine) < FIRST_ARCHITECTURE:
+        if not machine.has("tma"):
             raise DeclinedError(f"{machine.name} has no bulk copies")
         if self._has_met_cluster or any(ir.contains(loop, is_barrier) for loop in loops_of(around)):
             raise DeclinedError("programs of a cluster synchronize in front of it, for which all threads have to come")
-        if threads % LOADER_THREADS or threads + LOADER_THREADS > MOST_THREADS:
+        if threads % WARPGROUP or threads + WARPGROUP > most_threads(machine):
             raise DeclinedError(f"a warpgroup that loads does not fit beside {threads} threads")
 
     def _waits_for_others(self, stmt: ir.Stmt) -> list[ir.Call]:
@@ -170,7 +156,7 @@ class _Search:
             what = "a copy in it is none in bulk" if is_copy else "the program itself works in it"
             where = location(by_all) if by_all is not None else None
             raise DeclinedError(what + (f" (line {where.line})" if where is not None else ""))
-        if any(other != level for other in levels) or threads_of(level) % LOADER_THREADS:
+        if any(other != level for other in levels) or threads_of(level) % WARPGROUP:
             raise DeclinedError("its units are no warpgroups, or of several levels")
         return level
 

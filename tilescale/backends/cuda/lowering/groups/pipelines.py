@@ -26,14 +26,15 @@ from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.handover import Handover, parts_of
 from tilescale.backends.cuda.lowering.groups.loads import Load
 from tilescale.backends.cuda.lowering.groups.loop import Around, Loop, expressions, loops_of, used_binds
-from tilescale.backends.cuda.lowering.groups.loops import LOADER_THREADS, WARP, architecture, asynchronous
+from tilescale.backends.cuda.lowering.groups.loops import asynchronous
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import Unit
 from tilescale.backends.cuda.lowering.markers import acquired, by_producer, loading
 from tilescale.backends.cuda.lowering.roles import LOADING, POLLING
+from tilescale.backends.cuda.ptx import WARP, WARPGROUP, registers_of
 
-ASYNCHRONOUS_PRODUCTS = 9
-"""Compute capability of the processors whose warpgroups start products into registers and wait for them later."""
+ASYNCHRONOUS_PRODUCTS = "wgmma"
+"""The capability of warpgroups that start products into registers and wait for them later."""
 
 
 Statements: TypeAlias = Callable[[Sequence[ir.Stmt], Unit, Clone, frozenset[ir.Var]], ir.Stmt]
@@ -87,7 +88,7 @@ class Pipelines:
         waits = f"make {len(loop.waits)} T.wait and " if loop.waits else ""
         when = ", once the program reaches the loop" if loop.released else ""
         self.stage.notes.append(
-            f"T.Pipelined over {loop.stmt.loop_var.name}: threads {first} to {first + LOADER_THREADS - 1} {waits}load "
+            f"T.Pipelined over {loop.stmt.loop_var.name}: threads {first} to {first + WARPGROUP - 1} {waits}load "
             f"{names} by TMA, {loop.stages} ahead{when}; {len(units)} {loop.level.name}s work on them"
         )
 
@@ -102,7 +103,7 @@ class Pipelines:
     @property
     def added(self) -> int:
         """Threads of the loader."""
-        return LOADER_THREADS if self.loops else 0
+        return WARPGROUP if self.loops else 0
 
     def free(self, far: bool) -> frozenset[ir.Var]:
         """Tensors, of peers (`far`) or of this device, of which the loader loads ahead of all waits."""
@@ -123,7 +124,7 @@ class Pipelines:
         parts = self._parts[loop.stmt]
         places = [stage * parts + part for part in range(parts)]
         waits, arrivals = [_wait(full, at, turn) for at in places], [_arrive(empty, at) for at in places]
-        overlaps = architecture(self.stage.target.machine) == ASYNCHRONOUS_PRODUCTS
+        overlaps = self.stage.target.machine.has(ASYNCHRONOUS_PRODUCTS)
         hand = Handover(waits, arrivals, overlaps, first=bool(loop.gates))
         steps = hand.over(body, {tile.data: ir.integer(tile.shape[0]) // parts for tile in loop.tiles})
         body = self._on_rings(tir.sequence(steps), stage * parts)
@@ -156,7 +157,8 @@ class Pipelines:
         if not self.loops:
             return []
         registers = POLLING if any(loop.gates for loop in self.loops) else LOADING
-        limits = (registers, specialise.registers_left(self.stage.whole.threads, registers))
+        of = registers_of(self.stage.target.machine)
+        limits = (registers, specialise.registers_left(of, self.stage.whole.threads, registers))
         # One warp of it: who sees a phase of a barrier late may miss the next one, and waits for it for ever.
         first = ir.simplify(self.stage.thread < self.stage.whole.threads + WARP, {})
         return [loading(ir.IfThenElse(first, tir.sequence([*map(self._load, self.loops)]), None), limits)]

@@ -11,6 +11,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.distribution import Distributions, parallel_loops
 from tilescale.backends.cuda.lowering.groups.unit import Unit
 from tilescale.backends.cuda.lowering.phase import Phase, Stage
+from tilescale.backends.cuda.ptx import WARP
 from tilescale.hda import Level
 from tilescale.program import ops
 
@@ -60,7 +61,7 @@ class GroupStage(Stage):
 
     def reduces(self, unit: Unit) -> None:
         """A unit reduces across its warps, at the same time as its siblings."""
-        if unit.threads > 32 and unit.threads < self.whole.threads:
+        if unit.threads > WARP and unit.threads < self.whole.threads:
             self.reducing = max(self.reducing, unit.threads)
 
     # -- tiles -------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.reach import STORES
+from tilescale.backends.cuda.ptx import WARP
 from tilescale.backends.cuda.running.collectives.kernels import (
     THREADS,
     Element,
@@ -60,7 +61,7 @@ WHOLE_LINES = "whole-lines"
 SMALLEST_SLOT, LARGEST_SLOT = 8192, 32768
 """Bytes of a long message: at least, so that every thread stores some; and at most, over the number of peers."""
 
-WARP, FEWEST_THREADS = 32, 128
+FEWEST_THREADS = 128
 
 SETS = {"reduce_twice": 2}
 """Functions of the headers that use several sets of slots."""
