@@ -26,6 +26,7 @@ def ag_gemm(
     bm, bn, bk = tile
     rows = m_all // devices
     tm, tn = rows // bm, n_all // bn
+    assert tm % GROUP == 0, "whole groups of each device"
     total = devices * tm * tn
     blocks = blocks or total
 
@@ -220,6 +221,7 @@ def ag_gemm_senders(
     bm, bn, bk = tile
     rows = m_all // devices
     tm, tn = rows // bm, n_all // bn
+    assert tm % GROUP == 0, "whole groups of each device"
     tiles, workers = devices * tm * tn, blocks - senders
     across = k_all // bn
     pieces = tm * across

@@ -80,7 +80,7 @@ class Queue(CopyQueue):
     """A queue without a device."""
 
     def __init__(self, done: list[Any]):
-        self.stream, self._held, self._done = None, None, done
+        self.stream, self._held, self._host, self._done = None, None, [], done
 
     def start(self) -> None:
         self.add(lambda: self._done.append("start"))
@@ -149,6 +149,8 @@ class Device:
             if 0 <= offset < tensor.nbytes:
                 each = tensor[0].nbytes
                 return name, offset // each, offset % each
+        if any(memory.data_ptr() <= address < memory.data_ptr() + memory.nbytes for memory in self.queue._host):
+            return "host", 0, 0
         raise AssertionError("outside of all memory")
 
 
@@ -242,10 +244,24 @@ def test_copies_between_devices_of_one_gpu_are_not_for_the_queue(monkeypatch):
     assert done[first - 2 : to[3] + 1 : 3] == ["join"] * FLAGS and done[first - 1 : to[3] + 1 : 3] == ["start"] * FLAGS
 
 
-def test_a_copy_that_has_to_wait_stays_on_the_queue(monkeypatch):
-    there = memory()
-    alone = Device(on_devices(after_the_grid), 1, there).run(monkeypatch)
-    assert Device(on_devices(after_the_grid), 1, there, gpus=1).run(monkeypatch) == alone
+@T.macro
+def columns_after_the_grid(X, Y, F, flags, done, rank, size):
+    to = (rank + 1) % size
+    T.copy(X[:, 0:4], Y[rank, 0:ROWS, 0:4], dst=to, signal=flags[0, 0], after=(done[0], ">=", 1))
+
+
+@pytest.mark.parametrize("statements", [after_the_grid, columns_after_the_grid])
+def test_a_copy_that_has_to_wait_stays_on_the_queue(statements: Any, monkeypatch):
+    """Between devices of one GPU it goes through the host: copy engines move nothing within one device's memory."""
+    func, apart, beside = on_devices(statements), memory(), memory()
+    for name in apart:
+        beside[name].copy_(apart[name])
+    alone = Device(func, 1, apart).run(monkeypatch)
+    shared = Device(func, 1, beside, gpus=1).run(monkeypatch)
+    assert [what[0] for what in shared if isinstance(what, tuple)] == ["copy", "copy", "write"]
+    assert ("copy", ("host", 0, 0)) in shared
+    assert len(shared) == len(alone) + 1 and shared[-2:] == alone[-2:]
+    assert torch.equal(beside["Y"], apart["Y"]) and bool(beside["Y"].any())
 
 
 def test_a_copy_waits_for_the_senders_flag(monkeypatch):

@@ -328,8 +328,7 @@ def checks() -> dict[str, Callable[[], None]]:
     for name, (func, wanted) in queue_programs.checks().items():
         found[f"async {name}"] = lambda func=func, wanted=wanted: check(func, wanted=wanted)
     if settings().share_gpus:
-        # What waits for the grid, and stays on its GPU, needs a processor of a grid that may hold all of them.
-        return {name: run for name, run in found.items() if "nccl" not in name and name != "async put after signals"}
+        return {name: run for name, run in found.items() if "nccl" not in name}
     if size % 2 == 0:
         found["levels"] = lambda: check(_traced_for("h200-sxm-8x4", levels), "h200-sxm-8x4")
     return found

@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
+from tests.gpu.ranks import DEVICE, WORLD, barrier, everyones, join  # noqa: E402
 
-WORLD = tilescale.init()
-torch.cuda.set_device(WORLD.local_rank)
-DEVICE = torch.device("cuda", WORLD.local_rank)
 EXPERTS, CAPACITY, WIDTH, HIDDEN = 4, 1024, 4096, 2048
 HIGH, WIDE, STEP = 128, 256, 64
 ROUNDS = 12
@@ -62,14 +59,11 @@ def experts(devices: int) -> Any:
 
 def reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """What comes back to this rank: its slots times the weights of all ranks' experts."""
-    weights = [torch.empty_like(w) for _ in range(WORLD.size)]
-    dist.all_gather(weights, w)
-    return torch.bmm(x.flatten(0, 1), torch.cat(weights)).view(*x.shape[:-1], HIDDEN)
+    return torch.bmm(x.flatten(0, 1), everyones(w).flatten(0, 1)).view(*x.shape[:-1], HIDDEN)
 
 
 def main() -> int:
-    if not dist.is_initialized():
-        dist.init_process_group("nccl", device_id=DEVICE)
+    join()
     func, failed = experts(WORLD.size), 0
     kernels = {name: tilescale.compile(func, schedule=name) for name in ("sequential", "overlap")}
     if WORLD.rank == 0:
@@ -81,8 +75,7 @@ def main() -> int:
         x = torch.randn(WORLD.size, EXPERTS, CAPACITY, WIDTH, device=DEVICE).mul_(0.1).bfloat16()
         for name, kernel in kernels.items():
             y[name].fill_(torch.nan)
-            torch.cuda.synchronize()
-            dist.barrier()
+            barrier()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             kernel(x, w, y[name])

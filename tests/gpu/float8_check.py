@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.gpu.ops_support import DEVICE, RANK, SIZE, compare, everyones, main, poison, random, runs, say, total  # noqa: E402
+from tests.gpu.ops_support import compare, main, poison, random, runs, say  # noqa: E402
+from tests.gpu.ranks import DEVICE, RANK, SIZE, as_first, everyones, total  # noqa: E402
 from tests.ops.roundings import as_it_lies, by_pytorch, of_many_magnitudes, same  # noqa: E402
 from tilescale import ops  # noqa: E402
 from tilescale.ops.rounding import rounded_rows  # noqa: E402
@@ -25,7 +25,7 @@ def check_float8(_: slice) -> None:
     for rows, n, k in [(8, 256, 512), (300, 512, 1024), (1536, 3584, 1024), (2047, 8192, 512)]:
         whole, weight = random(SIZE * rows, k).to(torch.float8_e4m3fn), random(n, k).to(torch.float8_e4m3fn)
         of_rows, of_columns = torch.rand(SIZE * rows, device=DEVICE) + 0.5, torch.rand(n, device=DEVICE) + 0.5
-        dist.broadcast(of_columns, 0)
+        of_columns = as_first(of_columns)
         a, of_a = whole[:rows], of_rows[:rows]
         gathered = everyones(a).view(-1, k).float() * everyones(of_a).view(-1, 1)
         want = gathered @ (weight.float() * of_columns[:, None]).t()

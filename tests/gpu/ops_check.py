@@ -11,24 +11,11 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.gpu.ops_support import (  # noqa: E402
-    DEVICE,
-    LATE_CYCLES,
-    RANK,
-    SIZE,
-    compare,
-    everyones,
-    main,
-    poison,
-    random,
-    runs,
-    say,
-    total,
-)
+from tests.gpu.ops_support import LATE_CYCLES, compare, main, poison, random, runs, say  # noqa: E402
+from tests.gpu.ranks import DEVICE, RANK, SIZE, as_first, everyones, total  # noqa: E402
 from tilescale import ops  # noqa: E402
 from tilescale.ops import ag_gemm  # noqa: E402
 
@@ -86,7 +73,7 @@ def check_activations(_: slice) -> None:
 def check_matmul_reduce_scatter(only: slice) -> None:
     for rows, n, k, transposed in SHAPES[only]:
         a, right, bias = random(SIZE * rows, k), operand(n, k, transposed), random(n)
-        dist.broadcast(bias, 0)
+        bias = as_first(bias)
         want = (total(a.float() @ right.float()) + bias.float()).chunk(SIZE)[RANK]
         title = f"matmul_reduce_scatter {SIZE * rows}x{n}x{k} {'NT' if transposed else 'NN'}"
         runs(
@@ -151,7 +138,7 @@ def check_all_to_all(only: slice) -> None:
 def check_matmul_all_reduce(only: slice) -> None:
     for m, n, k, transposed in [(1, 1024, 512, True), (100, 1032, 520, False), (2047, 3584, 1024, True)][only]:
         a, right, bias = random(m, k), operand(n, k, transposed), random(n)
-        dist.broadcast(bias, 0)
+        bias = as_first(bias)
         want = total(a.float() @ right.float()) + bias.float()
         title = f"matmul_all_reduce {m}x{n}x{k} {'NT' if transposed else 'NN'}"
         runs(
@@ -171,8 +158,8 @@ def check_all_reduce(only: slice) -> None:
 def check_all_reduce_rms_norm(only: slice) -> None:
     for m, n in [(1, 1024), (70, 1032), (300, 4096), (2050, 7168), (1024, 16384)][only]:
         x, weight, residual = random(m, n), random(n), random(m, n)
-        dist.broadcast(weight, 0)
-        dist.broadcast(residual, 0)
+        weight = as_first(weight)
+        residual = as_first(residual)
         y = total(x).bfloat16().float() + residual.float()
         want = y * torch.rsqrt(y.pow(2).mean(1, keepdim=True) + 1e-6) * weight.float()
         title = f"all_reduce_rms_norm {m}x{n}"
@@ -189,7 +176,7 @@ def check_decode(only: slice) -> None:
     cases = [(2, 6, 2, 150, 64, 64), (4, 8 * SIZE, 8, 3000, 128, 128), (3, 128, 1, 5000, 576, 512)]
     for batch, heads, of_keys, keys, dim, value_dim in cases[only]:
         q, k = random(batch, heads, dim), random(batch, keys, of_keys, dim)
-        dist.broadcast(q, 0)
+        q = as_first(q)
         v = k[..., :value_dim] if dim > value_dim else random(batch, keys, of_keys, value_dim)
         lengths = torch.randint(1, keys + 1, (batch,), device=DEVICE, dtype=torch.int32)
         counts = torch.arange(keys, device=DEVICE) < everyones(lengths)[:, :, None]

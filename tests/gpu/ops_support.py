@@ -12,42 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import tilescale  # noqa: E402
+from tests.gpu import ranks  # noqa: E402
+from tests.gpu.ranks import DEVICE, RANK, SIZE, barrier  # noqa: E402
 from tilescale import ops  # noqa: E402
 from tilescale.ops.group import team_of  # noqa: E402
 from tilescale.ops.workspace import workspace_of  # noqa: E402
 
-WORLD = tilescale.init()
-RANK, SIZE, DEVICE = WORLD.rank, WORLD.size, WORLD.device
 BEGIN = time.monotonic()
 LATE_CYCLES = 2_000_000
 
 
 def say(*what: Any) -> None:
-    if RANK == 0:
-        print(f"[{time.monotonic() - BEGIN:4.0f}]", *what, flush=True)
+    """Print by the first rank, with the seconds since the start."""
+    ranks.say(f"[{time.monotonic() - BEGIN:4.0f}]", *what)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(*shape, device=DEVICE).mul_(0.1).to(dtype)
-
-
-def everyones(x: torch.Tensor) -> torch.Tensor:
-    """The tensors of all ranks, (ranks, ...)."""
-    out = torch.empty(SIZE, *x.shape, device=DEVICE, dtype=x.dtype)
-    dist.all_gather_into_tensor(out.view(-1, *x.shape[1:]), x.contiguous())
-    return out
-
-
-def total(x: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks, in float32."""
-    x = x.to(torch.float32, copy=True)
-    dist.all_reduce(x)
-    return x
 
 
 def compare(what: str, got: torch.Tensor, want: torch.Tensor, parts: torch.Tensor | None = None) -> None:
@@ -67,9 +51,7 @@ def poison() -> None:
     space = workspace_of(team_of(""))
     for memory in (*space._shared, *space._own):
         memory.fill_(0xFF)  # NaN, in every type
-    torch.cuda.synchronize()
-    dist.barrier()
-    torch.cuda.synchronize()
+    barrier()
 
 
 def runs(what: str, call: Callable[[], Any], check: Callable[[Any], None]) -> None:
@@ -94,8 +76,7 @@ def runs(what: str, call: Callable[[], Any], check: Callable[[Any], None]) -> No
 
 def main(checks: dict[str, Callable[[slice], None]]) -> None:
     """Those that the words ask for, in order; a failing one does not keep the others from running."""
-    torch.cuda.set_device(DEVICE)
-    dist.init_process_group("nccl", device_id=DEVICE)
+    ranks.join()
     ops.workspace(8192, 8192)
     failed: list[str] = []
     part = re.fullmatch(r"(\d+)/(\d+)", " ".join(sys.argv[1:]))
@@ -108,5 +89,5 @@ def main(checks: dict[str, Callable[[slice], None]]) -> None:
             traceback.print_exc()
             failed.append(name)
     say(f"{len(failed)} failed: {failed}")
-    dist.destroy_process_group()
+    torch.distributed.destroy_process_group()
     sys.exit(bool(failed))

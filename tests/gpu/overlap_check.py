@@ -16,25 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 from tests.cuda import overlap_programs as programs  # noqa: E402
+from tests.gpu import ranks  # noqa: E402
+from tests.gpu.ranks import DEVICE, SHARED, WORLD, barrier, everyones, slowest, total  # noqa: E402
 
 ROUNDS, CALLS = 10, 6
 BOUND = 8e-3
 """Largest relative error in the Frobenius norm: results are rounded to bfloat16, sums of parts twice."""
 
-WORLD = tilescale.init()
-torch.cuda.set_device(WORLD.local_rank)
-DEVICE = torch.device("cuda", WORLD.local_rank)
-
 
 def say(*what: Any) -> None:
-    if WORLD.rank == 0:
-        print(f"[{time.monotonic() - BEGIN:4.0f}]", *what, flush=True)
+    """Print by the first rank, with the seconds since the start."""
+    ranks.say(f"[{time.monotonic() - BEGIN:4.0f}]", *what)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -43,12 +40,6 @@ def random(*shape: int) -> torch.Tensor:
 
 def symmetric(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return tilescale.zeros(shape, dtype=dtype)
-
-
-def barrier() -> None:
-    torch.cuda.synchronize()
-    dist.barrier()
-    torch.cuda.synchronize()
 
 
 def check(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
@@ -60,6 +51,8 @@ def check(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
 
 def race(title: str, contenders: dict[str, Callable[[], Any]], base: str, moved: float = 0) -> None:
     """Times in turns: median of the slowest rank, ratio to the baseline, smallest and largest."""
+    if SHARED:
+        return
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS):
         for name, call in contenders.items():
@@ -72,11 +65,7 @@ def race(title: str, contenders: dict[str, Callable[[], Any]], base: str, moved:
             end.record()
             end.synchronize()
             times[name].append(begin.elapsed_time(end) * 1e3 / CALLS)
-    medians = {}
-    for name, found in times.items():
-        slowest = torch.tensor(statistics.median(found), device=DEVICE)
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        medians[name] = float(slowest)
+    medians = {name: slowest(statistics.median(found)) for name, found in times.items()}
     for name, us in medians.items():
         rate = f", {moved / us / 1e3:.0f} GB/s" if moved and name != base else ""
         spread = f"{min(times[name]):.0f}-{max(times[name]):.0f}"
@@ -90,8 +79,7 @@ def gathered_parts(shape: tuple[int, int, int]) -> tuple[torch.Tensor, ...]:
     """This rank's rows, those of all, the other operand, and the product."""
     m, n, k = shape
     mine, b = random(m // WORLD.size, k), random(n, k)
-    full = torch.empty(m, k, device=DEVICE, dtype=torch.bfloat16)
-    dist.all_gather_into_tensor(full, mine)
+    full = everyones(mine).view(m, k)
     return mine, full, b, full @ b.t()
 
 
@@ -192,9 +180,7 @@ def rs(title: str, shape: tuple[int, int, int], **options: Any) -> None:
     kernel = tilescale.compile(programs.rs_gemm(size, shape, chunk=chunk, **options))
     operands = (a.view(size, rows, k), b, c, parts, inbox, done, arrived)
     if direct:
-        total = whole.float()
-        dist.all_reduce(total)
-        want = total.view(size, rows, n)[rank]
+        want = total(whole).view(size, rows, n)[rank]
     else:
         inbox.copy_(random(size, rows, n))
         arrived.fill_(1)
@@ -230,8 +216,7 @@ def puts() -> None:
     rows = columns = 8192
     x, y = random(rows, columns), symmetric(rows, columns)
     theirs = torch.empty_like(x)
-    everybody = [torch.empty_like(x) for _ in range(WORLD.size)]
-    dist.all_gather(everybody, x)
+    everybody = everyones(x)
     calls: dict[str, Callable[[], Any]] = {"local copy": lambda: theirs.copy_(x)}
     ways = ((132, "tma", 256), (132, "tma", 128), (32, "tma", 256), (0, "tma", 128), (0, "lsu", 128))
     for blocks, impl, wide in ways:
@@ -246,10 +231,13 @@ def puts() -> None:
     race("put 128 MiB", calls, "local copy", moved=x.numel() * 2)
 
 
+LESS = max(4096, 8 * 128 * WORLD.size)
+"""Rows: a group of tiles for each rank at least."""
+
 CHECKS: dict[str, Callable[[], None]] = {
     "ag": lambda: ag("AG+GEMM 8192x3584x8192 grid", (8192, 3584, 8192)),
     "ag-persistent": lambda: ag("AG+GEMM 8192x3584x8192 persistent", (8192, 3584, 8192), blocks=132, stages=3),
-    "ag-small": lambda: ag("AG+GEMM 4096x3584x8192 grid 128x224", (4096, 3584, 8192), tile=(128, 224, 64)),
+    "ag-small": lambda: ag(f"AG+GEMM {LESS}x3584x8192 grid 128x224", (LESS, 3584, 8192), tile=(128, 224, 64)),
     "senders": lambda: senders((8192, 3584, 8192), senders=16),
     "senders-8": lambda: senders((8192, 3584, 8192), senders=8),
     "put": puts,
@@ -259,13 +247,12 @@ CHECKS: dict[str, Callable[[], None]] = {
         "GEMM+RS 8192x8192x3584 direct, persistent", (8192, 8192, 3584), blocks=132, stages=3, direct=True
     ),
     "loads": lambda: loads((2048, 1024, 4096)),
-    "rs-small": lambda: rs("GEMM+RS 4096x8192x3584 local, persistent", (4096, 8192, 3584), blocks=132, stages=3),
+    "rs-small": lambda: rs(f"GEMM+RS {LESS}x8192x3584 local, persistent", (LESS, 8192, 3584), blocks=132, stages=3),
 }
 
 
 def main() -> int:
-    if not dist.is_initialized():
-        dist.init_process_group("nccl", device_id=DEVICE)
+    ranks.join()
     torch.manual_seed(WORLD.rank)
     failed = 0
     for name in sys.argv[1:] or CHECKS:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
+from tests.gpu.ranks import DEVICE, SHARED, WORLD, barrier, everyones, join, say, slowest  # noqa: E402
 from tests.ladder import NUMBERED, load  # noqa: E402
 from tests.overlap.support import H200, overlapped  # noqa: E402
 from tests.overlap.test_reductions import scale_then_scatter_columns  # noqa: E402
@@ -28,15 +28,6 @@ from tilescale.tuning.database import Database  # noqa: E402
 from tilescale.tuning.programs import gather_and_product, product_and_scatter, product_and_sum  # noqa: E402
 
 ROUNDS, CALLS, CHECKED = 7, 6, 20
-
-WORLD = tilescale.init()
-torch.cuda.set_device(WORLD.local_rank)
-DEVICE = torch.device("cuda", WORLD.local_rank)
-
-
-def say(*what: Any) -> None:
-    if WORLD.rank == 0:
-        print(*what, flush=True)
 
 
 def agree(
@@ -68,6 +59,8 @@ def race(title: str, both: list[Any], shapes: list[tuple[int, ...]], dtype: torc
         if not torch.equal(*results) or torch.isnan(results[0]).any():
             raise ValueError(f"{title}: other bits in call {turn}")
     say(f"PASS {title}: the same bits in {CHECKED} calls")
+    if SHARED:
+        return
     times = [timed(lambda k=kernel, r=result: k(*inputs, r)) for kernel, result in zip(both, results, strict=True)]
     say(f"TIME {title}: {times[0]:.1f} us in order, {times[1]:.1f} us overlapped")
 
@@ -76,8 +69,7 @@ def timed(call: Callable[[], Any]) -> float:
     """Microseconds of a call, the median of the slowest rank."""
     found = []
     for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        dist.barrier()
+        barrier()
         call()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -86,9 +78,7 @@ def timed(call: Callable[[], Any]) -> float:
         end.record()
         end.synchronize()
         found.append(begin.elapsed_time(end) * 1e3 / CALLS)
-    slowest = torch.tensor(statistics.median(found), device=DEVICE)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(slowest)
+    return slowest(statistics.median(found))
 
 
 def ring() -> None:
@@ -179,21 +169,20 @@ def measured() -> None:
     c.fill_(torch.nan)
     kernel(a, b, gathered, c)
     kernel.synchronize()
-    whole = torch.empty(rows, inner, device=DEVICE, dtype=torch.bfloat16)
-    dist.all_gather_into_tensor(whole, a.contiguous())
-    want = whole @ b
+    want = everyones(a).view(rows, inner) @ b
     error = float((c.double() - want.double()).norm() / want.double().norm())
     if not error < 8e-3:
         raise ValueError(f"measured: relative error {error}")
     say(f"PASS measured: relative error {error:.1e}")
 
 
-CHECKS = {check.__name__: check for check in (ring, product, columns, grouped, default, measured)}
+TIMED = (measured,)
+CHECKS = {check.__name__: check for check in (ring, product, columns, grouped, default, *(() if SHARED else TIMED))}
 
 
 def main() -> None:
     """Run the checks that are named, or all."""
-    dist.init_process_group("nccl", device_id=DEVICE)
+    join()
     failed = 0
     for name in sys.argv[1:] or CHECKS:
         try:
@@ -202,7 +191,7 @@ def main() -> None:
             failed += 1
             traceback.print_exc()
             say(f"FAIL {name}: {error}")
-    dist.destroy_process_group()
+    torch.distributed.destroy_process_group()
     raise SystemExit(bool(failed))
 
 

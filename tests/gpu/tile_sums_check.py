@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 from tests.cuda.turn_programs import PROGRAMS, TURNS, expected, rows_of_result  # noqa: E402
+from tests.gpu.ranks import DEVICE, SHARED, WORLD, everyones, join  # noqa: E402
 
-WORLD = tilescale.init()
-torch.cuda.set_device(WORLD.local_rank)
-DEVICE = torch.device("cuda", WORLD.local_rank)
 CALLS, REPLAYS = 6, 20
 SKEW_CYCLES = 1_000_000
+WAIT_S = 60.0 if SHARED else 3.0
 
 
 def inputs(shape: tuple[int, int, int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,14 +34,13 @@ def inputs(shape: tuple[int, int, int], seed: int) -> tuple[torch.Tensor, torch.
 
 def reference(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """What this rank gets."""
-    parts = [torch.empty(a.shape[0], b.shape[0], device=DEVICE) for _ in range(WORLD.size)]
-    dist.all_gather(parts, a.float() @ b.float().T)
-    return expected(name, parts, WORLD.rank).bfloat16()
+    parts = everyones(a.float() @ b.float().T)
+    return expected(name, list(parts), WORLD.rank).bfloat16()
 
 
 def check(name: str, shape: tuple[int, int, int], blocks: int) -> list[str]:
     """What went wrong with a program."""
-    kernel = tilescale.compile(PROGRAMS[name](WORLD.size, shape, blocks), wait_s=3.0)
+    kernel = tilescale.compile(PROGRAMS[name](WORLD.size, shape, blocks), wait_s=WAIT_S)
     a, b = (torch.empty_like(x) for x in inputs(shape, 0))
     c = torch.empty(rows_of_result(name, shape[0], WORLD.size), shape[1], dtype=torch.bfloat16, device=DEVICE)
     graph, found = torch.cuda.CUDAGraph(), []
@@ -72,8 +69,7 @@ def check(name: str, shape: tuple[int, int, int], blocks: int) -> list[str]:
 
 
 def main() -> int:
-    if not dist.is_initialized():
-        dist.init_process_group("nccl", device_id=DEVICE)
+    join()
     failed = 0
     for name, shape, blocks in TURNS:
         try:

@@ -36,6 +36,7 @@ class CopyQueue:
         self.stream = torch.cuda.Stream(device, priority=_PRIORITY)
         self._is_ahead = False
         self._held: list[Callable[[], Any]] | None = None
+        self._host: list[torch.Tensor] = []  # graphs that were captured go on using the smaller ones
 
     @property
     def is_held(self) -> bool:
@@ -85,6 +86,14 @@ class CopyQueue:
         if self._is_ahead:
             torch.cuda.current_stream().wait_stream(self.stream)
             self._is_ahead = False
+
+    def host_memory(self, nbytes: int) -> int:
+        """The address of so much memory of the host, for what one operation after the other moves through it."""
+        import torch
+
+        if not self._host or self._host[-1].nbytes < nbytes:
+            self._host.append(torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available()))
+        return self._host[-1].data_ptr()
 
     def drop(self) -> None:
         """Forget what is held back: its call has failed."""

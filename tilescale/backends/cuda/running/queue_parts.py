@@ -72,20 +72,22 @@ def moved(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[Work
 
 
 def moved_to(own: Owner, device: int, queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[Work]:
-    """A copy to another device: on the queue, but where the two share a GPU by the main stream, unless the queue has
-    to wait for a flag first."""
-    moves = moved(queue, out, given)
+    """A copy to another device: on the queue; where the two share a GPU by the main stream, or, if the queue has to
+    wait for a flag first, through the host's memory."""
     if not own.world.on_my_gpu(own.team.ranks[device]):
-        return moves
+        return moved(queue, out, given)
+    parts = stream_memory.rows(out, given)
+    memory = queue.host_memory(max((part.width * part.height for part in parts), default=0))
 
     def run() -> None:
-        if queue.is_held:
-            for move in moves:
-                move()
-        else:
+        if not queue.is_held:
             queue.join()
             out.copy_(given)
             queue.start()
+            return
+        for part in parts:
+            for half in stream_memory.by_host(part, memory):
+                queue.add(partial(stream_memory.copy, queue.stream, half))
 
     return [run]
 

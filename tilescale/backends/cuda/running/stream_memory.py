@@ -3,7 +3,8 @@
 
 A grid whose programs wait for a queue may hold every processor, so nothing here may need one. Streams wait for words
 and write them by themselves, and the copy engines move what lies in a peer's memory, rows with a pitch too. (PyTorch
-copies rows with a pitch by a kernel, and the driver copies within one device's memory by a kernel.)
+copies rows with a pitch by a kernel, and the driver copies within one device's memory by a kernel, however it is asked:
+tried were cuMemcpyAsync, cuMemcpyPeerAsync and batches that prefer to overlap with kernels.)
 
 Order, as the CUDA driver API has it (Stream Memory Operations; `CUstreamWriteValue_flags`): a write is preceded by a
 fence like `__threadfence_system()` for all that the stream did before, unless CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
@@ -14,7 +15,7 @@ that they had.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tilescale.errors import DeviceError
@@ -142,11 +143,17 @@ def copy(stream: torch.cuda.Stream, part: Rows) -> None:
     from cuda.bindings import driver
 
     shape = driver.CUDA_MEMCPY2D()
-    shape.srcMemoryType = shape.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    shape.srcMemoryType = shape.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED  # a device's or the host's
     shape.srcDevice, shape.srcPitch = part.source, part.source_pitch
     shape.dstDevice, shape.dstPitch = part.target, part.target_pitch
     shape.WidthInBytes, shape.Height = part.width, part.height
     _driver("cuMemcpy2DAsync", shape, stream.cuda_stream)
+
+
+def by_host(part: Rows, memory: int) -> list[Rows]:
+    """The copies that move it within one device's memory by copy engines: through memory of the host, by address."""
+    there = replace(part, target=memory, target_pitch=part.width)
+    return [there, replace(part, source=memory, source_pitch=part.width)]
 
 
 def _driver(name: str, *arguments: Any) -> None:
