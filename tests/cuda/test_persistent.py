@@ -184,7 +184,10 @@ def test_who_computes_loads_what_the_end_of_a_turn_needs_before_its_loop(form: s
 
 @pytest.mark.parametrize(
     ("form", "reason"),
-    [("behind a wait", "would not move all its loads and waits"), ("written", "the loop around it writes what it loads")],
+    [
+        ("behind a wait", "would not move all its loads and waits"),
+        ("written", "the loop around it writes what it loads"),
+    ],
 )
 def test_what_may_change_is_loaded_in_order(form: str, reason: str):
     func = scaled_in_turns(form)
