@@ -42,6 +42,7 @@ from tilescale.comm.heap.group import Group
 from tilescale.cost.calibrated import origin
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
+from tilescale.passes.written import written_parameters
 from tilescale.program import extents
 from tilescale.program.model import Control, Launch, Part, Program, location
 from tilescale.program.model import Sequence as Parts
@@ -69,6 +70,7 @@ class DeviceProgram:
         self.device = self.world.device
         torch.cuda.set_device(self.device)
         self.is_alone = not self.program.extents
+        self._written = written_parameters(self.program)
         if self.is_alone:
             self.world = self.team = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
         self._group = Group(self.team)
@@ -286,13 +288,13 @@ class DeviceProgram:
             WaitTimeoutError, OutOfBoundsError, RankMismatchError: a wait of an earlier call failed.
             RankFailedError: and a rank of the job has failed.
         """
-        # Kernels are compiled for dense tensors: others are copied in and out.
+        # Kernels are compiled for dense tensors: others are copied in, and out if they are written.
         dense = {i: x.contiguous() for i, x in enumerate(values) if hasattr(x, "stride") and not x.is_contiguous()}
         given = [dense.get(i, x) for i, x in enumerate(values)]
         if not self.again(given):
             self._run(None, given)
-        for i, copy in dense.items():
-            values[i].copy_(copy)
+        for i in self._written & dense.keys():
+            values[i].detach().copy_(dense[i])
 
     def _run(self, plan: Plan | None, values: Sequence[Any]) -> None:
         """Launch what a plan says, or what it takes to make one for these arguments."""
@@ -351,7 +353,7 @@ class DeviceProgram:
         call = Call([staged.get(i, x) for i, x in enumerate(given)], known)
         self.memory.prepare(call)  # now: later this device may wait for a peer, which waits for the memory
         into: list[Work] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
-        out: list[Work] = [partial(given[i].copy_, copy) for i, copy in staged.items()]
+        out: list[Work] = [partial(given[i].copy_, staged[i]) for i in sorted(self._written & staged.keys())]
         begin, end = self._around(call)
         launches = [*into, *begin, *self._steps(call), *end, *out]
         if self.queue is not None:
