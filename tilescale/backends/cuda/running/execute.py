@@ -43,7 +43,7 @@ from tilescale.cost.calibrated import origin
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.passes.written import written_parameters
-from tilescale.program import extents
+from tilescale.program.arguments import bind
 from tilescale.program.model import Control, Launch, Part, Program, location
 from tilescale.program.model import Sequence as Parts
 from tilescale.settings import settings
@@ -347,7 +347,7 @@ class DeviceProgram:
             plan = alike.of([standing_for(x) for x in values], self._plans.moving)
             self._plans.keep(values, plan)
             return plan
-        known = self._variables_of(values)
+        known = bind(self.program, self.team.rank, values, self._open_sizes, self.device, self._written)
         staged = self.memory.staged(values)
         given = [standing_for(x) for x in values]
         call = Call([staged.get(i, x) for i, x in enumerate(given)], known)
@@ -388,13 +388,11 @@ class DeviceProgram:
             begin.append(self._everybody(came))
         return begin, [self.barrier(self._exit)] if rendezvous.exit else []
 
-    def _variables_of(self, values: Sequence[Any]) -> dict[ir.Var, float]:
-        """What the job and the arguments say of the program's variables: units, scalars, and open extents."""
-        parameters = self.program.parameters
+    @cached_property
+    def _open_sizes(self) -> dict[ir.Var, int]:
+        """Numbers of units that the program leaves to the job."""
         units = zip(self.program.extents, self.sizes, strict=True)
-        known = {var: size for (_, var), (_, size) in units if isinstance(var, ir.Var)}
-        known |= {p.var: value for p, value in zip(parameters, values, strict=True) if p.buffer is None}
-        return extents.solve(parameters, [getattr(value, "shape", None) for value in values], known)
+        return {var: size for (_, var), (_, size) in units if isinstance(var, ir.Var)}
 
     # -- after a call ------------------------------------------------------------------------------------------------
 
