@@ -52,6 +52,15 @@ def test_a_program_of_collectives_takes_what_it_declares(device: Device, wrong: 
     assert "arguments of unit 0: 'X' " in found.value.message
 
 
+def test_a_call_goes_on_after_a_mistake_that_no_launch_followed(device: Device):
+    own = device.program(on_tensors(reduced))
+    with pytest.raises(ArgumentError):
+        own([torch.zeros(3, 64), *right()[1:]])
+    assert not device.guard.stopped
+    own(right())
+    assert device.names()
+
+
 def test_extents_have_to_follow_and_to_agree(device: Device):
     n = T.dynamic("n")
 

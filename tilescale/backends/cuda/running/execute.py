@@ -309,11 +309,13 @@ class DeviceProgram:
         if turn is not None:
             self._turns.begin(turn)
         try:
-            (plan or self._plan(values)).launch(values, stream)
-        except BaseException as error:
-            if self._waits:
-                self._give_up(error)
-            raise
+            plan = plan or self._plan(values)  # a mistake that this finds leaves nothing half done
+            try:
+                plan.launch(values, stream)
+            except BaseException as error:
+                if self._waits:
+                    self._give_up(error)
+                raise
         finally:
             if turn is not None:
                 self._turns.end()
