@@ -39,7 +39,7 @@ class Records:
 def scene(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A watch whose queue does what it is given at once, up to a wait: `go` lets it on; `released` is what is written
     elsewhere."""
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: None)
+    monkeypatch.setattr(queue_watch, "past_waits", lambda device: None)
     records, state = Records(), SimpleNamespace(call=0, released=[], queue=[], go=None)
     watch = Watch(records, int(LIMIT_S * 1e9), torch.device("cpu"), lambda: state.call, start=False)
 
@@ -106,7 +106,7 @@ def test_a_graph_that_is_replayed_comes_to_the_same_wait(scene):
 
 
 def test_a_guards_watch_sees_that_ranks_synchronize(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: None)
+    monkeypatch.setattr(queue_watch, "past_waits", lambda device: None)
     monkeypatch.setattr(queue_watch, "_watch", lambda watch: None)
     guard = Guard.__new__(Guard)
     guard._limit_ns, guard._device = 1, torch.device("cpu")

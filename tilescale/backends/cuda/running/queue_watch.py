@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.running import stream_memory
+from tilescale.backends.cuda.running.own_streams import past_waits
 from tilescale.backends.cuda.running.stream_memory import Condition, Word, Write
 from tilescale.backends.cuda.running.timeouts import Kind
 
@@ -32,8 +33,6 @@ PATIENCE = 2
 """How many times as long as a kernel's wait: what would end this one may itself wait, and is to say why."""
 
 _NUMBER_BITS = 24
-_PRIORITY = -2
-"""Of the stream that ends waits: another hardware queue than that of the stream that waits."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Watch:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._serial = 0
         self._seen, self._since, self._call = 0, 0.0, None
-        self._stream = torch.cuda.Stream(device, priority=_PRIORITY)
+        self._stream = past_waits(device)
         if start:
             _watch(self)
 
