@@ -98,7 +98,7 @@ class Far(Rank):
         self.named, self.queue_waits = set(), False
         self.world = SimpleNamespace(on_my_gpu=lambda other: other == rank)
         self.team.ranks = tuple(range(target.devices))
-        self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
+        self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w, call: memory[w.name][rank])
         self.log: list[Any] = []
         self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.log.append(place)))
 

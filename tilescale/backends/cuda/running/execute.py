@@ -384,7 +384,7 @@ class DeviceProgram:
         rendezvous = self._lowered.rendezvous
         if rendezvous.inside:
             return [], []
-        begin = self.memory.zeroed()
+        begin = self.memory.zeroed(call)
         if rendezvous.entry:
             came = self.guard.barrier(self._entry, self.memory.digest(call), patience=rendezvous.patience)
             begin.append(self._everybody(came))
