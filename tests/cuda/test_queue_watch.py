@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A stream's wait has no bound: who notices one that takes too long, what is reported, and what ends it."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,6 +142,21 @@ def test_equal_values_are_places_of_their_own(scene):
     for value in (1, 2):
         assert scene.watch.look(0.0) and scene.state.released.pop() == (FLAG, value)
         scene.go()
+
+
+@pytest.mark.parametrize(("status", "goes_on"), [(0, True), (600, True), (700, False)])
+def test_a_look_that_fails_ends_the_watch_of_a_lost_device_alone(
+    scene, status: int, goes_on: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    watch = scene.watch
+    watch._stream = SimpleNamespace(cuda_stream=5)
+    monkeypatch.setattr(queue_watch, "_watches", {watch})
+    monkeypatch.setattr(queue_watch.driver, "function", lambda name: lambda stream: (status,))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(watch, "look", lambda now: [][now])
+    assert not queue_watch._look(watch) and not queue_watch._look(watch)
+    assert queue_watch._watches == ({watch} if goes_on else set())
+    assert capsys.readouterr().err.count("copy queue of cpu goes on after TypeError") == int(goes_on)
 
 
 def test_the_hosts_report_is_as_a_kernels_on_all_devices(monkeypatch):
