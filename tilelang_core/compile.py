@@ -22,6 +22,7 @@ from tvm import tirx
 from tilelang_core import empty_loops, logs
 from tilelang_core.falling import with_rising_dividends
 from tilelang_core.launches import binds_threads
+from tilelang_core.modules import COMPILE, with_flags
 from tilelang_core.recent import Recent
 from tilelang_core.rewrite import renamed
 from tilelang_core.short_loops import with_kept_extents
@@ -127,10 +128,15 @@ def cuda_source(func: tirx.PrimFunc, target: Any, pass_configs: dict[str, Any] |
     return generate(func, target, pass_configs).text
 
 
-def device_code(text: str, target: Any, pass_configs: dict[str, Any] | None = None) -> bytes:
-    """CUDA text compiled for a target, as the driver loads it; text that was compiled before comes from a cache."""
-    compile_text = tvm_ffi.get_global_func("tilelang_callback_cuda_compile")
-    return bytes(compile_text(text, determine_target(target, return_object=True), pass_configs or {}))
+def device_code(
+    text: str, target: Any, pass_configs: Mapping[str, Any] | None = None, flags: Sequence[str] = ()
+) -> bytes:
+    """CUDA text compiled for a target, as the driver loads it; text that was compiled before comes from a cache.
+
+    `flags` are more options of nvcc, as a kernel's `compile_flags`.
+    """
+    compile_text = tvm_ffi.get_global_func(COMPILE)
+    return bytes(compile_text(text, determine_target(target, return_object=True), with_flags(pass_configs, flags)))
 
 
 def compile_kernel(

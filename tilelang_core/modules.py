@@ -7,13 +7,13 @@ being called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
 from tilelang.transform import PassConfigKey
 
-__all__ = ["compile_with", "install", "is_told", "on_load"]
+__all__ = ["compile_with", "install", "is_told", "on_load", "with_flags"]
 
 COMPILE = "tilelang_callback_cuda_compile"
 """Called with text, target and pass settings; returns the binary."""
@@ -38,12 +38,17 @@ def compile_with(marker: str, flags: Sequence[str]) -> None:
             added = [flag for marker, flags in _options.items() if marker in text for flag in flags]
             if not added:
                 return earlier(text, target, settings)
-            given = dict(settings or {})
-            own = given.get(_FLAGS) or []
-            return earlier(text, target, {**given, _FLAGS: [*([own] if isinstance(own, str) else own), *added]})
+            return earlier(text, target, with_flags(settings, added))
 
         tvm_ffi.register_global_func(COMPILE, compile_text, override=True)
     _options[marker] = tuple(flags)
+
+
+def with_flags(settings: Mapping[str, Any] | None, flags: Sequence[str]) -> dict[str, Any]:
+    """Pass settings with more options of nvcc."""
+    given = dict(settings or {})
+    own = given.get(_FLAGS) or []
+    return {**given, _FLAGS: [*([own] if isinstance(own, str) else own), *flags]} if flags else given
 
 
 def install() -> None:

@@ -12,6 +12,7 @@ import tilescale.language as T
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import put
 from tests.cuda.test_where_devices_synchronize import on_tensors, reduced
+from tilescale.backends.cuda.running.memory import KEPT
 from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE, SET_BEFORE
 
 
@@ -87,6 +88,21 @@ def test_a_symmetric_stand_in_stays_in_its_place(device: Device):
     assert places[0] - {x.data_ptr()} == places[1] - {other.data_ptr()} and other.data_ptr() in places[1]
 
 
+def passed_on() -> Any:
+    """Rows go to the next device."""
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def passed_on(X: T.Tensor((rows, 64), "float32"), Y: T.Tensor((rows, 64), "float32")):
+        with T.Kernel(device=2, block=4, threads=128) as bx:
+            tile = T.alloc((16, 64), "float32", level="l0")
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.copy(X[bx * 16, 0], tile)
+                T.copy(tile, Y[bx * 16, 0], dst=(rank + 1) % size)
+
+    return passed_on
+
+
 def shifted() -> Any:
     """The first rows go to the next device through memory of the program's own, which has room for all."""
     rows = T.dynamic("rows")
@@ -107,25 +123,58 @@ def shifted() -> Any:
     return shifted
 
 
+def held(own: Any) -> list[torch.Tensor]:
+    """The program's own memory."""
+    return [t for t in own.memory._own_tensors() if t.dtype == torch.float32]
+
+
+def test_sizes_that_alternate_need_no_new_memory_and_no_new_plans(device: Device, monkeypatch: pytest.MonkeyPatch):
+    own = device.program(shifted())
+    given = {rows: [torch.zeros(rows, 64) for _ in range(2)] for rows in (64, 80, 96, 112)}
+    for rows in given:
+        own(given[rows])
+    kernels = [entry for entry in device.log if entry[0] == "shifted_0"]
+    monkeypatch.setattr(device.heap, "zeros", None)
+    for rows in [*given, *reversed(given)]:
+        assert own.again(given[rows])
+        own([torch.zeros(rows, 64) for _ in range(2)])
+    assert len(held(own)) == KEPT == len(given)
+    # Each takes the memory of its own size.
+    mine = {t.data_ptr(): t.shape[0] for t in held(own)}
+    rows_of = [{mine[t.data_ptr()] for t in entry if torch.is_tensor(t) and t.data_ptr() in mine} for entry in kernels]
+    assert rows_of == [{rows} for rows in given]
+
+
+@pytest.mark.filterwarnings("ignore:.*not a symmetric tensor")
+def test_stand_ins_of_sizes_that_alternate_are_kept(device: Device, monkeypatch: pytest.MonkeyPatch):
+    own = device.program(passed_on())
+    for rows in (64, 80):
+        own([torch.zeros(rows, 64) for _ in range(2)])
+    monkeypatch.setattr(device.heap, "empty", None)
+    for rows in (64, 80, 64):
+        own([torch.zeros(rows, 64) for _ in range(2)])
+
+
 def test_memory_that_a_captured_graph_uses_outlives_later_calls(device: Device):
     own = device.program(shifted())
     made: dict[int, weakref.ref] = {}
 
     def alive_after(rows: int) -> list[int]:
         own([torch.zeros(rows, 64) for _ in range(2)])
-        (held,) = (t for t in own.memory._workspaces.values() if t.dtype == torch.float32)
-        made[rows] = weakref.ref(held)
-        del held
+        made[rows] = weakref.ref(held(own)[-1])
         device.log.clear()
         gc.collect()
         return [n for n, tensor in made.items() if tensor() is not None]
 
     assert alive_after(64) == [64]
-    assert alive_after(80) == [80]
+    assert [alive_after(rows) for rows in (80, 96, 112)][-1] == [64, 80, 96, 112]
+    assert alive_after(128) == [80, 96, 112, 128], "the last few"
     device.capturing = True
-    assert alive_after(80) == [80]
+    own([torch.zeros(96, 64) for _ in range(2)])  # not the newest
     device.capturing = False
-    assert alive_after(96) == [80, 96], "the graph may be replayed"
+    for rows in (144, 160, 176, 192):
+        alive = alive_after(rows)
+    assert alive == [80, 96, 112, 128, 144, 160, 176, 192], "the graph may be replayed"
 
 
 def test_operations_of_the_host_are_bound_to_where_tensors_lie(device: Device, monkeypatch: pytest.MonkeyPatch):

@@ -19,6 +19,7 @@ from tests.cuda.fakes import Device
 from tests.cuda.host_text import on_host
 from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous
+from tilescale.backends.cuda.running.steps import Call
 
 RANK_BYTES, REPORT = 4096, 3584
 LONG_NS, SHORT_NS = 250 * 10**9, 10**7
@@ -140,13 +141,14 @@ def test_one_launch_zeroes_all_flags_of_a_program(device: Device):
 
     own = device.program(signals)
     own([device.heap.zeros((64, 64), torch.float32) for _ in range(2)])
-    flags = [own.memory._workspaces[name] for name in ("few", "wide", "many")]
+    (made,) = own.memory._flags
+    flags = [made.parts[name] for name in ("few", "wide", "many")]
     assert [tuple(tensor.shape) for tensor in flags] == [(2, 3), (5,), (300,)]
     assert [tensor.dtype for tensor in flags] == [torch.int32, torch.int64, torch.int32]
     places = [f.data_ptr() - flags[0].data_ptr() for f in flags]
     assert places == [0, 128, 256]
     for tensor in flags:
         tensor.fill_(7)
-    (zero,) = own.memory.zeroed()
+    (zero,) = own.memory.zeroed(Call([]))
     zero()
     assert not any(tensor.any() for tensor in flags)

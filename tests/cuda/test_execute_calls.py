@@ -4,6 +4,7 @@
 import gc
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,6 +39,20 @@ def put(rows: int = 64, blocks: int = 4, ends_with_barrier: bool = False) -> Any
                     T.barrier()
 
     return put
+
+
+def fetched() -> Any:
+    """Every block takes a tile from the next device's memory."""
+
+    @T.prim_func
+    def fetched(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
+        with T.Kernel(device=2, block=4, threads=128) as bx:
+            tile = T.alloc((16, 64), "float32", level="l1")
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.copy(X[bx * 16, 0], tile, src=(rank + 1) % size)
+                T.copy(tile, Y[bx * 16, 0])
+
+    return fetched
 
 
 def scaled() -> Any:
@@ -192,6 +207,36 @@ def test_tensors_with_gaps_are_copied_in_and_out(device: Device):
     device.on_launch = lambda name, *args: args[-1].mul_(3)
     own([x, 0])
     assert x.eq(27).all() and x.stride() == (128, 2)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [lambda: torch.ones(64, 1).expand(64, 64), lambda: torch.nn.Parameter(torch.ones(64, 64)).t()],
+    ids=["expanded", "a view of a leaf"],
+)
+def test_what_is_only_read_is_not_copied_back(device: Device, given: Callable[[], torch.Tensor]):
+    own = device.program(put())
+    x, y = given(), device.heap.zeros((64, 64), torch.float32)
+    version = x._version
+    own([x, y])
+    assert x._version == version, "autograd may have saved it"
+
+
+def test_a_stand_in_that_is_only_read_is_not_copied_back(device: Device):
+    own = device.program(fetched())
+    x, y = torch.ones(64, 64), torch.zeros(64, 64)
+    device.on_launch = lambda name, *args: [made.fill_(7) for made in own.memory._staged[0]]
+    with pytest.warns(UserWarning, match="'X', which is not a symmetric tensor"):
+        own([x, y])
+    assert x.eq(1).all()
+
+
+def test_a_tensor_with_gaps_that_requires_gradients_takes_results(device: Device):
+    own = device.program(scaled())
+    x = torch.ones(64, 64, requires_grad=True)
+    device.on_launch = lambda name, *args: args[-1].mul_(3)
+    own([x.t(), 0])
+    assert x.eq(27).all()
 
 
 def test_tensors_that_are_not_symmetric_are_staged_with_one_warning(device: Device):

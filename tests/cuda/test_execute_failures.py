@@ -161,6 +161,28 @@ def test_ranks_with_other_tensors_and_at_other_places():
     assert "rank 1 at the barrier at its exit" in error_for([other_place], scene(at(5), at(5))).message
 
 
+def guard_of(program: str, ranks: tuple[int, ...], *counts: int) -> Guard:
+    """This rank is number 2 of the job."""
+    guard = Guard.__new__(Guard)
+    guard._program, guard.sites, guard._limit_ns = program, SITES, 10**9
+    guard._near = guard._group = SimpleNamespace(rank=ranks.index(2), ranks=ranks)
+    guard.records = SimpleNamespace(beside=lambda tensor: tensor.tolist())
+    guard.ranks = SimpleNamespace(words=torch.tensor([count << 32 for count in counts]))
+    return guard
+
+
+def test_programs_of_other_ranks_are_told_in_the_numbers_of_this_one(monkeypatch: pytest.MonkeyPatch):
+    """Each counts the ranks of its own team."""
+    whole = guard_of("whole", (0, 1, 2, 3), 5, 4, 5, 4)
+    pair = guard_of("pair", (2, 3), 7, 8)
+    apart = guard_of("apart", (0, 2), 3, 3)
+    monkeypatch.setattr(running_guard, "_guards", [whole, pair, apart])
+    assert whole._scene().elsewhere == [(3, "pair")]
+    assert pair._scene().elsewhere == [] and apart._scene().elsewhere == []
+    absent = [report(Kind.ABSENT, rank=2, site=ENTRY, index=3)]
+    assert "rank 2 waits in 'whole', rank 3 waits in 'pair'" in error_for(absent, whole._scene()).message
+
+
 def test_an_index_outside_of_the_flags():
     error = error_for([report(Kind.OUTSIDE, index=-1, expected=8)], scene(at(1), at(1)))
     assert type(error) is OutOfBoundsError and "element -1 of 8" in error.message

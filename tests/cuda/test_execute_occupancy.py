@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
 """Which grids must be on a device as a whole, and what happens if they do not fit."""
 
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import tilescale.language as T
-from tilescale.backends.cuda.running.occupancy import check_resident
+from tilescale.backends.cuda.running import grids, occupancy
+from tilescale.backends.cuda.running.occupancy import Image, Room, check_beside, check_resident, resident
 from tilescale.errors import LaunchError, Location
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
@@ -153,12 +156,84 @@ def test_planes_of_a_grid_of_unknown_extent(sends: int):
 
 
 def test_a_grid_that_fits_is_accepted():
-    check_resident("crowd", 132, 132, 132, Location("program.py", 3))
+    check_resident("crowd", 132, Room(132, 1, 132), Location("program.py", 3))
 
 
 @pytest.mark.parametrize("asked", [265, None])
 def test_a_grid_that_does_not_fit_is_refused(asked: int | None):
     with pytest.raises(LaunchError, match="264 at once .2 on each of 132") as raised:
-        check_resident("crowd", asked, 264, 132, Location("program.py", 3, "waits here"))
+        check_resident("crowd", asked, Room(264, 2, 132), Location("program.py", 3, "waits here"))
     assert asked is None or f"a grid of {asked}" in raised.value.message
     assert raised.value.where[0].line == 3
+
+
+def test_a_grid_of_clusters_has_room_for_whole_ones():
+    room = Room(120, 1, 132, 8)
+    check_resident("crowd", 120, room, Location("program.py", 3))
+    with pytest.raises(LaunchError, match="120 at once .1 on each of 132 processors, in whole clusters of 8"):
+        check_resident("crowd", 128, room, Location("program.py", 3))
+    # A processor that is taken breaks one cluster, wherever it is.
+    check_beside("crowd", 88, room, 4, Location("program.py", 3))
+    with pytest.raises(LaunchError, match="the others hold 88 programs at once"):
+        check_beside("crowd", 89, room, 4, Location("program.py", 3))
+
+
+class Driver:
+    """An H100: clusters of 8 programs, one on each processor, of which GPCs of 16 or 18 hold two."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.asked: list[Any] = []
+        values = {
+            "cuDeviceGetAttribute": 132,
+            "cuOccupancyMaxActiveBlocksPerMultiprocessor": 1,
+            "cuOccupancyMaxActiveClusters": 15,
+        }
+        record = lambda: SimpleNamespace(clusterDim=SimpleNamespace())  # noqa: E731
+        numbers = SimpleNamespace(
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
+            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=16,
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4,
+        )
+        kinds = dict.fromkeys(("CUfunction_attribute", "CUdevice_attribute", "CUlaunchAttributeID"), numbers)
+        records = dict.fromkeys(("CUlaunchAttributeValue", "CUlaunchAttribute", "CUlaunchConfig"), record)
+        bindings = SimpleNamespace(driver=SimpleNamespace(**kinds, **records))
+        for name, module in (("cuda", SimpleNamespace(bindings=bindings)), ("cuda.bindings", bindings)):
+            monkeypatch.setitem(sys.modules, name, module)
+
+        def call(name: str, *given: Any) -> Any:
+            self.asked.append((name, *given))
+            return values.get(name)
+
+        monkeypatch.setattr(occupancy.driver, "call", call)
+
+
+def test_the_driver_says_how_many_clusters_a_device_holds(monkeypatch: pytest.MonkeyPatch):
+    asked = Driver(monkeypatch).asked
+    assert resident(Image(b"code", "f", 256, 1024), 0) == Room(132, 1, 132)
+    assert not any(name == "cuOccupancyMaxActiveClusters" for name, *_ in asked)
+    assert resident(Image(b"code", "f", 256, 1024, (4, 2, 1)), 0) == Room(120, 1, 132, 8)
+    ((_, _, launch),) = (each for each in asked if each[0] == "cuOccupancyMaxActiveClusters")
+    assert (launch.gridDimX, launch.gridDimY, launch.gridDimZ) == (4, 2, 1)
+    assert (launch.blockDimX, launch.sharedMemBytes, launch.numAttrs) == (256, 1024, 1)
+    assert vars(launch.attrs[0].value.clusterDim) == {"x": 4, "y": 2, "z": 1}
+    assert asked[-1][0] == "cuModuleUnload"
+
+
+def test_what_is_looked_at_is_compiled_as_the_kernel_is(monkeypatch: pytest.MonkeyPatch):
+    """Other flags give it other registers."""
+    seen: list[Any] = []
+    made = SimpleNamespace(text='extern "C" __global__ void f() {}', dynamic_shared=0)
+    monkeypatch.setattr(grids.stock, "compiled", lambda kernel: made)
+    monkeypatch.setattr(grids.stock, "device_code", lambda *given: seen.append(given))
+    monkeypatch.setattr(grids, "waits_across", lambda *given: Location("program.py", 3))
+    monkeypatch.setattr(grids, "kernels", lambda text: iter([SimpleNamespace(name="f", threads=128)]))
+    monkeypatch.setattr(grids, "programs", lambda launch, sizes: 1)
+    monkeypatch.setattr(occupancy, "resident", lambda image, device: Room(1, 1, 1))
+    own = SimpleNamespace(
+        sizes=(), spared=0, program=SimpleNamespace(name="f"), target=SimpleNamespace(machine=MACHINE),
+        device=SimpleNamespace(index=0), on_all=lambda check: check(),
+    )  # fmt: skip
+    flags = ["-maxrregcount=64"]
+    kernel = SimpleNamespace(target="cuda", pass_configs={"tl.enable_fast_math": True}, compile_flags=flags)
+    grids._check_residency(own, SimpleNamespace(launch=SimpleNamespace(cluster=(1, 1, 1))), kernel)
+    assert seen == [(made.text, "cuda", {"tl.enable_fast_math": True}, flags)]

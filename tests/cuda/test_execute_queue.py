@@ -103,7 +103,7 @@ class Device:
         self.sites: list[Any] = []
         self.sums = Sums()
         self.tensors, self.done = memory, []
-        self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
+        self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w, call: memory[w.name][rank])
         self.near = SimpleNamespace(everywhere=self._peers, slot=lambda p: p)
         self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.done.append(place)))
         self.queue: Any = Queue(self.done)
@@ -344,7 +344,7 @@ def test_flags_are_zero_before_devices_synchronize_and_the_queue_is_joined_befor
     # A barrier says nothing of what other devices have started.
     called = ["barrier", "start", "write", "copy", "write", "barrier", "program_0", "join"]
     assert device.names() == (called if parts == 2 else [*called, "barrier"])
-    flags = next(tensor for name, tensor in own.memory._workspaces.items() if name == "flags")
+    ((flags,),) = (made.parts.values() for made in own.memory._flags)
     flags.fill_(9)
     own._plans.clear()
     device.guard.barrier = lambda *_, **__: lambda: device.log.append(flags.tolist())

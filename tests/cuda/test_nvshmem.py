@@ -157,11 +157,13 @@ def test_only_marked_texts_are_compiled_differently(compiled: list):
     modules.compile_with("<marker.h>", ["-rdc=true", "-lx"])
     settings = {"tl.enable_fast_math": True, "tl.device_compile_flags": "-g"}
     assert stock.device_code("plain", "c", settings) == b"binary"
+    stock.device_code("plain", "c", settings, ["-lineinfo"])
     stock.device_code("#include <marker.h>", "c")
     stock.device_code("#include <marker.h>", "c", settings)
     flags = "tl.device_compile_flags"
     assert compiled == [
         ("plain", settings),
+        ("plain", {"tl.enable_fast_math": True, flags: ["-g", "-lineinfo"]}),
         ("#include <marker.h>", {flags: ["-rdc=true", "-lx"]}),
         ("#include <marker.h>", {"tl.enable_fast_math": True, flags: ["-g", "-rdc=true", "-lx"]}),
     ]

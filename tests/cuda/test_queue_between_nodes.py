@@ -98,7 +98,7 @@ class Far(Rank):
         self.named, self.queue_waits = set(), False
         self.world = SimpleNamespace(on_my_gpu=lambda other: other == rank)
         self.team.ranks = tuple(range(target.devices))
-        self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w: memory[w.name][rank])
+        self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w, call: memory[w.name][rank])
         self.log: list[Any] = []
         self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.log.append(place)))
 
@@ -181,8 +181,9 @@ def test_a_grid_that_waits_leaves_processors(machine: str):  # noqa: F811
     made = lowered(queue_program(gathered, "device", FLAT, RANKS), machine, RANKS).lowered
     where = first_wait(made.grids[-1])
     assert where is not None and where.file == __file__
-    occupancy.check_beside("f", 256, 264, 132, 4, where)
+    room = occupancy.Room(264, 2, 132)
+    occupancy.check_beside("f", 256, room, 4, where)
     for asked in (257, None):
         with pytest.raises(LaunchError, match="4 of the 132 processors; the others hold 256 programs") as caught:
-            occupancy.check_beside("f", asked, 264, 132, 4, where)
+            occupancy.check_beside("f", asked, room, 4, where)
         assert "launch at most 256 programs" in caught.value.hint

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A stream's wait has no bound: who notices one that takes too long, what is reported, and what ends it."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,7 @@ class Records:
 def scene(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A watch whose queue does what it is given at once, up to a wait: `go` lets it on; `released` is what is written
     elsewhere."""
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: None)
+    monkeypatch.setattr(queue_watch, "past_waits", lambda device: None)
     records, state = Records(), SimpleNamespace(call=0, released=[], queue=[], go=None)
     watch = Watch(records, int(LIMIT_S * 1e9), torch.device("cpu"), lambda: state.call, start=False)
 
@@ -106,7 +107,7 @@ def test_a_graph_that_is_replayed_comes_to_the_same_wait(scene):
 
 
 def test_a_guards_watch_sees_that_ranks_synchronize(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: None)
+    monkeypatch.setattr(queue_watch, "past_waits", lambda device: None)
     monkeypatch.setattr(queue_watch, "_watch", lambda watch: None)
     guard = Guard.__new__(Guard)
     guard._limit_ns, guard._device = 1, torch.device("cpu")
@@ -141,6 +142,21 @@ def test_equal_values_are_places_of_their_own(scene):
     for value in (1, 2):
         assert scene.watch.look(0.0) and scene.state.released.pop() == (FLAG, value)
         scene.go()
+
+
+@pytest.mark.parametrize(("status", "goes_on"), [(0, True), (600, True), (700, False)])
+def test_a_look_that_fails_ends_the_watch_of_a_lost_device_alone(
+    scene, status: int, goes_on: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    watch = scene.watch
+    watch._stream = SimpleNamespace(cuda_stream=5)
+    monkeypatch.setattr(queue_watch, "_watches", {watch})
+    monkeypatch.setattr(queue_watch.driver, "function", lambda name: lambda stream: (status,))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(watch, "look", lambda now: [][now])
+    assert not queue_watch._look(watch) and not queue_watch._look(watch)
+    assert queue_watch._watches == ({watch} if goes_on else set())
+    assert capsys.readouterr().err.count("copy queue of cpu goes on after TypeError") == int(goes_on)
 
 
 def test_the_hosts_report_is_as_a_kernels_on_all_devices(monkeypatch):

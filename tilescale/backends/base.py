@@ -48,7 +48,7 @@ class Executable:
     Attributes:
         run: takes, for each tensor-owning unit that this process drives, its list of arguments (changed in place).
         gathers: whether one process runs all units of the job, so that their arguments come to it.
-        device: where it wants the tensors, "cpu" or "cuda".
+        device: where it wants the tensors, such as "cpu" or "cuda:1"; "cuda" if on the current one.
         direct: stands for `run` where the arguments are nobody's affair but the compiled kernel's: it takes them as the
             caller passes them, and returns what the caller gets. None if there is no such kernel.
         again: runs on arguments at the same places as those of an earlier `run`, without looking at them once more;

@@ -7,5 +7,4 @@
     validate.py   checks what only shows then; room.py: do tiles fit together; rules.py: loops that TileLang refuses
     retrace.py    traces a program again for another machine
     written.py    which arguments a program changes
-    present.py    which arguments a call has to pass
 """

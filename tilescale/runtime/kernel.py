@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from html import escape
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilescale import backends
@@ -23,11 +23,10 @@ from tilescale.passes.overlap.legality import has_sites
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.pipeline import analyse
-from tilescale.passes.present import check_present
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
 from tilescale.passes.written import written_parameters
-from tilescale.program.arguments import check_writable, count_writes, readable, scalar
+from tilescale.program.arguments import check_device, check_present, check_writable, count_writes, readable, scalar
 from tilescale.program.model import Program
 from tilescale.program.pointers import follows_addresses
 from tilescale.program.source import source_of
@@ -36,6 +35,9 @@ from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
 from tilescale.runtime.schedule import describe
 from tilescale.runtime.text import Text
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Kernel(DropIn):
@@ -134,7 +136,7 @@ class Kernel(DropIn):
 
     @property
     def device(self) -> str:
-        """Where it wants its tensors on this computer, as `torch.Tensor.to` takes it: "cpu" or "cuda".
+        """Where it wants its tensors on this computer, as `torch.Tensor.to` takes it: "cpu", "cuda" or "cuda:1".
 
         Raises:
             UnsupportedError: nothing here runs the program.
@@ -171,6 +173,13 @@ class Kernel(DropIn):
         if self.program.is_hierarchical:
             init()  # the job says how many devices there are
         return backends.choose(self.program, self._lowered).build(self.options)
+
+    @cached_property
+    def _place(self) -> torch.device:
+        """Where its tensors have to be."""
+        import torch
+
+        return torch.device(self._executable.device)
 
     def _lowered(self, backend: backends.Backend) -> backends.Lowered:
         """The program as a back end has it, made once for the devices that there are. Raises as `Backend.lower`."""
@@ -269,7 +278,8 @@ class Kernel(DropIn):
             if parameter.buffer is None:
                 values[i] = scalar(parameter, values[i])
                 continue
-            value = _on(self._executable.device, parameter.name, local_tensor(self.program, parameter, values[i]))
+            value = local_tensor(self.program, parameter, values[i])
+            check_device(parameter, value, self._place)
             if i in self._changed:
                 check_writable(parameter, value)
             values[i] = readable(value)
@@ -360,16 +370,6 @@ def _unchanged_by_failure(given: Sequence[Any]) -> Iterator[None]:
         for value, held in before:
             value.copy_(held)
         raise
-
-
-def _on(device: str, name: str, value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor) and value.device.type != device:
-        raise ArgumentError(
-            f"{name!r} is on {value.device}, this program runs on {device}", hint=f"pass tensors on {device}"
-        )
-    return value
 
 
 def _stored(mine: Any, result: Any) -> Any:

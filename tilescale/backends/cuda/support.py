@@ -129,7 +129,7 @@ class DeviceLowered:
         return Executable(
             lambda per_unit: own(per_unit[0]),
             gathers=False,
-            device="cuda",
+            device=str(own.device),
             again=own.again,
             synchronize=own.synchronize,
             reset=own.reset,

@@ -15,13 +15,6 @@ _HALF = 4
 """Bits of an element; the first of two is the lower half of their byte."""
 
 
-def shape_of(parameter: Parameter, value: Any) -> tuple[int, ...]:
-    """The shape of an argument in elements, as the program declares it; what is no tensor has no bytes."""
-    shape = tuple(value.shape)
-    holds_pairs = str(parameter.buffer.dtype) == _DECLARED and hasattr(value, "dtype")
-    return (*shape[:-1], 2 * shape[-1]) if holds_pairs and shape else shape
-
-
 class Pairs:
     """The arguments of a run that hold two elements in a byte."""
 

@@ -16,6 +16,6 @@ control.py                        loops and branches around phases
 guard.py                          what keeps a program from hanging, with:
 timeouts.py diagnosis.py          waits that failed, and what is said of them
 barrier_kernel.py streams.py      all ranks synchronize; order on streams, waiting for the device
-driver.py                         calls of the CUDA driver
+driver.py own_streams.py          calls of the CUDA driver; streams that nobody else has
 agreement.py occupancy.py         before a launch: kernels compile on all ranks, all programs that wait fit
 """

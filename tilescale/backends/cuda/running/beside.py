@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.program import Beside
 from tilescale.backends.cuda.running.grids import grid_step
+from tilescale.backends.cuda.running.own_streams import own_stream
 from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work, in_order
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device):
-        import torch
-
-        self.stream = torch.cuda.Stream(device)
+        self.stream = own_stream(device)
 
     def fork(self) -> None:
         """What is added to it now sees all that the current stream did so far."""

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from tilescale.backends.cuda.running.own_streams import own_stream
+
 if TYPE_CHECKING:
     import torch
 
@@ -31,9 +33,7 @@ class CopyQueue:
     """
 
     def __init__(self, device: torch.device):
-        import torch
-
-        self.stream = torch.cuda.Stream(device, priority=_PRIORITY)
+        self.stream = own_stream(device, _PRIORITY)
         self._is_ahead = False
         self._held: list[Callable[[], Any]] | None = None
         self._host: list[torch.Tensor] = []  # graphs that were captured go on using the smaller ones

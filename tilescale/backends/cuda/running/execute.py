@@ -42,7 +42,8 @@ from tilescale.comm.heap.group import Group
 from tilescale.cost.calibrated import origin
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.hda import Machine
-from tilescale.program import extents
+from tilescale.passes.written import written_parameters
+from tilescale.program.arguments import bind
 from tilescale.program.model import Control, Launch, Part, Program, location
 from tilescale.program.model import Sequence as Parts
 from tilescale.settings import settings
@@ -69,6 +70,7 @@ class DeviceProgram:
         self.device = self.world.device
         torch.cuda.set_device(self.device)
         self.is_alone = not self.program.extents
+        self._written = written_parameters(self.program)
         if self.is_alone:
             self.world = self.team = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
         self._group = Group(self.team)
@@ -286,13 +288,13 @@ class DeviceProgram:
             WaitTimeoutError, OutOfBoundsError, RankMismatchError: a wait of an earlier call failed.
             RankFailedError: and a rank of the job has failed.
         """
-        # Kernels are compiled for dense tensors: others are copied in and out.
+        # Kernels are compiled for dense tensors: others are copied in, and out if they are written.
         dense = {i: x.contiguous() for i, x in enumerate(values) if hasattr(x, "stride") and not x.is_contiguous()}
         given = [dense.get(i, x) for i, x in enumerate(values)]
         if not self.again(given):
             self._run(None, given)
-        for i, copy in dense.items():
-            values[i].copy_(copy)
+        for i in self._written & dense.keys():
+            values[i].detach().copy_(dense[i])
 
     def _run(self, plan: Plan | None, values: Sequence[Any]) -> None:
         """Launch what a plan says, or what it takes to make one for these arguments."""
@@ -307,11 +309,13 @@ class DeviceProgram:
         if turn is not None:
             self._turns.begin(turn)
         try:
-            (plan or self._plan(values)).launch(values, stream)
-        except BaseException as error:
-            if self._waits:
-                self._give_up(error)
-            raise
+            plan = plan or self._plan(values)  # a mistake that this finds leaves nothing half done
+            try:
+                plan.launch(values, stream)
+            except BaseException as error:
+                if self._waits:
+                    self._give_up(error)
+                raise
         finally:
             if turn is not None:
                 self._turns.end()
@@ -345,13 +349,13 @@ class DeviceProgram:
             plan = alike.of([standing_for(x) for x in values], self._plans.moving)
             self._plans.keep(values, plan)
             return plan
-        known = self._variables_of(values)
+        known = bind(self.program, self.team.rank, values, self._open_sizes, self.device, self._written)
         staged = self.memory.staged(values)
         given = [standing_for(x) for x in values]
         call = Call([staged.get(i, x) for i, x in enumerate(given)], known)
         self.memory.prepare(call)  # now: later this device may wait for a peer, which waits for the memory
         into: list[Work] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
-        out: list[Work] = [partial(given[i].copy_, copy) for i, copy in staged.items()]
+        out: list[Work] = [partial(given[i].copy_, staged[i]) for i in sorted(self._written & staged.keys())]
         begin, end = self._around(call)
         launches = [*into, *begin, *self._steps(call), *end, *out]
         if self.queue is not None:
@@ -380,19 +384,17 @@ class DeviceProgram:
         rendezvous = self._lowered.rendezvous
         if rendezvous.inside:
             return [], []
-        begin = self.memory.zeroed()
+        begin = self.memory.zeroed(call)
         if rendezvous.entry:
             came = self.guard.barrier(self._entry, self.memory.digest(call), patience=rendezvous.patience)
             begin.append(self._everybody(came))
         return begin, [self.barrier(self._exit)] if rendezvous.exit else []
 
-    def _variables_of(self, values: Sequence[Any]) -> dict[ir.Var, float]:
-        """What the job and the arguments say of the program's variables: units, scalars, and open extents."""
-        parameters = self.program.parameters
+    @cached_property
+    def _open_sizes(self) -> dict[ir.Var, int]:
+        """Numbers of units that the program leaves to the job."""
         units = zip(self.program.extents, self.sizes, strict=True)
-        known = {var: size for (_, var), (_, size) in units if isinstance(var, ir.Var)}
-        known |= {p.var: value for p, value in zip(parameters, values, strict=True) if p.buffer is None}
-        return extents.solve(parameters, [getattr(value, "shape", None) for value in values], known)
+        return {var: size for (_, var), (_, size) in units if isinstance(var, ir.Var)}
 
     # -- after a call ------------------------------------------------------------------------------------------------
 

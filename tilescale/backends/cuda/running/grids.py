@@ -62,17 +62,15 @@ def _check_residency(own: Owner, grid: LoweredGrid, kernel: Any) -> None:
     waiting = first_wait(grid) if own.spared else None
     if where is None and waiting is None:
         return
-    configs = own.options.get("pass_configs")
-
     def check() -> None:
         made = stock.compiled(kernel)
         text = next(kernels(made.text))
-        code = stock.device_code(made.text, kernel.target, configs)
-        image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster_size)
-        held = occupancy.resident(image, own.device.index)
+        code = stock.device_code(made.text, kernel.target, kernel.pass_configs, kernel.compile_flags or ())
+        image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster)
+        room = occupancy.resident(image, own.device.index)
         if where is not None:
-            occupancy.check_resident(own.program.name, programs(launch, sizes), *held, where)
+            occupancy.check_resident(own.program.name, programs(launch, sizes), room, where)
         if waiting is not None:
-            occupancy.check_beside(own.program.name, programs(launch, sizes), *held, own.spared, waiting)
+            occupancy.check_beside(own.program.name, programs(launch, sizes), room, own.spared, waiting)
 
     own.on_all(check)

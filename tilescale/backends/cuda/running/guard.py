@@ -115,12 +115,14 @@ class Guard:
 
     def _scene(self) -> Scene:
         own = standings(self.records.beside(self.ranks.words))
+        numbers = {rank: number for number, rank in enumerate(self._near.ranks)}
         elsewhere = []
         for other in _guards:
             if other is not self:
                 known = standings(self.records.beside(other.ranks.words))
-                mine = known[self._near.rank]
-                elsewhere += [(rank, other._program) for rank, at in enumerate(known) if mine.behind(at) > 0]
+                mine = known[other._near.rank]
+                ahead = [rank for rank, at in zip(other._near.ranks, known, strict=True) if mine.behind(at) > 0]
+                elsewhere += [(numbers[rank], other._program) for rank in ahead if rank in numbers]
         limit_s = self._limit_ns / 1e9
         first = self._group.rank - self._near.rank
         return Scene(self._program, self._near.rank, self.sites, limit_s, own, elsewhere, first)

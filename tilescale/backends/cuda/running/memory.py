@@ -6,8 +6,10 @@ from __future__ import annotations
 import math
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.running.barrier_kernel import purpose
@@ -23,70 +25,114 @@ _FLAGS_APART = 128
 """Bytes at a multiple of which the flags of each name begin: no two names share a cache line."""
 
 
+KEPT = 4
+"""Shapes of a tensor of the program's own for which there is memory at once: sizes that alternate need no new one."""
+
+Made = TypeVar("Made")
+
+
+class _LastFew(Generic[Made]):
+    """What was made for the last few shapes. Ranks make it in the same order, so all of them drop the same."""
+
+    def __init__(self, dropped: Callable[[], None]):
+        self._made: dict[Hashable, Made] = {}
+        self._dropped = dropped
+
+    def get(self, shape: Hashable, make: Callable[[], Made]) -> Made:
+        """That of a shape, made if there is none."""
+        if shape not in self._made:
+            if len(self._made) == KEPT:
+                self._dropped()
+                del self._made[next(iter(self._made))]
+            self._made[shape] = make()
+        return self._made[shape]
+
+    def __getitem__(self, shape: Hashable) -> Made:
+        return self._made[shape]
+
+    def __iter__(self) -> Iterator[Made]:
+        return iter(self._made.values())
+
+
+class _Flags(NamedTuple):
+    """Flags lie in one tensor, so that one launch makes them zero."""
+
+    whole: torch.Tensor
+    parts: dict[str, torch.Tensor]
+
+
 class Memory:
     """Workspaces, and symmetric stand-ins for tensors that peers reach and that are not symmetric.
 
-    Both are kept between calls and made anew, by all ranks, when a call needs them in another shape. `changed` is
-    called then: what was bound to the old ones is out of date. Those that a graph of the caller's was captured with
-    stay as long as the program: it may be replayed at any time.
+    Both are kept between calls, for the last few shapes, and made by all ranks when a call needs them in another one.
+    `changed` is called when one is dropped: what was bound to it is out of date. Those that a graph of the caller's may
+    have been captured with stay as long as the program: it may be replayed at any time.
     """
 
     def __init__(self, own: Owner, changed: Callable[[], None]):
-        self._own, self._changed = own, changed
+        self._own = own
         self._declared: dict[str, arg.Workspace] = {}
-        self._workspaces: dict[str, torch.Tensor] = {}
-        self._staged: dict[int, torch.Tensor] = {}
+        self._workspaces: dict[str, _LastFew[torch.Tensor]] = defaultdict(partial(_LastFew, changed))
+        self._staged: dict[int, _LastFew[torch.Tensor]] = defaultdict(partial(_LastFew, changed))
+        self._flags: _LastFew[_Flags] = _LastFew(changed)
         self._captured: dict[int, torch.Tensor] = {}  # by where they lie
         launches = own.program.launches
         self._flag_names = {b.name for launch in launches for b in launch.buffers if b.data in launch.flags}
-        self._flags: torch.Tensor | None = None  # all of them, one tensor's behind the other's
 
     def declare(self, workspace: arg.Workspace) -> None:
         """A workspace that calls need."""
         self._declared.setdefault(workspace.name, workspace)
 
-    def tensor(self, workspace: arg.Workspace) -> torch.Tensor:
-        """A workspace's instance on this device, as `prepare` has made it."""
-        return self._workspaces[workspace.name]
+    def tensor(self, workspace: arg.Workspace, call: Call) -> torch.Tensor:
+        """A workspace's instance on this device, as `prepare` has made it for such a call."""
+        name = workspace.name
+        if name in self._flag_names:
+            return self._flags[self._flag_shapes(call)].parts[name]
+        return self._workspaces[name][self._shape(name, call)]
+
+    def _shape(self, name: str, call: Call) -> tuple[int, ...]:
+        return tuple(call.evaluate(n) for n in self._declared[name].shape)
+
+    def _flag_shapes(self, call: Call) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple((name, self._shape(name, call)) for name in self._declared if name in self._flag_names)
+
+    def _own_tensors(self) -> list[torch.Tensor]:
+        return [*(t for made in self._workspaces.values() for t in made), *(flags.whole for flags in self._flags)]
 
     def keep(self) -> None:
-        """A graph of the caller's is captured with what there is now."""
-        self._captured |= {t.data_ptr(): t for t in (*self._workspaces.values(), *self._staged.values())}
+        """A graph of the caller's is captured with some of what there is now."""
+        staged = (tensor for made in self._staged.values() for tensor in made)
+        self._captured |= {t.data_ptr(): t for t in (*self._own_tensors(), *staged)}
 
     def clear(self) -> None:
         """Workspaces are zero again."""
-        for tensor in self._workspaces.values():
+        for tensor in self._own_tensors():
             tensor.zero_()
 
-    def zeroed(self) -> list[Work]:
+    def zeroed(self, call: Call) -> list[Work]:
         """What makes flags of `T.alloc_flags` zero, before the barrier at the entry: who comes from it may signal."""
-        return [] if self._flags is None else [self._flags.zero_]
+        shapes = self._flag_shapes(call)
+        return [self._flags[shapes].whole.zero_] if shapes else []
 
     def prepare(self, call: Call) -> None:
         """Make what a call needs, zero when it is made. Collective if its shape is new."""
-        shapes = {name: tuple(call.evaluate(n) for n in made.shape) for name, made in self._declared.items()}
-        known = {name: tuple(made.shape) for name, made in self._workspaces.items()}
-        new = [name for name, shape in shapes.items() if known.get(name) != shape]
-        if any(name in known for name in new):
-            self._changed()
-        if any(name in self._flag_names for name in new):
-            self._make_flags({name: shape for name, shape in shapes.items() if name in self._flag_names})
-        for name in new:
+        for name, made in self._declared.items():
             if name not in self._flag_names:
-                made = self._declared[name]
-                self._workspaces[name] = self._zeros(shapes[name], made.dtype, made.symmetric)
+                shape = self._shape(name, call)
+                self._workspaces[name].get(shape, partial(self._zeros, shape, made.dtype, made.symmetric))
+        shapes = self._flag_shapes(call)
+        if shapes:
+            self._flags.get(shapes, partial(self._make_flags, dict(shapes)))
 
-    def _make_flags(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Flags lie in one tensor, so that one launch makes them zero."""
+    def _make_flags(self, shapes: dict[str, tuple[int, ...]]) -> _Flags:
         import torch
 
         types = [getattr(torch, self._declared[name].dtype) for name in shapes]
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes.values(), types, strict=True)]
         rooms = [-(-size // _FLAGS_APART) * _FLAGS_APART for size in sizes]
-        self._flags = self._zeros((sum(rooms),), "uint8", True)
-        parts = self._flags.split(rooms)
-        for (name, shape), dtype, size, part in zip(shapes.items(), types, sizes, parts, strict=True):
-            self._workspaces[name] = part[:size].view(dtype).view(shape)
+        whole = self._zeros((sum(rooms),), "uint8", True)
+        cut = zip(shapes.items(), types, sizes, whole.split(rooms), strict=True)
+        return _Flags(whole, {name: part[:n].view(dtype).view(shape) for (name, shape), dtype, n, part in cut})
 
     def _zeros(self, shape: tuple[int, ...], dtype: str, symmetric: bool) -> torch.Tensor:
         import torch
@@ -102,18 +148,16 @@ class Memory:
         return {i: self._staging(i, values[i]) for i in reached if not self._own.heap.is_symmetric(values[i])}
 
     def _staging(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
-        known = self._staged.get(position)
-        if known is None or known.shape != tensor.shape:
+        def make() -> torch.Tensor:
             name = self._own.program.parameters[position].name
             warnings.warn(
                 f"{self._own.program.name}: peers reach {name!r}, which is not a symmetric tensor: each call copies it "
                 "in and out. Allocate it with tilescale.empty, zeros or from_tensor to avoid the copies.",
-                stacklevel=4,
+                stacklevel=6,
             )
-            if known is not None:
-                self._changed()
-            known = self._staged[position] = self._own.heap.empty(tuple(tensor.shape), tensor.dtype)
-        return known
+            return self._own.heap.empty(tuple(tensor.shape), tensor.dtype)
+
+        return self._staged[position].get(tuple(tensor.shape), make)
 
     def digest(self, call: Call) -> int:
         """What must be the same on all ranks: where the tensors that peers reach lie, and their shapes."""
@@ -125,15 +169,15 @@ class Memory:
         """What a kernel is passed for one of its parameters in a call."""
         return _VALUES[type(argument)](self, self._own, argument, call)
 
-    def _workspace(self, workspace: arg.Workspace) -> torch.Tensor:
-        here = self.tensor(workspace)
+    def _workspace(self, workspace: arg.Workspace, call: Call) -> torch.Tensor:
+        here = self.tensor(workspace, call)
         return self._own.near.everywhere(here) if workspace.peers else here
 
 
 _VALUES: dict[type, Callable[[Memory, Owner, Any, Call], Any]] = {
     arg.Given: lambda memory, own, a, call: call.values[a.position],
     arg.Peers: lambda memory, own, a, call: own.near.everywhere(call.values[a.position]),
-    arg.Workspace: lambda memory, own, a, call: memory._workspace(a),
+    arg.Workspace: lambda memory, own, a, call: memory._workspace(a, call),
     arg.Rank: lambda memory, own, a, call: own.rank(a.level),
     arg.SlotShift: lambda memory, own, a, call: own.near.shift,
     arg.Limit: lambda memory, own, a, call: own.guard.limit_ns,

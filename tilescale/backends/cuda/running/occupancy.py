@@ -6,10 +6,12 @@ Which grids these are `tilescale/program/waiting.py` says; here is how many prog
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.errors import DeviceError, LaunchError, Location
+from tilescale.backends.cuda.running import driver
+from tilescale.errors import LaunchError, Location
 
 
 @dataclass(frozen=True)
@@ -21,79 +23,115 @@ class Image:
         name: of the kernel in it.
         threads: of one program.
         shared: bytes of dynamic shared memory of one program.
-        cluster: programs that start together.
+        cluster: programs that start together, along each axis.
     """
 
     code: bytes
     name: str
     threads: int
     shared: int
+    cluster: tuple[int, int, int] = (1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many programs of a kernel a GPU holds at once.
+
+    Attributes:
+        held: on the whole device.
+        each: on one processor, where nothing else is in the way.
+        processors: of the device.
+        cluster: programs that start together.
+    """
+
+    held: int
+    each: int
+    processors: int
     cluster: int = 1
 
+    def __str__(self) -> str:
+        whole = f", in whole clusters of {self.cluster}" if self.cluster > 1 else ""
+        return f"{self.held} at once ({self.each} on each of {self.processors} processors{whole})"
 
-def resident(image: Image, device: int) -> tuple[int, int]:
-    """How many programs of a kernel a GPU holds at once, and its multiprocessors, as its driver says.
+    def beside(self, spared: int) -> int:
+        """How many there are at least if some processors hold something else: each may break as many clusters as it
+        holds programs."""
+        return max(0, self.held - spared * self.each * self.cluster)
+
+
+def resident(image: Image, device: int) -> Room:
+    """How many programs of a kernel a GPU holds at once, as its driver says.
 
     Raises:
         DeviceError: the driver refuses.
     """
-    from cuda.bindings import driver
+    from cuda.bindings import driver as names
 
-    def call(name: str, *arguments: Any) -> Any:
-        status, *results = getattr(driver, name)(*arguments)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise DeviceError(f"{name} of {image.name}: {status.name}")
-        return results[0] if results else None
-
-    shared_limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    count = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-    processors = call("cuDeviceGetAttribute", count, call("cuDeviceGet", device))
-    module = call("cuModuleLoadData", image.code)
+    shared_limit = names.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    count = names.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    processors = driver.call("cuDeviceGetAttribute", count, driver.call("cuDeviceGet", device))
+    module, cluster = driver.call("cuModuleLoadData", image.code), math.prod(image.cluster)
     try:
-        function = call("cuModuleGetFunction", module, image.name.encode())
-        call("cuFuncSetAttribute", function, shared_limit, image.shared)
-        each = call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, image.threads, image.shared)
+        function = driver.call("cuModuleGetFunction", module, image.name.encode())
+        driver.call("cuFuncSetAttribute", function, shared_limit, image.shared)
+        each = driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, image.threads, image.shared)
+        held = each * processors
+        if cluster > 1:  # it lies inside one GPC, which may not hold a whole number of them
+            held = cluster * driver.call("cuOccupancyMaxActiveClusters", function, _clusters(image))
     finally:
-        call("cuModuleUnload", module)
-    # A cluster starts where its programs find room together, so what is left over of each group counts for nothing.
-    return each * processors // image.cluster * image.cluster, processors
+        driver.call("cuModuleUnload", module)
+    return Room(held, each, processors, cluster)
 
 
-def check_resident(program: str, asked: int | None, held: int, processors: int, where: Location) -> None:
+def _clusters(image: Image) -> Any:
+    """A launch of one cluster, as the driver takes it."""
+    from cuda.bindings import driver as names
+
+    size, cluster = names.CUlaunchAttributeValue(), names.CUlaunchAttribute()
+    size.clusterDim.x, size.clusterDim.y, size.clusterDim.z = image.cluster
+    cluster.id, cluster.value = names.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, size
+    made = names.CUlaunchConfig()
+    made.gridDimX, made.gridDimY, made.gridDimZ = image.cluster
+    made.blockDimX, made.blockDimY, made.blockDimZ = image.threads, 1, 1
+    made.sharedMemBytes, made.attrs, made.numAttrs = image.shared, [cluster], 1
+    return made
+
+
+def check_resident(program: str, asked: int | None, room: Room, where: Location) -> None:
     """Refuse a grid that cannot be on the device as a whole.
 
     Args:
         asked: programs of the grid; None if that is not known.
-        held: programs that the device holds at once.
     Raises:
         LaunchError: there is no room for all of them.
     """
-    if asked is None or asked > held:
+    if asked is None or asked > room.held:
         grid = "a grid of an extent that is not known before the launch" if asked is None else f"a grid of {asked}"
         raise LaunchError(
-            f"{program!r}: programs wait for others of the same grid, {grid}; the device holds {held} at once "
-            f"({held // processors} on each of {processors} processors), and a waiting program stays resident",
-            hint=f"launch at most {held} programs, each doing several tiles in a loop; or give every program flags of "
-            "its own, F[bx, ...], so that it waits for those of its own number only",
+            f"{program!r}: programs wait for others of the same grid, {grid}; the device holds {room}, and a waiting "
+            "program stays resident",
+            hint=f"launch at most {room.held} programs, each doing several tiles in a loop; or give every program "
+            "flags of its own, F[bx, ...], so that it waits for those of its own number only",
             where=where,
         )
 
 
-def check_beside(program: str, asked: int | None, held: int, processors: int, spared: int, where: Location) -> None:
+def check_beside(program: str, asked: int | None, room: Room, spared: int, where: Location) -> None:
     """Refuse a grid that waits for messages and leaves their kernels no processor: they could not come.
 
     Args:
         asked: programs of the grid; None if that is not known.
-        held: programs that the device holds at once, on so many `processors`, of which `spared` are the messages'.
+        spared: processors that are the messages'.
     Raises:
         LaunchError: it does not fit on the other ones.
     """
-    room = held // processors * (processors - spared)
-    if asked is None or asked > room:
+    left = room.beside(spared)
+    if asked is None or asked > left:
         grid = "of an extent that is not known before the launch" if asked is None else f"of {asked} programs"
         raise LaunchError(
             f"{program!r}: a grid {grid} waits for copies from other nodes, which NCCL makes on {spared} of the "
-            f"{processors} processors; the others hold {room} programs at once, and a waiting program stays resident",
-            hint=f"launch at most {room} programs, each doing several tiles in a loop",
+            f"{room.processors} processors; the others hold {left} programs at once, and a waiting program stays "
+            "resident",
+            hint=f"launch at most {left} programs, each doing several tiles in a loop",
             where=where,
         )

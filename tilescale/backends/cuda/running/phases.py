@@ -83,7 +83,7 @@ class Part:
     def tensor(self, call: Call) -> torch.Tensor:
         """The whole tensor on this device."""
         if self.workspace is not None:
-            return self.own.memory.tensor(self.workspace)
+            return self.own.memory.tensor(self.workspace, call)
         assert self.position is not None
         return call.values[self.position]
 

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from types import NoneType
 from typing import Any
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from tilescale.backends.cuda.running.replay import Replay
 from tilescale.backends.cuda.running.steps import KernelLaunch, Work, run
@@ -31,6 +34,9 @@ SET_BEFORE = 6
 """Calls for which another plan's graph was set anew, after which a plan has its own: capturing takes as long."""
 
 Key = tuple[Any, ...]
+
+_OTHERS = (int, float, np.generic, NoneType)
+"""What a call passes that is no tensor: numbers, and None for a tensor that no statement names."""
 
 
 class Plan:
@@ -151,8 +157,8 @@ class Plans:
     def key(self, values: Sequence[Any], exact: bool = True) -> Key | None:
         """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars that matter.
 
-        None for a tensor of a class of its own, such as a DTensor, which has no place. If not `exact`, places of
-        `moving` tensors are left out.
+        None for what cannot be told apart: a tensor of a class of its own, such as a DTensor, which has no place, and
+        what no program takes. If not `exact`, places of `moving` tensors are left out, but for their device.
         """
         key: list[Any] = []
         if exact:  # mostly of plain tensors alone, and part of every call
@@ -167,12 +173,12 @@ class Plans:
         for i, x in enumerate(values):
             kind = x.__class__
             if kind in self._plain:
-                place = x.data_ptr() if exact or i not in self.moving else None
+                place = x.data_ptr() if exact or i not in self.moving else x.device
                 key.append((place, x.shape, x.stride(), x.dtype))
-            elif isinstance(x, self._plain):
-                return None
-            else:
+            elif isinstance(x, _OTHERS):
                 key.append(kind if i in self.passed else (kind, x))
+            else:
+                return None
         return tuple(key)
 
 
@@ -185,4 +191,3 @@ def standing_for(value: Any) -> Any:
     nbytes = value.untyped_storage().nbytes() - int(value.storage_offset()) * value.dtype.itemsize
     storage = torch._C._construct_storage_from_data_pointer(value.data_ptr(), value.device, nbytes)
     return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, value.shape, value.stride())
-

@@ -9,6 +9,7 @@ program is stopped is written in its place, so that the device gets idle.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -16,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.cuda.running import stream_memory
+from tilescale.backends.cuda.running import driver, stream_memory
+from tilescale.backends.cuda.running.own_streams import past_waits
 from tilescale.backends.cuda.running.stream_memory import Condition, Word, Write
 from tilescale.backends.cuda.running.timeouts import Kind
 
@@ -32,8 +34,8 @@ PATIENCE = 2
 """How many times as long as a kernel's wait: what would end this one may itself wait, and is to say why."""
 
 _NUMBER_BITS = 24
-_PRIORITY = -2
-"""Of the stream that ends waits: another hardware queue than that of the stream that waits."""
+_DONE, _BUSY = 0, 600
+"""CUDA_SUCCESS and CUDA_ERROR_NOT_READY: what a stream may be."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,11 @@ class Place:
 
 
 class Watch:
-    """The waits that one program adds to the copy queue of a device."""
+    """The waits that one program adds to the copy queue of a device.
+
+    Attributes:
+        device: which.
+    """
 
     def __init__(
         self, records: WaitRecords, limit_ns: int, device: torch.device, progress: Callable[[], Any], start: bool = True
@@ -54,7 +60,7 @@ class Watch:
         """`progress` changes with every call; `start` begins to watch."""
         import torch
 
-        self._records, self._progress, self._device = records, progress, device
+        self._records, self._progress, self.device = records, progress, device
         self._limit_s = PATIENCE * limit_ns / 1e9
         pinned = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
         _kept.append(pinned)
@@ -64,7 +70,7 @@ class Watch:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._serial = 0
         self._seen, self._since, self._call = 0, 0.0, None
-        self._stream = torch.cuda.Stream(device, priority=_PRIORITY)
+        self._stream = past_waits(device)
         if start:
             _watch(self)
 
@@ -74,6 +80,11 @@ class Watch:
         self._serial += 1
         begun = Write(self._word, self._serial << _NUMBER_BITS | self._number(place))
         stream_memory.add(stream, begun, place.condition, Write(self._word, 0))
+
+    def is_lost(self) -> bool:
+        """Whether the device does nothing any more: then every call of the driver is an error, the same one."""
+        (status,) = driver.function("cuStreamQuery")(self._stream.cuda_stream)
+        return int(status) not in (_DONE, _BUSY)
 
     @property
     def is_waiting(self) -> bool:
@@ -122,6 +133,8 @@ _kept: list[torch.Tensor] = []
 """Words that devices may still write when nobody else knows them any more, because calls are queued."""
 
 _watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+_troubled: weakref.WeakSet[Watch] = weakref.WeakSet()
+"""Those of which it was said that a look has failed."""
 _thread: threading.Thread | None = None
 
 
@@ -134,16 +147,25 @@ def _watch(watch: Watch) -> None:
 
 
 def _run() -> None:
-    import torch
-
     while True:
         ended = False
         for watch in list(_watches):
-            if not watch.is_waiting:
-                continue
-            try:
-                with torch.cuda.device(watch._device):
-                    ended = watch.look(time.monotonic()) or ended
-            except Exception:  # noqa: BLE001 - the device is lost, and so are its waits; who uses it next is told why
-                _watches.discard(watch)
+            ended = watch.is_waiting and _look(watch) or ended
         time.sleep(_RELEASE_S if ended else _LOOK_S)
+
+
+def _look(watch: Watch) -> bool:
+    """As `Watch.look`. Whatever goes wrong, the next look may be the one that ends a wait, unless the device is lost:
+    its waits are, too, and who uses it next is told why."""
+    import torch
+
+    try:
+        with torch.cuda.device(watch.device):
+            return watch.look(time.monotonic())
+    except Exception as error:  # noqa: BLE001 - of the driver, of PyTorch, of what it interrupts
+        if watch.is_lost():
+            _watches.discard(watch)
+        elif watch not in _troubled:
+            _troubled.add(watch)
+            print(f"tilescale: the watch on the copy queue of {watch.device} goes on after {error!r}", file=sys.stderr)
+        return False

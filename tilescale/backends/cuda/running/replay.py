@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.running import driver
+from tilescale.backends.cuda.running.own_streams import own_stream
 from tilescale.backends.cuda.running.steps import KernelLaunch, Work
 
 if TYPE_CHECKING:
@@ -107,4 +108,4 @@ def _side_stream() -> Iterator[int]:
 def _stream(device: int) -> torch.cuda.Stream:
     import torch
 
-    return torch.cuda.Stream(device)
+    return own_stream(torch.device("cuda", device))

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.running import stream_memory
+from tilescale.backends.cuda.running.own_streams import past_waits
 from tilescale.backends.cuda.running.stream_memory import Word
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.reach import Reach
@@ -95,8 +96,7 @@ class WaitRecords:
         self._stop = torch.full((1,), STOPPED_BY_HOST, dtype=torch.int64, pin_memory=True)
         self._stopped = self._host.numpy().data  # read in less time than the array
         _kept.append(self._host)
-        # Work of its own stream gets past kernels that wait.
-        self._stream = torch.cuda.Stream(heap.device)
+        self._stream = past_waits(heap.device)
         self._head = [0, self._host.data_ptr(), heap.addresses.slot(rank), heap.addresses.stride // 8, ranks, rank]
         self.clear()
 

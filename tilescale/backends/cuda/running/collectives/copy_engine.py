@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
+from tilescale.backends.cuda.running.own_streams import own_stream
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 
@@ -82,6 +83,4 @@ def _beside(device: torch.device, local: Work, others: list[Work]) -> None:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    import torch
-
-    return torch.cuda.Stream(device)
+    return own_stream(device)

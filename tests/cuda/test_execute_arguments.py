@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""What a program on a GPU asks of its arguments: what the emulator asks, in the same words, when a plan is made."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.cuda.fakes import Device
+from tests.cuda.test_execute_calls import put
+from tests.cuda.test_where_devices_synchronize import on_tensors, reduced
+from tilescale.backends.cuda.running.plans import Plans
+from tilescale.errors import ArgumentError
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Rank 0 of two."""
+    return Device(monkeypatch)
+
+
+def right() -> list[Any]:
+    return [torch.zeros(64, 64), torch.zeros(64, 64), torch.zeros(8, dtype=torch.int32)]
+
+
+WRONG = {
+    "type": torch.zeros(64, 64, dtype=torch.float16),
+    "shape": torch.zeros(64, 63),
+    "dimensions": torch.zeros(64),
+    "elsewhere": torch.zeros(64, 64, device="meta"),
+    "numpy": np.zeros((64, 64), np.float32),
+    "list": [[0.0] * 64] * 64,
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+def test_a_program_of_collectives_takes_what_it_declares(device: Device, wrong: Any):
+    """The host makes them all, so no kernel would look."""
+    func = on_tensors(reduced)
+    own, given = device.program(func), [wrong, *right()[1:]]
+    assert not own.again(tuple(given))
+    with pytest.raises(ArgumentError) as found:
+        own(given)
+    assert device.names() == []
+    with pytest.raises(ArgumentError) as emulated:
+        tilescale.emulate(func, [given, right()])
+    assert (found.value.message, found.value.hint) == (emulated.value.message, emulated.value.hint)
+    assert "arguments of unit 0: 'X' " in found.value.message
+
+
+def test_a_call_goes_on_after_a_mistake_that_no_launch_followed(device: Device):
+    own = device.program(on_tensors(reduced))
+    with pytest.raises(ArgumentError):
+        own([torch.zeros(3, 64), *right()[1:]])
+    assert not device.guard.stopped
+    own(right())
+    assert device.names()
+
+
+def test_extents_have_to_follow_and_to_agree(device: Device):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def added(X: T.Tensor((n, 64), "float32"), Y: T.Tensor((n, 64), "float32")):
+        with T.Kernel(device=2):
+            with T.Scale("device"):
+                T.allreduce(X)
+                T.allreduce(Y)
+
+    own = device.program(added)
+    with pytest.raises(ArgumentError, match=r"'Y' has shape \(2, 64\)"):
+        own([torch.zeros(3, 64), torch.zeros(2, 64)])
+
+
+def test_a_tensor_on_another_device_has_no_plan_of_one_here(device: Device):
+    own = device.program(put())
+    x, y = (device.heap.zeros((64, 64), torch.float32) for _ in range(2))
+    own([x, y])
+    with pytest.raises(ArgumentError, match="'X' is on meta, this program runs on cpu"):
+        own([torch.empty(64, 64, device="meta"), y])
+
+
+def test_what_no_program_takes_has_no_key():
+    key_of = Plans(lambda: False).key
+    for wrong in (np.zeros(3), [1], ([1],), "x", object()):
+        assert key_of([torch.zeros(3), wrong]) is None
+    for right_ in (None, 1, 1.5, True, np.int64(3)):
+        assert hash(key_of([torch.zeros(3), right_]))

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""Streams that nobody else has.
+
+`torch.cuda.Stream` is the next one of 32 that PyTorch keeps for each device and priority, so it may be one that is in
+use already. What has to get past a stream that waits must not stand behind it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tilescale.backends.cuda.running import driver
+
+if TYPE_CHECKING:
+    import torch
+
+_NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING: it does not wait for the default stream by itself."""
+
+_PAST_WAITS = -2
+"""Another priority than those of streams that wait, so another hardware queue."""
+
+
+def own_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
+    """A new stream, which stays until the process ends. Raises DeviceError."""
+    import torch
+
+    context = driver.call("cuDevicePrimaryCtxRetain", driver.call("cuDeviceGet", device.index))
+    driver.call("cuCtxPushCurrent", context)  # a thread may have none yet
+    try:
+        made = driver.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority)
+    finally:
+        driver.call("cuCtxPopCurrent")
+    return torch.cuda.ExternalStream(int(made), device)
+
+
+@cache
+def past_waits(device: torch.device) -> torch.cuda.Stream:
+    """The stream for what gets past kernels and streams that wait: stops, looks, and what ends a wait. Nothing on it
+    ever waits, so all programs of a device share it."""
+    return own_stream(device, _PAST_WAITS)
