@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import tilescale
@@ -322,17 +323,22 @@ def check_float8_tokens_travel_with_scales():
 
 
 def check_errors_are_everyones():
-    try:
+    with pytest.raises(ArgumentError, match=f"dimension 0 of a is {SIZE + 1}, the group has {SIZE} ranks"):
         ops.matmul_reduce_scatter(torch.ones(SIZE + 1, 8).half(), torch.ones(8, 8).half())
-    except ArgumentError as error:
-        assert f"dimension 0 of a is {SIZE + 1}, the group has {SIZE} ranks" in str(error)
-    else:
-        raise AssertionError("no error")
-    try:
-        ops.all_reduce(torch.ones(8 if RANK else 4096).half())
-    except RankMismatchError:
-        return
-    raise AssertionError("no error")
+    rows, b = 9 + RANK, torch.ones(8, 8).half()  # which are rounded up alike
+    for call in (
+        lambda: ops.all_reduce(torch.ones(8 if RANK else 4096).half()),
+        lambda: ops.all_reduce(torch.ones(rows, 3)),
+        lambda: ops.all_gather(torch.ones(rows, 3).half()),
+        lambda: ops.all_gather(torch.ones(rows, 3).byte()),
+        lambda: ops.reduce_scatter(torch.ones(SIZE * rows, 3)),
+        lambda: ops.all_to_all(torch.ones(SIZE * rows, 3)),
+        lambda: ops.all_gather_matmul(torch.ones(rows, 8).half(), b),
+        lambda: ops.matmul_reduce_scatter(torch.ones(SIZE * rows, 8).half(), b),
+        lambda: ops.matmul_all_reduce(torch.ones(rows, 8).half(), b),
+    ):
+        with pytest.raises(RankMismatchError):
+            call()
 
 
 if __name__ == "__main__":
