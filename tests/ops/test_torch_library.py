@@ -55,6 +55,16 @@ def test_a_graph_without_a_break_computes_the_same():
     computes_the_same(experts, [leaf(6, 16), leaf(4, 24, 16), torch.rand(6, 2).requires_grad_()])
 
 
+def test_a_graph_has_experts_in_float8():
+    def call(x: torch.Tensor) -> torch.Tensor:
+        routing = ops.moe_route(torch.arange(4).repeat_interleave(3).view(6, 2), 4, room=512)
+        rows, scales = ops.moe_dispatch(x.to(torch.float8_e4m3fn), routing, torch.ones(6, 1))
+        return ops.moe_combine(rows.float() * scales, routing)
+
+    x = torch.randn(6, 16)
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x))
+
+
 def test_a_graph_has_layers_whose_parameters_are_dtensors(mesh: DeviceMesh):
     up = ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 32).bfloat16(), mesh)
     down = ops.RowParallelLinear.shard(torch.nn.Linear(32, 16).bfloat16(), mesh)

@@ -322,6 +322,15 @@ def check_float8_tokens_travel_with_scales():
         assert torch.equal(given[:5], torch.cat([scales[0], scales[1][:2]]))
 
 
+def check_no_tokens_have_gradients():
+    """As an expanded one comes, which is what `sum` sends back: without elements it passes for contiguous."""
+    tokens = 0 if RANK else 2
+    x = torch.ones(tokens, 8).bfloat16().requires_grad_()
+    routing = ops.moe_route(torch.zeros(tokens, 1, dtype=torch.int64), SIZE, most=2)
+    ops.moe_combine(ops.moe_dispatch(x, routing), routing).sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
 def check_errors_are_everyones():
     with pytest.raises(ArgumentError, match=f"dimension 0 of a is {SIZE + 1}, the group has {SIZE} ranks"):
         ops.matmul_reduce_scatter(torch.ones(SIZE + 1, 8).half(), torch.ones(8, 8).half())
