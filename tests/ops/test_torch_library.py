@@ -66,9 +66,10 @@ def test_a_graph_has_experts_in_float8():
 
 
 def test_a_graph_has_layers_whose_parameters_are_dtensors(mesh: DeviceMesh):
-    up = ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 32).bfloat16(), mesh)
+    up, gate = (ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 32).bfloat16(), mesh) for _ in range(2))
     down = ops.RowParallelLinear.shard(torch.nn.Linear(32, 16).bfloat16(), mesh)
-    ops.gather_once(up)
+    ops.gather_once(up, gate)
+    computes_the_same(lambda x: down(up(x) * gate(x)), [leaf(4, 16)])
     computes_the_same(lambda x: down(up(x)), [leaf(4, 16)])
 
 
