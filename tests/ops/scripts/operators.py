@@ -243,6 +243,9 @@ def check_decode():
         want[b] = torch.einsum("hgk,khd->hgd", scores.softmax(-1), values).view(heads, dim)
     close(ops.flash_decode(q, k[RANK], v[RANK], lengths[RANK]), want)
     close(ops.flash_decode(q, k[RANK], v[RANK], lengths[RANK], own_heads=True), want.chunk(SIZE, 1)[RANK])
+    all_of_them = ops.flash_decode(q, k[RANK], v[RANK], torch.full((batch,), keys, dtype=torch.int32))
+    more = ops.flash_decode(q, k[RANK], v[RANK], torch.full((batch,), keys + 99, dtype=torch.int32))
+    assert torch.equal(more, all_of_them), "no more than there are"
     wide = everyones(batch, heads, 2 * dim)[0]
     cache = everyones(batch, keys, 2 * dim, seed=1)
     for b in range(batch):
