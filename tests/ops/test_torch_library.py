@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tilescale
 from tilescale import ops
+from tilescale.hda.current import current_machine
 from tilescale.ops.operator import Operator
 from tilescale.settings import settings
 
@@ -141,7 +144,7 @@ def test_a_plain_call_is_one_of_the_function(monkeypatch: pytest.MonkeyPatch):
 
     made = Operator("doubled_in_a_test", doubled)
     made.register_fake(lambda x, others: torch.empty_like(x))
-    made.register_autograd(lambda ctx, grad: (grad * 2, [None]))
+    made.register_autograd(lambda ctx, grad: (grad * 2, [None]), setup_context=lambda ctx, inputs, output: None)
 
     class Looks(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -166,3 +169,31 @@ def test_a_plain_call_is_one_of_the_function(monkeypatch: pytest.MonkeyPatch):
     assert "tilescale::doubled_in_a_test" in {event.name for event in profile.events()}
     with FakeTensorMode() as fake:
         assert made(fake.from_tensor(x), []).shape == (3,)
+
+
+def test_backward_is_for_the_machine_of_its_forward():
+    """Also in a thread of its own, in which PyTorch makes that of GPUs."""
+    seen: list[str] = []
+    made = Operator("tripled_in_a_test", tripled)
+    made.register_fake(lambda x: torch.empty_like(x))
+
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
+        seen.append(current_machine().name)
+        return 3 * grad
+
+    made.register_autograd(backward, setup_context=lambda ctx, inputs, output: None)
+    everywhere = ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 32).bfloat16(), sequence=False)
+    with pytest.MonkeyPatch.context() as patch, tilescale.use_machine("wafer-mesh") as machine:
+        result = made(leaf(3))
+        layered = everywhere(leaf(4, 16))
+        summed = lambda grad, group: seen.append(current_machine().name) or grad  # noqa: E731
+        patch.setattr(torch.ops.tilescale, "all_reduce", summed)
+        for y in (result, layered):
+            thread = threading.Thread(target=y.sum().backward)
+            thread.start()
+            thread.join()
+    assert seen == [machine.name, machine.name]
+
+
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return 3 * x

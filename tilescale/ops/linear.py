@@ -22,6 +22,7 @@ from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import group_name, is_mesh, size_of, team_of
+from tilescale.ops.operator import keep_machine, with_machine
 
 TOKENS, FEATURES = -2, -1
 """The dimensions that lie over the ranks between layers, and inside of a pair of them."""
@@ -254,9 +255,11 @@ class _Everywhere(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: str) -> torch.Tensor:  # noqa: D102 - see the class
         ctx.group = group
+        keep_machine(ctx)
         return x.view_as(x)
 
     @staticmethod
+    @with_machine
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: D102 - see the class
         return torch.ops.tilescale.all_reduce(grad, ctx.group), None
 
