@@ -128,8 +128,8 @@ def all_gather(
 
     Args:
         src: this unit's part.
-        dst: where the whole goes, of the same type. Left out, `src` is a `T.view` inside a program, and the tile behind it becomes whole
-            for all its units.
+        dst: where the whole goes, of the same type. Left out, `src` is a `T.view` inside a program, and the tile behind
+            it becomes whole for all its units.
         impl: an algorithm, e.g. "direct", "copy_engine" or "nccl"; with `signal` a mechanism of the network, as for
             `T.copy`.
         signal: integers (size, chunks) in device memory: [r, c] of a unit grows by 1 when chunk c of rank r's part has
