@@ -2,7 +2,8 @@
 """Collectives over the units of the current level.
 
 Executed by a program inside `T.Scale("device")`, a collective combines the tiles of the programs with the same index on
-every device; executed in a device-level phase, whole tensors. Semantics follow MPI's operations of the same names.
+every device; executed in a device-level phase, whole tensors. Semantics follow MPI's operations of the same names. Of
+"max" and "min" of floats a NaN of any unit stays, as in PyTorch; by the libraries that `impl=` names it is dropped.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, im
     Args:
         tiles: one tile; with `fn`, several that belong together. Later tiles may have fewer dimensions: they then
             speak of the leading ones (a log-sum for each row).
-        op: "sum" (default), "max", "min" or "prod".
+        op: "sum" (default), "max", "min" or "prod". A NaN of any unit stays in a maximum and a minimum; with
+            impl="nccl" and "nvshmem" it is dropped.
         fn: an associative combination of two units' elements, `fn((a1, a2), (b1, b2)) -> (c1, c2)` with scalars; for
             a single tile `fn(a, b) -> c`.
         impl: an algorithm that docs/collectives.md has for it, e.g. "one_shot", "ring" or "nccl"; left out, the machine
@@ -102,7 +104,7 @@ def reduce_scatter(src: Any, dst: Any, op: str = "sum", dim: int = 0, impl: str 
 
     Args:
         src, dst: tiles of one type whose shapes agree but for `dim`, where src has size times the extent of dst.
-        op: "sum", "max", "min" or "prod".
+        op: "sum", "max", "min" or "prod", as for `T.allreduce`.
         impl: an algorithm, e.g. "direct", "ring" or "nccl".
 
     Raises:
