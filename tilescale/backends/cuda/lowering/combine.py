@@ -67,12 +67,19 @@ def accumulator(dtype: str) -> str:
     return "float32"
 
 
+def combined(op: str, a: Any, b: Any) -> ir.PrimExpr:
+    """Two elements combined; of maximum and minimum a NaN of either stays, which CUDA's own drop."""
+    if op in ("max", "min") and "float" in str(a.dtype):
+        return tir.extern(f"tilescale::combined<tilescale::{op.upper()}>", a, b, dtype=str(a.dtype))
+    return COMBINE[op](a, b)
+
+
 def reduced(values: Sequence[Any], op: str, dtype: str, result: str) -> ir.PrimExpr:
     """Values of a type, combined in order in its accumulator's type, as a value of the result's type."""
     wide, total = accumulator(dtype), None
     for value in values:
         value = ir.Cast(wide, value) if wide != dtype else value
-        total = value if total is None else COMBINE[op](total, value)
+        total = value if total is None else combined(op, total, value)
     return ir.Cast(result, total) if wide != result else total
 
 
