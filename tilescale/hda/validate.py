@@ -28,7 +28,7 @@ _ONLY = {
     "clock": ("program",),
     "compute": ("program", "unit"),
 }
-TAKEN = ("threads", "prelude", "cluster_dims")
+TAKEN = ("threads", "prelude", "cluster_dims", "in_order")
 """What a launch is told beside levels: T.Kernel(device=4, threads=128)."""
 
 _NEEDED = {"thread_group": "threads", "program": "count", "cluster": "max_size", "unit": "count"}
