@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -153,16 +154,16 @@ def _pytest_count(text: str, word: str) -> int:
 
 
 _SHOWING = threading.Lock()
+"""Whoever prints and writes what a job did."""
 
 
 def show(outcome: Outcome) -> None:
     """Print what a job did."""
     mark = "ok  " if outcome.ok else "FAIL"
     counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
-    with _SHOWING:
-        print(f"{mark} {outcome.seconds:6.1f} s  {outcome.name}: {counts}", flush=True)
-        for line in outcome.failures:
-            print(f"       {line[:300]}", flush=True)
+    print(f"{mark} {outcome.seconds:6.1f} s  {outcome.name}: {counts}", flush=True)
+    for line in outcome.failures:
+        print(f"       {line[:300]}", flush=True)
 
 
 @click.command()
@@ -180,31 +181,40 @@ def main(devices: int | None, only: str, out: Path, budget: float, jobs: int) ->
     out.mkdir(parents=True, exist_ok=True)
     LOGS.mkdir(parents=True, exist_ok=True)
     wanted, begin = [step for step in steps(devices, devices > gpus) if re.search(only, step.name)], time.monotonic()
+    name = f"gpu_check_{devices}_on_{gpus}" if devices > gpus else f"gpu_check_{devices}"
+    outcomes: list[Outcome] = []
 
-    def outcome_of(step: Step) -> Outcome:
+    def do(step: Step) -> None:
         if time.monotonic() - begin > budget:
-            return Outcome(step.name, False, 0.0, failures=["not run: the budget is spent"])
-        outcome = run(step, LOGS / (re.sub(r"\W+", "_", step.name) + ".log"))
-        show(outcome)
-        return outcome
+            outcome = Outcome(step.name, False, 0.0, failures=["not run: the budget is spent"])
+        else:
+            outcome = run(step, LOGS / (re.sub(r"\W+", "_", step.name) + ".log"))
+        with _SHOWING:
+            show(outcome)
+            outcomes.append(outcome)
+            write(outcomes, round(time.monotonic() - begin), devices, out / f"{name}.json")  # a run may be ended
 
-    outcomes = [outcome_of(step) for step in wanted if step.alone]
+    for step in (step for step in wanted if step.alone):
+        do(step)
     # Long ones first: the short ones then fill the gaps.
     others = sorted((step for step in wanted if not step.alone), key=lambda step: -step.limit_s)
     with ThreadPoolExecutor(jobs) as pool:
-        outcomes += pool.map(outcome_of, others)
+        list(pool.map(do, others))
+    sys.exit(0 if outcomes and all(o.ok for o in outcomes) else 1)
+
+
+def write(outcomes: Sequence[Outcome], seconds: int, devices: int, path: Path) -> None:
+    """The results file of so many ranks."""
     result = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - begin),
+        "seconds": seconds,
         "ranks": devices,
-        "gpus": min(devices, gpus),
+        "gpus": min(devices, torch.cuda.device_count()),
         "gpu": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
         "steps": [asdict(o) for o in outcomes],
     }
-    name = f"gpu_check_{devices}_on_{gpus}" if devices > gpus else f"gpu_check_{devices}"
-    (out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    sys.exit(0 if outcomes and all(o.ok for o in outcomes) else 1)
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ MAY_IMPORT = {
     "backends": _LIBRARY,
     "runtime": _LIBRARY | {"backends", "language"},
     "ops": _LIBRARY | {"backends", "language", "runtime"},
-    "tuning": _LIBRARY | {"alarm", "backends", "language", "runtime", "ops"},
-    "cli": _LIBRARY | {"backends", "language", "runtime", "ops", "tuning"},
+    "tuning": _LIBRARY | {"alarm", "backends", "language", "runtime", "ops", "tracebacks"},
+    "cli": _LIBRARY | {"backends", "language", "runtime", "ops", "tuning", "tracebacks"},
 }
 """Part of tilescale -> the other parts that it may import. The package's own `__init__` loads all lazily."""
 

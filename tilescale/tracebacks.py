@@ -7,6 +7,7 @@ The first such error that is made sets `sys.excepthook`, if nobody else cares ab
 
 from __future__ import annotations
 
+import linecache
 import sys
 import sysconfig
 import traceback
@@ -15,13 +16,13 @@ from textwrap import indent
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
-from tilescale.errors import TileScaleError, UsageError
+from tilescale.errors import Location, TileScaleError, UsageError
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["install", "lines", "show"]
+__all__ = ["install", "line_of", "lines", "show"]
 
 _OURS = ("tilescale", "tilelang_core")
 
@@ -55,6 +56,16 @@ def lines(error: TileScaleError) -> list[str]:
     with console.capture() as shown:
         console.print(_text(error, error.__traceback__))
     return shown.get().splitlines()
+
+
+def line_of(error: BaseException) -> Location | None:
+    """The user's line where an error came from; None if none is known."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return Location(error.filename, error.lineno or 1)
+    own = (pair for pair in traceback.walk_tb(error.__traceback__) if _is_users(pair[0]))
+    places = [(frame.f_code.co_filename, line) for frame, line in own]
+    known = [place for place in places if linecache.getline(*place)]  # TVM adds lines of C++
+    return Location(*known[-1]) if known else None
 
 
 def _is_full() -> bool:

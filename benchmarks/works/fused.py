@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import overlap
@@ -15,11 +16,15 @@ from trials import Case, checked
 import tilescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
-LARGE, SMALL = (8192, 4096, 2048), (1024, 256, 128, 16)
-"""Rows of all GPUs together. A small product takes less time than the host to ask for it, so it is raced in a graph."""
+LARGE, SMALL, FEWEST = (8192, 4096, 2048), (1024, 256, 128, 16), 1
+"""Rows of all GPUs together, a row of each where they are gathered. A small product takes less time than the host to
+ask for it, so it is raced in a graph."""
 
 SYMM_MEM_ROWS = 1024
 """Rows at which PyTorch's fused operators take part: with more they did not end (PyTorch 2.11, no multicast)."""
+
+SHOTS = "one", "two"
+"""Kernels of PyTorch's sums: everybody adds up all, or a part of it."""
 
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -34,6 +39,8 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
         for name, work, n, k in works:
             entries = work(m, n, k).contenders()
             yield contest(name, (m, n, k), gpus, "eager" if m in LARGE else "graph", entries)
+    for m, (name, work, n, k) in ((gpus * FEWEST, works[0]), (FEWEST, works[2])):
+        yield contest(name, (m, n, k), gpus, "graph", work(m, n, k).contenders())
     for name, work, n, k in works[:2]:  # last, as they may not end here either
         made = work(SYMM_MEM_ROWS, n, k)
         entries = [*made.contenders(), Contender("symm_mem", made.symm_mem)]
@@ -46,6 +53,20 @@ def contest(
     """A product M x N x K beside cuBLAS alone."""
     m, n, k = shape
     return Heat(name, shape, dtype, gpus, mode, "cublas alone", entries, 2 * m * n * k)
+
+
+def symmetric(*shape: int) -> torch.Tensor:
+    """A tensor in PyTorch's symmetric memory."""
+    import torch.distributed._symmetric_memory as symm
+
+    x = symm.empty(*shape, dtype=torch.bfloat16, device=trials.device())
+    symm.rendezvous(x, dist.group.WORLD)
+    return x
+
+
+def _if_small(work: Any, *entries: Contender) -> list[Contender]:
+    """Contenders that have something to gain where little is sent."""
+    return list(entries) if work.m <= SMALL[0] else []
 
 
 def _ours(work: Any) -> Contender:
@@ -70,8 +91,19 @@ class Gathered(overlap.AllGather):
         return [
             Contender("cublas alone", lambda: self.libraries(gathers=False)),
             Contender("nccl+cublas", lambda: self.libraries(gathers=True)),
+            *_if_small(self, Contender("symm_mem+cublas", self.by_symm_mem)),
             _ours(self),
         ]
+
+    def by_symm_mem(self) -> Runner:
+        """A gather by copy engine through PyTorch's symmetric memory, then cuBLAS."""
+        a, b, c = symmetric(self.rows, self.k), trials.nothing(self.n, self.k), trials.nothing(self.m, self.n)
+        gather, group = torch.ops.symm_mem._low_contention_all_gather, dist.group.WORLD.group_name
+
+        def call() -> torch.Tensor:
+            return torch.mm(torch.ops._c10d_functional.wait_tensor(gather(a, group)), b.T, out=c)
+
+        return checked(self.draw, trials.into(a, b), call, [c])
 
     def operator(self) -> Runner:
         """Ours."""
@@ -133,8 +165,21 @@ class Summed(overlap.ReduceScatter):
         return [
             Contender("cublas alone", self.alone),
             Contender("nccl+cublas", self.libraries),
+            *_if_small(self, *(Contender(f"symm_mem+cublas, {n}-shot", partial(self.by_symm_mem, n)) for n in SHOTS)),
             _ours(self),
         ]
+
+    def by_symm_mem(self, shots: str) -> Runner:
+        """cuBLAS, then PyTorch's sum on symmetric memory."""
+        (a, b), c = self.operands(), symmetric(self.m, self.n)
+        group = dist.group.WORLD.group_name
+        kernel = {"one": torch.ops.symm_mem.one_shot_all_reduce, "two": torch.ops.symm_mem.two_shot_all_reduce_}[shots]
+
+        def call() -> torch.Tensor:
+            torch.mm(a, b.T, out=c)
+            return kernel(c, "sum", group)
+
+        return checked(self.draw, trials.into(a, b), call, [c])
 
     def draw(self, seed: int) -> Case:
         """This rank's columns of A and of B^T."""

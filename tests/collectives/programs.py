@@ -25,36 +25,41 @@ SHAPES = {
 
 
 @T.macro
-def collective(operation: str, impl: str | None, source: Any, target: Any):
+def collective(operation: str, impl: str | None, op: str, source: Any, target: Any):
     """The operation, from one tile or tensor to another."""
-    if operation in ("allreduce", "broadcast"):
+    if operation == "allreduce":
         T.copy(source, target)
-        getattr(T, operation)(target, impl=impl)
+        T.allreduce(target, op=op, impl=impl)
+    elif operation == "broadcast":
+        T.copy(source, target)
+        T.broadcast(target, impl=impl)
+    elif operation == "reduce_scatter":
+        T.reduce_scatter(source, target, op=op, impl=impl)
     else:
         getattr(T, operation)(source, target, impl=impl)
 
 
 @cache
-def program(operation: str, form: str, impl: str | None = None, dtype: str = "float32") -> Any:
+def program(operation: str, form: str, impl: str | None = None, dtype: str = "float32", op: str = "sum") -> Any:
     """A program of one collective of a kind, from X to Y; within a device a unit's tensors are its rows of X and Y."""
     return {TENSORS: _tensors, TILES: _tiles, PROGRAMS: _programs, THREAD_GROUPS: _thread_groups}[form](
-        operation, impl, dtype
+        operation, impl, dtype, op
     )
 
 
-def _tensors(operation: str, impl: str | None, dtype: str) -> Any:
+def _tensors(operation: str, impl: str | None, dtype: str, op: str) -> Any:
     source, target = SHAPES[operation]
 
     @T.prim_func
     def tensors(X: T.Tensor(source, dtype), Y: T.Tensor(target, dtype)):
         with T.Kernel(device=UNITS, threads=128):
             with T.Scale("device"):
-                collective(operation, impl, X, Y)
+                collective(operation, impl, op, X, Y)
 
     return tensors
 
 
-def _tiles(operation: str, impl: str | None, dtype: str) -> Any:
+def _tiles(operation: str, impl: str | None, dtype: str, op: str) -> Any:
     source, target = SHAPES[operation]
 
     @T.prim_func
@@ -64,13 +69,13 @@ def _tiles(operation: str, impl: str | None, dtype: str) -> Any:
                 x, y = T.alloc(source, dtype, level="l1"), T.alloc(target, dtype, level="l1")
                 T.copy(X, x)
                 with T.Scale("device"):
-                    collective(operation, impl, x, y)
+                    collective(operation, impl, op, x, y)
                 T.copy(y, Y)
 
     return tiles
 
 
-def _programs(operation: str, impl: str | None, dtype: str) -> Any:
+def _programs(operation: str, impl: str | None, dtype: str, op: str) -> Any:
     source, target = SHAPES[operation]
 
     @T.prim_func
@@ -79,13 +84,13 @@ def _programs(operation: str, impl: str | None, dtype: str) -> Any:
             with T.Scale("block"):
                 x, y = T.alloc(source, dtype, level="l1"), T.alloc(target, dtype, level="l1")
                 T.copy(X[bx, 0, 0], x)
-                collective(operation, impl, x, y)
+                collective(operation, impl, op, x, y)
                 T.copy(y, Y[bx, 0, 0])
 
     return programs
 
 
-def _thread_groups(operation: str, impl: str | None, dtype: str) -> Any:
+def _thread_groups(operation: str, impl: str | None, dtype: str, op: str) -> Any:
     source, target = SHAPES[operation]
 
     @T.prim_func
@@ -94,7 +99,7 @@ def _thread_groups(operation: str, impl: str | None, dtype: str) -> Any:
             with T.Scale("warpgroup") as (rank, _):
                 x, y = T.alloc(source, dtype, level="l1"), T.alloc(target, dtype, level="l1")
                 T.copy(X[rank, 0, 0], x)
-                collective(operation, impl, x, y)
+                collective(operation, impl, op, x, y)
                 T.copy(y, Y[rank, 0, 0])
 
     return thread_groups

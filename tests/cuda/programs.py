@@ -75,12 +75,12 @@ def merge(a: Any, b: Any) -> Any:
     return (a[0] * left + b[0] * right) / (left + right), top + T.log(left + right)
 
 
-def merged_tensors(impl: str | None = None, rows: int = 64) -> Any:
+def merged_tensors(impl: str | None = None, rows: int = 64, devices: int = 4) -> Any:
     """An all-reduce of two whole tensors with a combination of the user's."""
 
     @T.prim_func
     def merged(X: T.Tensor((rows, COLUMNS), "float32"), logsum: T.Tensor((rows,), "float32")):
-        with T.Kernel(device=4):
+        with T.Kernel(device=devices):
             with T.Scale("device"):
                 T.allreduce(X, logsum, fn=merge, impl=impl)
 

@@ -2,16 +2,22 @@
 """What ranks compare when they synchronize: a number for the tensors that peers reach, another one for other
 tensors."""
 
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import tilescale.language as T
 from tilescale.backends.cuda.lowering.implemented import ON_TILES, Implementation, available
 from tilescale.backends.cuda.running.barrier_kernel import purpose, site_of
 from tilescale.backends.cuda.running.memory import Memory
 from tilescale.backends.cuda.running.steps import Call
 from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES, Wanted
+from tilescale.hda.current import current_machine
+from tilescale.passes.pipeline import analyse
+from tilescale.program import extents
+from tilescale.program.model import Program, Sequence
 
 
 class Heap:
@@ -25,7 +31,8 @@ class Heap:
 def digest(*tensors: torch.Tensor, reached: set[int] | None = None) -> int:
     """That of a call with these tensors, all of which peers reach if nothing else is said."""
     positions = set(range(len(tensors))) if reached is None else reached
-    own = SimpleNamespace(program=SimpleNamespace(launches=()), reached=positions, heap=Heap)
+    program = SimpleNamespace(launches=(), parameters=(), body=Sequence(()))
+    own = SimpleNamespace(program=program, reached=positions, heap=Heap)
     return Memory(own, lambda: None).digest(Call(list(tensors)))
 
 
@@ -42,6 +49,27 @@ def test_a_digest_leaves_out_what_no_peer_reaches():
     whole = torch.zeros(64)
     assert digest(whole[:32], whole[32:], reached={0}) == digest(whole[:32], whole[:8], reached={0})
     assert digest(whole[:32], whole[32:], reached={0}) != digest(whole[8:40], whole[32:], reached={0})
+
+
+def test_a_digest_has_the_extents_that_are_one_number_for_all_ranks():
+    size, rows = 2, T.dynamic("rows")
+
+    @T.prim_func
+    def gather(X: T.Tensor((8, 4), "int32"), Y: T.Tensor((size * 8, 4), "int32"), Counted: T.Tensor((rows,), "int32")):
+        with T.Kernel(device=size):
+            with T.Scale("device"):
+                T.all_gather(X, Y)
+
+    def of(*shapes: tuple[int, ...], program: Program) -> int:
+        memory = Memory(SimpleNamespace(program=program, reached=set(), heap=Heap), lambda: None)
+        return memory.digest(Call([], extents.solve(program.parameters, shapes)))
+
+    program = analyse(gather, current_machine())
+    one, same, other = (of((8, 4), (16, 4), (n,), program=program) for n in (7, 7, 8))
+    assert one == same != other
+    parts = analyse(import_module("tilescale.ops.all_to_all_v").program(size, "int32"), current_machine())
+    assert len({of((n, 4), (2,), (3 * n, 4), (2,), program=parts) for n in (7, 8)}) == 1, "unequal parts are unequal"
+    assert of((7, 4), (2,), (9, 4), (2,), program=parts) != of((7, 8), (2,), (9, 8), (2,), program=parts)
 
 
 @pytest.mark.parametrize("site", [0, 1, 1023])

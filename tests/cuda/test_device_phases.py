@@ -186,6 +186,12 @@ def test_nests_of_parallel_loops_are_spread_over_all_programs(shape: tuple[int, 
     assert torch.equal(given, 2 * x)
 
 
+def test_a_combination_of_many_devices_is_no_longer_text_than_a_few_make():
+    """What combines the first devices is made once, not again wherever it is used for the next one."""
+    of_four, of_eight = (len(source(programs.merged_tensors("one_shot", devices=n))) for n in (4, 8))
+    assert of_eight < 2.5 * of_four
+
+
 def test_ranks_that_share_gpus_do_without_nccl():
     @T.macro
     def statements(X, Y, L, flags, rank, size):

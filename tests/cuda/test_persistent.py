@@ -131,3 +131,65 @@ def test_a_flag_that_a_turn_sets_back_is_not_waited_for_before_it_has():
     func = taken_in_turns(set_back=True)
     assert "tilescale::wait_by_producer<" not in source(func)
     assert any("changes a flag for which it waits" in note for note in notes(func))
+
+
+def scaled_in_turns(form: str) -> Any:
+    """Products whose tiles are scaled by numbers that are loaded when a turn begins."""
+
+    @T.prim_func
+    def f(
+        A: T.Tensor((512, 512), "bfloat16"),
+        B: T.Tensor((512, 128), "bfloat16"),
+        S: T.Tensor((512,), "float32"),
+        C: T.Tensor((512, 128), "bfloat16"),
+        arrived: T.Tensor((2,), "int32"),
+    ):
+        with T.Kernel(device=2, block=2, threads=256) as b, T.Scale("block"):
+            x = T.alloc((128, 64), "bfloat16", level="l1")
+            y = T.alloc((64, 128), "bfloat16", level="l1")
+            c = T.alloc((128, 128), "float32", level="l0")
+            scales = T.alloc((128,), "float32", level="l0")
+            with T.Scale("device"):
+                for turn in T.serial(2):
+                    if form == "behind a wait":
+                        T.wait(arrived[b], ">=", turn + 1)
+                    T.clear(c)
+                    if form == "copied":
+                        T.copy(S[(b + 2 * turn) * 128], scales)
+                    else:
+                        for i in T.Parallel(128):
+                            scales[i] = S[(b + 2 * turn) * 128 + i]
+                    for k in T.Pipelined(8, num_stages=2):
+                        T.copy(A[(b + 2 * turn) * 128, k * 64], x)
+                        T.copy(B[k * 64, 0], y)
+                        T.gemm(x, y, c)
+                    for i, j in T.Parallel(128, 128):
+                        c[i, j] *= scales[i]
+                    T.copy(c, C[(b + 2 * turn) * 128, 0])
+                    if form == "written":
+                        for i in T.Parallel(128):
+                            S[(b + 2 * turn) * 128 + i] = scales[i] + 1
+                    T.signal(arrived[b], dst=1 - b)
+
+    return f
+
+
+@pytest.mark.parametrize("form", ["element by element", "copied"])
+def test_who_computes_loads_what_the_end_of_a_turn_needs_before_its_loop(form: str):
+    computes, loads = roles(scaled_in_turns(form))[:2]
+    assert is_kept(scaled_in_turns(form))
+    assert "= S[" in computes[: computes.index("wgmma")] and "= S[" not in computes[computes.index("wgmma") :]
+    assert "S[" not in loads
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        ("behind a wait", "would not move all its loads and waits"),
+        ("written", "the loop around it writes what it loads"),
+    ],
+)
+def test_what_may_change_is_loaded_in_order(form: str, reason: str):
+    func = scaled_in_turns(form)
+    assert not is_kept(func) and any(reason in note for note in notes(func))
+    source(func)

@@ -31,6 +31,18 @@ from tilescale.backends.cuda.lowering.phase import Groups
 from tilescale.errors import UnsupportedError
 
 
+@tilescale.stand_in("tilescale::combined<tilescale::MAX>")
+def greater(a: float, b: float) -> float:
+    """What headers/combine.cuh makes of two numbers: one that is none stays."""
+    return a if a > b or a != a else b
+
+
+@tilescale.stand_in("tilescale::combined<tilescale::MIN>")
+def less(a: float, b: float) -> float:
+    """The same of the minimum."""
+    return a if a < b or a != a else b
+
+
 def kernel(func: Any, devices: int = 1) -> LoweredKernel:
     """The first kernel of a program."""
     return lowered(func, devices=devices).kernels[0]

@@ -158,6 +158,54 @@ def test_a_grid_of_waiters_larger_than_the_device():
     assert "launch at most 264" in text
 
 
+ORDERS = (None, 0, 1, 2, 3)
+"""Its own, the adversarial, and random ones."""
+
+
+def waits_for_neighbours(towards: int, in_order: bool):
+    """Each of 300 programs, of which 264 have a place, waits for the one before it, or with 1 for the one after."""
+
+    @T.prim_func
+    def program(F: T.Tensor((302,), "int32")):
+        with T.Kernel(300, threads=1024, in_order=in_order) as b:
+            if b + towards >= 0 and b + towards < 300:
+                T.wait(F[b + towards + 1], ">=", 1)
+            T.signal(F[b + 1])
+
+    return program
+
+
+def test_programs_that_wait_for_lower_numbers_get_on_in_any_order_if_they_say_so():
+    for seed in ORDERS:
+        tilescale.emulate(waits_for_neighbours(-1, True), [flags(302)], schedule_seed=seed)
+
+
+@pytest.mark.parametrize(("towards", "in_order"), [(-1, False), (1, True)])
+def test_programs_that_say_nothing_or_wait_for_higher_numbers_deadlock(towards: int, in_order: bool):
+    with pytest.raises(DeadlockError, match="holds 264 blocks at once; 36 of 300 have not started"):
+        tilescale.emulate(waits_for_neighbours(towards, in_order), [flags(302)], schedule_seed=0)
+
+
+def test_collectives_on_tiles_get_on_in_any_order(tmp_path):
+    """They promise it for grids of any size, so their programs start in order, whether or not the launch says so."""
+    small = tmp_path / "small.yaml"
+    small.write_text("extends: h200-sxm-8\ntitle: small\nlevels: {block: {count: 1}}\n")
+
+    @T.prim_func
+    def program(X: T.Tensor((8, 4), "float32")):
+        with T.Kernel(device=2, block=8, threads=1024) as b:
+            x = T.alloc((1, 4), "float32", level="l1")
+            T.copy(X[b, 0], x)
+            with T.Scale("block"), T.Scale("device"):
+                T.allreduce(x)
+            T.copy(x, X[b, 0])
+
+    for seed in ORDERS:
+        args = [[torch.ones(8, 4)] for _ in range(2)]
+        tilescale.emulate(program, args, machine=str(small), schedule_seed=seed)
+        assert all((x == 2).all() for (x,) in args)
+
+
 def test_a_grid_barrier_larger_than_the_device():
     @T.prim_func
     def program(X: T.Tensor((1,), "int32")):

@@ -25,7 +25,7 @@ from tilescale.collectives import records  # noqa: E402
 from tilescale.errors import OutOfBoundsError, WaitTimeoutError  # noqa: E402
 from tilescale.settings import settings  # noqa: E402
 
-LIMIT_S = 200.0
+LIMIT_S = 400.0 if settings().share_gpus else 200.0
 SKEW_CYCLES = 400_000
 WAIT_S = 5.0
 MIB = 1 << 20

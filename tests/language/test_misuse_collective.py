@@ -50,6 +50,24 @@ def test_an_unknown_algorithm(mistake, call, offered: str):
 @pytest.mark.parametrize(
     "call",
     [
+        lambda t, other: T.reduce_scatter(t, other[0:16, :]),
+        lambda t, other: T.all_gather(t[0:16, :], other),
+        lambda t, other: T.all_to_all(t, other),
+    ],
+)
+def test_a_conversion_on_the_way(mistake, call):
+    @T.macro
+    def wrong(X, tile, flags, reals, bx):
+        other = T.alloc_shared((64, 64), "bfloat16")
+        call(tile, other)  # <-
+
+    with mistake(UsageError, "float32, to 'other', bfloat16: a collective converts nothing", "convert in a program"):
+        on_devices(wrong)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
         lambda t: T.allreduce(t, t),
         lambda t: T.allreduce(),
         lambda t: T.allreduce(t, op="sum", fn=lambda a, b: a),

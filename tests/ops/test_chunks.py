@@ -27,7 +27,7 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(chunks, "message_bytes", lambda path: 1)
     monkeypatch.setattr(small, "gathered", lambda a, team: a.repeat(RANKS, *[1] * (a.ndim - 1)))
     monkeypatch.setattr(small, "scattered", lambda a, team: RANKS * a.chunk(RANKS)[team.rank])
-    monkeypatch.setattr(small, "summed", lambda a, team: a.mul_(RANKS))
+    monkeypatch.setattr(small, "summed", lambda a, team, count: a.mul_(RANKS))
     with tilescale.use_machine(str(machine)):
         yield SimpleNamespace(size=RANKS, rank=0)
 

@@ -64,6 +64,16 @@ def program(name: str, *given: Any) -> Any:
             + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
         ),
         (
+            lambda: import_module("tilescale.ops.gemm_rs").in_turns(
+                2, 512, Product(512, 512, "float8_e4m3fn", replace(LARGE, stages=3, group=4), True, False), 8
+            ),
+            ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
+            + ["T.Pipelined: a producer loads"]
+            + ["stores that end a turn, and their signals: "
+               "threads of their own, while the others compute the next tile"]
+            + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
+        ),
+        (
             lambda: import_module("tilescale.ops.ag_gemm").in_turns(
                 2, 512, Product(512, 512, "bfloat16", replace(LARGE, stages=3, group=4), True, False), 4, True
             ),
@@ -86,7 +96,7 @@ def program(name: str, *given: Any) -> Any:
             ["T.copy(dst=, signal=) of A, inbox by each device: asynchronous, on the copy queue"],
         ),
     ],
-    ids=["ag_gemm", "gemm_rs", "in turns", "gathered in turns", "gemm_ar", "all_to_all"],
+    ids=["ag_gemm", "gemm_rs", "in turns", "scaled in turns", "gathered in turns", "gemm_ar", "all_to_all"],
 )
 def test_queues_send_and_producers_load(made: Any, said: list[str]):
     assert [re.sub(r" \(line \d+\)", "", note) for note in notes(made())] == said

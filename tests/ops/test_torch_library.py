@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,7 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tilescale
 from tilescale import ops
+from tilescale.hda.current import current_machine
 from tilescale.ops.operator import Operator
 from tilescale.settings import settings
 
@@ -55,10 +58,21 @@ def test_a_graph_without_a_break_computes_the_same():
     computes_the_same(experts, [leaf(6, 16), leaf(4, 24, 16), torch.rand(6, 2).requires_grad_()])
 
 
+def test_a_graph_has_experts_in_float8():
+    def call(x: torch.Tensor) -> torch.Tensor:
+        routing = ops.moe_route(torch.arange(4).repeat_interleave(3).view(6, 2), 4, room=512)
+        rows, scales = ops.moe_dispatch(x.to(torch.float8_e4m3fn), routing, torch.ones(6, 1))
+        return ops.moe_combine(rows.float() * scales, routing)
+
+    x = torch.randn(6, 16)
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x))
+
+
 def test_a_graph_has_layers_whose_parameters_are_dtensors(mesh: DeviceMesh):
-    up = ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 32).bfloat16(), mesh)
+    up, gate = (ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 32).bfloat16(), mesh) for _ in range(2))
     down = ops.RowParallelLinear.shard(torch.nn.Linear(32, 16).bfloat16(), mesh)
-    ops.gather_once(up)
+    ops.gather_once(up, gate)
+    computes_the_same(lambda x: down(up(x) * gate(x)), [leaf(4, 16)])
     computes_the_same(lambda x: down(up(x)), [leaf(4, 16)])
 
 
@@ -130,7 +144,7 @@ def test_a_plain_call_is_one_of_the_function(monkeypatch: pytest.MonkeyPatch):
 
     made = Operator("doubled_in_a_test", doubled)
     made.register_fake(lambda x, others: torch.empty_like(x))
-    made.register_autograd(lambda ctx, grad: (grad * 2, [None]))
+    made.register_autograd(lambda ctx, grad: (grad * 2, [None]), setup_context=lambda ctx, inputs, output: None)
 
     class Looks(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -155,3 +169,31 @@ def test_a_plain_call_is_one_of_the_function(monkeypatch: pytest.MonkeyPatch):
     assert "tilescale::doubled_in_a_test" in {event.name for event in profile.events()}
     with FakeTensorMode() as fake:
         assert made(fake.from_tensor(x), []).shape == (3,)
+
+
+def test_backward_is_for_the_machine_of_its_forward():
+    """Also in a thread of its own, in which PyTorch makes that of GPUs."""
+    seen: list[str] = []
+    made = Operator("tripled_in_a_test", tripled)
+    made.register_fake(lambda x: torch.empty_like(x))
+
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
+        seen.append(current_machine().name)
+        return 3 * grad
+
+    made.register_autograd(backward, setup_context=lambda ctx, inputs, output: None)
+    everywhere = ops.ColumnParallelLinear.shard(torch.nn.Linear(16, 32).bfloat16(), sequence=False)
+    with pytest.MonkeyPatch.context() as patch, tilescale.use_machine("wafer-mesh") as machine:
+        result = made(leaf(3))
+        layered = everywhere(leaf(4, 16))
+        summed = lambda grad, group: seen.append(current_machine().name) or grad  # noqa: E731
+        patch.setattr(torch.ops.tilescale, "all_reduce", summed)
+        for y in (result, layered):
+            thread = threading.Thread(target=y.sum().backward)
+            thread.start()
+            thread.join()
+    assert seen == [machine.name, machine.name]
+
+
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return 3 * x

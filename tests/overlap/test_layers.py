@@ -21,6 +21,7 @@ from tests.overlap.support import copies
 from tilescale.hda import Machine
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
+from tilescale.passes.structure import structure
 
 WIDE, HIDDEN = 8, 12
 """Columns of a layer's input and output, and between its grids."""
@@ -112,6 +113,19 @@ def test_results_are_the_same_where_few_tiles_have_a_place(
     tilescale.emulate(changed, got, machine=machine, time=False, schedule_seed=seed)
     for (_, expected), (_, y) in zip(want, got, strict=True):
         assert torch.equal(y, expected)
+
+
+def test_tiles_that_add_up_start_in_order_whatever_else_is_shuffled():
+    """Four tiles and two places: begun in another order, own tiles would hold them until tiles without a place send."""
+    machine = with_places(1)
+    with tilescale.use_machine(machine):
+        func = layer(2, 3, 3, "reduce_scatter")
+    _, first = overlap(func, machine)
+    changed, _ = overlap(func, machine, Schedule([replace(move, overlapped=True) for move in first.moves]))
+    assert [launch.in_order for launch in structure(changed, machine).launches] == [True]
+    args = [[torch.ones(shape) for shape in _shapes(2, 3, "reduce_scatter")] for _ in range(2)]
+    for seed in range(16):
+        tilescale.emulate(changed, copies(args), machine=machine, time=False, schedule_seed=seed)
 
 
 def _shapes(devices: int, rows: int, end: str) -> list[tuple[int, int]]:

@@ -144,6 +144,18 @@ def test_results_are_the_same(
     check_leaves(changed, args, in_order_of_ranks(args, kind[1], "everywhere" in shape), seeds=(None, 1))
 
 
+def test_a_number_that_is_none_stays_in_a_maximum():
+    func = scale_then_reduce(3, 4, 2, op="max")
+    changed, schedule = overlapped(func, chunk=2)
+    assert schedule.moves[0].overlapped
+    args = arguments(func, 3)
+    for device, (x, _) in enumerate(args):
+        x.view(-1)[device] = torch.nan
+    tilescale.emulate(changed, args, machine=H200, progress=False)
+    found = torch.cat([y for _, y in args]).view(-1).isnan()
+    assert found[:3].all() and not found[3:].any()
+
+
 def test_a_grid_behind_adds_up_where_it_is_asked_for():
     func = scale_then_reduce(4, 16, 4)
     _, schedule = overlapped(func, chunk=8, carrier="queue")

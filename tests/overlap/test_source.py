@@ -54,6 +54,7 @@ def test_the_text_is_the_program(name: str):
     text = text_of(changed)
     again = executed(text)
     assert text_of(again) == text
+    assert ("in_order=True" in text) == ("reduce" in name)  # own tiles add up
     devices = program.args[0]
     check_same(changed, again, tests.arguments(changed, devices), seeds=(None,))
 

@@ -242,11 +242,53 @@ def test_the_command_shows_and_keeps(asked: list[str]):
         ([__file__], "has no autotuned function: write @tilescale.autotune"),
         ([f"{PROGRAMS}:product"], "has no autotuned function 'product': say one of"),
         ([f"{PROGRAMS}:matmul", "--machine", "h900"], "h900"),
+        ([f"{PROGRAMS}:matmul", "64", "64"], "argument: 'K'\n    hint: it takes matmul(M: int"),
+        ([f"{PROGRAMS}:matmul", "64", "64", "32", "Q=3"], "matmul: got an unexpected keyword argument 'Q'"),
+        ([f"{PROGRAMS}:matmul", *["64"] * 6], "matmul: too many positional arguments"),
+        ([f"{PROGRAMS}:scaled", "factor=2"], "configs: missing a required argument: 'x'"),
+        ([f"{PROGRAMS}:matmul", "64", "64", "abc"], "no configuration of matmul works for M=64, N=64, K='abc':"),
+        ([f"{PROGRAMS}:matmul", "64", "64", "32", "block=48"], "no configuration of matmul has block=48"),
     ],
 )
 def test_the_command_says_what_is_wrong(words: list[str], message: str):
     done = cli(*words)
     assert done.exit_code == 2 and message in done.output
+
+
+def test_what_is_given_is_not_searched(asked: list[str]):
+    for words in (["64", "64", "32", "block=64"], ["64", "64", "32", "64"]):
+        found = json.loads(cli("--json", f"{PROGRAMS}:matmul", *words).output)
+        assert {trial["config"]["block"] for trial in found["trials"]} == {64} and len(found["trials"]) == 2
+    assert asked == ["matmul"]  # once for both
+
+
+def test_a_result_of_the_database_says_so():
+    words = [f"{PROGRAMS}:matmul", "32", "32", "32"]
+    first, second = cli(*words).output, cli(*words).output
+    assert "refresh" not in first and ", simulated, as found on 20" in second and "--refresh tunes again" in second
+    assert json.loads(cli(*words, "--json").output)["kept"] is True
+
+
+BROKEN = """
+import tilescale, tilescale.language as T
+
+@tilescale.autotune(configs={"block": [32, 64, 128]})
+@tilescale.jit
+def f(M, block=64):
+    @T.prim_func
+    def g(X: T.Tensor((M,), "float32")):
+        with T.Kernel(1):
+            X[0] = nobody_knows
+    return g
+"""
+
+
+@pytest.mark.parametrize(("text", "line"), [(BROKEN, 10), ("def f(:\n", 1), ("\nnobody_knows\n", 2)])
+def test_the_line_of_a_mistake_is_told_once(text: str, line: int, tmp_path: Path):
+    (tmp_path / "broken.py").write_text(text)
+    done = cli(str(tmp_path / "broken.py"), *(["128"] if text == BROKEN else []))
+    assert done.exit_code == 2 and done.output.count(f"at {tmp_path / 'broken.py'}:{line}\n") == 1, done.output
+    assert "so do block=64; block=128" in done.output or text != BROKEN
 
 
 def test_the_help_teaches():

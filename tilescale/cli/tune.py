@@ -18,6 +18,8 @@ import click
 from tilescale.cli import ranks as job
 from tilescale.cli.machine import console
 from tilescale.cli.names import Failure, machine_option, reported
+from tilescale.errors import TileScaleError
+from tilescale.tracebacks import line_of
 
 if TYPE_CHECKING:
     from tilescale.tuning.autotune import Autotuned
@@ -65,7 +67,8 @@ def tune(
 ) -> None:
     """Find the fastest configuration of PROGRAM for its ARGS, and keep it.
 
-    PROGRAM is a file, or file:function, or module:function. ARGS are Python literals, names before them as in a call.
+    PROGRAM is a file, or file:function, or module:function. ARGS are Python literals, names before them as in a call; a
+    tunable parameter among them is not searched.
     """
     job.join(ranks or 1)
     with reported():
@@ -115,7 +118,14 @@ def _module(where: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except TileScaleError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the file does
+        place = line_of(error)
+        at = "" if place is None else f"\n    at {place}"
+        raise Failure(f"{where} cannot be loaded: {type(error).__name__}: {error}{at}") from None
     return module
 
 
@@ -155,7 +165,10 @@ def _show(found: Tuned, as_json: bool) -> None:
     console().print(table)
     for trial in (t for t in found.trials if t.failed is not None):
         click.echo(f"{_words(trial.config)} does not work: {(trial.failed or '').splitlines()[0]}")
-    click.echo(f"\nfastest: {_words(found.config)}, {_us(found.us)} us, {how}")
+        if trial.where is not None:
+            click.echo(f"    at {trial.where}")
+    kept = f", as found on {found.date[:10]}: --refresh tunes again" if found.kept else ""
+    click.echo(f"\nfastest: {_words(found.config)}, {_us(found.us)} us, {how}{kept}")
 
 
 def _words(config: Mapping[str, Any]) -> str:

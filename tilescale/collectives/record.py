@@ -50,6 +50,8 @@ class Algorithm:
         deterministic: whether a sum has the same bits in every run.
         in_order: whether sums are added in the order of its rounds wherever they are made, so that GPUs get the bits of
             the emulator. A library's order is its own.
+        keeps_nan: whether a NaN of any unit stays in a maximum and a minimum. Of floats an algorithm that drops it is
+            taken only where a program asks for it.
         power_of_two: whether it needs a power of two of units.
         dtypes: element types that it takes; () for all.
         reductions: what it combines by, of "sum", "prod", "max" and "min"; () for all.
@@ -70,6 +72,7 @@ class Algorithm:
     segmented: frozenset[str] = frozenset()
     deterministic: bool = True
     in_order: bool = True
+    keeps_nan: bool = True
     power_of_two: bool = False
     dtypes: tuple[str, ...] = ()
     reductions: tuple[str, ...] = ()
@@ -93,6 +96,11 @@ class Algorithm:
     def kinds(self, operation: str) -> Iterable[str]:
         """The kinds of an operation that it serves."""
         return self.only.get(operation, self.forms)
+
+    def is_kept_back(self, units: int, dtype: str, reduction: str | None) -> bool:
+        """Whether it is taken for so many units, elements of a type, and a combining operation only on request."""
+        drops = not self.keeps_nan and reduction in ("max", "min") and "float" in dtype
+        return self.on_request or self.most < units or drops
 
     def schedule(self, operation: str, shape: Shape, segments: int = SEGMENTS) -> Schedule:
         """Its rounds.

@@ -71,7 +71,7 @@ def everything(machine: Machine, wanted: Wanted) -> Available:
     known = [records()[name] for name in names(wanted.operation, wanted.form)]
     fit = [r for r in known if r.against(count, wanted.dtype, wanted.reduction) is None]
     able = [r.name for r in fit if _is_there(machine, r)]
-    kept = [name for name in able if records()[name].on_request or records()[name].most < count]
+    kept = [name for name in able if records()[name].is_kept_back(count, wanted.dtype, wanted.reduction)]
     return Available(tuple(able), frozenset(kept if len(kept) < len(able) else ()))
 
 

@@ -12,7 +12,7 @@ from tilelang_core import ir, trace
 from tilescale.errors import NoPathError, PhaseError, ShapeError, UsageError, one
 from tilescale.hda import Level, Network
 from tilescale.hda.units import format_count
-from tilescale.language.checks import expanded
+from tilescale.language.checks import check_alike, expanded
 from tilescale.language.context import Context, extents_of, here, plain, shape_of
 from tilescale.language.signal import check_comparison, flag_region, flag_value
 from tilescale.program.asynchronous import Parts, owns_a_queue, part_of
@@ -83,18 +83,6 @@ def check_fixed(context: Context, regions: Sequence[ir.Call], values: Sequence[A
             )
 
 
-def check_alike(context: Context, source: ir.Call, target: ir.Call) -> None:
-    """Raise UsageError for tensors of different types: a copy queue moves bytes."""
-    a, b = (ir.region_parts(region)[0] for region in (source, target))
-    if a.dtype != b.dtype:
-        raise UsageError(
-            f"{context.name}(signal=) from {a.name!r}, {a.dtype}, to {b.name!r}, {b.dtype}: a copy engine converts "
-            "nothing",
-            hint="give both the same type, and convert in a program",
-            where=here(),
-        )
-
-
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 
@@ -121,7 +109,7 @@ def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call
             where=here(),
         )
     check_fixed(context, [source, target])
-    check_alike(context, source, target)
+    check_alike(context, source, target, "a copy engine")
     if context.name == "T.all_gather":
         return _parts_of_gather(context, level, source, target, dim)
     return _parts_of_exchange(context, level, source, target, dim)

@@ -158,6 +158,17 @@ def check_algorithm(context: Context, level: Level, impl: str | None) -> None:
         )
 
 
+def check_alike(context: Context, source: ir.Call, target: ir.Call, mover: str) -> None:
+    """Raise UsageError for tiles of different types, where what moves them, in words, moves their bytes."""
+    a, b = (ir.region_parts(region)[0] for region in (source, target))
+    if a.dtype != b.dtype:
+        raise UsageError(
+            f"{context.name} from {a.name!r}, {a.dtype}, to {b.name!r}, {b.dtype}: {mover} converts nothing",
+            hint="give both the same type, and convert in a program",
+            where=here(),
+        )
+
+
 def check_reduction(op: str) -> str:
     """A combining operation; raises UsageError for an unknown one."""
     if op not in REDUCTIONS:

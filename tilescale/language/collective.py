@@ -2,7 +2,8 @@
 """Collectives over the units of the current level.
 
 Executed by a program inside `T.Scale("device")`, a collective combines the tiles of the programs with the same index on
-every device; executed in a device-level phase, whole tensors. Semantics follow MPI's operations of the same names.
+every device; executed in a device-level phase, whole tensors. Semantics follow MPI's operations of the same names. Of
+"max" and "min" of floats a NaN of any unit stays, as in PyTorch; by the libraries that `impl=` names it is dropped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tilescale.hda.units import format_count
 from tilescale.language.asynchronous import check_parts, check_queue, flags_of
 from tilescale.language.checks import (
     check_algorithm,
+    check_alike,
     check_connected,
     check_impl,
     check_path,
@@ -67,7 +69,8 @@ def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, im
     Args:
         tiles: one tile; with `fn`, several that belong together. Later tiles may have fewer dimensions: they then
             speak of the leading ones (a log-sum for each row).
-        op: "sum" (default), "max", "min" or "prod".
+        op: "sum" (default), "max", "min" or "prod". A NaN of any unit stays in a maximum and a minimum; with
+            impl="nccl" and "nvshmem" it is dropped.
         fn: an associative combination of two units' elements, `fn((a1, a2), (b1, b2)) -> (c1, c2)` with scalars; for
             a single tile `fn(a, b) -> c`.
         impl: an algorithm that docs/collectives.md has for it, e.g. "one_shot", "ring" or "nccl"; left out, the machine
@@ -100,8 +103,8 @@ def reduce_scatter(src: Any, dst: Any, op: str = "sum", dim: int = 0, impl: str 
     """Combine `src` over the units and leave each its share: dst of rank r is part r, along `dim`, of the result.
 
     Args:
-        src, dst: tiles whose shapes agree but for `dim`, where src has size times the extent of dst.
-        op: "sum", "max", "min" or "prod".
+        src, dst: tiles of one type whose shapes agree but for `dim`, where src has size times the extent of dst.
+        op: "sum", "max", "min" or "prod", as for `T.allreduce`.
         impl: an algorithm, e.g. "direct", "ring" or "nccl".
 
     Raises:
@@ -109,7 +112,7 @@ def reduce_scatter(src: Any, dst: Any, op: str = "sum", dim: int = 0, impl: str 
         CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`.
     """
     context = Context("T.reduce_scatter")
-    regions = [region_of(context, src, "r"), region_of(context, dst, "w")]
+    regions = _from_to(context, src, dst)
     level = entered(context, impl)
     axis = _check_parts(context, level, dim, whole=regions[0], part=regions[1])
     return trace.call(REDUCE_SCATTER, *regions, level=level.name, op=check_reduction(op), dim=axis, impl=impl)
@@ -127,8 +130,8 @@ def all_gather(
 
     Args:
         src: this unit's part.
-        dst: where the whole goes. Left out, `src` is a `T.view` inside a program, and the tile behind it becomes whole
-            for all its units.
+        dst: where the whole goes, of the same type. Left out, `src` is a `T.view` inside a program, and the tile behind
+            it becomes whole for all its units.
         impl: an algorithm, e.g. "direct", "copy_engine" or "nccl"; with `signal` a mechanism of the network, as for
             `T.copy`.
         signal: integers (size, chunks) in device memory: [r, c] of a unit grows by 1 when chunk c of rank r's part has
@@ -154,7 +157,7 @@ def all_gather(
                 where=here(),
             )
         return trace.call(ALL_GATHER, *regions, level=level.name, impl=impl)
-    regions = [region_of(context, src, "r"), region_of(context, dst, "w")]
+    regions = _from_to(context, src, dst)
     level = entered(context, impl)
     axis = _check_parts(context, level, dim, whole=regions[1], part=regions[0])
     return trace.call(ALL_GATHER, *regions, level=level.name, dim=axis, impl=impl)
@@ -192,7 +195,7 @@ def all_to_all(
     queue sends its parts, the next rank's first. In tensors (size, rows, ...) a part has the rows of one slot.
 
     Args:
-        src, dst: tiles of the same shape, whose extent along `dim` divides among the units.
+        src, dst: tiles of the same shape and type, whose extent along `dim` divides among the units.
         impl: an algorithm, e.g. "direct", "copy_engine" or "nccl"; with `signal` a mechanism of the network, as for
             `T.copy`.
         signal: integers (size, chunks) in device memory: [r, c] of a unit grows by 1 when chunk c of what rank r has
@@ -207,7 +210,7 @@ def all_to_all(
     if signal is not None or chunk is not None:
         return _started(Context("T.all_to_all"), ALL_TO_ALL, src, dst, dim, impl, signal, chunk)
     context = Context("T.all_to_all")
-    regions = [region_of(context, src, "r"), region_of(context, dst, "w")]
+    regions = _from_to(context, src, dst)
     level = entered(context, impl)
     a, b = (extents_of(r) for r in regions)
     axis = _axis(context, dim, a)
@@ -259,6 +262,13 @@ def region_of(context: Context, tile: Any, access: str) -> ir.Call:
             where=here(),
         )
     return trace.tile_region(tile, access)
+
+
+def _from_to(context: Context, src: Any, dst: Any) -> list[ir.Call]:
+    """The regions of a collective's source and target."""
+    regions = [region_of(context, src, "r"), region_of(context, dst, "w")]
+    check_alike(context, *regions, "a collective")
+    return regions
 
 
 def entered(context: Context, impl: str | None) -> Level:

@@ -7,8 +7,8 @@ from typing import Any, overload
 
 from tilelang_core import ir, stock, trace
 from tilescale.errors import ShapeError, UsageError
-from tilescale.language.asynchronous import after_of, check_alike, check_fixed, check_queue
-from tilescale.language.checks import check_impl, check_path, check_peer, check_whole_warps
+from tilescale.language.asynchronous import after_of, check_fixed, check_queue
+from tilescale.language.checks import check_alike, check_impl, check_path, check_peer, check_whole_warps
 from tilescale.language.context import Context, extents_of, here, shape_of
 from tilescale.language.signal import check_signal_op, flag_region, flag_value
 from tilescale.program.asynchronous import owns_a_queue
@@ -125,7 +125,7 @@ def _remote(
     waited, compare = after_of(context, after, impl, network) if after is not None else ([], None)
     if owns_a_queue(context.executing, context.machine):
         check_queue(context, network, impl)
-        check_alike(context, *regions)
+        check_alike(context, *regions, "a copy engine")
         check_fixed(context, [*regions, flag, *waited[:1]], [peer, told, *waited[1:]])
     return trace.call(
         COPY, *regions, peer, flag, told, *waited, level=level.name, far=far, impl=impl, op=op, after=compare

@@ -12,7 +12,7 @@ from tilescale.hda import Level, Machine
 from tilescale.hda.current import current_machine
 from tilescale.hda.units import format_count
 from tilescale.language.context import here, plain, require_trace
-from tilescale.program.ops import EXTENT, MACHINE
+from tilescale.program.ops import EXTENT, IN_ORDER, MACHINE
 
 
 class _All:
@@ -28,7 +28,12 @@ ALL = _All()
 
 @trace.kernel_launch_factory
 def Kernel(  # noqa: N802 - a name of the language
-    *blocks: Any, threads: Any = None, prelude: str | None = None, cluster_dims: Any = None, **levels: Any
+    *blocks: Any,
+    threads: Any = None,
+    prelude: str | None = None,
+    cluster_dims: Any = None,
+    in_order: bool = False,
+    **levels: Any,
 ) -> Any:
     """Launch a program over the units of a machine.
 
@@ -39,6 +44,9 @@ def Kernel(  # noqa: N802 - a name of the language
         blocks: the grid, as in TileLang; the same as naming the machine's program level.
         threads: threads of one program. A level of threads may be named instead (`warpgroup=2`).
         prelude, cluster_dims: as in TileLang.
+        in_order: whether programs rely on starting in the order of their numbers, the first axis fastest: one that
+            waits for those of lower numbers on any device gets on, though not all programs have a place at once. GPUs
+            start them so; the emulator tries other orders as well, unless this is said.
         levels: extents by level name. Levels above the program take an int or `T.ALL`, the program level one int or
             a tuple (its first axis runs fastest), a cluster level the number of programs in a cluster or a tuple.
 
@@ -55,9 +63,9 @@ def Kernel(  # noqa: N802 - a name of the language
             where=here(),
         )
     trace.state()["scales"] = []
-    if not levels:
+    if not levels and not in_order:
         return stock.Kernel(*blocks, threads=threads, prelude=prelude, cluster_dims=cluster_dims)
-    request = _Request(current_machine(), blocks, threads, cluster_dims)
+    request = _Request(current_machine(), blocks, threads, cluster_dims, in_order)
     for name, extent in levels.items():
         request.add(name, extent)
     return trace.launch_kernel(
@@ -72,11 +80,12 @@ def Kernel(  # noqa: N802 - a name of the language
 class _Request:
     """The extents of one launch, collected level by level and checked against the machine."""
 
-    def __init__(self, machine: Machine, blocks: tuple[Any, ...], threads: Any, cluster: Any):
+    def __init__(self, machine: Machine, blocks: tuple[Any, ...], threads: Any, cluster: Any, in_order: bool):
         self.machine = machine
         self.blocks = blocks
         self.threads = _threads(threads)
         self.cluster = cluster
+        self.in_order = in_order
         self.units: dict[str, Any] = {}
 
     def add(self, name: str, extent: Any) -> None:
@@ -127,7 +136,7 @@ class _Request:
         self.threads = threads if self.threads is None else self.threads
 
     def annotations(self) -> dict[str, Any]:
-        """Launch annotations: the machine, and the extents of the unit levels with those that are implied.
+        """Launch annotations: the machine, the extents of the unit levels with those that are implied, the order.
 
         A launch of a coarse level includes one unit of each level between it and the tensors.
         """
@@ -142,7 +151,8 @@ class _Request:
         if not self.machine.program_level.virtual:
             self._check_count(self.machine.program_level, plain(math.prod(self.blocks)))
         extents = {EXTENT + name: ir.int_node(extent) for name, extent in self.units.items()}
-        return {**extents, MACHINE: ir.StringImm(self.machine.digest)}
+        order = {IN_ORDER: ir.int_node(1)} if self.in_order else {}
+        return {**extents, **order, MACHINE: ir.StringImm(self.machine.digest)}
 
     def _check_count(self, level: Level, wanted: Any) -> None:
         coarser = [x for x in self.units if self.machine.index(x) > self.machine.index(level.name)]

@@ -38,7 +38,7 @@ def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     shape = (team.size * a.shape[0], *a.shape[1:])
     if not a.numel():
         return join(a.new_empty(shape), dim, team.size)
-    return join(whole(small.gathered(parts_of(a), team), shape, team.size), dim, team.size)
+    return join(whole(small.gathered(parts_of(a), team, a.numel()), shape, team.size), dim, team.size)
 
 
 @_operator.register_fake

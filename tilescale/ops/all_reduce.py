@@ -44,7 +44,7 @@ def _operator(a: torch.Tensor, group: str) -> torch.Tensor:
     summed = a.new_empty(elements)
     result = (summed if elements == a.numel() else summed[: a.numel()]).view(a.shape)
     result.copy_(a)
-    small.summed(summed, team_of(group))
+    small.summed(summed, team_of(group), a.numel())
     return result
 
 

@@ -60,7 +60,7 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
     transposed = (cut > 0) + (joined > 0)
     # What lies as it has to, goes as a whole, or has no 16 bytes together: parts are padded, one after the other.
     if not transposed or width is None or exchanges_as_a_whole(a.nbytes, transposed, team):
-        parts = small.exchanged(parts_of(split(a, cut, team.size), team.size), team)
+        parts = small.exchanged(parts_of(split(a, cut, team.size), team.size), team, a.numel())
         return join(whole(parts, (team.size * part[0], *part[1:]), team.size), joined, team.size)
     (Q, Q2), rows = (n // width for n in inner), math.prod(part) // width
     given = dense(a).view(rows // Q, team.size, Q, width)

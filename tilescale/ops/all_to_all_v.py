@@ -38,7 +38,8 @@ def all_to_all_v(
 
     Raises:
         ArgumentError: names the argument that is not served, and what is.
-        OutOfBoundsError: a later call's, or `synchronize`'s: the ranks' sizes do not fit each other.
+        OutOfBoundsError: a later call's, or `synchronize`'s: more rows come than `received` or `most` says. Fewer are
+            not found out: the last rows of the result are anything then.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=BYTES)

@@ -169,8 +169,11 @@ def check_divides(name: str, x: torch.Tensor, dim: int, size: int) -> None:
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of it, contiguous and where bulk copies may begin."""
-    if x.is_contiguous() and x.data_ptr() % 16 == 0:
+    """The tensor, or a copy of it, contiguous and where bulk copies may begin.
+
+    One without elements is copied: it lies at 0, and passes for contiguous whatever its strides are.
+    """
+    if x.is_contiguous() and (address := x.data_ptr()) and address % 16 == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
 

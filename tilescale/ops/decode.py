@@ -60,8 +60,8 @@ def flash_decode(
         q: (batch, heads, D), the same on all ranks; bfloat16 or float16.
         k, v: (batch, keys, key heads, D) and (batch, keys, key heads, DV): this rank's part of the cache. `heads` is a
             multiple of the key heads; D and DV are multiples of 64, up to 576 and 512.
-        lengths: (batch,), int32: how many of this rank's keys count, any number from 0. What lies behind them in the
-            cache is finite.
+        lengths: (batch,), int32: how many of this rank's keys count, any number from 0; all of them, if it is more.
+            What lies behind them in the cache is finite.
         scale: what scores are multiplied with; None is 1 / sqrt(D).
         own_heads: whether a rank gets its own heads only, which takes less to send; all ranks have equally many.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
@@ -243,7 +243,8 @@ def attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, sca
     top, total = (T.alloc((HEADS,), "float32", level="l0") for _ in range(2))
     head, low = place * of_keys // tiles, place % (tiles // of_keys) * HEADS
     first = head * grouped + low
-    steps = T.ceildiv(lengths[b], KEYS)
+    count = T.min(lengths[b], K.shape[1])
+    steps = T.ceildiv(count, KEYS)
     each = T.ceildiv(steps, splits)
     begin(top, total, acc)
     if is_latent:
@@ -262,7 +263,7 @@ def attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, sca
         else:
             T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
         for i, j in T.Parallel(HEADS, KEYS):
-            scores[i, j] = T.if_then_else(at + j < lengths[b], scores[i, j], NOTHING)
+            scores[i, j] = T.if_then_else(at + j < count, scores[i, j], NOTHING)
         softmax_step(scores, top, total, acc, scale)
         T.copy(scores, weights)
         T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullCol)

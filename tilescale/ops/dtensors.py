@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.group import group_name
+from tilescale.ops.group import group_name, is_one_group
 
 
 def takes_dtensors(result: int | None, **inputs: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -36,7 +36,7 @@ def takes_dtensors(result: int | None, **inputs: int | None) -> Callable[[Callab
                 return function(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
             mesh = _mesh(given, inputs)
-            shards = {name: _shards(name, x, inputs.get(name), mesh) for name, x in given.items()}
+            shards = {name: _shards(name, x, inputs.get(name)) for name, x in given.items()}
             made = function(**{**shards, "group": mesh})
             return _as_dtensor(made, mesh, result)
 
@@ -49,6 +49,23 @@ def is_dtensor(x: Any) -> bool:
     """Whether something is a DTensor. To import them takes seconds, so who has one has done it."""
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(x, loaded.DTensor)
+
+
+def brought(name: str, x: Any, dim: int | None, group: str) -> Any:
+    """What a layer takes: this rank's part of a DTensor, along a dimension or whole (None); what is none, as it is.
+
+    If it lies otherwise it is brought there, as PyTorch's own parallel layers do. Raises ArgumentError for one that
+    lies on other ranks than the group's, or that cannot be split evenly among them.
+    """
+    if not is_dtensor(x):
+        return x
+    mesh, dim = x.device_mesh, None if dim is None or not x.ndim else dim % x.ndim
+    if mesh.ndim != 1 or not is_one_group(group_name(mesh), group):
+        raise ArgumentError(f"{name} lies on {mesh}, the layer on another group", hint=f"pass {name}.to_local()")
+    if dim is not None:
+        _check_even(name, x, dim)
+    wanted = (_placement(dim),)
+    return (x if tuple(x.placements) == wanted else x.redistribute(placements=wanted)).to_local()
 
 
 def _has_dtensor(x: Any) -> bool:
@@ -79,10 +96,10 @@ def _mesh(given: dict[str, Any], inputs: dict[str, Any]) -> Any:
     return mesh
 
 
-def _shards(name: str, x: Any, dim: int | None, mesh: Any) -> Any:
+def _shards(name: str, x: Any, dim: int | None) -> Any:
     """What of an argument is this rank's. Raises ArgumentError for a DTensor that lies otherwise."""
     if isinstance(x, Sequence) and not isinstance(x, str):
-        return [_shards(f"{name}[{i}]", one, dim, mesh) for i, one in enumerate(x)]
+        return [_shards(f"{name}[{i}]", one, dim) for i, one in enumerate(x)]
     if not is_dtensor(x):
         return x
     wanted = _placement(dim)
@@ -90,12 +107,18 @@ def _shards(name: str, x: Any, dim: int | None, mesh: Any) -> Any:
         raise ArgumentError(
             f"{name} lies as {x.placements[0]}", hint=f"it is to lie as {wanted}: {name}.redistribute(placements=...)"
         )
-    if dim is not None and x.shape[dim] % mesh.size():
-        raise ArgumentError(
-            f"dimension {dim} of {name} is {x.shape[dim]}, its mesh has {mesh.size()} ranks",
-            hint=f"pad {name} to a multiple of {mesh.size()}",
-        )
+    if dim is not None:
+        _check_even(name, x, dim)
     return x.to_local()
+
+
+def _check_even(name: str, x: Any, dim: int) -> None:
+    size = x.device_mesh.size()
+    if x.shape[dim] % size:
+        raise ArgumentError(
+            f"dimension {dim} of {name} is {x.shape[dim]}, its mesh has {size} ranks",
+            hint=f"pad {name} to a multiple of {size}",
+        )
 
 
 def _as_dtensor(made: Any, mesh: Any, dim: int | None) -> Any:

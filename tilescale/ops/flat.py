@@ -58,9 +58,9 @@ def row_bytes(x: torch.Tensor) -> int:
     return math.prod(x.shape[1:]) * x.itemsize
 
 
-def rows_of_bytes(x: torch.Tensor) -> torch.Tensor:
-    """A tensor of any type as (rows, bytes), each row padded to a multiple of what bulk copies move, 16 bytes."""
-    flat = dense(x).view(x.shape[0], math.prod(x.shape[1:])).view(torch.uint8)
+def rows_of_bytes(*matrices: torch.Tensor) -> torch.Tensor:
+    """The rows of matrices of any types, side by side as bytes, padded to a multiple of what bulk copies move, 16."""
+    flat = torch.cat([x.contiguous().view(torch.uint8) for x in matrices], 1)
     missing = -flat.shape[1] % 16
     return torch.nn.functional.pad(flat, (0, missing)) if missing else flat
 

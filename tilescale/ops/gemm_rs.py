@@ -44,8 +44,10 @@ from tilescale.ops.products import (
     at_once,
     beside_stores,
     in_parts,
+    load_scales,
     multiply,
     rescale,
+    scale,
     takes_turns,
     tiling,
 )
@@ -217,25 +219,24 @@ def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
                 b = T.alloc(of.b_tile, of.b_dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
+                row_scales, column_scales = (T.alloc((high,), "float32", level="l0") for high in (tiles.m, tiles.n))
                 with T.Scale("device") as (rank, _):
                     for turn in T.serial(turns_of(block, blocks, size * tiles_m * tiles_n)):
                         tile = block + turn * blocks
                         owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # the own rows last
                         m, n = tiles.at(tile % (tiles_m * tiles_n), tiles_n)
                         T.clear(c)
+                        if of.scaled:  # they come while the tile is multiplied
+                            load_scales(row_scales, column_scales, of_A, owner, m, of_B, n, N)
                         multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
                         if of.scaled:
-                            rescale(c, of_A, owner, m, of_B, 0, n, rows, N)
+                            scale(c, row_scales, column_scales)
                         if owner != rank:
                             T.copy(c, out)
                             T.copy(out, parts[owner, m, n])
                             T.signal(done[owner, m // CHUNK])
                         else:
-                            for step in T.serial(1, size):
-                                source = (rank + size - step) % size  # the rank before was the first to send here
-                                T.wait(arrived[source, m // CHUNK], ">=", 1)
-                                T.copy(inbox[source, m, n], out)
-                                add(c, out)
+                            add_tiles(c, inbox, arrived, rank, size, m, n, out)
                             if of.biased:
                                 add_bias(c, bias, n, N)
                             T.copy(c, out)
@@ -315,6 +316,16 @@ def add_arrived(total, inbox, arrived, rank, size, m, n, rows, N, part):
         source = (rank + size - step) % size  # the rank before was the first to send here
         T.wait(arrived[source, m // CHUNK], ">=", 1)
         add_part(total, inbox, source, m, n, rows, N, part)
+
+
+@T.macro
+def add_tiles(total, inbox, arrived, rank, size, m, n, part):
+    """The same, of whole tiles."""
+    for step in T.serial(1, size):
+        source = (rank + size - step) % size  # the rank before was the first to send here
+        T.wait(arrived[source, m // CHUNK], ">=", 1)
+        T.copy(inbox[source, m, n], part)
+        add(total, part)
 
 
 @T.macro

@@ -65,6 +65,11 @@ def size_of(name: str) -> int:
     return len(_ranks(name))
 
 
+def is_one_group(name: str, other: str) -> bool:
+    """Whether two groups have the same ranks."""
+    return name == other or _ranks(name) == _ranks(other)
+
+
 def rank_of(name: str) -> int:
     """This rank's number in a group."""
     return _ranks(name).index(init().rank)

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.ag_gemm import all_gather_matmul
-from tilescale.ops.arguments import MULTIPLE
-from tilescale.ops.dtensors import is_dtensor
+from tilescale.ops.arguments import MULTIPLE, PRODUCTS, SUMS, as_autocast, check_like, check_tensor
+from tilescale.ops.dtensors import brought, is_dtensor
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import group_name, is_mesh, size_of, team_of
+from tilescale.ops.operator import keep_machine, with_machine
 
-TOKENS = -2
-"""The dimension that lies over the ranks between layers."""
+TOKENS, FEATURES = -2, -1
+"""The dimensions that lie over the ranks between layers, and inside of a pair of them."""
 
 
 class ParallelLinear(nn.Linear):
@@ -85,18 +87,23 @@ class ParallelLinear(nn.Linear):
         linear.group, linear.sequence, linear.float8 = name, sequence, float8  # type: ignore[assignment]
         return linear
 
-    def _given(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the input. Raises ArgumentError unless it has tokens, and features of this layer."""
-        x = local_tensor(x)
+    def _given(self, x: torch.Tensor, dim: int | None, served: tuple[torch.dtype, ...] = PRODUCTS) -> torch.Tensor:
+        """This rank's part of the input, which lies along a dimension over the ranks; None: each has it whole.
+
+        Raises ArgumentError unless it has tokens, features of this layer, and the type of its weight.
+        """
+        (x,) = as_autocast(brought("x", x, dim, self.group))
+        check_tensor("x", x, served=served)
+        check_like("x", x, "weight", self.parts()[0])
         if x.ndim < (-TOKENS if self.sequence else 1) or x.shape[-1] != self.in_features:
             raise ArgumentError(
                 f"x has shape {tuple(x.shape)}", hint=f"the layer takes (..., tokens, {self.in_features})"
             )
         return x
 
-    def parts(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def parts(self) -> list[Any]:
         """This rank's part of the weight, and of the bias."""
-        return local_tensor(self.weight), self.bias if self.bias is None else local_tensor(self.bias)
+        return as_autocast(local_tensor(self.weight), local_tensor(self.bias))
 
     def extra_repr(self) -> str:
         """The shard's features, whether tokens lie over the ranks, and what is rounded."""
@@ -121,10 +128,10 @@ class ColumnParallelLinear(ParallelLinear):
             ArgumentError: the input has other features.
         """
         if not self.sequence:
-            return _times(_Everywhere.apply(self._given(x), self.group), *self.parts(), self.float8)
+            return _times(_Everywhere.apply(self._given(x, None, SUMS), self.group), *self.parts(), self.float8)
         if self._siblings is not None:
             return self._siblings.result(self, x)
-        return _gathered(self._given(x), [self])[0]
+        return _gathered(self._given(x, TOKENS), [self])[0]
 
 
 class RowParallelLinear(ParallelLinear):
@@ -142,7 +149,7 @@ class RowParallelLinear(ParallelLinear):
         Raises:
             ArgumentError: the input has other features, or tokens that cannot be split among the ranks.
         """
-        x, (weight, bias) = self._given(x), self.parts()
+        x, (weight, bias) = self._given(x, FEATURES), self.parts()
         shape, N = x.shape, weight.shape[0]
         if not self.sequence:
             flat = x.reshape(-1, shape[-1])
@@ -173,29 +180,73 @@ def _parameter(part: torch.Tensor, group: Any, cut: int | None = None) -> nn.Par
 def gather_once(*layers: ColumnParallelLinear) -> None:
     """Let layers that are called with one tensor, one after the other, share one gather of it.
 
-    The first that is called multiplies for all of them; every other one, called with the same tensor, takes its result.
+    The first that is called multiplies for all of them; every other one, called with the same tensor, takes its result,
+    if gradients and autocast are as they were, and neither that tensor nor a weight was changed in place meanwhile,
+    which nobody finds out in inference mode or in a compiled graph. What no layer has taken is kept as long as the
+    tensor.
+
+    Args:
+        layers: of one group, their tokens over its ranks, with one input size, all rounded alike or not.
+
+    Raises:
+        ArgumentError: something else is among them.
     """
+    for i, layer in enumerate(layers):
+        if not isinstance(layer, ColumnParallelLinear) or not layer.sequence:
+            found = f"sequence={layer.sequence}" if isinstance(layer, ColumnParallelLinear) else type(layer).__name__
+            raise ArgumentError(
+                f"layers[{i}] is {found}", hint="pass layers of ColumnParallelLinear.shard(..., sequence=True)"
+            )
+        for what in ("group", "in_features", "float8"):
+            one, other = getattr(layer, what), getattr(layers[0], what)
+            if one != other:
+                raise ArgumentError(f"layers[{i}] has {what} {one!r}, layers[0] {other!r}", hint="pass layers alike")
     siblings = _Siblings(list(layers))
     for layer in layers:
         object.__setattr__(layer, "_siblings", siblings)
 
 
 class _Siblings:
-    """Results of layers with the same input, until each layer has taken its own."""
+    """Results of layers with the same input, until each layer has taken its own, or the input is no more."""
 
     def __init__(self, layers: list[ColumnParallelLinear]):
         self._layers = layers
-        self._input: torch.Tensor | None = None
-        self._results: dict[int, torch.Tensor] = {}
+        self._forget()
+
+    def __getstate__(self) -> list[ColumnParallelLinear]:
+        return self._layers
+
+    def __setstate__(self, layers: list[ColumnParallelLinear]) -> None:
+        _Siblings.__init__(self, layers)
 
     def result(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
+        """What a layer makes of a tensor."""
         number = next(i for i, other in enumerate(self._layers) if other is layer)
-        if self._input is not x or number not in self._results:
-            self._input, self._results = x, dict(enumerate(_gathered(layer._given(x), self._layers)))
+        state = self._state_of(x)
+        if self._input is None or self._input() is not x or self._state != state or number not in self._results:
+            self._results = dict(enumerate(_gathered(layer._given(x, TOKENS), self._layers)))
+            self._input, self._state = ref(x, self._forget), state
         result = self._results.pop(number)
         if not self._results:
-            self._input = None
+            self._forget()
         return result
+
+    def _forget(self, _: Any = None) -> None:
+        self._input: ref[torch.Tensor] | None = None
+        self._state: tuple[Any, ...] = ()
+        self._results: dict[int, torch.Tensor] = {}
+
+    def _state_of(self, x: torch.Tensor) -> tuple[Any, ...]:
+        """What results follow from, beside the tensor itself: another one of the same call, another result."""
+        given = [x, *(each for layer in self._layers for each in layer.parameters(recurse=False))]
+        kind = x.device.type
+        casts = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        return torch.is_grad_enabled(), casts, *((id(each), version_of(each)) for each in given)
+
+
+def version_of(x: torch.Tensor) -> int:
+    """How often a tensor was changed in place; 0 where PyTorch does not say, in compiled graphs and inference mode."""
+    return 0 if torch.compiler.is_compiling() or x.is_inference() else x._version
 
 
 class _Everywhere(torch.autograd.Function):
@@ -204,9 +255,11 @@ class _Everywhere(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: str) -> torch.Tensor:  # noqa: D102 - see the class
         ctx.group = group
+        keep_machine(ctx)
         return x.view_as(x)
 
     @staticmethod
+    @with_machine
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: D102 - see the class
         return torch.ops.tilescale.all_reduce(grad, ctx.group), None
 
@@ -219,8 +272,8 @@ def _times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rec
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-def local_tensor(x: torch.Tensor) -> torch.Tensor:
-    """The tensor, or this rank's shard if it is a DTensor."""
+def local_tensor(x: Any) -> Any:
+    """A tensor, or None, or this rank's shard if it is a DTensor."""
     return x.to_local() if is_dtensor(x) else x
 
 

@@ -41,9 +41,8 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, scales: torch.Tensor | None 
         return _dispatch(x, *routes)
     check_tensor("scales", scales, 2, (torch.float32,))
     _check_rows("scales", scales, routing.tokens, 4)
-    packed = torch.cat([x.contiguous().view(torch.uint8), scales.contiguous().view(torch.uint8)], 1)
     bytes_of_x = row_bytes(x)
-    rows = _dispatch(rows_of_bytes(packed), *routes)
+    rows = _dispatch(rows_of_bytes(x, scales), *routes)
     ends = bytes_of_x + row_bytes(scales)
     return rows[:, :bytes_of_x].view(x.dtype), rows[:, bytes_of_x:ends].view(torch.float32)
 

@@ -6,9 +6,12 @@ PyTorch's dispatcher takes longer over an operator written in Python than a smal
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+
+from tilescale.hda.current import current_machine, use_machine
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -17,19 +20,43 @@ class Operator:
     """A function as the operator `tilescale::<name>`.
 
     Attributes:
-        register_fake, register_autograd: as those of `torch.library.custom_op`.
+        register_fake: as that of `torch.library.custom_op`.
     """
 
     def __init__(self, name: str, function: Callable[..., Any]):
-        defined = torch.library.custom_op(f"tilescale::{name}", function, mutates_args=())
-        self.register_fake, self.register_autograd = defined.register_fake, defined.register_autograd
+        self._defined = torch.library.custom_op(f"tilescale::{name}", function, mutates_args=())
+        self.register_fake = self._defined.register_fake
         self._function, self._dispatched = function, getattr(torch.ops.tilescale, name)
+
+    def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
+        """As that of `torch.library.custom_op`; backward goes on with the machine of the call."""
+
+        def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            keep_machine(ctx)
+            setup_context(ctx, inputs, output)
+
+        self._defined.register_autograd(with_machine(backward), setup_context=setup)
 
     def __call__(self, *given: Any) -> Any:
         """Call it with all of its arguments, in order."""
         if torch.compiler.is_compiling() or _somebody_looks() or not all(map(_is_plain, given)):
             return self._dispatched(*given)
         return self._function(*given)
+
+
+def keep_machine(ctx: Any) -> None:
+    """Keep the current machine for `with_machine`; a compiler that traces has none, what it makes asks when it runs."""
+    ctx.machine = None if torch.compiler.is_compiling() else current_machine()
+
+
+def with_machine(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward for the machine of its forward: on GPUs it runs in a thread of PyTorch's, which knows of no other."""
+
+    def call(ctx: Any, *grads: Any) -> Any:
+        with nullcontext() if ctx.machine is None else use_machine(ctx.machine):
+            return backward(ctx, *grads)
+
+    return call
 
 
 def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:

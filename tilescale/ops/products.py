@@ -309,6 +309,22 @@ def rescale(c, of_rows, shard, m, of_columns, first, n, rows, N):
 
 
 @T.macro
+def load_scales(row_scales, column_scales, of_rows, shard, m, of_columns, n, N):
+    """The scales of a tile's rows and columns, into registers; beyond the last column it is the last one's."""
+    for i in T.Parallel(row_scales.shape[0]):
+        row_scales[i] = of_rows[shard, m + i]
+    for j in T.Parallel(column_scales.shape[0]):
+        column_scales[j] = of_columns[T.min(n + j, N - 1)]
+
+
+@T.macro
+def scale(c, row_scales, column_scales):
+    """c *= its rows' scales, its columns' scales."""
+    for i, j in T.Parallel(c.shape[0], c.shape[1]):
+        c[i, j] *= row_scales[i] * column_scales[j]
+
+
+@T.macro
 def add_bias(c, bias, n, N, first=0, once=True):
     """c += bias[first + n:], for each row; where sums follow, on the rank that is to add it `once`."""
     for i, j in T.Parallel(c.shape[0], c.shape[1]):

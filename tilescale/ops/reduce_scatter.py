@@ -44,7 +44,8 @@ def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     shape[dim] //= team.size
     if not a.numel():
         return a.new_empty(shape)
-    return whole(small.scattered(parts_of(split(a, dim, team.size), team.size), team), shape)
+    parts = parts_of(split(a, dim, team.size), team.size)
+    return whole(small.scattered(parts, team, a.numel()), shape)
 
 
 @_operator.register_fake

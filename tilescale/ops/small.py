@@ -4,7 +4,8 @@
 Where little is moved, the latency of a copy queue is more than what overlap can save: small products are PyTorch's,
 with such a collective before or after them. Between nodes large ones go in chunks, see chunks.py; the collectives
 themselves work inside nodes and between them at once. A program is made for a number of elements, so numbers are
-rounded up; what is large, inside a node, has a program that learns the number with the call.
+rounded up; what is large, inside a node, has a program that learns the number with the call. What is rounded up alike
+need not be alike: a view of the elements that count is an argument, too, as ranks compare the extents of arguments.
 """
 
 from functools import cache
@@ -47,38 +48,50 @@ def room(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def gathered(a: torch.Tensor, team: Team) -> torch.Tensor:
-    """The rows of all ranks, (ranks * rows, ...), of a contiguous tensor of any type."""
+def gathered(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
+    """The rows of all ranks, (ranks * rows, ...), of a contiguous tensor of any type.
+
+    Of its elements so many `count`, None for all, here and in what follows: as many on all ranks.
+    """
     rows, known = _made_for(a, 1, team)
     given, result = _padded(a, 1, rows), a.new_empty(team.size * rows, *a.shape[1:])
     x, y = (_moved(t, a.dtype if a.dtype in SUMS else torch.uint8) for t in (given, result))
-    kernel(program, team, "all_gather", x.numel() if known else None, dtype_of(x))(x, y)
+    kernel(program, team, "all_gather", x.numel() if known else None, dtype_of(x))(x, y, _counted(x, a, count))
     return _cut(result, team.size, a.shape[0])
 
 
-def scattered(a: torch.Tensor, team: Team) -> torch.Tensor:
+def scattered(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
     """The own rows of the sum of contiguous tensors (ranks * rows, ...)."""
     rows, known = _made_for(a, team.size, team)
     given, result = _padded(a, team.size, rows), a.new_empty(rows, *a.shape[1:])
     x, y = _moved(given, a.dtype), _moved(result, a.dtype)
-    kernel(program, team, "reduce_scatter", y.numel() if known else None, dtype_of(a))(x, y)
+    made = kernel(program, team, "reduce_scatter", y.numel() if known else None, dtype_of(a))
+    made(x, y, _counted(x, a, count))
     return _cut(result, 1, a.shape[0] // team.size)
 
 
-def exchanged(a: torch.Tensor, team: Team) -> torch.Tensor:
+def exchanged(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
     """Of contiguous tensors (ranks * rows, ...) the parts that are for this rank."""
     rows, known = _made_for(a, team.size, team)
     given = _padded(a, team.size, rows)
     result = torch.empty_like(given)
     x, y = _moved(given, torch.uint8), _moved(result, torch.uint8)
-    kernel(program, team, "all_to_all", x.numel() // team.size if known else None, "uint8")(x, y)
+    made = kernel(program, team, "all_to_all", x.numel() // team.size if known else None, "uint8")
+    made(x, y, _counted(x, a, count))
     return _cut(result, team.size, a.shape[0] // team.size)
 
 
-def summed(a: torch.Tensor, team: Team) -> torch.Tensor:
+def summed(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
     """Change a contiguous tensor to the sum of those of all ranks; its rows are as many as `room` says."""
-    kernel(sum_program, team, a.numel(), dtype_of(a))(_moved(a, a.dtype))
+    x = _moved(a, a.dtype)
+    kernel(sum_program, team, x.numel(), dtype_of(a))(x, _counted(x, a, count))
     return a
+
+
+def _counted(x: torch.Tensor, a: torch.Tensor, count: int | None) -> torch.Tensor:
+    """As many elements of what a program takes as count of `a`, whose bytes it has."""
+    elements = (a.numel() if count is None else count) * a.itemsize // x.itemsize
+    return x if elements == x.numel() else x[:elements]
 
 
 def _made_for(a: torch.Tensor, parts: int, team: Team) -> tuple[int, bool]:
@@ -111,12 +124,12 @@ def _cut(made: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
 
 def program(size: int, name: str, elements: int | None, dtype: str) -> Any:
     """A collective from one whole tensor to another; `elements` of a part, None for what a call brings."""
-    part = T.dynamic("elements") if elements is None else elements
+    part, count = T.dynamic("elements") if elements is None else elements, T.dynamic("count")
     source = part if name == "all_gather" else size * part
     target = part if name == "reduce_scatter" else size * part
 
     @T.prim_func
-    def whole_tensors(X: T.Tensor((source,), dtype), Y: T.Tensor((target,), dtype)):
+    def whole_tensors(X: T.Tensor((source,), dtype), Y: T.Tensor((target,), dtype), Counted: T.Tensor((count,), dtype)):
         with T.Kernel(device=size):
             with T.Scale("device"):
                 if name == "all_gather":
@@ -131,9 +144,10 @@ def program(size: int, name: str, elements: int | None, dtype: str) -> Any:
 
 def sum_program(size: int, elements: int, dtype: str) -> Any:
     """The sum of whole tensors, in place."""
+    count = T.dynamic("count")
 
     @T.prim_func
-    def whole_sum(X: T.Tensor((elements,), dtype)):
+    def whole_sum(X: T.Tensor((elements,), dtype), Counted: T.Tensor((count,), dtype)):
         with T.Kernel(device=size):
             with T.Scale("device"):
                 T.allreduce(X)

@@ -70,7 +70,8 @@ def summed_product(
         return made
 
     def summed(made: torch.Tensor, part: slice) -> torch.Tensor:
-        return _chunk(small.summed(made, team), slice(0, part.stop - part.start))
+        rows = part.stop - part.start
+        return _chunk(small.summed(made, team, rows * b.shape[1]), slice(0, rows))
 
     return sent_after(chunks(len(a), b.shape[1] * result_type(a).itemsize, team), multiplied, summed)
 

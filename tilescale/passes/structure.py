@@ -34,7 +34,7 @@ from tilescale.program.model import (
     location,
 )
 from tilescale.program.operations import TileView, operation
-from tilescale.program.ops import ALL_OPS, EXTENT, FLAGS, OWNER, SCALE
+from tilescale.program.ops import ALL_OPS, EXTENT, FLAGS, IN_ORDER, OWNER, SCALE
 
 
 def structure(func: ir.PrimFunc, machine: Machine) -> Program:
@@ -106,6 +106,7 @@ class _Builder:
             owners=tuple((var, str(level.value)) for var, level in notes.get(OWNER, {}).items()),
             barriers=tuple((v, tuple(int(n) for n in counts)) for v, counts in notes.get("barrier_init", {}).items()),
             flags=tuple(notes.get(FLAGS, ())),
+            in_order=IN_ORDER in notes,
             notes=tuple(notes.items()),
             body=self.phases(block.body),
             where=where,

@@ -10,6 +10,7 @@
     regions.py       whether two accesses may touch the same element
     dependence.py    what waits order, what signals publish, what may change places, what is live when
     rendezvous.py    whether devices must come together when a call begins or ends
+    arrivals.py      the signals that flags get during a call, and whether all are waited for
     footprint.py     what a program holds in shared memory and registers, with the copies of pipelined loops
     residency.py     how many programs a device holds at once
     waiting.py       whether programs of a grid wait for one another

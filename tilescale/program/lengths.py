@@ -7,7 +7,7 @@ from collections import Counter
 
 from tilelang_core import ir
 from tilescale.program.effects import phases, statements
-from tilescale.program.model import Program
+from tilescale.program.model import Parameter, Program
 from tilescale.program.operations import Collective, operation
 from tilescale.program.ops import ALL_TO_ALL_V
 
@@ -36,3 +36,11 @@ def lengths(program: Program) -> frozenset[ir.Var]:
     decided += [n for launch in launches for buffer in launch.buffers for n in buffer.shape]
     fixed = {var for expr in decided for var in ir.variables(expr)}
     return frozenset(var for var, count in ends.items() if uses[var] == count and var not in fixed)
+
+
+def agreed(program: Program) -> list[tuple[Parameter, ir.Var]]:
+    """The other variables of extents, which all ranks have alike, and the parameters that have them, in their order."""
+    own = lengths(program)
+    shapes = [(p, p.buffer.shape if p.buffer is not None else ()) for p in program.parameters]
+    each = [(p, {var for extent in shape for var in ir.variables(extent)} - own) for p, shape in shapes]
+    return [(p, var) for p, found in each for var in sorted(found, key=str)]

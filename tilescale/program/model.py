@@ -120,6 +120,7 @@ class Launch:
         owners: data variable -> level whose units own an instance each.
         barriers: data variable of a buffer of barriers -> how many arrivals each of them counts.
         flags: data variables of buffers of flags that are zero when a call begins.
+        in_order: whether programs rely on starting in the order of their numbers.
         notes: all annotations of the launch.
         body: the phases.
     """
@@ -134,6 +135,7 @@ class Launch:
     owners: tuple[tuple[ir.Var, str], ...]
     barriers: tuple[tuple[ir.Var, tuple[int, ...]], ...]
     flags: tuple[ir.Var, ...]
+    in_order: bool
     notes: tuple[tuple[str, Any], ...]
     body: Part
     where: Location | None = None

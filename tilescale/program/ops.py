@@ -31,6 +31,9 @@ EXTENT = "tilescale.extent."
 FLAGS = "tilescale.flags"
 """Launch annotation: data variable of a buffer of flags that are zero when a call begins -> 1."""
 
+IN_ORDER = "tilescale.in_order"
+"""Launch annotation: programs rely on starting in the order of their numbers."""
+
 MACHINE = "tilescale.machine"
 """Launch annotation: digest of the machine that the program was traced for."""
 

@@ -109,7 +109,8 @@ class _Writer:
         names = ", ".join(self.text.name(var, f"b{axis}") for var, axis in zip(launch.programs, "xyz", strict=False))
         threads = launch.threads[0] if launch.threads[1:] == (1, 1) else launch.threads
         bound = f"({names},)" if len(launch.programs) == 1 else f"({names})"
-        yield f"with T.Kernel({', '.join([*levels, grid])}, threads={threads}) as {bound}:"
+        order = ", in_order=True" if launch.in_order else ""
+        yield f"with T.Kernel({', '.join([*levels, grid])}, threads={threads}{order}) as {bound}:"
         allocated = [self._allocated(buffer, launch) for buffer in launch.buffers]
         yield from self.indented([*allocated, *self.part(launch.body)])
 

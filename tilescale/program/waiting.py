@@ -13,7 +13,7 @@ Of a grid whose extent is not known, the slowest axes are looked at whose extent
 numbers than all of those in the planes after it.
 
 The second rests on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is bounded
-anyway.
+anyway. A program that needs it says so (`T.Kernel(in_order=True)`), or the emulator also starts its blocks in others.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tilescale.tuning.places import Place, here
 from tilescale.tuning.progress import steps
 from tilescale.tuning.race import Runner
 from tilescale.tuning.roles import ROLES, Roles
-from tilescale.tuning.search import Config, Search
+from tilescale.tuning.search import Config, Search, words
 from tilescale.tuning.versions import versions
 
 PASSES = "__pass_configs__"
@@ -122,8 +122,11 @@ class Options:
     refresh: bool
 
     def configurations(self, *args: Any, **kwargs: Any) -> list[Config]:
-        """All configurations for a call's arguments. Raises UsageError if there is none."""
-        found = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
+        """All configurations for a call's arguments. Raises UsageError for none, or arguments that they do not take."""
+        found = self.configs
+        if callable(found):
+            _bound("configs", inspect.signature(found).bind, args, kwargs)
+            found = found(*args, **kwargs)
         if isinstance(found, Mapping):
             found = [dict(zip(found, values, strict=True)) for values in itertools.product(*found.values())]
         if not found:
@@ -190,9 +193,15 @@ class Autotuned:
             self.jit.pass_configs, self.jit.beside = before
 
     def tune(self, *args: Any, refresh: bool = False, top: int | None = None, **kwargs: Any) -> Tuned:
-        """The result for these arguments: kept, or found now. Collective. Raises as `autotune` says."""
-        configs = self.options.configurations(*args, **kwargs)
-        self._check_names(configs)
+        """The result for these arguments: kept, or found now. Collective.
+
+        A tunable parameter that is given is not searched: configurations with other values of it are left out.
+
+        Raises:
+            UsageError: as `autotune` says; arguments that the function does not take, or too few.
+        """
+        configs = self._configs(args, kwargs)
+        configs, args, kwargs = self._left_open(configs, args, kwargs)
         with self.jit.tracing() as machine:
             place = here(machine)
         key, database = self._key(configs, place, args, kwargs), Database.of_user()
@@ -208,22 +217,43 @@ class Autotuned:
 
     def _config(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Config:
         """The best configuration; {} if the caller has chosen."""
-        configs = self.options.configurations(*args, **kwargs)
+        configs = self._configs(args, kwargs)
         given = {*kwargs, *list(self.signature.parameters)[: len(args)]}
         return {} if given & set(configs[0]) else self.tune(*args, **kwargs).config
 
-    def _check_names(self, configs: Sequence[Config]) -> None:
-        known = self.signature.parameters
+    def _configs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Config]:
+        """All configurations for a call's arguments, once these and their names are known to fit."""
+        name, known = self._function.__name__, self.signature.parameters
+        _bound(name, self.signature.bind_partial, args, kwargs)
+        configs = self.options.configurations(*args, **kwargs)
         for config in configs:
             if wrong := sorted(set(_parameters(config)) - set(known)):
                 raise UsageError(
-                    f"configs name {', '.join(wrong)}, which {self._function.__name__} does not take",
+                    f"configs name {', '.join(wrong)}, which {name} does not take",
                     hint=f"its parameters are {', '.join(known)}",
                 )
+        return configs
+
+    def _left_open(
+        self, configs: Sequence[Config], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Config], tuple[Any, ...], dict[str, Any]]:
+        """The configurations that have what the caller names of them, and the other arguments."""
+        bound = self.signature.bind_partial(*args, **kwargs)
+        named = {name: bound.arguments.pop(name) for name in {*configs[0]} & bound.arguments.keys()}
+        left = [c for c in configs if all(c.get(name) == value for name, value in named.items())]
+        if not left:
+            known = (f"{name}: {', '.join(dict.fromkeys(str(c.get(name)) for c in configs))}" for name in sorted(named))
+            raise UsageError(
+                f"no configuration of {self._function.__name__} has {words(named)}",
+                hint=f"call it with that, which tunes nothing; configurations have {'; '.join(known)}",
+            )
+        tunable = {name: value for name, value in _parameters(left[0]).items() if name not in bound.kwargs}
+        _bound(self._function.__name__, self.signature.bind, bound.args, {**bound.kwargs, **tunable})
+        return left, bound.args, bound.kwargs
 
     def _key(self, configs: Sequence[Config], place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
-        bound = self.signature.bind_partial(*args, **kwargs).arguments
-        special = {name: _plain(value) for name, value in bound.items() if name not in self.options.open}
+        given = self._given(args, kwargs)
+        special = {name: value for name, value in given.items() if name not in self.options.open}
         machine, space = place.machine, json.dumps([dict(c) for c in configs], sort_keys=True, default=str)
         return Key(
             program=self._function.__name__,
@@ -235,12 +265,15 @@ class Autotuned:
             versions=tuple(sorted(versions().items())),
         )
 
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by their names, tensors in short."""
+        return {name: _plain(x) for name, x in self.signature.bind_partial(*args, **kwargs).arguments.items()}
+
     def _search(
         self, configs: Sequence[Config], args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, top: int | None
     ) -> Search:
         options = self.options
-        is_eager = self.jit.initialize_jit_mode(*args, **kwargs) == "eager"
-        given = self._tensors(args, {**kwargs, **_parameters(configs[0])}) if is_eager else None
+        given = self._tensors(args, kwargs, configs[0])
         fill = Fill(options.supply, options.supply_prog, given, {} if options.shared_inputs else None)
 
         def build(config: Config) -> Runner:
@@ -258,12 +291,25 @@ class Autotuned:
             warmup=options.warmup,
             rep=options.rep,
             timeout=options.timeout,
+            called=", ".join(f"{name}={value!r}" for name, value in self._given(args, kwargs).items()),
         )
 
-    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """What the kernel of a call in eager style is given."""
-        _, tensors = self.jit.func.parse_args(*args, **kwargs)
-        return list(tensors.values())
+    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any], config: Config) -> list[Any] | None:
+        """What the kernel of a call in eager style is given; None in the other style."""
+        with contextlib.suppress(Exception):  # it may run the function, whose errors are told of each configuration
+            if self.jit.initialize_jit_mode(*args, **kwargs) == "eager":
+                _, tensors = self.jit.func.parse_args(*args, **{**kwargs, **_parameters(config)})
+                return list(tensors.values())
+        return None
+
+
+def _bound(name: str, bind: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise UsageError where a function of that name does not take the arguments."""
+    try:
+        bind(*args, **kwargs)
+    except TypeError as error:
+        signature = bind.__self__  # type: ignore[attr-defined]
+        raise UsageError(f"{name}: {error}", hint=f"it takes {name}{signature}") from None
 
 
 def _parameters(config: Config) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ class Trial:
         us: measured, the median over the rounds on the slowest rank; None for who was left out, or failed.
         spread: the fastest and the slowest round.
         failed: why there is no time, if it was tried.
+        where: the user's line that failed, where the reason does not say it.
     """
 
     config: Mapping[str, Any]
@@ -63,6 +64,7 @@ class Trial:
     us: float | None = None
     spread: tuple[float, float] | None = None
     failed: str | None = None
+    where: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Tuned:
         simulated: whether that is the emulator's time.
         date: ISO, UTC.
         trials: every configuration, the fastest first, those that failed last.
+        kept: whether the database had it.
     """
 
     config: Mapping[str, Any]
@@ -82,6 +85,7 @@ class Tuned:
     simulated: bool
     date: str
     trials: tuple[Trial, ...]
+    kept: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class Database:
         try:
             text = json.loads(self._path(key).read_text(encoding="utf-8"))
             trials = tuple(Trial(**_pair(trial)) for trial in text["trials"])
-            return Tuned(text["config"], text["us"], text["simulated"], text["date"], trials)
+            return Tuned(text["config"], text["us"], text["simulated"], text["date"], trials, kept=True)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

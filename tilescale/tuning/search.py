@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from textwrap import indent
 from typing import Any
 
 from tilelang_core import ir
 from tilescale.alarm import raise_after
 from tilescale.errors import TileScaleError, UsageError
+from tilescale.tracebacks import line_of
 from tilescale.tuning.database import Trial, Tuned
 from tilescale.tuning.places import Place, simulated_us
 from tilescale.tuning.progress import Steps
@@ -31,6 +33,9 @@ SEARCHES: ContextVar[bool] = ContextVar("SEARCHES", default=False)
 
 MOST_CALLS = 1000
 """In a group: what a host can queue."""
+
+MOST_REASONS = 16
+"""Different ones that an error tells."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Search:
         rounds: groups of calls of each.
         warmup, rep: milliseconds of calls of each that are not timed, and that are.
         timeout: seconds that a configuration may take to be traced, and to be built.
+        called: the arguments, in words.
     """
 
     name: str
@@ -64,6 +70,7 @@ class Search:
     warmup: float = 25.0
     rep: float = 100.0
     timeout: float = 100.0
+    called: str = ""
 
     def run(self, place: Place, steps: Steps) -> Tuned:
         """The fastest configuration; collective.
@@ -79,8 +86,10 @@ class Search:
             SEARCHES.reset(before)
         timed = sorted((t for t in trials if t.us is not None), key=lambda t: t.us or 0.0)
         if not timed:
-            reasons = "\n".join(f"    {words(t.config)}: {t.failed}" for t in trials[:16])
-            raise UsageError(f"no configuration of {self.name} works:\n{reasons}", hint="mend one of them")
+            called = f" for {self.called}" if self.called else ""
+            raise UsageError(
+                f"no configuration of {self.name} works{called}:\n{_reasons(trials)}", hint="mend one of them"
+            )
         waiting = [t for t in trials if t.us is None]
         others = sorted(waiting, key=lambda t: (t.failed is not None, t.estimated_us or 0.0))
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -103,13 +112,13 @@ class Search:
             with raise_after(self.timeout, self._too_long()):
                 func = self.trace(config)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this configuration's affair
-            return Trial(config, failed=said(error))
+            return failure(config, error)
         try:
             us = simulated_us(func, place.machine, self.shapes)
         except TileScaleError as error:
-            return Trial(config, failed=said(error) if place.simulated else None)
+            return failure(config, error) if place.simulated else Trial(config)
         except Exception as error:  # noqa: BLE001
-            return Trial(config, failed=said(error))
+            return failure(config, error)
         return Trial(config, us, us if place.simulated else None)
 
     def _measured(self, trials: Sequence[Trial], place: Place, steps: Steps) -> list[Trial]:
@@ -165,6 +174,22 @@ def words(config: Config) -> str:
     return ", ".join(f"{name}={value}" for name, value in config.items())
 
 
-def said(error: BaseException) -> str:
-    """What an error says, in a line or a few."""
-    return f"{type(error).__name__}: {error}".strip()[:600]
+def failure(config: Config, error: BaseException) -> Trial:
+    """A configuration that an error ruled out; errors of ours say their line themselves."""
+    where = None if isinstance(error, TileScaleError) else line_of(error)
+    failed = f"{type(error).__name__}: {error}".strip()[:600]
+    return Trial(config, failed=failed, where=None if where is None else str(where))
+
+
+def _reasons(trials: Sequence[Trial]) -> str:
+    """Why configurations do not work, each reason once, with the first that it holds for."""
+    alike: dict[tuple[str | None, str | None], list[Trial]] = {}
+    for trial in trials:
+        alike.setdefault((trial.failed, trial.where), []).append(trial)
+    lines = []
+    for (failed, where), those in [*alike.items()][:MOST_REASONS]:
+        lines.append(f"    {words(those[0].config)}: {failed}")
+        lines += [indent(f"at {where}", " " * 8)] if where else []
+        others = [words(trial.config) for trial in those[1:4]] + [f"{len(those) - 4} more"] * (len(those) > 4)
+        lines += [f"        so do {'; '.join(others)}"] if others else []
+    return "\n".join(lines)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from itertools import product
 from types import ModuleType
 from unittest import TestCase
 
@@ -145,6 +146,30 @@ def check_dtensors(mesh: DeviceMesh) -> None:
             wrong()
 
 
+def check_layers_take_dtensors(mesh: DeviceMesh) -> None:
+    """However they lie, as PyTorch's own layers; what cannot be split is named."""
+    lies = Shard(0), Shard(1), Shard(2), Replicate()
+    for kind, sequence in product((ops.ColumnParallelLinear, ops.RowParallelLinear), (True, False)):
+        linear, x = nn.Linear(16, 32).half(), torch.randn(2, 4, 16).half()
+        layer, want = kind.shard(copy.deepcopy(linear), mesh, sequence=sequence), linear(x).detach()
+        if kind is ops.ColumnParallelLinear:
+            want = want.chunk(2, 2)[WORLD.rank]
+        elif sequence:
+            want = want.chunk(2, 1)[WORLD.rank]
+        for placement in lies:
+            given = distribute_tensor(x, mesh, [placement]).requires_grad_()
+            got = layer(given)
+            torch.testing.assert_close(got.detach(), want, rtol=1e-2, atol=1e-2)
+            got.sum().backward()
+            assert given.grad.placements == given.placements
+        odd = distribute_tensor(torch.randn(2, 3, 15).half(), mesh, [Replicate()])
+        said = "dimension . of x is" if sequence or kind is ops.RowParallelLinear else "x has shape"
+        with pytest.raises(ArgumentError, match=said):
+            layer(odd)
+        with pytest.raises(ArgumentError, match="x lies on"):
+            layer(distribute_tensor(x, init_device_mesh("cpu", (1, 2)), [Replicate(), Replicate()]))
+
+
 def check_shipped(mesh: DeviceMesh) -> None:
     """The transformer that PyTorch ships, by its plan, with one name of it ours."""
     # Its module loads PyTorch's test runner, and that a package of which nothing here is needed.
@@ -198,6 +223,7 @@ if __name__ == "__main__":
     torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), rtol=3e-3, atol=0)
     check_shipped(mesh["tp"])
     check_dtensors(mesh["tp"])
+    check_layers_take_dtensors(mesh["tp"])
     check_whole_parameters(parallel, alone_model)
     check_float8(Llama().bfloat16(), mesh["tp"])
     if WORLD.rank == 0:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import tilescale
@@ -242,6 +243,9 @@ def check_decode():
         want[b] = torch.einsum("hgk,khd->hgd", scores.softmax(-1), values).view(heads, dim)
     close(ops.flash_decode(q, k[RANK], v[RANK], lengths[RANK]), want)
     close(ops.flash_decode(q, k[RANK], v[RANK], lengths[RANK], own_heads=True), want.chunk(SIZE, 1)[RANK])
+    all_of_them = ops.flash_decode(q, k[RANK], v[RANK], torch.full((batch,), keys, dtype=torch.int32))
+    more = ops.flash_decode(q, k[RANK], v[RANK], torch.full((batch,), keys + 99, dtype=torch.int32))
+    assert torch.equal(more, all_of_them), "no more than there are"
     wide = everyones(batch, heads, 2 * dim)[0]
     cache = everyones(batch, keys, 2 * dim, seed=1)
     for b in range(batch):
@@ -321,18 +325,32 @@ def check_float8_tokens_travel_with_scales():
         assert torch.equal(given[:5], torch.cat([scales[0], scales[1][:2]]))
 
 
+def check_no_tokens_have_gradients():
+    """As an expanded one comes, which is what `sum` sends back: without elements it passes for contiguous."""
+    tokens = 0 if RANK else 2
+    x = torch.ones(tokens, 8).bfloat16().requires_grad_()
+    routing = ops.moe_route(torch.zeros(tokens, 1, dtype=torch.int64), SIZE, most=2)
+    ops.moe_combine(ops.moe_dispatch(x, routing), routing).sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
 def check_errors_are_everyones():
-    try:
+    with pytest.raises(ArgumentError, match=f"dimension 0 of a is {SIZE + 1}, the group has {SIZE} ranks"):
         ops.matmul_reduce_scatter(torch.ones(SIZE + 1, 8).half(), torch.ones(8, 8).half())
-    except ArgumentError as error:
-        assert f"dimension 0 of a is {SIZE + 1}, the group has {SIZE} ranks" in str(error)
-    else:
-        raise AssertionError("no error")
-    try:
-        ops.all_reduce(torch.ones(8 if RANK else 4096).half())
-    except RankMismatchError:
-        return
-    raise AssertionError("no error")
+    rows, b = 9 + RANK, torch.ones(8, 8).half()  # which are rounded up alike
+    for call in (
+        lambda: ops.all_reduce(torch.ones(8 if RANK else 4096).half()),
+        lambda: ops.all_reduce(torch.ones(rows, 3)),
+        lambda: ops.all_gather(torch.ones(rows, 3).half()),
+        lambda: ops.all_gather(torch.ones(rows, 3).byte()),
+        lambda: ops.reduce_scatter(torch.ones(SIZE * rows, 3)),
+        lambda: ops.all_to_all(torch.ones(SIZE * rows, 3)),
+        lambda: ops.all_gather_matmul(torch.ones(rows, 8).half(), b),
+        lambda: ops.matmul_reduce_scatter(torch.ones(SIZE * rows, 8).half(), b),
+        lambda: ops.matmul_all_reduce(torch.ones(rows, 8).half(), b),
+    ):
+        with pytest.raises(RankMismatchError):
+            call()
 
 
 if __name__ == "__main__":

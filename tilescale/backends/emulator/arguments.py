@@ -15,7 +15,7 @@ from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
 from tilescale.backends.emulator.pairs import Pairs
 from tilescale.errors import RankMismatchError, UnsupportedError
 from tilescale.program.arguments import bind, readable, shape_of
-from tilescale.program.lengths import lengths
+from tilescale.program.lengths import agreed
 from tilescale.program.model import Parameter, Program
 
 
@@ -110,15 +110,13 @@ def _array(parameter: Parameter, value: Any, written: bool, pairs: Pairs) -> np.
 
 def _check_agreement(compiler: Compiler, program: Program, bound: list[dict[int, Any]]) -> None:
     """Symbolic extents are one number for the whole program, but for `lengths`."""
-    first, own = bound[0], lengths(program)
+    first, variables = bound[0], agreed(program)
     for rank, slots in enumerate(bound[1:], start=1):
-        for parameter in program.parameters:
-            extents = parameter.buffer.shape if parameter.buffer is not None else ()
-            for var in sorted({var for extent in extents for var in ir.variables(extent)} - own, key=str):
-                slot = compiler.slot(var)
-                if slots.get(slot) != first.get(slot):
-                    raise RankMismatchError(
-                        f"{program.name}: {parameter.name!r} makes {var} = {first.get(slot)} on unit 0 and "
-                        f"{slots.get(slot)} on unit {rank}",
-                        hint="all units pass tensors of the same shapes",
-                    )
+        for parameter, var in variables:
+            slot = compiler.slot(var)
+            if slots.get(slot) != first.get(slot):
+                raise RankMismatchError(
+                    f"{program.name}: {parameter.name!r} makes {var} = {first.get(slot)} on unit 0 and "
+                    f"{slots.get(slot)} on unit {rank}",
+                    hint="all units pass tensors of the same shapes",
+                )

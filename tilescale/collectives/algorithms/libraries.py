@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Libraries. Their rounds are what they are taken to do: which algorithm one chooses is its own affair.
+"""Libraries. Their rounds are what they are taken to do: which algorithm one chooses is its own affair. Both combine by
+CUDA's fmaxf and fminf, which drop a NaN.
 
 NCCL: a ring for each port (its channels), all-to-alls pair by pair, a broadcast along a ring. NVSHMEM: the direct
 algorithms, by its own puts between memories of its heap.
@@ -30,6 +31,7 @@ ALGORITHMS = (
         dtypes=NUMBERS,
         library="nccl",
         in_order=False,
+        keeps_nan=False,
         takes_functions=False,
     ),
     Algorithm(
@@ -47,6 +49,7 @@ ALGORITHMS = (
         reductions=("sum", "max", "min"),
         mechanism="nvshmem",
         in_order=False,
+        keeps_nan=False,
         on_request=True,
         takes_functions=False,
     ),

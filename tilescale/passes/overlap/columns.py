@@ -55,7 +55,7 @@ def overlap_columns(site: Site, mine: Step, graph: Dependence, uses: Uses, move:
 def _rows(site: Site, uses: Uses) -> Rows:
     """The rows of the result, all in one part."""
     made, where = site.made, location(site.stmt)
-    (part, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
+    (_, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
     sizes = ir.constants(extents)
     if sizes is None or ir.constants(own) is None:
         raise Declined("the rows are known at launch only", where)
@@ -63,8 +63,6 @@ def _rows(site: Site, uses: Uses) -> Rows:
         raise Declined("it is no matrix", where)
     if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape) or whole.data in uses.names.views:
         raise Declined(f"it gathers into a part of {whole.name!r}", where)
-    if part.dtype != whole.dtype:
-        raise Declined("a copy queue converts nothing", where)
     return Rows(whole, 1, slots=False)
 
 

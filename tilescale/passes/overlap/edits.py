@@ -24,7 +24,7 @@ from tilescale.program.model import (
     Sequence,
     location,
 )
-from tilescale.program.ops import FLAGS, RANK, SCALE
+from tilescale.program.ops import FLAGS, IN_ORDER, RANK, SCALE
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Edits:
         statements: a statement and what stands in its place, in order.
         phases: a phase, or what holds some, and what stands in its place; nothing in that is replaced any more.
         buffers, flags: memory that is added, flags among it also in `flags`.
+        in_order: whether programs come to rely on starting in the order of their numbers.
     """
 
     program: Program
@@ -45,6 +46,7 @@ class Edits:
     phases: list[tuple[Part, tuple[Part, ...]]] = field(default_factory=list)
     buffers: list[ir.Buffer] = field(default_factory=list)
     flags: list[ir.Var] = field(default_factory=list)
+    in_order: bool = False
 
     def alloc_flags(self, name: str, shape: Iterable[int]) -> ir.Buffer:
         """Flags that are zero when a call begins, as `T.alloc_flags` makes them."""
@@ -81,6 +83,8 @@ class Edits:
         notes = dict(self.launch.notes)
         if self.flags:
             notes[FLAGS] = {**dict(notes.get(FLAGS, {})), **{var: ir.IntImm("int32", 1) for var in self.flags}}
+        if self.in_order:
+            notes[IN_ORDER] = ir.IntImm("int32", 1)
         body = self._rebuilt(self._part(self.launch.body))
         number = self.program.launches.index(self.launch)
         return tir.relaunched(self.program.func, number, body, self.buffers, notes)

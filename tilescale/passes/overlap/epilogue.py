@@ -4,9 +4,9 @@
 Why: a grid behind that adds up reads and writes all own rows once more. Before: each tile is stored, then counted.
 After: a tile of others' rows is stored and counted; one of the own rows is kept, waits for what the others have sent of
 it, and is stored when all is added. The own rows come last on every unit, so whoever waits does so for tiles that come
-before its own place there; as devices start programs in the order of their numbers, nothing can deadlock. Declines
-tiles that are not copied as a whole, that touch several chunks, that no order puts last, or that do not fit into
-registers together with what is added.
+before its own place there; the launch says that its programs start in the order of their numbers, so nothing can
+deadlock. Declines tiles that are not copied as a whole, that touch several chunks, that no order puts last, or that do
+not fit into registers together with what is added.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def add_where_made(
     away = tir.sequence(others(Tile(tile, row, column, owner, rank)))
     branch = ir.IfThenElse(ir.EQ(owner, rank), tir.sequence(own), away)
     edits.statements.append((store, tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])))
+    edits.in_order = True
 
 
 def stored(use: Use) -> tuple[ir.Buffer, list[Any]]:

@@ -69,8 +69,8 @@ def overlap_exchange(site: Site, mine: Step, graph: Dependence, uses: Uses, move
     """
     sent, received = (_rows(region, site, uses) for region in (site.made.source, site.made.target))
     source, target = (uses.names.root(rows.buffer.data) for rows in (sent, received))
-    if sent.buffer.dtype != received.buffer.dtype or source.same_as(target):
-        raise Declined("a copy queue converts nothing, and exchanges nothing in place", location(site.stmt))
+    if source.same_as(target):
+        raise Declined("a copy queue exchanges nothing in place", location(site.stmt))
     check_unwritten(source, mine, graph, "what it sends")
     uses_after(target, mine, graph)
     maker, readers = _beside(site, sent, received, mine, graph, uses)

@@ -83,7 +83,7 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
 def _rows(site: Site, uses: Uses) -> Rows:
     """How the rows of the result are counted."""
     made = site.made
-    (part, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
+    (_, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
     if made.is_in_place or made.axis != 0:
         raise Declined("it does not gather along the first dimension", location(site.stmt))
     sizes = ir.constants(extents)
@@ -93,8 +93,6 @@ def _rows(site: Site, uses: Uses) -> Rows:
         raise Declined(f"it gathers into a part of {whole.name!r}", location(site.stmt))
     if whole.data in uses.names.views:
         raise Declined(f"it gathers into a view of {uses.names.views[whole.data].base.name!r}", location(site.stmt))
-    if part.dtype != whole.dtype:
-        raise Declined("a copy queue converts nothing", location(site.stmt))
     return Rows(whole, uses.sizes[made.level], Parts.of(own, extents).slots)
 
 

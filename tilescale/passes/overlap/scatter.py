@@ -121,12 +121,10 @@ def _rows(site: Site, uses: Uses, everywhere: bool) -> Rows:
 
 
 def _check_apart(site: Site, uses: Uses) -> None:
-    """Raise Declined for a result inside of what is reduced, or of another type."""
+    """Raise Declined for a result inside of what is reduced."""
     source, target = (ir.region_parts(r)[0] for r in (site.made.source, site.made.target))
     if uses.names.root(source.data).same_as(uses.names.root(target.data)):
         raise Declined(f"its result is a part of {source.name!r} itself", location(site.stmt))
-    if source.dtype != target.dtype:
-        raise Declined("it converts what it sends", location(site.stmt))
 
 
 def _used_besides(root: ir.Var, phase: GridPhase, site: Site, mine: Step, graph: Dependence) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.passes.overlap.chunks import Chunks, wait
 from tilescale.passes.overlap.edits import Edits, bound, rank_of
@@ -21,10 +21,16 @@ from tilescale.program.model import GridPhase, Launch
 COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda a, b: a + b,
     "prod": lambda a, b: a * b,
-    "max": ir.Max,
-    "min": ir.Min,
+    "max": lambda a, b: _either(a > b, a, b),
+    "min": lambda a, b: _either(a < b, a, b),
 }
-"""What combines two elements, by the name of the reduction."""
+"""What combines two elements, by the name of the reduction. A NaN of either stays, as in the collective."""
+
+
+def _either(first: Any, a: Any, b: Any) -> ir.PrimExpr:
+    if "float" in str(a.dtype):
+        first = ir.Or(first, tir.call(tl.ISNAN, a, dtype="bool"))
+    return ir.Select(first, a, b)
 
 _PER_THREAD, _WIDEST = 16, 256
 """Elements of a tile for each thread, and its most columns: so few fit into registers twice."""

@@ -2,9 +2,10 @@
 """Device functions in CUDA C++ that generated kernels carry as text.
 
 sync.cuh: signals, bounded waits, barriers; siblings.cuh: barriers of one level of several; rendezvous.cuh: all ranks
-synchronize as a call begins and ends; cluster.cuh: shared memory of a cluster; units.cuh: barriers of units inside a
-program; nvshmem.cuh: copies, signals and barriers by NVSHMEM. words.cuh, messages.cuh, sums.cuh, short_messages.cuh,
-long_messages.cuh, moved_messages.cuh, row_messages.cuh, rounds.cuh: collectives on whole tensors.
+synchronize as a call begins and ends; combine.cuh: how two elements are combined; cluster.cuh: shared memory of a
+cluster; units.cuh: barriers of units inside a program; nvshmem.cuh: copies, signals and barriers by NVSHMEM. words.cuh,
+messages.cuh, sums.cuh, short_messages.cuh, long_messages.cuh, moved_messages.cuh, row_messages.cuh, rounds.cuh:
+collectives on whole tensors.
 """
 
 from __future__ import annotations

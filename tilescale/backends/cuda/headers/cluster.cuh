@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Shared memory of the other thread blocks of a cluster. Self-contained, after sync.cuh.
+// Shared memory of the other thread blocks of a cluster. Stands after sync.cuh and combine.cuh.
 //
 // All blocks of a cluster run the same program, so a tile lies at the same offset, in the same layout, in each of them:
 // the address of an element here, mapped to a peer, is the address of the same element there. Accesses are ordinary
@@ -76,14 +76,6 @@ __device__ __forceinline__ T cluster_load(const T* there, int rank) {
 template <typename T, typename V>
 __device__ __forceinline__ void cluster_store(const T* there, int rank, V value) {
   *at_peer(there, rank) = static_cast<T>(value);
-}
-
-enum Combine { SUM, PROD, MAX, MIN };
-
-// Maximum and minimum of a number and a NaN are the number, as fmaxf and fminf have it.
-template <int OP, typename A>
-__device__ __forceinline__ A combined(A a, A b) {
-  return OP == SUM ? a + b : OP == PROD ? a * b : OP == MAX ? (b > a || a != a ? b : a) : (b < a || a != a ? b : a);
 }
 
 // N neighbouring elements, combined in type A over the blocks in the order of ranks; all blocks get the result.

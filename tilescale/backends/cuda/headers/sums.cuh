@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What ranks bring, combined element by element in the order of ranks, so that all get the same bits. Floats of 16 and 8
-// bits are combined in float32; those of 8 bits saturate. Stands after messages.cuh.
+// bits are combined in float32; those of 8 bits saturate. Stands after messages.cuh and combine.cuh.
 #ifndef TILESCALE_SUMS_CUH
 #define TILESCALE_SUMS_CUH
 
@@ -9,8 +9,6 @@
 #include <cuda_fp8.h>
 
 namespace tilescale {
-
-enum { SUM, PROD, MAX, MIN };
 
 __device__ __forceinline__ float wide(__half value) { return __half2float(value); }
 __device__ __forceinline__ float wide(__nv_bfloat16 value) { return __bfloat162float(value); }
@@ -34,15 +32,6 @@ template <>
 struct Narrow<__nv_bfloat16> {
   static __device__ __forceinline__ __nv_bfloat16 of(float value) { return __float2bfloat16_rn(value); }
 };
-
-// A NaN of either side stays.
-template <int OP, typename W>
-__device__ __forceinline__ W combined(W a, W b) {
-  if (OP == SUM) return static_cast<W>(a + b);
-  if (OP == PROD) return static_cast<W>(a * b);
-  bool first = OP == MAX ? a > b : a < b;
-  return first || a != a ? a : b;
-}
 
 // What all ranks bring, `packs`, but this one's own, which is `mine`.
 template <typename T, int OP, int RANKS, int BYTES>

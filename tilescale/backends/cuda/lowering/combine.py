@@ -67,12 +67,19 @@ def accumulator(dtype: str) -> str:
     return "float32"
 
 
+def combined(op: str, a: Any, b: Any) -> ir.PrimExpr:
+    """Two elements combined; of maximum and minimum a NaN of either stays, which CUDA's own drop."""
+    if op in ("max", "min") and "float" in str(a.dtype):
+        return tir.extern(f"tilescale::combined<tilescale::{op.upper()}>", a, b, dtype=str(a.dtype))
+    return COMBINE[op](a, b)
+
+
 def reduced(values: Sequence[Any], op: str, dtype: str, result: str) -> ir.PrimExpr:
     """Values of a type, combined in order in its accumulator's type, as a value of the result's type."""
     wide, total = accumulator(dtype), None
     for value in values:
         value = ir.Cast(wide, value) if wide != dtype else value
-        total = value if total is None else COMBINE[op](total, value)
+        total = value if total is None else combined(op, total, value)
     return ir.Cast(result, total) if wide != result else total
 
 
@@ -96,9 +103,8 @@ def fold(
     total = {n: ir.Var(f"total{n}", tiles[n].dtype) for n in known}
     body += [ir.Bind(total[n], received(n, 0)) for n in known]
     for sender in range(1, exchanges[0].devices):
-        other = {n: ir.Var(f"other{n}", tiles[n].dtype) for n in known}
-        body += [ir.Bind(other[n], received(n, sender)) for n in known]
-        mapping = {left[n]: total[n] for n in known} | {right[n]: other[n] for n in known}
+        # Loads stand in the values: what reads no memory is put in where it is used, which doubles with each unit.
+        mapping = {left[n]: total[n] for n in known} | {right[n]: received(n, sender) for n in known}
         following = {n: ir.Var(f"total{n}", tiles[n].dtype) for n in known}
         for n in known:
             value = ir.substitute(results[n], mapping)

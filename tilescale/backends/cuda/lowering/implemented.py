@@ -106,6 +106,10 @@ def _has_nccl(made: Collective, target: Target) -> bool:
     return target.nccl and _types(made) <= {*records()["nccl"].dtypes}
 
 
+def _drops_nan(made: Collective, target: Target) -> bool:
+    return records()["nccl"].is_kept_back(dict(target.sizes)[made.level], made.dtype, made.op)
+
+
 def _has_nvshmem(made: Collective, target: Target) -> bool:
     """The heap is NVSHMEM's, all of whose ranks take part; of a type, an operation, and sizes that it takes."""
     everybody = dict(target.sizes)[made.level] == target.devices
@@ -137,7 +141,7 @@ COMBINED = (*ADDED, "int16", "uint16", "uint32", "uint64", "float8_e4m3", "float
 """Types whose elements kernels combine."""
 
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
-_NCCL = (Implementation(_has_nccl),)
+_NCCL = (Implementation(_has_nccl, on_request=_drops_nan),)
 # The host reads how many rows there are, and waits for the device.
 _NCCL_OF_ROWS = (Implementation(_has_nccl, on_request=_by_kernel),)
 # Peers write into the target: outside of symmetric memory that takes two more copies, which no estimate knows of.

@@ -46,7 +46,7 @@ class LoweredKernel:
 @cache
 def prelude(*headers: str) -> str:
     """The device functions that a kernel carries; part of its text, so of every cache key."""
-    return "".join(header(name) + "\n" for name in ("sync.cuh", *headers))
+    return "".join(header(name) + "\n" for name in ("sync.cuh", "combine.cuh", *headers))
 
 
 def lower(phase: Phase) -> LoweredKernel:

@@ -22,7 +22,14 @@ from tilelang_core.schedule import Duties, Role, Transfer
 from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering import exchanging
 from tilescale.backends.cuda.lowering.roles import LOADING, POLLING, is_gate
-from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_load, is_pipelined, tiles_named
+from tilescale.backends.cuda.lowering.statements import (
+    flat,
+    is_fill,
+    is_load,
+    is_pipelined,
+    loads_registers,
+    tiles_named,
+)
 from tilescale.backends.cuda.ptx import WARPGROUP, most_threads, registers_of
 from tilescale.backends.cuda.target import target_for
 from tilescale.hda import Machine
@@ -53,7 +60,7 @@ class _Around:
 
     @classmethod
     def of(cls, stmt: ir.Stmt) -> _Around | None:
-        """None: there is not one such loop, or something else than scalars and fills stands before it."""
+        """None: there is not one such loop, or more than scalars and what sets registers stands before it."""
         stmts = flat(stmt)
         found = [i for i, s in enumerate(stmts) if ir.contains(s, is_pipelined)]
         if len(found) != 1:
@@ -62,7 +69,7 @@ class _Around:
         before, loop = stmts[:at], stmts[at]
         if not isinstance(loop, ir.For) or loop.kind != ir.ForKind.SERIAL:
             return None
-        return cls(before, loop, stmts[at + 1 :]) if all(_is_scalar(s) or is_fill(s) for s in before) else None
+        return cls(before, loop, stmts[at + 1 :]) if all(map(_is_of_registers, before)) else None
 
 
 def scheduled(func: ir.PrimFunc, threads: int, machine: Machine) -> ir.PrimFunc | None:
@@ -112,7 +119,7 @@ def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, threads: int,
     body = flat(turn.loop.body)
     gates, loads = [s for s in body if _waits(s)], [s for s in body if is_load(s)]
     computes = [s for s in body if not _waits(s) and not is_load(s)]
-    fills, end = [s for s in turn.before if is_fill(s)], _together(launch.after)
+    begin, end = [s for s in turn.before if not _is_scalar(s)], _together(launch.after)
     beside = [s for s in turn.after if exchanging.is_beside(s)]
     rest, exchange = _together([s for s in turn.after if s not in beside]), _together([s.body for s in beside])
     names, steps = _Names(), Transfer("tiles", _loaded(turn.loop), _depth(turn.loop))
@@ -123,7 +130,7 @@ def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, threads: int,
     loops: dict[str, Duties] = {
         STEPS: {COMPUTE: steps.taken(stepped), LOAD: steps.filled([*waited, *loaded])},
         TURNS: {
-            COMPUTE: [*names.of("fill", fills), STEPS, *(results.filled(ended) if beside else ended)],
+            COMPUTE: [*names.of("begin", begin), STEPS, *(results.filled(ended) if beside else ended)],
             LOAD: [STEPS],
             BESIDE: results.taken(exchanged) if beside else [],
         },
@@ -196,6 +203,10 @@ def _may_need_more(node: Any) -> bool:
 
 def _is_scalar(stmt: ir.Stmt) -> bool:
     return isinstance(stmt, ir.Bind) and ir.is_pure(stmt.value)
+
+
+def _is_of_registers(stmt: ir.Stmt) -> bool:
+    return _is_scalar(stmt) or is_fill(stmt) or loads_registers(stmt)
 
 
 def _waits(stmt: ir.Stmt) -> bool:

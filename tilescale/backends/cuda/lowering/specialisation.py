@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The stage of roles: whether stock TileLang gives the loop of a phase a producer though its statements have an order.
 
-`roles.py` proposes which waits and loads are the producer's. In a persistent loop `persistent.py` says so. Elsewhere
-TileLang is to find them, and whether it moves exactly these is known once the phase is lowered, so that is asked here:
-where it does not, the phase keeps one role. Phases whose threads or programs take branches of their own always do.
+`assignment.py` proposes which waits and loads are the producer's. In a persistent loop `persistent.py` says so.
+Elsewhere TileLang is to find them, and whether it moves exactly these is known once the phase is lowered, so that is
+asked here: where it does not, the phase keeps one role. Phases whose threads or programs take branches of their own
+always do.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering import persistent
+from tilescale.backends.cuda.lowering.assignment import assign
 from tilescale.backends.cuda.lowering.copies import tma
 from tilescale.backends.cuda.lowering.copies.ahead import ahead
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.kernel import lower as kernel
 from tilescale.backends.cuda.lowering.phase import Phase
-from tilescale.backends.cuda.lowering.roles import Roles, assign, declined, fits
+from tilescale.backends.cuda.lowering.roles import Roles, declined, fits
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined, must_keep_order, orders
 from tilescale.backends.cuda.target import target_for
 
@@ -50,7 +52,8 @@ def _agreed(phase: Phase, made: LoweredKernel) -> LoweredKernel | None:
     if func is not None:
         note = "the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"
         return replace(made, func=func, notes=(*made.notes, note))
-    return made if not phase.roles.beside and fits(phase.roles, made.func, target_for(machine)) else None
+    is_ours = phase.roles.beside or phase.roles.early
+    return made if not is_ours and fits(phase.roles, made.func, target_for(machine)) else None
 
 
 def proposed(phase: Phase, beside: bool = True) -> Phase:

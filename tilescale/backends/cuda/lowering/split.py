@@ -20,7 +20,8 @@ from tilescale.program.model import Launch
 
 def lower(phase: Phase) -> Phase:
     """A phase in which nothing is marked as loading any more."""
-    return replace(phase, stmt=_beside_loader(phase.launch, roles.split(phase.launch, phase.stmt)))
+    made = roles.split(phase.launch, phase.target.machine, phase.stmt)
+    return replace(phase, stmt=_beside_loader(phase.launch, made))
 
 
 def _beside_loader(launch: Launch, stmt: ir.Stmt) -> ir.Stmt:

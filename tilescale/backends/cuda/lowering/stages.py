@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tilescale.backends.cuda.lowering import completion, exchange, rails, signals  # noqa: F401 - they register their rules
 from tilescale.backends.cuda.lowering import split as loaders
+from tilescale.backends.cuda.lowering.assignment import without_single_turns
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
 from tilescale.backends.cuda.lowering.copies import lsu, nvshmem, tma  # noqa: F401 - they register their rules
 from tilescale.backends.cuda.lowering.devices import DeviceStage
@@ -19,7 +20,6 @@ from tilescale.backends.cuda.lowering.groups import stage as groups
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed
-from tilescale.backends.cuda.lowering.roles import without_single_turns
 from tilescale.backends.cuda.lowering.specialisation import lower as in_roles
 from tilescale.backends.cuda.lowering.unknown_ends import shortened
 from tilescale.backends.cuda.lowering.window import in_turns, window

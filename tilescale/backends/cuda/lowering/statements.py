@@ -71,13 +71,31 @@ def is_fill(stmt: ir.Stmt) -> bool:
     return ir.scope_kind(ir.region_parts(tiles.Fill.of(stmt.value).target)[0]) == "fragment"
 
 
+def loads_registers(stmt: ir.Stmt) -> bool:
+    """Whether a statement loads registers from device memory, and does nothing else."""
+
+    def is_more(node: Any) -> bool:
+        if isinstance(node, ir.BufferLoad | ir.BufferStore):
+            return ir.scope_kind(node.buffer) != ("global" if isinstance(node, ir.BufferLoad) else "fragment")
+        return orders(node) or str(ir.op_name(node)).startswith(_TILE_OP)
+
+    if is_copy(stmt, "global", "fragment"):
+        return True
+    return isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL and not ir.contains(stmt.body, is_more)
+
+
 def is_load(stmt: ir.Stmt) -> bool:
     """Whether a statement copies a tile from device to shared memory."""
+    return is_copy(stmt, "global", "shared")
+
+
+def is_copy(stmt: ir.Stmt, source: str, target: str) -> bool:
+    """Whether a statement copies a tile from one kind of memory to another."""
     if not (isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.COPY):
         return False
     copy = tiles.TileCopy.of(stmt.value)
-    source, target = (ir.region_parts(region)[0] for region in (copy.source, copy.target))
-    return ir.scope_kind(source) == "global" and ir.scope_kind(target) == "shared"
+    kinds = [ir.scope_kind(ir.region_parts(region)[0]) for region in (copy.source, copy.target)]
+    return kinds == [source, target]
 
 
 def is_pull(stmt: ir.Stmt) -> bool:

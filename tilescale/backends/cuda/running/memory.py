@@ -8,12 +8,14 @@ import warnings
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from tilelang_core import ir
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.running.barrier_kernel import purpose
 from tilescale.backends.cuda.running.steps import Call, Work
+from tilescale.program.lengths import agreed
 
 if TYPE_CHECKING:
     import torch
@@ -160,10 +162,16 @@ class Memory:
         return self._staged[position].get(tuple(tensor.shape), make)
 
     def digest(self, call: Call) -> int:
-        """What must be the same on all ranks: where the tensors that peers reach lie, and their shapes."""
+        """What must be the same on all ranks: where the tensors that peers reach lie, and their shapes; of the others
+        the extents that the program knows by name."""
         tensors = [call.values[i] for i in sorted(self._own.reached)]
         offset = self._own.heap.offset
-        return zlib.crc32(repr([(offset(x), *x.shape, *x.stride()) for x in tensors]).encode())
+        extents = [call.variables.get(var) for var in self._agreed]
+        return zlib.crc32(repr([(offset(x), *x.shape, *x.stride()) for x in tensors] + extents).encode())
+
+    @cached_property
+    def _agreed(self) -> list[ir.Var]:
+        return [var for _, var in agreed(self._own.program)]
 
     def value(self, argument: arg.Argument, call: Call) -> Any:
         """What a kernel is passed for one of its parameters in a call."""

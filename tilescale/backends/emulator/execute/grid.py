@@ -43,6 +43,7 @@ class Plan:
         allocate: makes a program's tiles and binds them in its frame.
         allocate_shared: the same for tiles of a cluster.
         private: fresh thread-private buffers, by slot.
+        in_order: whether programs start in the order of their numbers, in any interleaving.
         memoized: None where all programs are run.
     """
 
@@ -56,6 +57,7 @@ class Plan:
     allocate: Callable[[Unit, Frame], None]
     allocate_shared: Callable[[Unit, Frame], None]
     private: Callable[[Frame], Mapping[int, Any]]
+    in_order: bool
     memoized: Memoized | None = None
 
 
@@ -105,7 +107,9 @@ class Grid:
         if memoized is not None:
             memoized.run(self)
         else:
-            self.waiting = iter(self.device.run.scheduler.order(list(enumerate(self.clusters)), self.room))
+            programs = list(enumerate(self.clusters))
+            order = self.device.run.scheduler.order
+            self.waiting = iter(programs if self.plan.in_order else order(programs, self.room))
             for _ in range(min(self.room, len(self.clusters))):
                 self._start()
         self.group.join()

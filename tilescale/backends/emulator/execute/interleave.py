@@ -5,7 +5,7 @@ Random priorities with points where they change, as in Burckhardt et al., "A Ran
 Guarantees of Finding Bugs" (PCT), ASPLOS 2010: the ready task of highest priority runs, and now and then, between two
 statements, the running one falls behind all others, more often when it has just signalled. Seed 0 is adversarial: who
 became ready last runs first, the last programs of a grid are the first on the machine, and who signals falls behind
-those who wait for it.
+those who wait for it. Grids that say that they rely on the order in which programs start keep that in all of them.
 """
 
 from __future__ import annotations

@@ -125,7 +125,16 @@ def _plan(
         allocate=lambda unit, frame: compiler.allocate(own, unit, frame),
         allocate_shared=lambda unit, frame: compiler.allocate(shared, unit, frame),
         private=lambda frame: compiler.private(private, frame),
+        in_order=launch.in_order or _meets_others(compiler, phase),
     )
+
+
+def _meets_others(compiler: Compiler, phase: GridPhase) -> bool:
+    """Whether programs synchronize with those of the same number on other devices, by the language's own operations:
+    these promise to get on however large the grid is, which rests on the order in which programs start."""
+    machine = compiler.machine
+    owner = machine.index(machine.tensor_level.name)
+    return any(machine.index(s.level) >= owner for s in compiler.surroundings.all_effects(phase.stmt).synchronizes)
 
 
 def _thread_index(launch: Launch, axis: int) -> Any:

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
-from tilescale.backends.cuda.ptx import WARP, WARPGROUP, most_threads
+from tilescale.backends.cuda.lowering.roles import LOADING
+from tilescale.backends.cuda.ptx import WARP, WARPGROUP, most_threads, registers_of
 from tilescale.hda import Machine
 from tilescale.program.model import Launch
 
@@ -25,11 +26,6 @@ AHEAD = "tilescale.ahead"
 
 APART = "tilescale.apart"
 """AttrStmt key: a body whose marked statements so many added threads, the value, execute beside the rest."""
-
-REGISTERS = {2: (24, 240), 3: (24, 160)}
-"""Groups that multiply -> registers of a thread that loads, and of one that multiplies (PTX: setmaxnreg). One group has
-as many as an instruction can name anyway; of more, none would get more than it has."""
-
 
 def ahead(stmt: ir.Stmt) -> ir.Stmt:
     """Mark a statement as one of the loading warps."""
@@ -66,22 +62,22 @@ def apart(added: int, body: ir.Stmt) -> ir.Stmt:
     return ir.AttrStmt(ir.StringImm(APART), APART, ir.IntImm("int32", added), body)
 
 
-def split(launch: Launch, stmt: ir.Stmt) -> ir.Stmt:
+def split(launch: Launch, machine: Machine, stmt: ir.Stmt) -> ir.Stmt:
     """A phase with a branch in the place of each body with loads: the threads added load, the others do the rest."""
 
     def leave(node: Any) -> ir.Stmt | None:
         is_apart = isinstance(node, ir.AttrStmt) and str(node.attr_key) == APART
-        return _branch(launch, ir.integer(node.value), node.body) if is_apart else None
+        return _branch(launch, machine, ir.integer(node.value), node.body) if is_apart else None
 
     return tir.rewrite(stmt, leave=leave)
 
 
-def _branch(launch: Launch, added: int, body: ir.Stmt) -> ir.Stmt:
+def _branch(launch: Launch, machine: Machine, added: int, body: ir.Stmt) -> ir.Stmt:
     threads, thread = launch.thread_count, next(var for var, axis in launch.thread_vars if axis == 0)
     roles = [_Loading(thread < threads + WARP).role(body), tir.rewrite(body, enter=_without_loads)]
-    fewer, more = REGISTERS.get(threads // WARPGROUP, (0, 0)) if added == WARPGROUP else (0, 0)
-    if more:
-        limits = (tir.register_limit(fewer, more=False), tir.register_limit(more, more=True))
+    if added == WARPGROUP < threads:  # a single group has as many registers as an instruction can name
+        more = specialise.registers_left(registers_of(machine), threads, LOADING)
+        limits = (tir.register_limit(LOADING, more=False), tir.register_limit(more, more=True))
         roles = [tir.sequence([limit, role]) for limit, role in zip(limits, roles, strict=True)]
     return tir.specialized(thread >= threads, *roles)
 

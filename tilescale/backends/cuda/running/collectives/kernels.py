@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 HEADERS = (
-    "sync.cuh", "words.cuh", "messages.cuh", "sums.cuh", "short_messages.cuh", "long_messages.cuh",
+    "sync.cuh", "words.cuh", "messages.cuh", "combine.cuh", "sums.cuh", "short_messages.cuh", "long_messages.cuh",
     "moved_messages.cuh", "row_messages.cuh", "rounds.cuh",
 )  # fmt: skip
 

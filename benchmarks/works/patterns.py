@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""Wires under load: who sends to whom at once, by copy engine, by stores of ours, and by NCCL."""
+
+# No postponed annotations here: TileLang evaluates those of a traced function where its closure is not known.
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import trials
+from trials import Case, checked, ours
+
+import tilescale
+import tilescale.language as T
+from tilescale.tuning.race import Contender, Heat, Runner
+
+MIB = 1 << 20
+PATTERNS = ("pair", "ring", "all to all", "all to one")
+"""One GPU to one other; each to the next one; each to all others; all others to one."""
+
+
+def heats(quick: bool, gpus: int) -> Iterator[Heat]:
+    """All patterns. Two GPUs are a pair or a ring."""
+    if gpus > 1:
+        for name in PATTERNS[: 2 if gpus == 2 else None]:
+            yield Pattern(name, 4 * MIB if quick else 64 * MIB).heat(gpus)
+
+
+def receivers(name: str, rank: int, size: int) -> list[int]:
+    """To whom a rank sends, in the order in which it does."""
+    every = {
+        "pair": [1] if rank == 0 else [],
+        "ring": [(rank + 1) % size],
+        "all to all": [(rank + step) % size for step in range(1, size)],
+        "all to one": [0] if rank else [],
+    }
+    return every[name]
+
+
+def program(name: str, size: int, elements: int, impl: str) -> Any:
+    """Whoever sends to a device puts its tensor into a part of its own there."""
+
+    @T.prim_func
+    def pattern(X: T.Tensor((elements,), "bfloat16"), Y: T.Tensor((size, elements), "bfloat16")):
+        with T.Kernel(device=size):
+            with T.Scale("device") as (rank, _):
+                if name == "pair":
+                    if rank == 0:
+                        T.copy(X, Y[rank, 0:elements], dst=1, impl=impl)
+                elif name == "ring":
+                    T.copy(X, Y[rank, 0:elements], dst=(rank + 1) % size, impl=impl)
+                elif name == "all to all":
+                    for step in T.serial(1, size):
+                        T.copy(X, Y[rank, 0:elements], dst=(rank + step) % size, impl=impl)
+                else:
+                    if rank != 0:
+                        T.copy(X, Y[rank, 0:elements], dst=0, impl=impl)
+
+    return pattern
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One pattern; each message has so many bytes."""
+
+    name: str
+    nbytes: int
+
+    @property
+    def elements(self) -> int:
+        """Of a message."""
+        return self.nbytes // 2
+
+    def heat(self, gpus: int) -> Heat:
+        """NCCL, and ours by mechanism; the rate is that of the busiest direction of a GPU's link."""
+        entries = [Contender("nccl", self.nccl)]
+        for impl, title in (("copy_engine", "tilescale, copy engine"), ("lsu", "tilescale, stores")):
+            entries.append(ours(title, lambda impl=impl: program(self.name, gpus, self.elements, impl), self.own))
+        moved = self.nbytes * (gpus - 1 if self.name.startswith("all") else 1)
+        return Heat(self.name, (self.elements,), "bfloat16", gpus, "eager", "nccl", entries, bytes=moved, calls=4)
+
+    def draw(self, seed: int) -> Case:
+        """This rank's message, and what others send it, zeros from those who do not."""
+        world = tilescale.init()
+        (x,) = trials.randoms(seed, torch.bfloat16, (self.elements,))
+        every = torch.empty(world.size, self.elements, dtype=x.dtype, device=x.device)
+        dist.all_gather_into_tensor(every, x)
+        for sender in range(world.size):
+            if world.rank not in receivers(self.name, sender, world.size):
+                every[sender].zero_()
+        return Case((x,), every.float(), torch.zeros((), device=x.device))
+
+    def _places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        size = tilescale.init().size
+        return trials.nothing(self.elements), trials.symmetric(size, self.elements)
+
+    def _runner(self, x: torch.Tensor, y: torch.Tensor, call: Any, synchronize: Any) -> Runner:
+        """A contender whose places of messages that nobody sends are zero, and of the others NaN."""
+        world = tilescale.init()
+        senders = [r for r in range(world.size) if world.rank in receivers(self.name, r, world.size)]
+
+        def load(given: torch.Tensor) -> None:
+            x.copy_(given)
+            y[senders] = torch.nan
+            torch.cuda.synchronize()
+            dist.barrier()  # what peers store into is poisoned before
+
+        return checked(self.draw, load, call, (), synchronize)
+
+    def own(self, kernel: Any) -> Runner:
+        """A program of ours."""
+        x, y = self._places()
+        return self._runner(x, y, trials.returning(y, kernel, x, y), kernel.synchronize)
+
+    def nccl(self) -> Runner:
+        """Messages of NCCL, all of them at once."""
+        (x, y), world = self._places(), tilescale.init()
+        sent = [dist.P2POp(dist.isend, x, to) for to in receivers(self.name, world.rank, world.size)]
+        senders = [r for r in range(world.size) if world.rank in receivers(self.name, r, world.size)]
+        messages = [*sent, *(dist.P2POp(dist.irecv, y[sender], sender) for sender in senders)]
+
+        def call() -> torch.Tensor:
+            for work in dist.batch_isend_irecv(messages) if messages else ():
+                work.wait()
+            return y
+
+        return self._runner(x, y, call, torch.cuda.synchronize)

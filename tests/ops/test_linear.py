@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""Layers that share a gather, in a job of one rank: when a result is taken, made anew, and let go."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from tilescale import ops
+from tilescale.errors import ArgumentError
+from tilescale.ops import linear
+from tilescale.settings import settings
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TILESCALE_EMULATE", "1")
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+@pytest.fixture
+def gathers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For how many layers each gather was."""
+    counts: list[int] = []
+    made = linear._gathered
+    monkeypatch.setattr(linear, "_gathered", lambda x, layers: counts.append(len(layers)) or made(x, layers))
+    return counts
+
+
+def column(features: int = 16, sequence: bool = True) -> ops.ColumnParallelLinear:
+    return ops.ColumnParallelLinear.shard(nn.Linear(features, 16).bfloat16(), sequence=sequence)
+
+
+def pair() -> tuple[ops.ColumnParallelLinear, ops.ColumnParallelLinear]:
+    layers = column(), column()
+    ops.gather_once(*layers)
+    return layers
+
+
+def rows() -> torch.Tensor:
+    return torch.randn(4, 16).bfloat16()
+
+
+def right(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(x, layer.weight, layer.bias).detach()
+
+
+def test_one_gather_serves_all_in_any_order(gathers: list[int]):
+    up, gate = pair()
+    for first, second in ((up, gate), (gate, up)):
+        x = rows()
+        for layer in (first, second):
+            torch.testing.assert_close(layer(x).detach(), right(layer, x), rtol=1e-2, atol=1e-2)
+    assert gathers == [2, 2]
+
+
+CHANGES: list[Callable[[torch.Tensor, nn.Module], object]] = [
+    lambda x, layer: x.detach().mul_(2),
+    lambda x, layer: layer.weight.detach().mul_(2),
+    lambda x, layer: layer.bias.detach().mul_(2),
+    lambda x, layer: setattr(layer, "weight", nn.Parameter(2 * layer.weight.detach())),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_was_changed_in_between_is_multiplied_anew(change: Callable, grad: bool, gathers: list[int]):
+    up, gate = pair()
+    x = rows()
+    with torch.set_grad_enabled(grad):
+        up(x)
+        change(x, gate)
+        torch.testing.assert_close(gate(x).detach(), right(gate, x), rtol=1e-2, atol=1e-2)
+    assert gathers == [2, 2]
+
+
+def test_a_result_without_a_gradient_serves_no_call_with_one():
+    up, gate = pair()
+    x = rows()
+    with torch.no_grad():
+        up(x)
+    assert gate(x).requires_grad
+    up, gate = pair()
+    with torch.autocast("cpu", torch.float16):
+        assert up(x).dtype == torch.float16
+    assert gate(x).dtype == torch.bfloat16
+
+
+def test_in_inference_mode_one_gather_serves_all(gathers: list[int]):
+    up, gate = pair()
+    with torch.inference_mode():
+        x = rows()
+        up(x), gate(x)
+    assert gathers == [2]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_results_that_nobody_takes_go_with_the_input(grad: bool):
+    up, _ = pair()
+    x = rows().requires_grad_(grad)
+    with torch.set_grad_enabled(grad):
+        y = up(2 * x if grad else x)
+    if grad:
+        y.sum().backward()
+    assert up._siblings._results or grad
+    del x, y
+    gc.collect()
+    assert not up._siblings._results
+
+
+def test_a_copy_shares_with_its_own_siblings():
+    layers = nn.ModuleList(pair())
+    layers[0](rows())  # and the other one's result waits
+    copied = copy.deepcopy(layers)
+    siblings = copied[0]._siblings
+    assert siblings is copied[1]._siblings is not layers[0]._siblings and not siblings._results
+    assert siblings._layers == list(copied)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        (lambda: [nn.Linear(8, 8)], r"layers\[0\] is Linear"),
+        (lambda: [column(), column(sequence=False)], r"layers\[1\] is sequence=False"),
+        (lambda: [column(), column(24)], r"layers\[1\] has in_features 24, layers\[0\] 16"),
+    ],
+)
+def test_only_layers_that_gather_alike_gather_once(layers: Callable[[], list[nn.Module]], said: str):
+    with pytest.raises(ArgumentError, match=said):
+        ops.gather_once(*layers())
+
+
+def test_inputs_are_named(mesh: DeviceMesh):
+    row = ops.RowParallelLinear.shard(nn.Linear(16, 16).half())
+    for call, said in (
+        (lambda: row(None), "x is NoneType"),
+        (lambda: column()(torch.randn(4, 16)), "x is torch.float32"),
+        (lambda: row(rows()), "x is torch.bfloat16, weight is torch.float16"),
+        (lambda: column(sequence=False)(rows().half()), "x is torch.float16, weight is torch.bfloat16"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            call()
+
+
+def test_dtensors_are_brought_to_where_a_layer_takes_them(mesh: DeviceMesh):
+    layer, x = column(), rows()
+    for placement in (Shard(0), Replicate(), Shard(1)):
+        given = DTensor.from_local(x, mesh, [placement])
+        torch.testing.assert_close(layer(given).detach(), right(layer, x), rtol=1e-2, atol=1e-2)

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: MIT
+"""Assign the statements of a grid phase to the producer, which loads, and to the threads that compute.
+
+Why: stock TileLang gives a pipelined loop a producer of its own, which is what makes it fast, but knows nothing of
+waits: it would load ahead of them, so by default a phase with waits has no producer. Before: waits before and inside
+a pipelined loop, copies from peers in it, signals and copies to peers after it. After: the same statements, waits that
+gate the loop's loads as its first statements (`if k == 0: wait`, by the warp that issues the loads), which TileLang
+moves into the producer together with the loads; everything after the loop belongs to the other threads. Copies from
+peers among the loads are bulk copies, even where loads by threads would take less for one alone: several are under way.
+Declines what it cannot prove right, with the reason as a note: the phase then keeps one role, and the loop loads in the
+order of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from tilelang_core import ir, specialise, tl
+from tilelang_core import rewrite as tir
+from tilelang_core.tiles import TileCopy, data_of
+from tilescale.backends.cuda.lowering.declined import DeclinedError
+from tilescale.backends.cuda.lowering.deferred import Deferral, flush
+from tilescale.backends.cuda.lowering.exchanging import Ending, ending, narrowed
+from tilescale.backends.cuda.lowering.markers import AHEAD, BY_PRODUCER, by_producer
+from tilescale.backends.cuda.lowering.roles import LOADING, POLLING, Roles, count, declined
+from tilescale.backends.cuda.lowering.senders import Senders
+from tilescale.backends.cuda.lowering.statements import (
+    acquires,
+    flat,
+    in_device_memory,
+    is_fill,
+    is_load,
+    is_movable,
+    is_pipelined,
+    is_pull,
+    is_region,
+    is_scalar,
+    is_setting,
+    is_wait,
+    loads_registers,
+    orders,
+    reads_memory,
+    tiles_named,
+)
+from tilescale.backends.cuda.lowering.storing import stored
+from tilescale.backends.cuda.lowering.waits import is_lasting, waits_in
+from tilescale.backends.cuda.ptx import WARP, registers_of
+from tilescale.hda import Machine
+from tilescale.passes.structure import location
+from tilescale.program import ops
+from tilescale.program.dependence import Dependence
+from tilescale.program.model import Launch, Program
+from tilescale.program.operations import Copy
+
+
+def assign(
+    stmt: ir.Stmt,
+    program: Program,
+    launch: Launch,
+    machine: Machine,
+    is_bulk: Callable[[ir.Call], bool],
+    as_bulk: Callable[[ir.Call], ir.Call | None],
+    beside: bool = True,
+) -> Roles:
+    """The roles of a phase's statements.
+
+    Args:
+        is_bulk: which copies to peers the machine makes as bulk copies.
+        as_bulk: a copy from a peer as a bulk copy that runs ahead; None if it cannot be one, or is to be another.
+        beside: whether others may end a turn while those who compute do so in the next one.
+    """
+    elects = _Phase(stmt, program, launch, machine, as_bulk).elects
+    senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
+    phase = _Phase(senders.phase(stmt), program, launch, machine, as_bulk, beside)
+    roles = phase.roles()
+    tiles, notes = (*roles.tiles, *senders.rings), (*roles.notes, *senders.notes)
+    return replace(roles, elects=elects, tiles=tiles, notes=notes)
+
+
+def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
+    """A phase without the loops around pipelined ones, or copies to peers, that every program goes through once."""
+    ranges = {var: (0, n) for var, n in zip(launch.programs, launch.grid, strict=True) if ir.constant(n) is not None}
+
+    def leave(node: Any) -> Any:
+        is_outer = isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL and not is_pipelined(node)
+        if not is_outer or not ir.contains(node.body, lambda n: is_pipelined(n) or ir.op_name(n) == ops.COPY.name):
+            return None
+        if not ir.proves(ir.EQ(node.extent, 1), ranges):
+            return None
+        return ir.substitute(node.body, {node.loop_var: node.min})
+
+    return tir.rewrite(stmt, leave=leave)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """One phase, and what it is part of."""
+
+    stmt: ir.Stmt
+    program: Program
+    launch: Launch
+    machine: Machine
+    as_bulk: Callable[[ir.Call], ir.Call | None]
+    beside: bool = True
+
+    def roles(self) -> Roles:
+        """The roles, of its loop's statements if it has one beside orders, or in a loop around it."""
+        loops: list[ir.For] = []
+        ir.walk(self.stmt, lambda n: loops.append(n) if is_pipelined(n) else None)
+        has_order = ir.contains(self.stmt, orders)
+        if not loops or not self.is_uniform or not (has_order or self._repeats(loops[0])):
+            return Roles(self.stmt)
+        try:
+            return self._specialised(loops)
+        except DeclinedError as reason:
+            return declined(self.stmt, str(reason)) if has_order else Roles(self.stmt)
+
+    def _repeats(self, loop: ir.For) -> bool:
+        """Whether a loop stands in a serial one."""
+
+        def is_around(node: Any) -> bool:
+            is_serial = isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL
+            return is_serial and not node.same_as(loop) and ir.contains(node.body, lambda n: n.same_as(loop))
+
+        return ir.contains(self.stmt, is_around)
+
+    def _specialised(self, loops: Sequence[ir.For]) -> Roles:
+        if not self.machine.has("warp-specialization"):
+            raise DeclinedError(f"{self.machine.name} has no warp specialisation")
+        if len(loops) > 1:
+            raise DeclinedError(f"the phase has {len(loops)} such loops")
+        return _Placement(self, loops[0]).roles()
+
+    @property
+    def elects(self) -> bool:
+        """Whether one thread, the same each time, issues all bulk stores."""
+        return self.machine.has("tma") and self.is_uniform and self.launch.thread_count % WARP == 0
+
+    @cached_property
+    def blocks(self) -> int:
+        """Programs that a processor is to hold at once, as the user says: stock TileLang's registers are for one."""
+        found = [1]
+        is_annotation = lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tl.MIN_BLOCKS  # noqa: E731
+        ir.walk(self.stmt, lambda n: found.append(ir.integer(n.value)) if is_annotation(n) else None)
+        return found[-1]
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all threads of a program execute all of its statements together."""
+        if self.launch.cluster_size > 1 or self.launch.threads[1:] != (1, 1):
+            return False
+        threads = {var for var, _ in self.launch.thread_vars}
+        return not ir.contains(self.stmt, lambda n: self._is_finer(n) or isinstance(n, ir.Var) and n in threads)
+
+    def _is_finer(self, node: Any) -> bool:
+        """Whether a node is a region of units inside the program."""
+        if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != ops.SCALE:
+            return False
+        return self.machine.level(str(node.value.value)).kind == "thread_group"
+
+    @cached_property
+    def order(self) -> Dependence:
+        """What stays in order in the program."""
+        return Dependence(self.program, self.machine)
+
+    def canonical(self, data: set[ir.Var]) -> set[ir.Var]:
+        """Tensors for their views."""
+        real = {v.data: p.buffer.data for p in self.program.parameters if p.buffer is not None for v in p.views}
+        return {real.get(var, var) for var in data}
+
+
+class _Placement:
+    """The way from a phase down to its pipelined loop, and what stands beside it.
+
+    Attributes:
+        gates: the waits in the loop.
+        around: the outermost loop around it.
+        taken: the condition under which a program comes to it, if it stands in one of two arms.
+        left: what the end of its body leaves open.
+        end: how it ends, where a collective may be made beside the next turn.
+        early: tensors of which a turn of the loop around loads registers when it begins.
+    """
+
+    def __init__(self, phase: _Phase, loop: ir.For):
+        self.phase, self.loop = phase, loop
+        self.gates: list[ir.Stmt] = []
+        self.around: ir.For | None = None
+        self.taken: ir.PrimExpr | None = None
+        self.left = Deferral(signals=True)
+        self.end = Ending([])
+        self.early: set[ir.Var] = set()
+        self._ends_alone = True
+
+    def roles(self) -> Roles:
+        """The roles, or the reason why there are none."""
+        loads = self._check_body()
+        own = self.phase.canonical({data_of(source) for source, _, is_pulled in loads if not is_pulled})
+        pulled = self.phase.canonical({data_of(source) for source, _, is_pulled in loads if is_pulled})
+        stmt = self._statement(self.phase.stmt)
+        if self.around is not None:
+            self._check_ahead(own | pulled | self.early)
+        elif self.gates or self.phase.blocks > 1:
+            producer, threads = POLLING if self.gates else LOADING, self.phase.launch.thread_count
+            of = registers_of(self.phase.machine)
+            stmt = tir.sequence([specialise.registers(of, producer, threads, self.phase.blocks), stmt])
+        gates, kept = self._waits(), tuple(self.left.kept)
+        ahead, far = frozenset(own), frozenset(pulled)
+        made = Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
+        return replace(made, tiles=self.end.tiles, beside=self.end.threads > 0, early=bool(self.early))
+
+    def _waits(self) -> int:
+        return sum(count(gate, acquires) for gate in self.gates)
+
+    def _notes(self) -> tuple[str, ...]:
+        waits = f" and makes {self._waits()} T.wait" if self.gates else ""
+        notes = [f"T.Pipelined: a producer loads{waits}"]
+        if self.left.is_open:
+            what = f"{self.left.copies} copies and {len(self.left.kept)} signals"
+            notes.append(f"{what} that end a turn are completed in the next one")
+        if self.end.note:
+            notes.append(self.end.note)
+        return tuple(notes)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _check_body(self) -> list[tuple[ir.Call, ir.Call, bool]]:
+        """The loads of the loop, each with its source, target, and whether it is from a peer; leading waits become
+        gates."""
+        self.body = flat(self.loop.body)
+        while self.body and is_wait(self.body[0]):
+            if not is_movable(self.body[0]):
+                raise DeclinedError("a wait in it depends on a variable that changes")
+            self.gates.append(by_producer(self.body.pop(0)))
+        self.body = [self._bulk(s) for s in self.body]
+        loads = [found for s in self.body if (found := _loaded(s)) is not None]
+        rest = [s for s in self.body if _loaded(s) is None]
+        if any(ir.contains(s, orders) for s in rest):
+            raise DeclinedError("it waits, signals or copies to peers after its first load")
+        if not loads:
+            raise DeclinedError("it loads nothing into shared memory")
+        if any(in_device_memory(s) for s in rest):
+            raise DeclinedError("threads that compute read or write device memory in it")
+        inside = {ir.region_parts(target)[0] for _, target, _ in loads}
+        if inside & tiles_named(self.phase.stmt, besides=self.loop):
+            raise DeclinedError("a tile that it loads is used outside it too")
+        return loads
+
+    def _bulk(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A copy from a peer as a bulk copy, if it can be one: others keep the threads that compute."""
+        made = self.phase.as_bulk(stmt.value) if is_pull(stmt) else None
+        return stmt if made is None else tir.at(ir.Evaluate(made), stmt)
+
+    def _gated(self) -> ir.Stmt:
+        """The loop with its gates as its first statements."""
+        loop, body = self.loop, tir.sequence([*self.gates, *self.body])
+        turns = loop.extent if self.around is not None else self._turns(loop.extent)
+        made = ir.For(loop.loop_var, loop.min, turns, loop.kind, body, loop.thread_binding, loop.annotations)
+        return tir.at(made, loop)
+
+    # -- around it ---------------------------------------------------------------------------------------------------
+
+    def _statement(self, stmt: ir.Stmt) -> ir.Stmt:
+        """A statement that is or has the loop."""
+        if isinstance(stmt, ir.IfThenElse):
+            return self._branch(stmt)
+        if isinstance(stmt, ir.For) and (stmt.same_as(self.loop) or stmt.kind == ir.ForKind.SERIAL):
+            return self._list([stmt]) if stmt.same_as(self.loop) else self._repeated(stmt)
+        if isinstance(stmt, ir.SeqStmt) or is_region(stmt):
+            return self._list(flat(stmt))
+        if isinstance(stmt, ir.AttrStmt):
+            return ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, self._statement(stmt.body))
+        raise DeclinedError("it stands in a loop that is not serial")
+
+    def _branch(self, stmt: ir.IfThenElse) -> ir.Stmt:
+        """A branch with the loop in one arm.
+
+        What TileLang finds in the other arm it would give to all threads, the producer's too. So the
+        branches come after the loop (or the loop around it), which programs of the other arm go through no time.
+        """
+        if stmt.else_case is None:
+            return tir.at(ir.IfThenElse(stmt.condition, self._statement(stmt.then_case), None), stmt)
+        if self.taken is not None or self.around is not None or not is_movable(ir.Evaluate(stmt.condition)):
+            raise DeclinedError("it stands in one arm of a branch inside another one, a loop, or on what changes")
+        is_then = self._has(stmt.then_case)
+        self.taken = stmt.condition if is_then else ir.Not(stmt.condition)
+        before, inner, after = self._parts(flat(stmt.then_case if is_then else stmt.else_case))
+        if any(not is_scalar(s) and not is_fill(s) for s in before) or not isinstance(flat(inner)[0], ir.For):
+            raise DeclinedError("the arm of a branch that has it begins with something else")
+        arms = [(self.taken, tir.sequence(after)), (ir.Not(self.taken), stmt.else_case if is_then else stmt.then_case)]
+        # One after the other, not two arms of one branch: their tiles can then lie in the same place.
+        rest = [tir.at(ir.IfThenElse(taken, arm, None), stmt) for taken, arm in arms if not tir.is_nothing(arm)]
+        return tir.sequence([*before, inner, *rest])
+
+    def _turns(self, extent: ir.PrimExpr) -> ir.PrimExpr:
+        """How often the outermost loop runs: not at all in programs that take the other arm of a branch."""
+        if self.taken is None:
+            return extent
+        return ir.Select(self.taken, extent, ir.IntImm(str(extent.dtype), 0))
+
+    def _repeated(self, stmt: ir.For) -> ir.Stmt:
+        """A loop around it: after its last turn, what that left open is completed."""
+        is_outermost = self.around is None
+        self.around = self.around or stmt
+        body = self._statement(stmt.body)
+        turns = self._turns(stmt.extent) if is_outermost else stmt.extent
+        made = tir.at(ir.For(stmt.loop_var, stmt.min, turns, stmt.kind, body), stmt)
+        self.around = made
+        return tir.sequence([made, flush()]) if is_outermost and self.left.is_open else made
+
+    def _has(self, stmt: ir.Stmt) -> bool:
+        return ir.contains(stmt, lambda n: isinstance(n, ir.For) and n.same_as(self.loop))
+
+    def _list(self, stmts: list[ir.Stmt]) -> ir.Stmt:
+        """Statements in order, one of which is or has the loop."""
+        before, inner, after = self._parts(stmts)
+        return tir.sequence([*before, inner, *after])
+
+    def _parts(self, stmts: list[ir.Stmt]) -> tuple[list[ir.Stmt], ir.Stmt, list[ir.Stmt]]:
+        """What stands before the loop in a list of statements, what is or has it, and what stands after."""
+        at = next(i for i, s in enumerate(stmts) if self._has(s))
+        before, after = stmts[:at], stmts[at + 1 :]
+        is_loop = stmts[at].same_as(self.loop)
+        for stmt in before:
+            # What a branch sets before a loop around it, TileLang would set again in each turn.
+            is_of_turn = is_loop and (is_fill(stmt) or self.around is not None and self._is_early(stmt))
+            if not (is_wait(stmt) or is_scalar(stmt) or is_setting(stmt) or is_of_turn):
+                where = location(stmt)
+                place = f" (line {where.line})" if where is not None else ""
+                raise DeclinedError(f"more than waits, scalars and fills stands before it{place}")
+        if is_loop and ir.proves(ir.GE(self.loop.extent, 1), {}):
+            before = self._sink(before)
+        if self.around is not None:
+            self._ends_alone = self._ends_alone and (is_loop or not after)
+            self.left.signals = self.left.signals and not self.gates and not any(is_wait(s) for s in before)
+        if is_loop and self.around is not None and self._ends_alone and self.phase.elects:
+            after = self._ended(self.around, after)
+        return before, self._gated() if is_loop else self._statement(stmts[at]), after
+
+    def _is_early(self, stmt: ir.Stmt) -> bool:
+        """Whether a statement loads registers for the end of a turn, before its loop."""
+        if loads_registers(stmt):
+            reads = self.phase.order.names.all_effects(stmt).reads
+            self.early |= {a.root for a in reads}
+        return loads_registers(stmt)
+
+    def _ended(self, around: ir.For, last: list[ir.Stmt]) -> list[ir.Stmt]:
+        """The end of a turn: beside the next one, or with what it leaves open to that."""
+        phase, own = self.phase, self.phase.launch.thread_count + specialise.PRODUCER_THREADS
+        self.end = ending(phase.stmt, around, last, phase.order, own, phase.beside)
+        if self.end.threads:
+            self.body = list(map(narrowed, self.body))
+        elif phase.beside and not self.end.note:
+            self.end = stored(phase.stmt, around, last, phase.order, own)
+        return self.end.stmts if self.end.threads else self.left.end(last)
+
+    def _sink(self, before: list[ir.Stmt]) -> list[ir.Stmt]:
+        """What stays before the loop when the waits that nothing reads after have gone into it.
+
+        Everything after a wait is after the first iteration of a loop that has one: other threads begin with it when
+        the producer, which waited, has loaded it.
+        """
+        stay: list[ir.Stmt] = []
+        first = ir.EQ(self.loop.loop_var, self.loop.min)
+        for position, stmt in reversed(list(enumerate(before))):
+            if is_wait(stmt) and is_movable(stmt):
+                gate = ir.IfThenElse(first, by_producer(stmt), None)
+                self.gates.insert(0, tir.at(gate, stmt))
+            elif is_wait(stmt) or reads_memory(stmt) or loads_registers(stmt):
+                return [*before[: position + 1], *reversed(stay)]
+            else:
+                stay.append(stmt)
+        return list(reversed(stay))
+
+    def _check_ahead(self, loaded: set[ir.Var]) -> None:
+        """The producer begins the next turn of a loop around while the others finish this one."""
+        order = self.phase.order
+        effects = order.names.all_effects(self.around)
+        tensors = {order.names.root(data) for data in loaded}
+        if effects.opaque or tensors & {access.root for access in effects.writes}:
+            raise DeclinedError("the loop around it writes what it loads")
+        waits: list[ir.Call] = []
+        ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_PRODUCER) else None)
+        if any(order.gates(wait, tensor) for wait in waits for tensor in tensors):
+            raise DeclinedError("the loop around it waits for what may order its loads")
+        whole = order.names.all_effects(self.phase.stmt)
+        if not all(is_lasting(order, wait, whole) for gate in self.gates for wait in waits_in(gate)):
+            raise DeclinedError("the program changes a flag for which it waits, and the wait would come too early")
+
+
+def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:
+    """Source and target of a load that can run ahead, and whether it is from a peer; None for other statements."""
+    if is_load(stmt):
+        copy = TileCopy.of(stmt.value)
+        return copy.source, copy.target, False
+    if not is_pull(stmt) or ir.attribute(stmt.value, AHEAD) is None:
+        return None
+    pulled = Copy.of(stmt.value)
+    return pulled.far, pulled.near, True
