@@ -17,6 +17,7 @@ import torch
 
 import tilescale
 from tests.cuda.support import notes, source
+from tests.race_faults import faults
 from tilescale.tuning import chart
 
 ROOT = Path(__file__).parents[1]
@@ -149,7 +150,7 @@ def test_a_failure_costs_only_its_own_row(race: ModuleType):
     rows = race.race(heat(race, "base", "unbuilt", "dies", "good"), timer, Alone(), rounds=3)
     assert [row["us"] for row in rows] == [4, None, None, 2]
     assert "no such thing" in rows[1]["failed"] and "device lost" in rows[2]["failed"]
-    assert rows[3]["ratio"] == 0.5 and race.faults({"machine": {}, "versions": {}, "date": "", "rows": rows}) == []
+    assert rows[3]["ratio"] == 0.5 and faults({"machine": {}, "versions": {}, "date": "", "rows": rows}) == []
 
 
 def test_a_failed_baseline_leaves_times_without_ratios(race: ModuleType):
@@ -218,7 +219,7 @@ def test_a_file_keeps_other_works_and_replaces_its_own(race: ModuleType, tmp_pat
     again = [row | {"us": 7, "spread": [7, 7]} for row in one]
     race.record(path, again, {"gpu": "G"}, {"torch": "1"})
     found = json.loads(path.read_text())
-    assert found["rows"] == [*other, *again] and not race.faults(found)
+    assert found["rows"] == [*other, *again] and not faults(found)
     race.record(path, one, {"gpu": "G"}, {"torch": "2"})
     assert json.loads(path.read_text())["rows"] == one, "times of other versions are not beside these"
 
@@ -236,13 +237,13 @@ def test_a_file_keeps_other_works_and_replaces_its_own(race: ModuleType, tmp_pat
 def test_faults_of_a_file_are_found(race: ModuleType, change: dict[str, Any], fault: str):
     (row,) = race.race(heat(race, "a"), Script({"a": [1]}), Alone(), 1)
     whole = {"machine": {}, "versions": {}, "date": "", "rows": [row | change]}
-    assert any(fault in found for found in race.faults(whole))
+    assert any(fault in found for found in faults(whole))
 
 
 @pytest.mark.parametrize("path", result_files(), ids=lambda path: path.stem)
 def test_committed_results_have_the_form(race: ModuleType, path: Path):
     results = json.loads(path.read_text())
-    assert race.faults(results) == [] and results["rows"]
+    assert faults(results) == [] and results["rows"]
     assert path.read_text() == race.text_of(results)
 
 

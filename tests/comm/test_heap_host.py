@@ -42,7 +42,7 @@ def nothing_stays_open(request: pytest.FixtureRequest):
     before = len(os.listdir("/proc/self/fd"))
     yield
     gc.collect()
-    open_heaps.end_all()
+    open_heaps._end(open_heaps._open)
     assert len(os.listdir("/proc/self/fd")) <= before + 1, "descriptors leak"
 
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
 """What a program on a GPU asks of its arguments: what the emulator asks, in the same words, when a plan is made."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tilescale
 import tilescale.language as T
@@ -14,6 +16,7 @@ from tests.cuda.test_execute_calls import put
 from tests.cuda.test_where_devices_synchronize import on_tensors, reduced
 from tilescale.backends.cuda.running.plans import Plans
 from tilescale.errors import ArgumentError
+from tilescale.program.arguments import check_device
 
 
 @pytest.fixture
@@ -82,6 +85,18 @@ def test_a_tensor_on_another_device_has_no_plan_of_one_here(device: Device):
     own([x, y])
     with pytest.raises(ArgumentError, match="'X' is on meta, this program runs on cpu"):
         own([torch.empty(64, 64, device="meta"), y])
+
+
+def test_a_tensor_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch):
+    kernel = tilescale.compile(on_tensors(reduced))
+    first = kernel.program.parameters[0]
+    monkeypatch.setattr(type(kernel), "_executable", SimpleNamespace(device="cuda:1"))
+    assert kernel.device == "cuda"
+    with FakeTensorMode():
+        check_device(first, torch.zeros(64, 64, device="cuda:1"), kernel._place)
+        with pytest.raises(ArgumentError, match="'X' is on cuda:0, this program runs on cuda:1") as found:
+            check_device(first, torch.zeros(64, 64, device="cuda:0"), kernel._place)
+    assert found.value.hint == "pass a CUDA tensor: x.to('cuda:1')"
 
 
 def test_what_no_program_takes_has_no_key():

@@ -12,6 +12,7 @@ import pytest
 from tilescale.backends.cuda import headers
 
 HEADERS = Path(headers.__file__).parent
+TOPS = ("tilescale", "tilelang_core", "tests")
 
 FUNCTION = re.compile(
     r"^( *)(?:static )?__device__ [^\n]*?(\w+)\([^;{]*\) (?:const )?(\{ [^\n]*\}$|\{\n.*?^\1\})",
@@ -140,3 +141,12 @@ def test_what_functions_say_about_order(name: str):
         if said:
             found.setdefault(function, []).extend(said)
     assert found == ORDERS[name]
+
+
+def test_headers_are_listed_and_name_files_that_exist():
+    texts = {path.name: path.read_text(encoding="utf-8") for path in HEADERS.glob("*.cuh")}
+    assert set(re.findall(r"\w+\.cuh\b", headers.__doc__ or "")) == texts.keys()
+    root = HEADERS.parents[3]
+    files = [f"/{path.relative_to(root).as_posix()}" for top in TOPS for path in (root / top).rglob("*.py")]
+    named = {found for text in texts.values() for found in re.findall(r"[\w/]+\.py\b", text)}
+    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in files)]

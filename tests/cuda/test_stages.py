@@ -12,12 +12,12 @@ from tests.cuda.support import program
 from tests.language import programs as reference
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda import support
-from tilescale.backends.cuda.lowering import implemented, kernel, specialisation, split, stages
+from tilescale.backends.cuda.lowering import implemented, kernel, registry, specialisation, split, stages
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
 from tilescale.backends.cuda.lowering.groups import barriers
 from tilescale.backends.cuda.lowering.groups import stage as groups
 from tilescale.backends.cuda.lowering.phase import Phase
-from tilescale.backends.cuda.lowering.registry import implementations, lowers
+from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.hda import Machine
 from tilescale.program import ops
 from tilescale.program.model import GridPhase, Sequence
@@ -114,6 +114,11 @@ def test_collectives_on_tiles_are_lowered_as_they_are_chosen(name: str, kind: st
     wanted = None if (name, form) == ("allreduce", "programs") else implemented.ON_TILES[form][name]
     between_nodes = {implemented.BETWEEN} if form == "tiles" else set()
     assert implementations(f"tilescale.{name}", kind) == {wanted} | between_nodes
+
+
+def implementations(name: str, kind: str) -> set[str | None]:
+    """The mechanisms or implementations that an operation has rules for; None is one for all of them."""
+    return {impl for of, of_kind, impl in registry._RULES if (of, of_kind) == (name, kind)}
 
 
 def test_each_mechanism_of_copies_has_one_rule():

@@ -11,12 +11,13 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from tests.race_faults import faults
 from tilescale.cli import main
 from tilescale.hda import Machine
 from tilescale.tuning import bench, chart, curves
 from tilescale.tuning.places import here
 from tilescale.tuning.progress import Steps
-from tilescale.tuning.race import KEYS, faults
+from tilescale.tuning.race import KEYS
 from tilescale.tuning.table import tables
 
 H200 = Machine.load("h200-sxm-8")

@@ -197,9 +197,9 @@ class Routes:
             stride *= size
         who.append(np.arange(len(source)))
         links.append(self._port(net, goal, count, out=False))
-        return self._as_bundle(net, np.concatenate(who), np.concatenate(links), source, target)
+        return self._as_bundle(np.concatenate(who), np.concatenate(links), source, target)
 
-    def _as_bundle(self, net: Network, who: Numbers, links: Numbers, source: Numbers, target: Numbers) -> Bundle:
+    def _as_bundle(self, who: Numbers, links: Numbers, source: Numbers, target: Numbers) -> Bundle:
         known = links >= 0
         who, links = who[known], links[known]
         order = np.argsort(who, kind="stable")

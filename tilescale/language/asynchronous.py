@@ -127,7 +127,7 @@ def _parts_of_gather(context: Context, level: Level, source: ir.Call, target: ir
             hint=f"parts lie side by side along dimension 0: the whole of such parts is {tuple(map(plain, wanted))}",
             where=here(),
         )
-    _check_own(context, level, parts, source, target)
+    _check_own(level, parts, source, target)
     return part
 
 
@@ -152,7 +152,7 @@ def _parts_of_exchange(context: Context, level: Level, source: ir.Call, target: 
     return [plain(n) for n in part_of(a, size)]
 
 
-def _check_own(context: Context, level: Level, parts: Parts, source: ir.Call, target: ir.Call) -> None:
+def _check_own(level: Level, parts: Parts, source: ir.Call, target: ir.Call) -> None:
     """In place the part is where it belongs."""
     (buffer, mine, part), (other, whole, _) = ir.region_parts(source), ir.region_parts(target)
     if buffer.data != other.data:

@@ -136,12 +136,12 @@ class Kernel(DropIn):
 
     @property
     def device(self) -> str:
-        """Where it wants its tensors on this computer, as `torch.Tensor.to` takes it: "cpu", "cuda" or "cuda:1".
+        """Where it wants its tensors on this computer, as `torch.Tensor.to` takes it: "cpu" or "cuda".
 
         Raises:
             UnsupportedError: nothing here runs the program.
         """
-        return self._executable.device
+        return self._place.type
 
     def synchronize(self) -> None:
         """Wait until all calls until now have ended on this rank's device; a call by itself only queues them.

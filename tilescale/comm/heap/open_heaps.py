@@ -35,11 +35,6 @@ def remove(heap: SymmetricHeap) -> None:
     _open.remove(heap)
 
 
-def end_all() -> None:
-    """Close all heaps, the latest first."""
-    _end(_open)
-
-
 def _leave() -> None:
     """Close what the end of the process would not free properly. Exit handlers that come later may read the rest."""
     if os.getpid() == _exit_registered_by:  # a forked child has none of the device's state
@@ -47,6 +42,7 @@ def _leave() -> None:
 
 
 def _end(heaps: list[SymmetricHeap]) -> None:
+    """Close heaps, the latest first."""
     for heap in reversed(heaps.copy()):
         with contextlib.suppress(TileScaleError):  # what went wrong has been said before
             heap.end()

@@ -4,7 +4,8 @@
 sync.cuh: signals, bounded waits, barriers; siblings.cuh: barriers of one level of several; rendezvous.cuh: all ranks
 synchronize as a call begins and ends; combine.cuh: how two elements are combined; cluster.cuh: shared memory of a
 cluster; units.cuh: barriers of units inside a program; nvshmem.cuh: copies, signals and barriers by NVSHMEM. words.cuh,
-messages.cuh, sums.cuh, short_messages.cuh, long_messages.cuh, rounds.cuh: collectives on whole tensors.
+messages.cuh, sums.cuh, short_messages.cuh, long_messages.cuh, moved_messages.cuh, row_messages.cuh, rounds.cuh:
+collectives on whole tensors.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@
 
 namespace tilescale {
 
-// What a kernel takes; running/collectives/launches.py packs it in this order.
+// What a kernel takes; running/collectives/kernels.py packs it in this order.
 struct Exchange {
   const char* source;
   char* target;

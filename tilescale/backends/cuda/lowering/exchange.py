@@ -195,7 +195,7 @@ class Exchange:
             if self.far:
                 return [*(stored(of(peer), *self._sent(self.devices, peer)) for peer in range(self.devices)), *put]
             return [self._send(of(peer), peer) for peer in self._in_turn()]
-        loops, peer, index = whole_loops(source, axis, part)
+        loops, peer, index = whole_loops(axis, part)
         value = ir.BufferLoad(source.buffer, source.at(loops))
         if self.far:
             target, (number, *_), _ = self._sent(self.devices, peer)
@@ -210,7 +210,7 @@ class Exchange:
         part, begins = parts(target, axis, self.devices)
         if not target.in_registers:
             return [self.take(sender, target.region("w", begin, part)) for sender, begin in enumerate(begins)]
-        loops, sender, index = whole_loops(target, axis, part)
+        loops, sender, index = whole_loops(axis, part)
         value = self.received(sender, index)
         value = ir.Cast(target.dtype, value) if target.dtype != self.dtype else value
         return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]

@@ -114,7 +114,7 @@ class Rails:
                 space = [*first, *[0] * len(part)], [1, 1, *part]
                 moves.append(stored(source.region("r", begin, part), peers, *space))
             return moves
-        loops, number, index = whole_loops(source, axis, part)
+        loops, number, index = whole_loops(axis, part)
         group, place = number // self.inside, number % self.inside
         peers, first = self.to_peer("near", count, group * self.inside + self.place, place)
         value = ir.BufferLoad(source.buffer, source.at(loops))
@@ -172,7 +172,7 @@ class Rails:
                 )
                 for number, begin in enumerate(begins)
             ]
-        loops, number, index = whole_loops(target, axis, part)
+        loops, number, index = whole_loops(axis, part)
         value = self.received(name, count, number)(index)
         value = ir.Cast(target.dtype, value) if target.dtype != self.dtype else value
         return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]

@@ -41,8 +41,3 @@ def rule_for(name: str | None, kind: str, impl: str | None = None) -> Rule | Non
     if impl is None and None not in rules:
         return next(iter(rules.values())) if len(rules) == 1 else None
     return rules.get(impl) or rules.get(None)
-
-
-def implementations(name: str, kind: str) -> set[str | None]:
-    """The mechanisms or implementations that an operation has rules for; None is one for all of them."""
-    return {impl for of, of_kind, impl in _RULES if (of, of_kind) == (name, kind)}

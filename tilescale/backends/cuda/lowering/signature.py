@@ -45,7 +45,7 @@ class Signature(Stage):
         """Whether a buffer is one of the kernel's tensors already."""
         return any(buffer.same_as(b) for b in self._known.values() if isinstance(b, ir.Buffer))
 
-    def _parameter(self, argument: Argument, name: str, make: Callable[[], tuple[ir.Var, Any]]) -> Any:
+    def _parameter(self, argument: Argument, make: Callable[[], tuple[ir.Var, Any]]) -> Any:
         if argument not in self._known:
             var, buffer = make()
             self.parameters.append((var, buffer))
@@ -55,7 +55,7 @@ class Signature(Stage):
 
     def scalar(self, argument: Argument, name: str, dtype: str) -> ir.Var:
         """A hidden scalar parameter."""
-        return self._parameter(argument, name, lambda: (ir.Var(name, dtype), None))
+        return self._parameter(argument, lambda: (ir.Var(name, dtype), None))
 
     def tensor(self, argument: Argument, name: str, shape: Any, dtype: str, strides: Any = None) -> ir.Buffer:
         """A tensor parameter."""
@@ -65,7 +65,7 @@ class Signature(Stage):
             taken = sum(b is not None and b.name.rstrip("_") == name for _, b in self.parameters)
             return tir.parameter_buffer(name + "_" * taken, shape, dtype, strides=strides)
 
-        return self._parameter(argument, name, make)
+        return self._parameter(argument, make)
 
     def record(self) -> ir.PrimExpr:
         """Pointer to the record of waits."""

@@ -85,7 +85,7 @@ def parts(whole: Tile, axis: int, count: int) -> tuple[list[int], list[list[int]
     return part, [[i * part[a] if a == axis else 0 for a in range(len(part))] for i in range(count)]
 
 
-def whole_loops(tile: Tile, axis: int, part: list[int]) -> tuple[list[ir.Var], Any, list[Any]]:
+def whole_loops(axis: int, part: list[int]) -> tuple[list[ir.Var], Any, list[Any]]:
     """Loops over all of a tile, the number of the part along an axis that an element is in, and its indices there.
 
     Stock's layout inference takes a loop over a part of a fragment for one over the whole, and gives the fragment too

@@ -32,7 +32,7 @@ def own_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
         made = driver.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority)
     finally:
         driver.call("cuCtxPopCurrent")
-    return torch.cuda.ExternalStream(int(made), device)
+    return torch.cuda.ExternalStream(int(made), device=device)
 
 
 @cache

@@ -19,7 +19,7 @@ from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.queued import number
 from tilescale.backends.cuda.running.collectives import LAUNCHERS
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
-from tilescale.backends.cuda.running.steps import Call, Step, Work
+from tilescale.backends.cuda.running.steps import Call, Step, Work, copied
 from tilescale.cost.operations import region_bytes
 from tilescale.program import ops
 from tilescale.program.formulas import one
@@ -139,14 +139,7 @@ def _fill(own: Owner, step: HostStep) -> Step:
 def _local_copy(own: Owner, step: HostStep) -> Step:
     source, target = _parts(own, step.call)
 
-    return lambda at: [_copied(source.local(at), target.local(at))]
-
-
-def _copied(source: torch.Tensor, out: torch.Tensor) -> Work:
-    """`out` becomes `source`, which has as many elements in the same order."""
-    if source.shape == out.shape:
-        return partial(out.copy_, source)
-    return lambda: out.copy_(source.reshape(out.shape))  # reshaping may copy
+    return lambda at: [copied(source.local(at), target.local(at))]
 
 
 @runs(ops.COPY.name, "copy_engine")
@@ -158,8 +151,8 @@ def _copy(own: Owner, step: HostStep) -> Step:
     def bind(at: Call) -> list[Work]:
         device = device_of(own, copy.level, at.evaluate(copy.peer))
         if to_peer:
-            return [_copied(source.local(at), target.on(device, at))]
-        return [_copied(source.on(device, at), target.local(at))]
+            return [copied(source.local(at), target.on(device, at))]
+        return [copied(source.on(device, at), target.local(at))]
 
     return bind
 

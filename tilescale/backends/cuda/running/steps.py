@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
@@ -115,6 +115,13 @@ Step = Callable[[Call], list[Work]]
 def in_order(steps: list[Step]) -> Step:
     """Steps one after the other."""
     return lambda call: [launch for step in steps for launch in step(call)]
+
+
+def copied(source: torch.Tensor, out: torch.Tensor) -> Work:
+    """What makes `out` what `source` is, which has as many elements in the same order."""
+    if source.shape == out.shape:
+        return partial(out.copy_, source)
+    return lambda: out.copy_(source.reshape(out.shape))  # reshaping may copy
 
 
 def run(launches: Iterable[Work]) -> None:

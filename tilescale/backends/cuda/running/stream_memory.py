@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tilescale.errors import DeviceError
+from tilescale.backends.cuda.running import driver
 
 if TYPE_CHECKING:
     import torch
@@ -83,20 +83,20 @@ def add(stream: torch.cuda.Stream, *operations: Write | Condition) -> None:
     Raises:
         DeviceError: the driver refuses.
     """
-    _driver("cuStreamBatchMemOp", stream.cuda_stream, len(operations), [_parameters(o) for o in operations], 0)
+    driver.call("cuStreamBatchMemOp", stream.cuda_stream, len(operations), [_parameters(o) for o in operations], 0)
 
 
 def _parameters(operation: Write | Condition) -> Any:
     """As the driver takes it, a union of records."""
-    from cuda.bindings import driver
+    from cuda.bindings import driver as names
 
-    made, bits = driver.CUstreamBatchMemOpParams(), 8 * operation.word.nbytes
+    made, bits = names.CUstreamBatchMemOpParams(), 8 * operation.word.nbytes
     if isinstance(operation, Condition):
         name, record, number = "WAIT", made.waitValue, operation.enough
         flags = _CONDITIONS[operation.compare][0]
     else:
         name, record, number, flags = "WRITE", made.writeValue, operation.value, 0
-    made.operation = getattr(driver.CUstreamBatchMemOpType, f"CU_STREAM_MEM_OP_{name}_VALUE_{bits}")
+    made.operation = getattr(names.CUstreamBatchMemOpType, f"CU_STREAM_MEM_OP_{name}_VALUE_{bits}")
     record.address, record.flags = operation.word.address, flags
     setattr(record, "value64" if bits == 64 else "value", number % (1 << bits))
     return made
@@ -139,26 +139,19 @@ def rows(target: torch.Tensor, source: torch.Tensor) -> list[Rows]:
 def copy(stream: torch.cuda.Stream, part: Rows) -> None:
     """Add a copy to a stream. Raises DeviceError."""
     if part.height == 1:
-        return _driver("cuMemcpyAsync", part.target, part.source, part.width, stream.cuda_stream)
-    from cuda.bindings import driver
+        driver.call("cuMemcpyAsync", part.target, part.source, part.width, stream.cuda_stream)
+        return
+    from cuda.bindings import driver as names
 
-    shape = driver.CUDA_MEMCPY2D()
-    shape.srcMemoryType = shape.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED  # a device's or the host's
+    shape = names.CUDA_MEMCPY2D()
+    shape.srcMemoryType = shape.dstMemoryType = names.CUmemorytype.CU_MEMORYTYPE_UNIFIED  # a device's or the host's
     shape.srcDevice, shape.srcPitch = part.source, part.source_pitch
     shape.dstDevice, shape.dstPitch = part.target, part.target_pitch
     shape.WidthInBytes, shape.Height = part.width, part.height
-    _driver("cuMemcpy2DAsync", shape, stream.cuda_stream)
+    driver.call("cuMemcpy2DAsync", shape, stream.cuda_stream)
 
 
 def by_host(part: Rows, memory: int) -> list[Rows]:
     """The copies that move it within one device's memory by copy engines: through memory of the host, by address."""
     there = replace(part, target=memory, target_pitch=part.width)
     return [there, replace(part, source=memory, source_pitch=part.width)]
-
-
-def _driver(name: str, *arguments: Any) -> None:
-    from cuda.bindings import driver
-
-    (status,) = getattr(driver, name)(*arguments)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"{name}: {status.name}")

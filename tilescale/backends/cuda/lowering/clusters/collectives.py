@@ -122,7 +122,7 @@ def _take_parts(cluster: ClusterUnit, target: Tile, axis: int, wanted: Tile) -> 
     """Copy the tile `wanted` of each program into the part of `target` along an axis that has its number."""
     part, begins = parts(target, axis, cluster.size)
     if target.in_registers:
-        loops, sender, index = whole_loops(target, axis, part)
+        loops, sender, index = whole_loops(axis, part)
         value = cluster.element(wanted, index, sender)
         value = ir.Cast(target.dtype, value) if target.dtype != wanted.dtype else value
         return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]

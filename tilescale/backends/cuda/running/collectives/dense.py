@@ -34,11 +34,16 @@ def in_place(tensor: torch.Tensor, change: Change) -> list[Work]:
     return [launch]
 
 
-def along(axis: int, source: torch.Tensor, target: torch.Tensor, exchange: Exchange) -> list[Work]:
-    """`exchange` of tensors that are cut along any dimension."""
+def by_parts(axis: int, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both with the dimension first along which they are cut."""
     # What is gathered side by side has one more dimension than its parts.
     whole = source if source.ndim == target.ndim else source.unsqueeze(axis)
-    first, out = whole.movedim(axis, 0), target.movedim(axis, 0)
+    return whole.movedim(axis, 0), target.movedim(axis, 0)
+
+
+def along(axis: int, source: torch.Tensor, target: torch.Tensor, exchange: Exchange) -> list[Work]:
+    """`exchange` of tensors that are cut along any dimension."""
+    first, out = by_parts(axis, source, target)
     if first.is_contiguous() and out.is_contiguous():
         return exchange(first, out)
 

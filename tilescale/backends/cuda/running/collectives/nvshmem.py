@@ -9,15 +9,15 @@ devices comes first. It also finds a rank that does not come: NVSHMEM's own wait
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
 from tilescale.backends.cuda.running.collectives.workspaces import Landing
 from tilescale.backends.cuda.running.owner import Owner
-from tilescale.backends.cuda.running.steps import Work
+from tilescale.backends.cuda.running.steps import Work, copied
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ def broadcast(own: Owner, stand: Stand) -> Bound:
     def bind(given: Operands) -> list[Work]:
         # The root's tensor would be source and target, which NVSHMEM does not say that it takes.
         source = library.landing(given.target.nbytes).view(given.target.dtype)
-        keep = [partial(_copied, given.target, source)] if library.team.rank == given.root else []
+        keep = [copied(given.target, source)] if library.team.rank == given.root else []
         return [*keep, *library.on(source, given.target, lambda out, x: (out, x, out.numel(), given.root))]
 
     return bind
@@ -97,10 +97,7 @@ class Library:
         """On tensors that are cut along a dimension."""
 
         def bind(given: Operands) -> list[Work]:
-            axis, source, target = self._made.axis, given.source, given.target
-            # What is gathered side by side has one more dimension than its parts.
-            whole = source if source.ndim == target.ndim else source.unsqueeze(axis)
-            return self.on(whole.movedim(axis, 0), target.movedim(axis, 0), arguments)
+            return self.on(*dense.by_parts(self._made.axis, given.source, given.target), arguments)
 
         return bind
 
@@ -125,9 +122,4 @@ class Library:
 
         if memory is None:
             return [self._barrier, start]
-        return [partial(_copied, source, given), self._barrier, start, partial(_copied, out, target)]
-
-
-def _copied(source: torch.Tensor, out: torch.Tensor) -> None:
-    """`out` becomes `source`, which has as many elements in the same order."""
-    out.copy_(source.reshape(out.shape))
+        return [copied(source, given), self._barrier, start, copied(out, target)]
