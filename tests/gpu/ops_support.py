@@ -49,7 +49,7 @@ def compare(what: str, got: torch.Tensor, want: torch.Tensor, parts: torch.Tenso
 
 def poison() -> None:
     space = workspace_of(team_of(""))
-    for memory in (*space._shared, *space._own):
+    for memory in (*space._symmetric._made, *space._own._made):
         memory.fill_(0xFF)  # NaN, in every type
     barrier()
 

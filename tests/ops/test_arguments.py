@@ -122,7 +122,7 @@ def routing() -> ops.Routing:
         (lambda: ops.sequence_attention(*[half(1, 5, 2, 64)] * 3), "q has 5 tokens"),
         (lambda: ops.sequence_attention(*[half(1, 4, 2, 80)] * 3), "D is 80"),
         (lambda: ops.sequence_attention(half(1, 4, 2, 64), half(1, 4, 2, 64), half(1, 6, 2, 64)), "v is"),
-        (lambda: ops.workspace(0, 8), "rows=0"),
+        (lambda: ops.workspace(0, 8), "rows is 0"),
         (lambda: ops.RowParallelLinear.shard(nn.Linear(12, 8)), "linear has 12 input features"),
         (lambda: ops.RowParallelLinear.shard(nn.ReLU()), "linear is ReLU"),
         (lambda: ops.RowParallelLinear.shard(ops.RowParallelLinear.shard(nn.Linear(8, 8))), "is RowParallelLinear"),

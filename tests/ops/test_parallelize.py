@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from tilescale import ops
+from tilescale.errors import ArgumentError
 
 PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
@@ -30,6 +31,24 @@ def test_layers_of_a_type_that_has_no_products_are_told_of(mesh: DeviceMesh):
     with pytest.warns(UserWarning, match=r"layers \['0', '2'\] are torch.float32: PyTorch's"):
         made = ops.parallelize_module(model(torch.float32), mesh, PLAN)
     assert type(made[0]) is nn.Linear
+
+
+def test_other_arguments_are_named(mesh: DeviceMesh):
+    for given, said in (
+        ((None, mesh, {}), "module is NoneType"),
+        ((model(), mesh, {"0": "colwise"}), r"parallelize_plan\['0'\] is str"),
+        ((model(), mesh, "colwise"), "parallelize_plan is str"),
+        ((model(), None, PLAN), "device_mesh is None"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            ops.parallelize_module(*given)
+    with pytest.raises(ArgumentError, match="src_data_rank is 0, group no mesh"):
+        ops.RowParallelLinear.shard(nn.Linear(16, 16), src_data_rank=0)
+
+
+def test_without_a_plan_nothing_is_done(mesh: DeviceMesh):
+    with pytest.warns(UserWarning, match="will do nothing"):
+        assert type(ops.parallelize_module(model(), mesh)[0]) is nn.Linear
 
 
 def test_of_others_nothing_is_said(mesh: DeviceMesh):

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: MIT
 """What the shapes of arguments say of symbolic extents."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 import tilescale.language as T
 from tests.cuda.support import program
 from tilescale.errors import ArgumentError
 from tilescale.program.extents import evaluate, inside_expressions, solve
+from tilescale.runtime import outputs
 
 
 def traced(units):
@@ -84,3 +88,14 @@ def test_an_extent_that_no_value_makes(size):
     n, m = T.dynamic("n"), T.dynamic("m")
     with pytest.raises(ArgumentError, match=rf"'Y' has an extent of {size} where .*: no m makes that"):
         solve(of_shapes((n,), ((m + 2) * 4,)), [(3,), (size,)])
+
+
+def test_shapes_of_outputs_are_kept_for_some_choices_of_arguments(monkeypatch: pytest.MonkeyPatch):
+    n = T.dynamic("n")
+    program = SimpleNamespace(parameters=of_shapes((n,), (2 * n,)), func=None)
+    made = outputs.Outputs(program, [1], "cpu")
+    monkeypatch.setattr(outputs, "KEPT", 3)
+    for _ in range(2):
+        for extent in range(1, 7):
+            assert made.allocate([torch.zeros(extent), None])[1].shape == (2 * extent,)
+    assert len(made._known) == 3

@@ -200,6 +200,12 @@ def operands(matrices: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
     return [dense(b) for b in matrices], False
 
 
+def check_count(name: str, n: Any, least: int = 1) -> None:
+    """Raises ArgumentError unless it is an integer from a least one on."""
+    if not isinstance(n, int) or isinstance(n, bool) or n < least:
+        raise ArgumentError(f"{name} is {n!r}", hint=f"give an integer, {least} or more")
+
+
 def check_dim(name: str, dim: int, x: torch.Tensor) -> int:
     """A dimension counted from 0. Raises ArgumentError for one that the tensor does not have."""
     if not isinstance(dim, int):

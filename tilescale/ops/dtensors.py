@@ -54,8 +54,9 @@ def is_dtensor(x: Any) -> bool:
 def brought(name: str, x: Any, dim: int | None, group: str) -> Any:
     """What a layer takes: this rank's part of a DTensor, along a dimension or whole (None); what is none, as it is.
 
-    If it lies otherwise it is brought there, as PyTorch's own parallel layers do. Raises ArgumentError for one that
-    lies on other ranks than the group's, or that cannot be split evenly among them.
+    Of what all have whole, each has a part of the gradient: PyTorch adds these up where they are needed, once for all
+    layers. If it lies otherwise it is brought there, as PyTorch's own parallel layers do. Raises ArgumentError for one
+    that lies on other ranks than the group's, or that cannot be split evenly among them.
     """
     if not is_dtensor(x):
         return x
@@ -64,8 +65,11 @@ def brought(name: str, x: Any, dim: int | None, group: str) -> Any:
         raise ArgumentError(f"{name} lies on {mesh}, the layer on another group", hint=f"pass {name}.to_local()")
     if dim is not None:
         _check_even(name, x, dim)
+    from torch.distributed.tensor import Partial
+
     wanted = (_placement(dim),)
-    return (x if tuple(x.placements) == wanted else x.redistribute(placements=wanted)).to_local()
+    lying = x if tuple(x.placements) == wanted else x.redistribute(placements=wanted)
+    return lying.to_local(grad_placements=[Partial()] if dim is None else None)
 
 
 def _has_dtensor(x: Any) -> bool:

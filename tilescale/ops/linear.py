@@ -21,7 +21,7 @@ from tilescale.ops.dtensors import brought, is_dtensor
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
-from tilescale.ops.group import group_name, is_mesh, size_of, team_of
+from tilescale.ops.group import group_name, is_mesh, rank_of, size_of
 from tilescale.ops.operator import keep_machine, with_machine
 
 TOKENS, FEATURES = -2, -1
@@ -49,7 +49,15 @@ class ParallelLinear(nn.Linear):
         )
 
     @classmethod
-    def shard(cls, linear: nn.Linear, group: Any = None, *, sequence: bool = True, float8: Float8 | None = None) -> Any:
+    def shard(
+        cls,
+        linear: nn.Linear,
+        group: Any = None,
+        *,
+        sequence: bool = True,
+        float8: Float8 | None = None,
+        src_data_rank: int | None = None,
+    ) -> Any:
         """Turn a layer, which all ranks have alike, into this rank's part of it, in place.
 
         Args:
@@ -60,29 +68,32 @@ class ParallelLinear(nn.Linear):
             sequence: whether the tokens lie over the ranks outside of the pair of layers.
             float8: how products are rounded to float8, `Float8()`, of a layer in bfloat16; None for no rounding. Then
                 a rank's features are multiples of 16.
+            src_data_rank: the rank of the mesh whose parameters all take, as for
+                `torch.distributed.tensor.distribute_tensor`; None if they are alike already: each takes its own.
 
         Returns:
             The layer itself, of its new class.
 
         Raises:
-            ArgumentError: it is no torch.nn.Linear, or its features cannot be split among the ranks.
+            ArgumentError: it is no torch.nn.Linear, or its features cannot be split among the ranks; or src_data_rank
+                without a mesh.
         """
         if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
             raise ArgumentError(f"linear is {type(linear).__name__}", hint="pass a torch.nn.Linear, whole on each rank")
+        if src_data_rank is not None and not is_mesh(group):
+            raise ArgumentError(f"src_data_rank is {src_data_rank}, group no mesh", hint="pass a slice of a DeviceMesh")
         name = group_name(group)
-        size, rank = size_of(name), team_of(name).rank
+        size = size_of(name)
         extent, multiple = linear.weight.shape[cls.cut], size * MULTIPLE * (1 if float8 is None else 2)
         if extent % multiple:
             raise ArgumentError(
                 f"linear has {extent} {'output' if cls.cut == 0 else 'input'} features, the group has {size} ranks",
                 hint=f"served are multiples of {multiple}",
             )
-        weight = linear.weight.detach().chunk(size, cls.cut)[rank].contiguous()
-        linear.out_features, linear.in_features = weight.shape
-        linear.weight = _parameter(weight, group, cls.cut)
+        linear.weight = _part(linear.weight, cls.cut, group, src_data_rank)
+        linear.out_features, linear.in_features = local_tensor(linear.weight).shape
         if linear.bias is not None:
-            bias = linear.bias.detach()
-            linear.bias = _parameter(bias, group) if cls.cut else _parameter(bias.chunk(size)[rank].clone(), group, 0)
+            linear.bias = _part(linear.bias, None if cls.cut else 0, group, src_data_rank)
         linear.__class__ = cls
         linear.group, linear.sequence, linear.float8 = name, sequence, float8  # type: ignore[assignment]
         return linear
@@ -128,7 +139,9 @@ class ColumnParallelLinear(ParallelLinear):
             ArgumentError: the input has other features.
         """
         if not self.sequence:
-            return _times(_Everywhere.apply(self._given(x, None, SUMS), self.group), *self.parts(), self.float8)
+            given = self._given(x, None, SUMS)
+            given = given if is_dtensor(x) else _Everywhere.apply(given, self.group)
+            return _times(given, *self.parts(), self.float8)
         if self._siblings is not None:
             return self._siblings.result(self, x)
         return _gathered(self._given(x, TOKENS), [self])[0]
@@ -167,14 +180,20 @@ class RowParallelLinear(ParallelLinear):
         return y.view(*shape[:TOKENS], tokens, N)
 
 
-def _parameter(part: torch.Tensor, group: Any, cut: int | None = None) -> nn.Parameter:
-    """This rank's part as a parameter: of a DTensor cut along a dimension, or whole everywhere, if there is a mesh."""
-    if not is_mesh(group):
-        return nn.Parameter(part)
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+def _part(whole: nn.Parameter, cut: int | None, group: Any, source: int | None) -> nn.Parameter:
+    """This rank's part of a parameter, cut along a dimension or whole (None); if there is a mesh, as a DTensor.
 
-    placement = Replicate() if cut is None else Shard(cut)
-    return nn.Parameter(DTensor.from_local(part, group, [placement], run_check=False))
+    Of that of a source in the mesh; None: of the own one, without communication.
+    """
+    if is_mesh(group):
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        placements = [Replicate() if cut is None else Shard(cut)]
+        part: torch.Tensor = distribute_tensor(whole.detach(), group, placements, src_data_rank=source)
+    else:
+        name = group_name(group)
+        part = whole.detach() if cut is None else whole.detach().chunk(size_of(name), cut)[rank_of(name)].clone()
+    return nn.Parameter(part, requires_grad=whole.requires_grad)
 
 
 def gather_once(*layers: ColumnParallelLinear) -> None:

@@ -25,14 +25,20 @@ TOKENS = (1, -2)
 
 
 def parallelize_module(
-    module: nn.Module, device_mesh: Any, parallelize_plan: Any, *, float8: Float8 | None = None
+    module: nn.Module,
+    device_mesh: Any = None,
+    parallelize_plan: Any = None,
+    *,
+    src_data_rank: int | None = 0,
+    float8: Float8 | None = None,
 ) -> nn.Module:
     """Parallelise a model as `torch.distributed.tensor.parallel.parallelize_module` does, in place, by the same plan.
 
     Args:
-        module: the model, the same on all ranks, in bfloat16 or float16.
-        device_mesh: a DeviceMesh of one dimension.
+        module: the model, in bfloat16 or float16.
+        device_mesh: a DeviceMesh of one dimension; None is the current one, `with mesh:`.
         parallelize_plan: a module's name -> ParallelStyle; names may have wildcards. Or the style of the module itself.
+        src_data_rank: the rank of the mesh whose parameters all take; None if they are alike already.
         float8: how the products of TileScale's layers are rounded to float8, `Float8()`; the model is in bfloat16 then.
 
     Returns:
@@ -41,34 +47,53 @@ def parallelize_module(
         too, and names that no module has do nothing: a UserWarning says so.
 
     Raises:
-        ArgumentError: a layer's features cannot be split among the ranks; or no mesh, or one of several dimensions.
+        ArgumentError: a layer's features cannot be split among the ranks; or no module, no mesh, or one of several
+            dimensions, or a plan of something else.
     """
-    mesh = device_mesh
+    mesh = _current_mesh() if device_mesh is None else device_mesh
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(f"module is {type(module).__name__}", hint="pass a torch.nn.Module")
     if getattr(mesh, "ndim", None) != 1:
         raise ArgumentError(
             f"device_mesh is {mesh}", hint='pass a DeviceMesh of one dimension, or a slice of one, such as mesh["tp"]'
         )
+    from torch.distributed.tensor.parallel import ParallelStyle
     from torch.distributed.tensor.parallel import parallelize_module as by_torch
 
+    if parallelize_plan is None:
+        return by_torch(module, mesh)  # which says that it does nothing
     plan = parallelize_plan if isinstance(parallelize_plan, Mapping) else {"": parallelize_plan}
+    for name, style in plan.items():
+        if not isinstance(style, ParallelStyle):
+            where = f"parallelize_plan[{name!r}]" if plan is parallelize_plan else "parallelize_plan"
+            raise ArgumentError(f"{where} is {type(style).__name__}", hint="give a ParallelStyle, or names with theirs")
     styles, unresolved = _by_module(module, plan)
     _warn_of_types({name: module.get_submodule(name) for name in styles})
     gathers = {name for name, style in styles.items() if _gathers(style) and _feeds_columns(name, module, styles)}
     left: dict[str, Any] = {name: _without_gather(styles[name]) for name in gathers} | unresolved
     blocks: dict[str, list[ColumnParallelLinear]] = {}
     for name, style in styles.items():
-        layer, block = module.get_submodule(name), next((g for g in gathers if name.startswith(f"{g}.")), None)
+        layer, block = module.get_submodule(name), next((g for g in gathers if _is_inside(name, g)), None)
         kind = _kind(layer, style, is_gathered=block is not None)
         if kind is None:
             left.setdefault(name, style)
             continue
         parallel, sequence = kind
-        made = parallel.shard(layer, mesh, sequence=sequence, float8=float8)
+        made = parallel.shard(layer, mesh, sequence=sequence, float8=float8, src_data_rank=src_data_rank)
         if block is not None and parallel is ColumnParallelLinear:
             blocks.setdefault(block, []).append(made)
     for layers in blocks.values():
         gather_once(*layers)
-    return by_torch(module, mesh, left[""] if "" in left else left)
+    if "" in left:  # in a plan with others PyTorch takes no rank for it
+        by_torch(module, mesh, left.pop(""), src_data_rank=src_data_rank)
+    return by_torch(module, mesh, left, src_data_rank=src_data_rank)
+
+
+def _current_mesh() -> Any:
+    """That of the innermost `with mesh:`; None outside of any."""
+    from torch.distributed.device_mesh import _mesh_resources
+
+    return _mesh_resources.mesh_stack[-1] if _mesh_resources.mesh_stack else None
 
 
 def _by_module(module: nn.Module, plan: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -118,30 +143,43 @@ def _kind(layer: nn.Module, style: Any, *, is_gathered: bool) -> tuple[Any, bool
 
 
 def _gathers(style: Any) -> bool:
-    """Whether a style gathers the tokens of a block's first input, and does nothing else."""
+    """Whether a style gathers the tokens of one of a block's inputs, and does nothing else."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import PrepareModuleInput
 
-    if not isinstance(style, PrepareModuleInput) or style.with_kwargs or style.input_layouts is None:
+    if not isinstance(style, PrepareModuleInput):
         return False
-    first, *others = zip(style.input_layouts, style.desired_input_layouts, strict=True)
-    return _is_tokens(first[0]) and first[1] == Replicate() and all(given == wanted for given, wanted in others)
+    pairs = list(zip(style.input_layouts or (), style.desired_input_layouts or (), strict=True))
+    wanted = style.desired_input_kwarg_layouts
+    pairs += [(given, wanted.get(name)) for name, given in style.input_kwarg_layouts.items()]
+    changed = [(given, wanted) for given, wanted in pairs if given != wanted]
+    return len(changed) == 1 and _is_tokens(changed[0][0]) and changed[0][1] == Replicate()
 
 
 def _feeds_columns(block: str, module: nn.Module, styles: Mapping[str, Any]) -> bool:
     """Whether all column-parallel layers of a block can gather by themselves."""
     from torch.distributed.tensor.parallel import ColwiseParallel
 
-    below = {name: style for name, style in styles.items() if name.startswith(f"{block}.")}
+    below = {name: style for name, style in styles.items() if _is_inside(name, block)}
     inside = [name for name, style in below.items() if isinstance(style, ColwiseParallel)]
     return bool(inside) and all(_kind(module.get_submodule(name), styles[name], is_gathered=True) for name in inside)
+
+
+def _is_inside(name: str, block: str) -> bool:
+    return name.startswith(f"{block}.") if block else name != ""
 
 
 def _without_gather(style: Any) -> Any:
     """The block's input says how it lies, and stays where it is."""
     from torch.distributed.tensor.parallel import PrepareModuleInput
 
-    return PrepareModuleInput(input_layouts=style.input_layouts, desired_input_layouts=style.input_layouts)
+    of_names = style.input_kwarg_layouts if style.with_kwargs else None
+    return PrepareModuleInput(
+        input_layouts=style.input_layouts,
+        desired_input_layouts=style.input_layouts,
+        input_kwarg_layouts=of_names,
+        desired_input_kwarg_layouts=of_names,
+    )
 
 
 def _is_tokens(placement: Any) -> bool:

@@ -8,13 +8,17 @@ part in, so the operators of a group share one workspace.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from tilescale.comm import SymmetricHeap, Team, init
 from tilescale.comm.heap.default import heap_for
 from tilescale.errors import ArgumentError, UsageError
+from tilescale.ops.arguments import check_count
 from tilescale.ops.group import group_name, team_of
+from tilescale.ops.products import RESULT_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -24,107 +28,151 @@ if TYPE_CHECKING:
 _ALIGNMENT = 256
 """Bytes at a multiple of which each tensor begins; bulk copies ask for 128."""
 
+_BESIDE = 4
+"""Tensors that an operator has beside one another, at most."""
+
+_KEPT = 1024
+"""Choices of tensors that are kept, of each part; those that were made first are made again."""
+
 
 class Workspace:
     """The workspace of one group on one device.
 
     Attributes:
-        nbytes: how many bytes its symmetric part has, and its part of this device alone.
+        nbytes: how many bytes its symmetric part has.
+        own_nbytes: the same of its part of this device alone.
     """
 
     def __init__(self, team: Team, device: torch.device):
-        self.nbytes = 0
-        self._team, self._device = team, device
-        self._shared: list[torch.Tensor] = []  # the last one is in use; graphs may hold the others
-        self._own: list[torch.Tensor] = []
-        self._views: dict[tuple, list[torch.Tensor]] = {}
+        self._team = team
+        self._symmetric, self._own = _Part(self._new_symmetric), _Part(partial(_new, device))
+
+    @property
+    def nbytes(self) -> int:
+        return self._symmetric.nbytes
+
+    @property
+    def own_nbytes(self) -> int:
+        return self._own.nbytes
 
     def reserve(self, nbytes: int) -> None:
-        """Collective: have at least so many bytes.
+        """Collective: have a symmetric part of so many bytes at least.
 
         Raises:
             UsageError: it would have to grow while a CUDA graph is captured.
             HeapExhaustedError: the symmetric heap has no room.
         """
+        self._symmetric.reserve(nbytes)
+
+    def symmetric(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[torch.Tensor]:
+        """Tensors that peers reach, one beside the other. Collective where the workspace has to grow for them."""
+        return self._symmetric.take(dtype, shapes)
+
+    def own(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[torch.Tensor]:
+        """Tensors of this device alone."""
+        return self._own.take(dtype, shapes)
+
+    def _new_symmetric(self, nbytes: int) -> torch.Tensor:
         import torch
 
-        if nbytes <= self.nbytes:
-            return
         if torch.cuda.is_current_stream_capturing():
             raise UsageError(
                 f"an operator needs a workspace of {nbytes} bytes, it has {self.nbytes}, and a CUDA graph is captured",
                 hint="call tilescale.ops.workspace(rows, features) for the largest product before the capture",
             )
         heap: SymmetricHeap = heap_for(self._team)
-        self._shared.append(heap.empty((nbytes,), torch.uint8))
-        self._own.append(torch.empty(nbytes, dtype=torch.uint8, device=self._device))
-        self._views.clear()
-        self.nbytes = nbytes
+        return heap.empty((nbytes,), torch.uint8)
 
-    def symmetric(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[torch.Tensor]:
-        """Tensors that peers reach, one beside the other. Collective where the workspace has to grow for them."""
-        return self._take(True, dtype, shapes)
 
-    def own(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[torch.Tensor]:
-        """Tensors of this device alone. Collective where the workspace has to grow for them."""
-        return self._take(False, dtype, shapes)
+def _new(device: torch.device, nbytes: int) -> torch.Tensor:
+    """Memory of a device alone: in a graph that is captured it is the graph's, and stays."""
+    import torch
 
-    def _take(self, shared: bool, dtype: torch.dtype, shapes: tuple[Sequence[int], ...]) -> list[torch.Tensor]:
-        key = shared, dtype, shapes
-        made = self._views.get(key)
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+class _Part:
+    """Memory that grows, and tensors in it: the same again for the same shapes."""
+
+    def __init__(self, new: Callable[[int], torch.Tensor]):
+        self.nbytes = 0
+        self._new = new
+        self._made: list[torch.Tensor] = []  # the last one is in use; graphs may hold the others
+        self._views: dict[tuple, list[torch.Tensor]] = {}
+
+    def reserve(self, nbytes: int) -> None:
+        if nbytes > self.nbytes:
+            self._made.append(self._new(nbytes))
+            self._views.clear()
+            self.nbytes = nbytes
+
+    def take(self, dtype: torch.dtype, shapes: tuple[Sequence[int], ...]) -> list[torch.Tensor]:
+        made = self._views.get((dtype, shapes))
         if made is None:
             sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
-            self.reserve(sum(map(_aligned, sizes)))
-            begin, made = 0, []
-            memory = (self._shared if shared else self._own)[-1] if self.nbytes else None
-            for shape, size in zip(shapes, sizes, strict=True):
-                assert memory is not None
-                made.append(memory[begin : begin + size].view(dtype).view(shape))
-                begin += _aligned(size)
-            self._views[key] = made
+            ends = list(accumulate(map(_aligned, sizes)))
+            self.reserve(max(ends[-1], 1))
+            begins = zip([0, *ends], sizes, shapes, strict=False)
+            made = [self._made[-1][at : at + size].view(dtype).view(shape) for at, size, shape in begins]
+            if len(self._views) >= _KEPT:
+                del self._views[next(iter(self._views))]
+            self._views[dtype, shapes] = made
         return made
 
 
 class Emulated(Workspace):
     """A workspace where nothing is symmetric: the emulator takes whatever tensors there are."""
 
-    def _take(self, shared: bool, dtype: torch.dtype, shapes: tuple[Sequence[int], ...]) -> list[torch.Tensor]:
+    def symmetric(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[torch.Tensor]:
+        """New tensors."""
         import torch
 
         return [torch.empty(shape, dtype=dtype) for shape in shapes]
+
+    own = symmetric
 
 
 _known: dict[tuple[int, ...], Workspace] = {}
 
 
 def workspace(rows: int, features: int, dtype: torch.dtype | None = None, *, group: Group = None) -> Workspace:
-    """Collective: make room for the products of a group, so that no later call allocates.
+    """Collective: make room for the operators of a group, so that no later call has to make it larger on all ranks.
 
     Without it the first call that needs more room makes it. A workspace only grows, and what it was before stays where
     it is, as CUDA graphs may use it: so say the largest sizes first.
 
     Args:
-        rows: of the largest matrix over all ranks of the group: M of its products.
-        features: columns of the widest matrix that is gathered, scattered or reduced.
-        dtype: of the matrices; None is bfloat16.
+        rows: of the largest matrix over all ranks of the group: M of its products; of experts the tokens that a rank
+            has at most, times the ranks; of attention the tokens of all ranks and sequences; of its decode sequences
+            times heads times ranks.
+        features: columns of the widest matrix that is gathered or scattered; of experts those of a token; of attention
+            key heads times D, twice, or four times if it is differentiated; of its decode DV + 8.
+        dtype: of the matrices, None is bfloat16. For float8 there is room for scales, and for sums in bfloat16.
         group: as for the operators.
 
     Returns:
         The workspace of the group.
 
     Raises:
-        ArgumentError: rows or features below 1, or no group.
+        ArgumentError: rows or features that are no numbers from 1, no type, or no group.
         UsageError: a CUDA graph is captured.
         HeapExhaustedError: the symmetric heap has no room.
     """
     import torch
 
-    if rows < 1 or features < 1:
-        raise ArgumentError(f"workspace(rows={rows}, features={features})", hint="give the largest M and its width")
+    check_count("rows", rows)
+    check_count("features", features)
+    if not isinstance(dtype, torch.dtype | None):
+        raise ArgumentError(f"dtype is {dtype!r}", hint="give one such as torch.bfloat16")
     found = workspace_of(team_of(group_name(group)))
     if init().device.type != "cpu":
-        found.reserve(_aligned(rows * features * (dtype or torch.bfloat16).itemsize))
+        found.reserve(needed(rows, features, dtype or torch.bfloat16))
     return found
+
+
+def needed(rows: int, features: int, dtype: torch.dtype) -> int:
+    """Bytes of a symmetric part for such a matrix, if it is sent or if it is the type of what a sum is made of."""
+    return rows * features * max(dtype.itemsize, RESULT_BYTES) + _BESIDE * _ALIGNMENT
 
 
 def workspace_of(team: Team) -> Workspace:

@@ -11,6 +11,9 @@ from tilescale.errors import ArgumentError, UsageError
 from tilescale.program.extents import evaluate, solve
 from tilescale.program.model import Parameter, Program
 
+KEPT = 1024
+"""Choices of shapes whose outputs are kept in mind."""
+
 
 def output_positions(program: Program, out_idx: Any) -> list[int]:
     """Positions of the parameters that the caller does not pass, in the order in which they are returned.
@@ -75,7 +78,10 @@ class Outputs:
         scalars = tuple((var, values[i]) for i, var in self._scalars)
         made = self._known.get((shapes, scalars))
         if made is None:
-            made = self._known[shapes, scalars] = self._solve(shapes, scalars)
+            made = self._solve(shapes, scalars)
+            if len(self._known) >= KEPT:
+                del self._known[next(iter(self._known))]  # what was found first is found again
+            self._known[shapes, scalars] = made
         complete = list(values)
         for position, shape, dtype in made:
             complete[position] = torch.empty(shape, dtype=dtype, device=self._device)

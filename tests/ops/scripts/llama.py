@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import Counter
 from itertools import product
 from types import ModuleType
 from unittest import TestCase
@@ -22,6 +23,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilescale
 from tilescale import ops
@@ -152,6 +154,7 @@ def check_layers_take_dtensors(mesh: DeviceMesh) -> None:
     for kind, sequence in product((ops.ColumnParallelLinear, ops.RowParallelLinear), (True, False)):
         linear, x = nn.Linear(16, 32).half(), torch.randn(2, 4, 16).half()
         layer, want = kind.shard(copy.deepcopy(linear), mesh, sequence=sequence), linear(x).detach()
+        slope = linear.weight.detach().sum(0).expand_as(x)
         if kind is ops.ColumnParallelLinear:
             want = want.chunk(2, 2)[WORLD.rank]
         elif sequence:
@@ -161,13 +164,75 @@ def check_layers_take_dtensors(mesh: DeviceMesh) -> None:
             got = layer(given)
             torch.testing.assert_close(got.detach(), want, rtol=1e-2, atol=1e-2)
             got.sum().backward()
-            assert given.grad.placements == given.placements
+            torch.testing.assert_close(given.grad.full_tensor(), slope, rtol=1e-2, atol=2e-2)
         odd = distribute_tensor(torch.randn(2, 3, 15).half(), mesh, [Replicate()])
         said = "dimension . of x is" if sequence or kind is ops.RowParallelLinear else "x has shape"
         with pytest.raises(ArgumentError, match=said):
             layer(odd)
         with pytest.raises(ArgumentError, match="x lies on"):
             layer(distribute_tensor(x, init_device_mesh("cpu", (1, 2)), [Replicate(), Replicate()]))
+
+
+class Calls(TorchDispatchMode):
+    """How often each operator of ours is called, and what PyTorch communicates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        space, name = func.name().split("::")
+        if space in ("tilescale", "_c10d_functional") and "wait" not in name and "wrap" not in name:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class ByName(FeedForward):
+    """Called with an input that has a name, beside another one."""
+
+    def forward(self, other: torch.Tensor, *, hidden: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden)
+
+
+def check_plans_of_blocks(mesh: DeviceMesh) -> None:
+    """A gather moves into the layers also if the input has a name. Where it stays, its gradient is summed once."""
+    tokens, whole = Shard(1), Replicate()
+    layers = {f"w{i}": ColwiseParallel() for i in (1, 3)} | {"w2": RowwiseParallel(output_layouts=Shard(1))}
+    names = {"input_kwarg_layouts": {"hidden": tokens}, "desired_input_kwarg_layouts": {"hidden": whole}}
+    same, both = ({"input_layouts": tokens, "desired_input_layouts": x} for x in (tokens, whole))
+    moved = {"all_gather_matmul": 2, "matmul_reduce_scatter": 2, "all_gather": 1, "all_gather_into_tensor": 0}
+    stays = {"reduce_scatter_tensor": 1, "all_reduce": 0}
+    x = torch.randn(BATCH, 4, HIDDEN).bfloat16()
+    for style, wanted in ((names | same, moved), (names | both, stays)):
+        block = ByName().bfloat16()
+        plain, given = copy.deepcopy(block), x.clone().requires_grad_()
+        plain(torch.zeros_like(given), hidden=given).float().pow(2).sum().backward()
+        parallel = ops.parallelize_module(block, mesh, {"": PrepareModuleInput(**style)} | layers)
+        mine = x.chunk(2, 1)[WORLD.rank].clone().requires_grad_()
+        with Calls() as calls:
+            parallel(torch.zeros_like(mine), hidden=mine).float().pow(2).sum().backward()
+        assert {name: calls.counts[name] for name in wanted} == wanted, calls.counts
+        want = given.grad.chunk(2, 1)[WORLD.rank].float()
+        torch.testing.assert_close(mine.grad.float(), want, rtol=0, atol=0.05 * float(want.abs().max()))
+
+
+def check_whose_parameters_all_take(mesh: DeviceMesh) -> None:
+    """Those of a rank of the mesh, as PyTorch does it, or each its own; what is frozen stays so."""
+    for source, seed in ((0, 0), (1, 1), (None, WORLD.rank)):
+        torch.manual_seed(WORLD.rank)
+        model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16)).half()
+        model[0].weight.requires_grad_(False)
+        with mesh:
+            plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+            model = ops.parallelize_module(model, parallelize_plan=plan, src_data_rank=source)
+        torch.manual_seed(seed)
+        wanted = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16)).half()
+        cuts = {"0.weight": 0, "0.bias": 0, "1.weight": 1}
+        for name, x in wanted.named_parameters():
+            part = x.chunk(2, cuts[name])[WORLD.rank] if name in cuts else x
+            assert torch.equal(model.get_parameter(name).to_local(), part), (source, name)
+        assert [x.requires_grad for x in model.parameters()] == [False, True, True, True]
+    torch.manual_seed(0)
 
 
 def check_shipped(mesh: DeviceMesh) -> None:
@@ -224,6 +289,8 @@ if __name__ == "__main__":
     check_shipped(mesh["tp"])
     check_dtensors(mesh["tp"])
     check_layers_take_dtensors(mesh["tp"])
+    check_plans_of_blocks(mesh["tp"])
+    check_whose_parameters_all_take(mesh["tp"])
     check_whole_parameters(parallel, alone_model)
     check_float8(Llama().bfloat16(), mesh["tp"])
     if WORLD.rank == 0:
