@@ -10,18 +10,20 @@ import torch
 import tilescale.language as T
 from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES
 
-UNITS, ROWS, COLUMNS = 4, 8, 16
-"""Units of each collective, and the tensor of each."""
+UNITS, COLUMNS = 4, 16
+"""Units of each collective unless a test says so, and the columns of its tensors."""
 
-WHOLE, PART = (ROWS, COLUMNS), (ROWS // UNITS, COLUMNS)
-SHAPES = {
-    "allreduce": (WHOLE, WHOLE),
-    "reduce_scatter": (WHOLE, PART),
-    "all_gather": (PART, WHOLE),
-    "all_to_all": (WHOLE, WHOLE),
-    "broadcast": (WHOLE, WHOLE),
-}
-"""Operation -> shapes of what each unit brings, and of what it gets."""
+OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+
+
+def shapes(operation: str, units: int = UNITS) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Shapes of what each unit brings, and of what it gets."""
+    whole, part = (2 * units, COLUMNS), (2, COLUMNS)
+    return {"reduce_scatter": (whole, part), "all_gather": (part, whole)}.get(operation, (whole, whole))
+
+
+SHAPES = {operation: shapes(operation) for operation in OPERATIONS}
+"""Operation -> the same, of `UNITS`."""
 
 
 @T.macro
@@ -40,31 +42,33 @@ def collective(operation: str, impl: str | None, op: str, source: Any, target: A
 
 
 @cache
-def program(operation: str, form: str, impl: str | None = None, dtype: str = "float32", op: str = "sum") -> Any:
+def program(
+    operation: str, form: str, impl: str | None = None, dtype: str = "float32", op: str = "sum", units: int = UNITS
+) -> Any:
     """A program of one collective of a kind, from X to Y; within a device a unit's tensors are its rows of X and Y."""
     return {TENSORS: _tensors, TILES: _tiles, PROGRAMS: _programs, THREAD_GROUPS: _thread_groups}[form](
-        operation, impl, dtype, op
+        operation, impl, dtype, op, units
     )
 
 
-def _tensors(operation: str, impl: str | None, dtype: str, op: str) -> Any:
-    source, target = SHAPES[operation]
+def _tensors(operation: str, impl: str | None, dtype: str, op: str, units: int) -> Any:
+    source, target = shapes(operation, units)
 
     @T.prim_func
     def tensors(X: T.Tensor(source, dtype), Y: T.Tensor(target, dtype)):
-        with T.Kernel(device=UNITS, threads=128):
+        with T.Kernel(device=units, threads=128):
             with T.Scale("device"):
                 collective(operation, impl, op, X, Y)
 
     return tensors
 
 
-def _tiles(operation: str, impl: str | None, dtype: str, op: str) -> Any:
-    source, target = SHAPES[operation]
+def _tiles(operation: str, impl: str | None, dtype: str, op: str, units: int) -> Any:
+    source, target = shapes(operation, units)
 
     @T.prim_func
     def tiles(X: T.Tensor(source, dtype), Y: T.Tensor(target, dtype)):
-        with T.Kernel(device=UNITS, block=1, threads=128):
+        with T.Kernel(device=units, block=1, threads=128):
             with T.Scale("block"):
                 x, y = T.alloc(source, dtype, level="l1"), T.alloc(target, dtype, level="l1")
                 T.copy(X, x)
@@ -75,12 +79,12 @@ def _tiles(operation: str, impl: str | None, dtype: str, op: str) -> Any:
     return tiles
 
 
-def _programs(operation: str, impl: str | None, dtype: str, op: str) -> Any:
-    source, target = SHAPES[operation]
+def _programs(operation: str, impl: str | None, dtype: str, op: str, units: int) -> Any:
+    source, target = shapes(operation, units)
 
     @T.prim_func
-    def programs(X: T.Tensor((UNITS, *source), dtype), Y: T.Tensor((UNITS, *target), dtype)):
-        with T.Kernel(cta_cluster=UNITS, block=UNITS, threads=128) as bx:
+    def programs(X: T.Tensor((units, *source), dtype), Y: T.Tensor((units, *target), dtype)):
+        with T.Kernel(cta_cluster=units, block=units, threads=128) as bx:
             with T.Scale("block"):
                 x, y = T.alloc(source, dtype, level="l1"), T.alloc(target, dtype, level="l1")
                 T.copy(X[bx, 0, 0], x)
@@ -90,12 +94,12 @@ def _programs(operation: str, impl: str | None, dtype: str, op: str) -> Any:
     return programs
 
 
-def _thread_groups(operation: str, impl: str | None, dtype: str, op: str) -> Any:
-    source, target = SHAPES[operation]
+def _thread_groups(operation: str, impl: str | None, dtype: str, op: str, units: int) -> Any:
+    source, target = shapes(operation, units)
 
     @T.prim_func
-    def thread_groups(X: T.Tensor((UNITS, *source), dtype), Y: T.Tensor((UNITS, *target), dtype)):
-        with T.Kernel(1, threads=128 * UNITS):
+    def thread_groups(X: T.Tensor((units, *source), dtype), Y: T.Tensor((units, *target), dtype)):
+        with T.Kernel(1, threads=128 * units):
             with T.Scale("warpgroup") as (rank, _):
                 x, y = T.alloc(source, dtype, level="l1"), T.alloc(target, dtype, level="l1")
                 T.copy(X[rank, 0, 0], x)
@@ -107,7 +111,7 @@ def _thread_groups(operation: str, impl: str | None, dtype: str, op: str) -> Any
 
 def arguments(form: str, operation: str, sources: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """What each device passes: the sources, and where results go."""
-    blank = [torch.full(SHAPES[operation][1], -1.0).to(x.dtype) for x in sources]
+    blank = [torch.full(shapes(operation, len(sources))[1], -1.0).to(x.dtype) for x in sources]
     if form in (TENSORS, TILES):
         return [[x.clone(), y] for x, y in zip(sources, blank, strict=True)]
     return [[torch.stack(list(sources)), torch.stack(blank)]]

@@ -119,6 +119,28 @@ def test_anything_else_is_an_error_that_lists_what_there_is(form: str, operation
         assert ", ".join(names(operation, form)) in str(error.value) and error.value.where
 
 
+@pytest.mark.parametrize(
+    ("operation", "name", "dtype", "op", "units", "reason"),
+    [
+        ("allreduce", "nccl", "float8_e4m3fn", "sum", 4, "it takes no float8_e4m3fn"),
+        ("allreduce", "nvshmem", "float32", "prod", 4, "it makes no prod"),
+        ("all_gather", "doubling", "float32", "sum", 3, "it needs a power of two of units, here are 3"),
+        ("reduce_scatter", "halving", "float32", "sum", 3, "it needs a power of two of units, here are 3"),
+    ],
+)
+def test_who_cannot_says_why_and_lists_the_others(
+    operation: str, name: str, dtype: str, op: str, units: int, reason: str
+):
+    refused = program(operation, TENSORS, name, dtype, op, units)
+    for run in (lambda: tilescale.emulate(refused, data=False, progress=False), lambda: lowered(refused)):
+        with pytest.raises(UnsupportedError) as found:
+            run()
+        message = found.value.message
+        assert message.startswith(f"impl={name!r} of T.{operation}: {reason}; available here: ")
+        others = message.partition("available here: ")[2].split(", ")
+        assert name not in others and len(others) > 1 and found.value.hint and found.value.where
+
+
 @pytest.mark.parametrize("operation", SHAPES)
 @pytest.mark.parametrize("form", [TENSORS, TILES])
 def test_both_choose_alike(form: str, operation: str):

@@ -96,10 +96,7 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
         )
     if impl is not None:
         if impl not in available.names:
-            raise UnsupportedError(
-                f"impl={impl!r} of T.{wanted.operation}: available here: {', '.join(available.names)}",
-                hint="leave impl out, and the machine model chooses",
-            )
+            raise refusal(wanted, impl, available)
         return Choice(impl, "asked for")
     able = [name for name in available.names if name not in available.on_request] or [*available.names]
     if len(able) < 2 or len(wanted.units) == 1 or wanted.form not in (TENSORS, TILES):
@@ -113,6 +110,17 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
         return Choice(able[0], "nothing to compare")
     best = first_of_the_fastest(times)
     return Choice(best, compared(best, times, wanted.nbytes))
+
+
+def refusal(wanted: Wanted, impl: str, available: Available) -> UnsupportedError:
+    """The error for an algorithm that a collective cannot be made by, which says why and lists the others."""
+    reason = records()[impl].against(len(wanted.units), wanted.dtype, wanted.reduction)
+    why = f"{reason}; " if reason is not None else ""
+    others = ", ".join(name for name in available.names if name != impl) or "none"
+    return UnsupportedError(
+        f"impl={impl!r} of T.{wanted.operation}: {why}available here: {others}",
+        hint="leave impl out, and the machine model chooses",
+    )
 
 
 def measured_times(machine: Machine, wanted: Wanted, able: Sequence[str]) -> list[tuple[str, float]]:
