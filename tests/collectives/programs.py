@@ -124,7 +124,7 @@ def results(form: str, args: list[list[torch.Tensor]]) -> list[torch.Tensor]:
 
 def wanted(operation: str, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What each unit must get."""
-    total, count = torch.stack(list(sources)).sum(0), len(sources)
+    total, count = torch.stack([x.double() for x in sources]).sum(0).to(sources[0].dtype), len(sources)
     return {
         "allreduce": lambda: [total] * count,
         "reduce_scatter": lambda: list(total.chunk(count)),

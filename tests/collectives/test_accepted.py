@@ -78,17 +78,23 @@ levels:
 """
 
 
-@pytest.mark.parametrize("operation", SHAPES)
-def test_between_nodes_what_is_accepted_runs_as_it_is_named_or_is_refused(operation: str, tmp_path: Path):
-    """Of whole tensors, emulated and generated, where half of the devices do not share memory with the others."""
+@pytest.fixture
+def nodes(tmp_path: Path) -> str:
+    """The description of two nodes of two devices."""
     described = tmp_path / "nodes.yaml"
     described.write_text(NODES, encoding="utf-8")
+    return str(described)
+
+
+@pytest.mark.parametrize("operation", SHAPES)
+def test_between_nodes_what_is_accepted_runs_as_it_is_named_or_is_refused(operation: str, nodes: str):
+    """Of whole tensors, emulated and generated, where half of the devices do not share memory with the others."""
     generated = set()
-    with tilescale.use_machine(str(described)):
+    with tilescale.use_machine(nodes):
         for name in names(operation, TENSORS):
             traced, given = program.__wrapped__(operation, TENSORS, name), sources(operation)
             try:
-                made = lowered(traced, str(described))
+                made = lowered(traced, nodes)
             except UnsupportedError as refused:
                 assert f"impl='{name}' of T.{operation}: available here: " in str(refused) and refused.where
             else:
@@ -101,6 +107,25 @@ def test_between_nodes_what_is_accepted_runs_as_it_is_named_or_is_refused(operat
             spans = {span.name for span in report.timeline.spans if span.kind == "collective"}
             assert spans == {f"{operation} ({name})"}
     assert generated == {BETWEEN, "nccl"}
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "uint16"])
+@pytest.mark.parametrize("operation", SHAPES)
+def test_between_nodes_all_types_are_moved_and_known_ones_combined(operation: str, dtype: str, nodes: str):
+    for name in (None, BETWEEN, "nccl"):
+        with tilescale.use_machine(nodes):
+            traced = program.__wrapped__(operation, TENSORS, name, dtype)
+            if operation not in ("allreduce", "reduce_scatter"):
+                assert f": {name or BETWEEN} (" in lowered(traced, nodes).notes[0]
+                given = [x.abs().to(getattr(torch, dtype)) for x in sources(operation)]
+                args = arguments(TENSORS, operation, given)
+                tilescale.emulate(traced, args, progress=False)
+                for found, expected in zip(results(TENSORS, args), wanted(operation, given), strict=True):
+                    assert torch.equal(found.float(), expected.float())
+            else:
+                with pytest.raises(UnsupportedError, match=f"float64 are combined, not {dtype}") as refused:
+                    lowered(traced, nodes)
+                assert refused.value.where and refused.value.hint
 
 
 def host_steps(part: object) -> list[HostStep]:

@@ -151,7 +151,8 @@ class DeviceStage(Signature):
         if rule is None:
             what = f"T.{name.removeprefix('tilescale.')}"
             if kind == "program":
-                raise self.unsupported(f"{what} between all programs of a grid has no CUDA lowering", self._in_clusters())
+                found = f"{what} between all programs of a grid has no CUDA lowering"
+                raise self.unsupported(found, self._in_clusters())
             by = f" by {impl}" if name == ops.COPY.name and kind == UNIT else f" of level {level!r}" if level else ""
             raise self.unsupported(f"{what}{by} has no CUDA lowering")
         return rule(self, call)
