@@ -133,7 +133,7 @@ def measured_times(machine: Machine, wanted: Wanted, able: Sequence[str]) -> lis
     if data is None or not is_like_those or wanted.nbytes is None:
         return []
     count, nbytes = len(wanted.units), wanted.nbytes
-    times = [(name, data.collective_s(wanted.operation, name, count, nbytes)) for name in able]
+    times = [(name, data.collective_s(wanted.operation, name, count, nbytes, wanted.dtype)) for name in able]
     known = [(name, seconds) for name, seconds in times if seconds is not None]
     return known if len(known) == len(able) else []
 
