@@ -13,7 +13,7 @@ from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES
 UNITS, COLUMNS = 4, 16
 """Units of each collective unless a test says so, and the columns of its tensors."""
 
-OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_all_v", "broadcast")
 
 
 def shapes(operation: str, units: int = UNITS) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -37,6 +37,8 @@ def collective(operation: str, impl: str | None, op: str, source: Any, target: A
         T.broadcast(target, impl=impl)
     elif operation == "reduce_scatter":
         T.reduce_scatter(source, target, op=op, impl=impl)
+    elif operation == "all_to_all_v":
+        T.all_to_all_v(source, target, [2] * (int(source.shape[0]) // 2), impl=impl)
     else:
         getattr(T, operation)(source, target, impl=impl)
 
@@ -125,10 +127,15 @@ def results(form: str, args: list[list[torch.Tensor]]) -> list[torch.Tensor]:
 def wanted(operation: str, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What each unit must get."""
     total, count = torch.stack([x.double() for x in sources]).sum(0).to(sources[0].dtype), len(sources)
+
+    def exchanged() -> list[torch.Tensor]:
+        return [torch.cat([x.chunk(count)[rank] for x in sources]) for rank in range(count)]
+
     return {
         "allreduce": lambda: [total] * count,
         "reduce_scatter": lambda: list(total.chunk(count)),
         "all_gather": lambda: [torch.cat(list(sources))] * count,
-        "all_to_all": lambda: [torch.cat([x.chunk(count)[rank] for x in sources]) for rank in range(count)],
+        "all_to_all": exchanged,
+        "all_to_all_v": exchanged,
         "broadcast": lambda: [sources[0]] * count,
     }[operation]()
