@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import tilescale
+from tilescale.backends.cuda.running import nccl
 from tilescale.tuning.race import Contender, Runner
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
@@ -43,8 +44,8 @@ def device() -> torch.device:
     """This rank's GPU, with NCCL started where there are several ranks."""
     world = tilescale.init()
     torch.cuda.set_device(world.device)
-    if world.size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl", device_id=world.device)
+    if world.size > 1:
+        nccl.group_of_all(world)
     return world.device
 
 

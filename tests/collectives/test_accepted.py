@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import tilescale
-from tests.collectives.programs import SHAPES, UNITS, arguments, program, results, wanted
+from tests.collectives.programs import SHAPES, UNITS, arguments, program, results, shapes, wanted
 from tests.cuda.support import lowered, of_nvshmem
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.implemented import BETWEEN, IMPLEMENTED, ON_TENSORS
@@ -23,36 +24,48 @@ BETWEEN_GROUPS = {(TENSORS, BETWEEN), (TILES, BETWEEN)}
 """What is generated only where devices do not all share memory; here they do."""
 
 every_kind = pytest.mark.parametrize(
-    ("form", "operation"), [(form, operation) for form in FORMS for operation in SHAPES]
+    ("form", "operation"), [(form, operation) for form in FORMS for operation in SHAPES if names(operation, form)]
 )
 
+units_and_types = pytest.mark.parametrize(("units", "dtype"), [(UNITS, "float32"), (3, "int8")])
+"""A power of two, and a number that is none with elements of a byte."""
 
-def sources(operation: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.Tensor]:
+
+def sources(
+    operation: str, dtype: torch.dtype = torch.float32, seed: int = 0, units: int = UNITS
+) -> list[torch.Tensor]:
     """Small whole numbers: their sums are exact in any order."""
     generator = torch.Generator().manual_seed(seed)
-    shape = SHAPES[operation][0]
-    return [torch.randint(-8, 9, shape, generator=generator).to(dtype) for _ in range(UNITS)]
+    shape = shapes(operation, units)[0]
+    return [torch.randint(-8, 9, shape, generator=generator).to(dtype) for _ in range(units)]
 
 
 @every_kind
-def test_what_is_accepted_is_emulated_as_it_is_named(form: str, operation: str):
-    for name in names(operation, form):
-        given = sources(operation)
+@units_and_types
+def test_what_is_accepted_is_emulated_as_it_is_named(form: str, operation: str, units: int, dtype: str):
+    for name in able(operation, form, units):
+        given = sources(operation, getattr(torch, dtype), units=units)
         args = arguments(form, operation, given)
-        report = tilescale.emulate(program(operation, form, name), args)
+        report = tilescale.emulate(program(operation, form, name, dtype, units=units), args)
         for found, expected in zip(results(form, args), wanted(operation, given), strict=True):
             assert torch.equal(found, expected), name
         spans = {span.name for span in report.timeline.spans if span.kind == "collective"}
         assert spans == {f"{operation} ({name})"}
 
 
+def able(operation: str, form: str, units: int) -> list[str]:
+    """The algorithms that so many units may name."""
+    return [name for name in names(operation, form) if records()[name].against(units) is None]
+
+
 @every_kind
+@units_and_types
 def test_what_is_accepted_is_generated_as_it_is_named_or_refused(
-    form: str, operation: str, monkeypatch: pytest.MonkeyPatch
+    form: str, operation: str, units: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ):
     of_nvshmem(monkeypatch)
-    for name in names(operation, form):
-        traced = program(operation, form, name)
+    for name in able(operation, form, units):
+        traced = program(operation, form, name, dtype, units=units)
         if (operation, form, name) not in IMPLEMENTED or (form, name) in BETWEEN_GROUPS:
             with pytest.raises(UnsupportedError, match=f"impl='{name}' of T.{operation}: available here:") as refused:
                 lowered(traced)
@@ -78,17 +91,23 @@ levels:
 """
 
 
-@pytest.mark.parametrize("operation", SHAPES)
-def test_between_nodes_what_is_accepted_runs_as_it_is_named_or_is_refused(operation: str, tmp_path: Path):
-    """Of whole tensors, emulated and generated, where half of the devices do not share memory with the others."""
+@pytest.fixture
+def nodes(tmp_path: Path) -> str:
+    """The description of two nodes of two devices."""
     described = tmp_path / "nodes.yaml"
     described.write_text(NODES, encoding="utf-8")
+    return str(described)
+
+
+@pytest.mark.parametrize("operation", SHAPES)
+def test_between_nodes_what_is_accepted_runs_as_it_is_named_or_is_refused(operation: str, nodes: str):
+    """Of whole tensors, emulated and generated, where half of the devices do not share memory with the others."""
     generated = set()
-    with tilescale.use_machine(str(described)):
+    with tilescale.use_machine(nodes):
         for name in names(operation, TENSORS):
             traced, given = program.__wrapped__(operation, TENSORS, name), sources(operation)
             try:
-                made = lowered(traced, str(described))
+                made = lowered(traced, nodes)
             except UnsupportedError as refused:
                 assert f"impl='{name}' of T.{operation}: available here: " in str(refused) and refused.where
             else:
@@ -100,7 +119,27 @@ def test_between_nodes_what_is_accepted_runs_as_it_is_named_or_is_refused(operat
                 assert torch.equal(found, expected), name
             spans = {span.name for span in report.timeline.spans if span.kind == "collective"}
             assert spans == {f"{operation} ({name})"}
-    assert generated == {BETWEEN, "nccl"}
+    assert generated == {BETWEEN, "nccl"} & {*names(operation, TENSORS)}
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "uint16"])
+@pytest.mark.parametrize("operation", SHAPES)
+def test_between_nodes_all_types_are_moved_and_known_ones_combined(operation: str, dtype: str, nodes: str):
+    for name in (None, *({BETWEEN, "nccl"} & {*names(operation, TENSORS)})):
+        with tilescale.use_machine(nodes):
+            traced = program.__wrapped__(operation, TENSORS, name, dtype)
+            if operation not in ("allreduce", "reduce_scatter"):
+                chosen = name or ("nccl" if operation == "all_to_all_v" else BETWEEN)
+                assert f": {chosen} (" in lowered(traced, nodes).notes[0]
+                given = [x.abs().to(getattr(torch, dtype)) for x in sources(operation)]
+                args = arguments(TENSORS, operation, given)
+                tilescale.emulate(traced, args, progress=False)
+                for found, expected in zip(results(TENSORS, args), wanted(operation, given), strict=True):
+                    assert torch.equal(found.float(), expected.float())
+            else:
+                with pytest.raises(UnsupportedError, match=f"float64 are combined, not {dtype}") as refused:
+                    lowered(traced, nodes)
+                assert refused.value.where and refused.value.hint
 
 
 def host_steps(part: object) -> list[HostStep]:
@@ -119,8 +158,31 @@ def test_anything_else_is_an_error_that_lists_what_there_is(form: str, operation
         assert ", ".join(names(operation, form)) in str(error.value) and error.value.where
 
 
-@pytest.mark.parametrize("operation", SHAPES)
-@pytest.mark.parametrize("form", [TENSORS, TILES])
+@pytest.mark.parametrize(
+    ("operation", "name", "dtype", "op", "units", "reason"),
+    [
+        ("allreduce", "nccl", "float8_e4m3fn", "sum", 4, "it takes no float8_e4m3fn"),
+        ("allreduce", "nvshmem", "float32", "prod", 4, "it makes no prod"),
+        ("all_gather", "doubling", "float32", "sum", 3, "it needs a power of two of units, here are 3"),
+        ("reduce_scatter", "halving", "float32", "sum", 3, "it needs a power of two of units, here are 3"),
+    ],
+)
+def test_who_cannot_says_why_and_lists_the_others(
+    operation: str, name: str, dtype: str, op: str, units: int, reason: str
+):
+    refused = program(operation, TENSORS, name, dtype, op, units)
+    for run in (lambda: tilescale.emulate(refused, data=False, progress=False), lambda: lowered(refused)):
+        with pytest.raises(UnsupportedError) as found:
+            run()
+        message = found.value.message
+        assert message.startswith(f"impl={name!r} of T.{operation}: {reason}; available here: ")
+        others = message.partition("available here: ")[2].split(", ")
+        assert name not in others and len(others) > 1 and found.value.hint and found.value.where
+
+
+@pytest.mark.parametrize(
+    ("form", "operation"), [(form, of) for form in (TENSORS, TILES) for of in SHAPES if names(of, form)]
+)
 def test_both_choose_alike(form: str, operation: str):
     """Without `impl=` the emulator of a machine that CUDA serves takes what CUDA takes."""
     traced = program(operation, form)
@@ -214,15 +276,35 @@ def a_file_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_new_algorithm_is_a_file(a_file_more: None):
     given = sources("allreduce")
     args = arguments(TENSORS, "allreduce", given)
-    traced = program("allreduce", TENSORS, "star")
-    report = tilescale.emulate(traced, args)
+    report = tilescale.emulate(program("allreduce", TENSORS, "star"), args)
     for found, expected in zip(results(TENSORS, args), wanted("allreduce", given), strict=True):
         assert torch.equal(found, expected)
     assert "allreduce (star)" in {span.name for span in report.timeline.spans}
     with pytest.raises(UsageError, match="star"):
         program("allreduce", TENSORS, "magic")
-    with pytest.raises(UnsupportedError, match="impl='star' of T.allreduce: available here: one_shot"):
-        lowered(traced)
+
+
+LOWERED = """
+import sys
+from tilescale.collectives.table import family
+family.__path__.append(sys.argv[1])  # before any back end has asked for algorithms, as a file among the others is
+
+from tests.collectives.programs import TENSORS, program
+from tests.collectives.test_accepted import host_steps
+from tests.cuda.support import lowered
+from tilescale.backends.cuda.running.collectives import LAUNCHERS
+
+made = lowered(program("allreduce", TENSORS, "star"))
+steps = [step.impl for step in host_steps(made.lowered.body) if step.impl]
+print(*made.notes, steps, ("allreduce", "star") in LAUNCHERS)
+"""
+
+
+def test_a_kernel_plays_the_rounds_of_a_new_algorithm(tmp_path: Path):
+    (tmp_path / "star.py").write_text(STAR, encoding="utf-8")
+    asked = [sys.executable, "-c", LOWERED, str(tmp_path)]
+    found = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+    assert found.stdout.strip() == "T.allreduce of Y between devices: star (asked for) ['star'] True", found.stderr
 
 
 def test_two_algorithms_of_one_name_are_an_error(a_file_more: None, tmp_path: Path):

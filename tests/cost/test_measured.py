@@ -134,6 +134,32 @@ def test_the_newest_calibration_is_in_force(environment, tmp_path: Path):
     assert in_force(H200).digest != H200.digest
 
 
+def test_what_was_not_measured_anew_is_what_is_shipped(environment, tmp_path: Path):
+    environment(TILESCALE_CACHE_DIR=str(tmp_path))
+    shipped = measured(H200)
+    mine = Collective(operation="allreduce", algorithm="one_shot", units=2, nbytes=KIB, us=7.0)
+    keep(tmp_path, replace(CALIBRATION, wires=(), flags=(), products=(), contention=(), collectives=(mine,)))
+    environment(TILESCALE_CACHE_DIR=str(tmp_path))
+    found = measured(H200)
+    assert found.wires == tuple(replace(w, source=w.source or shipped.source) for w in shipped.wires)
+    assert [launch.us for launch in found.launches if launch.mode == "graph"] == [1.5]
+    assert {launch.mode for launch in found.launches} == {launch.mode for launch in shipped.launches}
+    gathers = ("all_gather", "direct", 2, MIB)
+    assert found.collective_s(*gathers) == shipped.collective_s(*gathers) is not None
+    # What is compared in one choice was measured together.
+    assert [p for p in found.collectives if (p.operation, p.units) == ("allreduce", 2)] == [mine]
+    assert in_force(H200).network("device") == H200.network("device")
+
+
+def test_an_empty_calibration_hides_nothing(environment, tmp_path: Path):
+    environment(TILESCALE_CACHE_DIR=str(tmp_path))
+    shipped = measured(H200)
+    nothing = dict.fromkeys(("wires", "flags", "launches", "products", "collectives", "contention"), ())
+    keep(tmp_path, replace(CALIBRATION, **nothing))
+    environment(TILESCALE_CACHE_DIR=str(tmp_path))
+    assert measured(H200) == shipped and origin(H200) == "what is shipped"
+
+
 # -- choices -----------------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +173,14 @@ def test_between_two_sizes_times_lie_on_a_line_of_the_chart():
     assert found == pytest.approx([2e-6, 4e-6, 8e-6, 10e-6])
     for other in (("ring", 2, KIB - 1), ("ring", 2, 65 * KIB), ("ring", 4, KIB), ("direct", 2, KIB)):
         assert data.collective_s("allreduce", *other) is None
+
+
+def test_types_are_curves_of_their_own():
+    narrow = curve("ring", (KIB, 2.0), (16 * KIB, 8.0))
+    wide = [replace(point, us=3 * point.us, dtype="float32") for point in narrow]
+    data = replace(CALIBRATION, collectives=(*narrow, *wide))
+    times = [data.collective_s("allreduce", "ring", 2, 4 * KIB, dtype) for dtype in ("bfloat16", "float32", "int32")]
+    assert times == pytest.approx([4e-6, 12e-6, 4e-6])
 
 
 def test_the_choice_follows_what_was_measured(environment, tmp_path: Path):

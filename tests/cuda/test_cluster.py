@@ -293,6 +293,19 @@ def test_a_barrier_of_the_whole_grid(mistake):
         source(program)
 
 
+def test_a_cluster_of_one_is_none(mistake):
+    @T.prim_func
+    def program(X: T.Tensor((4,), "float32")):
+        with T.Kernel(cta_cluster=1, block=4, threads=32) as b:
+            with T.Scale("block"):
+                x = T.alloc((1,), "float32", level="l1")
+                T.copy(X[b], x)
+                T.allreduce(x)  # <-
+
+    with mistake(UnsupportedError, "programs of a cluster do, from two on: T.Kernel(cta_cluster=2); or run it with"):
+        source(program)
+
+
 def test_a_bulk_copy_between_programs(mistake):
     @T.prim_func
     def program(X: T.Tensor((4, 64), "float32")):

@@ -13,6 +13,7 @@ import torch
 
 from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks, shorten
 from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS, ON_TENSORS
+from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.collectives import LAUNCHERS, copied_sums, exchanges, hierarchical, rounds
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving, moving_units
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
@@ -244,6 +245,17 @@ def test_groups_that_share_memory(name: str, library: Library, monkeypatch: pyte
     for count in (1, 2, 7, 150, 1300):
         check(call, name, count, 6, torch.bfloat16, shift=count % 2, numbers=whole_numbers)
     assert not six.reports.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("shape", [(6,), (3, 4), (0, 4), (0,)])
+def test_what_a_library_does_not_know_goes_as_bytes(dtype: torch.dtype, shape: tuple[int, ...]):
+    """The first dimension stays, as all-to-alls count along it."""
+    given = torch.zeros(shape).to(dtype)
+    sent = nccl.moved(given)
+    known = dtype in (torch.bfloat16, torch.int32)
+    assert (sent is given) == known and sent.dtype == (dtype if known else torch.uint8)
+    assert len(sent) == len(given) and sent.nbytes == given.nbytes and sent.data_ptr() == given.data_ptr()
 
 
 SUMS = [(name, algorithm) for name, algorithm in LAUNCHERS if name in ("allreduce", "reduce_scatter")]

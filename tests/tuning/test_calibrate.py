@@ -81,6 +81,12 @@ def test_after_the_limit_nothing_new_is_begun():
     assert not any(getattr(found, kind) for kind in KINDS)
 
 
+def test_nothing_is_no_calibration(quick: Measured, cache: Path):
+    with pytest.raises(UsageError, match="nothing was measured within the limit"):
+        keep(replace(quick, **dict.fromkeys(KINDS, ())))
+    assert not list(cache.rglob("*.json"))
+
+
 def test_who_cannot_make_an_operation_is_not_tried_at_its_other_sizes(monkeypatch: pytest.MonkeyPatch):
     tried = []
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from tilescale.backends.cuda.running import nccl
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
-from tilescale.tuning import search
+from tilescale.tuning import places, search
 from tilescale.tuning.places import Place
 from tilescale.tuning.progress import Steps
 from tilescale.tuning.race import Runner
@@ -127,3 +131,19 @@ def test_whoever_fails_says_why_and_the_others_go_on(place: Scripted):
 def test_if_nothing_works_all_reasons_are_told(place: Scripted):
     with pytest.raises(UsageError, match="(?s)no configuration of program works.*n=0: ValueError: tiles of nothing"):
         tuned(place, 0, 0)
+
+
+def test_ranks_meet_by_the_store_of_their_job(monkeypatch: pytest.MonkeyPatch):
+    """Not every launcher says in the environment where torch.distributed would meet."""
+    started: list[dict[str, Any]] = []
+    world = SimpleNamespace(size=2, rank=1, ranks=(0, 1), device=torch.device("cuda", 1), store=dist.HashStore())
+    monkeypatch.setattr(places, "init", lambda: world)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **how: started.append(how))
+    monkeypatch.setattr(dist, "new_group", lambda ranks, **how: tuple(ranks))
+    monkeypatch.setattr(nccl.atexit, "register", lambda leave: None)
+    monkeypatch.setattr(nccl, "_groups", {})
+    assert places.here(Machine.load("h200-sxm-8")).units == 2
+    (how,) = started
+    assert how["rank"] == 1 and how["world_size"] == 2 and how["store"] is not None and how["timeout"]

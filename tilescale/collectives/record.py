@@ -54,6 +54,7 @@ class Algorithm:
             taken only where a program asks for it.
         power_of_two: whether it needs a power of two of units.
         dtypes: element types that it takes; () for all.
+        moves_all: whether it takes all types where it only moves them.
         reductions: what it combines by, of "sum", "prod", "max" and "min"; () for all.
         library: the software that makes it, in the words of machine descriptions; "" for this project's own.
         mechanism: the one that carries its messages; "" for the fastest that each round's starter has.
@@ -75,6 +76,7 @@ class Algorithm:
     keeps_nan: bool = True
     power_of_two: bool = False
     dtypes: tuple[str, ...] = ()
+    moves_all: bool = False
     reductions: tuple[str, ...] = ()
     library: str = ""
     mechanism: str = ""
@@ -115,10 +117,14 @@ class Algorithm:
         return make(shape, segments) if operation in self.segmented else make(shape)
 
     def against(self, units: int, dtype: str | None = None, reduction: str | None = None) -> str | None:
-        """Why it cannot be for so many units, elements of a type, or a combining operation; None if it can."""
+        """Why it cannot be for so many units, elements of a type, or a combining operation; None if it can.
+
+        Without a `reduction` nothing is combined.
+        """
         if self.power_of_two and units & (units - 1):
             return f"it needs a power of two of units, here are {units}"
-        if self.dtypes and dtype is not None and dtype not in self.dtypes:
+        is_moved = self.moves_all and reduction is None
+        if self.dtypes and dtype is not None and dtype not in self.dtypes and not is_moved:
             return f"it takes no {dtype}"
         if self.reductions and reduction is not None and reduction not in self.reductions:
             return f"it makes no {reduction}"

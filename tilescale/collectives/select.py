@@ -96,10 +96,7 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
         )
     if impl is not None:
         if impl not in available.names:
-            raise UnsupportedError(
-                f"impl={impl!r} of T.{wanted.operation}: available here: {', '.join(available.names)}",
-                hint="leave impl out, and the machine model chooses",
-            )
+            raise refusal(wanted, impl, available)
         return Choice(impl, "asked for")
     able = [name for name in available.names if name not in available.on_request] or [*available.names]
     if len(able) < 2 or len(wanted.units) == 1 or wanted.form not in (TENSORS, TILES):
@@ -115,6 +112,17 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
     return Choice(best, compared(best, times, wanted.nbytes))
 
 
+def refusal(wanted: Wanted, impl: str, available: Available) -> UnsupportedError:
+    """The error for an algorithm that a collective cannot be made by, which says why and lists the others."""
+    reason = records()[impl].against(len(wanted.units), wanted.dtype, wanted.reduction)
+    why = f"{reason}; " if reason is not None else ""
+    others = ", ".join(name for name in available.names if name != impl) or "none"
+    return UnsupportedError(
+        f"impl={impl!r} of T.{wanted.operation}: {why}available here: {others}",
+        hint="leave impl out, and the machine model chooses",
+    )
+
+
 def measured_times(machine: Machine, wanted: Wanted, able: Sequence[str]) -> list[tuple[str, float]]:
     """Seconds of algorithms as they were measured on a machine; [] unless that is known of all of them.
 
@@ -125,7 +133,7 @@ def measured_times(machine: Machine, wanted: Wanted, able: Sequence[str]) -> lis
     if data is None or not is_like_those or wanted.nbytes is None:
         return []
     count, nbytes = len(wanted.units), wanted.nbytes
-    times = [(name, data.collective_s(wanted.operation, name, count, nbytes)) for name in able]
+    times = [(name, data.collective_s(wanted.operation, name, count, nbytes, wanted.dtype)) for name in able]
     known = [(name, seconds) for name, seconds in times if seconds is not None]
     return known if len(known) == len(able) else []
 

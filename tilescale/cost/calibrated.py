@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Measurements of a machine: where they are kept, which are in force, and the machine with their numbers.
 
-Newest first, a user's own calibration stands before what is shipped. Simulated times say nothing of a machine, so
-choices never follow them.
+A user's own calibration, the newest, stands before what is shipped, which says what that one did not measure. Simulated
+times say nothing of a machine, so choices never follow them.
 
 The numbers of a description follow from points by least squares of relative errors: start-up and rate of a mechanism
 from its wires, the share of the arithmetic's peak from products, latency from the smallest flag, launch from launches.
@@ -57,12 +57,13 @@ def _in_force(machine: Machine, date: str) -> Machine:
 
 
 def measured(machine: Machine) -> Measured | None:
-    """What was measured of a machine, the newest of the user's own, else what is shipped; None if there is nothing.
+    """What was measured of a machine: the newest of the user's own, and what is shipped of the rest; None for nothing.
 
     Raises:
         UsageError: a file that is no measurement; says which.
     """
-    return own(machine) or _shipped(machine.name)
+    mine = own(machine)
+    return _shipped(machine.name) if mine is None else _over_shipped(machine.name, folder())
 
 
 def origin(machine: Machine) -> str:
@@ -79,13 +80,21 @@ def origin(machine: Machine) -> str:
 def forget() -> None:
     """Read a user's calibrations again when they are next asked for."""
     _own.cache_clear()
+    _over_shipped.cache_clear()
     _in_force.cache_clear()
 
 
 @cache
 def _own(name: str, where: Path) -> Measured | None:
     found = (Measured.load(path) for path in sorted(where.glob(f"{name}-*.json"), reverse=True))
-    return next((data for data in found if data.machine == name and not data.simulated), None)
+    real = (data for data in found if data.machine == name and not data.simulated and not data.is_empty)
+    return next(real, None)
+
+
+@cache
+def _over_shipped(name: str, where: Path) -> Measured | None:
+    mine, shipped = _own(name, where), _shipped(name)
+    return mine if mine is None or shipped is None else mine.over(shipped)
 
 
 @cache

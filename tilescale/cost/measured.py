@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -169,16 +169,37 @@ class Measured:
             parts.append(f' "{name}": [\n{lines}\n ]' if lines else f' "{name}": []')
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
-    def collective_s(self, operation: str, algorithm: str, units: int, nbytes: float) -> float | None:
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no point."""
+        return not any(getattr(self, kind) for kind in KINDS)
+
+    def over(self, other: Measured) -> Measured:
+        """This, and of what else was measured of the machine the points that are not measured anew.
+
+        Points that stand for one curve, or are compared with each other, stay together: all of them are of one origin.
+        """
+        joined: dict[str, Any] = {}
+        for kind in KINDS:
+            own = getattr(self, kind)
+            known = {_curve(kind, point) for point in own}
+            others = (point for point in getattr(other, kind) if _curve(kind, point) not in known)
+            joined[kind] = (*own, *(replace(point, source=point.source or other.source) for point in others))
+        return replace(self, **joined)
+
+    def collective_s(
+        self, operation: str, algorithm: str, units: int, nbytes: float, dtype: str = "bfloat16"
+    ) -> float | None:
         """Seconds of a collective, between the sizes that were measured; None if it was not, or not at such sizes.
 
-        Between two sizes the time is taken to be a power of the bytes: a line in a doubly logarithmic chart.
+        Of elements of a type that was not measured they are those of one that was. Between two sizes the time is taken
+        to be a power of the bytes: a line in a doubly logarithmic chart.
         """
-        curve = sorted(
-            (p.nbytes, p.us)
-            for p in self.collectives
-            if (p.operation, p.algorithm, p.units, p.mode) == (operation, algorithm, units, "graph")
-        )
+        asked = operation, algorithm, units, "graph"
+        points = [p for p in self.collectives if (p.operation, p.algorithm, p.units, p.mode) == asked]
+        types = {p.dtype for p in points}
+        like = dtype if dtype in types else min(types, default=dtype)
+        curve = sorted((p.nbytes, p.us) for p in points if p.dtype == like)
         if not curve or not curve[0][0] <= nbytes <= curve[-1][0]:
             return None
         place = next(i for i, (size, _) in enumerate(curve) if size >= nbytes)
@@ -196,6 +217,20 @@ KINDS: dict[str, type] = {
     "contention": Contention,
 }
 """Field of `Measured` -> the points in it."""
+
+CURVES: dict[str, tuple[str, ...]] = {
+    "wires": ("mechanism", "operation", "programs"),
+    "flags": (),
+    "launches": ("mode",),
+    "products": ("dtype", "by"),
+    "collectives": ("operation", "units", "mode", "dtype"),
+    "contention": ("mechanism", "dtype"),
+}
+"""Field of `Measured` -> what points agree in that are fitted, interpolated or compared together."""
+
+
+def _curve(kind: str, point: Any) -> tuple[Any, ...]:
+    return tuple(getattr(point, name) for name in CURVES[kind])
 
 
 def _measured(text: dict[str, Any]) -> Measured:

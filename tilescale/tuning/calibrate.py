@@ -60,7 +60,13 @@ def calibrate(place: Place, steps: Steps, *, quick: bool = False, limit_s: float
 
 
 def keep(found: Measured) -> Path:
-    """Write a calibration into the user's cache, where choices find it. Raises UsageError if that cannot be done."""
+    """Write a calibration into the user's cache, where choices find it.
+
+    Raises:
+        UsageError: it has no points, or the cache cannot be written.
+    """
+    if found.is_empty:
+        raise UsageError("nothing was measured within the limit", hint="allow more: tilescale calibrate --limit 300")
     stamp = found.date.replace(":", "").split("+")[0]
     path = folder() / f"{found.machine}-{stamp}{'-simulated' if found.simulated else ''}.json"
     save(path, found.text)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang_core import ir
+from tilescale.backends.cuda.running import nccl
 from tilescale.backends.emulator.emulate import emulate
 from tilescale.comm import World, init
 from tilescale.cost.calibrated import in_force
@@ -114,10 +115,7 @@ def here(machine: Machine, units: int | None = None) -> Place:
         return Place(machine, world, True, min(units or most, most))
     torch.cuda.set_device(world.device)
     if world.size > 1 and not settings().share_gpus:
-        import torch.distributed as dist
-
-        if not dist.is_initialized():
-            dist.init_process_group("nccl", device_id=world.device)
+        nccl.group_of_all(world)  # which meets by the job's store, whatever has launched the ranks
     return Place(machine, world, False, world.size)
 
 

@@ -14,7 +14,7 @@ from tilescale.collectives.algorithms import direct, rings
 from tilescale.collectives.record import TENSORS, Algorithm
 
 NUMBERS = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-"""Types that both take."""
+"""Types that both take; NCCL moves others as bytes."""
 
 ALGORITHMS = (
     Algorithm(
@@ -29,6 +29,7 @@ ALGORITHMS = (
         segmented=frozenset({"broadcast"}),
         forms=(TENSORS,),
         dtypes=NUMBERS,
+        moves_all=True,
         library="nccl",
         in_order=False,
         keeps_nan=False,

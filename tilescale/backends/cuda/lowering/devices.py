@@ -149,9 +149,19 @@ class DeviceStage(Signature):
             impl = ON_TILES[TILES].get(name.removeprefix("tilescale."))
         rule = rule_for(name, kind, impl) if kind == UNIT else None
         if rule is None:
-            how = f" by {impl}" if name == ops.COPY.name and kind == UNIT else _speaking_of(level, kind)
-            raise self.unsupported(f"T.{name.removeprefix('tilescale.')}{how} has no CUDA lowering")
+            what = f"T.{name.removeprefix('tilescale.')}"
+            if kind == "program":
+                found = f"{what} between all programs of a grid has no CUDA lowering"
+                raise self.unsupported(found, self._in_clusters())
+            by = f" by {impl}" if name == ops.COPY.name and kind == UNIT else f" of level {level!r}" if level else ""
+            raise self.unsupported(f"{what}{by} has no CUDA lowering")
         return rule(self, call)
+
+    def _in_clusters(self) -> str:
+        """Where programs of a grid find each other."""
+        clusters = [level.name for level in self.target.machine.levels if level.kind == "cluster"]
+        found = [f"programs of a cluster do, from two on: T.Kernel({name}=2)" for name in clusters]
+        return "; or ".join([*found, "run it with tilescale.emulate"])
 
     def _alone(self, made: Collective) -> ir.Stmt:
         """A collective of one unit, which has everything."""
@@ -244,13 +254,6 @@ class DeviceStage(Signature):
     def after_wait(self, body: ir.Stmt) -> ir.Stmt:
         """`body`, in which one thread waits; then all threads see what it acquired."""
         return tir.sequence([body, acquired(sync())])
-
-
-def _speaking_of(level: str | None, kind: str) -> str:
-    """Between whom an operation is that has no lowering."""
-    if kind == "program":
-        return " between all programs of a grid"
-    return "" if level is None else f" of level {level!r}"
 
 
 def _reads_memory(expr: ir.PrimExpr) -> bool:

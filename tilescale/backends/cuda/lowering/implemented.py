@@ -103,7 +103,10 @@ def shared_axis(made: Collective, count: int) -> int | None:
 
 
 def _has_nccl(made: Collective, target: Target) -> bool:
-    return target.nccl and _types(made) <= {*records()["nccl"].dtypes}
+    """Numbers that NCCL combines; of what it moves also other elements of whole bytes, as bytes."""
+    known = {*records()["nccl"].dtypes}
+    is_moved = made.op is None and all(ir.bits(dtype) % 8 == 0 for dtype in _types(made))
+    return target.nccl and (is_moved or _types(made) <= known)
 
 
 def _drops_nan(made: Collective, target: Target) -> bool:
@@ -269,6 +272,14 @@ def choice(made: Collective, target: Target, in_program: bool) -> Choice | None:
     wanted = wanted_of(made, target.machine, dict(target.sizes), in_program)
     found = available(made, wanted, target)
     return select(target.machine, wanted, found, made.impl) if found.names else None
+
+
+def why_none(made: Collective, target: Target) -> str:
+    """Why there is no algorithm for a collective of whole tensors, as far as it is known."""
+    others = sorted(_types(made) - {*ADDED})
+    if made.op is None or not others or share_memory(target, made.level):
+        return ""
+    return f": between devices that share no memory {', '.join(ADDED)} are combined, not {', '.join(others)}"
 
 
 def check(program: Program, target: Target) -> None:

@@ -164,9 +164,9 @@ class Stage:
         self.where: Location | None = phase.launch.where
         self._numbers = -1
 
-    def unsupported(self, found: str) -> UnsupportedError:
+    def unsupported(self, found: str, hint: str = "run it with tilescale.emulate") -> UnsupportedError:
         """The error for something that has no lowering, at the current line."""
-        return UnsupportedError(found, hint="run it with tilescale.emulate", where=self.where)
+        return UnsupportedError(found, hint=hint, where=self.where)
 
     def next_number(self) -> int:
         """A number that nothing else of this stage has."""

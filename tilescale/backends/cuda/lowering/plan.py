@@ -299,7 +299,7 @@ class _Planner(Grids):
         choice = self._chosen(lambda: implemented.choice(made, self.target, in_program=False))
         if choice is None:
             what = f"T.{short} of {self._tensors(call.args)} between {level}s"
-            raise self.unsupported(f"{what} has no CUDA lowering")
+            raise self.unsupported(f"{what} has no CUDA lowering{implemented.why_none(made, self.target)}")
         self.notes.append(f"T.{short} of {self._tensors(call.args)} between {level}s: {choice}")
         way = implemented.implementation(made, self.target, choice.name)
         if way is not None and way.on_tiles:

@@ -14,6 +14,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tilescale.collectives import records
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class Member(Protocol):
 
 _EXIT_S, _ABORT_S = 5.0, 10.0
 """Longest time that the end of NCCL may take when the process exits, and when a peer is gone."""
+
+KNOWN = frozenset(records()["nccl"].dtypes)
+"""Types of elements that NCCL has."""
 
 Groups = tuple[tuple[int, ...], ...]
 """Devices, or ranks of the job, by process group."""
@@ -118,6 +122,15 @@ def _made(world: World, among: tuple[int, ...], teams: Groups, options: dict[str
         return next(g for team, g in zip(teams, made, strict=True) if world.rank in team)
     mine = next(team for team in teams if world.rank in team)
     return dist.new_group(list(mine), use_local_synchronization=True, **options)  # others of the job do not come
+
+
+def moved(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as NCCL can move it: of types that it does not know their bytes, along a last dimension."""
+    import torch
+
+    if str(tensor.dtype).removeprefix("torch.") in KNOWN:
+        return tensor
+    return (tensor if tensor.ndim > 1 else tensor.unsqueeze(-1)).view(torch.uint8)
 
 
 def reduce_op(reduction: str) -> Any:

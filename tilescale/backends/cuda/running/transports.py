@@ -77,7 +77,8 @@ class Nccl:
         import torch.distributed as dist
 
         all_of = [*((dist.isend, m) for m in sends), *((dist.irecv, m) for m in receives)]
-        made = [dist.P2POp(way, m.tensor, self._ranks[m.device], self._all) for way, m in all_of if m.tensor.numel()]
+        filled = [(way, nccl.moved(m.tensor), self._ranks[m.device]) for way, m in all_of if m.tensor.numel()]
+        made = [dist.P2POp(way, tensor, rank, self._all) for way, tensor, rank in filled]
         started = dist.batch_isend_irecv(made) if made else []
         return lambda: [work.wait() for work in started]
 

@@ -24,8 +24,8 @@ from tilescale.backends.emulator.operations.remote import Peer
 from tilescale.collectives import TENSORS, TILES, Algorithm, Schedule, records, select
 from tilescale.collectives.estimate import shape_of
 from tilescale.collectives.request import wanted_of
-from tilescale.collectives.select import moved
-from tilescale.errors import RankMismatchError, UnsupportedError
+from tilescale.collectives.select import everything, moved, refusal
+from tilescale.errors import RankMismatchError
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Combine
 
@@ -58,9 +58,9 @@ class Chosen:
             self._wanted = wanted_of(made, self.machine, extents, frame.program is not None, frame.run.mesh)
             name = made.impl or self._select(base.Target(self.machine, tuple(extents.items())))
             self._record = records()[name]
-            reason = self._record.against(frame.unit.around(made.level).siblings, made.dtype, made.op)
-            if reason is not None:
-                raise UnsupportedError(f"T.{made.name} by {name}: {reason}", where=self.where)
+            if self._record.against(frame.unit.around(made.level).siblings, made.dtype, made.op) is not None:
+                refused = refusal(self._wanted, name, everything(self.machine, self._wanted))
+                raise refused.at(self.where) if self.where else refused
         return self._record
 
     def _select(self, target: base.Target) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
-from tilescale.backends.cuda.running.nccl import group, reduce_op
+from tilescale.backends.cuda.running.nccl import group, moved, reduce_op
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.errors import OutOfBoundsError
@@ -35,7 +35,7 @@ def broadcast(own: Owner, stand: Stand) -> Bound:
 
     def bind(given: Operands) -> list[Work]:
         root = own.team.ranks[ranks.device(given.root)]
-        return dense.in_place(given.target, lambda x: [partial(dist.broadcast, x, root, group=team)])
+        return dense.in_place(given.target, lambda x: [partial(dist.broadcast, moved(x), root, group=team)])
 
     return bind
 
@@ -85,7 +85,8 @@ def all_to_all_v(own: Owner, stand: Stand) -> Bound:
         def launch(source: torch.Tensor, target: torch.Tensor) -> None:
             sent, arriving = told(given)
             _check_rows(stand, (len(source), len(target)), sent, arriving)
-            dist.all_to_all_single(target[: sum(arriving)], source[: sum(sent)], arriving, sent, group=team)
+            given_rows, taken_rows = moved(source[: sum(sent)]), moved(target[: sum(arriving)])
+            dist.all_to_all_single(taken_rows, given_rows, arriving, sent, group=team)
             if given.received is not None:
                 given.received.copy_(torch.tensor(arriving))
 
@@ -106,6 +107,6 @@ def _from_parts(own: Owner, stand: Stand, exchange: Callable[..., Any]) -> Bound
     team = group(own, stand.made.level)
 
     def launch(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
-        return [partial(exchange, target, source, group=team)]
+        return [partial(exchange, moved(target), moved(source), group=team)]
 
     return lambda given: dense.along(stand.made.axis, given.source, given.target, launch)
