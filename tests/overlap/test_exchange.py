@@ -165,6 +165,23 @@ def test_there_and_back_what_comes_first_leaves_first():
     assert re.search(r"T.tilescale.copy\(T.region\(again\[\(device_rank_?\d* \+ 4 - step\) % 4 \* 8", text), text
 
 
+def test_blocks_without_rows_do_not_make_those_of_others_again():
+    """Three blocks for two tiles: put into the order of travel, the last would take one that another has."""
+    func = around(2, 2, 2, back=True, turns=3)
+    changed, schedule = overlapped(func)
+    check_same(func, changed, arguments(func, 2))
+    for move in schedule.moves:
+        assert move.overlapped and "tiles as written: some programs have no rows" in move.why
+
+
+def test_extents_of_loops_need_not_be_simplified():
+    """Two blocks beside each other for one tile: once rewritten, the extent of a loop is the larger of two numbers."""
+    func = around(2, 2, 4, back=True, columns=2)
+    changed, schedule = overlapped(func)
+    assert schedule.moves[0].overlapped
+    check_same(func, changed, arguments(func, 2))
+
+
 @settings(max_examples=6, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     devices=st.integers(2, 4),

@@ -124,8 +124,9 @@ def grid_of(
     grid = Grid(number.size, dict(zip(launch.programs[len(whole) - len(shape) :], axes, strict=False)))
     grid.known |= {var: sizes[name] for name, var in launch.extents if isinstance(var, ir.Var)}
     for stmt in ir.statements(phase.stmt):
-        if isinstance(stmt, ir.For) and ir.constant(stmt.min) == 0 and ir.constant(stmt.extent) is not None:
-            grid.free[stmt.loop_var] = int(stmt.extent)
+        extent = ir.constant(stmt.extent) if isinstance(stmt, ir.For) and ir.constant(stmt.min) == 0 else None
+        if extent is not None:
+            grid.free[stmt.loop_var] = extent
         elif isinstance(stmt, ir.Bind):
             rank = operation(stmt.value)
             if not isinstance(rank, Rank):

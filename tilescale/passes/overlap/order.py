@@ -88,7 +88,8 @@ class Axis:
 
     Attributes:
         number: of the axis.
-        first: for each part the first index along the axis whose tiles begin in it; at the end the axis' extent.
+        first: for each part the first index along the axis whose tiles begin in it; at the end the axis' extent, as
+            all of them begin in some part.
     """
 
     number: int
@@ -131,6 +132,8 @@ def axis_of(use: Use, rows: Rows, uses: Uses, level: str) -> Axis:
     along = np.moveaxis(parts, number, 0).reshape(shape[number], -1)[:, 0]
     if (np.diff(along) < 0).any():
         raise Declined("the tiles do not follow the rows", location(use.stmts[0]))
+    if along[0] < 0 or along[-1] >= rows.parts:
+        raise Declined("some programs have no rows", location(use.stmts[0]))
     return Axis(number, tuple(int(np.searchsorted(along, part)) for part in range(rows.parts + 1)))
 
 
