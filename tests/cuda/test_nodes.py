@@ -178,11 +178,11 @@ def test_operators_move_whole_tensors_between_nodes(machine: str):
 def test_their_programs_between_nodes(name: str, machine: str):
     func = small.program(RANKS, name, 12, "uint8" if name == "all_to_all" else "float32")
     assert steps(func, FLAT, machine)[0].split()[0] == name
-    source, target = ([int(n) for n in p.shape] for p in program(func, machine).parameters[:2])
+    source, target = ([int(n) for n in p.shape] for p in program(func, machine).parameters)
     dtype = torch.uint8 if name == "all_to_all" else torch.float32
     args = [[torch.randint(9, source).to(dtype), torch.zeros(target, dtype=dtype)] for _ in range(RANKS)]
     given = [x.clone() for x, _ in args]
-    tilescale.emulate(func, [[x, y, y[:5]] for x, y in args])
+    tilescale.emulate(func, args)
     wanted = {
         "all_gather": lambda r: torch.cat(given),
         "reduce_scatter": lambda r: torch.stack(given).sum(0).chunk(RANKS)[r],

@@ -5,7 +5,7 @@ Where little is moved, the latency of a copy queue is more than what overlap can
 with such a collective before or after them. Between nodes large ones go in chunks, see chunks.py; the collectives
 themselves work inside nodes and between them at once. A program is made for a number of elements, so numbers are
 rounded up; what is large, inside a node, has a program that learns the number with the call. What is rounded up alike
-need not be alike: a view of the elements that count is an argument, too, as ranks compare the extents of arguments.
+need not be alike: emulated ranks, which meet in every call, compare the numbers.
 """
 
 from functools import cache
@@ -16,6 +16,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.cost.reach import linked
+from tilescale.errors import RankMismatchError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import SUMS
@@ -53,45 +54,55 @@ def gathered(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Ten
 
     Of its elements so many `count`, None for all, here and in what follows: as many on all ranks.
     """
+    _compare(a, team, count)
     rows, known = _made_for(a, 1, team)
     given, result = _padded(a, 1, rows), a.new_empty(team.size * rows, *a.shape[1:])
     x, y = (_moved(t, a.dtype if a.dtype in SUMS else torch.uint8) for t in (given, result))
-    kernel(program, team, "all_gather", x.numel() if known else None, dtype_of(x))(x, y, _counted(x, a, count))
+    kernel(program, team, "all_gather", x.numel() if known else None, dtype_of(x))(x, y)
     return _cut(result, team.size, a.shape[0])
 
 
 def scattered(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
     """The own rows of the sum of contiguous tensors (ranks * rows, ...)."""
+    _compare(a, team, count)
     rows, known = _made_for(a, team.size, team)
     given, result = _padded(a, team.size, rows), a.new_empty(rows, *a.shape[1:])
     x, y = _moved(given, a.dtype), _moved(result, a.dtype)
     made = kernel(program, team, "reduce_scatter", y.numel() if known else None, dtype_of(a))
-    made(x, y, _counted(x, a, count))
+    made(x, y)
     return _cut(result, 1, a.shape[0] // team.size)
 
 
 def exchanged(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
     """Of contiguous tensors (ranks * rows, ...) the parts that are for this rank."""
+    _compare(a, team, count)
     rows, known = _made_for(a, team.size, team)
     given = _padded(a, team.size, rows)
     result = torch.empty_like(given)
     x, y = _moved(given, torch.uint8), _moved(result, torch.uint8)
     made = kernel(program, team, "all_to_all", x.numel() // team.size if known else None, "uint8")
-    made(x, y, _counted(x, a, count))
+    made(x, y)
     return _cut(result, team.size, a.shape[0] // team.size)
 
 
 def summed(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
     """Change a contiguous tensor to the sum of those of all ranks; its rows are as many as `room` says."""
+    _compare(a, team, count)
     x = _moved(a, a.dtype)
-    kernel(sum_program, team, x.numel(), dtype_of(a))(x, _counted(x, a, count))
+    kernel(sum_program, team, x.numel(), dtype_of(a))(x)
     return a
 
 
-def _counted(x: torch.Tensor, a: torch.Tensor, count: int | None) -> torch.Tensor:
-    """As many elements of what a program takes as count of `a`, whose bytes it has."""
-    elements = (a.numel() if count is None else count) * a.itemsize // x.itemsize
-    return x if elements == x.numel() else x[:elements]
+def _compare(a: torch.Tensor, team: Team, count: int | None) -> None:
+    """Raise RankMismatchError if emulated ranks have different numbers of elements."""
+    if a.is_cuda or team.size == 1:
+        return
+    every = team.all_gather(a.numel() if count is None else count)
+    if other := next((rank for rank, elements in enumerate(every) if elements != every[0]), 0):
+        raise RankMismatchError(
+            f"rank 0 of the group has {every[0]} elements, rank {other} has {every[other]}",
+            hint="all ranks pass tensors of the same shape",
+        )
 
 
 def _made_for(a: torch.Tensor, parts: int, team: Team) -> tuple[int, bool]:
@@ -124,12 +135,12 @@ def _cut(made: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
 
 def program(size: int, name: str, elements: int | None, dtype: str) -> Any:
     """A collective from one whole tensor to another; `elements` of a part, None for what a call brings."""
-    part, count = T.dynamic("elements") if elements is None else elements, T.dynamic("count")
+    part = T.dynamic("elements") if elements is None else elements
     source = part if name == "all_gather" else size * part
     target = part if name == "reduce_scatter" else size * part
 
     @T.prim_func
-    def whole_tensors(X: T.Tensor((source,), dtype), Y: T.Tensor((target,), dtype), Counted: T.Tensor((count,), dtype)):
+    def whole_tensors(X: T.Tensor((source,), dtype), Y: T.Tensor((target,), dtype)):
         with T.Kernel(device=size):
             with T.Scale("device"):
                 if name == "all_gather":
@@ -144,10 +155,9 @@ def program(size: int, name: str, elements: int | None, dtype: str) -> Any:
 
 def sum_program(size: int, elements: int, dtype: str) -> Any:
     """The sum of whole tensors, in place."""
-    count = T.dynamic("count")
 
     @T.prim_func
-    def whole_sum(X: T.Tensor((elements,), dtype), Counted: T.Tensor((count,), dtype)):
+    def whole_sum(X: T.Tensor((elements,), dtype)):
         with T.Kernel(device=size):
             with T.Scale("device"):
                 T.allreduce(X)
