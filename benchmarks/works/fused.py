@@ -77,10 +77,12 @@ def _ours(work: Any) -> Contender:
 def _operator(call: Call, a: torch.Tensor, b: torch.Tensor, draw: trials.Draw) -> Runner:
     """An operator on tensors that lie anywhere: `b` is transposed, as the weight of a torch.nn.Linear is."""
 
-    def load(*given: torch.Tensor) -> None:
-        trials.into(a, b)(*given[:2])
+    return checked(draw, _loading(a, b), lambda: call(a, b.t()))
 
-    return checked(draw, load, lambda: call(a, b.t()))
+
+def _loading(a: torch.Tensor, b: torch.Tensor) -> Callable[..., None]:
+    """A `load` of both operands; what else a case has they do not take."""
+    return lambda *given: trials.into(a, b)(*given[:2])
 
 
 class Gathered(overlap.AllGather):
@@ -103,7 +105,7 @@ class Gathered(overlap.AllGather):
         def call() -> torch.Tensor:
             return torch.mm(torch.ops._c10d_functional.wait_tensor(gather(a, group)), b.T, out=c)
 
-        return checked(self.draw, trials.into(a, b), call, [c])
+        return checked(self.draw, _loading(a, b), call, [c])
 
     def operator(self) -> Runner:
         """Ours."""
