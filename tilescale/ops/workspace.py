@@ -36,12 +36,7 @@ _KEPT = 1024
 
 
 class Workspace:
-    """The workspace of one group on one device.
-
-    Attributes:
-        nbytes: how many bytes its symmetric part has.
-        own_nbytes: the same of its part of this device alone.
-    """
+    """The workspace of one group on one device."""
 
     def __init__(self, team: Team, device: torch.device):
         self._team = team
@@ -49,10 +44,12 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
+        """How many bytes its symmetric part has."""
         return self._symmetric.nbytes
 
     @property
     def own_nbytes(self) -> int:
+        """How many bytes its part of this device alone has."""
         return self._own.nbytes
 
     def reserve(self, nbytes: int) -> None:
