@@ -195,6 +195,10 @@ def test_autocast_says_the_type():
     q = torch.randn(1, 4, 2, 64)
     with torch.autocast("cpu", torch.float16):
         assert ops.sequence_attention(q, q, q).dtype == torch.float16
+        assert ops.flash_decode(q[:, 0], q, q, lengths(1)).dtype == torch.float16
+        assert ops.mla_decode(*2 * [torch.randn(1, 2, 128)], lengths(1), value_dim=64).dtype == torch.float16
+        grouped = ops.grouped_matmul(torch.randn(256, 16), torch.randn(2, 16, 8), routing())
+        assert grouped.dtype == torch.float16
     with pytest.raises(ArgumentError, match=r"a is torch.float64"), torch.autocast("cpu", torch.bfloat16):
         ops.matmul_all_reduce(x.detach().double(), x.detach().double().t())
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from numbers import Integral, Real
 from typing import Any
@@ -61,6 +61,11 @@ def as_autocast(*tensors: torch.Tensor | None) -> list[Any]:
 def _as_autocast(x: torch.Tensor) -> torch.Tensor:
     kind = x.device.type
     return x if x.is_meta or not torch.is_autocast_enabled(kind) else x.to(torch.get_autocast_dtype(kind))
+
+
+def as_moved(move: Callable[..., torch.Tensor], a: torch.Tensor, *given: Any) -> torch.Tensor:
+    """What moves a tensor, for any type: of float8, which has fewer operations, its bytes are moved."""
+    return move(a.view(torch.uint8), *given).view(a.dtype) if a.dtype in SCALED else move(a, *given)
 
 
 def check_like(name: str, x: torch.Tensor, other_name: str, other: torch.Tensor) -> None:

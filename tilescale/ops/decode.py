@@ -12,7 +12,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import MULTIPLE, check_count, check_flags, check_like, check_tensor, dense
+from tilescale.ops.arguments import MULTIPLE, as_autocast, check_count, check_flags, check_like, check_tensor, dense
 from tilescale.ops.blocks import turns_of_first
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
@@ -73,6 +73,7 @@ def flash_decode(
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
+    q, k, v = as_autocast(q, k, v)
     check_tensor("q", q, 3)
     for name, x in ("k", k), ("v", v):
         check_tensor(name, x, 4)
@@ -112,6 +113,7 @@ def mla_decode(
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
+    q, cache = as_autocast(q, cache)
     check_tensor("q", q, 3)
     check_tensor("cache", cache, 3)
     check_like("cache", cache, "q", q)

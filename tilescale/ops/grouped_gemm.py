@@ -13,7 +13,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import MULTIPLE, PRODUCTS, check_tensor, dense, two_scales
+from tilescale.ops.arguments import MULTIPLE, PRODUCTS, as_autocast, check_tensor, dense, two_scales
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import local_kernel
 from tilescale.ops.moe_route import ALIGN, Routing, check_routing
@@ -53,6 +53,7 @@ def grouped_matmul(
     Raises:
         ArgumentError: names the argument that is not served, and what is.
     """
+    x, b = as_autocast(x, b)
     check_tensor("x", x, 2, (*PRODUCTS, torch.float8_e4m3fn))
     check_tensor("b", b, 3, (x.dtype,))
     check_routing(routing)
