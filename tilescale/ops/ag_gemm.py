@@ -173,6 +173,7 @@ def _products(
     if keeps:
         gathered[team.rank].copy_(a)
         results.append(gathered.flatten(0, 1).clone())
+        workspace_of(team).was_read()
     return results
 
 
