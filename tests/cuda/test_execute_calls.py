@@ -5,6 +5,8 @@ import gc
 import warnings
 import weakref
 from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from tilescale import backends
 from tilescale.backends.cuda.running import streams
 from tilescale.backends.cuda.running.plans import KEPT, LAUNCHED_BEFORE
 from tilescale.errors import UnsupportedError, WaitTimeoutError
+from tilescale.ops.workspace import Workspace
 
 
 @pytest.fixture
@@ -286,6 +289,34 @@ def test_programs_take_turns_on_streams(device: Device):
     device.capturing, device.stream = True, 11
     own(given)
     assert len(device.events) == 4, "what is captured has the order of its graph"
+
+
+def test_what_reads_a_workspace_after_a_call_is_a_part_of_its_turn(device: Device):
+    """Else the next call, on another stream, would not wait for it, and let peers write there."""
+    own = device.program(put())
+    given = [device.heap.zeros((64, 64), torch.float32) for _ in range(2)]
+    space = Workspace(own.team, own.device)
+    device.stream = 7
+    own(given)
+    space.was_read()
+    device.stream = 9
+    own(given)
+    assert device.events == ["record 7", "record 7", "9 waits", "record 9"]
+    device.capturing = True
+    space.was_read()
+    assert len(device.events) == 4, "what is captured has the order of its graph"
+
+
+def test_kept_rows_are_read_in_the_turn_of_the_call(monkeypatch: pytest.MonkeyPatch):
+    module, log = import_module("tilescale.ops.ag_gemm"), []
+    gathered = torch.zeros(2, 3, 8)
+    space, team = SimpleNamespace(was_read=lambda: log.append("read")), SimpleNamespace(rank=0, size=2)
+    monkeypatch.setattr(module.ways, "overlaps", lambda job, team: True)
+    monkeypatch.setattr(module, "_overlapped", lambda *given: ([], gathered))
+    monkeypatch.setattr(module, "workspace_of", lambda team: space)
+    for keeps in (False, True):
+        module._products(torch.ones(3, 8), [torch.ones(8, 8)], None, None, keeps, team, "", False)
+    assert log == ["read"]
 
 
 def test_the_default_stream_needs_no_event_until_another_one_is_used(device: Device):

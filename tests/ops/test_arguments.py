@@ -128,6 +128,40 @@ def routing() -> ops.Routing:
         (lambda: ops.RowParallelLinear.shard(ops.RowParallelLinear.shard(nn.Linear(8, 8))), "is RowParallelLinear"),
         (lambda: ops.ColumnParallelLinear(16, 16), "made of no numbers"),
         (lambda: ops.all_gather_matmul(half(1 << 17, 8), half(8, 8)), "a has 131072 rows on each rank"),
+        (lambda: ops.all_gather_matmul(half(4, 8), [half(8, 8), half(8, 8)], gated="silu"), "gated is 'silu'"),
+        (lambda: ops.all_to_all_v(half(1, 8), 1, [1]), "sent is int"),
+        (lambda: ops.all_to_all_v(half(1, 8), None), "sent is NoneType"),
+        (lambda: ops.all_to_all_v(half(1, 8), [1], 1), "received is int"),
+        (lambda: ops.all_to_all_v(half(1, 8), [1], torch.tensor([1])), "received is Tensor"),
+        (lambda: ops.all_to_all_v(half(1, 8), [1.0], [1.0]), r"sent\[0\] is 1.0"),
+        (lambda: ops.all_to_all_v(half(1, 8), "1", [1]), "sent is str"),
+        (lambda: ops.all_to_all_v(half(1, 8), ["1"], [1]), r"sent\[0\] is '1'"),
+        (lambda: ops.all_to_all_v(half(1, 8), [1], [-1]), r"received\[0\] is -1"),
+        (lambda: ops.all_to_all_v(half(1, 8), [1], [1], most="x"), "most is 'x'"),
+        (lambda: ops.all_to_all_v(half(1, 8), [1], [1], most=1.5), "most is 1.5"),
+        (lambda: ops.all_reduce_rms_norm(half(4, 8), half(8), eps="x"), "eps is 'x'"),
+        (lambda: ops.all_reduce_rms_norm(half(4, 8), half(8), 1.0), "residual is float"),
+        (lambda: ops.sequence_attention(*[half(1, 4, 2, 64)] * 3, scale="x"), "scale is 'x'"),
+        (lambda: ops.sequence_attention(*[half(1, 4, 2, 64)] * 3, causal="x"), "causal is 'x'"),
+        (lambda: ops.flash_decode(half(2, 4, 64), *2 * [half(2, 9, 4, 64)], lengths(2), scale="x"), "scale is 'x'"),
+        (lambda: ops.flash_decode(half(2, 4, 64), *2 * [half(2, 9, 0, 64)], lengths(2)), "q has 4 heads, k 0"),
+        (lambda: ops.flash_decode(half(2, 4, 64), *2 * [half(2, 9, 4, 64)], lengths(2), own_heads=1), "own_heads is 1"),
+        (lambda: ops.mla_decode(half(2, 4, 128), half(2, 9, 128), lengths(2), value_dim="x"), "value_dim is 'x'"),
+        (lambda: ops.moe_route(torch.ones(4, 2).int(), 2.0), "experts is 2.0"),
+        (lambda: ops.moe_route(torch.ones(4, 2).int(), "x"), "experts is 'x'"),
+        (lambda: ops.moe_route(torch.ones(4, 2).int(), 2, room=0), "room is 0"),
+        (lambda: ops.moe_route(torch.ones(4, 2).int(), 2, room="x"), "room is 'x'"),
+        (lambda: ops.moe_route(torch.ones(4, 2).int(), 2, most=4.5), "most is 4.5"),
+        (lambda: ops.moe_dispatch(half(4, 8), None), "routing is NoneType"),
+        (lambda: ops.moe_combine(half(256, 8), None), "routing is NoneType"),
+        (lambda: ops.grouped_matmul(half(256, 8), half(2, 8, 8), None), "routing is NoneType"),
+        (lambda: ops.grouped_matmul(eighth(256, 8), eighth(2, 8, 8), routing(), torch.ones(3)), "scales is Tensor"),
+        (lambda: ops.sequence_positions(5), "tokens is 5"),
+        (lambda: ops.sequence_positions(-2), "tokens is -2"),
+        (lambda: ops.sequence_positions("x"), "tokens is 'x'"),
+        (lambda: ops.workspace(None, 8), "rows is None"),
+        (lambda: ops.workspace(4, 2.5), "features is 2.5"),
+        (lambda: ops.workspace(4, 8, "half"), "dtype is 'half'"),
     ],
 )
 def test_errors_name_the_argument(call: Callable[[], object], said: str):
@@ -161,6 +195,10 @@ def test_autocast_says_the_type():
     q = torch.randn(1, 4, 2, 64)
     with torch.autocast("cpu", torch.float16):
         assert ops.sequence_attention(q, q, q).dtype == torch.float16
+        assert ops.flash_decode(q[:, 0], q, q, lengths(1)).dtype == torch.float16
+        assert ops.mla_decode(*2 * [torch.randn(1, 2, 128)], lengths(1), value_dim=64).dtype == torch.float16
+        grouped = ops.grouped_matmul(torch.randn(256, 16), torch.randn(2, 16, 8), routing())
+        assert grouped.dtype == torch.float16
     with pytest.raises(ArgumentError, match=r"a is torch.float64"), torch.autocast("cpu", torch.bfloat16):
         ops.matmul_all_reduce(x.detach().double(), x.detach().double().t())
 

@@ -40,6 +40,12 @@ def test_chunks_are_whole_tiles_of_rows_between_nodes_alone(team: Any, monkeypat
     assert chunks.chunks(16, 1 << 14, team) == [slice(0, 16)]
 
 
+def test_chunks_have_rows_that_programs_are_made_for(team: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chunks, "message_bytes", lambda path: 18 * chunks.TILE * 2 * K)
+    first, *_, last = chunks.chunks(9000, 2 * K, team)
+    assert first == slice(0, 2560) and small.room(2560) == 2560 and last.stop == 9000
+
+
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_gather_and_a_product(gated: bool, team: Any):
     a, bias = torch.randn(ROWS, K), torch.randn(2 * N)

@@ -18,6 +18,7 @@ from tilescale.ops import small, ways
 from tilescale.ops.ag_gemm_programs import in_turns, program
 from tilescale.ops.arguments import (
     as_autocast,
+    check_flags,
     check_like,
     check_product,
     dense,
@@ -96,6 +97,7 @@ def all_gather_matmul(
         raise ArgumentError(f"a has {a.shape[0]} rows on each rank", hint=f"served are up to {ROWS}")
     if activation is not None and activation not in ACTIVATIONS:
         raise ArgumentError(f"activation is {activation!r}", hint=f"served are {', '.join(ACTIVATIONS)}")
+    check_flags(gated=gated)
     widths = [weight.shape[1] for weight in weights]
     if gated and (len(widths) != 2 or widths[0] != widths[1]):
         raise ArgumentError(f"gated is set, b has {widths} columns", hint="give b as [gate, up], two of one shape")
@@ -171,6 +173,7 @@ def _products(
     if keeps:
         gathered[team.rank].copy_(a)
         results.append(gathered.flatten(0, 1).clone())
+        workspace_of(team).was_read()
     return results
 
 

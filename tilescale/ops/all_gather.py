@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tilescale.ops import small
-from tilescale.ops.arguments import MOVES, check_dim, check_tensor
+from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_tensor
 from tilescale.ops.flat import join, parts_of, whole
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.operator import operator
@@ -27,8 +27,8 @@ def all_gather(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch.Ten
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
-    check_tensor("a", a, served=MOVES)
-    return _operator(a, check_dim("dim", dim, a), group_name(group))
+    check_tensor("a", a, served=BYTES)
+    return as_moved(_operator, a, check_dim("dim", dim, a), group_name(group))
 
 
 @operator("all_gather")

@@ -13,7 +13,7 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops import small
-from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_tensor, dense
+from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_number, check_tensor, dense
 from tilescale.ops.flat import THREADS, dtype_of
 from tilescale.ops.group import group_name, team_of
 from tilescale.ops.kernels import kernel
@@ -60,11 +60,13 @@ def all_reduce_rms_norm(
         raise ArgumentError(f"a has {features} features", hint=f"served are multiples of {MULTIPLE} up to {2 * TILE}")
     check_tensor("weight", weight, 1, SUMS)
     check_like("weight", weight, "a", a)
+    check_number("eps", eps)
+    if residual is not None:
+        check_tensor("residual", residual, None, SUMS)
+        check_like("residual", residual, "a", a)
     for name, x, shape in ("weight", weight, (features,)), ("residual", residual, a.shape):
         if x is not None and tuple(x.shape) != tuple(shape):
             raise ArgumentError(f"{name} has shape {tuple(x.shape)}, a {tuple(a.shape)}", hint=f"give {tuple(shape)}")
-    if residual is not None:
-        check_like("residual", residual, "a", a)
     flat = a.reshape(-1, features)
     given = None if residual is None else residual.reshape(-1, features)
     normed, y = _operator(flat, weight, given, eps, group_name(group))

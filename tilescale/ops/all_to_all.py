@@ -15,7 +15,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.ops import small
-from tilescale.ops.arguments import MOVES, check_dim, check_divides, check_tensor, dense
+from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_divides, check_tensor, dense
 from tilescale.ops.flat import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, join, parts_of, split, tile_rows, whole
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -41,10 +41,10 @@ def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = N
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
-    check_tensor("a", a, served=MOVES)
+    check_tensor("a", a, served=BYTES)
     cut, joined, name = check_dim("cut", cut, a), check_dim("joined", joined, a), group_name(group)
     check_divides("a", a, cut, size_of(name))
-    return _operator(a, cut, joined, name)
+    return as_moved(_operator, a, cut, joined, name)
 
 
 @operator("all_to_all")

@@ -10,7 +10,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import BYTES, check_tensor, dense
+from tilescale.ops.arguments import BYTES, check_count, check_tensor, dense
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -46,15 +46,10 @@ def all_to_all_v(
     name = group_name(group)
     if a.ndim == 0:
         raise ArgumentError("a has shape ()", hint="a has rows: reshape it")
-    if most is not None and most < 1:
-        raise ArgumentError(f"most is {most}", hint="give the rows that any rank sends to any other one at most")
+    if most is not None:
+        check_count("most", most)
     if isinstance(sent, torch.Tensor):
         return _of_device(a, sent, received, most, name)
-    if received is None or isinstance(received, torch.Tensor):
-        raise ArgumentError(
-            f"sent is numbers, received is {type(received).__name__}",
-            hint="give both as numbers, or sent alone as a tensor on the device",
-        )
     for argument, sizes in ("sent", sent), ("received", received):
         _check_sizes(argument, sizes, size_of(name), most)
     rank = team_of(name).rank
@@ -81,13 +76,18 @@ def _of_device(a: torch.Tensor, sent: torch.Tensor, received: Any, most: int | N
     return _counted(a, sent, most, name)
 
 
-def _check_sizes(argument: str, sizes: Sequence[int], size: int, most: int | None) -> None:
+def _check_sizes(argument: str, sizes: Any, size: int, most: int | None) -> None:
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str):
+        raise ArgumentError(
+            f"{argument} is {type(sizes).__name__}",
+            hint="give sent and received as numbers, one for each rank, or sent alone as a tensor on the device",
+        )
     if len(sizes) != size:
         raise ArgumentError(
             f"{argument} has {len(sizes)} numbers, the group has {size} ranks", hint="one for each rank"
         )
-    if min(sizes) < 0:
-        raise ArgumentError(f"{argument} has {min(sizes)}", hint="numbers of rows are 0 or more")
+    for rank, n in enumerate(sizes):
+        check_count(f"{argument}[{rank}]", n, least=0)
     if most is not None and max(sizes) > most:
         raise ArgumentError(f"{argument} has {max(sizes)}, most is {most}", hint="raise most, on all ranks")
 

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -60,6 +61,11 @@ def as_autocast(*tensors: torch.Tensor | None) -> list[Any]:
 def _as_autocast(x: torch.Tensor) -> torch.Tensor:
     kind = x.device.type
     return x if x.is_meta or not torch.is_autocast_enabled(kind) else x.to(torch.get_autocast_dtype(kind))
+
+
+def as_moved(move: Callable[..., torch.Tensor], a: torch.Tensor, *given: Any) -> torch.Tensor:
+    """What moves a tensor, for any type: of float8, which has fewer operations, its bytes are moved."""
+    return move(a.view(torch.uint8), *given).view(a.dtype) if a.dtype in SCALED else move(a, *given)
 
 
 def check_like(name: str, x: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
@@ -138,16 +144,21 @@ def scales_of(scales: Any, a: torch.Tensor, weights: Sequence[torch.Tensor]) -> 
 
     Raises ArgumentError unless there is a pair, of one number or one for each row of a, and the same for each weight.
     """
-    if not isinstance(scales, Sequence) or len(scales) != 2:
-        found = f"{len(scales)} things" if isinstance(scales, Sequence) else type(scales).__name__
-        raise ArgumentError(f"scales is {found}", hint="give two: of the rows of a, and of the columns of b")
-    of_a, of_b = scales
+    of_a, of_b = two_scales(scales, "of the rows of a, and of the columns of b")
     given = list(of_b) if isinstance(of_b, Sequence) else [of_b]
     if len(given) != len(weights):
         raise ArgumentError(f"b is {len(weights)} matrices, scales[1] {len(given)}", hint="give scales of each")
     names = [f"scales[1][{i}]" for i in range(len(given))] if isinstance(of_b, Sequence) else ["scales[1]"]
     columns = [_each(name, x, w.shape[1], a) for name, x, w in zip(names, given, weights, strict=True)]
     return _each("scales[0]", of_a, len(a), a), columns[0] if len(columns) == 1 else torch.cat(columns)
+
+
+def two_scales(scales: Any, what: str) -> tuple[Any, Any]:
+    """Both. Raises ArgumentError for anything but two things."""
+    if not isinstance(scales, Sequence) or len(scales) != 2:
+        found = f"{len(scales)} things" if isinstance(scales, Sequence) else type(scales).__name__
+        raise ArgumentError(f"scales is {found}", hint=f"give two: {what}")
+    return scales[0], scales[1]
 
 
 def _each(name: str, scale: torch.Tensor, extent: int, a: torch.Tensor) -> torch.Tensor:
@@ -202,8 +213,21 @@ def operands(matrices: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
 
 def check_count(name: str, n: Any, least: int = 1) -> None:
     """Raises ArgumentError unless it is an integer from a least one on."""
-    if not isinstance(n, int) or isinstance(n, bool) or n < least:
+    if not isinstance(n, Integral) or isinstance(n, bool) or n < least:
         raise ArgumentError(f"{name} is {n!r}", hint=f"give an integer, {least} or more")
+
+
+def check_number(name: str, x: Any) -> None:
+    """Raises ArgumentError unless it is a number of the host's."""
+    if not isinstance(x, Real) or isinstance(x, bool):
+        raise ArgumentError(f"{name} is {x!r}", hint="give a number")
+
+
+def check_flags(**flags: Any) -> None:
+    """Raises ArgumentError for one that is neither True nor False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ArgumentError(f"{name} is {flag!r}", hint="give True or False")
 
 
 def check_dim(name: str, dim: int, x: torch.Tensor) -> int:

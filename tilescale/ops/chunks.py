@@ -30,7 +30,8 @@ def chunks(rows: int, row_bytes: int, team: Team) -> list[slice]:
     machine = current_machine()
     level = machine.tensor_level.name
     far = machine.path(level, 0, linked(machine, ((level, team.size),)))
-    step = -(-message_bytes(far) // max(row_bytes, 1) // TILE) * TILE
+    # A collective of so many rows is made for no more: nothing is padded.
+    step = small.room(-(-message_bytes(far) // max(row_bytes, 1) // TILE) * TILE)
     return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 
 

@@ -12,7 +12,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import MULTIPLE, check_like, check_tensor, dense
+from tilescale.ops.arguments import MULTIPLE, as_autocast, check_count, check_flags, check_like, check_tensor, dense
 from tilescale.ops.blocks import turns_of_first
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, size_of, team_of
@@ -73,6 +73,7 @@ def flash_decode(
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
+    q, k, v = as_autocast(q, k, v)
     check_tensor("q", q, 3)
     for name, x in ("k", k), ("v", v):
         check_tensor(name, x, 4)
@@ -112,10 +113,12 @@ def mla_decode(
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
+    q, cache = as_autocast(q, cache)
     check_tensor("q", q, 3)
     check_tensor("cache", cache, 3)
     check_like("cache", cache, "q", q)
-    if cache.shape[0] != q.shape[0] or cache.shape[2] != q.shape[2] or not 0 < value_dim < q.shape[2]:
+    check_count("value_dim", value_dim)
+    if cache.shape[0] != q.shape[0] or cache.shape[2] != q.shape[2] or value_dim >= q.shape[2]:
         raise ArgumentError(
             f"q is {tuple(q.shape)}, cache {tuple(cache.shape)}, value_dim {value_dim}",
             hint="q is (batch, heads, D), cache (batch, keys, D), and value_dim less than D",
@@ -131,7 +134,8 @@ def _checked(q: torch.Tensor, lengths: torch.Tensor, of_keys: int, value_dim: in
     check_tensor("lengths", lengths, 1, (torch.int32,))
     if lengths.shape[0] != batch:
         raise ArgumentError(f"lengths has {lengths.shape[0]} numbers, q {batch} sequences", hint="one for each")
-    if heads % of_keys:
+    check_flags(own_heads=own_heads)
+    if not of_keys or heads % of_keys:
         raise ArgumentError(f"q has {heads} heads, k {of_keys}", hint="as many queries for each head of keys")
     for what, n, most in ("D", dim, 576), ("DV", value_dim, 512):
         if n % 64 or not 0 < n <= most:

@@ -13,10 +13,10 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import MULTIPLE, PRODUCTS, check_tensor, dense
+from tilescale.ops.arguments import MULTIPLE, PRODUCTS, as_autocast, check_tensor, dense, two_scales
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import local_kernel
-from tilescale.ops.moe_route import ALIGN, Routing
+from tilescale.ops.moe_route import ALIGN, Routing, check_routing
 from tilescale.ops.operator import operator
 from tilescale.ops.products import DEPTH
 from tilescale.ops.row_exchange import UNIT_BYTES
@@ -53,13 +53,15 @@ def grouped_matmul(
     Raises:
         ArgumentError: names the argument that is not served, and what is.
     """
+    x, b = as_autocast(x, b)
     check_tensor("x", x, 2, (*PRODUCTS, torch.float8_e4m3fn))
     check_tensor("b", b, 3, (x.dtype,))
+    check_routing(routing)
     _check_shapes(x, b, routing)
     if scales is None:
         check_tensor("x", x)
         return _operator(x, b, routing.counts, routing.owners)
-    of_x, of_b = scales
+    of_x, of_b = two_scales(scales, "of x, and of b")
     check_tensor("b", b, 3, (torch.float8_e4m3fn,))
     if not b.mT.is_contiguous() or b.shape[1] % SQUARE or b.shape[2] % SQUARE:
         raise ArgumentError(

@@ -13,7 +13,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SCALED, SUMS, check_tensor, dense
 from tilescale.ops.flat import more_rows, row_bytes, rows_of_bytes
 from tilescale.ops.group import team_of
-from tilescale.ops.moe_route import Routing
+from tilescale.ops.moe_route import Routing, check_routing
 from tilescale.ops.operator import operator
 from tilescale.ops.row_exchange import UNIT_BYTES, scatter_rows, sum_rows
 
@@ -35,6 +35,7 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, scales: torch.Tensor | None 
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("x", x, 2, (*SUMS, *SCALED))
+    check_routing(routing)
     _check_rows("x", x, routing.tokens)
     routes = routing.order, routing.sent, routing.received, routing.places, routing.before, routing.room, routing.group
     if scales is None:
@@ -67,6 +68,7 @@ def moe_combine(y: torch.Tensor, routing: Routing, weights: torch.Tensor | None 
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("y", y, 2, SUMS)
+    check_routing(routing)
     _check_rows("y", y, routing.room)
     if weights is not None:
         check_tensor("weights", weights, 1, (torch.float32,))

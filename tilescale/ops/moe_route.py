@@ -12,7 +12,7 @@ import torch
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_gather import all_gather
-from tilescale.ops.arguments import check_tensor
+from tilescale.ops.arguments import check_count, check_tensor
 from tilescale.ops.group import group_name, rank_of, size_of
 
 ALIGN = 128
@@ -77,9 +77,11 @@ def moe_route(
     check_tensor("chosen", chosen, 2, (torch.int32, torch.int64))
     name = group_name(group)
     size, (tokens, choices) = size_of(name), chosen.shape
-    if experts < 1 or experts % size:
+    check_count("experts", experts)
+    if experts % size:
         raise ArgumentError(f"experts is {experts}, the group has {size} ranks", hint="each rank has equally many")
     most = tokens if most is None else most
+    check_count("most", most, least=0)
     if tokens > most:
         raise ArgumentError(f"chosen has {tokens} tokens, most is {most}", hint="raise most, on all ranks")
     if not most or not choices:
@@ -87,6 +89,7 @@ def moe_route(
     local = experts // size
     if room is None:
         room = size * most * min(choices, local) + local * (ALIGN - 1)
+    check_count("room", room)
     room = -(-room // ALIGN) * ALIGN
     mine = torch.nn.functional.pad(chosen.to(torch.int32), (0, 0, 0, most - tokens), value=-1)
     # As numbers of a type that small gathers have: bits are moved.
@@ -103,6 +106,12 @@ def moe_route(
     order, sent, before = outgoing(mine, local, size)
     received, places = incoming(everyones, row, rank, local)
     return Routing(taken, counts, owners, order, sent, received, places, before, room, tokens, name)
+
+
+def check_routing(routing: Any) -> None:
+    """Raises ArgumentError for what `moe_route` does not give."""
+    if not isinstance(routing, Routing):
+        raise ArgumentError(f"routing is {type(routing).__name__}", hint="pass what moe_route gives")
 
 
 def outgoing(mine: torch.Tensor, local: int, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops import attention_backward
-from tilescale.ops.arguments import as_autocast, check_like, check_tensor, dense
+from tilescale.ops.arguments import as_autocast, check_count, check_flags, check_like, check_tensor, dense
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import group_name, rank_of, size_of, team_of
@@ -58,6 +58,7 @@ def sequence_attention(
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
+    check_flags(causal=causal, zigzag=zigzag, ring=ring)
     q, k, v = as_autocast(q, k, v)
     check_tensor("q", q, 4)
     for name, x in ("k", k), ("v", v):
@@ -89,7 +90,13 @@ def sequence_positions(tokens: int, *, zigzag: bool = False, group: Any = None) 
 
     Returns:
         (tokens,), int64.
+
+    Raises:
+        ArgumentError: tokens are no even number, or no group.
     """
+    check_count("tokens", tokens, least=0)
+    if tokens % PARTS:
+        raise ArgumentError(f"tokens is {tokens}", hint="give each rank an even number of tokens")
     name = group_name(group)
     half, size, rank = tokens // PARTS, size_of(name), rank_of(name)
     return torch.cat([torch.arange(half) + part_of(rank, h, size, zigzag) * half for h in range(PARTS)])

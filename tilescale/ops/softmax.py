@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import tilescale.language as T
+from tilescale.ops.arguments import check_number
 
 NOTHING = -1e30
 """The score of a key that does not count, and the log-sum of no keys."""
@@ -17,7 +18,12 @@ LEAST_TOTAL = 1e-30
 
 
 def base2(scale: float | None, dim: int) -> float:
-    """What scores are multiplied with before 2 ** score; None is the usual 1 / sqrt(dim)."""
+    """What scores are multiplied with before 2 ** score; None is the usual 1 / sqrt(dim).
+
+    Raises ArgumentError for what is no number.
+    """
+    if scale is not None:
+        check_number("scale", scale)
     return math.log2(math.e) * (dim**-0.5 if scale is None else scale)
 
 

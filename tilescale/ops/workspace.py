@@ -13,6 +13,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from tilescale.backends.cuda.running.streams import turns
 from tilescale.comm import SymmetricHeap, Team, init
 from tilescale.comm.heap.default import heap_for
 from tilescale.errors import ArgumentError, UsageError
@@ -36,23 +37,20 @@ _KEPT = 1024
 
 
 class Workspace:
-    """The workspace of one group on one device.
-
-    Attributes:
-        nbytes: how many bytes its symmetric part has.
-        own_nbytes: the same of its part of this device alone.
-    """
+    """The workspace of one group on one device."""
 
     def __init__(self, team: Team, device: torch.device):
-        self._team = team
+        self._team, self._device = team, device
         self._symmetric, self._own = _Part(self._new_symmetric), _Part(partial(_new, device))
 
     @property
     def nbytes(self) -> int:
+        """How many bytes its symmetric part has."""
         return self._symmetric.nbytes
 
     @property
     def own_nbytes(self) -> int:
+        """How many bytes its part of this device alone has."""
         return self._own.nbytes
 
     def reserve(self, nbytes: int) -> None:
@@ -71,6 +69,11 @@ class Workspace:
     def own(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[torch.Tensor]:
         """Tensors of this device alone."""
         return self._own.take(dtype, shapes)
+
+    def was_read(self) -> None:
+        """After a call: what the current stream has read since of the symmetric part comes before what peers write in
+        the next call, also if this device makes that on another stream."""
+        turns(self._device).extend()
 
     def _new_symmetric(self, nbytes: int) -> torch.Tensor:
         import torch
@@ -130,6 +133,9 @@ class Emulated(Workspace):
         return [torch.empty(shape, dtype=dtype) for shape in shapes]
 
     own = symmetric
+
+    def was_read(self) -> None:
+        """Nobody else has these tensors."""
 
 
 _known: dict[tuple[int, ...], Workspace] = {}

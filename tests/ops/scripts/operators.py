@@ -210,6 +210,16 @@ def check_collectives_and_gradients():
         assert torch.equal(leaf.grad, torch.full_like(leaf, users))
 
 
+def check_float8_is_moved():
+    for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
+        x = everyones(3, 2 * SIZE, 5, dtype=kind)
+        parts = [part.float() for part in x]
+        assert torch.equal(ops.all_gather(x[RANK], 1).float(), torch.cat(parts, 1))
+        swapped = ops.all_to_all(x[RANK], 1, 0)
+        assert swapped.dtype == kind
+        assert torch.equal(swapped.float(), torch.cat([part.chunk(SIZE, 1)[RANK] for part in parts]))
+
+
 def check_tokens_to_heads_and_back():
     x = everyones(2, 3, 2 * SIZE, 8)
     heads = ops.all_to_all(x[RANK], 2, 1)

@@ -73,6 +73,12 @@ class Turns:
             self._event.record(self._last)
 
 
+    def extend(self) -> None:
+        """What was added to the current stream since the last turn, which was its own, is a part of that turn."""
+        if self.stream() is not None:
+            self.end()
+
+
 @cache
 def turns(device: torch.device) -> Turns:
     """The turns on a device of this process."""
