@@ -72,8 +72,8 @@ REASONS = {
         "filling and draining it takes the rest is likely, and was not measured."
     ),
     "races": (
-        "in the pipelined loop of a cluster the simulation lets loads and products follow one another, which overlap "
-        "on the machine."
+        "what a cluster executes as one unit is simulated on one of its blocks, in turns with what its blocks load. On "
+        "the machine all blocks share it out, and loads run ahead."
     ),
     "sequence": "the host's start of NCCL, as above; it matters where the product is too short to hide it.",
 }
