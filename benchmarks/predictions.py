@@ -23,13 +23,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import prediction_programs as programs  # noqa: E402 - beside this file
+import prediction_races as races  # noqa: E402
 
 import tilescale  # noqa: E402
 from tilescale.hda import Machine  # noqa: E402
+from tilescale.hda.current import use_machine  # noqa: E402
 from tilescale.hda.units import format_bytes  # noqa: E402
 
 REFERENCE = ROOT / "benchmarks" / "reference" / "h200.json"
 COLLECTIVES = ROOT / "benchmarks" / "results" / "collectives.json"
+RACES = ROOT / "benchmarks" / "results" / "asynchrony.json"
 RESULTS = ROOT / "benchmarks" / "results" / "predictions.json"
 PAGE = ROOT / "docs" / "predictions.md"
 CLOSE = 0.25
@@ -67,6 +70,10 @@ REASONS = {
     "collectives": (
         "between 1 and 16 MiB a block makes a few transfers only. The model's wire is full from the first one on; that "
         "filling and draining it takes the rest is likely, and was not measured."
+    ),
+    "races": (
+        "what a cluster executes as one unit is simulated on one of its blocks, in turns with what its blocks load. On "
+        "the machine all blocks share it out, and loads run ahead."
     ),
     "sequence": "the host's start of NCCL, as above; it matters where the product is too short to hide it.",
 }
@@ -148,6 +155,11 @@ def fused(operation: str, shape: list[int], devices: int) -> float:
     return simulated(programs.multiply_and_scatter(*shape, devices)) / US
 
 
+def race(work: str, shape: list[int], devices: int, form: str) -> float:
+    with use_machine(machine()):
+        return simulated(races.program(work, shape, devices, form)) / US
+
+
 SIMULATIONS: dict[str, Callable[..., float]] = {
     "gemm": lambda shape: gemm(*shape) / US,
     "gemm_rate": lambda shape: 2 * shape[0] * shape[1] * shape[2] / gemm(*shape) / TERA,
@@ -163,6 +175,7 @@ SIMULATIONS: dict[str, Callable[..., float]] = {
     "sequence": sequence,
     "fused": fused,
     "examples": lambda example, sizes, devices: simulated(programs.example(example, devices, sizes)) / US,
+    "races": race,
 }
 """Group -> what a row of it is by simulation, in the unit of the group."""
 
@@ -179,7 +192,22 @@ def reference() -> dict[str, Any]:
     ]
     method = f"{results['machine']['gpus']} x {results['machine']['gpu']}, in a graph; median of the rounds"
     own = {"name": "collectives", "unit": "us", "title": "Collectives of TileScale on two GPUs", "method": method}
-    return {**found, "groups": [*found["groups"], {**own, "rows": rows}]}
+    return {**found, "groups": [*found["groups"], {**own, "rows": rows}, raced()]}
+
+
+def raced() -> dict[str, Any]:
+    """What `benchmarks/asynchrony.py` has measured of whole programs of ours."""
+    results = json.loads(RACES.read_text())
+    rows = [
+        {
+            "what": f"{races.TITLES[work, form]}, {' x '.join(map(str, row['shape']))}, {row['gpus']} GPU",
+            "work": work, "shape": row["shape"], "devices": row["gpus"], "form": form, "measured": row["us"],
+        }
+        for row in results["rows"]
+        if (form := row["contender"]) and ((work := row["work"]), form) in races.RACED
+    ]  # fmt: skip
+    method = f"{results['machine']['gpu']}, benchmarks/asynchrony.py: in turns with libraries, median of the rounds"
+    return {"name": "races", "unit": "us", "title": "Whole programs of TileScale", "method": method, "rows": rows}
 
 
 def compare(group: dict[str, Any]) -> list[dict[str, Any]]:

@@ -76,6 +76,14 @@ def test_choices_follow_points_and_are_compared_where_none_is(choices: ModuleTyp
     assert first == "| allreduce | 2 | 2 | 0% | 1 | 100% |" and last.startswith("| all | 2 | 2 |")
 
 
+def test_what_programs_are_not_given_is_not_chosen(choices: ModuleType):
+    """The copy engine is taken where it is asked for; that another choice takes longer shows."""
+    times = {"tilescale direct": 12.0, "nccl": 30.0, "tilescale copy_engine": 10.0}
+    (case,) = choices.cases([row(name, 1 << 26, us, work="all_gather") for name, us in times.items()])
+    assert {choose(H200, case) for choose in (choices.by_points, choices.by_description)} <= {"direct", "nccl"}
+    assert choices.regrets_of(H200, [case], choices.by_points) == [pytest.approx(0.2)]
+
+
 @pytest.mark.parametrize("path", [*(FOLDER / "results").glob("algorithms.json")], ids=lambda path: path.stem)
 def test_what_is_shipped_and_on_the_page_is_what_was_measured(choices: ModuleType, path: Path):
     results = choices.json.loads(path.read_text(encoding="utf-8"))

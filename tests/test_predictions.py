@@ -84,6 +84,10 @@ def test_products_are_those_of_this_source(predictions: ModuleType):
     assert simulated_again(predictions, "gemm", lambda row: row["shape"][0] <= 1024) >= 4
 
 
+def test_raced_programs_are_those_of_this_source(predictions: ModuleType):
+    assert simulated_again(predictions, "races", lambda row: row["work"] in ("product_allreduce", "ag_gemm")) == 5
+
+
 def test_examples_are_those_of_this_source(predictions: ModuleType):
     assert simulated_again(predictions, "examples", lambda row: True)
 

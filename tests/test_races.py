@@ -8,8 +8,9 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,7 +212,11 @@ def test_a_step_that_takes_too_long_ends_the_run_and_the_next_one_knows(scripts:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_keeps_other_works_and_replaces_its_own(race: ModuleType, tmp_path: Path):
+def test_a_file_keeps_other_works_and_replaces_its_own(
+    race: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    days = (datetime(2026, 11, day, tzinfo=timezone.utc) for day in range(1, 9))
+    monkeypatch.setattr(race, "datetime", SimpleNamespace(now=lambda zone: next(days)))
     path, one = tmp_path / "results" / "x.json", race.race(heat(race, "a"), Script({"a": [1]}), Alone(), 1)
     race.record(path, one, {"gpu": "G"}, {"torch": "1"})
     other = [row | {"work": "other"} for row in one]
@@ -219,9 +224,11 @@ def test_a_file_keeps_other_works_and_replaces_its_own(race: ModuleType, tmp_pat
     again = [row | {"us": 7, "spread": [7, 7]} for row in one]
     race.record(path, again, {"gpu": "G"}, {"torch": "1"})
     found = json.loads(path.read_text())
-    assert found["rows"] == [*other, *again] and not faults(found)
+    dated = [row | {"date": f"2026-11-0{day}T00:00:00+00:00"} for day, (row,) in ((2, other), (3, again))]
+    assert found["rows"] == dated and found["date"] == dated[-1]["date"] and not faults(found)
     race.record(path, one, {"gpu": "G"}, {"torch": "2"})
-    assert json.loads(path.read_text())["rows"] == one, "times of other versions are not beside these"
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row == one[0] | {"date": "2026-11-04T00:00:00+00:00"}, "times of other versions are not beside these"
 
 
 @pytest.mark.parametrize(

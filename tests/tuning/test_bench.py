@@ -107,6 +107,7 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path, monkeypatch: pytest.
         (["--chart", "us.txt"], "us.txt"),
         (["matmuls"], "'collectives', 'operators'"),
         (["--units", "1"], "1 is not in the range"),
+        (["--units", "99", "--machine", "h200-sxm-8"], "99 units: h200-sxm-8 has 8"),
     ],
 )
 def test_the_command_says_what_is_wrong(words: list[str], message: str):

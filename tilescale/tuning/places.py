@@ -13,7 +13,7 @@ from tilescale.backends.cuda.running import nccl
 from tilescale.backends.emulator.emulate import emulate
 from tilescale.comm import World, init
 from tilescale.cost.calibrated import in_force
-from tilescale.errors import UnsupportedError
+from tilescale.errors import UnsupportedError, UsageError
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
 from tilescale.runtime.compile import compile as compile_program
@@ -105,14 +105,16 @@ def here(machine: Machine, units: int | None = None) -> Place:
         units: how many units that own tensors take part in a simulation; None for all of the machine.
 
     Raises:
+        UsageError: more units than the machine has.
         LaunchError, UsageError: as `tilescale.init` and `World.device`.
     """
     import torch
 
     world, most = init(), machine.count(machine.tensor_level.name)
-
+    if units is not None and units > most:
+        raise UsageError(f"{units} units: {machine.name} has {most}", hint="name a larger machine: --machine")
     if settings().emulate or not torch.cuda.is_available():
-        return Place(machine, world, True, min(units or most, most))
+        return Place(machine, world, True, units or most)
     torch.cuda.set_device(world.device)
     if world.size > 1 and not settings().share_gpus:
         nccl.group_of_all(world)  # which meets by the job's store, whatever has launched the ranks

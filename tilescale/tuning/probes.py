@@ -14,7 +14,7 @@ from tilescale.collectives import TENSORS, names, records
 from tilescale.collectives.record import Algorithm
 from tilescale.collectives.request import wanted_of
 from tilescale.cost.measured import Collective, Flag, Launch, Product, Wire
-from tilescale.hda import Mechanism, Network
+from tilescale.hda import Machine, Mechanism, Network
 from tilescale.passes.pipeline import analyse
 from tilescale.program.effects import statements
 from tilescale.program.operations import Collective as Moves
@@ -185,7 +185,7 @@ def _product(place: Place, shape: tuple[int, int, int]) -> Probe:
 def _collectives(place: Place, operation: str, nbytes: int) -> Iterator[Probe]:
     """By each algorithm of whole tensors that is taken without being asked for."""
     n, fill = nbytes // 2 // place.units * place.units, Fill(kept={})
-    for name in names(operation, TENSORS) if place.simulated else _chosen_from(place, operation, n):
+    for name in names(operation, TENSORS) if place.simulated else chosen_from(place.machine, place.units, operation, n):
         record = records()[name]
         if record.on_request or record.against(place.units, TYPE) is not None:
             continue
@@ -195,14 +195,14 @@ def _collectives(place: Place, operation: str, nbytes: int) -> Iterator[Probe]:
         yield Probe(name, partial(_collective, place, operation, n, record, fill), point)
 
 
-def _chosen_from(place: Place, operation: str, n: int) -> list[str]:
-    """The algorithms that a program gets one of which asks for none."""
-    program = analyse(programs.collective(place.machine, place.units, operation, n, None), place.machine)
+def chosen_from(machine: Machine, units: int, operation: str, n: int) -> list[str]:
+    """The algorithms that a program gets one of which asks for none, for n elements."""
+    program = analyse(programs.collective(machine, units, operation, n, None), machine)
     calls = (stmt.value for stmt, *_ in statements(program.body) if isinstance(stmt, ir.Evaluate))
     made = next(found for call in calls if isinstance(found := operation_of(call), Moves))
-    extents = {place.machine.tensor_level.name: place.units}
-    target = Target(place.machine, tuple(extents.items()))
-    able = available(made, wanted_of(made, place.machine, extents, in_program=False), target)
+    extents = {machine.tensor_level.name: units}
+    target = Target(machine, tuple(extents.items()))
+    able = available(made, wanted_of(made, machine, extents, in_program=False), target)
     return [name for name in able.names if name not in able.on_request]
 
 

@@ -260,9 +260,9 @@ def record(
     path: Path, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], versions: Mapping[str, str],
     same: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = same_work,
 ) -> None:  # fmt: skip
-    """Write rows to a results file, in the place of older ones that are the `same`: of the same heats.
+    """Write rows with their date to a results file, in the place of older ones that are the `same`: of the same heats.
 
-    Other rows stay if they come from the same machine and versions.
+    Other rows stay, with their own dates, if they come from the same machine and versions.
     """
     kept = []
     if path.exists():
@@ -270,7 +270,8 @@ def record(
         if (before["machine"], before["versions"]) == (dict(machine), dict(versions)):
             kept = [row for row in before["rows"] if not any(same(row, new) for new in rows)]
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    whole = {"machine": dict(machine), "versions": dict(versions), "date": date, "rows": [*kept, *rows]}
+    whole = {"machine": dict(machine), "versions": dict(versions), "date": date}
+    whole["rows"] = [*kept, *({**row, "date": date} for row in rows)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text_of(whole), encoding="utf-8")
 

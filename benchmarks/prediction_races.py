@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""Programs of ours that races have measured, as the races make them: what `benchmarks/predictions.py` simulates."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).resolve().parent
+BLOCKS, CHUNK_ROWS = 132, 512
+"""Blocks that take tiles in turns, and rows of a chunk, as in the races."""
+
+
+def program(work: str, shape: list[int], devices: int, form: str) -> Any:
+    """A program by its race, the race's shape, how many devices, and which of the forms that raced."""
+    for folder in (BENCHMARKS / "works", BENCHMARKS.parent / "examples" / "distributed"):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    return RACED[work, form](devices, *shape)
+
+
+def _tiling(**changed: int) -> Any:
+    return importlib.import_module("programs").Tiling(**changed)
+
+
+def _overlapped(name: str) -> Callable[..., Any]:
+    """A product and a collective of phases. 4096 rows of 3584 columns leave fewer blocks idle with narrower tiles."""
+
+    def make(devices: int, m: int, n: int, k: int) -> Any:
+        wide = 224 if (name, m, n) == ("ag_gemm_queue", 4096, 3584) else 256
+        made = getattr(importlib.import_module("programs"), name)
+        return made(devices, m, n, k, _tiling(n=wide, stages=3), CHUNK_ROWS, BLOCKS)
+
+    return make
+
+
+def _summed(devices: int, m: int, n: int, k: int) -> Any:
+    """A product whose tiles are summed: few rows in one wave of narrow tiles, others in turns."""
+    make = importlib.import_module("tile_programs").product_allreduce
+    if m == 128:
+        return make(devices, m, n, k, _tiling(n=64, k=128))
+    large = m // 128 * (n // 256) / BLOCKS > 2
+    return make(devices, m, n, k, _tiling(stages=3) if large else _tiling(n=128, stages=5), BLOCKS)
+
+
+def _experts(devices: int, experts: int, rows: int, hidden: int, inner: int) -> Any:
+    make = importlib.import_module("24_grouped_experts").with_capacity
+    return make(devices, experts, rows, hidden, inner, tile=(128, 256, 64), stages=4, threads=256)
+
+
+def _decode(devices: int, batch: int, heads: int, keys: int) -> Any:
+    return importlib.import_module("09_cp_flash_mla").cp_mla(devices, batch, heads, keys, 512, 64, splits=2)
+
+
+def _clusters(devices: int, m: int, n: int, k: int) -> Any:
+    make = importlib.import_module("10_cluster_gemm").cluster_gemm
+    return make(devices, m, n, k, tile=(256, 256, 64), stages=4, dtype="bfloat16")
+
+
+def _compiled_experts(*shape: int) -> Any:
+    import tilescale
+
+    return tilescale.compile(_experts(*shape)).ir
+
+
+RACED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("cluster_gemm", "tilescale"): _clusters,
+    ("mla_decode", "tilescale"): _decode,
+    ("product_allreduce", "tilescale"): _summed,
+    ("ag_gemm", "tilescale"): _overlapped("ag_gemm_queue"),
+    ("gemm_rs", "tilescale"): _overlapped("gemm_rs_queue"),
+    ("grouped_experts", "tilescale"): _compiled_experts,
+    ("grouped_experts", "tilescale in order"): _experts,
+}
+"""The work and the form, as the results have them -> the program of so many devices and a shape."""
+
+TITLES: dict[tuple[str, str], str] = {
+    ("cluster_gemm", "tilescale"): "10, product by clusters",
+    ("mla_decode", "tilescale"): "09, MLA decode",
+    ("product_allreduce", "tilescale"): "product, tiles summed",
+    ("ag_gemm", "tilescale"): "all-gather beside a product",
+    ("gemm_rs", "tilescale"): "product beside a reduce-scatter",
+    ("grouped_experts", "tilescale"): "24, experts overlapped",
+    ("grouped_experts", "tilescale in order"): "24, experts in order",
+}
+"""The same in words."""
