@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 import tilescale
 import tilescale.language as T
+from tests.ladder import NUMBERED, load
 from tests.overlap.support import H200, overlapped
 from tilescale.passes.overlap.estimate import Travel, reduced
+from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.work import Work, last
 
 
@@ -99,6 +101,15 @@ def test_overlapped_layers_over_eight_devices_are_near_the_bound():
     for r in rows:
         assert r["devices"] == 8 and 28672 // 8 in r["shape"]
         assert r["overlapped"] <= 1.1 * max(r["product"], r["collective"]) + r["tile"]
+
+
+@pytest.mark.parametrize(("number", "size", "devices"), [(7, 2048, 2), (7, 4096, 4), (15, 4096, 4), (6, 4096, 4)])
+def test_what_small_tiles_carry_through_the_cache_is_estimated(number: int, size: int, devices: int):
+    """Tiles of 64 x 64 carry each operand as often as there are tiles beside them: more than half of their time."""
+    func = load(NUMBERED[number]).phases(devices, size, size, size)
+    (move,) = overlap(func, H200)[1].moves
+    in_order = tilescale.emulate(func, data=False, machine=H200).time_us
+    assert move.in_order_s is not None and move.in_order_s * 1e6 == pytest.approx(in_order, rel=0.05)
 
 
 def test_a_grid_of_few_tiles_gains_nothing_and_the_estimate_knows():

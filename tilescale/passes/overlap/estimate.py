@@ -15,7 +15,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.collectives.record import TENSORS
-from tilescale.collectives.select import Wanted, everything, members, numbering, seconds
+from tilescale.collectives.select import Wanted, everything, members, numbering, seconds, select
 from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.hda import Mechanism, Network
@@ -212,11 +212,10 @@ def choose_chunk(
 
 
 def in_order(site: Site, uses: Uses, grid: float) -> float:
-    """Seconds of the collective, by the fastest algorithm that the machine has, and then the grid."""
+    """Seconds of the collective, by the algorithm that is chosen where the machine has all, and then the grid."""
     machine, sizes, made = uses.machine, dict(uses.sizes), site.made
     units, numbered = members(sizes, made.level), numbering(machine, sizes)
     dtype = str(ir.region_parts(made.source)[0].dtype)
     wanted = Wanted(made.name, TENSORS, made.level, units, numbered, region_bytes(made.whole[0]), dtype)
-    found = everything(machine, wanted)
-    able = [name for name in found.names if name not in found.on_request]
-    return min(seconds(machine, wanted, name) for name in able) + grid
+    chosen = select(machine, wanted, everything(machine, wanted))
+    return seconds(machine, wanted, chosen.name) + machine.tensor_level.launch + grid

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: MIT
 """What the tiles of a grid take, one by one: a few numbers of the machine, no simulation.
 
-A tile takes as long as its arithmetic, at the rate of one of the places for programs, or as its share of reading and
-writing each tensor of the grid once (the roofline model, Williams, Waterman and Patterson, 2009). Tiles take their
-places in order (list scheduling; Graham, 1966), so a grid of few tiles is done no sooner than a whole tile after
-the last rows have come, however many of them were there before.
+A tile takes as long as its arithmetic, at the rate of one of the places for programs, as its share of reading and
+writing each tensor of the grid once, or as its share of what all tiles carry through the cache in front of that memory
+(the roofline model, Williams, Waterman and Patterson, 2009): small tiles of a product carry each operand many times.
+Tiles take their places in order (list scheduling; Graham, 1966), so a grid of few tiles is done no sooner than a whole
+tile after the last rows have come, however many of them were there before.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +51,10 @@ class Work:
         rounds = [repeats * int(np.sum(runs)) for _, _, runs in uses.values(use, uses.ranks(level, 0), likely=True)]
         programs, places = uses.grid(use.launch, uses.ranks(level, 0)).count, places_of(machine)
         tiles, at_once = max(sum(rounds), 1), min(places, programs)
-        products = _products(use.phase, use.launch, uses, repeats)
-        arithmetic = sum(count / rate_of(machine, dtype) for dtype, count in products)
-        traffic = _bytes(use.phase, uses) / bandwidth_of(machine)
+        done = list(_done(use.phase, use.launch, uses, repeats))
+        arithmetic = sum(count / rate_of(machine, dtype) for dtype, count in _products(done))
+        cache = machine.layer_for("global").cache_bandwidth or float("inf")
+        traffic = max(_bytes(use.phase, uses) / bandwidth_of(machine), _carried(done, uses) / cache)
         return cls(tiles, max(arithmetic * places, traffic * at_once) / tiles, at_once)
 
     @property
@@ -96,12 +98,13 @@ def _bytes(phase: GridPhase, uses: Uses) -> int:
     return sum(bytes_of(b.shape, b.dtype) or 0 for b in homes if b.scope() == "global")
 
 
-def _products(phase: GridPhase, launch: Launch, uses: Uses, repeats: int) -> Iterator[tuple[str, float]]:
-    """Type of the operands and operations of each matrix product of a grid, over all programs, where those go
-    through loops of unknown extent so often."""
+def _done(phase: GridPhase, launch: Launch, uses: Uses, repeats: int) -> Iterator[tuple[ir.Stmt, float]]:
+    """Each statement of a grid, and how often it is done, over all programs, where those go through loops of unknown
+    extent so often."""
     grid = uses.grid(launch, dict.fromkeys(uses.sizes, 0))
 
-    def visit(stmt: ir.Stmt, times: Any) -> Iterator[tuple[str, float]]:
+    def visit(stmt: ir.Stmt, times: Any) -> Iterator[tuple[ir.Stmt, float]]:
+        yield stmt, float(np.sum(times))
         if isinstance(stmt, ir.For):
             try:
                 times = times * np.maximum(grid.value(stmt.extent, {}), 0)
@@ -110,15 +113,30 @@ def _products(phase: GridPhase, launch: Launch, uses: Uses, repeats: int) -> Ite
         if isinstance(stmt, ir.IfThenElse) and stmt.else_case is None:
             with contextlib.suppress(Unknown):
                 times = times * np.asarray(grid.value(stmt.condition, {}), bool)
-        if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)).startswith(tl.GEMM):
-            a, _, c = map(ir.region_parts, regions_of(stmt.value)[:3])
-            m, n = (ir.constant(e) or 1 for e in c[2][-2:])
-            elements = [ir.constant(e) or 1 for e in a[2]]
-            yield str(a[0].dtype), float(2 * n * np.prod(elements) * np.sum(times)) if m else 0.0
         for inner in ir.children(stmt):
             yield from visit(inner, times)
 
     yield from visit(phase.stmt, np.ones(grid.count))
+
+
+def _products(done: Iterable[tuple[ir.Stmt, float]]) -> Iterator[tuple[str, float]]:
+    """Type of the operands and operations of each matrix product."""
+    for stmt, times in done:
+        if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)).startswith(tl.GEMM):
+            a, _, c = map(ir.region_parts, regions_of(stmt.value)[:3])
+            m, n = (ir.constant(e) or 1 for e in c[2][-2:])
+            elements = [ir.constant(e) or 1 for e in a[2]]
+            yield str(a[0].dtype), float(2 * n * np.prod(elements) * times) if m else 0.0
+
+
+def _carried(done: Iterable[tuple[ir.Stmt, float]], uses: Uses) -> float:
+    """Bytes that statements load from a unit's own memory, and store there, in all."""
+    return sum(
+        times * (bytes_of(access.extents, access.buffer.dtype) or 0)
+        for stmt, times in done
+        for access in uses.names.effects(stmt).accesses
+        if access.extents is not None and access.at is None and uses.names.shared(access.root)
+    )
 
 
 def rate_of(machine: Machine, dtype: str) -> float:
