@@ -41,6 +41,5 @@ def lengths(program: Program) -> frozenset[ir.Var]:
 def agreed(program: Program) -> list[tuple[Parameter, ir.Var]]:
     """The other variables of extents, which all ranks have alike, and the parameters that have them, in their order."""
     own = lengths(program)
-    shapes = [(p, p.buffer.shape if p.buffer is not None else ()) for p in program.parameters]
-    each = [(p, {var for extent in shape for var in ir.variables(extent)} - own) for p, shape in shapes]
-    return [(p, var) for p, found in each for var in sorted(found, key=str)]
+    extents = [(p, extent) for p in program.parameters if p.buffer is not None for extent in p.buffer.shape]
+    return [(p, var) for p, extent in extents for var in sorted(ir.variables(extent) - own, key=str)]
