@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Programs in phases, compiled with overlap, beside what people overlapped by hand with the same tiles, simulated.
 
-The sizes are such that the compiler overlaps by itself. By hand are examples 22 and 23, whose copy queues send while the
-grid multiplies, with the chunks that suit them best of 256, 512 and 1024 rows; where nobody overlapped a program by hand, it stands beside itself
-in order.
+The sizes are such that the compiler overlaps by itself. By hand are examples 22 and 23, whose copy queues send while
+the grid multiplies, with the chunks that suit them best of 256, 512 and 1024 rows; where nobody overlapped a program by
+hand, it stands beside itself in order.
 """
 
 from typing import Any
