@@ -20,6 +20,9 @@ from tilescale.program.dependence import Dependence
 
 H200 = Machine.load("h200-sxm-8")
 
+REDUCTIONS = ("reduce_scatter", "allreduce")
+"""Collectives that have a carrier, and something to add up."""
+
 Tensors = list[list[torch.Tensor]]
 
 
@@ -34,11 +37,19 @@ def overlapped(
     """A program with every collective beside its grids that may be, whether or not it pays.
 
     Args:
+        carrier: of reductions; others have none.
         kept: tensors whose collectives stay in order.
     """
     found = (site for site, _ in sites(Dependence(structure(for_machine(func, H200), H200), H200)))
     wanted = [
-        Move(site.name, site.tensors, site.tensors[0] not in kept, chunk=chunk, carrier=carrier, ordered=ordered)
+        Move(
+            site.name,
+            site.tensors,
+            site.tensors[0] not in kept,
+            chunk=chunk,
+            carrier=carrier if site.name in REDUCTIONS else None,
+            ordered=ordered,
+        )
         for site in found
     ]
     return overlap(func, H200, Schedule(wanted))

@@ -14,7 +14,7 @@ import tilescale.language as T
 from tests.ladder import NUMBERED, load
 from tests.overlap.support import H200, check_same, line, overlapped
 from tests.overlap.test_gather import gather_then_scale
-from tilescale.errors import PhaseError, RaceError
+from tilescale.errors import PhaseError, RaceError, UsageError
 from tilescale.passes.overlap.estimate import pays
 from tilescale.passes.overlap.schedule import Move
 from tilescale.tuning import programs
@@ -40,6 +40,16 @@ def test_small_programs_stay_as_they_are():
 
 def test_what_saves_next_to_nothing_does_not_pay():
     assert [pays(Move("all_gather", ("X", "Y"), in_order_s=1e-4, beside_s=s)) for s in (91e-6, 93e-6)] == [True, False]
+
+
+@pytest.mark.parametrize(("field", "value"), [("carrier", "tiles"), ("carrier", "queue"), ("adds", "grid")])
+def test_what_only_reductions_have_is_refused_elsewhere(field: str, value: str):
+    program = programs.gather_and_product(H200, 2, LARGE)
+    schedule = tilescale.compile(program, machine=H200).moves
+    setattr(schedule.moves[0], field, value)
+    with pytest.raises(UsageError, match=f"all_gather A -> G: {field}='{value}' is for reductions") as caught:
+        tilescale.compile(program, machine=H200, schedule=schedule)
+    assert f"set {field}=None" in str(caught.value)
 
 
 def test_programs_without_such_collectives_are_not_looked_at(monkeypatch: pytest.MonkeyPatch):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import tilescale
 import tilescale.language as T
-from tests.overlap.support import copies
+from tests.overlap.support import REDUCTIONS, copies
 from tilescale.hda import Machine
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
@@ -103,7 +103,13 @@ def test_results_are_the_same_where_few_tiles_have_a_place(
     with tilescale.use_machine(machine):
         func = layer(devices, rows, tile, end)
     _, first = overlap(func, machine)
-    wanted = Schedule([replace(move, overlapped=True, carrier=None, **{"adds": None, **asked}) for move in first.moves])
+    adds = asked.pop("adds")
+    wanted = Schedule(
+        [
+            replace(m, overlapped=True, carrier=None, adds=adds if m.collective in REDUCTIONS else None, **asked)
+            for m in first.moves
+        ]
+    )
     changed, schedule = overlap(func, machine, wanted)
     assert all(move.overlapped for move in schedule.moves), schedule
     rng = torch.Generator().manual_seed(0)

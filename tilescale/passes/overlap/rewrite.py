@@ -65,10 +65,22 @@ def _asked(schedule: Schedule, moves: list[Move]) -> list[Move]:
             f"the schedule is for {given or 'no collectives'}, the program has {own or 'none'}",
             hint="take the schedule of this program, kernel.moves, and change that",
         )
+    for move in schedule.moves:
+        _check_fields(move)
     return [
         Move(m.collective, m.tensors, m.overlapped, m.chunk, m.carrier, m.adds, m.wire, m.ordered, mine.where)
         for m, mine in zip(schedule.moves, moves, strict=True)
     ]
+
+
+def _check_fields(move: Move) -> None:
+    """Raise UsageError where a move asks for what only reductions have."""
+    for name in ("carrier", "adds"):
+        if getattr(move, name) is not None and _PATTERNS.get(move.collective) is not overlap_reduction:
+            raise UsageError(
+                f"{move.title}: {name}={getattr(move, name)!r} is for reductions: nothing of it is added up",
+                hint=f"set {name}=None",
+            )
 
 
 @dataclass
