@@ -104,7 +104,8 @@ def _us(us: float) -> str:
 def _rows(row: Row) -> str:
     """What tells the shapes of one product apart."""
     kind = ", float8" if row["dtype"].startswith("float8") else ""
-    return f"{row['shape'][0]} rows{kind}{', in a graph' if row['mode'] == 'graph' else ''}"
+    count = row["shape"][0]
+    return f"{count} row{'s' * (count > 1)}{kind}{', in a graph' if row['mode'] == 'graph' else ''}"
 
 
 def _layer(row: Row) -> str:
