@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
+
+if TYPE_CHECKING:
+    import torch
 
 
 def target_for(machine: Machine) -> dict[str, str]:
@@ -25,3 +30,30 @@ def target_for(machine: Machine) -> dict[str, str]:
 def target_or_auto(machine: Machine) -> dict[str, str] | str:
     """The same, or that of the GPU at hand where the description names no compute capability."""
     return target_for(machine) if machine.identify.architecture else "auto"
+
+
+def check_gpu(machine: Machine, device: torch.device) -> None:
+    """Raise UnsupportedError for a GPU of this computer that does not run what the machine's do."""
+    import torch
+
+    check_processor(machine, torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device))
+
+
+def check_processor(machine: Machine, processor: tuple[int, int], name: str) -> None:
+    """Raise UnsupportedError for a GPU, of a compute capability and a name, that does not run what the machine's do.
+
+    Code for one of the first processors of a generation runs on later ones of it, with the features of an architecture
+    on that alone (CUDA C++ guide, 5.1).
+    """
+    major, _, minor = machine.identify.architecture.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        return
+    wanted = int(major), int(minor)
+    fits = wanted == processor if wanted[0] >= 9 else wanted[0] == processor[0] and wanted[1] <= processor[1]
+    if not fits:
+        raise UnsupportedError(
+            f"the program is made for machine {machine.name!r}, compute capability {machine.identify.architecture}; "
+            f"this GPU, {name}, has {processor[0]}.{processor[1]}",
+            hint="name its machine in TILESCALE_MACHINE or by tilescale.use_machine(...): `tilescale machine list`, or "
+            "`tilescale machine detect` for one that no built-in machine describes",
+        )

@@ -32,7 +32,7 @@ from tilescale.backends.cuda.running.plans import Plan, Plans, standing_for
 from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
-from tilescale.backends.cuda.target import target_or_auto
+from tilescale.backends.cuda.target import check_gpu, target_or_auto
 from tilescale.backends.cuda.text import REWRITES, STRIDE, check_of
 from tilescale.comm import Team, World, init
 from tilescale.comm.agreement import Facts, agree
@@ -75,6 +75,8 @@ class DeviceProgram:
             self.world = self.team = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
         self._group = Group(self.team)
         agree(self._group, _facts(self.program, machine, self.options), self.program.func.script)
+        if "target" not in self.options:
+            self.on_all(lambda: check_gpu(machine, self.device))
         self.sizes = self._sizes()
         stride, mapped = (STRIDE, 1) if self.is_alone else (self.near.stride, self.near.size)
         by_nccl = not settings().share_gpus and nccl.joins(self.team, self.world)

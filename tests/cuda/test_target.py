@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT
+"""Which GPUs run what is made for a machine."""
+
+import pytest
+
+from tilescale.backends.cuda.target import check_processor
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Machine
+
+
+@pytest.mark.parametrize(
+    ("machine", "processor"),
+    [("h200-sxm-8", (9, 0)), ("h100-sxm-8", (9, 0)), ("b200-sxm-8", (10, 0)), ("a100-sxm-8", (8, 0)),
+     ("a100-sxm-8", (8, 9)), ("cpu-node", (7, 5))],
+)  # fmt: skip
+def test_a_gpu_runs_code_of_its_kind(machine: str, processor: tuple[int, int]):
+    check_processor(Machine.load(machine), processor, "a GPU")
+
+
+@pytest.mark.parametrize(
+    ("machine", "processor"),
+    [("h200-sxm-8", (8, 0)), ("h200-sxm-8", (10, 0)), ("b200-sxm-8", (10, 3)), ("rtx4090-pcie-2", (8, 6)),
+     ("a100-sxm-8", (9, 0))],
+)  # fmt: skip
+def test_another_one_is_told_what_to_name(machine: str, processor: tuple[int, int]):
+    made = Machine.load(machine)
+    found = f"machine '{machine}', compute capability {made.identify.architecture}; this GPU, NVIDIA X, has "
+    with pytest.raises(UnsupportedError, match=found + f"{processor[0]}.{processor[1]}") as caught:
+        check_processor(made, processor, "NVIDIA X")
+    assert "TILESCALE_MACHINE" in caught.value.hint
