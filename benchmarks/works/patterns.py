@@ -39,6 +39,11 @@ def receivers(name: str, rank: int, size: int) -> list[int]:
     return every[name]
 
 
+def senders(name: str, rank: int, size: int) -> list[int]:
+    """Who sends to a rank."""
+    return [sender for sender in range(size) if rank in receivers(name, sender, size)]
+
+
 def program(name: str, size: int, elements: int, impl: str) -> Any:
     """Whoever sends to a device puts its tensor into a part of its own there."""
 
@@ -87,10 +92,12 @@ class Pattern:
         (x,) = trials.randoms(seed, torch.bfloat16, (self.elements,))
         every = torch.empty(world.size, self.elements, dtype=x.dtype, device=x.device)
         dist.all_gather_into_tensor(every, x)
-        for sender in range(world.size):
-            if world.rank not in receivers(self.name, sender, world.size):
-                every[sender].zero_()
+        every[[rank for rank in range(world.size) if rank not in self._senders]] = 0
         return Case((x,), every.float(), torch.zeros((), device=x.device))
+
+    @property
+    def _senders(self) -> list[int]:
+        return senders(self.name, tilescale.init().rank, tilescale.init().size)
 
     def _places(self) -> tuple[torch.Tensor, torch.Tensor]:
         size = tilescale.init().size
@@ -98,12 +105,10 @@ class Pattern:
 
     def _runner(self, x: torch.Tensor, y: torch.Tensor, call: Any, synchronize: Any) -> Runner:
         """A contender whose places of messages that nobody sends are zero, and of the others NaN."""
-        world = tilescale.init()
-        senders = [r for r in range(world.size) if world.rank in receivers(self.name, r, world.size)]
 
         def load(given: torch.Tensor) -> None:
             x.copy_(given)
-            y[senders] = torch.nan
+            y[self._senders] = torch.nan
             torch.cuda.synchronize()
             dist.barrier()  # what peers store into is poisoned before
 
@@ -118,8 +123,7 @@ class Pattern:
         """Messages of NCCL, all of them at once."""
         (x, y), world = self._places(), tilescale.init()
         sent = [dist.P2POp(dist.isend, x, to) for to in receivers(self.name, world.rank, world.size)]
-        senders = [r for r in range(world.size) if world.rank in receivers(self.name, r, world.size)]
-        messages = [*sent, *(dist.P2POp(dist.irecv, y[sender], sender) for sender in senders)]
+        messages = [*sent, *(dist.P2POp(dist.irecv, y[sender], sender) for sender in self._senders)]
 
         def call() -> torch.Tensor:
             for work in dist.batch_isend_irecv(messages) if messages else ():
