@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tilelang.ir import get_buffer_span, get_stmt_span, span_to_location
@@ -76,11 +76,12 @@ __all__ = [
     "EQ", "GE", "GT", "LE", "LT", "NE", "SHARED", "VARIABLE", "Add", "AllocBuffer", "Analyzer", "And", "Array",
     "AssertStmt", "AttrStmt", "Bind", "Broadcast", "Buffer", "BufferLoad", "BufferRegion", "BufferStore", "Call",
     "Cast", "DeclBuffer", "Div", "Evaluate", "FloatImm", "FloorDiv", "FloorMod", "For", "ForKind", "IfThenElse",
-    "IntImm", "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range", "SBlock",
-    "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While", "attribute", "bits",
-    "buffer_location", "children", "constant", "constants", "contains", "fingerprint", "int_node", "integer",
-    "is_pure", "op_name", "parameters", "proves", "region_parts", "same", "scope_kind", "simplify", "statements",
-    "stmt_location", "substitute", "torch_dtype", "uses", "variables", "walk",
+    "IntImm", "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range",
+    "SBlock", "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While",
+    "at_most", "attribute", "bits", "buffer_location", "children", "constant", "constants", "contains",
+    "fingerprint", "int_node", "integer", "is_pure", "op_name", "parameters", "proves", "region_parts", "same",
+    "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables",
+    "walk",
 ]  # fmt: skip
 
 
@@ -138,6 +139,18 @@ def _with_ranges(ranges: dict[Var, tuple[Any, Any]]) -> Analyzer:
     for var, (begin, extent) in ranges.items():
         analyzer.bind(var, Range.from_min_extent(begin, extent))
     return analyzer
+
+
+def at_most(expr: Any, names: Mapping[Var, PrimExpr]) -> int | None:
+    """An upper bound of an integer expression, given what variables stand for, in program order; None without one."""
+    known = constant(expr)
+    if known is not None:
+        return known
+    analyzer = Analyzer()
+    for var, value in names.items():
+        analyzer.bind(var, value)
+    bound = analyzer.const_int_bound(expr).max_value
+    return bound if bound < (1 << bits(expr.dtype) - 1) - 1 else None
 
 
 def bits(dtype: str) -> int:

@@ -172,6 +172,34 @@ def test_schedule_shows_loops_and_what_was_asked_for():
     assert "allreduce(X) between devices by ring" in text
 
 
+@pytest.mark.parametrize("phase", ["blocks", "devices"])
+def test_an_extent_that_a_minimum_bounds_is_estimated_by_its_bound(phase: str):
+    @T.prim_func
+    def bounded(X: T.Tensor((1 << 20,), "float32"), Y: T.Tensor((1 << 20,), "float32"), B: T.int32):
+        with T.Kernel(device=2, block=1, threads=32):
+            if phase == "blocks":
+                with T.Scale("block"):
+                    n = T.min(B, 8)
+                    with T.Scale("device") as (rank, _):
+                        T.copy(X[0:n], Y[0:n], dst=1 - rank)
+            else:
+                with T.Scale("device") as (rank, _):
+                    T.copy(X[0 : T.min(B, 8)], Y[0 : T.min(B, 8)], dst=1 - rank)
+
+    schedule = tilescale.compile(bounded).schedule
+    assert "for at most 32 B" in schedule and " us for" in schedule
+
+
+def test_an_extent_without_a_minimum_is_bounded_by_its_tensor():
+    @T.prim_func
+    def open_(X: T.Tensor((1024,), "float32"), Y: T.Tensor((1024,), "float32"), B: T.int32):
+        with T.Kernel(device=2, block=1, threads=32):
+            with T.Scale("device") as (rank, _):
+                T.copy(X[0:B], Y[0:B], dst=1 - rank)
+
+    assert "for at most 4 KiB" in tilescale.compile(open_).schedule
+
+
 def test_report_says_what_each_device_did():
     kernel = tilescale.compile(programs.double(64))
     assert kernel.report is None

@@ -19,7 +19,7 @@ from tilescale.collectives.record import TENSORS, TILES, Algorithm
 from tilescale.collectives.routes import Sizes
 from tilescale.collectives.table import names, records
 from tilescale.cost.calibrated import in_force, measured
-from tilescale.cost.choose import MEASURED_TIE, UNKNOWN_BYTES, Choice, compared, first_of_the_fastest
+from tilescale.cost.choose import MEASURED_TIE, UNKNOWN_BYTES, Choice, compared, first_of_the_fastest, size_text
 from tilescale.errors import NoPathError, UnsupportedError
 from tilescale.hda import Machine
 
@@ -103,13 +103,13 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
         return Choice(able[0], "the only one" if len(able) == 1 else "nothing to compare")
     if known := measured_times(machine, wanted, able):
         best = first_of_the_fastest(known, MEASURED_TIE)
-        return Choice(best, compared(best, known, wanted.nbytes, "measured"))
+        return Choice(best, compared(best, known, size_text(wanted.nbytes), "measured"))
     try:
         times = [(name, seconds(machine, wanted, name)) for name in able]
     except NoPathError:
         return Choice(able[0], "nothing to compare")
     best = first_of_the_fastest(times)
-    return Choice(best, compared(best, times, wanted.nbytes))
+    return Choice(best, compared(best, times, size_text(wanted.nbytes)))
 
 
 def refusal(wanted: Wanted, impl: str, available: Available) -> UnsupportedError:

@@ -18,7 +18,7 @@ MEASURED_TIE = 0.02
 """The same of what was measured: medians of one thing differ by as much from run to run."""
 
 UNKNOWN_BYTES = 1 << 30
-"""What a size that is known at launch only counts as: bandwidth decides."""
+"""What a size that is known at launch only, and has no bound, counts as: bandwidth decides."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Transfer:
         operation: "put", "get" or "reduce".
         scope: kind of memory of the near side, "fragment", "shared" or "global".
         nbytes: of one copy; None if known at launch only.
+        at_most: an upper bound of `nbytes` where that is known at launch only; None without one.
         row_bytes: what its contiguous rows are a multiple of.
         programs: how many programs of a unit copy at the same time.
         whole: a copy of whole tensors, which as many programs as there are may share.
@@ -53,6 +54,12 @@ class Transfer:
     programs: int = 1
     whole: bool = False
     starters: tuple[str, ...] = ("program",)
+    at_most: int | None = None
+
+    @property
+    def estimated(self) -> int:
+        """The size that estimates take."""
+        return next((size for size in (self.nbytes, self.at_most) if size is not None), UNKNOWN_BYTES)
 
 
 def mechanism(network: Network, wanted: Transfer, impl: str | None = None) -> Choice:
@@ -77,7 +84,7 @@ def mechanism(network: Network, wanted: Transfer, impl: str | None = None) -> Ch
     times = [(m.name, transfer_time(network, m, wanted)) for m in able]
     best = first_of_the_fastest(times)
     others = [f"{name}: {reason}" for name, reason in against.items() if reason is not None]
-    return Choice(best, "; ".join([compared(best, times, wanted.nbytes), *others]))
+    return Choice(best, "; ".join([compared(best, times, size_text(wanted.nbytes, wanted.at_most)), *others]))
 
 
 def reason_against(mechanism: Mechanism, wanted: Transfer) -> str | None:
@@ -98,11 +105,7 @@ def transfer_time(network: Network, mechanism: Mechanism, wanted: Transfer) -> f
     each = math.inf
     if not wanted.whole:
         each = min((mechanism.rate(wanted.operation) or 0.0) / wanted.programs, mechanism.per_program or math.inf)
-    return network.latency + mechanism.seconds(_size(wanted.nbytes), wanted.operation, bandwidth=each)
-
-
-def _size(nbytes: int | None) -> int:
-    return UNKNOWN_BYTES if nbytes is None else nbytes
+    return network.latency + mechanism.seconds(wanted.estimated, wanted.operation, bandwidth=each)
 
 
 def first_of_the_fastest(times: Sequence[tuple[str, float]], tie: float = TIE) -> str:
@@ -111,9 +114,15 @@ def first_of_the_fastest(times: Sequence[tuple[str, float]], tie: float = TIE) -
     return next(name for name, seconds in times if seconds <= least * (1 + tie))
 
 
-def compared(best: str, times: Sequence[tuple[str, float]], nbytes: int | None, how: str = "estimated") -> str:
-    """In words: the time of what was chosen beside those of the others, and how they are known."""
-    what = format_bytes(nbytes) if nbytes is not None else "a size known at launch, taken as large"
+def size_text(nbytes: int | None, at_most: int | None = None) -> str:
+    """The size of a transfer in words."""
+    if nbytes is not None:
+        return format_bytes(nbytes)
+    return f"at most {format_bytes(at_most)}" if at_most is not None else "a size known at launch, taken as large"
+
+
+def compared(best: str, times: Sequence[tuple[str, float]], size: str, how: str = "estimated") -> str:
+    """In words: the time of the choice for a size, those of the others, and how they are known."""
     others = [f"{name} {format_time(seconds)}" for name, seconds in times if name != best]
     mine = dict(times)[best]
-    return f"{how} {format_time(mine)} for {what}" + (f"; {', '.join(others)}" if others else "")
+    return f"{how} {format_time(mine)} for {size}" + (f"; {', '.join(others)}" if others else "")

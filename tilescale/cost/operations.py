@@ -22,6 +22,7 @@ def copy_choice(
     sizes: Mapping[str, int],
     programs: int | None,
     starters: tuple[str, ...] = ("program", "host"),
+    names: Mapping[ir.Var, ir.PrimExpr] | None = None,
 ) -> Choice:
     """The mechanism of a `T.copy` to or from another unit.
 
@@ -29,6 +30,7 @@ def copy_choice(
         sizes: units of each launched level, coarsest first.
         programs: how many programs of a unit copy at the same time, None for a copy of whole tensors.
         starters: who may start a copy of whole tensors.
+        names: what the program's variables stand for, to bound extents that are known at launch only.
 
     Raises:
         UnsupportedError: what `impl=` asks for, or every mechanism, cannot do it.
@@ -37,21 +39,26 @@ def copy_choice(
     copy = Copy.of(call)
     if network is None:
         raise UnsupportedError(f"no network of {machine.name} connects units of level {copy.level!r}")
-    return mechanism(network, _transfer(copy, programs or 1, starters if programs is None else None), copy.impl)
+    wanted = _transfer(copy, programs or 1, starters if programs is None else None, names or {})
+    return mechanism(network, wanted, copy.impl)
 
 
-def _transfer(copy: Copy, programs: int, whole: tuple[str, ...] | None) -> Transfer:
+def _transfer(
+    copy: Copy, programs: int, whole: tuple[str, ...] | None, names: Mapping[ir.Var, ir.PrimExpr]
+) -> Transfer:
     """What a copy moves; `whole` says who may start one of whole tensors."""
     near_buffer, far_buffer = ir.region_parts(copy.near)[0], ir.region_parts(copy.far)[0]
     rows = math.gcd(_row_bytes(copy.near), _row_bytes(copy.far))
     if near_buffer.dtype != far_buffer.dtype:
         rows = 1  # a conversion on the way takes the elements one by one
     operation, nbytes = "put" if copy.to_peer else "get", region_bytes(copy.near)
+    bounds = [_bytes_at_most(region, names) for region in (copy.near, copy.far)]
+    at_most = min((bound for bound in bounds if bound is not None), default=None)
     if whole is None:
-        return Transfer(operation, ir.scope_kind(near_buffer), nbytes, rows, programs)
+        return Transfer(operation, ir.scope_kind(near_buffer), nbytes, rows, programs, at_most=at_most)
     # A grid is made for extents that are known.
     starters = ("host",) if nbytes is None else whole
-    return Transfer(operation, ir.scope_kind(near_buffer), nbytes, rows, whole=True, starters=starters)
+    return Transfer(operation, ir.scope_kind(near_buffer), nbytes, rows, whole=True, starters=starters, at_most=at_most)
 
 
 def _row_bytes(region: ir.Call) -> int:
@@ -66,6 +73,17 @@ def region_bytes(region: ir.Call) -> int | None:
     """Bytes of a region; None if they are known at launch only."""
     buffer, _, extents = ir.region_parts(region)
     return bytes_of(extents, buffer.dtype)
+
+
+def _bytes_at_most(region: ir.Call, names: Mapping[ir.Var, ir.PrimExpr]) -> int | None:
+    """An upper bound of the bytes of a region, None without one: an extent ends at the end of its buffer."""
+    buffer, _, extents = ir.region_parts(region)
+    pairs = zip(extents, buffer.shape, strict=False)
+    bounds = [[ir.at_most(n, names) for n in pair] for pair in pairs]
+    if any(pair == [None, None] for pair in bounds):
+        return None
+    elements = math.prod(min(n for n in pair if n is not None) for pair in bounds)
+    return elements * ir.bits(str(buffer.dtype)) // 8
 
 
 def network_of(call: Any, machine: Machine, sizes: Mapping[str, int]) -> Network | None:

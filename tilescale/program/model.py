@@ -176,6 +176,18 @@ class Program:
         """All launches, in program order."""
         return tuple(_launches(self.body))
 
+    @cached_property
+    def names(self) -> dict[ir.Var, ir.PrimExpr]:
+        """What variables that hold integers stand for, in program order."""
+        found: dict[ir.Var, ir.PrimExpr] = {}
+
+        def visit(node: Any) -> None:
+            if isinstance(node, ir.Bind) and str(node.var.dtype).startswith("int"):
+                found[node.var] = node.value
+
+        ir.walk(self.func.body, visit)
+        return found
+
     @property
     def extents(self) -> tuple[tuple[str, ir.PrimExpr], ...]:
         """Units of each launched level above the program, coarsest first; the same for all launches."""

@@ -144,7 +144,7 @@ class Phase:
         machine, grid = self.target.machine, ir.constants(map(self.sized, self.launch.grid))
         units = machine.count(machine.program_level.name, machine.tensor_level.name)
         programs = units if grid is None else min(units, math.prod(grid))
-        return copy_choice(call, machine, dict(self.target.sizes), programs)
+        return copy_choice(call, machine, dict(self.target.sizes), programs, names=self.program.names)
 
 
 class Stage:

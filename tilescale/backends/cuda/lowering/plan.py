@@ -219,11 +219,12 @@ class _Planner(Grids):
 
     def _copy_in_order(self, copy: Copy) -> list[Part | ir.Stmt]:
         call = copy.call
-        choice = self._chosen(lambda: copy_choice(call, self.target.machine, dict(self.target.sizes), None))
+        sizes = dict(self.target.sizes)
+        choice = self._chosen(lambda: copy_choice(call, self.target.machine, sizes, None, names=self.program.names))
         side, regions = "dst" if copy.to_peer else "src", (copy.source, copy.target)
         self.notes.append(f"T.copy({side}=) of {self._tensors(regions)} by each device: {choice}")
         whole = with_args(call, [*regions, copy.peer], {"impl": choice.name}, without=("op",))
-        network = network_of(call, self.target.machine, dict(self.target.sizes))
+        network = network_of(call, self.target.machine, sizes)
         chosen = network.mechanism(choice.name) if network is not None else None
         assert chosen is not None, f"{choice.name} is chosen from those of the network"
         if chosen.started_by == "host":

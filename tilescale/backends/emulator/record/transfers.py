@@ -92,7 +92,8 @@ def _by_choice(compiler: Compiler, call: ir.Call) -> Chooser:
     """The mechanism that the cost model takes for a copy; all where no rule of it fits."""
     recorder, whole = compiler.instrumentation.recorder, compiler.executing == compiler.machine.tensor_level
     try:
-        chosen = copy_choice(call, recorder.machine, recorder.extents, None if whole else recorder.rates.places).name
+        programs = None if whole else recorder.rates.places
+        chosen = copy_choice(call, recorder.machine, recorder.extents, programs, names=compiler.program.names).name
     except UnsupportedError:
         return list
     return lambda offers: [m for m in offers if m.name == chosen] or list(offers)
