@@ -8,8 +8,10 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
+import torch
 
 import tilescale
+import tilescale.language as T
 from tilescale import tracebacks
 from tilescale.errors import UnknownMachineError, UsageError
 from tilescale.settings import settings
@@ -104,3 +106,97 @@ def test_a_script_that_fails(tmp_path: Path):
     assert done.returncode == 1 and done.stderr.startswith("UnknownMachineError: ")
     calls = ["6 in <module>: mine()", "4 in mine: tilescale.Machine.load('h200')"]
     assert done.stderr.splitlines()[-2:] == [f"        {script}:{call}" for call in calls]
+
+
+def plus(t):
+    t = t * 2  # noqa: F841 - the mistake
+
+
+def negative(t):
+    t = -t  # noqa: F841
+
+
+def product(t):
+    t = t @ t  # noqa: F841
+
+
+def updated(t):
+    t += 1
+
+
+def by_torch(t):
+    t = torch.relu(t)  # noqa: F841
+
+
+def function_of_a_tile(t):
+    T.copy(T.exp(t), t)
+
+
+def method(t):
+    t.copy_(t)
+
+
+def unknown(t):
+    T.copi(t, t)
+
+
+def undefined(t):
+    T.copy(t, nowhere)  # noqa: F821
+
+
+def many(t):
+    T.clear(t, 1, 2, 3)
+
+
+HABITS = [
+    (plus, TypeError, "T.Parallel"), (negative, TypeError, "T.Parallel"), (product, TypeError, "T.gemm"),
+    (updated, RuntimeError, "T.Parallel"), (by_torch, TypeError, "T.Parallel"),
+    (function_of_a_tile, TypeError, "T.Parallel"), (method, AttributeError, "no methods of a tensor"),
+    (unknown, AttributeError, "did you mean 'copy'"), (undefined, NameError, "nowhere"), (many, TypeError, "clear()"),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
+@pytest.mark.parametrize(("body", "kind", "said"), HABITS, ids=lambda value: getattr(value, "__name__", None))
+def test_mistakes_in_a_traced_function_show_own_lines_alone(body, kind, said):  # noqa: ANN001
+    statement = T.macro(body)
+    with pytest.raises(kind) as found:
+
+        @T.prim_func
+        def program(X: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=32):
+                statement(X)
+
+    text = shown(found.value)
+    assert said in text and "site-packages" not in text and "Traceback" not in text
+    assert text.splitlines()[-1].startswith(f"        {__file__}:{body.__code__.co_firstlineno + 1} in {body.__name__}")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
+def test_two_names_for_one_extent():
+    with pytest.raises(ValueError, match="unpack") as found:
+
+        @T.prim_func
+        def program(X: T.Tensor((8,), "float32")):
+            with T.Kernel(device=1, block=8, threads=32) as (bx, by):
+                T.clear(X)
+
+    assert "T.Kernel(gx) as bx" in shown(found.value)
+
+
+def test_a_traced_function_that_is_called():
+    @T.prim_func
+    def program(X: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.clear(X)
+
+    with pytest.raises(TypeError) as found:
+        program(torch.zeros(8))
+    text = shown(found.value)
+    assert "tilescale.emulate(program, tensors)" in text and "program(torch.zeros(8))" in text
+
+
+def test_the_language_by_its_short_name():
+    from tilescale import T as short  # noqa: N811
+
+    assert short is T

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import linecache
 import logging
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -18,7 +19,7 @@ import tilelang
 
 from tilelang_core.logs import LOGGER
 
-__all__ = ["TILELANG_ROOT", "install"]
+__all__ = ["TILELANG_ROOT", "install", "is_traced"]
 
 TILELANG_ROOT = str(Path(tilelang.__file__).parent)
 
@@ -27,6 +28,18 @@ _BUILDER = "__tb"
 
 _MACRO = "    hint: if {!r} holds statements of the language, decorate it with @T.macro"
 _TYPES = '    hint: give each parameter its type: `X: T.Tensor((n,), "float32")`, `n: T.int32`'
+
+_ELEMENTS = "a tile is a buffer and not a value: compute its elements, `for i in T.Parallel(n): t[i] = {}`"
+_HABITS = {
+    r"operand type\(s\) for @: .*'Buffer'": "a product of tiles is a statement: T.gemm(a, b, c)",
+    r"operand type\(s\) for .*'Buffer'|operand type for unary .*'Buffer'": _ELEMENTS.format("2 * t[i]"),
+    r"Attempting to update buffer": _ELEMENTS.format("t[i] + 1"),
+    r"must be Tensor, not Buffer": _ELEMENTS.format("T.max(t[i], 0)"),
+    r"got `tirx\.Buffer`": _ELEMENTS.format("T.exp(t[i])"),
+    r"'Buffer' object has no attribute": "a tile has no methods of a tensor: use T.copy, T.fill, T.reduce_sum, ...",
+    r"values to unpack[^|]*Kernel\(": "a name for each extent: `T.Kernel(gx) as bx`, `T.Kernel(gx, gy) as (bx, by)`",
+}
+"""What messages of Python and TileLang mean where somebody writes as in other languages."""
 
 
 def install() -> None:
@@ -46,7 +59,7 @@ class _Refused(logging.Filter):
 
 def _explain(error: BaseException) -> None:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    traced = [number for number, frame in enumerate(frames) if _is_traced(frame.f_code)]
+    traced = [number for number, frame in enumerate(frames) if is_traced(frame.f_code)]
     if not traced:
         if isinstance(error, TypeError) and frames[-1].f_code.co_filename.startswith(TILELANG_ROOT):
             _note(error, _TYPES)  # the function was not even called
@@ -62,9 +75,12 @@ def _explain(error: BaseException) -> None:
         helper = next((other.co_name for other in below if other.co_filename == file), None)
         if helper is not None and isinstance(error, TypeError | ValueError):
             _note(error, _MACRO.format(helper))
+    hint = next((hint for habit, hint in _HABITS.items() if re.search(habit, f"{error} at {text}")), None)
+    if hint is not None and not hasattr(error, "where"):
+        _note(error, f"    hint: {hint}")
 
 
-def _is_traced(code: CodeType) -> bool:
+def is_traced(code: CodeType) -> bool:
     """Whether it is a function of the user that TileLang has rewritten."""
     return _BUILDER in code.co_freevars + code.co_varnames and not code.co_filename.startswith(TILELANG_ROOT)
 

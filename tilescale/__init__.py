@@ -68,6 +68,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     elif name in _MODULES:
         value = importlib.import_module(f"tilescale.{name}")
+    elif name == "T":  # for `from tilescale import T`
+        value = importlib.import_module("tilescale.language")
     else:
         from tilescale.errors import unknown_attribute
 

@@ -82,6 +82,13 @@ def unknown_attribute(module: str, name: str, names: Iterable[str]) -> Attribute
     return AttributeError(f"module {module!r} has no attribute {name!r}; {did_you_mean(name, names)}".rstrip("; "))
 
 
+def print_in_short() -> None:
+    """Let errors that nobody catches be printed by their message and the user's own lines."""
+    from tilescale import tracebacks
+
+    tracebacks.install()
+
+
 class TileScaleError(Exception):
     """Base of all errors below.
 
@@ -95,9 +102,7 @@ class TileScaleError(Exception):
         self.message = message
         self.hint = hint
         self.where: tuple[Location, ...] = (where,) if isinstance(where, Location) else tuple(where or ())
-        from tilescale import tracebacks
-
-        tracebacks.install()
+        print_in_short()
 
     def _render(self) -> str:
         lines = [self.message]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""How an error of ours that nobody catches is printed: its message first, then the user's own lines that led to it.
+"""How an error that nobody catches is printed: its message first, then the user's own lines that led to it.
 
-The first such error that is made sets `sys.excepthook`, if nobody else cares about it; notebooks ask the error itself.
+That is so for errors of ours, and for those of Python within a traced function, whose other frames are TileLang's. The
+import of the language, or the first error of ours, sets `sys.excepthook`, unless another hook is set; notebooks ask the
+error itself.
 `TILESCALE_TRACEBACK=full` prints Python's traceback instead, with every frame.
 """
 
@@ -12,7 +14,7 @@ import sys
 import sysconfig
 import traceback
 from functools import cache
-from textwrap import indent
+from textwrap import dedent, indent
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,9 @@ _OURS = ("tilescale", "tilelang_core")
 _PLAIN = ("sys", "tvm")
 """Modules whose hooks print a traceback and no more: Python's own, and one that TVM sets around it."""
 
+_CALLED = "'PrimFunc' object is not callable"
+_RUN = "hint: run it on the CPU, `tilescale.emulate(program, tensors)`, or make a kernel: `tilescale.compile(program)`"
+
 
 def install() -> None:
     """Print errors of ours by `show`, unless somebody else prints errors already."""
@@ -37,13 +42,21 @@ def install() -> None:
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Python's hook for exceptions that nobody catches: those of ours in short, others as ever."""
-    if not isinstance(error, TileScaleError) or _is_full():
+    """Python's hook for exceptions that nobody catches: those of programs in short, others as ever."""
+    if not _is_of_a_program(error, trace) or _is_full():
         sys.__excepthook__(kind, error, trace)
         return
     from rich.console import Console
 
     Console(stderr=True, highlight=False, soft_wrap=True).print(_text(error, trace))
+
+
+def _is_of_a_program(error: BaseException, trace: TracebackType | None) -> bool:
+    """Whether an error is of ours, was raised within a traced function, or is the call of one."""
+    seam = sys.modules.get("tilelang_core.refused")
+    if isinstance(error, TileScaleError) or seam is None or not isinstance(error, Exception):
+        return isinstance(error, TileScaleError)
+    return str(error) == _CALLED or any(seam.is_traced(frame.f_code) for frame, _ in traceback.walk_tb(trace))
 
 
 def lines(error: TileScaleError) -> list[str]:
@@ -75,15 +88,15 @@ def _is_full() -> bool:
         return False
 
 
-def _text(error: TileScaleError, trace: TracebackType | None) -> Text:
+def _text(error: BaseException, trace: TracebackType | None) -> Text:
     from rich.text import Text
 
     body = Text(str(error))
     body.highlight_regex(r"(?m)^    at \S.*$", "cyan")
     body.highlight_regex(r"(?m)^    hint:", "bold green")
     text = Text.assemble((f"{type(error).__name__}: ", "bold red"), body)
-    for note in getattr(error, "__notes__", ()):
-        text.append("\n" + indent(note, "    "))
+    for note in (*getattr(error, "__notes__", ()), *([_RUN] if str(error) == _CALLED else [])):
+        text.append("\n" + indent(dedent(note), "    "))
     if error.__cause__ is not None:
         text.append("\n    caused by " + "".join(traceback.format_exception_only(error.__cause__)).strip())
     calls = _calls(trace)
@@ -95,7 +108,7 @@ def _text(error: TileScaleError, trace: TracebackType | None) -> Text:
 def _calls(trace: TracebackType | None) -> str:
     """The user's own lines on the way to the error, the innermost last."""
     own = (pair for pair in traceback.walk_tb(trace) if _is_users(pair[0]))
-    frames = traceback.StackSummary.extract(own)
+    frames = [frame for frame in traceback.StackSummary.extract(own) if frame.line]  # TVM adds lines of C++
     return "\n".join(f"        {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from tilelang_core import stock as _stock
 from tilelang_core.stock import *  # noqa: F403
+from tilescale.errors import print_in_short as _print_in_short
 from tilescale.errors import unknown_attribute
 from tilescale.language.collective import all_gather, all_to_all, allreduce, broadcast, reduce_scatter
 from tilescale.language.copy import copy
@@ -43,6 +44,8 @@ EXTENDED = ("Kernel", "alloc_barrier", "alloc_fragment", "alloc_shared", "broadc
 """Names that TileLang has and that mean more here; what TileLang accepts keeps its meaning."""
 
 __all__ = [*dict.fromkeys((*_stock.__all__, *ADDED, *EXTENDED))]  # noqa: PLE0604
+
+_print_in_short()
 
 
 def __getattr__(name: str) -> Any:
