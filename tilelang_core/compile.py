@@ -7,7 +7,8 @@ import contextlib
 import importlib
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ import tvm
 import tvm_ffi
 from tilelang.backend.target import determine_target
 from tilelang.jit import JITImpl, _CallFormCache
+from tilelang.transform.pass_config import normalize_pass_configs
 from tvm import tirx
 
 from tilelang_core import empty_loops, logs
@@ -30,6 +32,7 @@ from tilelang_core.texts import Rewrite, keyed, through
 
 __all__ = [
     "JIT",
+    "Compilation",
     "Generated",
     "cache_folder",
     "checked_text",
@@ -139,26 +142,83 @@ def device_code(
     return bytes(compile_text(text, determine_target(target, return_object=True), with_flags(pass_configs, flags)))
 
 
+@dataclass(frozen=True)
+class Compilation:
+    """A kernel to compile, for the GPU at hand.
+
+    Attributes:
+        func: the traced function.
+        rewrites: have the last word on its text.
+        check: gets the text, and the bytes of dynamic shared memory, before nvcc does, and raises if they must not run.
+            Its `repr` says what else it depends on. Kernels of the cache have passed it.
+        options: those of `tilelang.compile`.
+    """
+
+    func: tirx.PrimFunc
+    rewrites: tuple[Rewrite, ...] = ()
+    check: Callable[[str, int], None] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self) -> Any:
+        """The kernel, compiled or loaded from the cache. A check is made once, in whichever process compiles it;
+        `compiled` says what came of it."""
+        if self.check is None:
+            with logs.following(), _text_through(self._last):
+                return tilelang.compile(self._keyed, **self.options)
+        with logs.following(), _seen_by(self.check) as noted, _text_through((*self._last, noted)):
+            return tilelang.compile(self._keyed, **self.options)
+
+    def pinned(self) -> Compilation:
+        """The same with a target that is known: "auto" asks CUDA, which a forked process must not."""
+        given = self.options.get("target") or tilelang.env.get_default_target()
+        return replace(self, options={**self.options, "target": determine_target(given, return_object=True)})
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the cache on disk has the kernel."""
+        stock = importlib.import_module("tilelang.jit")
+        load, stock.cached = stock.cached, _is_cached
+        try:
+            return tilelang.compile(self._keyed, **self.options)
+        finally:
+            stock.cached = load
+
+    @property
+    def _last(self) -> tuple[Rewrite, ...]:
+        return (empty_loops.mended, *self.rewrites) if empty_loops.may_be_left_out(self.func) else self.rewrites
+
+    @cached_property
+    def _keyed(self) -> tirx.PrimFunc:
+        if self.check is None:
+            return keyed(_mended(self.func), self._last)
+        return keyed(_mended(self.func), (*self._last, _seen_by), self.check)
+
+
+def _is_cached(
+    func: tirx.PrimFunc,
+    out_idx: Any,
+    execution_backend: Any,
+    target: Any,
+    target_host: Any,
+    verbose: Any,
+    pass_configs: Any,
+    compile_flags: Any,
+) -> bool:
+    """What TileLang's own function of these parameters would find on disk."""
+    cache, context, _ = tilelang.cache._resolve_cache_dispatch(target, target_host, execution_backend, verbose)
+    known = context.target, context.target_host, normalize_pass_configs(pass_configs), compile_flags
+    key = cache._generate_key(func, out_idx, context.execution_backend.name, (), *known)
+    return Path(cache._get_cache_path(key)).exists()
+
+
 def compile_kernel(
     func: tirx.PrimFunc,
     rewrites: Sequence[Rewrite] = (),
     check: Callable[[str, int], None] | None = None,
     **options: Any,
 ) -> Any:
-    """`tilelang.compile`: a kernel for the GPU at hand. `rewrites` have the last word on its text.
-
-    `check` gets the text, and the bytes of dynamic shared memory, before nvcc does, and raises if they must not run.
-    Its `repr` says what else it depends on. What the cache has passed before. Lowering takes seconds: it is done once,
-    and `compiled` says what came of it, in all processes that load the kernel.
-    """
-    if empty_loops.may_be_left_out(func):
-        rewrites = empty_loops.mended, *rewrites
-    if check is None:
-        with logs.following(), _text_through(rewrites):
-            return tilelang.compile(keyed(_mended(func), rewrites), **options)
-    made = keyed(_mended(func), (*rewrites, _seen_by), check)
-    with logs.following(), _seen_by(check) as noted, _text_through((*rewrites, noted)):
-        return tilelang.compile(made, **options)
+    """`tilelang.compile`: a kernel for the GPU at hand. `rewrites`, `check`: as for `Compilation`."""
+    return Compilation(func, tuple(rewrites), check, options).run()
 
 
 _DYNAMIC_SHARED = "\n// bytes of dynamic shared memory: "

@@ -93,6 +93,7 @@ class Device:
         patch.setattr(execute, "Group", lambda world: None)
         patch.setattr(execute.DeviceProgram, "guard", self.guard)
         patch.setattr(execute.DeviceProgram, "on_all", lambda own, check: None)
+        patch.setattr(execute.DeviceProgram, "_compile_ahead", lambda own: None)
         patch.setattr(execute.DeviceProgram, "compile", lambda own, func, check=None: self._kernel(func))
         patch.setattr(execute.DeviceProgram, "device_code", lambda own, text: text.encode())
         patch.setattr(exchanges, "functions", self._functions)
@@ -145,7 +146,7 @@ class Device:
 
     def program(self, func: Any) -> execute.DeviceProgram:
         """The program as it runs on this rank."""
-        return execute.DeviceProgram(lowered(func, devices=2).lowered, {})
+        return execute.DeviceProgram(lowered(func, devices=2).lowered, {}).build()
 
     def names(self) -> list[Any]:
         """What was launched since the last look: kernels by name, barriers by what they are for."""

@@ -2,7 +2,12 @@
 """A kernel is lowered once: its check sees the text that nvcc gets; ranks share out what a program compiles."""
 
 import importlib
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,21 +124,43 @@ def test_a_kernel_is_kept_under_what_checked_it():
     assert keys[1] == keys[2] and len(set(keys)) == 4
 
 
-@pytest.mark.parametrize(("ranks", "shares"), [((0, 1), [[0], [1]]), ((1, 0), [[0], [1]]), ((0, 2), [[], []])])
+@pytest.mark.parametrize(("ranks", "shares"), [((0, 1), [[0], [1]]), ((1, 0), [[0], [1]]), ((0, 2), [[0, 1], [0, 1]])])
 def test_ranks_of_a_node_share_out_kernels(
     ranks: tuple[int, ...], shares: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ):
-    """Of a job of two nodes: ranks 0 and 1, and 2 and 3. A rank that is alone on its node compiles each in its turn."""
+    """Of a job of two nodes: ranks 0 and 1, and 2 and 3. A rank that is alone on its node compiles all."""
     made = two_grids()
-    monkeypatch.setattr(stock, "compile_kernel", lambda func, *given, **options: func)
     monkeypatch.setattr(stock, "keeps_kernels", lambda: True)
-    found = []
+    monkeypatch.setattr(execute, "compile_missing", lambda jobs, most, what: found.append([job.func for job in jobs]))
+    monkeypatch.setattr(execute.DeviceProgram, "on_all", lambda own, make: make())
+    found: list[Any] = []
     for number, rank in enumerate(ranks):
         own = object.__new__(execute.DeviceProgram)
         own._lowered, own.program, own.target = made.lowered, made.lowered.program, made.lowered.target
         own.options = {}
         own.team = SimpleNamespace(ranks=ranks, rank=number)
         own.world = SimpleNamespace(node_of=(0, 0, 1, 1), node=rank // 2)
-        monkeypatch.setattr(execute.DeviceProgram, "on_all", lambda own, make: make())
-        found.append([[k.func for k in made.kernels].index(func) for func in own._compile_shares()])
-    assert found == shares
+        own._compile_ahead()
+    functions = [k.func for k in made.kernels]
+    assert [[functions.index(func) for func in each] for each in found] == shares
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_forked_processes_leave_kernels_in_the_cache(tmp_path: Path):
+    """In a process of its own, as TileLang reads the place of its cache when it is loaded."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from tests.cuda.test_compile_once import MACHINE, REWRITES, TARGET, check_of, stock, two_grids\n"
+        "from tilescale.backends.processes import compile_missing\n"
+        "made = two_grids()\n"
+        "checks = [check_of(k, made.lowered.program, MACHINE) for k in made.kernels]\n"
+        "jobs = [stock.Compilation(k.func, REWRITES, c, {'target': TARGET}) for k, c in zip(made.kernels, checks)]\n"
+        "print([job.is_done for job in jobs])\n"
+        "compile_missing(jobs, 2)\n"
+        "print([job.is_done for job in jobs])\n"
+        "print([stock.compiled(job.run()).dynamic_shared > 0 for job in jobs])\n"
+    )
+    root = Path(__file__).parents[2]
+    given = os.environ | {"PYTHONPATH": str(root), "TILELANG_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, str(script)], env=given, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == ["[False, False]", "[True, True]", "[True, False]"], done.stderr

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,6 +71,20 @@ class Executable:
     simulated_s: Callable[[list[Any]], float] | None = None
 
 
+class Compilation(Protocol):
+    """A kernel to compile."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a cache has it."""
+
+    def pinned(self) -> Compilation:
+        """The same for a process that asks the computer nothing."""
+
+    def run(self) -> Any:
+        """Compile it into the cache."""
+
+
 class Lowered(Protocol):
     """A program as a back end has it, for a target."""
 
@@ -84,6 +98,9 @@ class Lowered(Protocol):
         Raises:
             UnsupportedError: the machine, or the back end, has none.
         """
+
+    def compilations(self, options: dict[str, Any]) -> Sequence[Compilation]:
+        """What `build` compiles, and finds in a cache once it is done. Collective, as `build`."""
 
     def build(self, options: dict[str, Any]) -> Executable:
         """Make it run on this computer; options are those of `tilelang.compile`."""

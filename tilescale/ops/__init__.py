@@ -8,6 +8,7 @@
     decode.py sequence_attention.py attention_backward.py    attention over several ranks
     linear.py parallelize.py            layers, and the plan that puts them into a model
     workspace.py                        memory beside the arguments, made once
+    warm_up.py                          all kernels of a model, compiled at once before it runs
     group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
     dtensors.py                         DTensors in and out
     operator.py                         what an operator of torch.library is, at the cost of its function
@@ -37,6 +38,7 @@ from tilescale.ops.moe_route import Routing, moe_route
 from tilescale.ops.parallelize import parallelize_module
 from tilescale.ops.reduce_scatter import reduce_scatter
 from tilescale.ops.sequence_attention import sequence_attention, sequence_positions
+from tilescale.ops.warm_up import warm_up
 from tilescale.ops.workspace import Workspace, workspace
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "reduce_scatter",
     "sequence_attention",
     "sequence_positions",
+    "warm_up",
     "workspace",
 ]
 

@@ -3,6 +3,7 @@
 
     compile.py     `tilescale.compile` and `tilescale.jit`
     kernel.py      what they return: a program bound to a machine
+    ahead.py       kernels found by a dry run, compiled all at once
     drop_in.py     the same under the names of TileLang's kernels
     profiler.py    its profiler, where it is emulated
     outputs.py     the argument list of a call, and the tensors that the call allocates

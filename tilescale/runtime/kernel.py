@@ -30,6 +30,7 @@ from tilescale.program.arguments import check_device, check_present, check_writa
 from tilescale.program.model import Program
 from tilescale.program.pointers import follows_addresses
 from tilescale.program.source import source_of
+from tilescale.runtime.ahead import noted
 from tilescale.runtime.drop_in import DropIn
 from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
@@ -174,6 +175,16 @@ class Kernel(DropIn):
             init()  # the job says how many devices there are
         return backends.choose(self.program, self._lowered).build(self.options)
 
+    def compilations(self) -> Sequence[backends.Compilation]:
+        """What its first call compiles. Collective, as that call. Raises as that call, but for its arguments."""
+        if self.program.is_hierarchical:
+            init()
+        return backends.choose(self.program, self._lowered).compilations(self.options)
+
+    def prepare(self) -> None:
+        """Collective: what its first call does before it runs: compile, load, open memory. Raises as that call."""
+        self._executable  # noqa: B018 - made once
+
     @cached_property
     def _place(self) -> torch.device:
         """Where its tensors have to be."""
@@ -223,6 +234,8 @@ class Kernel(DropIn):
 
     def _first_call(self, *args: Any) -> Any:
         """Choose how calls are made, and make the first one."""
+        if noted(self, args):
+            return None
         executable = self._executable
         if executable.direct is not None:
             self._call = executable.direct

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilelang_core import compile as stock
 from tilescale.backends.base import Executable
@@ -24,6 +24,9 @@ from tilescale.hda import Machine
 from tilescale.program.model import Program
 from tilescale.program.operations import Collective
 from tilescale.settings import settings
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.running.execute import DeviceProgram
 
 DEVICES = 4
 """How many devices a text is generated for where the program leaves it open and there is no job."""
@@ -72,13 +75,18 @@ class PlainLowered:
         target = options.get("target") or target_for(self.machine)
         return stock.cuda_source(self.program.func, target, options.get("pass_configs"))
 
+    def compilations(self, options: dict[str, Any]) -> list[stock.Compilation]:
+        """Its only kernel."""
+        given = {k: v for k, v in options.items() if v is not None and k != "wait_s"}
+        return [stock.Compilation(self.program.func, options=given)]
+
     def build(self, options: dict[str, Any]) -> Executable:
         """TileLang's own kernel, which checks arguments and allocates outputs. Raises UntrustedCacheError."""
         from tilescale.backends.cuda.running.toolchain import check_cache
 
         check_cache()
-        given = {k: v for k, v in options.items() if v is not None and k != "wait_s"}
-        kernel = stock.compile_kernel(self.program.func, **given)
+        (compilation,) = self.compilations(options)
+        kernel = compilation.run()
         return Executable(
             lambda per_unit: kernel(*per_unit[0]),
             gathers=False,
@@ -94,6 +102,7 @@ class DeviceLowered:
     """A program of devices: one TileLang function for each grid, and operations of the host."""
 
     lowered: LoweredProgram
+    _unbuilt: list[DeviceProgram] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -116,16 +125,27 @@ class DeviceLowered:
         target, configs = options.get("target") or target_for(machine), options.get("pass_configs")
         return "\n".join(checked(kernel, program, machine, target, configs) for kernel in self.kernels)
 
+    def compilations(self, options: dict[str, Any]) -> list[stock.Compilation]:
+        """The kernels of its grids, lowered for the devices of this job. Collective. Raises as `build`."""
+        return self._begun(options).compilations()
+
+    def _begun(self, options: dict[str, Any]) -> DeviceProgram:
+        """The program on this rank's device before it is built: the same one until then."""
+        from tilescale.backends.cuda.running.execute import DeviceProgram
+        from tilescale.backends.cuda.running.toolchain import check_cache
+
+        if not self._unbuilt:
+            check_cache()
+            self._unbuilt.append(DeviceProgram(self.lowered, options))
+        return self._unbuilt[0]
+
     def build(self, options: dict[str, Any]) -> Executable:
         """Its kernels compiled, for the devices of this job. Collective.
 
         Raises UntrustedCacheError, and what `DeviceProgram` raises.
         """
-        from tilescale.backends.cuda.running.execute import DeviceProgram
-        from tilescale.backends.cuda.running.toolchain import check_cache
-
-        check_cache()
-        own = DeviceProgram(self.lowered, options)
+        own = self._begun(options).build()
+        self._unbuilt.clear()
         return Executable(
             lambda per_unit: own(per_unit[0]),
             gathers=False,

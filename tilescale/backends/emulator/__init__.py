@@ -36,6 +36,9 @@ class _Emulated:
     def source(self, options: dict[str, Any]) -> str:
         raise UnsupportedError("the emulator generates no text")
 
+    def compilations(self, options: dict[str, Any]) -> tuple[()]:
+        return ()
+
     def build(self, options: dict[str, Any]) -> Executable:
         from tilescale.backends.emulator.emulate import emulate_program
         from tilescale.backends.emulator.simulated import simulated_s

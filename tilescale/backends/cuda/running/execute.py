@@ -34,6 +34,7 @@ from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import check_gpu, target_or_auto
 from tilescale.backends.cuda.text import REWRITES, STRIDE, check_of
+from tilescale.backends.processes import COMPILING, compile_missing, processors
 from tilescale.comm import Team, World, init
 from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.heap import SymmetricHeap
@@ -60,7 +61,7 @@ class DeviceProgram:
     """
 
     def __init__(self, lowered: LoweredProgram, options: dict[str, Any]):
-        """Collective. What was lowered for another number of devices, or address range, is lowered again."""
+        """Collective; compiles nothing. What was lowered for other devices, or another address range, is again."""
         import torch
 
         self.program, machine = lowered.program, lowered.target.machine
@@ -99,9 +100,13 @@ class DeviceProgram:
         self._transport: transports.Transport | None = None  # once something does
         self._beside: transports.Transport | None = None
         self._is_loaded = False  # once a call was made
+
+    def build(self) -> DeviceProgram:
+        """Collective: compile what it launches; returns it."""
         self._build()
         if self._waits:
             self.guard.check()  # made here, where all ranks are
+        return self
 
     @cached_property
     def heap(self) -> SymmetricHeap:
@@ -156,7 +161,7 @@ class DeviceProgram:
         if not self.is_alone and not self.near.is_everybody:
             assert self.between  # opened now, where all ranks are
         self.spared = transports.QUEUE_PROCESSORS if leads_out(self._lowered.body, self.target) else 0
-        self._shares = self._compile_shares()
+        self._compile_ahead()
         self._steps = self._step(self._lowered.body)
         self._generation = generation
         self._waits: bool = bool(self.sites) or not self.is_alone
@@ -215,31 +220,23 @@ class DeviceProgram:
 
     def compile(self, func: ir.PrimFunc, check: Check | None = None) -> Any:
         """The kernel; one rank of each node checks and compiles, the others find the result in the cache."""
+        return once_per_node(self._group, self._is_first_of_node, self._compilation(func, check).run)
 
-        def make() -> Any:
-            return self._shares.pop(func, None) or stock.compile_kernel(func, REWRITES, check, **self.options)
+    def _compilation(self, func: ir.PrimFunc, check: Check | None) -> stock.Compilation:
+        return stock.Compilation(func, REWRITES, check, self.options)
 
-        return once_per_node(self._group, self._is_first_of_node, make)
+    def compilations(self) -> list[stock.Compilation]:
+        """The kernels of its grids, but those that call a library: they are compiled once that is there."""
+        kernels = [grid.kernel for grid in self._lowered.grids if not grid.kernel.libraries]
+        return [self._compilation(k.func, check_of(k, self.program, self.target.machine)) for k in kernels]
 
-    def _compile_shares(self) -> dict[ir.PrimFunc, Any]:
-        """Collective: of several kernels each rank of a node compiles some. The others find them in the cache.
-
-        Raises GeneratedTextError, AllocationTooLargeError, and what the compiler raises.
-        """
+    def _compile_ahead(self) -> None:
+        """Collective: several kernels are compiled at once, over the ranks and processors of a node, into the cache."""
         mine, many = self._number_in_node
-        made: dict[ir.PrimFunc, Any] = {}
-        # What calls a library is compiled once that is there.
-        grids = [grid.kernel for grid in self._lowered.grids if not grid.kernel.libraries]
-        if many == 1 or len(grids) == 1 or not stock.keeps_kernels():
-            return made
-
-        def make() -> None:
-            for kernel in grids[mine::many]:
-                check = check_of(kernel, self.program, self.target.machine)
-                made[kernel.func] = stock.compile_kernel(kernel.func, REWRITES, check, **self.options)
-
-        self.on_all(make)
-        return made
+        jobs = self.compilations()
+        if len(jobs) == 1 or not stock.keeps_kernels():
+            return
+        self.on_all(lambda: compile_missing(jobs[mine::many], processors() // many, None if mine else COMPILING))
 
     @property
     def _number_in_node(self) -> tuple[int, int]:

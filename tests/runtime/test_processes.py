@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Jobs in forked processes: all are done once, a failing or dying one stops nobody."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tilescale.backends import processes
+
+
+def touch(path: Path) -> None:
+    with path.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_every_job_is_done_once(most: int, tmp_path: Path):
+    processes.run_in_processes([partial(touch, tmp_path / str(n)) for n in range(7)], most)
+    done = [(tmp_path / str(n)).read_text().split() for n in range(7)]
+    assert all(len(pids) == 1 for pids in done)
+    forked = {pid for pids in done for pid in pids} - {str(os.getpid())}
+    assert bool(forked) == (most > 1)
+
+
+@pytest.mark.parametrize("end", [lambda: 1 / 0, lambda: os._exit(3)], ids=["raises", "dies"])
+def test_a_job_that_fails_leaves_the_others(end, tmp_path: Path):
+    jobs = [end, *(partial(touch, tmp_path / str(n)) for n in range(4))]
+    processes.run_in_processes(jobs, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
+
+
+def test_processes_that_hang_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "STALL_S", 0.5)
+    begin = time.monotonic()
+    processes.run_in_processes([partial(time.sleep, 300), partial(time.sleep, 300)], 2)
+    assert time.monotonic() - begin < 60
+
+
+def test_what_takes_long_shows_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("TILESCALE_PROGRESS", "on")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich a terminal
+    monkeypatch.setattr(processes, "PATIENCE_S", 0.0)
+    processes.settings.cache_clear()
+    processes.run_in_processes([partial(time.sleep, 0.3)] * 2, 2, "compiling kernels")
+    processes.settings.cache_clear()
+    assert "compiling kernels" in capsys.readouterr().err

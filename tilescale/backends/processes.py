@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""Independent compilations in forked processes: each leaves its kernel in the cache on disk.
+
+Why processes: lowering holds Python's lock, and hooks of the stock compiler are global. Why forked: loading TileLang
+takes longer than most compilations, and a forked process has it, and the programs. A forked process must not use CUDA;
+compilers do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection
+from typing import Any
+
+from tilescale.backends.base import Compilation
+from tilescale.settings import settings
+
+COMPILING = "compiling kernels"
+"""What a progress bar says."""
+
+PATIENCE_S = 2.0
+"""Seconds before progress is shown."""
+
+STALL_S = 300.0
+"""Seconds without a finished job after which the processes are ended; no compilation takes as long."""
+
+_POLL_S = 0.1
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compile_missing(compilations: Sequence[Compilation], most: int, what: str | None = None) -> None:
+    """Compile what the cache does not have, in up to `most` processes. Errors are left to whoever loads a kernel."""
+    missing = [each for each in (compilation.pinned() for compilation in compilations) if not each.is_done]
+    run_in_processes([each.run for each in missing], most, what)
+
+
+def run_in_processes(jobs: Sequence[Callable[[], Any]], most: int, what: str | None = None) -> None:
+    """Run jobs in up to `most` processes; with one, or with one job, in this one.
+
+    A job that fails says nothing: whoever needs its result runs it again and gets the error.
+
+    Args:
+        what: the jobs in words, for a progress bar where one is wanted; None for none.
+    """
+    if min(most, len(jobs)) < 2 or "fork" not in multiprocessing.get_all_start_methods():
+        for job in jobs:
+            _attempt(job)
+        return
+    context = multiprocessing.get_context("fork")
+    begun, finished = context.Value("i", 0), context.Value("i", 0)
+
+    def work() -> None:
+        while True:
+            with begun.get_lock():
+                number, begun.value = begun.value, begun.value + 1
+            if number >= len(jobs):
+                return
+            _attempt(jobs[number])
+            with finished.get_lock():
+                finished.value += 1
+
+    workers = [context.Process(target=work, daemon=True) for _ in range(min(most, len(jobs)))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that threads do not go along: compilers need none of them
+        for worker in workers:
+            worker.start()
+    _wait(workers, lambda: finished.value, len(jobs), what)
+
+
+def _attempt(job: Callable[[], Any]) -> None:
+    with contextlib.suppress(Exception):
+        job()
+
+
+def _wait(workers: Sequence[Any], finished: Callable[[], int], total: int, what: str | None) -> None:
+    """Wait for processes; they are ended where none has finished a job for long, or this one is interrupted."""
+    seen, since = 0, time.monotonic()
+    try:
+        with _progress(what, total) as show:
+            while running := [worker.sentinel for worker in workers if worker.is_alive()]:
+                connection.wait(running, _POLL_S)
+                now = finished()
+                if now != seen:
+                    seen, since = now, time.monotonic()
+                show(now)
+                if time.monotonic() - since > STALL_S:
+                    return
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+
+
+@contextlib.contextmanager
+def _progress(what: str | None, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function that shows how many jobs have finished, once they take long and a person watches."""
+    wanted = settings().progress
+    if what is None or not (wanted == "on" or (wanted == "auto" and sys.stderr.isatty())):
+        yield lambda finished: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    bar, begin = Progress(*columns, console=Console(stderr=True), transient=True), time.monotonic()
+    task = bar.add_task(what, total=total)
+
+    def show(finished: int) -> None:
+        bar.update(task, completed=finished)
+        if not bar.live.is_started and time.monotonic() - begin > PATIENCE_S:
+            bar.start()
+
+    try:
+        yield show
+    finally:
+        bar.stop()

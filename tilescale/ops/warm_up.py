@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""Compile all kernels of a model, or of a step, before it runs: at once, not one after another as it comes to them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilescale.comm import init
+from tilescale.errors import ArgumentError
+from tilescale.runtime.ahead import compile_all, dry_run
+
+
+def warm_up(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Compile every TileScale kernel that `run(*args, **kwargs)` needs, over all processors and ranks. Collective.
+
+    `run` is called once, dry: operators that have never run return zeros, everything else is computed. So inputs may be
+    zeros of the right shape and type. Row counts do not matter much: other counts of the same class need no compiler.
+    Random number generators are left as they were; what else `run` changes stays changed, so give it no optimizer.
+
+    Args:
+        run: a `torch.nn.Module`, whose gradients are computed as well where it is in training mode and gradients are
+            enabled, without touching any `.grad`; or a function, such as one of a forward and a backward.
+        args, kwargs: what it is called with.
+
+    Raises:
+        ArgumentError: `run` cannot be called.
+        UsageError: within another `warm_up`.
+        What the call itself raises, and what the compiler raises.
+    """
+    if not callable(run):
+        raise ArgumentError(f"run is {type(run).__name__}", hint="pass a model, or a function of a step")
+    device = init().device
+    with dry_run() as kernels, torch.random.fork_rng([] if device.type == "cpu" else [device]):
+        results = run(*args, **kwargs)
+        if isinstance(run, torch.nn.Module) and run.training:
+            _differentiate(run, results)
+    compile_all(kernels)
+
+
+def _differentiate(model: torch.nn.Module, results: Any) -> None:
+    """Compute the gradients of all parameters, and drop them."""
+    leaves = torch.utils._pytree.tree_leaves(results)
+    made = [x.sum() for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    if made and wanted:
+        torch.autograd.grad(made, wanted, allow_unused=True)

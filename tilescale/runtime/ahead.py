@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""Kernels that a run will need: found by a dry run, compiled all at once.
+
+In a dry run a kernel that has never run only zeroes what it would write. Zeros are valid indices and counts, so the
+rest of the run goes on, and meets every kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilescale.backends.processes import COMPILING, compile_missing, processors
+from tilescale.comm import init
+from tilescale.errors import UsageError
+from tilescale.passes.written import written_parameters
+from tilescale.runtime.outputs import output_positions
+
+if TYPE_CHECKING:
+    from tilescale.runtime.kernel import Kernel
+
+_met: list[Kernel] | None = None
+"""The kernels that the dry run under way has met; of all threads, as gradients are computed in another one."""
+
+
+@contextlib.contextmanager
+def dry_run() -> Iterator[list[Kernel]]:
+    """Until it ends, kernels that have never run zero their results. Yields the list of those that were called.
+
+    Raises UsageError within another one.
+    """
+    global _met
+    if _met is not None:
+        raise UsageError("a dry run within a dry run", hint="end the first one before the next")
+    _met = []
+    try:
+        yield _met
+    finally:
+        _met = None
+
+
+def noted(kernel: Kernel, args: Sequence[Any]) -> bool:
+    """Whether a dry run takes this first call of a kernel; one that returns outputs has to run."""
+    if _met is None or output_positions(kernel.program, kernel.options.get("out_idx")):
+        return False
+    if kernel not in _met:
+        _met.append(kernel)
+    for position in written_parameters(kernel.program):
+        args[position].detach().zero_()
+    return True
+
+
+def compile_all(kernels: Sequence[Kernel]) -> None:
+    """Collective over the job: compile and load kernels, over all ranks and processors of each node.
+
+    Raises what the first call of a kernel raises, but for its arguments.
+    """
+    world = init()
+    compilations = [each for kernel in kernels for each in kernel.compilations()]
+    mine = compilations[world.local_rank :: world.local_size]
+    compile_missing(mine, processors() // world.local_size, None if world.local_rank else COMPILING)
+    world.barrier()
+    for kernel in kernels:
+        kernel.prepare()
