@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT
+"""Random programs on GPUs against the emulator's values: `python tests/gpu/fuzz_check.py [seconds] [workers]`.
+
+ONE PROCESS that starts workers: most for programs of one device, each on one GPU, some for programs of two. A worker
+takes seed after seed until the time is up: it generates the program, emulates it with all checks, compiles it with
+delays for its warps, and compares all tensors bit for bit, call after call, outputs poisoned first. What the emulator
+does not accept or the back end refuses by name is not counted. A program that fails is printed with its seed, smaller
+if that is cheap. `python tests/gpu/fuzz_check.py seeds DEVICES SEED ...` runs some.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import tilescale  # noqa: E402
+from tests.fuzz.generator import generate  # noqa: E402
+from tests.fuzz.program import Fuzzed, smaller  # noqa: E402
+from tests.fuzz.skew import skewed  # noqa: E402
+from tests.gpu.limits import bounded  # noqa: E402
+from tilescale.backends.cuda.running import execute  # noqa: E402
+
+SECONDS, LEAST = 110, 500
+"""Seconds in which workers start a program, and how many programs of the whole check have to run."""
+EACH_S = 60.0
+"""Seconds that one program may take."""
+CALLS = (0, 1, 0)
+"""Which inputs each call of a program gets."""
+
+
+class Refused(Exception):
+    """Nothing to compare: the program is not accepted, or not supported on GPUs."""
+
+
+def check(program: Fuzzed) -> None:
+    """Several calls of a program, each against the emulator. Raises Refused, and whatever is wrong."""
+    rank = tilescale.init().rank
+    try:
+        expected = {call: program.emulated(call)[rank] for call in sorted(set(CALLS))}
+        kernel = tilescale.compile(program.trace(), schedule="sequential")
+    except Exception as error:
+        raise Refused(type(error).__name__) from error
+    for number, call in enumerate(CALLS):
+        mine = [x.cuda() for x in program.arguments(call)[rank]]
+        torch.cuda.synchronize()
+        kernel(*mine)
+        kernel.synchronize()
+        torch.cuda.synchronize()
+        for parameter, found, wanted in zip(program.parameters, mine, expected[call], strict=True):
+            wrong = found.cpu() != wanted
+            if wrong.any():
+                first = tuple(int(i) for i in wrong.nonzero()[0])
+                raise AssertionError(
+                    f"call {number}: {int(wrong.sum())} of {wrong.numel()} elements of {parameter.name} differ, "
+                    f"{first} first: {float(found.cpu()[first]):g}, expected {float(wanted[first]):g}"
+                )
+
+
+def is_wrong(program: Fuzzed) -> bool:
+    """Whether it computes something else on a GPU."""
+    try:
+        check(program)
+    except AssertionError:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+def run(devices: int, seeds: Iterator[int], until: float) -> None:
+    """A worker: prints a line for each program."""
+    execute.REWRITES = (*execute.REWRITES, skewed)
+    world = tilescale.init()
+    torch.cuda.set_device(world.device)
+    for seed in seeds:
+        if not all(world.all_gather(time.time() < until)):
+            return
+        program = generate(seed, devices)
+        with bounded(program.name, EACH_S):
+            verdict = _verdict(program)
+        print(f"{verdict} {program.name} (rank {world.rank})", flush=True)
+        if any(world.all_gather(verdict.startswith("WRONG"))):
+            _explain(program, verdict, world)
+
+
+def _verdict(program: Fuzzed) -> str:
+    try:
+        check(program)
+    except Refused as refused:
+        return f"REFUSED {refused}"
+    except Exception as error:
+        return f"WRONG {type(error).__name__}: {error}".replace("\n", " ")[:600]
+    return "RIGHT"
+
+
+def _explain(program: Fuzzed, verdict: str, world: Any) -> None:
+    if world.size == 1 and "AssertionError" in verdict:
+        with contextlib.suppress(Exception), bounded(f"{program.name}, smaller", EACH_S):
+            end = time.time() + EACH_S / 2
+            program = smaller(program, lambda candidate: time.time() < end and is_wrong(candidate), tries=60)
+    if world.rank == 0:
+        print(f"FAIL {program.name}: {verdict}\n{program.source}", flush=True)
+    if "Assertion" not in verdict:
+        os._exit(4)  # the GPU's context may be lost
+
+
+def supervise(devices: int, worker: int, workers: int, until: float, env: dict[str, str]) -> list[str]:
+    """The lines of a worker, which goes on behind a program that it ends with."""
+    lines: list[str] = []
+    seed = worker
+    launcher = [sys.executable] if devices == 1 else [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"
+    ]  # fmt: skip
+    while time.time() < until:
+        command = [*launcher, __file__, "worker", str(devices), str(seed), str(workers), str(until)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **env}
+        ) as process:
+            watch = threading.Timer(until - time.time() + 2 * EACH_S, process.kill)
+            watch.daemon = True
+            watch.start()
+            for line in process.stdout or ():
+                lines.append(line.rstrip("\n"))
+            watch.cancel()
+        begun = [int(n) for n in re.findall(rf"^INFO begins: fuzz_{devices}_(\d+)$", "\n".join(lines), re.MULTILINE)]
+        if process.returncode == 0 or not begun:
+            return lines
+        seed = begun[-1] + workers
+    return lines
+
+
+def main() -> int:
+    """Start all workers, and sum up."""
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
+    workers = int(sys.argv[2]) if len(sys.argv) > 2 else max(2, (os.cpu_count() or 2) * 3 // 4)
+    gpus, until = torch.cuda.device_count(), time.time() + seconds
+    pairs = max(1, workers // 6) if gpus > 1 else 0
+    env = {"TILESCALE_HEAP_BYTES": "64MiB", "OMP_NUM_THREADS": "1"}
+    alone = workers - 2 * pairs
+    jobs = [(1, n, alone, until, {**env, "CUDA_VISIBLE_DEVICES": str(n % gpus)}) for n in range(alone)]
+    jobs += [(2, n, pairs, until, {**env, "CUDA_VISIBLE_DEVICES": "0,1"}) for n in range(pairs)]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        outputs = list(pool.map(lambda job: supervise(*job), jobs))
+    count: Counter[str] = Counter()
+    for (devices, *_), lines in zip(jobs, outputs, strict=True):
+        verdicts = [line for line in lines if "(rank 0)" in line and re.match("RIGHT|WRONG|REFUSED", line)]
+        count.update(f"{devices} device(s): {' '.join(v.split()[: 2 if v.startswith('REF') else 1])}" for v in verdicts)
+        died = not verdicts or any(re.search(r"still running after|^Traceback", line) for line in lines)
+        if died or any(line.startswith("FAIL") for line in lines):
+            print("\n".join(line for line in lines if not re.match("RIGHT|REFUSED|INFO", line)), flush=True)
+    for what, times in sorted(count.items()):
+        print(f"INFO {what}: {times}")
+    right = sum(times for what, times in count.items() if what.endswith("RIGHT"))
+    wrong = sum(times for what, times in count.items() if what.endswith("WRONG"))
+    ok = not wrong and right >= LEAST * seconds / SECONDS / 2
+    print(f"{'PASS' if ok else 'FAIL'} {right} of {right + wrong} random programs compute what the emulator does")
+    return 0 if ok else 1
+
+
+def worker() -> None:
+    """What a worker's command line asks for."""
+    if sys.argv[1] == "seeds":
+        return run(int(sys.argv[2]), iter(map(int, sys.argv[3:])), time.time() + 3600)
+    devices, first, step, until = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+    run(devices, iter(range(first, 1 << 30, step)), until)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and sys.argv[1] in ("worker", "seeds"):
+        worker()
+    else:
+        sys.exit(main())
