@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +13,9 @@ import pytest
 import torch
 
 from tests.cuda.support import lowered
-from tilescale.backends.cuda.running import execute, plans, streams
+from tilescale.backends.cuda.running import execute, replay, streams
 from tilescale.backends.cuda.running.collectives import exchanges
+from tilescale.backends.cuda.running.graph_nodes import Node
 from tilescale.comm import World
 
 STREAM = 7
@@ -21,8 +24,14 @@ STREAM = 7
 class Heap:
     """Symmetric tensors are those that it made; two ranks."""
 
+    SIZE = 1 << 24
+
     def __init__(self) -> None:
-        self.addresses = SimpleNamespace(stride=1 << 36, slot=lambda peer: peer, unreachable=())
+        self._memory, self._used = torch.zeros(self.SIZE, dtype=torch.uint8), 0
+        first = self._memory.data_ptr()
+        self.addresses = SimpleNamespace(
+            stride=1 << 36, slot=lambda peer: peer, unreachable=(), size=self.SIZE, address=lambda rank: first
+        )
         self.provider = "fake"
         self.device = torch.device("cpu")
         self.made: set[int] = set()
@@ -31,7 +40,9 @@ class Heap:
         return self.zeros(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        tensor = torch.zeros(shape, dtype=dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        tensor = self._memory[self._used : self._used + nbytes].view(dtype).view(shape)
+        self._used += -(-nbytes // 256) * 256
         self.made.add(tensor.data_ptr())
         return tensor
 
@@ -70,7 +81,8 @@ class Device:
 
     Attributes:
         log: kernels with their arguments, and barriers, in order.
-        graphs: what was captured; replayed: what their kernels were passed in each replay.
+        graphs: what was captured; replayed: what the kernels were passed in each replay of one, places as numbers.
+        instantiated: how many of them became executable.
         events: of the turns on the device's streams.
         on_launch: called for each kernel, with its name and arguments.
         capturing: whether the caller captures a graph; broken: whether kernels fail to launch.
@@ -80,6 +92,7 @@ class Device:
         self.log: list[Any] = []
         self.graphs: list[list[Any]] = []
         self.replayed: list[list[list[Any]]] = []
+        self.instantiated = 0
         self.heap, self.guard = Heap(), Guard(self.log)
         self.capturing = self.broken = False
         self.events: list[str] = []
@@ -98,7 +111,10 @@ class Device:
         patch.setattr(execute.DeviceProgram, "device_code", lambda own, text: text.encode())
         patch.setattr(exchanges, "functions", self._functions)
         patch.setattr(exchanges, "launch", lambda name, *args: lambda: self._launched(name, *args))
-        patch.setattr(plans, "Replay", self._captured)
+        patch.setattr(replay, "captured", self._captured)
+        patch.setattr(replay, "nodes_of", lambda graph: graph.nodes)
+        patch.setattr(replay, "_executable", lambda graph: graph)
+        patch.setattr(replay.driver, "function", lambda name: self._replay)
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         patch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda s: self.events.append(f"record {s}")))
@@ -132,17 +148,19 @@ class Device:
         begin = len(self.log)
         for launch in launches:
             launch()
+        graph = SimpleNamespace(nodes=[node(entry) for entry in self.log[begin:]])
+        graph.instantiate, graph.raw_cuda_graph = self._instantiated, lambda: graph
         self.graphs.append(self.log[begin:])
         del self.log[begin:]
-        passed: list[Any] = []
+        return graph
 
-        def run(kernels: list[Any], stream: int) -> bool:
-            self.log.append("replay")
-            self.replayed.append([list(kernel.arguments) for kernel in kernels])
-            before, passed[:] = list(passed), [kernel.given() for kernel in kernels]
-            return bool(before) and before != passed
+    def _instantiated(self) -> None:
+        self.instantiated += 1
 
-        return SimpleNamespace(run=run)
+    def _replay(self, graph: Any, stream: int) -> tuple[int]:
+        self.log.append("replay")
+        self.replayed.append([[int.from_bytes(x, "little") for x in node.blocks] for node in graph.nodes])
+        return (0,)
 
     def program(self, func: Any) -> execute.DeviceProgram:
         """The program as it runs on this rank."""
@@ -153,3 +171,19 @@ class Device:
         names = [entry if isinstance(entry, str) else entry[0] for entry in self.log]
         self.log.clear()
         return names
+
+
+def node(entry: Any) -> Node:
+    """A launch as the node of a graph: tensors by their places."""
+    name, *passed = (entry,) if isinstance(entry, str) else entry
+    blocks = [memoryview(bytearray(_passed(x))) for x in passed]
+    return Node((name, *map(len, blocks)), blocks)
+
+
+def _passed(x: Any) -> bytes:
+    """What a kernel would be passed."""
+    if isinstance(x, ctypes.Structure | bytes):
+        return bytes(x)
+    if torch.is_tensor(x):
+        return x.data_ptr().to_bytes(8, "little")
+    return (int(x) % (1 << 32)).to_bytes(4, "little") if isinstance(x, int | float) else repr(x).encode()

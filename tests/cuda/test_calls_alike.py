@@ -13,7 +13,7 @@ from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import put
 from tests.cuda.test_where_devices_synchronize import on_tensors, reduced
 from tilescale.backends.cuda.running.memory import KEPT
-from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE, SET_BEFORE
+from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE
 
 
 @pytest.fixture
@@ -22,40 +22,35 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return Device(monkeypatch)
 
 
-def test_a_call_with_tensors_elsewhere_takes_the_launches_of_the_call_before(device: Device, monkeypatch):
-    own = device.program(put())
-    x, y, other = (device.heap.zeros((64, 64), torch.float32) for _ in range(3))
-    own([x, y])
-    (first,) = device.log
-    device.log.clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(own, "_steps", None)  # nothing is bound: only the kernel takes X
-        own([other, y])
-    (second,) = device.log
-    places = [[t.data_ptr() for t in entry if torch.is_tensor(t)] for entry in (first, second)]
-    assert [other.data_ptr() if p == x.data_ptr() else p for p in places[0]] == places[1] != places[0]
-    with pytest.raises(TypeError):
-        monkeypatch.setattr(own, "_steps", None)
-        own([x, other])  # peers reach Y
+def nothing_is_bound(monkeypatch: pytest.MonkeyPatch, own: Any) -> None:
+    """From now on."""
+    monkeypatch.setattr(own, "_bind", lambda values: pytest.fail("a call is bound"))
 
 
-def test_calls_with_tensors_elsewhere_share_a_graph(device: Device):
+def test_a_graph_serves_calls_with_tensors_elsewhere(device: Device, monkeypatch: pytest.MonkeyPatch):
     own = device.program(put())
-    x, y, *others = (device.heap.zeros((64, 64), torch.float32) for _ in range(6))
-    for given in (x, *others):
+    y = device.heap.zeros((64, 64), torch.float32)
+    others = torch.zeros(LAUNCHED_BEFORE + 6, 64, 64).unbind()
+    for given in others[: LAUNCHED_BEFORE + 2]:
         own([given, y])
-    launched = [entry for entry in device.log if entry != "replay"]
-    assert device.names() == ["put_0"] * LAUNCHED_BEFORE + ["replay"] * 3 and len(device.graphs) == 1
-    (place,) = (i for i, t in enumerate(launched[0][1:]) if torch.is_tensor(t) and t.data_ptr() == x.data_ptr())
-    passed = [kernel[place].data_ptr() for (kernel,) in device.replayed]
-    assert passed == [other.data_ptr() for other in others[LAUNCHED_BEFORE - 1 :]]
-    for _ in range(SET_BEFORE + LAUNCHED_BEFORE):  # at one place
-        own([others[0], y])
-    assert len(device.graphs) == 1
-    for _ in range(SET_BEFORE):  # set from one to the other, until one of both has its own
-        own([others[1], y])
-        own([others[0], y])
-    assert len(device.graphs) == 2 and set(device.names()) == {"replay"}
+    assert device.names() == ["put_0"] * LAUNCHED_BEFORE + ["replay"] * 2
+    assert device.instantiated == 1 and len(device.graphs) == 2, "the second one shows what moves"
+    nothing_is_bound(monkeypatch, own)
+    for given in others[LAUNCHED_BEFORE + 2 :]:
+        assert own.again((given, y))
+    assert device.instantiated == 1 and len(device.graphs) == 2 and set(device.names()) == {"replay"}
+    ((_, *first),), passed = device.graphs[0], [kernel for (kernel,) in device.replayed]
+    where = others[LAUNCHED_BEFORE].data_ptr()
+    (place,) = (i for i, t in enumerate(first) if torch.is_tensor(t) and t.data_ptr() == where)
+    assert [kernel[place] for kernel in passed] == [other.data_ptr() for other in others[LAUNCHED_BEFORE:]]
+    assert len({tuple(kernel[:place] + kernel[place + 1 :]) for kernel in passed}) == 1, "all else stays"
+
+
+def test_peers_memory_is_not_moved_by_a_graph(device: Device):
+    own = device.program(put())
+    x, *symmetric = (device.heap.zeros((64, 64), torch.float32) for _ in range(4))
+    own([x, symmetric[0]])
+    assert not own.again((x, symmetric[1])), "peers reach Y"
 
 
 def turned() -> Any:
@@ -177,10 +172,13 @@ def test_memory_that_a_captured_graph_uses_outlives_later_calls(device: Device):
     assert alive == [80, 96, 112, 128, 144, 160, 176, 192], "the graph may be replayed"
 
 
-def test_operations_of_the_host_are_bound_to_where_tensors_lie(device: Device, monkeypatch: pytest.MonkeyPatch):
+def test_operations_of_the_host_move_with_their_tensors(device: Device, monkeypatch: pytest.MonkeyPatch):
     own = device.program(on_tensors(reduced))
-    given = [torch.zeros(64, 64), torch.zeros(64, 64), torch.zeros(8, dtype=torch.int32)]
-    own(given)
-    monkeypatch.setattr(own, "_steps", None)
-    with pytest.raises(TypeError):
-        own([torch.zeros(64, 64), *given[1:]])
+    kept, y, flags = torch.zeros(8, 64, 64).unbind(), torch.zeros(64, 64), torch.zeros(8, dtype=torch.int32)
+    for number, given in enumerate(kept):
+        if number == LAUNCHED_BEFORE + 2:
+            nothing_is_bound(monkeypatch, own)
+        own([given, y, flags])
+    structures = [f"{max(map(max, passed)):x}" for passed in device.replayed]  # of the exchange, as one number
+    places = [{x.data_ptr() for x in kept if f"{x.data_ptr():x}" in structure} for structure in structures]
+    assert device.instantiated == 1 and places == [{x.data_ptr()} for x in kept[LAUNCHED_BEFORE:]]

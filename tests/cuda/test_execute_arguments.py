@@ -99,9 +99,9 @@ def test_a_tensor_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch):
     assert found.value.hint == "pass a CUDA tensor: x.to('cuda:1')"
 
 
-def test_what_no_program_takes_has_no_key():
-    key_of = Plans(lambda: False).key
+def test_what_no_program_takes_has_no_form():
+    told = Plans(lambda: False).told
     for wrong in (np.zeros(3), [1], ([1],), "x", object()):
-        assert key_of([torch.zeros(3), wrong]) is None
+        assert told([torch.zeros(3), wrong]) is None
     for right_ in (None, 1, 1.5, True, np.int64(3)):
-        assert hash(key_of([torch.zeros(3), right_]))
+        assert hash(told([torch.zeros(3), right_]))

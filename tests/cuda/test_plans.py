@@ -7,21 +7,30 @@ from itertools import count
 
 import torch
 
-from tilescale.backends.cuda.running.plans import KEPT, Plan, Plans
+from tilescale.backends.cuda.running.plans import ALIGNED, KEPT, Plan, Plans
 
 
-def test_plans_are_told_apart_by_all_that_kernels_see():
-    x = torch.zeros(8, 8)
-    others = [x[1:], x.T, x.view(torch.int32), torch.zeros(8, 8), x[:, :4]]
-    key_of = Plans(lambda: False).key
-    keys = [key_of([t]) for t in (x, *others)]
-    assert len(set(keys)) == len(keys)
-    assert key_of([x.view(8, 8), 1]) == key_of([x, 1]) != key_of([x, 1.0])
+def test_calls_are_told_apart_by_all_that_kernels_see_but_for_places():
+    x = torch.zeros(8, 64)
+    others = [x[1:], x.T, x.view(torch.int32), x[:, :4], torch.zeros(513)[1:].view(8, 64)]
+    told = Plans(lambda: False).told
+    forms = [told([t]).form for t in (x, *others)]
+    assert len(set(forms)) == len(forms)
+    elsewhere = torch.zeros(1024)
+    elsewhere = elsewhere[-elsewhere.data_ptr() % ALIGNED // 4 :][x.data_ptr() % ALIGNED // 4 :][:512].view(8, 64)
+    assert told([elsewhere]).form == forms[0] and told([elsewhere]).given != told([x]).given
+    assert told([x.view(8, 64), 1]) == told([x, 1]) != told([x, 1.0])
 
     class Own(torch.Tensor):
         pass
 
-    assert key_of([x.as_subclass(Own)]) is None
+    assert told([x.as_subclass(Own)]) is None
+
+
+def test_symmetric_places_are_a_part_of_the_form():
+    x, y = torch.zeros(2, 8, 64)
+    told = Plans(lambda: False, (x.data_ptr(), x.data_ptr() + 2 * x.nbytes)).told
+    assert told([x]).form != told([y]).form
 
 
 def test_no_plan_ends_while_a_graph_is_captured():
@@ -30,10 +39,9 @@ def test_no_plan_ends_while_a_graph_is_captured():
     plans = Plans(lambda: capturing)
 
     def keep() -> None:
-        values = [next(numbers)]
-        plan = Plan([], [], can_repeat=True)
+        plan = Plan([], can_repeat=True)
         kept.append(weakref.ref(plan))
-        plans.keep(values, plan)
+        plans.keep((next(numbers),), plan)
 
     def ended() -> list[int]:
         gc.collect()
@@ -44,9 +52,9 @@ def test_no_plan_ends_while_a_graph_is_captured():
     assert ended() == [0]
     capturing = True
     keep()
-    assert ended() == [0] and plans.get([1]) is None, "forgotten, and still there"
+    assert ended() == [0] and plans.get((1,)) is None, "forgotten, and still there"
     plans.clear()
-    assert ended() == [0] and plans.get([2]) is None
+    assert ended() == [0] and plans.get((2,)) is None
     capturing = False
     keep()
-    assert len(ended()) == KEPT + 2 and plans.get([KEPT + 2]) is not None
+    assert len(ended()) == KEPT + 2 and plans.get((KEPT + 2,)) is not None

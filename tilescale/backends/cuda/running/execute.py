@@ -28,7 +28,8 @@ from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.memory import Memory
 from tilescale.backends.cuda.running.near import Near
 from tilescale.backends.cuda.running.phases import host_step
-from tilescale.backends.cuda.running.plans import Plan, Plans, standing_for
+from tilescale.backends.cuda.running.plans import Bind, Plan, Plans, standing_for
+from tilescale.backends.cuda.running.replay import Given, kinds_of
 from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
@@ -89,7 +90,7 @@ class DeviceProgram:
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._turns = turns(self.device)
-        self._plans = Plans(lambda: self._turns.stream() is None)
+        self._plans = Plans(lambda: self._turns.stream() is None, self._symmetric_addresses())
         self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
         self.exchanges = Workspaces()
@@ -155,7 +156,7 @@ class DeviceProgram:
         self.sites[:] = self._lowered.sites
         self.reads_at: Location | None = None
         self.by_nccl = False
-        self.named: set[int] = set()
+        self.fixed = self._plans.fixed = set()
         self.reached = {position for grid in self._lowered.grids for position in grid.kernel.reached}
         generation = nccl.generation()
         if not self.is_alone and not self.near.is_everybody:
@@ -270,14 +271,15 @@ class DeviceProgram:
     # -- a call ------------------------------------------------------------------------------------------------------
 
     def again(self, values: Sequence[Any]) -> bool:
-        """Run on arguments at the same places as those of an earlier call; False, and nothing done, on others.
+        """Run on arguments of the form of an earlier call's; False, and nothing done, on others.
 
         Raises as a call does.
         """
-        plan = self._plans.get(values)
-        if plan is None or self._generation != nccl.generation():
+        passed = self._plans.told(values)
+        plan = self._plans.get(passed.form) if passed is not None else None
+        if passed is None or plan is None or self._generation != nccl.generation():
             return False
-        self._run(plan, values)
+        self._run(plan, passed.given, values)
         return True
 
     def __call__(self, values: list[Any]) -> None:
@@ -291,11 +293,11 @@ class DeviceProgram:
         dense = {i: x.contiguous() for i, x in enumerate(values) if hasattr(x, "stride") and not x.is_contiguous()}
         given = [dense.get(i, x) for i, x in enumerate(values)]
         if not self.again(given):
-            self._run(None, given)
+            self._run(None, (), given)
         for i in self._written & dense.keys():
             values[i].detach().copy_(dense[i])
 
-    def _run(self, plan: Plan | None, values: Sequence[Any]) -> None:
+    def _run(self, plan: Plan | None, given: Given, values: Sequence[Any]) -> None:
         """Launch what a plan says, or what it takes to make one for these arguments."""
         stream = self._turns.stream()
         if stream is None:
@@ -308,9 +310,12 @@ class DeviceProgram:
         if turn is not None:
             self._turns.begin(turn)
         try:
-            plan = plan or self._plan(values)  # a mistake that this finds leaves nothing half done
+            if plan is not None:
+                bind: Bind = partial(self._bind, values)
+            else:  # a mistake that this finds leaves nothing half done
+                plan, given, bind = self._plan(values)
             try:
-                plan.launch(values, stream)
+                plan.launch(given, bind, stream)
             except BaseException as error:
                 if self._waits:
                     self._give_up(error)
@@ -341,13 +346,19 @@ class DeviceProgram:
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
-    def _plan(self, values: Sequence[Any]) -> Plan:
-        """What a call on these arguments launches, kept for the next ones. Collective where it needs new memory."""
-        alike = self._plans.alike(values)
-        if alike is not None:
-            plan = alike.of([standing_for(x) for x in values], self._plans.moving)
-            self._plans.keep(values, plan)
-            return plan
+    def _plan(self, values: Sequence[Any]) -> tuple[Plan, Given, Bind]:
+        """The plan of a form that is new, kept for the next calls; what this one passes, and its launches."""
+        launches = self._bind(values)  # what that asks says what a form is
+        kinds, passed = kinds_of(self.program, values, self._plans.passed), self._plans.told(values)
+        can_repeat, at_once = self.reads_at is None and not self.by_nccl, self.queue_waits and not self._is_loaded
+        plan, self._is_loaded = Plan(kinds, can_repeat=can_repeat, at_once=at_once), True
+        if passed is None:
+            return plan, (), lambda: launches
+        self._plans.keep(passed.form, plan)
+        return plan, passed.given, lambda: launches
+
+    def _bind(self, values: Sequence[Any]) -> list[Work]:
+        """What a call on these arguments launches. Collective where it needs new memory."""
         known = bind(self.program, self.team.rank, values, self._open_sizes, self.device, self._written)
         staged = self.memory.staged(values)
         given = [standing_for(x) for x in values]
@@ -360,13 +371,7 @@ class DeviceProgram:
         if self.queue is not None:
             launches = self.queue.without_repeats(launches)
         self._tell_apart(call)
-        can_repeat = self.reads_at is None and not self.by_nccl
-        at_once = self.queue_waits and not self._is_loaded
-        plan = Plan(launches, sorted(self._plans.passed), can_repeat=can_repeat, at_once=at_once)
-        self._is_loaded = True
-        self._plans.moving = frozenset(range(len(values))) - self.reached - self.named
-        self._plans.keep(values, plan)
-        return plan
+        return launches
 
     def _tell_apart(self, call: Call) -> None:
         """Scalars that nothing was bound to only pass through to kernels: calls that differ in them share a plan."""
@@ -388,6 +393,13 @@ class DeviceProgram:
             came = self.guard.barrier(self._entry, self.memory.digest(call), patience=rendezvous.patience)
             begin.append(self._everybody(came))
         return begin, [self.barrier(self._exit)] if rendezvous.exit else []
+
+    def _symmetric_addresses(self) -> tuple[int, int]:
+        """Where this device's symmetric memory begins and ends."""
+        if self.is_alone:
+            return 0, 0
+        first = self.heap.addresses.address(self.heap.team.rank)
+        return first, first + self.heap.addresses.size
 
     @cached_property
     def _open_sizes(self) -> dict[ir.Var, int]:

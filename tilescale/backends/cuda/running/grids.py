@@ -41,15 +41,12 @@ def grid_step(own: Owner, grid: LoweredGrid) -> Step:
     for argument in lowered.arguments:
         if isinstance(argument, arg.Workspace):
             own.memory.declare(argument)
-    given = [(place, a.position) for place, a in enumerate(lowered.arguments) if isinstance(a, arg.Given)]
-    scalars = tuple(pair for pair in given if own.program.parameters[pair[1]].buffer is None)
-    tensors = tuple(pair for pair in given if pair not in scalars)
     open_extents = [n for n in launch.grid if not ir.constant(n)]
 
     def bind(call: Call) -> list[Work]:
         if 0 in [call.known(n) for n in open_extents]:
             return []  # CUDA refuses a grid of no programs
-        return [KernelLaunch(run, [own.memory.value(a, call) for a in lowered.arguments], scalars, tensors)]
+        return [KernelLaunch(run, [own.memory.value(a, call) for a in lowered.arguments])]
 
     return bind
 

@@ -37,7 +37,7 @@ class Owner(Protocol):
         sizes: units of each launched level.
         sites: the places that wait or signal, by number; steps add theirs.
         reached: positions of parameters that peers reach.
-        named: positions of parameters that operations of the host name.
+        fixed: positions of parameters whose places decide what is launched.
         reads_at: where it decides on values in device memory; None if it does not.
         by_nccl: whether a step uses NCCL.
         queue: the device's copy queue, once a step uses it.
@@ -57,7 +57,7 @@ class Owner(Protocol):
     sites: list[Site]
     memory: Memory
     reached: set[int]
-    named: set[int]
+    fixed: set[int]
     reads_at: Location | None
     by_nccl: bool
     queue: CopyQueue | None

@@ -75,7 +75,6 @@ class Part:
             datas = [parameter.buffer.data, *(v.data for v in parameter.views)] if parameter.buffer is not None else []
             if any(buffer.data.same_as(d) for d in datas):
                 self.position = position
-                own.named.add(position)
         if self.position is None:
             self.workspace = arg.Workspace.of(buffer)
             own.memory.declare(self.workspace)
@@ -104,6 +103,11 @@ class Part:
         """Peers touch this tensor."""
         if self.position is not None:
             self.own.reached.add(self.position)
+
+    def stays(self) -> None:
+        """What was bound to this tensor is right for no other one."""
+        if self.position is not None:
+            self.own.fixed.add(self.position)
 
     def _is_whole(self, tensor: torch.Tensor, call: Call) -> bool:
         sizes = [call.known(e) for e in self.extents]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Plans: what a call launches, kept for later calls with tensors at the same places.
+"""Plans: what calls launch, kept for later calls of the same form, wherever their tensors lie.
 
-A plan has everything bound that arguments decide, so a call that finds one evaluates nothing. When it is used for the
-third time its launches become a CUDA graph, and from then on the host's part of a call is one launch. Plans that differ
-only in what kernels are passed share a graph, as long as it need not be set from one to the other too often. A plan
-owns none of the caller's memory: it is right for whatever tensors lie where those of its first call lay.
+A call's form is all that decides what is launched: shapes, strides and types of its tensors, and scalars; of tensors
+that peers reach, and of others in symmetric memory, the places, too. The first calls of a form are bound to their
+tensors and launched; then the launches become a CUDA graph. From then on the host's part of a call is to set what is
+passed to the graph's kernels and copies, if tensors lie elsewhere than in the call before, and one launch (replay.py).
+What cannot be set so has a plan for each of the last places. A plan owns none of the caller's memory.
 
 The first plan of a program may have to be a graph at once, so that all kernels are loaded before one of them runs: the
 driver may wait for the device to load one (CUDA C++ Programming Guide, Lazy Loading), and the kernel that runs then may
@@ -16,85 +17,82 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from types import NoneType
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilescale.backends.cuda.running.replay import Replay
-from tilescale.backends.cuda.running.steps import KernelLaunch, Work, run
+from tilescale.backends.cuda.running.replay import Given, Kind, Replay
+from tilescale.backends.cuda.running.steps import Work, run
 
 KEPT = 512
-"""Plans of one program that are kept, those used last: an operator has one for each layer of a model."""
+"""Plans of one program that are kept, those used last; and bound calls of each that cannot be a graph."""
 
 LAUNCHED_BEFORE = 2
 """Calls after which a plan becomes a graph: capturing one takes as long as some twenty calls without."""
 
-SET_BEFORE = 6
-"""Calls for which another plan's graph was set anew, after which a plan has its own: capturing takes as long."""
-
-Key = tuple[Any, ...]
+ALIGNED = 128
+"""Bytes: kernels may be chosen by how far addresses are aligned up to this. Places are a part of a form modulo this."""
 
 _OTHERS = (int, float, np.generic, NoneType)
 """What a call passes that is no tensor: numbers, and None for a tensor that no statement names."""
 
+Bind = Callable[[], list[Work]]
+"""Binds a call: what it launches."""
+
+
+class Passed(NamedTuple):
+    """A call's arguments.
+
+    Attributes:
+        form: what tells calls apart that launch different things.
+        given: the rest, which is only passed on: where tensors lie, and scalars that kernels take.
+    """
+
+    form: tuple[Any, ...]
+    given: Given
+
 
 class Plan:
-    """The launches of one call, in order."""
+    """What calls of one form launch."""
 
-    def __init__(
-        self,
-        launches: list[Work],
-        passed: Sequence[int],
-        *,
-        can_repeat: bool,
-        at_once: bool = False,
-        like: Plan | None = None,
-    ):
-        """Of work that is bound to a call's arguments.
+    def __init__(self, kinds: Sequence[Kind], *, can_repeat: bool, at_once: bool = False):
+        """Of calls with arguments of these kinds.
 
         Args:
-            passed: positions of the scalars that kernels take and nothing else depends on: calls may differ in them.
-            can_repeat: whether a graph of them does the same in each call, and may be kept: NCCL's groups can end.
+            can_repeat: whether a graph does the same in each call, and may be kept: NCCL's groups can end.
             at_once: whether the first call is to be a graph already, if it can.
-            like: the plan of a call whose graph differs in what kernels take alone: it serves this one too, until it
-                has been set anew for this one so often that a graph of its own pays.
         """
-        self._launches, self.can_repeat, self._like = launches, can_repeat, like
-        self._kernels = [launch for launch in launches if isinstance(launch, KernelLaunch)]
-        self._passed = tuple(passed)
+        self._kinds, self.can_repeat = kinds, can_repeat
         self._calls = LAUNCHED_BEFORE if at_once else 0
-        self._times_set = 0
         self._graph: Replay | None = None
+        self._bound: OrderedDict[Given, list[Work]] = OrderedDict()
+        self._elsewhere: OrderedDict[Given, Plan] = OrderedDict()
 
-    def launch(self, values: Sequence[Any], stream: int | None) -> None:
+    def launch(self, given: Given, bind: Bind, stream: int | None) -> None:
         """Put everything on the current stream, of that number; None if that is captured in a graph of the caller's."""
-        if self._passed:
-            for kernel in self._kernels:
-                kernel.take(values)
-        if stream is None or not self.can_repeat or (graph := self._graph or self._replayed()) is None:
-            run(self._launches)
-        elif graph.run(self._kernels, stream):
-            self._times_set += 1
-
-    def of(self, values: Sequence[Any], moving: frozenset[int]) -> Plan:
-        """The plan of another call, which differs in scalars that kernels take, and in where `moving` tensors lie."""
-        launches = [
-            launch.of(values, moving) if isinstance(launch, KernelLaunch) else launch for launch in self._launches
-        ]
-        return Plan(launches, self._passed, can_repeat=self.can_repeat, like=self)
-
-    def _replayed(self) -> Replay | None:
-        """The graph of a call, if there is one by now."""
-        if self._graph is not None:  # of one that others are like
-            return self._graph
-        if self._like is not None and self._times_set < SET_BEFORE:
-            return self._like._replayed()
-        if self._like is None and self._calls < LAUNCHED_BEFORE:
+        if stream is None or not self.can_repeat or self._calls < LAUNCHED_BEFORE:
             self._calls += 1
-            return None
-        self._graph = Replay(self._launches)
-        return self._graph
+            return run(self._launches(given, bind))
+        if self._graph is None:
+            self._graph = Replay(self._launches(given, bind), given, self._kinds)
+            self._bound.clear()
+        if self._graph.moved(given, bind):
+            return self._graph.launch(stream)
+        at_places = _lately(self._elsewhere, given, lambda: Plan(self._kinds, can_repeat=True))
+        at_places.launch(given, bind, stream)
+
+    def _launches(self, given: Given, bind: Bind) -> list[Work]:
+        return _lately(self._bound, given, bind)
+
+
+def _lately(kept: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """What is kept under a key, made if nothing is; the last few are kept."""
+    if key not in kept:
+        kept[key] = make()
+        if len(kept) > KEPT:
+            kept.popitem(last=False)
+    kept.move_to_end(key)
+    return kept[key]
 
 
 class Plans:
@@ -102,51 +100,40 @@ class Plans:
 
     Attributes:
         passed: positions of scalars that only kernels depend on, by which calls are not told apart.
-        moving: positions of tensors whose places only kernels depend on: from the plan for some places, that for
-            others is soon made.
+        fixed: positions of tensors whose places are a part of the form.
+        symmetric: addresses from which on, and up to which, memory is symmetric: places there are a part of the form.
     """
 
-    def __init__(self, is_capturing: Callable[[], bool]) -> None:
+    def __init__(self, is_capturing: Callable[[], bool], symmetric: tuple[int, int] = (0, 0)) -> None:
         """`is_capturing` says whether a graph of the caller's is being captured now."""
         import torch
 
         self.passed: frozenset[int] = frozenset()
-        self.moving: frozenset[int] = frozenset()
+        self.fixed: set[int] = set()
+        self.symmetric = symmetric
         self._is_capturing = is_capturing
         self._forgotten: list[Plan] = []  # until no graph is captured: meanwhile theirs may not be destroyed
-        self._alike: WeakValueDictionary[Key | None, Plan] = WeakValueDictionary()
         self._plain = (torch.Tensor, torch.nn.Parameter)
-        self._plans: OrderedDict[Key | None, Plan] = OrderedDict()
+        self._plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
         self._last: Plan | None = None  # that was used: the others have their order
 
-    def get(self, values: Sequence[Any]) -> Plan | None:
-        """The plan of a call on these arguments; None if there is none."""
-        key = self.key(values)
-        plan = self._plans.get(key)
+    def get(self, form: tuple[Any, ...]) -> Plan | None:
+        """The plan of calls of a form; None if there is none."""
+        plan = self._plans.get(form)
         if plan is not None and plan is not self._last:
-            self._plans.move_to_end(key)
+            self._plans.move_to_end(form)
             self._last = plan
         return plan
 
-    def alike(self, values: Sequence[Any]) -> Plan | None:
-        """A plan of a call that differs in the places of `moving` tensors alone; None if there is none."""
-        return self._alike.get(self.key(values, exact=False))
-
-    def keep(self, values: Sequence[Any], plan: Plan) -> None:
-        """From now on the plan of calls on such arguments."""
-        key = self.key(values)
-        if key is None:
-            return
-        self._plans[key] = self._last = plan
+    def keep(self, form: tuple[Any, ...], plan: Plan) -> None:
+        """From now on the plan of calls of a form."""
+        self._plans[form] = self._last = plan
         self._forget([self._plans.popitem(last=False)[1]] if len(self._plans) > KEPT else [])
-        if plan.can_repeat:
-            self._alike.setdefault(self.key(values, exact=False), plan)
 
     def clear(self) -> None:
         """Forget all of them: something that they are bound to has changed."""
         self._forget(self._plans.values())
         self._plans.clear()
-        self._alike.clear()
         self._last = None
 
     def _forget(self, plans: Iterable[Plan]) -> None:
@@ -154,32 +141,28 @@ class Plans:
         if not self._is_capturing():
             self._forgotten.clear()
 
-    def key(self, values: Sequence[Any], exact: bool = True) -> Key | None:
-        """What tells calls apart: where tensors lie, their shapes, strides and types, and scalars that matter.
+    def told(self, values: Sequence[Any]) -> Passed | None:
+        """A call's form, and what it passes.
 
         None for what cannot be told apart: a tensor of a class of its own, such as a DTensor, which has no place, and
-        what no program takes. If not `exact`, places of `moving` tensors are left out, but for their device.
+        what no program takes.
         """
-        key: list[Any] = []
-        if exact:  # mostly of plain tensors alone, and part of every call
-            tensor = self._plain[0]
-            for x in values:
-                if x.__class__ is not tensor:
-                    break
-                key.append((x.data_ptr(), x.shape, x.stride(), x.dtype))
-            else:
-                return tuple(key)
-            key.clear()
+        form: list[Any] = []
+        given: list[Any] = []
+        plain, fixed, (first, end) = self._plain, self.fixed, self.symmetric
         for i, x in enumerate(values):
             kind = x.__class__
-            if kind in self._plain:
-                place = x.data_ptr() if exact or i not in self.moving else x.device
-                key.append((place, x.shape, x.stride(), x.dtype))
+            if kind in plain:
+                place = x.data_ptr()
+                where = place if first <= place < end or i in fixed else place % ALIGNED
+                form.append((where, x.get_device(), x.shape, x.stride(), x.dtype, x.is_neg()))
+                given.append(place)
             elif isinstance(x, _OTHERS):
-                key.append(kind if i in self.passed else (kind, x))
+                form.append(kind if i in self.passed else (kind, x))
+                given.append(x if i in self.passed else None)
             else:
                 return None
-        return tuple(key)
+        return Passed(tuple(form), tuple(given))
 
 
 def standing_for(value: Any) -> Any:

@@ -52,6 +52,7 @@ def wait_before(own: Owner, queue: CopyQueue, copy: Copy, step: HostStep) -> Cal
         return None
     condition, flag = copy.after, Part(own, copy.after.flag)
     own.queue_waits = True
+    flag.stays()
     what = f"T.copy(after={flag.name} {condition.compare})"
     own.sites.append(Site(what, step.where, flag.name, condition.compare, queued=True))
     site = len(own.sites) - 1

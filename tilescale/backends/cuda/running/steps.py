@@ -8,9 +8,9 @@ stream. So they can be kept, repeated, and captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
@@ -53,59 +53,22 @@ class Call:
         return Call(self.values, dict(self.variables), self.asked)
 
 
-@dataclass
+@dataclass(frozen=True)
 class KernelLaunch:
-    """A compiled kernel with its arguments.
-
-    Attributes:
-        scalars: which arguments are scalars of the caller's: place here, and position in the call.
-        tensors: the same of tensors.
-        stream: what it is put on, None for the current one.
-    """
+    """A compiled kernel with its arguments, on a stream, None for the current one."""
 
     run: Callable[..., Any]
     arguments: list[Any]
-    scalars: tuple[tuple[int, int], ...] = ()
-    tensors: tuple[tuple[int, int], ...] = ()
     stream: torch.cuda.Stream | None = None
 
     def __call__(self) -> None:
         if self.stream is None:
-            return self.launch()
+            self.run(*self.arguments)
+            return
         import torch
 
         with torch.cuda.stream(self.stream):
-            self.launch()
-
-    def launch(self) -> None:
-        """Put it on the current stream."""
-        self.run(*self.arguments)
-
-    def take(self, values: Sequence[Any]) -> None:
-        """Pass the scalars of another call from now on."""
-        for place, position in self.scalars:
-            self.arguments[place] = values[position]
-
-    @cached_property
-    def _places(self) -> tuple[int, ...]:
-        """Where its tensors lie."""
-        return tuple([self.arguments[place].data_ptr() for place, _ in self.tensors])
-
-    def given(self) -> tuple[Any, ...]:
-        """What it takes of a call: where tensors lie, and scalars."""
-        return (self._places, *[self.arguments[place] for place, _ in self.scalars])
-
-    def of(self, values: Sequence[Any], moving: Container[int]) -> KernelLaunch:
-        """The launch of another call, which differs in scalars and in the tensors at `moving` positions alone.
-
-        What takes the place of other tensors, such as a symmetric stand-in, stays.
-        """
-        made = replace(self, arguments=list(self.arguments))
-        made.take(values)
-        for place, position in self.tensors:
-            if position in moving:
-                made.arguments[place] = values[position]
-        return made
+            self.run(*self.arguments)
 
 
 Step = Callable[[Call], list[Work]]

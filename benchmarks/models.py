@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT
+"""Layers of real models, tensor-parallel: PyTorch's own, eager and compiled, and ours, on this computer's GPUs.
+
+    torchrun --nproc-per-node 2 benchmarks/models.py                          everything
+    torchrun --nproc-per-node 2 benchmarks/models.py --only training_step     one work
+
+Works: a step of training, prefills of even and odd length, and decode in CUDA graphs, of four decoder layers of
+`transformers` at the sizes of Llama 3 8B. Losses and results are compared before anything is timed. The first run takes
+longer, as kernels are compiled: raise --limit, or run it twice.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve()
+sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / "works")]
+
+import decoder_layers  # noqa: E402 - found through the path above
+from suite import Suite, command  # noqa: E402
+
+if __name__ == "__main__":
+    command(Suite(SCRIPT, decoder_layers.heats), __doc__)()

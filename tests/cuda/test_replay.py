@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""Graphs that serve calls in other places: which bytes of what kernels are passed follow the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cuda.fakes import Device
+from tilescale.backends.cuda.running.replay import Given, Kind, Replay
+
+FIRST, SECOND, THIRD = 0x7000_0000_1000, 0x7000_0000_8000, 0x7000_0002_0000
+NBYTES = 4096
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Where graphs are captured."""
+    return Device(monkeypatch)
+
+
+class Calls:
+    """Calls of one form: `passed` says what their kernel is passed, from what they are given."""
+
+    def __init__(self, device: Device, kinds: list[Kind], passed: Callable[..., list[Any]], *given: Any):
+        self._device, self._passed, self.captures = device, passed, 0
+        self.graph = Replay(self._launches(given), given, kinds)
+
+    def _launches(self, given: Given) -> list[Any]:
+        self.captures += 1
+        return [lambda: self._device._launched("kernel", *self._passed(*given))]
+
+    def replayed(self, *given: Any) -> list[int] | None:
+        """What the kernel of the next call is passed; None if the graph does not serve it."""
+        if not self.graph.moved(given, lambda: self._launches(given)):
+            return None
+        self.graph.launch(0)
+        (passed,) = self._device.replayed[-1]
+        return passed
+
+
+def pointer(place: int) -> Any:
+    """An address as a kernel takes it."""
+    return (place).to_bytes(8, "little")
+
+
+def test_addresses_inside_of_tensors_and_structures_move(device: Device):
+    rest = b"descriptor"[:8]
+    calls = Calls(device, [NBYTES], lambda x: [pointer(x + 64), 7, rest + pointer(x) + b"end"], FIRST)
+    for place in (SECOND, THIRD, FIRST):
+        wanted = [place + 64, 7, int.from_bytes(rest + pointer(place) + b"end", "little")]
+        assert calls.replayed(place) == wanted
+    assert calls.captures == 2
+
+
+def test_scalars_are_found_when_they_change(device: Device):
+    kinds = [NBYTES, np.dtype("int32"), np.dtype("float32")]
+
+    def passed(x: int, n: int, scale: float) -> list[Any]:
+        return [pointer(x), n, np.float32(scale).tobytes()]
+
+    def bits(scale: float) -> int:
+        return int.from_bytes(np.float32(scale).tobytes(), "little")
+
+    calls = Calls(device, kinds, passed, FIRST, 3, 0.5)
+    assert calls.replayed(SECOND, 4, 0.5) == [SECOND, 4, bits(0.5)] and calls.captures == 2
+    assert calls.replayed(THIRD, -5, 0.5) == [THIRD, 2**32 - 5, bits(0.5)] and calls.captures == 2
+    assert calls.replayed(THIRD, 6, 2.0) == [THIRD, 6, bits(2.0)] and calls.captures == 3
+    assert calls.replayed(FIRST, 7, 4.0) == [FIRST, 7, bits(4.0)] and calls.captures == 3
+
+
+@pytest.mark.parametrize(
+    "passed",
+    [
+        lambda x: [pointer(x), x // 64 % 1000],  # what follows no address
+        lambda x: [pointer(2 * x)],
+        lambda x: [pointer(x)] * (1 + (x == FIRST)),
+    ],
+)
+def test_what_follows_places_in_another_way_is_not_served(device: Device, passed: Callable[[int], list[Any]]):
+    calls = Calls(device, [NBYTES], passed, FIRST)
+    assert calls.replayed(SECOND) is None
+    assert calls.replayed(FIRST) is not None and calls.replayed(THIRD) is None and calls.captures == 2
+
+
+def test_two_arguments_that_are_one_tensor_are_told_apart_or_stay_one(device: Device):
+    def passed(x: int, y: int) -> list[Any]:
+        return [pointer(x), pointer(y)]
+
+    calls = Calls(device, [NBYTES, NBYTES], passed, FIRST, FIRST)
+    assert calls.replayed(SECOND, THIRD) == [SECOND, THIRD] and calls.replayed(THIRD, FIRST) == [THIRD, FIRST]
+    calls = Calls(device, [NBYTES, NBYTES], passed, FIRST, FIRST)
+    assert calls.replayed(SECOND, SECOND) == [SECOND, SECOND]
+    assert calls.replayed(SECOND, THIRD) is None and calls.replayed(THIRD, THIRD) == [THIRD, THIRD]

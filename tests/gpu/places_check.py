@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: MIT
+"""Operators whose tensors lie elsewhere in each call: `torchrun --nproc-per-node 2 tests/gpu/places_check.py`.
+
+Results are right, with and without gradients, after the first calls no CUDA graph is instantiated any more, and a call
+that fails while a graph is captured leaves the operators as they were.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.gpu.ops_support import compare, main, poison, random, say  # noqa: E402
+from tests.gpu.ranks import DEVICE, RANK, SIZE, barrier, everyones, total  # noqa: E402
+from tilescale import ops  # noqa: E402
+from tilescale.backends.cuda.running.replay import Replay  # noqa: E402
+
+WARM, CALLS = 6, 6
+LATE_CYCLES = 1_000_000
+
+Case = tuple[str, Callable[..., torch.Tensor], Callable[[], list[torch.Tensor]], Callable[..., torch.Tensor]]
+
+made: list[Replay] = []
+"""Every graph that a program has made for itself."""
+
+
+def cases() -> Iterator[Case]:
+    """A name, an operator, new inputs for it, and what is right."""
+    yield "all_gather, 64 KiB", ops.all_gather, lambda: [random(32, 1024)], lambda x: everyones(x).flatten(0, 1)
+    yield "all_gather, 8 MiB", ops.all_gather, lambda: [random(4096, 1024)], lambda x: everyones(x).flatten(0, 1)
+    yield "all_reduce, 64 KiB", ops.all_reduce, lambda: [random(32, 1024)], total
+    yield "reduce_scatter, 4 MiB", ops.reduce_scatter, lambda: [random(2048, 1024)], mine
+    for rows in (64, 600, 1536):
+        yield (
+            f"all_gather_matmul, {rows} rows",
+            lambda a, w: ops.all_gather_matmul(a, w.t()),
+            lambda rows=rows: [random(rows, 512), random(768, 512)],
+            lambda a, w: everyones(a).flatten(0, 1).float() @ w.float().t(),
+        )
+        yield (
+            f"matmul_reduce_scatter, {rows} rows",
+            lambda a, w: ops.matmul_reduce_scatter(a, w.t()),
+            lambda rows=rows: [random(SIZE * rows, 512), random(768, 512)],
+            lambda a, w: mine(a.float() @ w.float().t()),
+        )
+    yield (
+        "matmul_all_reduce",
+        lambda a, w: ops.matmul_all_reduce(a, w.t()),
+        lambda: [random(600, 512), random(768, 512)],
+        lambda a, w: total(a.float() @ w.float().t()),
+    )
+
+
+def mine(x: torch.Tensor) -> torch.Tensor:
+    """This rank's rows of the sum."""
+    return total(x).chunk(SIZE)[RANK]
+
+
+def check_places(_: slice) -> None:
+    """New inputs in each call, which are kept, so that none takes the place of another; ranks out of step."""
+    for name, call, draw, right in cases():
+        for differentiates in (False, True):
+            kept, before = [], 0
+            for number in range(WARM + CALLS):
+                given = [x.requires_grad_(differentiates) for x in draw()]
+                want = right(*(x.detach() for x in given))
+                poison()
+                if number % SIZE == RANK:
+                    torch.cuda._sleep(LATE_CYCLES)
+                before = len(made) if number == WARM else before
+                got = call(*given)
+                compare(name, got.detach(), want)
+                if differentiates:
+                    check_gradients(name, call, given, got)
+                kept.append((given, got))
+            if len(made) != before:
+                raise ValueError(f"{name}: {len(made) - before} graphs were made after {WARM} calls")
+            how = ", with gradients" if differentiates else ""
+            say(f"PASS {name}{how}: {host_us(call, draw, differentiates):.1f} us of the host")
+
+
+def check_gradients(name: str, call: Callable[..., torch.Tensor], given: list[torch.Tensor], got: torch.Tensor) -> None:
+    """Those of tensors that are copies, and lie elsewhere, are the same."""
+    grad = random(*got.shape)
+    copies = [x.detach().clone().requires_grad_() for x in given]
+    for one, other in zip(
+        torch.autograd.grad(got, given, grad), torch.autograd.grad(call(*copies), copies, grad), strict=True
+    ):
+        compare(f"{name}, gradient", one, other)
+
+
+def host_us(call: Callable[..., torch.Tensor], draw: Callable[[], list[torch.Tensor]], differentiates: bool) -> float:
+    """What a call takes the host, at new places each time."""
+    given = [[x.requires_grad_(differentiates) for x in draw()] for _ in range(20)]
+    barrier()
+    begin = time.perf_counter()
+    kept = [call(*each) for each in given]
+    took = time.perf_counter() - begin
+    barrier()
+    return took / len(kept) * 1e6
+
+
+def check_captures(_: slice) -> None:
+    """An error in a capture ends that alone: the next calls, eager and captured, are right."""
+    for name, call, draw, right in cases():
+        given = draw()
+        want = right(*given)
+        compare(name, call(*given), want)
+        barrier()
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                call(*given)
+                raise ZeroDivisionError
+        except ZeroDivisionError:
+            pass
+        compare(name, call(*given), want)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = call(*given)
+        graph.replay()
+        compare(name, got, want)
+        say(f"PASS {name} after a capture that failed")
+
+
+def check_threads(_: slice) -> None:
+    """Calls from one thread after the other."""
+    x, found = random(32, 1024), []
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: found.append(in_thread(x)))
+        thread.start()
+        thread.join()
+    for got in found:
+        compare("all_reduce in a thread", got, total(x))
+    say(f"PASS calls from {len(found)} threads")
+
+
+def in_thread(x: torch.Tensor) -> torch.Tensor:
+    torch.cuda.set_device(DEVICE)
+    made = ops.all_reduce(x)
+    torch.cuda.synchronize()
+    return made
+
+
+if __name__ == "__main__":
+    build = Replay.__init__
+
+    def counted(own: Replay, *given: object) -> None:
+        build(own, *given)
+        made.append(own)
+
+    Replay.__init__ = counted  # type: ignore[method-assign]
+    main({"places": check_places, "captures": check_captures, "threads": check_threads})
