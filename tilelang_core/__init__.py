@@ -25,7 +25,7 @@
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
     falling.py   indices that fall, in a form that the stock compiler gets right
     short_loops.py loops of at most one step, in a form that it leaves alone
-    empty_loops.py   loads and barriers of loops and branches that are left out
+    zero_trip_loops.py waits and barriers of loops and branches that are not executed
     texts.py     rewrites of generated text, by which compiled kernels are told apart
 
 It is a leaf: it knows nothing of `tilescale`. An upstream rename is mended here.

@@ -21,7 +21,7 @@ from tilelang.jit import JITImpl, _CallFormCache
 from tilelang.transform.pass_config import normalize_pass_configs
 from tvm import tirx
 
-from tilelang_core import empty_loops, logs
+from tilelang_core import logs, zero_trip_loops
 from tilelang_core.falling import with_rising_dividends
 from tilelang_core.launches import binds_threads
 from tilelang_core.modules import COMPILE, with_flags
@@ -116,7 +116,7 @@ def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:
     with logs.following(), tvm.transform.PassContext(opt_level=3, config=config), target:
         lowered = tilelang.lower(_mended(func), target=target)
-    return Generated(empty_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
+    return Generated(zero_trip_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
 
 
 def _dynamic_shared(device_mod: tvm.IRModule) -> int:
@@ -185,7 +185,9 @@ class Compilation:
 
     @property
     def _last(self) -> tuple[Rewrite, ...]:
-        return (empty_loops.mended, *self.rewrites) if empty_loops.may_be_left_out(self.func) else self.rewrites
+        return (
+            (zero_trip_loops.mended, *self.rewrites) if zero_trip_loops.may_have_no_step(self.func) else self.rewrites
+        )
 
     @cached_property
     def _keyed(self) -> tirx.PrimFunc:

@@ -13,7 +13,7 @@ import tilelang
 
 import tilescale.language as T
 from tilelang_core import compile as stock
-from tilelang_core import empty_loops
+from tilelang_core import zero_trip_loops
 from tilelang_core.texts import Rewrite, keyed
 from tilescale.backends.cuda.text import REWRITES
 
@@ -73,7 +73,7 @@ def test_ours_have_the_key(monkeypatch: pytest.MonkeyPatch):
     assert "tilescale.text" in compiled(monkeypatch, program(), REWRITES)
 
 
-@pytest.mark.parametrize("rewrite", [*REWRITES, empty_loops.mended], ids=lambda r: r.__name__)
+@pytest.mark.parametrize("rewrite", [*REWRITES, zero_trip_loops.mended], ids=lambda r: r.__name__)
 def test_what_a_rewrite_does_lies_in_its_module(rewrite: Rewrite):
     """But for what Python and TVM have, and how TIR is read, which says where a rewrite is asked at all."""
     imports = [
