@@ -102,29 +102,20 @@ def elsewhere(call):
         return made.exception() or made.result()
 
 
-def test_calls_of_another_thread_are_refused(run_ranks) -> None:
+def test_calls_come_from_any_thread_one_at_a_time(run_ranks) -> None:
     """Of two threads that call at the same time each rank would see another order."""
 
     def work(team: Team):
         team.barrier()
-        error = elsewhere(team.barrier)
-        return error, team.all_gather(team.rank)
-
-    for error, gathered in run_ranks(2, work):
-        assert isinstance(error, UsageError) and "in thread 'other" in error.message and "one thread" in error.hint
-        assert gathered == [0, 1]
-
-
-def test_the_thread_that_joins_need_not_be_the_one_that_calls(run_ranks) -> None:
-    def work(team: Team):
-        team.barrier()
-        team._session.introduce(["first", "second"])
-        first = elsewhere(lambda: team.all_gather(team.rank))
-        with pytest.raises(UsageError):
+        first, second = elsewhere(lambda: team.all_gather(team.rank)), team.all_gather(team.rank)
+        with team.one_call:
             team.barrier()
-        return first
+            error = elsewhere(team.barrier)
+        return first, second, error, elsewhere(lambda: team.all_gather(team.rank))
 
-    assert run_ranks(2, work) == [[0, 1]] * 2
+    for first, second, error, third in run_ranks(2, work):
+        assert first == second == third == [0, 1]
+        assert isinstance(error, UsageError) and "in thread 'other" in error.message and "at a time" in error.hint
 
 
 def test_a_backward_pass_may_call(run_ranks) -> None:

@@ -279,6 +279,17 @@ def test_a_call_that_breaks_off_stops_the_waits(device: Device):
     assert device.guard.stopped
 
 
+def test_a_capture_that_breaks_off_stops_nothing(device: Device):
+    own = device.program(put())
+    given = [device.heap.zeros((64, 64), torch.float32) for _ in range(2)]
+    own(given)
+    device.broken = device.capturing = True
+    with pytest.raises(RuntimeError, match="the launch failed"):
+        own(given)
+    device.broken = device.capturing = False
+    assert not device.guard.stopped and own.again(tuple(given)) and device.names() == ["put_0"] * 2
+
+
 def test_programs_take_turns_on_streams(device: Device):
     own = device.program(put())
     given = [device.heap.zeros((64, 64), torch.float32) for _ in range(2)]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -19,8 +17,9 @@ from tilescale.comm.call import Call
 from tilescale.comm.failure_log import Failure, FailureLog, Status
 from tilescale.comm.liveness import LivenessConnection
 from tilescale.comm.liveness_server import LivenessServer
+from tilescale.comm.one_call import OneCall
 from tilescale.comm.transport import Transport
-from tilescale.errors import ForgedMessageError, RankFailedError, RankMismatchError, UsageError
+from tilescale.errors import ForgedMessageError, RankFailedError, RankMismatchError
 
 __all__ = ["Session"]
 
@@ -40,6 +39,7 @@ class Session:
         names: how to speak of each rank, e.g. "rank 2 (pid 77 on node3)".
         server: rank 0's ends of the liveness connections, None elsewhere.
         liveness: another rank's connection to rank 0, None at rank 0.
+        one_call: held while this rank is in a call.
     """
 
     def __init__(
@@ -57,16 +57,18 @@ class Session:
         self.server: LivenessServer | None = None
         self.liveness = liveness
         self._calls: dict[tuple[int, ...], int] = {}
-        self._caller: list[int] = []
-        self._claiming = threading.Lock()
+        self.one_call = OneCall(rank)
 
     def rendezvous(self, ranks: tuple[int, ...], call: Call) -> str:
         """Wait until all `ranks` have made their next call, and check that it is the same; returns a key for its data.
 
         Raises RankMismatchError if they call different collectives, RankFailedError if one does not come, UsageError
-        as `check_thread`.
+        while another thread of this rank is in a call.
         """
-        self.check_thread()
+        with self.one_call:
+            return self._rendezvous(ranks, call)
+
+    def _rendezvous(self, ranks: tuple[int, ...], call: Call) -> str:
         number = self._calls.get(ranks, 0)
         self._calls[ranks] = number + 1
         name = ",".join(map(str, ranks))
@@ -86,26 +88,6 @@ class Session:
         if different:
             raise _mismatch({self.rank: call, different[0]: calls[different[0]]})
         return key
-
-    def check_thread(self) -> None:
-        """All calls of a rank come from one thread: those of two come in another order on each rank.
-
-        PyTorch's thread of a backward pass stands for the one that waits for the pass.
-
-        Raises UsageError in any other thread than that of the first call.
-        """
-        thread = threading.get_ident()
-        if self._caller and self._caller[0] == thread:
-            return
-        with self._claiming:
-            if not self._caller:
-                self._caller.append(thread)
-        if self._caller[0] != thread and not _in_backward_pass():
-            raise UsageError(
-                f"rank {self.rank} calls a collective in thread {threading.current_thread().name!r}, its calls until "
-                "now came from another one",
-                hint="make all calls of programs over ranks, and of teams, in one thread of each rank",
-            )
 
     def receive(self, key: str, sender: int, call: Call, readers: int = 1) -> Any:
         """Wait for the object that `sender` puts under `key`. Raises RankFailedError if it never will."""
@@ -169,7 +151,6 @@ class Session:
     def introduce(self, names: list[str]) -> None:
         """Set `names`, once the ranks have told each other who they are."""
         self.names = names
-        self._caller.clear()  # the thread that joined need not be the one that calls
         self.transport.client.root_name = names[0]
 
     def close(self) -> None:
@@ -219,11 +200,6 @@ class Session:
             hint="if they only need longer, set TILESCALE_TIMEOUT_S (seconds) or tilescale.init(timeout_s=...)",
             where=[seen[2].at(f"rank {rank} was last seen in {seen[2]}") for rank, seen in last.items() if seen],
         )
-
-
-def _in_backward_pass() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and torch._C._current_graph_task_id() != -1
 
 
 def _mismatch(calls: dict[int, Call]) -> RankMismatchError:

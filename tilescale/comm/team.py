@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ class Team:
 
     Every collective raises RankFailedError if a rank of the job fails or does not come within the job's timeout,
     RankMismatchError if ranks call different collectives, ForgedMessageError if somebody else has written to the job's
-    store, UsageError for a root outside the team, in another thread than that of this rank's first one, and in a
+    store, UsageError for a root outside the team, while another thread of this rank is in one, and in a
     process that a rank has forked.
 
     Attributes:
@@ -155,10 +156,10 @@ class Team:
             raise UsageError(f"root {root} of a team of {self.size} ranks", hint="roots count from 0 within the team")
         return Call.here(op, root)
 
-    def check_thread(self) -> None:
-        """Raises UsageError in another thread than that of this rank's first collective."""
-        if self._session is not None:
-            self._session.check_thread()
+    @property
+    def one_call(self) -> AbstractContextManager[None]:
+        """Held by a call of this rank; entering it raises UsageError while another thread is in a call."""
+        return nullcontext() if self._session is None else self._session.one_call
 
     def _rendezvous(self, call: Call) -> str:
         return "" if self.size == 1 else self._open.rendezvous(self.ranks, call)

@@ -223,7 +223,7 @@ class Kernel(DropIn):
             LaunchError: the job has another number of ranks than the program's devices.
             RankMismatchError: ranks call different programs.
             RankFailedError: another rank of the job failed, or did not come to this call.
-            UsageError: a program over ranks is called in another thread than that of this rank's first call.
+            UsageError: a program over ranks is called while another thread of this rank is in such a call.
             WaitTimeoutError: on GPUs, a wait of an earlier call ran out of time.
             UntrustedCacheError: on GPUs, other users can write to the cache of compiled kernels.
             DeadlockError, OutOfBoundsError, ...: as `tilescale.emulate`, on every rank.
@@ -236,20 +236,23 @@ class Kernel(DropIn):
         """Choose how calls are made, and make the first one."""
         if noted(self, args):
             return None
-        executable = self._executable
-        if executable.direct is not None:
-            self._call = executable.direct
-        elif executable.gathers:
-            self._call = self._on_emulator
-        else:
-            self._call = self._on_device if self._outputs.positions else self._again()
+        with self._team.one_call:  # making the program is a part of the call
+            self._call = self._chosen()
         return self._call(*args)
 
+    def _chosen(self) -> Callable[..., Any]:
+        executable = self._executable
+        if executable.direct is not None:
+            return executable.direct
+        if executable.gathers:
+            return self._on_emulator
+        return self._on_device if self._outputs.positions else self._again()
+
     def _on_device(self, *args: Any) -> Any:
-        self._team.check_thread()
-        self._ranks  # noqa: B018 - raises if the job does not fit the program
-        values = self._outputs.allocate(self._given(args))
-        self._executable.run([values])
+        with self._team.one_call:
+            self._ranks  # noqa: B018 - raises if the job does not fit the program
+            values = self._outputs.allocate(self._given(args))
+            self._executable.run([values])
         count_writes(values[i] for i in self._changed)
         return self._outputs.returned(values)
 
@@ -257,17 +260,18 @@ class Kernel(DropIn):
         """What makes the same call as before at once, if it is one: all that it looks up is at hand."""
         import torch
 
-        check_thread, again, first = self._team.check_thread, self._executable.again, self._on_device
+        one_call, again, first = self._team.one_call, self._executable.again, self._on_device
         numbers = [(i, p) for i, p in enumerate(self.program.parameters) if p.buffer is None]
         changed = itemgetter(*self._changed) if self._changed else lambda args: ()
         count = torch.autograd.graph.increment_version
 
         def call(*args: Any) -> None:
-            check_thread()
             for i, parameter in numbers:
                 if i < len(args):
                     scalar(parameter, args[i])
-            if again(args):
+            with one_call:
+                is_known = again(args)
+            if is_known:
                 count(changed(args))
             else:
                 first(*args)

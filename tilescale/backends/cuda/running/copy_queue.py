@@ -96,8 +96,8 @@ class CopyQueue:
         return self._host[-1].data_ptr()
 
     def drop(self) -> None:
-        """Forget what is held back: its call has failed."""
-        self._held = None
+        """Forget what was started and what is held back: its call has failed."""
+        self._held, self._is_ahead = None, False
 
 
 @cache

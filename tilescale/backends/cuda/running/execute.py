@@ -317,7 +317,9 @@ class DeviceProgram:
             try:
                 plan.launch(given, bind, stream)
             except BaseException as error:
-                if self._waits:
+                if self.queue is not None:
+                    self.queue.drop()
+                if turn is not None:  # of what is captured nothing runs
                     self._give_up(error)
                 raise
         finally:
@@ -329,8 +331,6 @@ class DeviceProgram:
     def _give_up(self, error: BaseException) -> None:
         """This rank's part of a call is not complete: the program cannot go on without reset. Raises RankFailedError
         where the error is NCCL's because a rank has died."""
-        if self.queue is not None:
-            self.queue.drop()
         self.guard.records.stop()
         if self.by_nccl and nccl.is_failure(error):
             self.guard.blame(error)

@@ -70,7 +70,9 @@ class Plan:
 
     def launch(self, given: Given, bind: Bind, stream: int | None) -> None:
         """Put everything on the current stream, of that number; None if that is captured in a graph of the caller's."""
-        if stream is None or not self.can_repeat or self._calls < LAUNCHED_BEFORE:
+        if stream is None or not self.can_repeat:
+            return run(self._launches(given, bind))
+        if self._calls < LAUNCHED_BEFORE:
             self._calls += 1
             return run(self._launches(given, bind))
         if self._graph is None:

@@ -44,11 +44,21 @@ class Turns:
         self._last: torch.cuda.Stream | None = None
         self._last_number = -1
         self._records = False
+        self._thread = -1
 
     def stream(self) -> int | None:
         """The number of the current stream, None if it is captured in a graph. CUDA is asked where it may be."""
+        if self._thread != (thread := threading.get_ident()):
+            self._enter(thread)
         number = self._number(self._index)
         return None if number != DEFAULT and self._is_capturing() else number
+
+    def _enter(self, thread: int) -> None:
+        """Calls come from another thread than before, which may have no context of the device yet."""
+        import torch
+
+        torch.cuda.set_device(self._device)
+        self._thread = thread
 
     def begin(self, number: int) -> None:
         """The next turn is that of the current stream, of that number."""
