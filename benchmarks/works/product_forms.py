@@ -7,7 +7,6 @@ as tiles that are sent have it; and clusters of two blocks, which load what both
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import scaled
@@ -38,10 +37,10 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 def forms(m: int, n: int, k: int, dtype: str) -> dict[str, Callable[[], Any]]:
     """What makes the program of each form, which takes the arguments of `gemm_rs.program`."""
-    own = Product(n, k, dtype, replace(TILINGS[0], group=GROUP), transposed=True, biased=False)
+    own = Product(n, k, dtype, TILINGS[0], transposed=True, biased=False)
     return {
         "a block a tile": lambda: gemm_rs.program(1, own),
-        "in turns": lambda: gemm_rs.in_turns(1, m, beside_stores(own), at_once()),
+        "in turns": lambda: gemm_rs.in_turns(1, beside_stores(own), at_once()),
         "in turns, counted": lambda: counted(m, beside_stores(own), at_once()),
         "clusters": lambda: by_clusters(m, own),
     }
@@ -72,7 +71,7 @@ def counted(m: int, of: Product, blocks: int) -> Any:
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 with T.Scale("device"):
                     for turn in T.serial(turns_of(block, blocks, high * across)):
-                        row, column = tiles.at(block + turn * blocks, across)
+                        row, column = tiles.at(block + turn * blocks, m, of.N)
                         T.clear(c)
                         multiply(A, 0, row, B, column, a, b, c, of.K, tiles, True)
                         if of.scaled:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from importlib import import_module
@@ -20,7 +19,6 @@ from tilescale.hda.current import use_machine
 from tilescale.ops.products import (
     BARRIERS,
     CHUNK,
-    GROUP,
     TILINGS,
     Product,
     Tiling,
@@ -55,7 +53,7 @@ def program(name: str, *given: Any) -> Any:
         ),
         (
             lambda: import_module("tilescale.ops.gemm_rs").in_turns(
-                2, 512, Product(512, 512, "bfloat16", replace(LARGE, stages=3, group=4), True, False), 8
+                2, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 8
             ),
             ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"]
@@ -65,7 +63,7 @@ def program(name: str, *given: Any) -> Any:
         ),
         (
             lambda: import_module("tilescale.ops.gemm_rs").in_turns(
-                2, 512, Product(512, 512, "float8_e4m3fn", replace(LARGE, stages=3, group=4), True, False), 8
+                2, Product(512, 512, "float8_e4m3fn", replace(LARGE, stages=3), True, False), 8
             ),
             ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"]
@@ -75,7 +73,7 @@ def program(name: str, *given: Any) -> Any:
         ),
         (
             lambda: import_module("tilescale.ops.ag_gemm").in_turns(
-                2, 512, Product(512, 512, "bfloat16", replace(LARGE, stages=3, group=4), True, False), 4, True
+                2, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 4, True
             ),
             ["T.copy(dst=, signal=) of A, G by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"]
@@ -121,10 +119,9 @@ def test_tiles_that_are_summed_are_small_where_nothing_hides_their_sum():
     assert [(t.m, t.n, blocks) for t, blocks in made.values()] == [
         (64, 64, 0), (128, 64, 0), (128, 128, 0), (128, 128, 132), (128, 256, 132), (128, 256, 132)
     ]  # fmt: skip
-    for rows, (tiles, blocks) in made.items():
+    for tiles, blocks in made.values():
         stored = 2 * tiles.m * tiles.n if blocks else 0
         assert stored + tiles.stages * 128 * tiles.deep * (tiles.m + tiles.n) <= 226 << 10 and tiles.stages >= 3
-        assert rows % (tiles.group * tiles.m) == 0 or tiles.group == 1
 
 
 def test_columns_come_in_slices_where_all_tiles_run_at_once():
@@ -155,7 +152,6 @@ def test_tiles_fit_the_product(rows: int, n: int):
     for transposed in (True, False):
         found = tiling(rows, 2, n, transposed)
         assert found.n % 64 == 0 or (transposed and n % found.n == 0)
-        assert math.ceil(rows / found.m) % found.group == 0 and found.group <= GROUP
     assert tiling(64, 1, 64, True).m == 64, "more blocks, not larger ones, where there are few tiles"
 
 
@@ -163,9 +159,7 @@ def test_tiles_fit_the_product(rows: int, n: int):
 def test_a_shard_of_several_chunks_has_several_groups(rows: int):
     tiles = tiling(rows, 2, 8192, True)
     parts = in_parts(tiles, rows)
-    groups = rows / (parts.group * parts.m)
-    assert groups >= 2 if rows > CHUNK else parts == tiles
-    assert math.ceil(rows / parts.m) % parts.group == 0
+    assert rows > parts.group * parts.m if rows > CHUNK else parts == tiles
 
 
 def test_whole_waves_decide():

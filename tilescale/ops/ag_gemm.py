@@ -232,7 +232,7 @@ def _kernel(
     tiles = tiling(rows, team.size, N, transposed, 1 + gated)
     of = Product(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
     if takes_turns(rows, TURNS) and not of.scaled:
-        return kernel(in_turns, team, rows, beside_stores(of), at_once(), gathers)
+        return kernel(in_turns, team, beside_stores(of), at_once(), gathers)
     return kernel(program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1)
 
 

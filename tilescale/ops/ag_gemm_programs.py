@@ -8,7 +8,16 @@ from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.blocks import turns_of
-from tilescale.ops.products import CHUNKS, Product, activate, add_bias, gate, multiply, multiply_by_two, rescale
+from tilescale.ops.products import (
+    CHUNKS,
+    Product,
+    activate,
+    add_bias,
+    gate,
+    multiply,
+    multiply_by_two,
+    rescale,
+)
 
 
 def program(size: int, of: Product, gathers: bool, slices: int = 1) -> Any:
@@ -33,14 +42,14 @@ def program(size: int, of: Product, gathers: bool, slices: int = 1) -> Any:
         of_B: T.Tensor(shapes[2], kind),
         C: T.Tensor((size, rows, N), of.result),
     ):
-        with T.Kernel(device=size, block=(*tiles.grid(rows, N), size), threads=tiles.threads) as (tile, group, step):
+        with T.Kernel(device=size, block=(tiles.count(rows, N), size), threads=tiles.threads) as (tile, step):
             arrived, scales = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size,))
             if gathers and size > 1:
                 with T.Scale("device") as (rank, _):
                     send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 on_chip = tiles_of(of)
-                m, n = tiles.place(tile, group)
+                m, n = tiles.at(tile, rows, N)
                 if step == 0:
                     make_tile(on_chip, A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, None, None, of)
                 elif size > 1:
@@ -53,14 +62,13 @@ def program(size: int, of: Product, gathers: bool, slices: int = 1) -> Any:
     return all_gather_matmul
 
 
-def in_turns(size: int, rows: int, of: Product, blocks: int, gathers: bool) -> Any:
-    """As `program`, for whole tiles of rows: as many blocks as run at once, which take tiles in turns.
+def in_turns(size: int, of: Product, blocks: int, gathers: bool) -> Any:
+    """As `program`: as many blocks as run at once, which take tiles in turns.
 
     A block loads the next tile while it stores this one. As many blocks again take the rows of others.
     """
-    N, K, tiles = of.N, of.K, of.tiles
-    products = 2 if of.gated else 1
-    tiles_n, a_shard = -(-N // tiles.n), rows // tiles.m * -(-N // tiles.n)
+    rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
+    products, a_shard = 2 if of.gated else 1, of.tiles.count(rows, of.N)
 
     @T.prim_func
     def all_gather_matmul_in_turns(
@@ -83,14 +91,13 @@ def in_turns(size: int, rows: int, of: Product, blocks: int, gathers: bool) -> A
                 on_chip = tiles_of(of)
                 if half == 0:
                     for turn in T.serial(turns_of(block, blocks, a_shard)):
-                        m, n = tiles.at(block + turn * blocks, tiles_n)
+                        m, n = tiles.at(block + turn * blocks, rows, N)
                         make_tile(on_chip, A, 0, m, n, B, Up, bias, of_A, of_B, C, rank, None, None, of)
                 elif size > 1:
                     for turn in T.serial(turns_of(block, blocks, (size - 1) * a_shard)):
-                        tile = block + turn * blocks
+                        before, m, n = tiles.of_shards(block + turn * blocks, size - 1, rows, N)
                         # The rank before was the first to send here, the one before it the second.
-                        shard = (rank + size - 1 - tile // a_shard) % size
-                        m, n = tiles.at(tile % a_shard, tiles_n)
+                        shard = (rank + size - 1 - before) % size
                         come = arrived if gathers else None
                         make_tile(on_chip, G, shard, m, n, B, Up, bias, of_G, of_B, C, shard, come, None, of)
 

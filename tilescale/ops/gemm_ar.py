@@ -148,8 +148,8 @@ _operator.register_autograd(_backward, setup_context=_setup)
 def program(size: int, of: Product, blocks: int) -> Any:
     """The tiles of the sum, each by one block on every rank: so many blocks take tiles in turns, or 0, one each."""
     N, K, tiles, rows = of.N, of.K, of.tiles, T.dynamic("rows")
-    tiles_n, tiles_m = -(-N // tiles.n), T.ceildiv(rows, tiles.m)
-    grid = blocks if blocks else tiles_m * tiles_n
+    count = tiles.count(rows, N)
+    grid = blocks if blocks else count
     kind, scales = ("float32", ((1, rows), (N,))) if of.scaled else (of.dtype, ((1, 1), (1,)))
 
     @T.prim_func
@@ -167,8 +167,8 @@ def program(size: int, of: Product, blocks: int) -> Any:
                 b = T.alloc(of.b_tile, of.b_dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
-                for turn in T.serial(turns_of(block, blocks, tiles_m * tiles_n) if blocks else 1):
-                    m, n = tiles.at(block + turn * blocks, tiles_n)
+                for turn in T.serial(turns_of(block, blocks, count) if blocks else 1):
+                    m, n = tiles.at(block + turn * blocks, rows, N)
                     T.clear(c)
                     multiply(A, 0, m, B, n, a, b, c, K, tiles, of.transposed)
                     if of.scaled:

@@ -3,9 +3,9 @@
 
 Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
 chunk to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are
-added up in float32 and in one order, so results have the same bits each time. A program for a number of rows that it
-knows keeps its blocks, which is worth its compilation for whole chunks. Few rows are multiplied first: see ways.py;
-between nodes chunk by chunk: see unfused.py.
+added up in float32 and in one order, so results have the same bits each time. Where a shard has several chunks, as many
+blocks as run at once take tiles in turns. Few rows are multiplied first: see ways.py; between nodes chunk by chunk: see
+unfused.py.
 """
 
 from typing import Any
@@ -146,7 +146,7 @@ def _kernel(team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], tran
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
     of = Product(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
     if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
-        return kernel(in_turns, team, rows, beside_stores(of), at_once())
+        return kernel(in_turns, team, beside_stores(of), at_once())
     return kernel(program, team, of)
 
 
@@ -181,13 +181,13 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
-    """As `program`, for whole chunks of rows: as many blocks as run at once, which take tiles in turns.
+def in_turns(size: int, of: Product, blocks: int) -> Any:
+    """As `program`: as many blocks as run at once, which take tiles in turns.
 
     A block loads the next tile while it stores this one.
     """
-    N, K, dtype, tiles = of.N, of.K, of.dtype, of.tiles
-    tiles_m, tiles_n, high = rows // tiles.m, -(-N // tiles.n), CHUNK // tiles.m
+    N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
+    count = size * tiles.count(rows, N)
     kind, scales = ("float32", ((size, rows), (N,))) if of.scaled else (dtype, ((1, 1), (1,)))
 
     @T.prim_func
@@ -202,18 +202,10 @@ def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
         C: T.Tensor((rows, N), of.result),
     ):
         with T.Kernel(device=size, block=blocks, threads=tiles.threads) as block:
-            done, arrived = T.alloc_flags((size, rows // CHUNK)), T.alloc_flags((size, rows // CHUNK))
-            with T.Scale("device") as (rank, _):
-                for step in T.serial(1, size):
-                    for i in T.serial(rows // CHUNK):
-                        owner = (rank + step) % size
-                        T.copy(
-                            parts[owner, i * CHUNK : (i + 1) * CHUNK, :],
-                            inbox[rank, i * CHUNK : (i + 1) * CHUNK, :],
-                            dst=owner,
-                            signal=arrived[rank, i],
-                            after=(done[owner, i], ">=", high * tiles_n),
-                        )
+            done, arrived = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
+            if size > 1:
+                with T.Scale("device") as (rank, _):
+                    send_parts(parts, inbox, done, arrived, rank, size, rows, of)
             with T.Scale("block"):
                 a = T.alloc((tiles.m, of.depth), dtype, level="l1")
                 b = T.alloc(of.b_tile, of.b_dtype, level="l1")
@@ -221,13 +213,12 @@ def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 row_scales, column_scales = (T.alloc((high,), "float32", level="l0") for high in (tiles.m, tiles.n))
                 with T.Scale("device") as (rank, _):
-                    for turn in T.serial(turns_of(block, blocks, size * tiles_m * tiles_n)):
-                        tile = block + turn * blocks
-                        owner = (rank + 1 + tile // (tiles_m * tiles_n)) % size  # the own rows last
-                        m, n = tiles.at(tile % (tiles_m * tiles_n), tiles_n)
+                    for turn in T.serial(turns_of(block, blocks, count)):
+                        shard, m, n = tiles.of_shards(block + turn * blocks, size, rows, N)
+                        owner = (rank + 1 + shard) % size  # the own rows last
                         T.clear(c)
                         if of.scaled:  # they come while the tile is multiplied
-                            load_scales(row_scales, column_scales, of_A, owner, m, of_B, n, N)
+                            load_scales(row_scales, column_scales, of_A, owner, m, of_B, n, rows, N)
                         multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
                         if of.scaled:
                             scale(c, row_scales, column_scales)
@@ -236,7 +227,7 @@ def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
                             T.copy(out, parts[owner, m, n])
                             T.signal(done[owner, m // CHUNK])
                         else:
-                            add_tiles(c, inbox, arrived, rank, size, m, n, out)
+                            add_arrived(c, inbox, arrived, rank, size, m, n, rows, N, out)
                             if of.biased:
                                 add_bias(c, bias, n, N)
                             T.copy(c, out)
@@ -248,7 +239,6 @@ def in_turns(size: int, rows: int, of: Product, blocks: int) -> Any:
 def program(size: int, of: Product) -> Any:
     """Others' rows go into `parts`, which the queue sends; own rows, with what is in `inbox`, into the result."""
     N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
-    tiles_n = -(-N // tiles.n)
     kind, scales = ("float32", ((size, rows), (N,))) if of.scaled else (dtype, ((1, 1), (1,)))
 
     @T.prim_func
@@ -262,19 +252,18 @@ def program(size: int, of: Product) -> Any:
         inbox: T.Tensor((size, rows, N), of.result),  # by source
         C: T.Tensor((rows, N), of.result),
     ):
-        grid = (*tiles.grid(rows, N), size)
-        with T.Kernel(device=size, block=grid, threads=tiles.threads) as (tile, group, turn):
+        with T.Kernel(device=size, block=(tiles.count(rows, N), size), threads=tiles.threads) as (tile, turn):
             done, arrived = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
             if size > 1:
                 with T.Scale("device") as (rank, _):
-                    send_parts(parts, inbox, done, arrived, rank, size, rows, tiles.m, tiles_n)
+                    send_parts(parts, inbox, done, arrived, rank, size, rows, of)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 a = T.alloc((tiles.m, of.depth), dtype, level="l1")
                 b = T.alloc(of.b_tile, of.b_dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 owner = (rank + 1 + turn) % size  # the own rows last
-                m, n = tiles.place(tile, group)
+                m, n = tiles.at(tile, rows, N)
                 T.clear(c)
                 multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
                 if of.scaled:
@@ -294,7 +283,7 @@ def program(size: int, of: Product) -> Any:
 
 
 @T.macro
-def send_parts(parts, inbox, done, arrived, rank, size, rows, tile_rows, tiles_n):
+def send_parts(parts, inbox, done, arrived, rank, size, rows, of):
     """The queue sends each chunk of others' rows to its owner when all of its tiles are done."""
     for step in T.serial(1, size):
         for i in T.serial(T.ceildiv(rows, CHUNK)):
@@ -305,7 +294,7 @@ def send_parts(parts, inbox, done, arrived, rank, size, rows, tile_rows, tiles_n
                 inbox[rank, first:last, :],
                 dst=owner,
                 signal=arrived[rank, i],
-                after=(done[owner, i], ">=", T.ceildiv(last - first, tile_rows) * tiles_n),
+                after=(done[owner, i], ">=", of.tiles.count(last - first, of.N)),
             )
 
 
@@ -316,16 +305,6 @@ def add_arrived(total, inbox, arrived, rank, size, m, n, rows, N, part):
         source = (rank + size - step) % size  # the rank before was the first to send here
         T.wait(arrived[source, m // CHUNK], ">=", 1)
         add_part(total, inbox, source, m, n, rows, N, part)
-
-
-@T.macro
-def add_tiles(total, inbox, arrived, rank, size, m, n, part):
-    """The same, of whole tiles."""
-    for step in T.serial(1, size):
-        source = (rank + size - step) % size  # the rank before was the first to send here
-        T.wait(arrived[source, m // CHUNK], ">=", 1)
-        T.copy(inbox[source, m, n], part)
-        add(total, part)
 
 
 @T.macro

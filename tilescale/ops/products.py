@@ -12,7 +12,7 @@ CHUNK = 512
 """Rows that travel together: enough for a copy engine's full rate, and soon there (1024 and 2048 were slower)."""
 
 GROUP = 8
-"""Rows of tiles that are walked together, at most: what the blocks of a wave read then fits into the cache."""
+"""Rows of tiles that are rasterized together: the operands of a wave of blocks then fit into the L2 cache."""
 
 TURNS = 4
 """Chunks of a shard from which on blocks take tiles in turns: before, they would be done at once."""
@@ -58,7 +58,7 @@ class Tiling:
         rate: what blocks of such tiles reach of the rate of the largest ones, which load least for each product;
             measured on an H200.
         stages: steps that are loaded ahead.
-        group: rows of tiles that are walked together, column after column; there are whole groups of them.
+        group: rows of tiles that are rasterized together, column after column; the last group has those that are left.
         deep: how many of the shortest steps are one, DEPTH columns each: narrow tiles have little to do in a step.
     """
 
@@ -66,7 +66,7 @@ class Tiling:
     n: int
     rate: float
     stages: int = 4
-    group: int = 1
+    group: int = GROUP
     deep: int = 1
 
     @property
@@ -74,17 +74,33 @@ class Tiling:
         """Of a block: a warpgroup for each 64 rows."""
         return 2 * self.m
 
-    def grid(self, rows: Any, N: int) -> tuple[Any, Any]:
-        """Tiles of a group, and groups."""
-        return self.group * -(-N // self.n), T.ceildiv(rows, self.group * self.m)
+    def columns(self, N: int) -> int:
+        """Columns of tiles of a result of N columns."""
+        return -(-N // self.n)
 
-    def place(self, number: Any, group: Any) -> tuple[Any, Any]:
-        """First row and column of a tile of a group."""
-        return (group * self.group + number % self.group) * self.m, number // self.group * self.n
+    def count(self, rows: Any, N: int) -> Any:
+        """Tiles of a shard of so many rows."""
+        return T.ceildiv(rows, self.m) * self.columns(N)
 
-    def at(self, number: Any, columns: int) -> tuple[Any, Any]:
-        """First row and column of a tile of a shard that has so many columns of tiles."""
-        return self.place(number % (self.group * columns), number // (self.group * columns))
+    def at(self, number: Any, rows: Any, N: int) -> tuple[Any, Any]:
+        """First row and column of a tile of a shard of so many rows.
+
+        The column is found in float32, which is exact here: a compiler keeps divisions of integers where they are, so
+        producers would make that one at every step that they load.
+        """
+        a_group = self.group * self.columns(N)
+        group = T.truncdiv(number, a_group)
+        inside, high = number - group * a_group, T.min(self.group, T.ceildiv(rows, self.m) - group * self.group)
+        column = T.cast((T.cast(inside, "float32") + 0.5) / T.cast(high, "float32"), "int32")
+        return (group * self.group + inside - column * high) * self.m, column * self.n
+
+    def of_shards(self, number: Any, shards: int, rows: Any, N: int) -> tuple[Any, Any, Any]:
+        """The shard of a tile, of those of so many shards one after the other, and its first row and column there."""
+        a_shard = self.count(rows, N)
+        shard: Any = 0
+        for begun in range(1, shards):
+            shard += T.cast(number >= begun * a_shard, "int32")
+        return shard, *self.at(number - shard * a_shard, rows, N)
 
 
 @dataclass(frozen=True)
@@ -188,8 +204,7 @@ def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) 
         tiles = shards * math.ceil(rows / own.m) * math.ceil(N / own.n)
         return math.ceil(tiles / blocks) * whole.m * whole.n / whole.rate
 
-    _, best = min(fits, key=time)
-    return replace(best, group=math.gcd(GROUP, rows // best.m if rows % best.m == 0 else 1))
+    return min(fits, key=time)[1]
 
 
 def slices(rows: int, shards: int, tiles: Tiling, N: int, row_bytes: int) -> int:
@@ -206,9 +221,8 @@ def slices(rows: int, shards: int, tiles: Tiling, N: int, row_bytes: int) -> int
 
 
 def takes_turns(rows: int, chunks: int) -> bool:
-    """Whether as many blocks as run at once take the tiles of a shard in turns: one of whole chunks, so many at least.
-    That is worth a program for each number of rows."""
-    return rows % CHUNK == 0 and rows >= chunks * CHUNK
+    """Whether as many blocks as run at once take the tiles of a shard in turns: of so many chunks of rows at least."""
+    return rows >= chunks * CHUNK
 
 
 def summed_tiling(rows: int, N: int, ranks: int) -> tuple[Tiling, int]:
@@ -227,8 +241,7 @@ def summed_tiling(rows: int, N: int, ranks: int) -> tuple[Tiling, int]:
     deep = 2 if wide == TILINGS[-1].n else 1
     room = _room() - (high * wide * RESULT_BYTES if takes_turns else 0)
     stages = min(MOST_STAGES, room // (2 * DEPTH * deep * (high + wide)))
-    group = math.gcd(GROUP, rows // high if rows % high == 0 else 1)
-    return Tiling(high, wide, _rate(high, wide), stages, group, deep), blocks if takes_turns else 0
+    return Tiling(high, wide, _rate(high, wide), stages, deep=deep), blocks if takes_turns else 0
 
 
 def _rate(m: int, n: int) -> float:
@@ -309,10 +322,10 @@ def rescale(c, of_rows, shard, m, of_columns, first, n, rows, N):
 
 
 @T.macro
-def load_scales(row_scales, column_scales, of_rows, shard, m, of_columns, n, N):
-    """The scales of a tile's rows and columns, into registers; beyond the last column it is the last one's."""
+def load_scales(row_scales, column_scales, of_rows, shard, m, of_columns, n, rows, N):
+    """The scales of a tile's rows and columns, into registers; beyond the last row or column it is the last one's."""
     for i in T.Parallel(row_scales.shape[0]):
-        row_scales[i] = of_rows[shard, m + i]
+        row_scales[i] = of_rows[shard, T.min(m + i, rows - 1)]
     for j in T.Parallel(column_scales.shape[0]):
         column_scales[j] = of_columns[T.min(n + j, N - 1)]
 
