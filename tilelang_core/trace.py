@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 
 import tvm_ffi
 from tilelang.jit.exceptions import JITNoBuilderError
+from tilelang.language.allocate import alloc_var
 from tilelang.language.copy_op import _normalize_copy_regions
 from tilelang.language.eager.builder import Builder, Frame, prim_func, register_var_scope_frame
 from tilelang.language.frame import get_let_value, has_let_value
 from tilelang.language.kernel import KernelLaunchFrame, kernel_launch_factory, launch_kernel
 from tilelang.utils.language import to_tile_region
 from tvm import ir, tirx
+from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as tir_builder
 from tvm.tirx import stmt_functor
 from tvm.tirx.script.builder.ir import attr as attr_frame
@@ -24,8 +26,8 @@ from tilelang_core.dialect import SCOPE_ATTR
 
 __all__ = [
     "DEFAULT_THREADS", "JITNoBuilderError", "bind", "bind_view", "call", "conditions", "copy_regions", "definition",
-    "is_tracing", "kernel_launch_factory", "launch", "launch_kernel", "locations", "note_buffer", "note_of",
-    "register_op", "retrace", "scope_factory", "scoped", "state", "tile_region",
+    "emit", "is_tracing", "kernel_launch_factory", "launch", "launch_kernel", "locations", "note_buffer", "note_of",
+    "register_op", "retrace", "scope_factory", "scoped", "state", "tile_region", "variable",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,6 +91,16 @@ def scoped(key: str, value: str, *, ends_names: bool) -> Iterator[None]:
 def bind(name: str, expr: tirx.PrimExpr) -> tirx.Var:
     """A variable of the traced program that holds `expr`."""
     return Builder.current().bind(name, expr)
+
+
+def variable(name: str, dtype: Any) -> tirx.Buffer:
+    """A variable of each thread that operations may assign to."""
+    return IRBuilder.name(name, alloc_var(dtype))
+
+
+def emit(operation: tirx.PrimExpr) -> None:
+    """Make a call a statement of the traced program."""
+    Builder.current().eval(operation)
 
 
 def bind_view(base: tirx.Buffer, shape: list, operation: tirx.Call) -> tirx.Buffer:

@@ -7,14 +7,16 @@
     scale         T.Scale, T.rank, T.size
     tensor        T.alloc in a memory layer, T.view with a layout; layouts T.Replica, T.FullRow, T.FullCol, T.Shard
     copy          T.copy to and from another unit
-    signal        T.alloc_flags, T.signal, T.wait, T.barrier
+    signal        T.alloc_flags, T.signal, T.wait, T.wait_any, T.barrier
+    peer_atomic   T.atomic_add at another unit, T.invoke_one
     asynchronous  checks of what a copy queue executes: T.copy and T.all_gather with signal= above the programs
     gemm          T.gemm, whose mistakes are errors with their line
     collective    T.allreduce, T.reduce_scatter, T.all_gather, T.all_to_all, T.broadcast
     unequal       T.all_to_all_v
 
 Names that exist in TileLang too keep its meaning for every call that it accepts: T.Kernel without a level by name,
-T.copy without dst=/src= beside two tiles, T.view without layout=, T.broadcast of an expression, T.gemm.
+T.copy without dst=/src= beside two tiles, T.atomic_add without dst= beside two operands, T.view without layout=,
+T.broadcast of an expression, T.gemm.
 """
 
 from typing import Any
@@ -27,8 +29,9 @@ from tilescale.language.collective import all_gather, all_to_all, allreduce, bro
 from tilescale.language.copy import copy
 from tilescale.language.gemm import gemm
 from tilescale.language.launch import ALL, Kernel
+from tilescale.language.peer_atomic import atomic_add, invoke_one
 from tilescale.language.scale import Scale, rank, size
-from tilescale.language.signal import alloc_flags, barrier, signal, wait
+from tilescale.language.signal import alloc_flags, barrier, signal, wait, wait_any
 from tilescale.language.tensor import alloc, alloc_barrier, alloc_fragment, alloc_shared, view
 from tilescale.language.unequal import all_to_all_v
 from tilescale.program.layout import FullCol, FullRow, Replica, Shard
@@ -36,11 +39,14 @@ from tilescale.program.layout import Layout as Distribution
 
 ADDED = (
     "ALL", "Distribution", "FullCol", "FullRow", "Replica", "Scale", "Shard", "all_gather", "all_to_all",
-    "all_to_all_v", "alloc", "alloc_flags", "allreduce", "barrier", "rank", "reduce_scatter", "signal", "size", "wait",
+    "all_to_all_v", "alloc", "alloc_flags", "allreduce", "barrier", "invoke_one", "rank", "reduce_scatter", "signal",
+    "size", "wait", "wait_any",
 )  # fmt: skip
 """Names that TileLang does not have."""
 
-EXTENDED = ("Kernel", "alloc_barrier", "alloc_fragment", "alloc_shared", "broadcast", "copy", "gemm", "view")
+EXTENDED = (
+    "Kernel", "alloc_barrier", "alloc_fragment", "alloc_shared", "atomic_add", "broadcast", "copy", "gemm", "view",
+)  # fmt: skip
 """Names that TileLang has and that mean more here; what TileLang accepts keeps its meaning."""
 
 __all__ = [*dict.fromkeys((*_stock.__all__, *ADDED, *EXTENDED))]  # noqa: PLE0604

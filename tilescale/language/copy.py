@@ -116,7 +116,7 @@ def _remote(
     check_whole_warps(context)
     network = check_path(context, level, buffer)
     check_impl(network, impl)
-    _check_extents(*regions)
+    check_extents(context, *regions)
     if signal is None:
         return trace.call(COPY, *regions, peer, level=level.name, far=far, impl=impl)
     op = op or "add"
@@ -145,13 +145,14 @@ def _check_whole(source: Any, target: Any) -> None:
         )
 
 
-def _check_extents(source: ir.Call, target: ir.Call) -> None:
+def check_extents(context: Context, source: ir.Call, target: ir.Call) -> None:
+    """Raise ShapeError for tiles whose known extents differ in more than dimensions of one element."""
     a, b = extents_of(source), extents_of(target)
     trim_a, trim_b = ([n for n in shape if n != 1] for shape in (a, b))
     constant = all(isinstance(n, int) for n in trim_a + trim_b)
     if constant and trim_a != trim_b:
         raise ShapeError(
-            f"T.copy between tiles of different extents: {tuple(a)} and {tuple(b)}",
+            f"{context.name} between tiles of different extents: {tuple(a)} and {tuple(b)}",
             hint="slice both to the same extents",
             where=here(),
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`T.alloc_flags`, `T.signal`, `T.wait`, `T.barrier`: order between units."""
+"""`T.alloc_flags`, `T.signal`, `T.wait`, `T.wait_any`, `T.barrier`: order between units."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilescale.language.checks import (
     checked_shape,
     scope_kind,
 )
-from tilescale.language.context import Context, here
+from tilescale.language.context import Context, extents_of, here
 from tilescale.program.ops import BARRIER, COMPARISONS, FLAGS, SIGNAL, WAIT
 
 _SIGNAL_OPS = ("add", "set")
@@ -137,11 +137,24 @@ def signal(flag: Any, value: Any = 1, op: str = "add", dst: Any = None) -> ir.Ca
     return trace.call(SIGNAL, region, flag_value(value), dst, level=level.name, op=op)
 
 
+def flags_region(flags: Any) -> ir.Call:
+    """One flag, or a slice of a tensor of flags, as the argument of a wait.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if not isinstance(flags, ir.BufferRegion):
+        return flag_region(flags)
+    flag_region(flags.buffer[tuple(r.min for r in flags.region)])
+    return trace.tile_region(flags, "rw")
+
+
 def wait(flag: Any, compare: str, value: Any) -> ir.Call:
     """Block until `flag compare value` holds; then everything that its signaller published is visible.
 
     Args:
-        flag: an element of an integer tensor of this unit, `flags[i]`.
+        flag: an element of an integer tensor of this unit, `flags[i]`; or a slice, `flags[0:4]`, all of whose elements
+            must compare true.
         compare: "==", "!=", ">=", ">", "<=" or "<".
         value: what it is compared with.
 
@@ -151,7 +164,38 @@ def wait(flag: Any, compare: str, value: Any) -> ir.Call:
     """
     check_whole_warps(Context("T.wait"))
     check_comparison("T.wait(flag[i], {}, value)", compare)
-    return trace.call(WAIT, flag_region(flag), flag_value(value), compare=compare)
+    return trace.call(WAIT, flags_region(flag), flag_value(value), compare=compare)
+
+
+def wait_any(flags: Any, compare: str, value: Any) -> ir.BufferLoad:
+    """Block until `flag compare value` holds for any flag of a slice; then what that flag's signaller published is
+    visible.
+
+    The next `T.wait_any` of these flags may find the same one again: `T.signal(flags[i], 0, op="set")` resets it.
+
+    Args:
+        flags: a slice of an integer tensor of this unit along one dimension, `flags[0:4]` or `flags[row, 0:4]`.
+        compare, value: as for `T.wait`.
+
+    Returns:
+        The number of the flag within the slice, from 0 on; one that compares true, where several do.
+
+    Raises:
+        UsageError: not such a slice, no integer, an unknown comparison, or a condition around it that only some
+            threads of a warp take.
+    """
+    check_whole_warps(Context("T.wait_any"))
+    check_comparison("T.wait_any(flags[0:n], {}, value)", compare)
+    region = flags_region(flags)
+    if sum(n != 1 for n in extents_of(region)) > 1 or not isinstance(flags, ir.BufferRegion):
+        raise UsageError(
+            f"T.wait_any({flags}): the flags are a slice along one dimension",
+            hint="write T.wait_any(flags[0:n], compare, value); one flag is waited for by T.wait",
+            where=here(),
+        )
+    index = trace.variable(f"{flags.buffer.name}_found", "int32")
+    trace.emit(trace.call(WAIT, region, flag_value(value), trace.tile_region(index[0], "w"), compare=compare))
+    return index[0]
 
 
 def barrier() -> ir.Call:

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from tilelang_core import accesses, ir
 from tilescale.program.asynchronous import is_asynchronous
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
-from tilescale.program.operations import Barrier, Collective, Copy, Signal, TileView, Wait, operation
+from tilescale.program.operations import (
+    AtomicAdd,
+    Barrier,
+    Collective,
+    Copy,
+    InvokeOne,
+    Signal,
+    TileView,
+    Wait,
+    operation,
+)
 from tilescale.program.ops import ALL_OPS, RANK
 
 
@@ -238,6 +248,10 @@ class Surroundings:
             return union([signal, self._values([made.flag], made.value, made.peer)])
         if isinstance(made, Wait):
             return self._wait(made)
+        if isinstance(made, AtomicAdd):
+            return self._atomic_add(made)
+        if isinstance(made, InvokeOne):
+            return union([self._values([], made.value), self._results(made.result)])
         if isinstance(made, Barrier):
             return Effects(synchronizes=(Synchronization(made.level, True),))
         if isinstance(made, Collective):
@@ -253,7 +267,20 @@ class Surroundings:
     def _wait(self, wait: Wait) -> Effects:
         flag = self.region(wait.flag, "r", atomic=True)
         waits = Effects((flag,), acquires=(Acquire(flag, wait.compare, wait.value),))
-        return union([waits, self._values([wait.flag], wait.value)])
+        return union([waits, self._values([wait.flag], wait.value), self._results(wait.index)])
+
+    def _results(self, variable: ir.Call | None) -> Effects:
+        """What an operation does to the variable that gets its result."""
+        return Effects() if variable is None else Effects((self.region(variable, "w"),))
+
+    def _atomic_add(self, made: AtomicAdd) -> Effects:
+        target = self.region(made.target, "rw", Peer(made.level, made.peer), atomic=True)
+        tile = made.value if made.is_of_tiles else None
+        source = () if tile is None else (self.region(tile, "r"),)
+        completes = Completion.DEFERRED if made.previous is None else Completion.AT_ONCE
+        added = Effects((*source, target), completes=completes, fixed=made.order != "relaxed")
+        read = self._values([made.target, tile], made.peer, made.value if tile is None else None)
+        return union([added, read, self._results(made.previous)])
 
     def _copy(self, copy: Copy, on_device: bool) -> Effects:
         far = Peer(copy.level, copy.peer)

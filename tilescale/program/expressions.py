@@ -86,6 +86,13 @@ class Expressions:
         buffer, begins, _ = ir.region_parts(region)
         return f"{self.name(buffer.data)}[{self.values(begins)}]"
 
+    def flags(self, region: Any) -> str:
+        """The flags of a wait: an element, or a slice."""
+        buffer, begins, extents = ir.region_parts(region)
+        if all(ir.constant(n) == 1 for n in extents):
+            return self.element(region)
+        return f"{self.name(buffer.data)}[{', '.join(map(self._slice, begins, extents, buffer.shape))}]"
+
     def _is_whole(self, region: Any) -> bool:
         if isinstance(region, ir.BufferLoad):
             return False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tilelang_core import ir
+from tilelang_core.tiles import is_region
 from tilescale.program import ops
 from tilescale.program.layout import Layout
 
@@ -42,21 +43,91 @@ class Signal:
 
 @dataclass(frozen=True)
 class Wait:
-    """`T.wait`, or the condition under which an asynchronous copy starts: `flag compare value`.
+    """`T.wait`, `T.wait_any`, or the condition under which an asynchronous copy starts: `flag compare value`.
 
     Attributes:
-        flag: an element of the waiting unit, and `compare` one of `ops.COMPARISONS`.
+        flag: an element of the waiting unit, or several, and `compare` one of `ops.COMPARISONS`.
+        index: a variable that gets the number of the first flag found to compare true; None where all must.
     """
 
     call: ir.Call
     flag: ir.Call
     compare: str
     value: ir.PrimExpr
+    index: ir.Call | None = None
 
     @classmethod
     def of(cls, call: ir.Call) -> Wait:
         """A call of `tilescale.wait`."""
-        return cls(call, call.args[0], _text(call, "compare"), call.args[1])
+        flag, value, *index = call.args
+        return cls(call, flag, _text(call, "compare"), value, index[0] if index else None)
+
+    @property
+    def is_of_one_flag(self) -> bool:
+        """Whether it is for one flag, known when it is written."""
+        return self.index is None and all(ir.constant(n) == 1 for n in ir.region_parts(self.flag)[2])
+
+
+@dataclass(frozen=True)
+class AtomicAdd:
+    """`T.atomic_add(dst=)`.
+
+    Attributes:
+        target: an element, or a tile, of `peer`, a rank of `level`.
+        value: what is added: a number to an element, the region of a tile to a tile.
+        order: one of `ops.ORDERS`.
+        previous: a variable that gets what the element held.
+        impl: the mechanism that was asked for.
+    """
+
+    call: ir.Call
+    target: ir.Call
+    value: ir.PrimExpr
+    peer: ir.PrimExpr
+    level: str
+    order: str
+    previous: ir.Call | None = None
+    impl: str | None = None
+
+    @classmethod
+    def of(cls, call: ir.Call) -> AtomicAdd:
+        """A call of `tilescale.atomic_add`."""
+        target, value, peer, *previous = call.args
+        return cls(
+            call,
+            target,
+            value,
+            peer,
+            level=_text(call, "level"),
+            order=_text(call, "order"),
+            previous=previous[0] if previous else None,
+            impl=ir.attribute(call, "impl"),
+        )
+
+    @property
+    def is_of_tiles(self) -> bool:
+        """Whether a tile is added, not a number."""
+        return is_region(self.value)
+
+
+@dataclass(frozen=True)
+class InvokeOne:
+    """`T.invoke_one`.
+
+    Attributes:
+        value: what one thread evaluates.
+        result: a variable of all threads that gets the value; None where it has none.
+    """
+
+    call: ir.Call
+    value: ir.PrimExpr
+    result: ir.Call | None = None
+
+    @classmethod
+    def of(cls, call: ir.Call) -> InvokeOne:
+        """A call of `tilescale.invoke_one`."""
+        value, *result = call.args
+        return cls(call, value, result[0] if result else None)
 
 
 @dataclass(frozen=True)
@@ -299,11 +370,13 @@ class Rank:
         return cls(call, str(call.args[0].value))
 
 
-Operation: TypeAlias = Signal | Wait | Copy | Barrier | Collective | TileView | Rank
+Operation: TypeAlias = Signal | Wait | AtomicAdd | InvokeOne | Copy | Barrier | Collective | TileView | Rank
 
 _VIEWS: dict[str, Any] = {
     ops.SIGNAL.name: Signal,
     ops.WAIT.name: Wait,
+    ops.ATOMIC_ADD.name: AtomicAdd,
+    ops.INVOKE_ONE.name: InvokeOne,
     ops.COPY.name: Copy,
     ops.BARRIER.name: Barrier,
     ops.VIEW.name: TileView,

@@ -10,6 +10,7 @@ Tile arguments are TileLang regions (`tl.region`). Attributes are annotations of
     dim     the dimension that is split or joined
     after   how a copy that the device's queue makes compares a flag before it starts
     chunk   rows of a part for each flag that an asynchronous collective raises
+    order   the memory order of an atomic operation
     slots   whether the tensors of an asynchronous all-to-all have a dimension for the ranks, in front of the rows
 
 `operations.py` reads calls of them.
@@ -48,7 +49,13 @@ COPY = register_op("tilescale.copy")
 SIGNAL = register_op("tilescale.signal")
 """signal(flag, value[, peer]; level, op): publish everything this unit wrote, then update the flag."""
 WAIT = register_op("tilescale.wait")
-"""wait(flag, value; compare): block until the flag compares true; acquires what its signaller published."""
+"""wait(flags, value[, index]; compare): block until all of the flags compare true, or with `index`, a variable, any of
+them, whose number it gets; acquires what their signallers published."""
+ATOMIC_ADD = register_op("tilescale.atomic_add")
+"""atomic_add(target, value, peer[, previous]; level, order, impl?): add a number, or a tile, to the target at `peer`;
+`previous` is a variable that gets what an element held."""
+INVOKE_ONE = register_op("tilescale.invoke_one")
+"""invoke_one(value[, result]): one thread of the unit evaluates it; `result` is a variable of all its threads."""
 BARRIER = register_op("tilescale.barrier")
 """barrier(; level): all units of the level arrive before any leaves."""
 ALLREDUCE = register_op("tilescale.allreduce")
@@ -77,7 +84,8 @@ COLLECTIVES = frozenset(
 )
 """Operations that all units of their level must reach together."""
 
-ALL_OPS = COLLECTIVES | {op.name for op in (RANK, VIEW, COPY, SIGNAL, WAIT)}
+ALL_OPS = COLLECTIVES | {op.name for op in (RANK, VIEW, COPY, SIGNAL, WAIT, ATOMIC_ADD, INVOKE_ONE)}
 
 REDUCTIONS = ("sum", "max", "min", "prod")
 COMPARISONS = ("==", "!=", ">=", ">", "<=", "<")
+ORDERS = ("relaxed", "acquire", "release", "acq_rel")

@@ -19,7 +19,18 @@ from tilescale.hda import Machine
 from tilescale.program.effects import phases
 from tilescale.program.expressions import Expressions, quoted
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Parameter, Part, Program, location
-from tilescale.program.operations import Barrier, Collective, Copy, Rank, Signal, TileView, Wait, operation
+from tilescale.program.operations import (
+    AtomicAdd,
+    Barrier,
+    Collective,
+    Copy,
+    InvokeOne,
+    Rank,
+    Signal,
+    TileView,
+    Wait,
+    operation,
+)
 from tilescale.program.ops import SCALE
 
 _INDENT = "    "
@@ -265,7 +276,13 @@ class _Writer:
     def _ours(self, made: Any, stmt: ir.Stmt) -> str:
         text = self.text
         if isinstance(made, Wait):
-            return f"T.wait({text.element(made.flag)}, {quoted(made.compare)}, {text.value(made.value)})"
+            wanted = f"({text.flags(made.flag)}, {quoted(made.compare)}, {text.value(made.value)})"
+            return f"T.wait{wanted}" if made.index is None else f"{text.element(made.index)} = T.wait_any{wanted}"
+        if isinstance(made, AtomicAdd):
+            return self._atomic_add(made)
+        if isinstance(made, InvokeOne):
+            result = "" if made.result is None else f"{text.element(made.result)} = "
+            return f"{result}T.invoke_one({text.value(made.value)})"
         if isinstance(made, Signal):
             op = "" if made.op == "add" else f", op={quoted(made.op)}"
             to = "" if made.peer is None else f", dst={text.value(made.peer)}"
@@ -277,6 +294,19 @@ class _Writer:
         if isinstance(made, Collective) and made.combine is None:
             return self._collective(made)
         raise self._wordless(stmt)
+
+    def _atomic_add(self, made: AtomicAdd) -> str:
+        text = self.text
+        if made.is_of_tiles:
+            pair = f"{text.region(made.target)}, {text.region(made.value)}"
+        else:
+            pair = f"{text.element(made.target)}, {text.value(made.value)}"
+        notes = [f"dst={text.value(made.peer)}"]
+        notes += [] if made.order == "relaxed" else [f"memory_order={quoted(made.order)}"]
+        notes += [] if made.impl is None else [f"impl={quoted(made.impl)}"]
+        if made.previous is None:
+            return f"T.atomic_add({', '.join([pair, *notes])})"
+        return f"{text.element(made.previous)} = T.atomic_add({', '.join([pair, *notes, 'return_prev=True'])})"
 
     def _copy(self, made: Copy) -> str:
         text = self.text

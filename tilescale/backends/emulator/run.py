@@ -28,6 +28,7 @@ from tilescale.backends.emulator.operations import (  # noqa: F401
     barriers,
     blockscaled,
     externs,
+    peer_atomics,
     random,
     reducers,
     remote,

@@ -205,6 +205,46 @@ __device__ inline void wait(const V* flags, i64 index, i64 extent, i64 wanted, i
   if (await(ready, limit, report) == LATE) fail(report, TIMEOUT, site, index, wanted, static_cast<i64>(seen));
 }
 
+// One thread: block until `flag C value` for any of `count` flags, `stride` apart; which one it is.
+template <int C, typename V>
+__device__ inline int wait_any(const V* flags, i64 index, i64 stride, i64 count, i64 extent, i64 wanted, i64 limit,
+                               i64* report, int site) {
+  i64 last = index + (count - 1) * stride;
+  if (index < 0 || last >= extent) {
+    fail(report, OUTSIDE, site, index < 0 ? index : last, extent, 0);
+    return 0;
+  }
+  V value = static_cast<V>(wanted), seen;
+  int found = 0;
+  auto ready = [&] {
+    for (i64 i = 0; i < count; ++i) {
+      if (holds<C, V>(seen = load_acquire(flags + index + i * stride), value)) {
+        found = static_cast<int>(i);
+        return true;
+      }
+    }
+    return false;
+  };
+  if (await(ready, limit, report) == LATE) fail(report, TIMEOUT, site, index, wanted, static_cast<i64>(seen));
+  return found;
+}
+
+// A thread that is a unit of its own: what it waits for it alone acquires.
+template <int C, typename V>
+__device__ inline void wait_by_thread(const V* flags, i64 index, i64 extent, i64 wanted, i64 limit, i64* report,
+                                      int site) {
+  wait<C, V>(flags, index, extent, wanted, limit, report, site);
+  acquired();
+}
+
+template <int C, typename V>
+__device__ inline int wait_any_by_thread(const V* flags, i64 index, i64 stride, i64 count, i64 extent, i64 wanted,
+                                         i64 limit, i64* report, int site) {
+  int found = wait_any<C, V>(flags, index, stride, count, extent, wanted, limit, report, site);
+  acquired();
+  return found;
+}
+
 // A producer, for what one thread of its first warp loads: lane 0 waits, then every lane, bulk copies included, sees what
 // it acquired. Its other warps load nothing and do not wait: of the barriers of the loop's stages they see the parity
 // alone, so one that comes from a wait of its own a phase behind the loads never catches up, and waits in the last steps
@@ -228,6 +268,13 @@ __device__ inline void signal(V* flags, i64 index, i64 extent, i64 value, i64* r
     store_release(flags + index, static_cast<V>(value));
   else
     add_release(flags + index, static_cast<V>(value));
+}
+
+// A thread that is a unit of its own: it publishes what it alone has written.
+template <int SET, typename V>
+__device__ inline void signal_by_thread(V* flags, i64 index, i64 extent, i64 value, i64* report, int site) {
+  complete_stores();
+  signal<SET, V>(flags, index, extent, value, report, site);
 }
 
 // A signal in two halves, for one that is kept back: where its flag lies (0: an index outside the flags, reported) ...

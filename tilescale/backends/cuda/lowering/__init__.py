@@ -20,6 +20,7 @@ deferred.py senders.py       copies and signals that are completed later: at the
 devices.py signature.py      the stage of devices, and the parameters that it asks for
 operands.py                  peers, values and flag indices that are read from memory
 signals.py completion.py     rules: signals, waits and barriers, and where copies are complete
+peer_atomics.py told.py      rules: additions at peers; values that one thread finds out for all threads of its unit
 exchange.py                  rules: collectives of devices on tiles
 rails.py                     the same between devices of which groups share memory
 window.py                    places in their workspaces for programs that are on a device at once

@@ -21,7 +21,7 @@ from tilescale.hda import Machine
 
 KERNEL = re.compile(r'^extern "C" __global__ void .*\b(\w+)\((.*)\) \{$')
 BOUNDS = re.compile(r"__launch_bounds__\((\d+)")
-WAIT = re.compile(r"\btilescale::(wait<|barrier\w*\()")
+WAIT = re.compile(r"\btilescale::(wait(_any)?<|barrier\w*\()")
 ELECTED, ELECTED_OF_WARP = (f"tl_shuffle_elect<{threads}>" for threads in (specialise.PRODUCER_THREADS, WARP))
 BEGIN, END = re.compile(r"\((\d+) <= \(\(int\)threadIdx\.x\)\)"), re.compile(r"\(\(\(int\)threadIdx\.x\) < (\d+)\)")
 GATE = re.compile(r"\btilescale::wait_by_producer<")
@@ -47,6 +47,8 @@ HARMLESS = re.compile(
 )
 """Statements that may stand between the end of a program's stores and the signal that publishes them."""
 STATIC = re.compile(r"^\s*__shared__ .*?([\w:]+) (\w+)((?:\[\d+\])+);", re.MULTILINE)
+TOLD, TOLD_BYTES = re.compile(r"\btilescale::tell<(\d+)"), 8
+"""What one thread tells the others lies in shared memory of its own (told.cuh)."""
 _BYTES = {
     "char": 1,
     "uchar": 1,
@@ -373,7 +375,7 @@ def static_shared_bytes(text: str) -> int:
     total = 0
     for dtype, _, extents in STATIC.findall(text):
         total += _BYTES.get(dtype, 4) * math.prod(int(n) for n in re.findall(r"\d+", extents))
-    return total
+    return total + TOLD_BYTES * len(set(TOLD.findall(text)))
 
 
 def check_shared(name: str, asked: int, machine: Machine, where: Sequence[Location] = ()) -> None:

@@ -43,6 +43,7 @@ class DeviceStage(Signature):
         headers: files of device functions beside sync.cuh that it calls.
         libraries: names of device libraries that it calls, with the text that declares them.
         ordered: whether all threads of a program have to come together for a call.
+        in_parallel: whether each element of a parallel loop executes what is being lowered.
         is_complete: whether what is being lowered stands where all that it publishes is complete.
     """
 
@@ -52,7 +53,7 @@ class DeviceStage(Signature):
         self.executing: Executing | None = None
         self.headers: list[str] = []
         self.libraries: dict[str, str] = {}
-        self.ordered = self.is_complete = False
+        self.ordered = self.is_complete = self.in_parallel = False
         self._scalars = {p.var: i for i, p in enumerate(self.program.parameters) if p.buffer is None}
 
     def lowered(self, body: ir.Stmt) -> Phase:
@@ -92,6 +93,8 @@ class DeviceStage(Signature):
             return self._marked(node)
         if isinstance(node, ir.Bind):
             return self._bind(node)
+        if isinstance(node, ir.For) and node.kind == ir.ForKind.PARALLEL and not self.in_parallel:
+            return self._parallel(node)
         if isinstance(node, ir.Evaluate) and ir.op_name(node.value) in ops.ALL_OPS:
             return self._settled(node.value)
         return None
@@ -111,6 +114,12 @@ class DeviceStage(Signature):
             raise self.unsupported(f"T.Scale({level.name!r}) has no CUDA lowering")
         rule = rule_for(str(node.attr_key), UNIT)
         return None if rule is None else rule(self, node)
+
+    def _parallel(self, node: ir.For) -> ir.Stmt:
+        self.in_parallel = True
+        made = self.stmt(node)
+        self.in_parallel = False
+        return made
 
     def _bind(self, node: ir.Bind) -> ir.Stmt | None:
         name = ir.op_name(node.value)
@@ -132,7 +141,7 @@ class DeviceStage(Signature):
 
     def _settled(self, call: ir.Call) -> ir.Stmt:
         """An operation, after what it has to know from memory."""
-        reads, settled = read_before(call) if call.op.name in READING else ([], call)
+        reads, settled = read_before(call) if call.op.name in READING and not self.in_parallel else ([], call)
         return tir.sequence([*(self.stmt(read) for read in reads), self._operation(settled)])
 
     def _operation(self, call: ir.Call) -> ir.Stmt:

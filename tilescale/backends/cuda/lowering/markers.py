@@ -4,6 +4,7 @@ synchronize."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ UNIT = "tilescale.unit"
 CARRIER = "carrier"
 """Annotation of an operation between devices that do not all share memory: the library that carries it (between.py)."""
 
-CARRIED = frozenset((ops.COPY.name, ops.SIGNAL.name, *ops.COLLECTIVES))
+CARRIED = frozenset((ops.COPY.name, ops.SIGNAL.name, ops.ATOMIC_ADD.name, *ops.COLLECTIVES))
 """Operations of programs that a library can carry."""
 
 BY_PRODUCER = "by_producer"
@@ -31,6 +32,9 @@ BY_PRODUCER = "by_producer"
 
 BY_PRODUCER_FUNCTION = "tilescale::wait_by_producer"
 """What such a wait calls."""
+
+BY_THREAD = "by_thread"
+"""Annotation of an operation that each thread executes for itself, without a barrier."""
 
 AHEAD = "ahead"
 """Annotation of a copy from a peer that threads that load make ahead of its use, by bulk copies."""
@@ -88,11 +92,23 @@ def is_loading(stmt: Any) -> bool:
 
 def by_producer(stmt: ir.Stmt) -> ir.Stmt:
     """A statement whose waits the threads make that load behind them."""
+    return _marked(stmt, BY_PRODUCER, {ops.WAIT.name})
 
+
+THREADS_OWN = frozenset(op.name for op in (ops.SIGNAL, ops.WAIT, ops.ATOMIC_ADD, ops.INVOKE_ONE))
+"""Operations that a thread can execute for itself."""
+
+
+def by_thread(stmt: ir.Stmt) -> ir.Stmt:
+    """A statement whose operations each thread executes for itself."""
+    return _marked(stmt, BY_THREAD, THREADS_OWN)
+
+
+def _marked(stmt: ir.Stmt, mark: str, names: Collection[str]) -> ir.Stmt:
     def leave(node: Any) -> Any:
-        if ir.op_name(node) != ops.WAIT.name:
+        if ir.op_name(node) not in names:
             return None
-        said = {**dict(node.annotations), BY_PRODUCER: ir.IntImm("int32", 1)}
+        said = {**dict(node.annotations), mark: ir.IntImm("int32", 1)}
         return ir.Call(node.dtype, node.op, list(node.args), said)
 
     return tir.rewrite(stmt, leave=leave)

@@ -14,9 +14,9 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.program import ops
-from tilescale.program.operations import Copy
+from tilescale.program.operations import AtomicAdd, Copy, operation
 
-READING = {ops.SIGNAL.name: "signal", ops.WAIT.name: "wait", ops.COPY.name: "copy"}
+READING = {ops.SIGNAL.name: "signal", ops.WAIT.name: "wait", ops.COPY.name: "copy", ops.ATOMIC_ADD.name: "atomic"}
 """The operations with such operands, and what their variables are called after."""
 
 
@@ -37,10 +37,10 @@ def read_before(call: ir.Call) -> tuple[list[ir.Stmt], ir.Call]:
 
 
 def _tiles(call: ir.Call) -> Sequence[ir.Call]:
-    if call.op.name != ops.COPY.name:
-        return ()
-    copy = Copy.of(call)
-    return copy.source, copy.target
+    made = operation(call)
+    if isinstance(made, Copy):
+        return made.source, made.target
+    return (made.value, made.target) if isinstance(made, AtomicAdd) and made.is_of_tiles else ()
 
 
 def _operand(arg: Any, settled: Any) -> Any:

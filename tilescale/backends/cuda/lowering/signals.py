@@ -13,9 +13,10 @@ from tilescale.backends.cuda.lowering.arguments import SlotShift
 from tilescale.backends.cuda.lowering.completion import C_TYPES, published, signal_kind
 from tilescale.backends.cuda.lowering.deferred import KEPT
 from tilescale.backends.cuda.lowering.devices import DeviceStage
-from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, BY_PRODUCER_FUNCTION
+from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, BY_PRODUCER_FUNCTION, BY_THREAD
 from tilescale.backends.cuda.lowering.reach import split
 from tilescale.backends.cuda.lowering.registry import lowers
+from tilescale.backends.cuda.lowering.told import told_to_all
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.program import ops
 from tilescale.program.operations import Copy, Signal, Wait
@@ -23,14 +24,20 @@ from tilescale.program.operations import Copy, Signal, Wait
 _COMPARE = {"==": "EQ", "!=": "NE", ">=": "GE", ">": "GT", "<=": "LE", "<": "LT"}
 
 
-def flag_of(stage: DeviceStage, region: ir.Call) -> tuple[ir.Buffer, Any, int | Any, str]:
-    """A flag's tensor, its number within it, how many there are, and their type."""
+def place_of(stage: DeviceStage, region: ir.Call) -> tuple[ir.Buffer, Any, Any]:
+    """The tensor of a region's first element, its number within it, and how many there are."""
     buffer, begins, _ = ir.region_parts(region)
     index: Any = ir.IntImm("int64", 0)
     extent: Any = ir.IntImm("int64", 1)
     for begin, size in zip(begins, buffer.shape, strict=True):
         index = index * stage.expr(size) + stage.expr(begin)
         extent = extent * stage.expr(size)
+    return buffer, index, extent
+
+
+def flag_of(stage: DeviceStage, region: ir.Call) -> tuple[ir.Buffer, Any, Any, str]:
+    """A flag's tensor, its number within it, how many there are, and their type."""
+    buffer, index, extent = place_of(stage, region)
     dtype = str(buffer.dtype)
     if dtype not in C_TYPES:
         raise stage.unsupported(f"flags of type {dtype}: {buffer.name!r}; use one of {', '.join(C_TYPES)}")
@@ -62,7 +69,7 @@ class SignalUpdate:
         return cls(kind, (pointer, index, extent), ir.Cast("int64", stage.expr(value)), (stage.record(), site))
 
 
-def _first(buffer: ir.Buffer, slot: Any) -> ir.PrimExpr:
+def first_of(buffer: ir.Buffer, slot: Any) -> ir.PrimExpr:
     """The address of one device's instance of a tensor."""
     load = ir.BufferLoad(buffer, [slot, *[ir.IntImm("int32", 0)] * (len(buffer.shape) - 1)])
     return tir.call(tl.ADDRESS_OF, load)
@@ -80,7 +87,7 @@ def _told(call: ir.Call) -> tuple[ir.Call, ir.PrimExpr]:
 def signal_peer(stage: DeviceStage, call: ir.Call, slot: Any) -> ir.Stmt:
     """Update the flag of the device at `slot` that a copy or signal names."""
     buffer = ir.region_parts(_told(call)[0])[0]
-    return _signal_at(stage, call, _first(stage.peers(buffer.data), slot))
+    return _signal_at(stage, call, first_of(stage.peers(buffer.data), slot))
 
 
 def signal_here(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
@@ -98,7 +105,11 @@ def _signal_at(stage: DeviceStage, call: ir.Call, flags: ir.PrimExpr) -> ir.Stmt
         address = tir.extern("tilescale::address", flags, index, extent, stage.record(), site, dtype="int64")
         return ir.BufferStore(stage.roles.kept[number].variable, address, [ir.IntImm("int32", 0)])
     kind, wanted = signal_kind(buffer, ir.attribute(call, "op")), ir.Cast("int64", stage.expr(value))
-    update = tir.extern(f"tilescale::signal<{kind}>", flags, index, extent, wanted, stage.record(), site)
+    is_alone = ir.attribute(call, BY_THREAD) is not None
+    name = "signal_by_thread" if is_alone else "signal"
+    update = tir.extern(f"tilescale::{name}<{kind}>", flags, index, extent, wanted, stage.record(), site)
+    if is_alone:
+        return tir.evaluate(update)
     return published(stage, tir.evaluate(update))
 
 
@@ -126,21 +137,54 @@ def _signal_by_nvshmem(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 @lowers(ops.WAIT.name)
 def _wait(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     wait = Wait.of(call)
-    buffer, index, extent, c_type = flag_of(stage, wait.flag)
+    buffer, begins, extents = ir.region_parts(wait.flag)
     compare = wait.compare
     site = stage.site(f"T.wait({buffer.name} {compare})", flag=buffer.name, compare=compare)
-    by_producer = ir.attribute(call, BY_PRODUCER)
-    poll = tir.extern(
-        f"{BY_PRODUCER_FUNCTION if by_producer else 'tilescale::wait'}<tilescale::{_COMPARE[compare]}, {c_type}>",
+    if wait.index is not None:
+        return _wait_any(stage, wait, site)
+    along = [axis for axis, n in enumerate(extents) if ir.constant(n) != 1]
+    loops = tir.loop_variables([extents[axis] for axis in along])
+    places = list(begins)
+    for axis, var in zip(along, loops, strict=True):
+        places[axis] = begins[axis] + var
+    by_producer, alone = (ir.attribute(call, mark) is not None for mark in (BY_PRODUCER, BY_THREAD))
+    name = BY_PRODUCER_FUNCTION if by_producer else f"tilescale::wait{'_by_thread' if alone else ''}"
+    poll = tir.evaluate(_poll(stage, name, wait, tir.beginning(wait.flag, places), site))
+    for axis, var in reversed(list(zip(along, loops, strict=True))):
+        poll = ir.For(var, ir.IntImm("int32", 0), stage.expr(extents[axis]), ir.ForKind.SERIAL, poll)
+    return poll if by_producer or alone else stage.after_wait(stage.one_thread(poll))
+
+
+def _poll(
+    stage: DeviceStage, name: str, wait: Wait, region: ir.Call, site: int, *more: Any, dtype: str = "handle"
+) -> ir.PrimExpr:
+    """A call of a device function that waits for the first flag of a region; `more` follows its number."""
+    buffer, index, extent, c_type = flag_of(stage, region)
+    return tir.extern(
+        f"{name}<tilescale::{_COMPARE[wait.compare]}, {c_type}>",
         tir.address_of(stage.local(buffer.data)),
         index,
+        *more,
         extent,
         ir.Cast("int64", stage.expr(wait.value)),
         stage.limit(),
         stage.record(),
         site,
+        dtype=dtype,
     )
-    return tir.evaluate(poll) if by_producer else stage.after_wait(stage.one_thread(tir.evaluate(poll)))
+
+
+def _wait_any(stage: DeviceStage, wait: Wait, site: int) -> ir.Stmt:
+    """One thread finds a flag that compares true, and all have its number and see what it acquired."""
+    buffer, _, extents = ir.region_parts(wait.flag)
+    along = next((axis for axis, n in enumerate(extents) if ir.constant(n) != 1), len(extents) - 1)
+    stride: Any = ir.IntImm("int64", 1)
+    for size in buffer.shape[along + 1 :]:
+        stride = stride * stage.expr(size)
+    count = ir.Cast("int64", stage.expr(extents[along]))
+    name = "tilescale::wait_any_by_thread" if ir.attribute(wait.call, BY_THREAD) is not None else "tilescale::wait_any"
+    found = _poll(stage, name, wait, wait.flag, site, stride, count, dtype="int32")
+    return told_to_all(stage, wait.call, found, wait.index, acquires=True)
 
 
 @lowers(ops.BARRIER.name)

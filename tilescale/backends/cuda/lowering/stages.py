@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilescale.backends.cuda.lowering import completion, exchange, rails, signals  # noqa: F401 - they register their rules
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering import (  # noqa: F401 - they register their rules
+    completion,
+    exchange,
+    peer_atomics,
+    rails,
+    signals,
+)
 from tilescale.backends.cuda.lowering import split as loaders
 from tilescale.backends.cuda.lowering.assignment import without_single_turns
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
@@ -21,6 +28,7 @@ from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed
 from tilescale.backends.cuda.lowering.specialisation import lower as in_roles
+from tilescale.backends.cuda.lowering.statements import is_of_unit
 from tilescale.backends.cuda.lowering.unknown_ends import shortened
 from tilescale.backends.cuda.lowering.window import in_turns, window
 
@@ -39,6 +47,7 @@ def begun(phase: Phase) -> Phase:
     """A phase as the first stage takes it: with numbers of units, without loops of a single turn."""
     made = replace(phase, stmt=without_single_turns(phase.sized(phase.stmt), phase.launch))
     made = replace(made, stmt=shortened(made))
+    made = replace(made, ordered=made.ordered or ir.contains(made.stmt, is_of_unit))
     return replace(made, window=window(made))
 
 

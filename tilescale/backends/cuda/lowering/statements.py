@@ -10,7 +10,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.ptx import BOX_DIMENSIONS, BULK_BYTES
 from tilescale.program import ops
 from tilescale.program.footprint import stages_of
-from tilescale.program.operations import Copy, operation
+from tilescale.program.operations import AtomicAdd, Copy, InvokeOne, Wait, operation
 
 _TILE_OP = tl.TILE_OPERATIONS
 _WITHOUT_WORKSPACE = (tl.COPY, tl.FILL)
@@ -27,14 +27,21 @@ def is_pipelined(node: Any) -> bool:
 def orders(node: Any) -> bool:
     """Whether a node is an operation whose order with others matters to peers."""
     name = ir.op_name(node)
-    return name in ops.COLLECTIVES or name in (ops.WAIT.name, ops.SIGNAL.name, ops.COPY.name)
+    return name in ops.ALL_OPS - {ops.RANK.name, ops.VIEW.name}
+
+
+def is_of_unit(node: Any) -> bool:
+    """Whether a node is an operation for which all threads of a unit come together, none of them as a producer."""
+    made = operation(node)
+    return isinstance(made, AtomicAdd | InvokeOne) or isinstance(made, Wait) and not made.is_of_one_flag
 
 
 def is_wait(stmt: ir.Stmt) -> bool:
-    """Whether a statement is a wait, or a branch that waits and does nothing else."""
+    """Whether a statement is a wait for one flag, or a branch that waits and does nothing else."""
     if isinstance(stmt, ir.IfThenElse) and stmt.else_case is None:
         return all(is_wait(inner) for inner in flat(stmt.then_case))
-    return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == ops.WAIT.name
+    made = operation(stmt.value) if isinstance(stmt, ir.Evaluate) else None
+    return isinstance(made, Wait) and made.is_of_one_flag
 
 
 def acquires(node: Any) -> bool:

@@ -48,6 +48,10 @@ class Interleaved(Scheduler):
         self._random.shuffle(items)
         return items
 
+    def pick(self, items: list[Item]) -> Item:
+        """The one of several that a unit finds first."""
+        return items[-1] if self._last_first else self._random.choice(items)
+
     def is_patient(self) -> bool:
         """Whether a patient wait that may go on lets others go first this time."""
         return not self._last_first and self._random.random() < _RATE_OF_SIGNALS

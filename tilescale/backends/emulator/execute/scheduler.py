@@ -162,6 +162,10 @@ class Scheduler:
         """Whether a patient wait that may go on lets others go first this time."""
         return True
 
+    def pick(self, items: list[Item]) -> Item:
+        """The one of several that a unit finds first."""
+        return items[0]
+
     def order(self, items: list[Item], room: int) -> list[Item]:
         """Units of a launch in the order in which they start, `room` of them at once."""
         return items

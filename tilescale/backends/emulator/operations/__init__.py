@@ -11,6 +11,7 @@
     externs.py stand_ins.py functions that are called by name, and Python functions for those of the user
     pointers.py     arguments that point to elements
     remote.py       copies to and from a peer, signals, waits
+    peer_atomics.py atomic additions at a peer; what one thread does for its unit
     collectives.py pieces.py gathers.py     collectives: on tiles, by pieces; gathers that copy queues make
     unequal.py      the all-to-all of unequal parts
 """

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tilelang_core import ir
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
@@ -33,7 +35,7 @@ _COMPARE = {
     "<": operator.lt,
 }
 
-_NOTHING_INSIDE = "a copy is clipped at the end of a tensor, and this one begins beyond it: correct where it begins"
+NOTHING_INSIDE = "a copy is clipped at the end of a tensor, and this one begins beyond it: correct where it begins"
 
 
 def _numbered(units: int) -> str:
@@ -55,7 +57,10 @@ class Peer:
         Raises:
             PeerOutOfRangeError: the launch has no such unit.
         """
-        rank = uniform(self.rank(frame), frame, "a peer's rank")
+        return self.at(frame, uniform(self.rank(frame), frame, "a peer's rank"))
+
+    def at(self, frame: Frame, rank: int) -> Unit:
+        """The unit of a rank; raises PeerOutOfRangeError as `unit` does."""
         siblings = frame.unit.around(self.level).siblings
         if not 0 <= rank < siblings:
             raise PeerOutOfRangeError(
@@ -81,7 +86,7 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
         far = instance(compiler, region.home.slot, frame, unit)
         there = region.block(frame, far)
         if there.outside:
-            raise region.home.out_of_bounds(frame, there.begins, there.array.shape, _NOTHING_INSIDE)
+            raise region.home.out_of_bounds(frame, there.begins, there.array.shape, NOTHING_INSIDE)
         if compiler.data:
             tile = source.read(frame, None if to_peer else far)
             into, holder = (far, unit) if to_peer else (None, None)
@@ -141,32 +146,57 @@ def _wait(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def waits(compiler: Compiler, wait: operations.Wait) -> Closure:
-    """The current task waits until a flag of the unit has a value."""
-    flag, value = Region(compiler, wait.flag), compiler.expr(wait.value)
-    symbol, where = wait.compare, compiler.where
-    holds, root = _COMPARE[symbol], compiler.root(flag.home.slot)
+    """The current task waits until all flags of a region of the unit, or any of them, compare true."""
+    flags, value = Region(compiler, wait.flag), compiler.expr(wait.value)
+    index = Region(compiler, wait.index) if wait.index is not None else None
+    symbol, where, quantified = wait.compare, compiler.where, "" if index is None else "any of "
+    holds, root = _COMPARE[symbol], compiler.root(flags.home.slot)
 
     def run(frame: Frame) -> None:
-        block, wanted = flag.block(frame), uniform(value(frame), frame, "the value a wait compares with")
+        block, wanted = flags.block(frame), uniform(value(frame), frame, "the value a wait compares with")
         if not block.within:
-            raise flag.home.out_of_bounds(frame, block.begins, block.array.shape)
-        element = block.view().reshape(-1)
-        index = ", ".join(map(str, block.begins))
+            raise flags.home.out_of_bounds(frame, block.begins, block.array.shape)
+        view, name = block.view(), f"{flags.home.name}[{_sliced(block)}]"
+
+        def holding() -> np.ndarray:
+            return np.asarray(holds(view, wanted)).reshape(-1)
+
         frame.run.scheduler.block(
             Wait(
-                lambda: bool(holds(element[0], wanted)),
-                f"{flag.home.name}[{index}] {symbol} {wanted}",
-                lambda: f"{flag.home.name}[{index}] = {element[0]}",
+                lambda: bool(holding().all() if index is None else holding().any()),
+                f"{quantified}{name} {symbol} {wanted}",
+                lambda: f"{name} = {view.item() if view.size == 1 else view.reshape(-1).tolist()}",
                 where,
-                lambda: frame.run.signallers(address(element), compiler.signals.get(root, [])),
+                lambda: frame.run.signallers(
+                    address(_single(view, int(holding().argmin()))), compiler.signals.get(root, [])
+                ),
                 patient=True,
             )
         )
-        flag.home.touched(frame, ATOMIC, element)
-        for observer in frame.run.listeners:
-            observer.waited(frame, flag.home, element, lambda seen: bool(holds(seen, wanted)))
+        chosen = range(view.size)
+        if index is not None:
+            found = frame.run.scheduler.pick(np.flatnonzero(holding()).tolist())
+            index.write(frame, np.array([found]))
+            chosen = range(found, found + 1)
+        for number in chosen:
+            flag = _single(view, number)
+            flags.home.touched(frame, ATOMIC, flag)
+            for observer in frame.run.listeners:
+                observer.waited(frame, flags.home, flag, lambda seen: bool(holds(seen, wanted)))
 
     return run
+
+
+def _single(view: np.ndarray, number: int) -> np.ndarray:
+    """One element of a region of flags, as an array that shares its memory."""
+    at = np.unravel_index(number, view.shape)
+    return view[tuple(slice(i, i + 1) for i in at)].reshape(1)
+
+
+def _sliced(block: Block) -> str:
+    """The indices of a region, in the notation of the language."""
+    pairs = zip(block.begins, block.extents, strict=True)
+    return ", ".join(str(b) if n == 1 else f"{b}:{b + n}" for b, n in pairs)
 
 
 def queued(compiler: Compiler, steps: Sequence[Closure]) -> Closure:

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tilelang_core import ir
-from tilescale.backends.emulator.execute.frame import Frame, uniform
+from tilescale.backends.emulator.execute.frame import Frame, active, spread, uniform
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -21,7 +23,7 @@ from tilescale.cost.operations import copy_choice
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Mechanism
 from tilescale.program import ops
-from tilescale.program.operations import Collective, Copy, Signal
+from tilescale.program.operations import AtomicAdd, Collective, Copy, Signal
 from tilescale.timing.steps import Part, merged
 
 
@@ -196,3 +198,39 @@ def _delay(recorder: Recorder, here: int, there: int) -> float:
     return rates.path(here, there, recorder.sizes).latency if here != there else rates.latency("global")
 
 
+@cost(ops.ATOMIC_ADD.name, runs=True)
+def _atomic_add(compiler: Compiler, call: ir.Call) -> Closure:
+    """A put whose target is read and written; a fetch-add takes there and back."""
+    recorder, where, made = compiler.instrumentation.recorder, compiler.where, AtomicAdd.of(call)
+    near = Traffic(compiler, made.value, False) if made.is_of_tiles else None
+    target, peer = Region(compiler, made.target), Peer(compiler, made.peer, made.level)
+    itemsize, wanted, ranks = target.home.dtype.itemsize, made.impl or "lsu", _ranks(compiler, peer)
+
+    def choose(offers: Sequence[Mechanism]) -> list[Mechanism]:
+        return [m for m in offers if m.name == wanted] or list(offers)
+
+    def record(frame: Frame) -> None:
+        for rank, count in ranks(frame):
+            here, there = frame.run.number(frame.unit), frame.run.number(peer.at(frame, rank))
+            read, _, nbytes = near.demands(frame) if near is not None else ({}, 0.0, count * itemsize)
+            way = _way(recorder, here, there, nbytes, "put", choose, made.level, frame.program is not None)
+            far = recorder.far_memory(there, 2 * nbytes)
+            part = Part("atomic add", "transfer", where, merged([read, way.demands, far]), nbytes)
+            if made.previous is None:
+                recorder.work(frame, part, way.startup + way.moving, way.latency)
+            else:
+                recorder.work(frame, part, way.startup + way.moving + 2 * way.latency)
+
+    return record
+
+
+def _ranks(compiler: Compiler, peer: Peer) -> Callable[[Frame], list[tuple[int, int]]]:
+    """The peers that an operation names, and how often; in a parallel loop those of its elements."""
+    if not compiler.axes:
+        return lambda frame: [(uniform(peer.rank(frame), frame, "a peer's rank"), 1)]
+
+    def of_elements(frame: Frame) -> list[tuple[int, int]]:
+        ranks, counts = np.unique(spread(peer.rank(frame), frame)[active(frame)], return_counts=True)
+        return list(zip(ranks.tolist(), counts.tolist(), strict=True))
+
+    return of_elements

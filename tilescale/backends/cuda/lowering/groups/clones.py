@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core import ir, tiles, tl
+from tilelang_core import ir, tiles, tl, trace
 from tilelang_core import rewrite as tir
 from tilelang_core.scalars import NamedBarrier
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import Unit, branches
-from tilescale.backends.cuda.lowering.markers import located, sync
+from tilescale.backends.cuda.lowering.markers import THREADS_OWN, by_thread, located, sync
 from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.statements import must_keep_order
 from tilescale.backends.cuda.ptx import WARP
 from tilescale.passes.structure import location
 from tilescale.program import ops
-from tilescale.program.operations import Rank, Signal, TileView
+from tilescale.program.operations import AtomicAdd, Rank, Signal, TileView, operation
 
 KIND = "thread_group"
 """The kind of level whose operations have rules for one unit's part."""
@@ -179,7 +179,10 @@ class Clone:
 
         def works_on_tiles(node: Any) -> bool:
             name = ir.op_name(node) or ""
-            return name.startswith(tl.TILE_OPERATIONS) or name in ops.ALL_OPS - {ops.RANK.name, ops.BARRIER.name}
+            made = operation(node)
+            of_elements = {ops.RANK.name, ops.BARRIER.name, *THREADS_OWN}
+            is_tile = isinstance(made, AtomicAdd) and made.is_of_tiles
+            return is_tile or name.startswith(tl.TILE_OPERATIONS) or name in ops.ALL_OPS - of_elements
 
         if ir.contains(body, works_on_tiles):
             raise self.stage.unsupported("a tile operation on single threads")
@@ -298,7 +301,7 @@ class Clone:
         if call.op.name == ops.SIGNAL.name:
             # Units of one device share its flags.
             signal = Signal.of(call)
-            return self.stmt(tir.evaluate(tir.recall(call, [signal.flag, signal.value])))
+            return self.stmt(tir.evaluate(trace.call(ops.SIGNAL, signal.flag, signal.value, op=signal.op)))
         if level != self.unit.level:
             name = call.op.name.removeprefix("tilescale.")
             raise self.stage.unsupported(f"T.{name} of level {level!r} inside a unit of level {self.unit.level!r}")
@@ -316,5 +319,8 @@ class ThreadClone(Clone):
             return super()._rank(name)
         return self.stage.thread - self.unit.begin
 
+    def _evaluate(self, stmt: ir.Evaluate) -> ir.Stmt:
+        return by_thread(super()._evaluate(stmt))
+
     def _between(self, call: ir.Call, level: str) -> ir.Stmt:
-        return sync(self.unit.executing)
+        return sync(self.unit.executing) if call.op.name == ops.BARRIER.name else super()._between(call, level)
