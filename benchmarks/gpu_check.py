@@ -40,7 +40,7 @@ DEVICES = {"16_cannon.py": (1, 4), "19_two_nodes.py": (), "20_wafer_mesh.py": ()
 """Numbers of GPUs of one server that an example takes, where these are not all."""
 ALONE = ("never_hang",)
 """Scripts that have the GPUs for themselves, as they time."""
-UNSHARED = ("nodes_check", "never_hang", "nvshmem", "sanitizer", "one device")
+UNSHARED = ("nodes_check", "never_hang", "nvshmem", "sanitizer", "one device", "symm_mem_check")
 """Steps that mean nothing, or do not work, where ranks share GPUs: those that time, and those of NVSHMEM and of NCCL,
 which take one rank a GPU."""
 SHARED_LONGER = 2

@@ -128,7 +128,7 @@ def test_fake_implementations_of_float8():
     x, w = (leaf(n, 16).detach().to(torch.float8_e4m3fn) for n in (4, 16))
     of_x, of_w = torch.ones(4), torch.ones(32)
     for name, given in (
-        ("all_gather_matmul_scaled", (x, [w.t(), w.t()], None, of_x, of_w, "", "silu", True)),
+        ("all_gather_matmul_scaled", (x, [w.t(), w.t()], None, False, of_x, of_w, "", "silu", True)),
         ("matmul_all_reduce_scaled", (x, w.t(), None, of_x, of_w[:16], "")),
         ("matmul_reduce_scatter_scaled", (x, w.t(), None, of_x, of_w[:16], "")),
     ):

@@ -8,6 +8,7 @@
     decode.py sequence_attention.py attention_backward.py    attention over several ranks
     linear.py parallelize.py            layers, and the plan that puts them into a model
     workspace.py                        memory beside the arguments, made once
+    symm_mem.py                         behind PyTorch's own fused operators; install.py: what is replaced
     warm_up.py                          all kernels of a model, compiled at once before it runs
     group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
     dtensors.py                         DTensors in and out
@@ -38,6 +39,7 @@ from tilescale.ops.moe_route import Routing, moe_route
 from tilescale.ops.parallelize import parallelize_module
 from tilescale.ops.reduce_scatter import reduce_scatter
 from tilescale.ops.sequence_attention import sequence_attention, sequence_positions
+from tilescale.ops.symm_mem import install, installed, uninstall
 from tilescale.ops.warm_up import warm_up
 from tilescale.ops.workspace import Workspace, workspace
 
@@ -57,6 +59,8 @@ __all__ = [
     "flash_decode",
     "gather_once",
     "grouped_matmul",
+    "install",
+    "installed",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "mla_decode",
@@ -67,6 +71,7 @@ __all__ = [
     "reduce_scatter",
     "sequence_attention",
     "sequence_positions",
+    "uninstall",
     "warm_up",
     "workspace",
 ]

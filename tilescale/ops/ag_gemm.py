@@ -57,7 +57,8 @@ def all_gather_matmul(
     scales: tuple[torch.Tensor, Any] | None = None,
     float8: Float8 | None = None,
     group: Any = None,
-) -> torch.Tensor | list[torch.Tensor]:
+    return_gathered: bool = False,
+) -> Any:
     """The rows of all ranks times b (+ bias), gathered while they are multiplied. Collective.
 
     Args:
@@ -73,6 +74,7 @@ def all_gather_matmul(
             matrix, or several, K and N are multiples of 16, and a bias is bfloat16.
         float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`; K and N are multiples of 16.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+        return_gathered: whether to return (result, a of all ranks), in place of the result.
 
     Returns:
         (ranks * rows, N), of the type of a, bfloat16 for float8; a list of them if b is one, unless it is gated. It can
@@ -97,16 +99,18 @@ def all_gather_matmul(
         raise ArgumentError(f"a has {a.shape[0]} rows on each rank", hint=f"served are up to {ROWS}")
     if activation is not None and activation not in ACTIVATIONS:
         raise ArgumentError(f"activation is {activation!r}", hint=f"served are {', '.join(ACTIVATIONS)}")
-    check_flags(gated=gated)
+    check_flags(gated=gated, return_gathered=return_gathered)
     widths = [weight.shape[1] for weight in weights]
     if gated and (len(widths) != 2 or widths[0] != widths[1]):
         raise ArgumentError(f"gated is set, b has {widths} columns", hint="give b as [gate, up], two of one shape")
     added, last = _joined(a, weights, biases), (group_name(group), activation or "", gated)
     if scales is None:
-        results = _operator(a, weights, added, False, *last, spelled(float8))
+        results = _operator(a, weights, added, return_gathered, *last, spelled(float8))
     else:
-        results = _scaled(a, weights, added, *scales_of(scales, a, weights), *last)
-    return results if isinstance(b, Sequence) and not gated else results[0]
+        results = _scaled(a, weights, added, return_gathered, *scales_of(scales, a, weights), *last)
+    gathered = results.pop() if return_gathered else None
+    result = results if isinstance(b, Sequence) and not gated else results[0]
+    return result if gathered is None else (result, gathered)
 
 
 def _joined(a: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> torch.Tensor | None:
@@ -143,14 +147,15 @@ def _scaled(
     a: torch.Tensor,
     weights: list[torch.Tensor],
     bias: torch.Tensor | None,
+    keeps: bool,
     of_a: torch.Tensor,
     of_b: torch.Tensor,
     group: str,
     activation: str,
     gated: bool,
 ) -> list[torch.Tensor]:
-    """The products of float8 matrices; a scale for each row of a, and for each column of all weights."""
-    return _products(a, weights, bias, (of_a, of_b), False, team_of(group), activation, gated)
+    """As `_operator`, of float8 matrices; a scale for each row of a, and for each column of all weights."""
+    return _products(a, weights, bias, (of_a, of_b), keeps, team_of(group), activation, gated)
 
 
 def _products(
@@ -247,8 +252,7 @@ def _(
     gated: bool,
     float8: str,
 ) -> list[torch.Tensor]:
-    made = _fake_results(a, weights, group, gated)
-    return [*made, a.new_empty(a.shape[0] * size_of(group), a.shape[1])] if keeps else made
+    return _fake_results(a, weights, keeps, group, gated)
 
 
 @_scaled.register_fake
@@ -256,18 +260,22 @@ def _(
     a: torch.Tensor,
     weights: list[torch.Tensor],
     bias: torch.Tensor | None,
+    keeps: bool,
     of_a: torch.Tensor,
     of_b: torch.Tensor,
     group: str,
     activation: str,
     gated: bool,
 ) -> list[torch.Tensor]:
-    return _fake_results(a, weights, group, gated)
+    return _fake_results(a, weights, keeps, group, gated)
 
 
-def _fake_results(a: torch.Tensor, weights: list[torch.Tensor], group: str, gated: bool) -> list[torch.Tensor]:
-    rows = a.shape[0] * size_of(group)
-    return [a.new_empty(rows, weight.shape[1], dtype=result_type(a)) for weight in weights[: 1 if gated else None]]
+def _fake_results(
+    a: torch.Tensor, weights: list[torch.Tensor], keeps: bool, group: str, gated: bool
+) -> list[torch.Tensor]:
+    rows, own = a.shape[0] * size_of(group), weights[: 1 if gated else None]
+    made = [a.new_empty(rows, weight.shape[1], dtype=result_type(a)) for weight in own]
+    return [*made, a.new_empty(rows, a.shape[1])] if keeps else made
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:

@@ -21,7 +21,8 @@ def takes_dtensors(result: int | None, **inputs: int | None) -> Callable[[Callab
     """Let a function of shards, with an argument `group`, take DTensors of one mesh of one dimension.
 
     Args:
-        result: the dimension along which the result lies over the ranks; None: each has it whole.
+        result: the dimension along which the result lies over the ranks; None: each has it whole, as it has the second
+            of two results.
         inputs: the same of the arguments that may be DTensors, or lists of them. Plain tensors beside them are shards.
 
     The function raises ArgumentError for a DTensor that lies otherwise, or on another mesh.
@@ -128,6 +129,8 @@ def _check_even(name: str, x: Any, dim: int) -> None:
 def _as_dtensor(made: Any, mesh: Any, dim: int | None) -> Any:
     from torch.distributed.tensor import DTensor
 
+    if isinstance(made, tuple):
+        return _as_dtensor(made[0], mesh, dim), _as_dtensor(made[1], mesh, None)
     if isinstance(made, list):
         return [_as_dtensor(one, mesh, dim) for one in made]
     return DTensor.from_local(made, mesh, [_placement(dim)], run_check=False)

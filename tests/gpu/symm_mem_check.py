@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""PyTorch's fused operators by TileScale on GPUs: `torchrun --nproc-per-node 2 tests/gpu/symm_mem_check.py`.
+
+Through `torch.ops.symm_mem`, eagerly and in graphs, and in what inductor makes of functional collectives.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.gpu.ops_support import compare, main, random, runs, say  # noqa: E402
+from tests.gpu.ranks import RANK, SIZE, as_first, everyones, total  # noqa: E402
+from tilescale import ops  # noqa: E402
+from tilescale.ops.symm_mem import calls  # noqa: E402
+
+SHAPES = [((2, 640, 512), 384), ((1, 1504, 1024), 2048), ((4096, 512), 1792), ((3, 128, 256), 264)]
+"""Extents of A, whose last but one lies over the ranks, and columns of B."""
+
+
+def check_eager(_: slice) -> None:
+    """Rows of all dimensions but the last, sums and means, several B."""
+    group = dist.group.WORLD.group_name
+    fused = torch.ops.symm_mem
+    for shape, n in SHAPES:
+        dim, k = len(shape) - 2, shape[-1]
+        A, B, C = random(*shape), as_first(random(k, n)), as_first(random(n + 8, k)).t()
+        whole = torch.cat(list(everyones(A)), dim).float()
+        want = torch.cat([whole, whole @ B.float(), whole @ C.float()], -1)
+
+        def gather(A=A, B=B, C=C, dim=dim):
+            kept, results = fused.fused_all_gather_matmul(A, [B, C], dim, group, return_A=True)
+            return torch.cat([kept, *results], -1)
+
+        runs(f"gather {shape}", gather, lambda x, w=want: compare("gather", x, w))
+        big, one = random(*[n * SIZE if i == dim else n for i, n in enumerate(shape)]), random(k, n)
+        summed = total(big.float() @ one.float())
+        for op in ("sum", "avg"):
+            part = summed.chunk(SIZE, dim)[RANK] / (SIZE if op == "avg" else 1)
+            runs(
+                f"scatter {shape} {op}",
+                lambda A=big, B=one, op=op, dim=dim: fused.fused_matmul_reduce_scatter(A, B, op, dim, group),
+                lambda x, w=part: compare("scatter", x, w),
+            )
+
+
+def check_inductor(_: slice) -> None:
+    """`_micro_pipeline_tp` finds the pairs; the graph calls PyTorch's names and TileScale runs."""
+    import torch.distributed._functional_collectives as functional
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    group = dist.group.WORLD
+    enable_symm_mem_for_group(group.group_name)
+    up, down = as_first(random(1024, 1536)), as_first(random(1536, 1024))
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        gathered = functional.all_gather_tensor(x, 0, group)
+        return functional.reduce_scatter_tensor(torch.relu(gathered @ up) @ down, "sum", 0, group)
+
+    with torch._inductor.config.patch(_micro_pipeline_tp=True):
+        compiled = torch.compile(block, fullgraph=True)
+        for rows in (512, 1528):
+            x = random(rows, 1024)
+            before = sum(n for (_, reason), n in calls.items() if not reason)
+            want = total(torch.relu(everyones(x).flatten(0, 1).float() @ up.float()).bfloat16().float() @ down.float())
+            compare("compiled block", compiled(x), want.chunk(SIZE)[RANK])
+            after = sum(n for (_, reason), n in calls.items() if not reason)
+            if after - before < 2:
+                raise ValueError(f"{after - before} of 2 operators of the compiled block ran TileScale's")
+            say(f"PASS compiled block of {rows} rows")
+
+
+if __name__ == "__main__":
+    ops.install()
+    main({"eager": check_eager, "inductor": check_inductor})

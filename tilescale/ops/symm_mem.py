@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""TileScale's operators behind the fused ones of PyTorch's symmetric memory.
+
+Inductor's `_micro_pipeline_tp`, torchtitan's asynchronous tensor parallelism and the sequence-parallel passes of vLLM
+call four operators, `torch.ops.symm_mem.fused_*`. `install` replaces their CUDA implementations, so these programs run
+TileScale's without a change. Inputs that TileScale does not support go to PyTorch's implementation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tilescale.errors import ArgumentError
+from tilescale.ops.ag_gemm import all_gather_matmul
+from tilescale.ops.gemm_rs import matmul_reduce_scatter
+from tilescale.ops.group import size_of, team_of
+
+calls: Counter[tuple[str, str]] = Counter()
+"""How often each operator was called since `install`, by its name and why PyTorch's implementation ran; "" if ours."""
+
+_library: torch.library.Library | None = None
+
+
+def install() -> None:
+    """Let PyTorch's fused tensor-parallel operators on CUDA run TileScale's implementations, in this process.
+
+    These are `fused_all_gather_matmul`, `fused_matmul_reduce_scatter`, `fused_all_gather_scaled_matmul` and
+    `fused_scaled_matmul_reduce_scatter` of `torch.ops.symm_mem`. Every rank of their groups installs them. Unsupported
+    inputs run PyTorch's implementation, with one UserWarning for each reason. Installing twice changes nothing.
+    """
+    global _library
+    if _library is not None:
+        return
+    _theirs()  # defines the operators
+    calls.clear()
+    _library = torch.library.Library("symm_mem", "IMPL")
+    for name, implementation in IMPLEMENTATIONS.items():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators")  # that one is replaced
+            _library.impl(name, _or_theirs(name, implementation), "CUDA", allow_override=True)
+
+
+def uninstall() -> None:
+    """Give PyTorch's operators their own implementations back."""
+    global _library
+    if _library is not None:
+        _library._destroy()
+        _library = None
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """`install` until the block ends; if they were installed before, they stay."""
+    before = _library is not None
+    install()
+    try:
+        yield
+    finally:
+        if not before:
+            uninstall()
+
+
+def _theirs() -> Any:
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    return symmetric_memory
+
+
+def _or_theirs(name: str, implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """Ours, or PyTorch's for inputs that are not supported: checks of ours come before any communication."""
+    fallback = getattr(_theirs(), f"_{name}")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with torch.no_grad():
+                result = implementation(*args, **kwargs)
+        except ArgumentError as error:
+            _tell(name, error.message)
+            return fallback(*args, **kwargs)
+        calls[name, ""] += 1
+        return result
+
+    return call
+
+
+def _tell(name: str, reason: str) -> None:
+    if not calls[name, reason]:
+        warnings.warn(f"symm_mem::{name} runs PyTorch's implementation: {reason}", stacklevel=3)
+    calls[name, reason] += 1
+
+
+def _gather(
+    A: torch.Tensor, Bs: list[torch.Tensor], gather_dim: int, group: str, *, return_A: bool = True
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """all_gather(A, gather_dim) @ B for each B."""
+    return _gathered(A, Bs, gather_dim, group, return_A)
+
+
+def _gather_scaled(
+    A: torch.Tensor,
+    Bs: list[torch.Tensor],
+    A_scale: torch.Tensor,
+    B_scales: list[torch.Tensor],
+    gather_dim: int,
+    group: str,
+    biases: list[torch.Tensor | None],
+    result_scales: list[torch.Tensor | None],
+    out_dtypes: list[torch.dtype | None],
+    use_fast_accum: list[bool],
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The same of float8 matrices; a scale for the tensor, for each local row, or for each row of all ranks."""
+    dtypes = _theirs()._maybe_convert_scalar_types_to_dtypes(out_dtypes)
+    for result_scale, out_dtype in zip(result_scales, dtypes, strict=True):
+        _check_result(result_scale, out_dtype)
+    scale = A_scale
+    if A_scale.numel() > 1:
+        scale = A_scale.movedim(gather_dim, 0).reshape(-1)
+        if scale.numel() != A.shape[:-1].numel():
+            scale = scale.chunk(size_of(group))[team_of(group).rank]
+    return _gathered(A, Bs, gather_dim, group, True, bias=biases, scales=(scale, B_scales))
+
+
+def _gathered(
+    A: torch.Tensor, Bs: list[torch.Tensor], dim: int, group: str, return_A: bool, **given: Any
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    if not 0 <= dim < A.ndim - 1:
+        raise ArgumentError(f"gather_dim is {dim} of {A.ndim} dimensions", hint="gather rows, not columns")
+    first = A.movedim(dim, 0)
+    made = all_gather_matmul(first.flatten(0, -2), list(Bs), group=group, return_gathered=return_A, **given)
+    results, gathered = made if return_A else (made, None)
+
+    def unflattened(x: torch.Tensor) -> torch.Tensor:
+        return x.view(size_of(group), *first.shape[:-1], -1).flatten(0, 1).movedim(0, dim)
+
+    return None if gathered is None else unflattened(gathered), [unflattened(x) for x in results]
+
+
+def _scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group: str) -> torch.Tensor:
+    """reduce_scatter(A @ B, reduce_op, scatter_dim)."""
+    return _scattered(A, B, reduce_op, scatter_dim, group).contiguous()
+
+
+def _scatter_scaled(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    reduce_op: str,
+    orig_scatter_dim: int,
+    scatter_dim_after_maybe_reshape: int,
+    group: str,
+    output_shape: list[int],
+    bias: torch.Tensor | None = None,
+    result_scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """The same of float8 matrices. The result is viewed as `output_shape`, dimension `orig_scatter_dim` of it split."""
+    _check_result(result_scale, out_dtype)
+    dim = scatter_dim_after_maybe_reshape
+    scale = A_scale if A_scale.numel() == 1 else A_scale.movedim(dim, 0).reshape(-1)
+    added = None if bias is None else bias * size_of(group)  # PyTorch's adds it on every rank
+    result = _scattered(A, B, reduce_op, dim, group, bias=added, scales=(scale, B_scale))
+    shape = list(output_shape)
+    shape[orig_scatter_dim] //= size_of(group)
+    return result.reshape(shape).contiguous()
+
+
+def _scattered(A: torch.Tensor, B: torch.Tensor, reduce_op: str, dim: int, group: str, **given: Any) -> torch.Tensor:
+    if reduce_op not in ("sum", "avg"):
+        raise ArgumentError(f"reduce_op is {reduce_op!r}", hint="supported: sum, avg")
+    if not 0 <= dim < A.ndim - 1:
+        raise ArgumentError(f"scatter_dim is {dim} of {A.ndim} dimensions", hint="scatter rows, not columns")
+    first, size = A.movedim(dim, 0), size_of(group)
+    if first.shape[0] % size:
+        raise ArgumentError(f"dimension {dim} of A is {first.shape[0]}", hint=f"a multiple of {size}")
+    result = matmul_reduce_scatter(first.flatten(0, -2), B, group=group, **given)
+    if reduce_op == "avg":
+        result /= size
+    return result.view(first.shape[0] // size, *first.shape[1:-1], -1).movedim(0, dim)
+
+
+def _check_result(scale: torch.Tensor | None, dtype: torch.dtype | None) -> None:
+    """Raises ArgumentError for a result that is scaled, or not bfloat16."""
+    if scale is not None:
+        raise ArgumentError("the result is scaled", hint="leave result_scale out")
+    if dtype is not None and dtype != torch.bfloat16:
+        raise ArgumentError(f"out_dtype is {dtype}", hint="supported: torch.bfloat16")
+
+
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    "fused_all_gather_matmul": _gather,
+    "fused_all_gather_scaled_matmul": _gather_scaled,
+    "fused_matmul_reduce_scatter": _scatter,
+    "fused_scaled_matmul_reduce_scatter": _scatter_scaled,
+}
+"""TileScale's implementation of each operator of `torch.ops.symm_mem`."""
