@@ -19,6 +19,8 @@
     launches.py  the ways to launch, in one form
     stock.py     TileLang's language under one name
     logs.py      what TileLang logs while it compiles for us
+    prefixes.py  with which statement of a function a pass fails
+    products.py  whether warps can share a product out
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
     mixed.py     products of both float8 types (installed likewise)
     recent.py    a dictionary that forgets, for what is made again often

@@ -33,6 +33,7 @@ from tests.fuzz.program import Fuzzed, smaller  # noqa: E402
 from tests.fuzz.skew import skewed  # noqa: E402
 from tests.gpu.limits import bounded  # noqa: E402
 from tilescale.backends.cuda.running import execute  # noqa: E402
+from tilescale.errors import TileScaleError  # noqa: E402
 
 SECONDS, LEAST = 110, 500
 """Seconds in which workers start a program, and how many programs of the whole check have to run."""
@@ -52,7 +53,7 @@ def check(program: Fuzzed) -> None:
     try:
         expected = {call: program.emulated(call)[rank] for call in sorted(set(CALLS))}
         kernel = tilescale.compile(program.trace(), schedule="sequential")
-    except Exception as error:
+    except TileScaleError as error:
         raise Refused(type(error).__name__) from error
     for number, call in enumerate(CALLS):
         mine = [x.cuda() for x in program.arguments(call)[rank]]

@@ -119,6 +119,7 @@ class Backend:
         serves: whether it generates text for a machine.
         target: what its text for a machine is compiled for, as `tilelang.compile` takes it. Raises UnsupportedError.
         collectives: the algorithms that it has for a collective.
+        check: raises what no lowering for a machine can make of a program, and the program can mend.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Backend:
     collectives: Callable[[Collective, Wanted, Target], Available] = lambda made, wanted, target: everything(
         target.machine, wanted
     )
+    check: Callable[[Program, Machine], None] = lambda program, machine: None
 
 
 _BACKENDS: list[Backend] = []
@@ -157,6 +159,13 @@ def available(made: Collective, wanted: Wanted, target: Target) -> Available:
     """
     found = (b.collectives(made, wanted, target) for b in _BACKENDS if b.serves(target.machine))
     return next((each for each in found if each.names), everything(target.machine, wanted))
+
+
+def check(program: Program, machine: Machine) -> None:
+    """What the back ends that generate text for a machine say of a program, wherever it runs. Raises what they say."""
+    for backend in _BACKENDS:
+        if backend.serves(machine):
+            backend.check(program, machine)
 
 
 def choose(program: Program, lower: Callable[[Backend], Lowered]) -> Lowered:

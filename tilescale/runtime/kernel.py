@@ -111,7 +111,8 @@ class Kernel(DropIn):
         """The CUDA text.
 
         Raises:
-            UnsupportedError: the program uses levels that have no CUDA lowering, or the machine has no CUDA target.
+            UnsupportedError: the program uses what has no CUDA lowering, or the machine has no CUDA target.
+            ShapeError: a product that cannot be shared out to the threads of its unit.
         """
         return Text(self._lowered(backends.generator()).source(self.options))
 

@@ -2,9 +2,11 @@
 """Programs on NVIDIA GPUs through stock TileLang.
 
 target.py         the compilation target of a machine
+limits.py         what no lowering gets out of a number of threads
 ptx.py            numbers that the PTX ISA and the driver fix for all processors
 text.py           the CUDA text of a kernel, checked
 support.py        a program as this back end has it: generated text without a GPU, an executable with one
+upstream_errors.py  what stock TileLang cannot lower, with the user's line
 nvshmem_link.py   how kernels that call NVSHMEM are linked and started
 
 Folders: `lowering` (a program to TileLang functions), `headers` (device functions), `running` (on the GPUs).
@@ -13,6 +15,7 @@ Folders: `lowering` (a program to TileLang functions), `headers` (device functio
 from __future__ import annotations
 
 from tilescale.backends.base import Backend
+from tilescale.backends.cuda.limits import check_threads
 from tilescale.backends.cuda.support import collectives, lower, serves
 from tilescale.backends.cuda.target import target_for
 from tilescale.settings import settings
@@ -33,4 +36,5 @@ BACKEND = Backend(
     serves=serves,
     target=target_for,
     collectives=collectives,
+    check=check_threads,
 )

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import compile as stock
+from tilelang_core import ir
 from tilescale.backends.base import Executable
 from tilescale.backends.base import Target as AnyTarget
+from tilescale.backends.cuda.limits import check_threads
 from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Target
@@ -18,9 +21,11 @@ from tilescale.backends.cuda.lowering.program import lower as lower_for
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.backends.cuda.target import target_for
 from tilescale.backends.cuda.text import STRIDE, checked
+from tilescale.backends.cuda.upstream_errors import explained
 from tilescale.collectives import Available, Wanted
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
+from tilescale.passes.pipeline import analyse
 from tilescale.program.model import Program
 from tilescale.program.operations import Collective
 from tilescale.settings import settings
@@ -37,10 +42,15 @@ def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:
 
     Raises:
         UnsupportedError: something that has no lowering, with its line.
+        ShapeError: what a unit computes cannot be shared out to its threads.
     """
+    check_threads(program, target.machine)
     if not program.is_hierarchical:
         return PlainLowered(program, target.machine)
-    return DeviceLowered(lower_for(program, _target(target)))
+    made = _target(target)
+    again = lambda func: lower_for(analyse(func, target.machine), made)  # noqa: E731
+    with explained(program.func, again, program.launches[0].where):
+        return DeviceLowered(lower_for(program, made))
 
 
 def serves(machine: Machine) -> bool:
@@ -71,9 +81,22 @@ class PlainLowered:
     notes: tuple[str, ...] = ()
 
     def source(self, options: dict[str, Any]) -> str:
-        """The text. Raises UnsupportedError for a machine that names no CUDA target."""
+        """The text.
+
+        Raises:
+            UnsupportedError: the machine names no CUDA target.
+            ShapeError, UnsupportedError: what stock TileLang cannot lower.
+        """
+        with self._explained(options):
+            return self._text(self.program.func, options)
+
+    def _text(self, func: ir.PrimFunc, options: dict[str, Any]) -> str:
         target = options.get("target") or target_for(self.machine)
-        return stock.cuda_source(self.program.func, target, options.get("pass_configs"))
+        return stock.cuda_source(func, target, options.get("pass_configs"))
+
+    def _explained(self, options: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+        where = next((launch.where for launch in self.program.launches), None)
+        return explained(self.program.func, lambda func: self._text(func, options), where)
 
     def compilations(self, options: dict[str, Any]) -> list[stock.Compilation]:
         """Its only kernel."""
@@ -81,12 +104,18 @@ class PlainLowered:
         return [stock.Compilation(self.program.func, options=given)]
 
     def build(self, options: dict[str, Any]) -> Executable:
-        """TileLang's own kernel, which checks arguments and allocates outputs. Raises UntrustedCacheError."""
+        """TileLang's own kernel, which checks arguments and allocates outputs.
+
+        Raises:
+            UntrustedCacheError: others may write into its cache.
+            ShapeError, UnsupportedError: what stock TileLang cannot compile.
+        """
         from tilescale.backends.cuda.running.toolchain import check_cache
 
         check_cache()
         (compilation,) = self.compilations(options)
-        kernel = compilation.run()
+        with self._explained(options):
+            kernel = compilation.run()
         return Executable(
             lambda per_unit: kernel(*per_unit[0]),
             gathers=False,

@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang_core import compile as stock
+from tilelang_core import ir
 from tilescale.backends.cuda.lowering.check import Check
 from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.running_products import given_back_late
 from tilescale.backends.cuda.lowering.vectors import whole_vectors
+from tilescale.backends.cuda.upstream_errors import explained
 from tilescale.hda import Machine
 from tilescale.passes.written import written_by_peers
 from tilescale.program.model import Program
@@ -36,7 +38,13 @@ def checked(
     Raises:
         GeneratedTextError: a text that must not run.
         AllocationTooLargeError: more shared memory than the machine has.
+        ShapeError, UnsupportedError: what stock TileLang cannot lower.
     """
-    generated = stock.generate(kernel.func, target, pass_configs, REWRITES)
+
+    def generate(func: ir.PrimFunc) -> stock.Generated:
+        return stock.generate(func, target, pass_configs, REWRITES)
+
+    with explained(kernel.func, generate, program.launches[0].where):
+        generated = generate(kernel.func)
     check_of(kernel, program, machine)(generated.text, generated.dynamic_shared)
     return generated.text

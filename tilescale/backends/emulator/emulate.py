@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any
 
 from tilelang_core import ir
+from tilescale.backends.base import check as check_machine
 from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.checks import observers
 from tilescale.backends.emulator.pairs import Pairs
@@ -74,6 +75,7 @@ def emulate(
         DivergedReplicaError: what is viewed with `T.Replica` is read as a whole, or the program ends, while the units
             hold different values.
         OutOfBoundsError: an access outside a tile or a flag tensor.
+        ShapeError: a product that GPUs of this kind cannot share out to the threads of its unit.
         UnsupportedError: an operation that the emulator does not run, with its line.
         NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor.
     """
@@ -100,6 +102,7 @@ def emulate_program(
     data = not _without_values(args) if data is None else data
     if not program.is_hierarchical:
         check_rules(program)  # others have been checked
+    check_machine(program, target)
     if args is None and data:
         raise ArgumentError("there are no arguments", hint="pass tensors, or data=False for the time alone")
     per_unit = _per_unit(program, args) if args is not None else _shapes_alone(program, target)

@@ -35,6 +35,7 @@ from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import check_gpu, target_or_auto
 from tilescale.backends.cuda.text import REWRITES, STRIDE, check_of
+from tilescale.backends.cuda.upstream_errors import explained
 from tilescale.backends.processes import COMPILING, compile_missing, processors
 from tilescale.comm import Team, World, init
 from tilescale.comm.agreement import Facts, agree
@@ -221,7 +222,14 @@ class DeviceProgram:
 
     def compile(self, func: ir.PrimFunc, check: Check | None = None) -> Any:
         """The kernel; one rank of each node checks and compiles, the others find the result in the cache."""
-        return once_per_node(self._group, self._is_first_of_node, self._compilation(func, check).run)
+        return once_per_node(self._group, self._is_first_of_node, partial(self._compiled, func, check))
+
+    def _compiled(self, func: ir.PrimFunc, check: Check | None) -> Any:
+        """Raises ShapeError, UnsupportedError: what stock TileLang cannot compile."""
+        target = self.options.get("target") or target_or_auto(self.target.machine)
+        generate = partial(stock.generate, target=target, pass_configs=self.options.get("pass_configs"))
+        with explained(func, generate, self.program.launches[0].where):
+            return self._compilation(func, check).run()
 
     def _compilation(self, func: ir.PrimFunc, check: Check | None) -> stock.Compilation:
         return stock.Compilation(func, REWRITES, check, self.options)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""What TileLang cannot lower is an error of ours, with the user's line and what to do; no other error gets out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tilescale
+import tilescale.language as T
+from tests.corpus.collection import PROGRAMS
+from tests.emulator.checks.support import line_of
+from tilelang_core import compile as stock
+from tilelang_core import ir, tl
+from tilescale.backends.cuda.lowering import stages
+from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.errors import TileScaleError, UnsupportedError
+
+
+def reduced(threads: int) -> Any:
+    @T.prim_func
+    def run(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(device=1, block=1, threads=threads):
+            with T.Scale("block"):
+                values = T.alloc((64, 64), "float32", level="l0")
+                sums = T.alloc((64,), "float32", level="l0")
+                T.copy(X, values)  # into registers
+                T.reduce_sum(values, sums, dim=1)
+                T.copy(sums, Y)
+
+    return run
+
+
+def only_cleared() -> Any:
+    @T.prim_func
+    def run(X: T.Tensor((64, 64), "float32")):
+        with T.Kernel(device=1, block=1, threads=128):
+            with T.Scale("block"):
+                used = T.alloc((64, 64), "float32", level="l0")
+                unused = T.alloc((64, 64), "float32", level="l0")
+                T.clear(used)
+                T.clear(unused)  # and nothing else
+                T.copy(used, X)
+
+    return run
+
+
+def plain_odd_tile() -> Any:
+    @T.prim_func
+    def run(X: T.Tensor((33, 7), "float32"), Y: T.Tensor((33, 7), "float32")):
+        with T.Kernel(1, threads=64):
+            values = T.alloc_fragment((33, 7), "float32")
+            T.copy(X, values)  # an odd tile
+            T.copy(values, Y)
+
+    return run
+
+
+def partial_loop() -> Any:
+    @T.prim_func
+    def run(X: T.Tensor((100,), "float32")):
+        with T.Kernel(device=1, block=1, threads=256):
+            with T.Scale("block"):
+                values = T.alloc((100,), "float32", level="l1")
+                T.copy(X, values)
+                for i in T.Parallel(100):
+                    values[99 - i] = values[99 - i] * 2
+                T.copy(values, X)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("make", "found", "line"),
+    [
+        (lambda: reduced(48), "cannot be shared out evenly to the threads", "into registers"),
+        (plain_odd_tile, "cannot be shared out evenly to the threads", "an odd tile"),
+        (only_cleared, "tile unused in registers", "and nothing else"),
+        (partial_loop, "threads must synchronize inside a loop", None),
+    ],
+)
+def test_what_tilelang_cannot_lower(make: Callable[[], Any], found: str, line: str | None):
+    with pytest.raises(UnsupportedError, match=found) as error:
+        tilescale.compile(make()).source  # noqa: B018 - lowered when it is asked for
+    (where,) = error.value.where
+    assert where.file == __file__ and where.line == (line_of(line) if line else where.line)
+    assert error.value.hint
+
+
+def test_what_nobody_has_heard_of_has_the_line_too(monkeypatch: pytest.MonkeyPatch):
+    def lower(func: Any, *_: Any, **__: Any) -> Any:
+        if "reduce" in func.script():
+            raise ValueError("\n  the third pass says no")
+
+    monkeypatch.setattr(stock, "generate", lower)
+    with pytest.raises(UnsupportedError, match="TileLang cannot compile this: the third pass says no") as error:
+        tilescale.compile(reduced(64)).source  # noqa: B018
+    assert "T.reduce_sum(" in str(error.value)
+
+
+def test_no_other_error_gets_out_of_compile():
+    for program in PROGRAMS:
+        try:
+            func, _ = program.make(*([] if program.variant is None else [program.variant]))
+            assert tilescale.compile(func, machine="h200-sxm-8").source
+        except TileScaleError as error:
+            assert error.where, program.name
+
+
+def test_what_a_stage_of_ours_trips_over_has_the_line(monkeypatch: pytest.MonkeyPatch):
+    def refuse(phase: Phase) -> Phase:
+        if ir.contains(phase.stmt, lambda node: ir.op_name(getattr(node, "value", None)) == tl.FILL):
+            raise ValueError("the extent is not constant")
+        return phase
+
+    monkeypatch.setattr(stages.barriers, "lower", refuse)
+    with pytest.raises(UnsupportedError, match="TileLang cannot compile this: the extent is not constant") as error:
+        tilescale.compile(only_cleared()).source  # noqa: B018
+    assert "T.clear(used)" in str(error.value)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""What stock TileLang cannot lower, as errors of ours: the user's line, what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tilelang_core import ir
+from tilelang_core.prefixes import first_failing
+from tilescale.backends.cuda.lowering.check import GeneratedTextError
+from tilescale.errors import Location, ShapeError, TileScaleError, UnsupportedError
+from tilescale.program.model import location
+
+_OURS = (TileScaleError, GeneratedTextError, OSError, MemoryError)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Something that TileLang says, by a part of its message, and what it means; {0} is the first group of the part."""
+
+    part: str
+    error: type[TileScaleError]
+    message: str
+    hint: str
+
+
+_EVEN = (
+    "let the number of elements be a multiple of the number of threads, by a larger tile (copies fill what is beyond a "
+    'tensor with 0) or other threads=, or put the tile into shared memory (level="l1")'
+)
+KNOWN = (
+    Known(
+        r"No valid warp partition for T\.gemm: M=(\d+), N=(\d+) .*? by (\d+) warps",
+        ShapeError,
+        "T.gemm of {0} x {1}: {2} warps cannot share it out: each takes a multiple of 16 rows and of 8 columns",
+        "launch fewer threads, or make the tile larger",
+    ),
+    Known(
+        r"no available layout found|Layout Layout\(.* has errors",
+        UnsupportedError,
+        "the elements of a tile in registers cannot be shared out evenly to the threads",
+        _EVEN,
+    ),
+    Known(
+        r"The layout for fragment (\w+) can not be inferred",
+        UnsupportedError,
+        "nothing that is done with the tile {0} in registers says which thread holds which of its elements",
+        "read it (T.copy, T.Parallel, T.gemm, T.reduce_sum), or leave it out",
+    ),
+    Known(
+        r"Cannot lower a required shared-memory sync inside the then branch",
+        UnsupportedError,
+        "threads must synchronize inside a loop over a tile in shared memory that not all of them execute",
+        "let the number of elements be a multiple of the number of threads, or write to another tile than is read",
+    ),
+    Known(
+        r"ReduceOp cannot lower a layout where",
+        UnsupportedError,
+        "the threads that hold the tile in registers, as T.gemm has left it, cannot reduce it along this dimension",
+        "copy it into a tile in shared memory, and from there into another one in registers, and reduce that",
+    ),
+    Known(
+        r"Not a canonical GMMA_\w+ layout",
+        UnsupportedError,
+        "T.gemm: the matrix instructions of this machine cannot read an operand of this shape from shared memory",
+        "let the inner dimension be at least 16, and rows and columns multiples of 8 that are powers of two",
+    ),
+)
+
+
+@contextlib.contextmanager
+def explained(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], where: Location | None) -> Iterator[None]:
+    """Errors of TileLang that are raised meanwhile as ours.
+
+    Args:
+        func: what it is asked to lower.
+        lower: lowers another such function, to find the statement with which that fails.
+        where: what to name where no statement is found.
+
+    Raises:
+        ShapeError, UnsupportedError: instead of them.
+    """
+    try:
+        yield
+    except _OURS:
+        raise
+    except Exception as error:
+        meant = _meaning(error)
+        raise meant.at(*filter(None, [_where(func, lower, meant) or where])) from error
+
+
+def _meaning(error: Exception) -> TileScaleError:
+    """What TileLang says in our words."""
+    said = str(error)
+    for known in KNOWN:
+        found = re.search(known.part, said, re.DOTALL)
+        if found is not None:
+            return known.error(known.message.format(*found.groups()), hint=known.hint)
+    first = next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
+    hint = "write it in another way; all that TileLang says is the cause of this error"
+    return UnsupportedError(f"TileLang cannot compile this: {first[:300]}", hint=hint)
+
+
+def _where(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], meant: TileScaleError) -> Location | None:
+    """The line of the first statement with which a function fails in the same way."""
+
+    def fails(candidate: ir.PrimFunc) -> bool:
+        try:
+            lower(candidate)
+        except Exception as error:
+            return _meaning(error).message == meant.message
+        return False
+
+    stmt = first_failing(func, fails)
+    return None if stmt is None else location(stmt)
