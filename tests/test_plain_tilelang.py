@@ -184,3 +184,27 @@ def language_in_use() -> dict[str, set[str]]:
         seen["scope"].update(buffer.scope() for buffer in func.buffer_map.values())
         tvm.tirx.stmt_functor.post_order_visit(func.body, visit)
     return seen
+
+
+def test_shared_memory_of_a_size_that_the_launch_knows() -> None:
+    """Its text is TileLang's, and the emulator runs it."""
+
+    def program(T: Any) -> Any:
+        n = T.dynamic("n")
+
+        @T.prim_func
+        def reversed_(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+            with T.Kernel(1, threads=128):
+                tile = T.alloc_shared((n,), "float32")
+                for i in T.Parallel(n):
+                    tile[i] = X[i]
+                for i in T.Parallel(n):
+                    Y[i] = tile[n - 1 - i]
+
+        return reversed_
+
+    ours, stock = cuda_texts(program, "sm_90a")
+    assert ours == stock
+    X, Y = torch.randn(100), torch.empty(100)
+    tilescale.emulate(program(tilescale.language), [X, Y])
+    assert torch.equal(Y, X.flip(0))

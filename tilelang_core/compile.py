@@ -20,6 +20,7 @@ from tilelang.backend.target import determine_target
 from tilelang.jit import JITImpl, _CallFormCache
 from tilelang.transform.pass_config import normalize_pass_configs
 from tvm import tirx
+from tvm.arith import Analyzer
 
 from tilelang_core import logs, zero_trip_loops
 from tilelang_core.falling import with_rising_dividends
@@ -50,7 +51,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Generated:
-    """What stock TileLang generates for a function: CUDA text, and bytes of dynamic shared memory at launch."""
+    """What stock TileLang generates for a function: CUDA text, and bytes of dynamic shared memory at launch.
+
+    Where the arguments say how many these are, it is the least.
+    """
 
     text: str
     dynamic_shared: int
@@ -120,9 +124,10 @@ def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generate
 
 
 def _dynamic_shared(device_mod: tvm.IRModule) -> int:
-    kernels = [kernel.attrs for kernel in device_mod.functions.values() if kernel.attrs]
+    """Bytes of dynamic shared memory; of a size that only a launch knows, the least."""
+    sizes = [kernel.attrs.get("dyn_shared_memory_buf", 0) for kernel in device_mod.functions.values() if kernel.attrs]
     return max(
-        (int(attrs["dyn_shared_memory_buf"]) for attrs in kernels if "dyn_shared_memory_buf" in attrs), default=0
+        (max(Analyzer().const_int_bound(tirx.const(0, "int64") + size).min_value, 0) for size in sizes), default=0
     )
 
 

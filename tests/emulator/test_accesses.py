@@ -207,6 +207,36 @@ def test_a_safe_value_holds_from_where_it_is_noted():
     assert args[1].tolist() == [[2, 3] + [outside] * 6 for outside in (-1, -99, -99, -99)]
 
 
+def test_a_copy_has_the_safe_value_of_the_block_around_it():
+    """As in stock TileLang's text, where it holds for copies block by block."""
+
+    @T.prim_func
+    def program(A: T.Tensor((4,), "int32"), Y: T.Tensor((5, 8), "int32")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((8,), "int32")
+            T.annotate_safe_value({A: -1})
+            T.copy(A[0:8], tile)
+            T.copy(tile, Y[0, 0:8])
+            with T.sblock():
+                T.annotate_safe_value({A: -99})
+                T.copy(A[0:8], tile)
+                T.copy(tile, Y[1, 0:8])
+                with T.sblock():
+                    T.annotate_safe_value({Y: 7})
+                    T.copy(A[0:8], tile)
+                    T.copy(tile, Y[2, 0:8])
+            T.copy(A[0:8], tile)
+            T.copy(tile, Y[3, 0:8])
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((8,), "int32")
+            T.copy(A[0:8], tile)
+            T.copy(tile, Y[4, 0:8])
+
+    args = [torch.arange(4, dtype=torch.int32), ints(5, 8)]
+    tilescale.emulate(program, args)
+    assert args[1].tolist() == [[0, 1, 2, 3] + [outside] * 4 for outside in (-1, -99, -99, -1, 0)]
+
+
 def test_what_is_assumed_must_hold():
     @T.prim_func
     def program(X: T.Tensor((8,), "int32")):

@@ -348,3 +348,20 @@ def test_a_collective_that_a_finished_device_misses():
     text = deadlock(program, [[torch.zeros(4), 2], [torch.zeros(4), 3]], "n times")
     assert "device 1 waits for T.allreduce of level 'device'" in text
     assert "device 0 did not reach it" in text and "device 0 ended" in text
+
+
+@pytest.mark.parametrize("iterations", [64, 128, 256])
+def test_the_grids_barrier_in_a_parallel_loop_is_for_whole_blocks(iterations):
+    """Threads without an iteration are at the loop's end, and threads with two of them come twice."""
+
+    @T.prim_func
+    def program(X: T.Tensor((4, iterations), "int32"), Y: T.Tensor((4, iterations), "int32")):
+        with T.Kernel(4, threads=128) as b:
+            for i in T.Parallel(iterations):
+                X[b, i] = b
+                T.sync_grid()
+                Y[b, i] = X[3 - b, i]
+
+    args = [blank(4, iterations, dtype="int32") for _ in range(2)]
+    tilescale.emulate(program, args)
+    assert args[1][:, 0].tolist() == args[1][:, -1].tolist() == [3, 2, 1, 0]

@@ -260,3 +260,35 @@ def test_a_tile_of_its_own_that_is_written_later():
             T.clear(tile)
 
     assert hint(program, [torch.ones(64)]).startswith("write tile before it is read: T.clear")
+
+
+def test_a_name_that_nobody_uses_reads_nothing():
+    @T.prim_func
+    def program(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((64,), "int32")
+            third = tile[3]  # noqa: F841 - an alias
+            beyond = X[100]  # noqa: F841 - outside of X
+            T.copy(X, tile)
+            T.copy(tile, Y)
+
+    args = [torch.arange(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)]
+    tilescale.emulate(program, args)
+    assert torch.equal(*args)
+
+
+def test_a_variable_begins_as_zero_and_an_array_as_nothing():
+    """As in stock TileLang's text, where a variable is set to 0 once, in front of all loops."""
+
+    @T.prim_func
+    def program(Y: T.Tensor((3,), "int32"), F: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=1):
+            for k in T.serial(3):
+                total, part = T.alloc_var(T.int32), T.alloc_var(T.float32)
+                total = total + k
+                Y[k] = total
+                F[0] = part
+
+    args = [torch.full((3,), 9, dtype=torch.int32), torch.ones(1)]
+    tilescale.emulate(program, args)
+    assert args[0].tolist() == [0, 1, 3] and args[1].tolist() == [0]

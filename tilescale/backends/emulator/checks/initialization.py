@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Reads of memory that nobody has written: tiles, workspaces, thread-private variables.
+"""Reads of memory that nobody has written: tiles, workspaces, thread-private arrays.
 
-Arguments count as written, and so do flags that are zero when a call begins. Once all of a buffer has been written
-nothing more is kept about it.
+Arguments count as written, and so do flags that are zero when a call begins, and the variables of `T.alloc_var`. Once
+all of a buffer has been written nothing more is kept about it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tilescale.backends.emulator.checks.text import Box, acting, declared_name, 
 from tilescale.backends.emulator.execute.frame import spread
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.execute.observe import ATOMIC_STORE, WRITE, Observer
+from tilescale.backends.emulator.interpret.symbols import VARIABLE
 from tilescale.errors import Location, UninitializedReadError
 from tilescale.program.effects import statements
 from tilescale.program.model import declaration, location
@@ -55,7 +56,7 @@ class Initialization(Observer):
         self._private: weakref.WeakKeyDictionary[PrivateBuffer, PrivateBuffer] = weakref.WeakKeyDictionary()
 
     def looks_at(self, home: Home) -> bool:
-        return home.root not in self._given
+        return home.root not in self._given and home.buffer.scope() != VARIABLE
 
     def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
         shadow = self._memory.of(array)
@@ -105,7 +106,6 @@ class Initialization(Observer):
         )
         error.located = True
         return error
-
 
     def _of_others(self, frame: Frame, home: Home, holder: Unit | None) -> str | None:
         """What is missing where others write that memory: to wait for them."""

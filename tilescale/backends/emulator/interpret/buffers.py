@@ -29,9 +29,12 @@ _ON_CHIP = "only accesses to device memory are cut off: slice the tile, or put t
 
 
 class Home:
-    """How a buffer is found in a frame, whatever shape or type it is viewed with."""
+    """How a buffer is found in a frame, whatever shape or type it is viewed with.
 
-    def __init__(self, compiler: Compiler, buffer: ir.Buffer):
+    `of_tile`: whether a tile operation accesses it, not elements one by one.
+    """
+
+    def __init__(self, compiler: Compiler, buffer: ir.Buffer, of_tile: bool = False):
         self.buffer = buffer
         self.slot = compiler.slot(buffer.data)
         self.root = compiler.root(self.slot)
@@ -39,7 +42,7 @@ class Home:
         self.private = buffer.scope() in PRIVATE
         self.guarded = buffer.scope() == "global"
         self.dtype = numpy_dtype(element_type(str(buffer.dtype)))
-        self.safe = compiler.safe_value(buffer)
+        self.safe = compiler.safe_value(buffer, of_tile)
         self.shared = not self.private and not buffer.scope().startswith("local")
         home = compiler.home(buffer)
         same = home is None or ([str(n) for n in home[0]], home[1]) == (

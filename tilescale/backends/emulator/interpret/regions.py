@@ -64,7 +64,7 @@ class Region:
 
     def __init__(self, compiler: Compiler, region: Any):
         buffer, begins, extents = ir.region_parts(region)
-        self.home = Home(compiler, buffer)
+        self.home = Home(compiler, buffer, of_tile=True)
         self.begins = [compiler.expr(b) for b in begins]
         self.extents = [compiler.expr(e) for e in extents]
         constants = [ir.constant(e) for e in extents]

@@ -40,8 +40,8 @@ def _realize(compiler: Compiler, stmt: ir.SBlockRealize) -> Closure:
 def _block(compiler: Compiler, stmt: ir.SBlock) -> Closure:
     if stmt.alloc_buffers:
         raise UnsupportedError("the emulator does not run allocations in nested blocks")
-    compiler.note_safe_values(stmt.annotations)
-    return compiler.stmt(stmt.body)
+    with compiler.inside_block(stmt.annotations):
+        return compiler.stmt(stmt.body)
 
 
 @statement(ir.AttrStmt)
@@ -60,6 +60,8 @@ def _declare(compiler: Compiler, stmt: Any) -> Closure:
 
 @statement(ir.Bind)
 def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
+    if compiler.is_alias_only(stmt):
+        return lambda frame: None
     elsewhere = any(v in compiler.loop_variables and v not in compiler.open_loops for v in ir.variables(stmt.value))
     if elsewhere or ir.op_name(stmt.value) in POINTERS:
         compiler.deferred[stmt.var] = stmt.value

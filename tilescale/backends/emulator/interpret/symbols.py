@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tilelang_core import ir, tl
@@ -17,7 +18,10 @@ from tilescale.program.operations import Rank, TileView
 from tilescale.program.ops import RANK, VIEW
 from tilescale.program.pointers import is_address
 
-PRIVATE = ("local", "local.var")
+VARIABLE = "local.var"
+"""The scope of `T.alloc_var`, which stock TileLang sets to 0 when a program begins."""
+
+PRIVATE = ("local", VARIABLE)
 """Scopes of which every thread has its own."""
 
 POINTERS = (tl.DECLARED_PTR, tl.ADDRESS_OF, tl.ACCESS_PTR)
@@ -46,6 +50,7 @@ class Symbols:
         self._barriers: dict[int, tuple[int, ...]] = {}
         self._owners: dict[int, str] = {}
         self._safe: dict[int, ir.PrimExpr] = {}
+        self._safe_of_tiles: dict[int, ir.PrimExpr] = {}
         self.views: dict[int, TileView] = {}
         self.signals: dict[int, list[Location | None]] = {}
         self.addressed: set[int] = set()
@@ -57,6 +62,7 @@ class Symbols:
         self.loop_variables: set[ir.Var] = set()
         # Variables that differ between threads of a program.
         self._thread_variables: set[ir.Var] = set()
+        self._used: set[ir.Var] = set()
         self._survey()
 
     def _survey(self) -> None:
@@ -71,8 +77,11 @@ class Symbols:
             self._owners.update((self.slot(data), level) for data, level in launch.owners)
             self._barriers.update((self.slot(data), counts) for data, counts in launch.barriers)
             self._survey_reducers(dict(launch.notes))
+            self._used.update(var for buffer in launch.buffers for n in buffer.shape for var in ir.variables(n))
+        ir.walk(self.program.func.body, lambda node: self._used.add(node) if isinstance(node, ir.Var) else None)
         for stmt, _, _ in statements(self.program.body):
             self._survey_statement(stmt)
+            self._used.update(ir.uses(stmt))
         self.surroundings = Surroundings(self.program)
         self.flags = {self.slot(root) for root in flags.named(self.program, self.surroundings)}
         self.zeroed = {self.slot(data) for launch in self.program.launches for data in launch.flags}
@@ -106,6 +115,14 @@ class Symbols:
             return isinstance(node, ir.Var) and node in self._thread_variables
 
         return ir.contains(expr, lane)
+
+    def is_alias_only(self, stmt: ir.Bind) -> bool:
+        """Whether a name for elements is used nowhere: nothing is loaded then, as in stock TileLang's text."""
+        return (
+            stmt.var not in self._used
+            and ir.contains(stmt.value, lambda node: isinstance(node, ir.BufferLoad))
+            and not ir.contains(stmt.value, lambda node: isinstance(node, ir.Call))
+        )
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
@@ -157,16 +174,28 @@ class Symbols:
         """What is compiled from here on is a function of its own for stock TileLang, but in a plain program."""
         if self.program.is_hierarchical:
             self._safe.clear()
-        self.note_safe_values(dict(launch.notes))
+        self._safe_of_tiles = self._note_safe_values(dict(launch.notes))
 
-    def note_safe_values(self, notes: Mapping[str, Any]) -> None:
-        """The notes of a block hold from here on, after its end too, as in stock TileLang."""
-        for data, value in notes.get("safe_value_map", {}).items():
-            self._safe[self.slot(data)] = value
+    @contextlib.contextmanager
+    def inside_block(self, notes: Mapping[str, Any]) -> Iterator[None]:
+        """What is compiled meanwhile stands in a block with these notes.
 
-    def safe_value(self, buffer: ir.Buffer) -> Any:
-        """What a guarded load outside a tensor yields."""
-        value = self._safe.get(self.slot(buffer.data))
+        Its safe values hold for tile operations inside it, and for accesses to elements after its end too: so they do
+        in stock TileLang, which lowers the former block by block and the latter in one walk.
+        """
+        outer = self._safe_of_tiles
+        self._safe_of_tiles = outer | self._note_safe_values(notes)
+        yield
+        self._safe_of_tiles = outer
+
+    def _note_safe_values(self, notes: Mapping[str, Any]) -> dict[int, ir.PrimExpr]:
+        values = {self.slot(data): value for data, value in notes.get("safe_value_map", {}).items()}
+        self._safe.update(values)
+        return values
+
+    def safe_value(self, buffer: ir.Buffer, of_tile: bool) -> Any:
+        """What a guarded load outside a tensor yields, of a tile operation or of an element."""
+        value = (self._safe_of_tiles if of_tile else self._safe).get(self.slot(buffer.data))
         dtype = numpy_dtype(element_type(str(buffer.dtype)))
         return convert(getattr(value, "value", value) or 0, dtype)
 

@@ -48,9 +48,7 @@ def _barrier_wait(compiler: Compiler, call: ir.Call) -> Closure:
     return lambda frame: barrier.of(frame).wait(uniform(parity(frame), frame, "a parity"), frame, barrier.where)
 
 
-@operation(
-    tl.ARRIVE_BARRIER, tl.PTX_ARRIVE_BARRIER_EXPECT_TX, tl.PTX_CP_ASYNC_BARRIER_NOINC, collective=False
-)
+@operation(tl.ARRIVE_BARRIER, tl.PTX_ARRIVE_BARRIER_EXPECT_TX, tl.PTX_CP_ASYNC_BARRIER_NOINC, collective=False)
 def _barrier_arrive(compiler: Compiler, call: ir.Call) -> Closure:
     barrier = BarrierReference(compiler, BarrierArrival.of(call).barrier)
     return lambda frame: barrier.of(frame).arrive(frame.active(), frame, barrier.where)
@@ -124,12 +122,13 @@ def _cluster_barrier(compiler: Compiler, call: ir.Call) -> Closure:
 
 @operation(tl.SYNC_GRID)
 def _grid_barrier(compiler: Compiler, call: ir.Call) -> Closure:
-    where = compiler.where
+    # In a parallel loop iterations run, not threads, and threads without one are at its end: all arrive.
+    where, by_iterations = compiler.where, bool(compiler.axes)
 
     def run(frame: Frame) -> None:
         grid = frame.program.grid
         expected = frame.threads * grid.count
-        ticket = grid.barrier.arrive(frame.active(), expected, frame)
+        ticket = grid.barrier.arrive(frame.threads if by_iterations else frame.active(), expected, frame)
         grid.barrier.wait(ticket, "the grid's barrier", expected, frame, where)
 
     return run
