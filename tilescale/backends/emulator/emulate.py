@@ -56,7 +56,8 @@ def emulate(
         machine: a machine, a built-in name or a path; the program is traced again if it was traced for another.
         progress: show a progress bar on a long run; None follows the settings.
         check: mistakes to look for that a run by itself does not show: "all", "none", or some of "races",
-            "uninitialized" and "replicas"; None follows the settings ("all" where they say nothing).
+            "uninitialized", "replicas" and "outputs" (remarks of the report); None follows the settings ("all" where
+            they say nothing).
         schedule_seed: a number for each interleaving of the units; the same number gives the same run, and a right
             program is right in all of them. None follows the settings (units take turns where they say nothing).
 
@@ -115,7 +116,8 @@ def emulate_program(
         run = Run(program, target, advance, watching, seed, recorder, data)
         _launch(run, program, extents, mesh, per_unit, data)
     wall_s = perf_counter() - begin
-    return Report(program.name, target, tuple(run.activity), wall_s, recorder, run.missed, run.redundant_waits)
+    found = run.missed, run.redundant_waits, run.clipped, run.negative, run.unwritten, run.diverged
+    return Report(program.name, target, tuple(run.activity), wall_s, recorder, *found)
 
 
 def _launch(

@@ -36,6 +36,11 @@ class Report:
         recorder: the record of which `timeline` is the simulation; None if the run was not timed.
         missed: tile operations of which no element lay inside of its tensor, so that loads gave zero and stores
             nothing: the tensor's name and the line -> how many.
+        clipped: the same of those of which a part lay beyond the tensor.
+        negative: the same of accesses with an index below zero, such as that of a page that is not there.
+        unwritten: the parts of outputs that the call left as they were, if "outputs" were checked: of a tensor that the
+            program only writes what it has not written of it, "Y[32:64, 0:64] of device 0", and the line of its writes.
+        diverged: parts of tensors that all units were given alike, which hold different values at the end.
         redundant_waits: waits that order no two accesses to one element of this run, if its races were checked: the
             flag's name and the line.
     """
@@ -47,6 +52,10 @@ class Report:
     recorder: Recorder | None = field(default=None, compare=False)
     missed: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
     redundant_waits: Sequence[tuple[str, Location | None]] = ()
+    clipped: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
+    negative: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
+    unwritten: Sequence[tuple[str, Location | None]] = ()
+    diverged: Sequence[tuple[str, Location | None]] = ()
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -126,6 +135,14 @@ class Report:
         """What is allowed, and seldom meant."""
         for (name, where), count in self.missed.items():
             yield f"no effect: access wholly out of bounds of {name} x{count}{_place(where)}"
+        for (name, where), count in self.clipped.items():
+            yield f"clipped: part of the access is out of bounds of {name} x{count}{_place(where)}"
+        for (name, where), count in self.negative.items():
+            yield f"negative index: {name} x{count}{_place(where)}"
+        for part, where in self.unwritten:
+            yield f"unwritten: the program does not write {part}{_place(where)}"
+        for part, where in self.diverged:
+            yield f"diverged: all units were given the same, and end with different values of {part}{_place(where)}"
         for name, where in self.redundant_waits:
             yield f"redundant wait for {name}: no access of this run needs it{_place(where)}"
 

@@ -101,6 +101,12 @@ class Run:
         self.activity: list[Activity] = []
         # By tensor and line, the tile operations of which no element lay inside of the tensor.
         self.missed: Counter[tuple[str, Location | None]] = Counter()
+        # The same of those of which some elements lay beyond it, and of accesses with an index below zero.
+        self.clipped: Counter[tuple[str, Location | None]] = Counter()
+        self.negative: Counter[tuple[str, Location | None]] = Counter()
+        # Parts of outputs that the program has not written, and of tensors that it has made different between units.
+        self.unwritten: list[tuple[str, Location | None]] = []
+        self.diverged: list[tuple[str, Location | None]] = []
         # The flag's name and the line of waits that no access needs.
         self.redundant_waits: list[tuple[str, Location | None]] = []
         self.grids: list[Any] = []

@@ -7,6 +7,7 @@
                         redundant.py waits that no access needs
     initialization.py   reads of what was never written
     replicas.py         replicas that should be one and are not
+    outputs.py          remarks: outputs that are written in part, tensors that were the same on all units and are not
     shadow.py text.py   cells beside the memory of a program, one an element; words of reports
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilescale.backends.emulator.checks.initialization import Initialization
+from tilescale.backends.emulator.checks.outputs import Outputs
 from tilescale.backends.emulator.checks.races import Races
 from tilescale.backends.emulator.checks.replicas import Replicas
 from tilescale.backends.emulator.execute.observe import Observer
@@ -24,6 +26,7 @@ _CHECKS: dict[str, type[Observer]] = {
     "races": Races,
     "uninitialized": Initialization,
     "replicas": Replicas,
+    "outputs": Outputs,
 }
 
 CHECKS = tuple(_CHECKS)

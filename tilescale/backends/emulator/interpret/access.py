@@ -151,11 +151,15 @@ class Element:
             raise self._outside(frame, [int(spread(i, frame)[first]) for i in index], shape)
         if not (inside & active).any():
             frame.run.missed[self.home.name, self.home.where] += 1
+        if any((spread(i, frame) < 0)[bad].any() for i in index):
+            frame.run.negative[self.home.name, self.home.where] += 1
 
     def _missed_one(self, index: tuple, shape: Sequence[int], frame: Frame) -> None:
         if not self.home.guarded or self._is_unguarded(shape):
             raise self._outside(frame, index, shape)
         frame.run.missed[self.home.name, self.home.where] += 1
+        if min(index) < 0:
+            frame.run.negative[self.home.name, self.home.where] += 1
 
     def _is_unguarded(self, shape: Sequence[int]) -> bool:
         return any(not 0 <= number < shape[axis] for axis, number in self.unguarded)

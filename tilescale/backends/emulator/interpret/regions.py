@@ -148,9 +148,13 @@ class Region:
         target[...] = value if block.within else value[block.clip()]
 
     def _missed(self, frame: Frame, block: Block) -> None:
-        """Note an access to nothing at all: allowed, and seldom meant."""
-        if block.outside:
-            frame.run.missed[self.home.name, self.home.where] += 1
+        """Note an access that does not lie within the tensor: allowed, and seldom meant."""
+        if block.within:
+            return
+        place, run = (self.home.name, self.home.where), frame.run
+        (run.missed if block.outside else run.clipped)[place] += 1
+        if min(block.begins) < 0:
+            run.negative[place] += 1
 
     @contextmanager
     def target(self, frame: Frame, reads: bool = False) -> Iterator[np.ndarray]:
