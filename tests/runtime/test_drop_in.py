@@ -10,7 +10,7 @@ from tilelang import JITKernel
 
 import tilescale
 import tilescale.language as T
-from tilescale.errors import UnsupportedError
+from tilescale.errors import ArgumentError, UnsupportedError, UsageError
 
 
 def scaled(n: int, block: int = 32, factor: float = 2.0):
@@ -49,6 +49,49 @@ def test_what_it_says_of_itself(tmp_path, capsys):
         _ = kernel.artifact
     with pytest.raises(UnsupportedError, match="the host's text"):
         kernel.get_host_source()
+    with pytest.raises(UnsupportedError, match="no executable"):
+        kernel.adapter.get_exportable_executable()
+    with pytest.raises(UnsupportedError, match="no kernels"):
+        _ = kernel.adapter.kernels
+
+
+def test_a_kernel_of_a_wrong_program_has_a_name():
+    @T.prim_func
+    def empty(X: T.Tensor((64,), "float32")):
+        T.evaluate(0)
+
+    kernel = tilescale.compile(empty, machine="h200-sxm-8")
+    assert repr(kernel) == "<tilescale.Kernel empty for h200-sxm-8>"
+    with pytest.raises(UsageError, match="launches nothing"):
+        kernel(torch.zeros(64))
+
+
+def test_outputs_are_declared_in_one_way():
+    @T.prim_func
+    def program(X: T.Tensor((64,), "float32")):
+        Y = T.empty((64,), "float32")
+        with T.Kernel(1, threads=64):
+            T.copy(X, Y)
+        return Y
+
+    assert torch.equal(tilescale.compile(program)(torch.ones(64)), torch.ones(64))
+    with pytest.raises(UsageError, match=r"out_idx=\[-1\]: 'program' returns tensors that it declares with T.empty"):
+        tilescale.compile(program, out_idx=[-1])(torch.ones(64))
+
+
+def test_a_grid_of_no_blocks_is_an_error():
+    """As in TileLang, where CUDA refuses it: the tensors stay as they are."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def program(X: T.Tensor((n,), "float32")):
+        with T.Kernel(n, threads=1) as b:
+            X[b] = 1.0
+
+    tilescale.compile(program)(x := torch.zeros(4))
+    assert torch.equal(x, torch.ones(4))
+    with pytest.raises(ArgumentError, match=r"program launches a grid of no blocks: \(0,\)"):
+        tilescale.compile(program)(torch.zeros(0))
 
 
 def test_parameters_of_shards_and_numbers():

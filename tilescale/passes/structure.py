@@ -37,13 +37,18 @@ from tilescale.program.operations import TileView, operation
 from tilescale.program.ops import ALL_OPS, EXTENT, FLAGS, IN_ORDER, OWNER, SCALE
 
 
+def name_of(func: ir.PrimFunc) -> str:
+    """The name of a traced function."""
+    return str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else "program"
+
+
 def structure(func: ir.PrimFunc, machine: Machine) -> Program:
     """The program that a traced function is, for a machine.
 
     It knows nothing yet of values between phases, and has not been checked: see pipeline.py.
     """
     return Program(
-        name=str(func.attrs["global_symbol"]) if func.attrs and "global_symbol" in func.attrs else "program",
+        name=name_of(func),
         func=func,
         parameters=_parameters(func),
         body=_Builder(machine).host(in_one_form(counted_from_the_begin(func)).body),

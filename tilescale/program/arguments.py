@@ -20,7 +20,7 @@ from tilescale.program.model import Parameter, Program
 if TYPE_CHECKING:
     import torch
 
-_TWO_IN_A_BYTE = ("float4_e2m1fn", "int4", "uint4")
+TWO_IN_A_BYTE = ("float4_e2m1fn", "int4", "uint4")
 """Types of which PyTorch holds two elements in a byte."""
 
 
@@ -152,8 +152,13 @@ def _range(dtype: str) -> tuple[float, float]:
 def shape_of(parameter: Parameter, value: Any) -> tuple[int, ...]:
     """The shape of an argument in elements, as the program declares it; what is no tensor has no bytes."""
     shape = tuple(value.shape)
-    holds_pairs = str(_tensor(parameter).dtype) in _TWO_IN_A_BYTE and hasattr(value, "dtype")
+    holds_pairs = str(_tensor(parameter).dtype) in TWO_IN_A_BYTE and hasattr(value, "dtype")
     return (*shape[:-1], 2 * shape[-1]) if holds_pairs and shape else shape
+
+
+def in_storage(parameter: Parameter, shape: list[int]) -> list[int]:
+    """The shape of the tensor that holds so many elements: `shape_of`, the other way round."""
+    return [*shape[:-1], shape[-1] // 2] if str(_tensor(parameter).dtype) in TWO_IN_A_BYTE and shape else shape
 
 
 def check_device(parameter: Parameter, value: Any, device: torch.device) -> None:
@@ -201,7 +206,7 @@ def _held_by(declared: str) -> frozenset[torch.dtype]:
         own = frozenset([ir.torch_dtype(declared)])
     except ValueError:
         own = frozenset()
-    return own | {torch.int8, torch.uint8} if declared in ("bool", *_TWO_IN_A_BYTE) else own
+    return own | {torch.int8, torch.uint8} if declared in ("bool", *TWO_IN_A_BYTE) else own
 
 
 def _check_known(parameter: Parameter, known: Mapping[ir.Var, float]) -> None:

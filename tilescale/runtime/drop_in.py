@@ -157,6 +157,15 @@ class DropIn(stock.JITKernel):
         """TileLang's back end. Raises UnsupportedError for what TileLang has not compiled."""
         return self._compiled("backend of TileLang's").backend
 
+    def get_exportable_executable(self) -> Any:
+        """What TVM's execution backend has made. Raises UnsupportedError for what TileLang has not compiled."""
+        return self._compiled("executable").adapter.get_exportable_executable()
+
+    @property
+    def kernels(self) -> Any:
+        """The kernels that the execution backend "nvrtc" has loaded. Raises UnsupportedError as the others."""
+        return self._compiled("kernels").adapter.kernels
+
     @property
     def resource_usage(self) -> dict[str, Any]:
         """What the compiler says of registers, where TileLang keeps it."""

@@ -24,7 +24,7 @@ from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.retrace import for_machine
-from tilescale.passes.structure import structure
+from tilescale.passes.structure import name_of, structure
 from tilescale.passes.written import written_parameters
 from tilescale.program.arguments import check_device, check_present, check_writable, count_writes, readable, scalar
 from tilescale.program.model import Program
@@ -65,7 +65,7 @@ class Kernel(DropIn):
         self._call: Callable[..., Any] = self._first_call  # then what that has chosen
 
     def __repr__(self) -> str:
-        return f"<tilescale.Kernel {self.program.name} for {self.machine.name}>"
+        return f"<tilescale.Kernel {name_of(self._written)} for {self.machine.name}>"
 
     def _repr_html_(self) -> str:
         """A notebook's view of it."""

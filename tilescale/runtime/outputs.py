@@ -8,6 +8,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.errors import ArgumentError, UsageError
+from tilescale.program.arguments import in_storage
 from tilescale.program.extents import evaluate, solve
 from tilescale.program.model import Parameter, Program
 
@@ -19,9 +20,15 @@ def output_positions(program: Program, out_idx: Any) -> list[int]:
     """Positions of the parameters that the caller does not pass, in the order in which they are returned.
 
     Raises:
-        UsageError: `out_idx` names a parameter that does not exist.
+        UsageError: `out_idx` names a parameter that does not exist, or is given beside outputs that the program
+            declares.
     """
     declared = program.func.attrs.get("tilelang_out_idx") if program.func.attrs else None
+    if declared is not None and out_idx is not None:
+        raise UsageError(
+            f"out_idx={out_idx}: {program.name!r} returns tensors that it declares with T.empty",
+            hint="leave out_idx out, or declare the outputs as parameters",
+        )
     chosen = declared if declared is not None else out_idx
     if chosen is None:
         return []
@@ -95,7 +102,7 @@ class Outputs:
     def _solve(self, shapes: tuple[Any, ...], given: Iterable[tuple[ir.Var, int]]) -> list[tuple[int, list[int], Any]]:
         sizes = solve(self._program.parameters, shapes, dict(given))
         parameters = [(i, self._program.parameters[i]) for i in self.positions]
-        return [(i, _shape(p, sizes), ir.torch_dtype(str(p.buffer.dtype))) for i, p in parameters]
+        return [(i, in_storage(p, _shape(p, sizes)), ir.torch_dtype(str(p.buffer.dtype))) for i, p in parameters]
 
 
 def _shape(parameter: Parameter, sizes: dict[ir.Var, int]) -> list[int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Floats of four bits, of which PyTorch holds two in a byte: taken apart for a run, put together after it."""
+"""Numbers of four bits, of which PyTorch holds two in a byte: taken apart for a run, put together after it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tilescale.backends.emulator.numerics import numpy_dtype
+from tilescale.program.arguments import TWO_IN_A_BYTE
 from tilescale.program.model import Parameter
 
-_DECLARED = "float4_e2m1fn"
 _HALF = 4
 """Bits of an element; the first of two is the lower half of their byte."""
 
@@ -24,14 +24,15 @@ class Pairs:
 
     def elements(self, parameter: Parameter, array: np.ndarray, written: bool) -> np.ndarray | None:
         """The elements of an argument, one in each place of an array; None if it holds no pairs."""
-        if str(parameter.buffer.dtype) != _DECLARED or array.dtype not in (np.uint8, np.int8):
+        declared = str(parameter.buffer.dtype)
+        if declared not in TWO_IN_A_BYTE or array.dtype not in (np.uint8, np.int8):
             return None
         given = array.view(np.uint8)
-        key = given.__array_interface__["data"][0], given.shape, given.strides
+        key = given.__array_interface__["data"][0], given.shape, given.strides, declared
         found = self._known.get(key)
         if found is None:
             halves = np.stack([given & 0xF, given >> _HALF], axis=-1)
-            elements = halves.reshape(*given.shape[:-1], -1).view(numpy_dtype(_DECLARED))
+            elements = halves.reshape(*given.shape[:-1], -1).view(numpy_dtype(declared))
         else:
             elements, written = found[1], written or found[2]
         self._known[key] = given, elements, written

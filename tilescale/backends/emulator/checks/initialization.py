@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilelang_core import ir
 from tilescale.backends.emulator.checks.explain import primitives
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text
 from tilescale.backends.emulator.execute.frame import spread
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
 from tilescale.backends.emulator.execute.observe import ATOMIC_STORE, WRITE, Observer
-from tilescale.backends.emulator.interpret.symbols import VARIABLE
 from tilescale.errors import Location, UninitializedReadError
 from tilescale.program.effects import statements
 from tilescale.program.model import declaration, location
@@ -56,7 +56,7 @@ class Initialization(Observer):
         self._private: weakref.WeakKeyDictionary[PrivateBuffer, PrivateBuffer] = weakref.WeakKeyDictionary()
 
     def looks_at(self, home: Home) -> bool:
-        return home.root not in self._given and home.buffer.scope() != VARIABLE
+        return home.root not in self._given and home.buffer.scope() != ir.VARIABLE
 
     def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
         shadow = self._memory.of(array)

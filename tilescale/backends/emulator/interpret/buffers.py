@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,7 @@ class Home:
             [str(n) for n in buffer.shape],
             str(buffer.dtype),
         )
+        self._declared = (compiler.buffer_named(buffer.data) or buffer).name
         self._addressed = self.slot in compiler.addressed
         self._shape = None if same and not self._addressed else [compiler.expr(n) for n in buffer.shape]
         self._strides = [compiler.expr(n) for n in buffer.strides] if self._addressed else []
@@ -77,7 +79,14 @@ class Home:
         flat = array.reshape(-1)
         if not np.shares_memory(flat, array):
             raise UnsupportedError(f"a view of another shape of {self.name!r}, whose elements are not contiguous here")
-        return flat.view(self.dtype).reshape(shape)
+        seen = flat.view(self.dtype)
+        if seen.size != math.prod(shape):
+            raise UnsupportedError(
+                f"a view of {self._declared!r} as another type: in memory several of its elements share a byte, "
+                "which the emulator keeps apart",
+                hint="copy the elements, converted one by one, or take bytes as a parameter",
+            )
+        return seen.reshape(shape)
 
     def touched(self, frame: Frame, kind: str, array: Any, index: Any = ()) -> None:
         """Tell the observers of an access to `array[index]`; of elements that are given one by one, the active ones."""

@@ -29,7 +29,7 @@ from tilescale.backends.emulator.interpret.registry import (
     TOGETHER,
     VALUES,
 )
-from tilescale.backends.emulator.interpret.symbols import VARIABLE, Symbols
+from tilescale.backends.emulator.interpret.symbols import Symbols
 from tilescale.backends.emulator.numerics import element_type, lanes_of, numpy_dtype
 from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
@@ -159,7 +159,8 @@ class Compiler(Symbols):
         result = {}
         for buffer in buffers:
             dtype = numpy_dtype(element_type(str(buffer.dtype)))
-            fresh = 0 if buffer.scope() == VARIABLE else poison(dtype)
+            # stock TileLang sets variables to 0 when a program begins
+            fresh = 0 if buffer.scope() == ir.VARIABLE else poison(dtype)
             result[self.slot(buffer.data)] = PrivateBuffer(self._shape(buffer, frame), dtype, fresh)
         return result
 

@@ -15,6 +15,7 @@ from tilescale.backends.emulator.execute.residency import resident
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
+from tilescale.errors import ArgumentError
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
 
 
@@ -100,14 +101,23 @@ def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
 
     def run(frame: Frame) -> None:
         shape = tuple(uniform(n(frame), frame, "the grid's extent") for n in extents)
+        if 0 in shape and not compiler.program.is_hierarchical:
+            raise _no_blocks(compiler.program.name, shape, launch)
         Grid(plan, shape, frame).run(body)
 
     return run
 
 
-def _plan(
-    compiler: Compiler, phase: GridPhase, launch: Launch, slots: list[int], threads: Mapping[int, Any]
-) -> Plan:
+def _no_blocks(name: str, shape: tuple[int, ...], launch: Launch) -> ArgumentError:
+    """The error of a plain launch that CUDA refuses; of other programs, devices may have none."""
+    return ArgumentError(
+        f"{name} launches a grid of no blocks: {shape}",
+        hint="CUDA launches at least one block: make no call where there is nothing to do",
+        where=launch.where,
+    )
+
+
+def _plan(compiler: Compiler, phase: GridPhase, launch: Launch, slots: list[int], threads: Mapping[int, Any]) -> Plan:
     machine = compiler.machine
     cluster = next((level for level in machine.levels if level.kind == "cluster"), None)
     cluster = cluster if launch.cluster_size > 1 else None

@@ -18,10 +18,7 @@ from tilescale.program.operations import Rank, TileView
 from tilescale.program.ops import RANK, VIEW
 from tilescale.program.pointers import is_address
 
-VARIABLE = "local.var"
-"""The scope of `T.alloc_var`, which stock TileLang sets to 0 when a program begins."""
-
-PRIVATE = ("local", VARIABLE)
+PRIVATE = ("local", ir.VARIABLE)
 """Scopes of which every thread has its own."""
 
 POINTERS = (tl.DECLARED_PTR, tl.ADDRESS_OF, tl.ACCESS_PTR)
