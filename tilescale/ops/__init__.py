@@ -6,7 +6,7 @@
     all_reduce_rms_norm.py              what ends a block of a transformer
     moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
     decode.py sequence_attention.py attention_backward.py    attention over several ranks
-    linear.py parallelize.py            layers, and the plan that puts them into a model
+    linear.py layer_products.py         layers, and their operators; parallelize.py: the plan that puts them in models
     workspace.py                        memory beside the arguments, made once
     symm_mem.py                         behind PyTorch's own fused operators; install.py: what is replaced
     warm_up.py                          all kernels of a model, compiled at once before it runs

@@ -32,7 +32,7 @@ from tilescale.ops.flat import dtype_of
 from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
-from tilescale.ops.operator import operator
+from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.products import ROWS, TURNS, Product, at_once, beside_stores, slices, takes_turns, tiling
 from tilescale.ops.unfused import Scales, gathered_products
 from tilescale.ops.workspace import workspace_of
@@ -300,8 +300,8 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
             grads = [slope(grad, x) for grad, x in zip(grads, before, strict=True)]
     joined = grads[0] if len(grads) == 1 else torch.cat(grads, 1)
     across = weights[0].t() if len(weights) == 1 else torch.cat([w.t() for w in weights])
-    da = torch.ops.tilescale.matmul_reduce_scatter(joined, across, None, ctx.group, of_gradients(ctx.float8))
-    gathered = torch.ops.tilescale.all_gather(a, 0, ctx.group)
+    da = operator_of("matmul_reduce_scatter")(joined, across, None, ctx.group, of_gradients(ctx.float8))
+    gathered = operator_of("all_gather")(a, 0, ctx.group)
     # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
     db = [(grad.t() @ gathered).t() for grad in grads]
     return da, db, joined.sum(0) if ctx.biased else None, None, None, None, None, None

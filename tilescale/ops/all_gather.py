@@ -9,7 +9,7 @@ from tilescale.ops import small
 from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_tensor
 from tilescale.ops.flat import join, parts_of, whole
 from tilescale.ops.group import group_name, size_of, team_of
-from tilescale.ops.operator import operator
+from tilescale.ops.operator import operator, operator_of
 
 
 def all_gather(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch.Tensor:
@@ -53,7 +53,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return torch.ops.tilescale.reduce_scatter(grad, ctx.dim, ctx.group), None, None
+    return operator_of("reduce_scatter")(grad, ctx.dim, ctx.group), None, None
 
 
 _operator.register_autograd(_backward, setup_context=_setup)

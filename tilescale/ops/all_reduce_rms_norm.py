@@ -17,7 +17,7 @@ from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_number, ch
 from tilescale.ops.flat import THREADS, dtype_of
 from tilescale.ops.group import group_name, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.operator import operator
+from tilescale.ops.operator import operator, operator_of
 
 TILE = 16384
 """Elements that a block normalises at once; a row may have so many and twice as many."""
@@ -110,7 +110,7 @@ def _backward(ctx: Any, of_normed: torch.Tensor, of_y: torch.Tensor) -> tuple[An
     n, d = y.float() * scale, of_normed.float()
     g = d * weight.float()
     dy = (scale * (g - n * (g * n).mean(1, keepdim=True)) + of_y.float()).to(y.dtype)
-    da = torch.ops.tilescale.all_reduce(dy, ctx.group)
+    da = operator_of("all_reduce")(dy, ctx.group)
     return da, (d * n).sum(0).to(weight.dtype), dy if ctx.has_residual else None, None, None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -50,6 +51,30 @@ def is_dtensor(x: Any) -> bool:
     """Whether something is a DTensor. To import them takes seconds, so who has one has done it."""
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(x, loaded.DTensor)
+
+
+@dataclass(frozen=True)
+class Lies:
+    """How a DTensor lies: what makes another one of a shard."""
+
+    mesh: Any
+    placements: Any
+    shape: Any
+    stride: Any
+
+    @classmethod
+    def of(cls, x: Any) -> Lies:
+        """As this one."""
+        return cls(x.device_mesh, x.placements, x.shape, x.stride())
+
+    def made_of(self, shard: Any) -> Any:
+        """The DTensor with this shard; None of None."""
+        if shard is None:
+            return None
+        from torch.distributed.tensor import DTensor
+
+        how = {"run_check": False, "shape": self.shape, "stride": self.stride}
+        return DTensor.from_local(shard, self.mesh, self.placements, **how)
 
 
 def brought(name: str, x: Any, dim: int | None, group: str) -> Any:

@@ -40,7 +40,12 @@ def whole(rows: torch.Tensor, shape: Sequence[int], parts: int = 1) -> torch.Ten
     elements = math.prod(shape)
     if rows.numel() == elements:
         return rows.view(shape)
-    return rows.view(parts, -1)[:, : elements // parts].reshape(shape)
+    return plain(rows.view(parts, -1)[:, : elements // parts].reshape(shape))
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """The tensor with the strides of a new one, of dimensions of one element, too."""
+    return x.contiguous().view(-1).view(x.shape)
 
 
 def chunk_rows(width: int, itemsize: int) -> int:

@@ -67,6 +67,14 @@ def spelled(recipe: Float8 | None) -> str:
     return _words(recipe.scaling, FORWARD, recipe.gradients)
 
 
+def recipe_of(text: str) -> Float8 | None:
+    """The recipe that is spelled so."""
+    if not text:
+        return None
+    scaling, _, gradients = _read(text)
+    return Float8(scaling, gradients)
+
+
 def of_gradients(recipe: str) -> str:
     """The recipe of the product that makes the gradient of a; "" if that is one of bfloat16."""
     if not recipe:
@@ -119,7 +127,7 @@ def gradients_of_times(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of a, by the recipe, and of b, as the transpose of (N, K), which is how the weight of a torch.nn.Linear lies."""
     back = of_gradients(recipe)
-    da = torch.ops.tilescale.matmul_float8(grad, b.t(), None, back) if back else grad @ b.t()
+    da = times(grad, b.t(), None, back) if back else grad @ b.t()
     return da, (grad.t() @ a).t()
 
 

@@ -32,7 +32,7 @@ from tilescale.ops.flat import dtype_of
 from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
-from tilescale.ops.operator import operator
+from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.products import (
     CHUNK,
     CHUNKS,
@@ -172,7 +172,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """da = gather(dc) b^T; db = a^T gather(dc); the bias was added once, so its gradient is that of all rows."""
     a, b = ctx.saved_tensors
     how = True, ctx.group, "", False, of_gradients(ctx.float8)
-    da, gathered = torch.ops.tilescale.all_gather_matmul(grad, [b.t()], None, *how)
+    da, gathered = operator_of("all_gather_matmul")(grad, [b.t()], None, *how)
     # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
     db = (gathered.t() @ a).t()
     return da, db, gathered.sum(0) if ctx.biased else None, None, None

@@ -7,7 +7,6 @@ with a gather, and a row-parallel one ends with a reduce-scatter; both are hidde
 
 from __future__ import annotations
 
-import math
 from typing import Any
 from weakref import ref
 
@@ -15,14 +14,12 @@ import torch
 from torch import nn
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.arguments import MULTIPLE, PRODUCTS, SUMS, as_autocast, check_like, check_tensor
 from tilescale.ops.dtensors import brought, is_dtensor
 from tilescale.ops.float8 import Float8, spelled, times
-from tilescale.ops.gemm_ar import matmul_all_reduce
-from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import group_name, is_mesh, rank_of, size_of
-from tilescale.ops.operator import keep_machine, with_machine
+from tilescale.ops.layer_products import column_parallel, row_parallel
+from tilescale.ops.operator import keep_machine, operator_of, with_machine
 
 TOKENS, FEATURES = -2, -1
 """The dimensions that lie over the ranks between layers, and inside of a pair of them."""
@@ -105,7 +102,7 @@ class ParallelLinear(nn.Linear):
         """
         (x,) = as_autocast(brought("x", x, dim, self.group))
         check_tensor("x", x, served=served)
-        check_like("x", x, "weight", self.parts()[0])
+        check_like("x", x, "weight", self.operands()[0])
         if x.ndim < (-TOKENS if self.sequence else 1) or x.shape[-1] != self.in_features:
             raise ArgumentError(
                 f"x has shape {tuple(x.shape)}", hint=f"the layer takes (..., tokens, {self.in_features})"
@@ -115,6 +112,11 @@ class ParallelLinear(nn.Linear):
     def parts(self) -> list[Any]:
         """This rank's part of the weight, and of the bias."""
         return as_autocast(local_tensor(self.weight), local_tensor(self.bias))
+
+    def operands(self) -> list[Any]:
+        """The same for operators, which take a DTensor as its shard."""
+        given = [self.weight, self.bias]
+        return self.parts() if torch.is_autocast_enabled(self.weight.device.type) else given
 
     def extra_repr(self) -> str:
         """The shard's features, whether tokens lie over the ranks, and what is rounded."""
@@ -162,22 +164,12 @@ class RowParallelLinear(ParallelLinear):
         Raises:
             ArgumentError: the input has other features, or tokens that cannot be split among the ranks.
         """
-        x, (weight, bias) = self._given(x, FEATURES), self.parts()
-        shape, N = x.shape, weight.shape[0]
-        if not self.sequence:
-            flat = x.reshape(-1, shape[-1])
-            y = matmul_all_reduce(flat, weight.t(), bias=bias, float8=self.float8, group=self.group)
-            return y.view(*shape[:-1], N)
-        size = size_of(self.group)
-        if shape[TOKENS] % size:
+        x, (weight, bias), size = self._given(x, FEATURES), self.operands(), size_of(self.group)
+        if self.sequence and x.shape[TOKENS] % size:
             raise ArgumentError(
-                f"x has {shape[TOKENS]} tokens, the group has {size} ranks", hint=f"pad them to a multiple of {size}"
+                f"x has {x.shape[TOKENS]} tokens, the group has {size} ranks", hint=f"pad them to a multiple of {size}"
             )
-        tokens = shape[TOKENS] // size
-        # Rows of one owner lie together.
-        rows = x.reshape(-1, size, tokens, shape[-1]).transpose(0, 1).reshape(-1, shape[-1])
-        y = matmul_reduce_scatter(rows, weight.t(), bias=bias, float8=self.float8, group=self.group)
-        return y.view(*shape[:TOKENS], tokens, N)
+        return row_parallel(x, weight, bias, self.group, self.sequence, spelled(self.float8))
 
 
 def _part(whole: nn.Parameter, cut: int | None, group: Any, source: int | None) -> nn.Parameter:
@@ -240,7 +232,9 @@ class _Siblings:
 
     def result(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
         """What a layer makes of a tensor."""
-        number = next(i for i, other in enumerate(self._layers) if other is layer)
+        number = [other is layer for other in self._layers].index(True)
+        if torch.compiler.is_compiling():
+            return self._result_in_graph(number, layer, x)
         state = self._state_of(x)
         if self._input is None or self._input() is not x or self._state != state or number not in self._results:
             self._results = dict(enumerate(_gathered(layer._given(x, TOKENS), self._layers)))
@@ -250,6 +244,16 @@ class _Siblings:
             self._forget()
         return result
 
+    def _result_in_graph(self, number: int, layer: ColumnParallelLinear, x: Any) -> torch.Tensor:
+        """The same where a compiler traces: results are kept with the tensor, which may be one of the graph's."""
+        held = getattr(x, "_tilescale_results", ())
+        for siblings, results in held:
+            if siblings is self and number in results:
+                return results.pop(number)
+        made = dict(enumerate(_gathered(layer._given(x, TOKENS), self._layers)))
+        x._tilescale_results = (*held, (self, made))
+        return made.pop(number)
+
     def _forget(self, _: Any = None) -> None:
         self._input: ref[torch.Tensor] | None = None
         self._state: tuple[Any, ...] = ()
@@ -257,15 +261,15 @@ class _Siblings:
 
     def _state_of(self, x: torch.Tensor) -> tuple[Any, ...]:
         """What results follow from, beside the tensor itself: another one of the same call, another result."""
-        given = [x, *(each for layer in self._layers for each in layer.parameters(recurse=False))]
+        given = [x, *(each for layer in self._layers for each in (layer.weight, layer.bias) if each is not None)]
         kind = x.device.type
         casts = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
         return torch.is_grad_enabled(), casts, *((id(each), version_of(each)) for each in given)
 
 
 def version_of(x: torch.Tensor) -> int:
-    """How often a tensor was changed in place; 0 where PyTorch does not say, in compiled graphs and inference mode."""
-    return 0 if torch.compiler.is_compiling() or x.is_inference() else x._version
+    """How often a tensor was changed in place; 0 where PyTorch does not say, in inference mode."""
+    return 0 if x.is_inference() else x._version
 
 
 class _Everywhere(torch.autograd.Function):
@@ -280,7 +284,7 @@ class _Everywhere(torch.autograd.Function):
     @staticmethod
     @with_machine
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: D102 - see the class
-        return torch.ops.tilescale.all_reduce(grad, ctx.group), None
+        return operator_of("all_reduce")(grad, ctx.group), None
 
 
 def _times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: Float8 | None) -> torch.Tensor:
@@ -298,12 +302,9 @@ def local_tensor(x: Any) -> Any:
 
 def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch.Tensor]:
     """The layers' outputs for the tokens of all ranks."""
-    size, tokens, before = size_of(layers[0].group), x.shape[TOKENS], x.shape[:TOKENS]
-    flat = x.reshape(-1, x.shape[-1])
-    parts = [layer.parts() for layer in layers]
-    biases = [bias for _, bias in parts]
-    how = {"float8": layers[0].float8, "group": layers[0].group}
-    results = all_gather_matmul(flat, [weight.t() for weight, _ in parts], bias=biases, **how)
-    # Rows come rank by rank; the tokens of one sequence belong together.
-    sequences = [y.view(size, math.prod(before), tokens, y.shape[-1]).transpose(0, 1) for y in results]
-    return [y.reshape(*before, size * tokens, y.shape[-1]) for y in sequences]
+    weights, biases = zip(*[layer.operands() for layer in layers], strict=True)
+    if any(bias is not None for bias in biases):
+        pairs = zip(weights, biases, strict=True)
+        biases = tuple(w.new_zeros(w.shape[0]) if bias is None else bias for w, bias in pairs)
+    given = [bias for bias in biases if bias is not None]
+    return column_parallel(x, list(weights), given, layers[0].group, spelled(layers[0].float8))

@@ -5,15 +5,16 @@ PyTorch's dispatcher takes longer over an operator written in Python than a smal
 (a compiler, autograd, a mode that looks at each operator, a profiler) gets it; else the function is called by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from tilescale.hda.current import current_machine, use_machine
+from tilescale.ops.dtensors import Lies, is_dtensor
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class Operator:
@@ -26,7 +27,10 @@ class Operator:
     def __init__(self, name: str, function: Callable[..., Any]):
         self._defined = torch.library.custom_op(f"tilescale::{name}", function, mutates_args=())
         self.register_fake = self._defined.register_fake
-        self._function, self._dispatched = function, getattr(torch.ops.tilescale, name)
+        self.function, self._dispatched = function, getattr(torch.ops.tilescale, name)
+        self._setup: Callable[..., None] | None = None
+        self._gives_list = False
+        _known[name] = self
 
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
         """As that of `torch.library.custom_op`; backward goes on with the machine of the call."""
@@ -35,13 +39,65 @@ class Operator:
             keep_machine(ctx)
             setup_context(ctx, inputs, output)
 
-        self._defined.register_autograd(with_machine(backward), setup_context=setup)
+        self._setup, self.backward = setup, with_machine(backward)
+        self._defined.register_autograd(self.backward, setup_context=setup)
 
     def __call__(self, *given: Any) -> Any:
-        """Call it with all of its arguments, in order."""
-        if torch.compiler.is_compiling() or _somebody_looks() or not all(map(_is_plain, given)):
+        """Call it with all of its arguments, in order. A DTensor among them stands for its shard, and its gradient is a
+        DTensor that lies as it does."""
+        if torch.compiler.is_compiling() or _somebody_looks():
+            return self._dispatched(*map(_shard, given))
+        tensors = _tensors(given)
+        special = [x for x in tensors if x.__class__ not in _PLAIN]
+        if any([x.is_meta for x in tensors]) or not all(map(is_dtensor, special)):
             return self._dispatched(*given)
-        return self._function(*given)
+        if torch.is_grad_enabled() and any([x.requires_grad for x in tensors]):
+            return self._differentiated(given, tensors)
+        return self.function(*(map(_shard, given) if special else given))
+
+    def _differentiated(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        if self._setup is None:  # PyTorch says that it has no backward
+            return self._dispatched(*given)
+        made = _Differentiated.apply(self, given, *tensors)
+        return list(made) if self._gives_list else made
+
+    def differentiated(self, ctx: Any, given: Sequence[Any]) -> Any:
+        """The result for plain tensors, with what its backward needs in `ctx`."""
+        assert self._setup is not None
+        made = self.function(*given)
+        self._setup(ctx, given, made)
+        self._gives_list = made.__class__ is list
+        return tuple(made) if self._gives_list else made
+
+    def gradients(self, ctx: Any, grads: Sequence[Any]) -> Sequence[Any]:
+        """Those of all arguments: a list for a list."""
+        found = self.backward(ctx, list(grads)) if self._gives_list else self.backward(ctx, *grads)
+        return found if isinstance(found, tuple) else (found,)
+
+
+_known: dict[str, Operator] = {}
+
+
+def operator_of(name: str) -> Operator:
+    """The operator of a name, for those whose backward is the other."""
+    return _known[name]
+
+
+class _Differentiated(torch.autograd.Function):
+    """An operator that nobody but autograd looks at: by way of `torch.library` the host takes several times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Operator, given: Sequence[Any], *tensors: torch.Tensor) -> Any:  # noqa: D102
+        ctx.operator, ctx.counts = operator, [len(_tensors([x])) for x in given]
+        ctx.lies = [None if x.__class__ in _PLAIN else Lies.of(x) for x in tensors]
+        return operator.differentiated(ctx, [_shard(x) for x in given] if any(ctx.lies) else given)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:  # noqa: D102
+        found: list[Any] = []
+        for count, grad in zip(ctx.counts, ctx.operator.gradients(ctx, grads), strict=True):
+            found += grad if grad.__class__ is list else [grad] * count
+        return None, None, *(x if lies is None else lies.made_of(x) for x, lies in zip(found, ctx.lies, strict=True))
 
 
 def keep_machine(ctx: Any) -> None:
@@ -73,8 +129,12 @@ def _somebody_looks() -> bool:
     return _dispatching() > 0 or _transforming() is not None or _profiling() or _tracing() is not None
 
 
-def _is_plain(x: Any) -> bool:
-    kind = x.__class__
-    if kind in _PLAIN:
-        return not (x.requires_grad and torch.is_grad_enabled()) and not x.is_meta
-    return all(map(_is_plain, x)) if kind is list else not isinstance(x, torch.Tensor)
+def _tensors(given: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among arguments, and in lists among them."""
+    flat = [x for each in given for x in (each if each.__class__ is list else (each,))]
+    return [x for x in flat if isinstance(x, torch.Tensor)]
+
+
+def _shard(x: Any) -> Any:
+    """This rank's part of what may be a DTensor, or a list with some."""
+    return [_shard(one) for one in x] if x.__class__ is list else x.to_local() if is_dtensor(x) else x

@@ -9,7 +9,7 @@ from tilescale.ops import small
 from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_tensor
 from tilescale.ops.flat import parts_of, split, whole
 from tilescale.ops.group import group_name, size_of, team_of
-from tilescale.ops.operator import operator
+from tilescale.ops.operator import operator, operator_of
 
 
 def reduce_scatter(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch.Tensor:
@@ -60,7 +60,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return torch.ops.tilescale.all_gather(grad, ctx.dim, ctx.group), None, None
+    return operator_of("all_gather")(grad, ctx.dim, ctx.group), None, None
 
 
 _operator.register_autograd(_backward, setup_context=_setup)

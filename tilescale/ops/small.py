@@ -20,7 +20,7 @@ from tilescale.errors import RankMismatchError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import SUMS
-from tilescale.ops.flat import dtype_of
+from tilescale.ops.flat import dtype_of, plain
 from tilescale.ops.kernels import kernel
 
 SMALL_BYTES = 2 << 20
@@ -130,7 +130,7 @@ def _cut(made: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
     """The first rows of each part of (parts * more rows, ...)."""
     if made.shape[0] == parts * rows:
         return made
-    return made.unflatten(0, (parts, -1))[:, :rows].flatten(0, 1)
+    return plain(made.unflatten(0, (parts, -1))[:, :rows].flatten(0, 1))
 
 
 def program(size: int, name: str, elements: int | None, dtype: str) -> Any:

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""Layers under torch.compile, in a job of one rank: whole graphs, no recompilation, the results of eager calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+from torch.utils.checkpoint import checkpoint
+
+from tilescale import ops
+from tilescale.settings import settings
+
+HIDDEN, LAYERS = 32, 3
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TILESCALE_EMULATE", "1")
+    settings.cache_clear()
+    torch._dynamo.reset()
+    yield
+    settings.cache_clear()
+
+
+class Block(nn.Module):
+    """Gated products of three layers with one input, behind a norm."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(HIDDEN)
+        self.inner = nn.ModuleDict({name: nn.Linear(HIDDEN, 2 * HIDDEN, bias=bias) for name in ("up", "gate", "more")})
+        self.down = nn.Linear(2 * HIDDEN, HIDDEN, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = self.norm(x)
+        up, gate, more = (self.inner[name](given) for name in ("up", "gate", "more"))
+        return x + self.down(nn.functional.silu(gate) * up + more)
+
+
+def blocks(mesh: DeviceMesh, sequence: bool, bias: bool = False) -> nn.ModuleList:
+    """Alike each time."""
+    torch.manual_seed(0)
+    made = nn.ModuleList(Block(bias) for _ in range(LAYERS)).bfloat16()
+    output = Shard(1) if sequence else Replicate()
+    plan = {
+        "*.inner.*": ColwiseParallel(input_layouts=Shard(1) if sequence else Replicate()),
+        "*.down": RowwiseParallel(output_layouts=output),
+    }
+    ops.parallelize_module(made, mesh, plan | ({"*.norm": SequenceParallel()} if sequence else {}))
+    if sequence:
+        for block in made:
+            ops.gather_once(*block.inner.values())
+    return made
+
+
+def through(made: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    for block in made:
+        x = block(x)
+    return x
+
+
+def after(made: nn.ModuleList, x: torch.Tensor, run: Callable = through) -> list[torch.Tensor]:
+    """The result, and all gradients."""
+    made.zero_grad()
+    given = x.detach().requires_grad_()
+    y = run(made, given)
+    y.float().pow(2).sum().backward()
+    grads = [p.grad for p in made.parameters()]
+    return [y.detach(), given.grad, *(g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads)]
+
+
+def tokens(count: int, batch: int = 1) -> torch.Tensor:
+    return torch.randn(batch, count, HIDDEN).bfloat16()
+
+
+def compiled(made: nn.ModuleList, **how: object) -> nn.ModuleList:
+    for block in made:
+        block.compile(backend="aot_eager", fullgraph=True, **how)
+    return made
+
+
+@pytest.mark.parametrize("sequence", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_blocks_are_compiled_once_for_all_of_them(mesh: DeviceMesh, sequence: bool, bias: bool):
+    eager, made = blocks(mesh, sequence, bias), compiled(blocks(mesh, sequence, bias))
+    for step in range(4):
+        with torch._dynamo.config.patch(error_on_recompile=step > 0):
+            x = tokens(8)
+            for one, other in zip(after(made, x), after(eager, x), strict=True):
+                assert torch.equal(one, other)
+    for step in range(3):
+        with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=step > 0):
+            x = tokens(8)
+            assert torch.equal(through(made, x), through(eager, x))
+
+
+def test_numbers_of_tokens_that_change_are_compiled_once_more(mesh: DeviceMesh):
+    eager, made = blocks(mesh, True), compiled(blocks(mesh, True), dynamic=True)
+    for step, (count, batch) in enumerate(((8, 2), (12, 2), (16, 3), (20, 4))):
+        with torch._dynamo.config.patch(error_on_recompile=step > 1):
+            x = tokens(count, batch)
+            for one, other in zip(after(made, x), after(eager, x), strict=True):
+                assert torch.equal(one, other)
+
+
+def test_a_whole_model_is_one_graph(mesh: DeviceMesh):
+    eager, made = blocks(mesh, True), blocks(mesh, True)
+    run = torch.compile(through, backend="aot_eager", fullgraph=True)
+    for step in range(3):
+        with torch._dynamo.config.patch(error_on_recompile=step > 0):
+            x = tokens(8)
+            for one, other in zip(after(made, x, run), after(eager, x), strict=True):
+                assert torch.equal(one, other)
+
+
+def test_one_gather_serves_siblings_in_a_graph(mesh: DeviceMesh):
+    made, targets = blocks(mesh, True), []
+
+    def seen(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> Callable:
+        targets.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    torch.compile(through, backend=seen, fullgraph=True)(made, tokens(8))
+    assert sum("column_parallel" in str(target) for target in targets) == LAYERS
+
+
+def test_siblings_in_graphs_of_their_own(mesh: DeviceMesh):
+    eager, made = blocks(mesh, True), blocks(mesh, True)
+    for block in made:
+        for layer in block.inner.values():
+            layer.compile(backend="aot_eager", fullgraph=True)
+    for step in range(4):
+        with torch._dynamo.config.patch(error_on_recompile=step > 1):
+            x = tokens(8)
+            for one, other in zip(after(made, x), after(eager, x), strict=True):
+                assert torch.equal(one, other)
+
+
+def test_blocks_that_are_computed_again_are_compiled(mesh: DeviceMesh):
+    eager, made = blocks(mesh, True), blocks(mesh, True)
+
+    def again(made: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+        for block in made:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+    x = tokens(8)
+    run = torch.compile(again, backend="aot_eager", fullgraph=True)
+    for one, other in zip(after(made, x, run), after(eager, x, again), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_inductor_fuses_what_is_between(mesh: DeviceMesh):
+    eager, made = blocks(mesh, True), blocks(mesh, True)
+    x = tokens(8)
+    for one, other in zip(after(made, x, torch.compile(through, fullgraph=True)), after(eager, x), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.1, atol=0.1 * float(other.float().abs().max()))

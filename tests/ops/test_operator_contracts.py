@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""What PyTorch is told of operators is so, over shapes, types and views: `torch.library.opcheck`, and strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tilescale import ops
+from tilescale.settings import settings
+
+FLOAT8 = "rowwise torch.float8_e4m3fn torch.float8_e5m2"
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TILESCALE_EMULATE", "1")
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+VIEWS: dict[str, Callable[..., torch.Tensor]] = {
+    "contiguous": lambda *shape, dtype: torch.randn(shape).to(dtype),
+    "transposed": lambda *shape, dtype: torch.randn(shape).to(dtype).mT.contiguous().mT,
+    "a part": lambda *shape, dtype: torch.randn(2, *shape[:-1], shape[-1] + 3).to(dtype)[1, ..., 3:],
+}
+
+CASES: dict[str, Callable[..., list[Any]]] = {
+    "all_gather": lambda new, rows: [new(rows, 16), 1, ""],
+    "reduce_scatter": lambda new, rows: [new(rows, 2), 0, ""],
+    "all_reduce": lambda new, rows: [new(rows, 3), ""],
+    "all_to_all": lambda new, rows: [new(rows, 3), 0, 1, ""],
+    "all_to_all_v": lambda new, rows: [new(rows, 3), [rows], [rows], ""],
+    "all_gather_matmul": lambda new, rows: (
+        [new(rows, 16), [new(16, 8), new(16, 24)], new(1, 32)[0], True, "", "", False, ""]
+    ),
+    "matmul_reduce_scatter": lambda new, rows: [new(rows, 16), new(16, 8), new(1, 8)[0], "", ""],
+    "matmul_all_reduce": lambda new, rows: [new(rows, 16), new(16, 8), None, "", ""],
+    "column_parallel": lambda new, rows: [new(1, rows, 16), [new(8, 16), new(24, 16)], [], "", ""],
+    "row_parallel": lambda new, rows: [new(1, rows, 16), new(8, 16), None, "", True, ""],
+    "all_reduce_rms_norm": lambda new, rows: [new(rows, 16), new(1, 16)[0], new(rows, 16), 1e-6, ""],
+    "matmul_float8": lambda new, rows: [new(rows, 16), new(16, 16), None, FLOAT8],
+}
+
+
+def given_of(name: str, view: str, rows: int, dtype: torch.dtype, grad: bool) -> list[Any]:
+    """Arguments of an operator."""
+    return CASES[name](lambda *shape: VIEWS[view](*shape, dtype=dtype).requires_grad_(grad), rows)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", CASES)
+def test_operators_are_what_they_are_registered_as(name: str, view: str):
+    operator = getattr(torch.ops.tilescale, name)
+    for rows in (1, 4):
+        for dtype in (torch.bfloat16,) if name == "matmul_float8" else (torch.bfloat16, torch.float16):
+            torch.library.opcheck(operator, given_of(name, view, rows, dtype, grad=dtype == torch.bfloat16))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_contiguous(name: str, view: str):
+    """With the strides of a new tensor, of dimensions of one element, too."""
+    for rows in (1, 3, 8):
+        made = getattr(torch.ops.tilescale, name)(*given_of(name, view, rows, torch.bfloat16, grad=False))
+        for each in made if isinstance(made, list | tuple) else [made]:
+            assert each.stride() == torch.empty(each.shape).stride(), f"{tuple(each.shape)} has {each.stride()}"
+
+
+def test_a_small_gather_has_the_strides_of_its_shape():
+    assert ops.all_gather(torch.ones(1, 2)).stride() == (2, 1)
