@@ -27,6 +27,7 @@ from tilescale.backends.emulator.operations import (  # noqa: F401
     atomics,
     barriers,
     blockscaled,
+    decoders,
     externs,
     peer_atomics,
     random,

@@ -9,6 +9,7 @@
     words.py        loads and stores of several elements, cp.async, ldmatrix
     barriers.py     mbarriers, barriers of programs and clusters, `T.barrier`
     externs.py stand_ins.py functions that are called by name, and Python functions for those of the user
+    decoders.py     stand-ins for functions of TileLang's examples
     pointers.py     arguments that point to elements
     remote.py       copies to and from a peer, signals, waits
     peer_atomics.py atomic additions at a peer; what one thread does for its unit

@@ -17,7 +17,7 @@ from tilescale.backends.emulator.interpret.abstract import known_or_not
 from tilescale.backends.emulator.interpret.access import Element
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.registry import value_operation
+from tilescale.backends.emulator.interpret.registry import value_operation, vector_operation
 from tilescale.backends.emulator.interpret.selections import located
 from tilescale.backends.emulator.operations.pointers import elements, neighbours, pointed
 from tilescale.errors import UnsupportedError
@@ -33,7 +33,7 @@ def _atomic(op: str, returns: bool, width: int = 1) -> Callable[[Compiler, ir.Ca
             raise UnsupportedError(f"the emulator does not run atomics on thread-private memory ({target.home.name!r})")
         if width > 1:
             targets, values = elements(compiler, made.pointer, width), neighbours(compiler, made.value, width)
-            return lambda frame: _wide_atomic(targets, values, op, frame)
+            return lambda frame: _wide_atomic(targets, values, op, returns, frame)
         value = compiler.expr(made.value) if made.value is not None else lambda frame: 0
         order = _ORDERS[made.order]
         if not compiler.data:
@@ -75,13 +75,16 @@ def _update_at(
     return numerics.atomic_update(*located(array, index), value, op, mask=taken, return_prev=returns)
 
 
-def _wide_atomic(targets: list[Element], values: Closure, op: str, frame: Frame) -> None:
+def _wide_atomic(targets: list[Element], values: Closure, op: str, returns: bool, frame: Frame) -> tuple[Any, ...]:
+    """Updates of neighbouring elements; what each of them held, if that is asked for."""
     array = targets[0].home.array(frame)
     if not array.flags.writeable:
-        return
+        return tuple(target.load(frame) for target in targets) if returns else ()
     targets[0].home.written(frame)
-    for target, value in zip(targets, values(frame), strict=True):
-        _update_at(target, array, tuple(i(frame) for i in target.indices), value, op, frame)
+    return tuple(
+        _update_at(target, array, tuple(i(frame) for i in target.indices), value, op, frame, returns)
+        for target, value in zip(targets, values(frame), strict=True)
+    )
 
 
 for _op in ("add", "max", "min"):
@@ -90,5 +93,6 @@ for _op in ("add", "max", "min"):
 value_operation(tl.atomic("or"))(_atomic("or", False))
 value_operation(tl.atomic("store"))(_atomic("store", False))
 value_operation(tl.atomic("load"))(_atomic("load", True))
-value_operation(tl.atomic("addx2"))(_atomic("add", False, width=2))
-value_operation(tl.atomic("addx4"))(_atomic("add", False, width=4))
+for _width in (2, 4):
+    value_operation(tl.atomic(f"addx{_width}"))(_atomic("add", False, _width))
+    vector_operation(tl.atomic(f"addx{_width}", returns=True))(_atomic("add", True, _width))

@@ -35,9 +35,7 @@ def _dp4a(compiler: Compiler, args: list[Any]) -> Closure:
     dot = numerics.INTRINSICS[tl.DP4A]
 
     def run(frame: Frame) -> None:
-        left, right = (
-            np.ascontiguousarray(np.stack(side(frame), axis=-1)).view(np.int32)[..., 0] for side in sides
-        )
+        left, right = (np.ascontiguousarray(np.stack(side(frame), axis=-1)).view(np.int32)[..., 0] for side in sides)
         c.store(frame, dot(left, right, c.load(frame), dtype=c.home.dtype))
 
     return run
@@ -65,8 +63,14 @@ def _shown(value: Any, frame: Frame) -> Any:
     return picked.tolist() if frame.mask is None else picked[spread(frame.mask, frame)].tolist()
 
 
+def _sleep(compiler: Compiler, args: list[Any]) -> Closure:
+    """Others run meanwhile; how long is nobody's business here."""
+    return lambda frame: frame.run.scheduler.give_way()
+
+
 _EXTERNS: dict[str, Callable[[Compiler, list[Any]], Closure]] = {
     "DP4A": _dp4a,
+    "__nanosleep": _sleep,
     "debug_print_msg": _print(lambda message: message),
     "debug_print_var": _print(lambda message, value: f"{message + ' ' if message else ''}{value}"),
     "debug_print_buffer_value": _print(lambda message, name, i, value: f"{message} {name}[{i}] = {value}"),
