@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""Operators at shapes drawn at random by a seed, beside NCCL with cuBLAS, on this computer's GPUs.
+
+    torchrun --nproc-per-node 2 benchmarks/any_shape.py --seconds 120
+    torchrun --nproc-per-node 2 benchmarks/any_shape.py --seconds 120 --resume      the shapes that are left
+
+From 1 to 16384 rows, log-uniform; weights are those of layers of 20 published models, over the GPUs; all-gather,
+reduce-scatter and all-reduce, bfloat16 and float8, eager and in CUDA graphs. Every call finds its inputs and makes its
+result at another place than the last one. Kernels of some weights are compiled at once, then their shapes are raced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve()
+sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / "works")]
+
+import any_shapes  # noqa: E402 - found through the path above
+import click  # noqa: E402
+import torch  # noqa: E402
+import trials  # noqa: E402
+from any_shapes import MODES, ROWS_OF_EACH, WORKS, Shape  # noqa: E402
+from runs import Run, say  # noqa: E402
+from steps import Steps  # noqa: E402
+
+import tilescale  # noqa: E402
+
+RESULTS = SCRIPT.parent / "results"
+
+
+@click.command(help=__doc__.replace("\n    ", "\n\n\b\n    ", 1))
+@click.option("--seed", default=32, show_default=True, help="Of the shapes.")
+@click.option("--weights", default=24, show_default=True, help=f"Weights, with {ROWS_OF_EACH} numbers of rows each.")
+@click.option("--together", default=6, show_default=True, help="Weights whose kernels are compiled at once.")
+@click.option("--seconds", default=120.0, show_default=True, help="No race begins later.")
+@click.option("--rounds", default=5, show_default=True, help="Groups of calls of each contender.")
+@click.option("--symm-mem", is_flag=True, help="With PyTorch's operators, which may hang where a rank is late.")
+@click.option("--out", type=click.Path(path_type=Path), default=RESULTS, help="Folder of the results.")
+@click.option("--limit", default=30.0, show_default=True, help="Seconds that a step may take before the run ends.")
+@click.option("--resume", is_flag=True, help="Go on after a run, without whom it ended with.")
+@click.option("--part", default="0/1", show_default=True, help="Which of so many parts of the weights: 0/2, 1/2.")
+def main(
+    seed: int, weights: int, together: int, seconds: float, rounds: int, symm_mem: bool, out: Path, limit: float,
+    resume: bool, part: str,
+) -> None:  # fmt: skip
+    """Draw, compile, race, write."""
+    begin, world = time.monotonic(), tilescale.init()
+    if not torch.cuda.is_available():
+        raise click.UsageError("times need GPUs; without them `tilescale.emulate` shows that programs are right")
+    trials.device()
+    first, parts = map(int, part.split("/"))
+    shapes = any_shapes.drawn(seed, weights, world.size)
+    run = Run(SCRIPT.stem, out, rounds, limit, seeds=(0,))
+    steps, left = run.resumed([_work(s).heat(mode, symm_mem) for s in shapes for mode in MODES], resume)
+    titles = {heat.title for heat in left}
+    by_weight = itertools.groupby(shapes, key=lambda s: (s.work, s.n, s.k, s.dtype))
+    kinds = [list(same) for _, same in by_weight][first::parts]
+    for at in range(0, len(kinds), together):
+        group = [shape for same in kinds[at : at + together] for shape in same]
+        group = [s for s in group if any(_work(s).heat(mode, symm_mem).title in titles for mode in MODES)]
+        if not group or world.broadcast(time.monotonic() - begin > seconds):
+            continue
+        now = time.monotonic()
+        steps.end()
+        tilescale.ops.warm_up(lambda group=group: [_work(s).dry() for s in group])
+        say(f"compiled what {len(group)} shapes need in {time.monotonic() - now:.0f} s")
+        for shape in group:
+            if world.broadcast(time.monotonic() - begin > seconds):
+                break
+            _race(run, steps, shape, titles, symm_mem)
+
+
+def _work(shape: Shape) -> any_shapes.Work:
+    return WORKS[shape.work](shape)
+
+
+def _race(run: Run, steps: Steps, shape: Shape, titles: set[str], symm_mem: bool) -> None:
+    """A shape in all modes, on the same inputs; results are checked in the first one."""
+    work = _work(shape)
+    heats = [heat for mode in MODES if (heat := work.heat(mode, symm_mem)).title in titles]
+    for number, heat in enumerate(heats):
+        (run if number == 0 else replace(run, seeds=())).race_all([heat], steps)
+        work.__dict__.pop("case", None)
+
+
+if __name__ == "__main__":
+    main()

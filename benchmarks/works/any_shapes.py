@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: MIT
+"""Products with communication at shapes drawn at random: rows of any number, weights of published models."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import overlap
+import scaled
+import torch
+import torch.distributed as dist
+import trials
+from scaled import FLOAT8
+
+import tilescale
+from tilescale.tuning.race import Contender, Heat, Runner
+
+BASELINE = "nccl+cublas"
+
+MODES = "eager", "graph"
+
+MOST_ROWS = 16384
+
+PLACES = 3
+"""Sets of inputs, and results that are kept: a call finds and makes its tensors at other places than the last one."""
+
+ROWS_OF_EACH = 10
+"""Numbers of rows that are drawn for one weight: kernels are compiled for weights."""
+
+MODELS = {
+    "Llama 3.2 3B": (3072, 24, 8, 128, 8192),
+    "Llama 3 8B": (4096, 32, 8, 128, 14336),
+    "Llama 3 70B": (8192, 64, 8, 128, 28672),
+    "Llama 2 13B": (5120, 40, 40, 128, 13824),
+    "Mistral Nemo 12B": (5120, 32, 8, 128, 14336),
+    "Mistral Small 24B": (5120, 32, 8, 128, 32768),
+    "Mistral Large 123B": (12288, 96, 8, 128, 28672),
+    "Qwen2.5 7B": (3584, 28, 4, 128, 18944),
+    "Qwen2.5 32B": (5120, 40, 8, 128, 27648),
+    "Qwen2.5 72B": (8192, 64, 8, 128, 29568),
+    "Qwen3 8B": (4096, 32, 8, 128, 12288),
+    "Qwen3 14B": (5120, 40, 8, 128, 17408),
+    "Gemma 2 9B": (3584, 16, 8, 256, 14336),
+    "Gemma 2 27B": (4608, 32, 16, 128, 36864),
+    "Gemma 3 12B": (3840, 16, 8, 256, 15360),
+    "Gemma 3 27B": (5376, 32, 16, 128, 21504),
+    "Phi-4 14B": (5120, 40, 10, 128, 17920),
+    "Yi 34B": (7168, 56, 8, 128, 20480),
+    "Granite 8B": (4096, 32, 8, 128, 12800),
+    "Command R 35B": (8192, 64, 64, 128, 22528),
+}
+"""Hidden size, heads, key heads, features of a head, and inner size."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A product M x N x K with a collective: N of each GPU for the gather, K of each GPU for the sums."""
+
+    work: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+
+
+def drawn(seed: int, weights: int, gpus: int) -> list[Shape]:
+    """For so many weights numbers of rows, log-uniform, of which nothing is asked but that the ranks can share them."""
+    chance, models = random.Random(seed), list(MODELS.values())
+    chance.shuffle(models)
+    kinds = list(itertools.product(WORKS, ("bfloat16", "float8_e4m3fn")))
+    found: list[Shape] = []
+    for number in range(weights):
+        if number % len(kinds) == 0:
+            chance.shuffle(kinds)
+        name, dtype = kinds[number % len(kinds)]
+        hidden, heads, keys, features, inner = models[number % len(models)]
+        into = ((heads + 2 * keys) * features // gpus, hidden), (2 * inner // gpus, hidden)
+        back = (hidden, heads * features // gpus), (hidden, inner // gpus)
+        n, k = chance.choice(into if name == "ag_gemm" else back)
+        step = 1 if name == "gemm_ar" else gpus
+        rows = [max(round(2 ** chance.uniform(0, 14)) // step, 1) * step for _ in range(ROWS_OF_EACH)]
+        found += [Shape(name, m, n, k, dtype) for m in rows]
+    return list(dict.fromkeys(found))
+
+
+class Work(ABC):
+    """A product of one shape: its inputs, what it should make, and who makes it.
+
+    An input is a tuple (a, b, of_a, of_b); bfloat16 has no scales.
+    """
+
+    def __init__(self, shape: Shape):
+        self.shape, self.size = shape, tilescale.init().size
+        self.scaled = shape.dtype != "bfloat16"
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """Of a on each rank."""
+
+    @abstractmethod
+    def reference(self, seed: int, given: Sequence[torch.Tensor]) -> trials.Case:
+        """What the product is, in float32."""
+
+    @abstractmethod
+    def libraries(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """NCCL and cuBLAS, one after the other."""
+
+    @abstractmethod
+    def ours(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """The operator."""
+
+    @abstractmethod
+    def symm_mem(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """PyTorch's fused operator, or its product and its sum. Raises where it is refused."""
+
+    def heat(self, mode: str, others: bool) -> Heat:
+        """The race; `others`: with PyTorch's operators on symmetric memory."""
+        calls = {BASELINE: self.libraries, **({"symm_mem": self.symm_mem} if others else {}), "tilescale": self.ours}
+        entries = [Contender(name, functools.partial(self._runner, call)) for name, call in calls.items()]
+        s = self.shape
+        flops = 2 * s.m * s.n * s.k
+        return Heat(s.work, (s.m, s.n, s.k), s.dtype, self.size, mode, BASELINE, entries, flops, calls=4)
+
+    def dry(self) -> None:
+        """Ours on inputs without values, for who compiles."""
+        self.ours(*self._inputs())
+
+    def _runner(self, call: Callable[..., torch.Tensor]) -> Runner:
+        results: deque[torch.Tensor] = deque(maxlen=PLACES)
+        number = itertools.count()
+
+        def again() -> torch.Tensor:
+            results.append(call(*self.places[next(number) % PLACES]))
+            return results[-1]
+
+        def check(seed: int) -> None:
+            case = self.case
+            for places in self.places:
+                trials.into(*places)(*case.inputs)
+            trials.nothing(self.shape.m * self.shape.n)  # what a result that is not written would hold
+            trials.skew(seed)
+            result = again()
+            torch.cuda.synchronize()
+            trials.compare(result, case)
+
+        return Runner(again, check)
+
+    @functools.cached_property
+    def places(self) -> list[tuple[torch.Tensor, ...]]:
+        """Inputs, each set somewhere else; a weight stays where it is."""
+        first = self._inputs()
+        return [first, *((torch.empty_like(first[0]), *first[1:]) for _ in range(PLACES - 1))]
+
+    @functools.cached_property
+    def case(self) -> trials.Case:
+        """Random inputs and what the product makes of them."""
+        dtype = FLOAT8 if self.scaled else torch.bfloat16
+        given = trials.randoms(self.shape.m, dtype, (self.rows, self.shape.k), (self.shape.n, self.shape.k))
+        if self.scaled:
+            scales = trials.randoms(1, torch.float32, (self.rows, 1), (1, self.shape.n))
+            given += [1 + scale.abs() for scale in scales]
+        return self.reference(0, given)
+
+    def _inputs(self) -> tuple[torch.Tensor, ...]:
+        dtype, made = FLOAT8 if self.scaled else torch.bfloat16, functools.partial(torch.ones, device=trials.device())
+        a, b = made(self.rows, self.shape.k).to(dtype), made(self.shape.n, self.shape.k).to(dtype)
+        return (a, b, made(self.rows, 1), made(1, self.shape.n)) if self.scaled else (a, b)
+
+
+def multiplied(a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+    """A B^T by cuBLAS."""
+    return scaled.multiplied(a, b, *scales) if scales else torch.mm(a, b.t())
+
+
+def products(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A B^T in float32, and what says how far it may be off: magnitudes, or a spread squared."""
+    if len(given) == 2:
+        return list(trials.product(*given))
+    want, spread = scaled.reference(*given)
+    return [want, spread.square_()]
+
+
+def bound(want: torch.Tensor, rounded: torch.Tensor, other: torch.Tensor, terms: int, is_scaled: bool) -> torch.Tensor:
+    """How far each element may be off; `rounded`: the magnitudes of what is rounded to bfloat16 on the way."""
+    if is_scaled:
+        return scaled.bound(rounded, other.sqrt())
+    return trials.product_bound(terms, 2 * want.abs() + rounded, other)
+
+
+class Gathered(Work):
+    """A's rows lie over the GPUs, each has columns of C."""
+
+    @property
+    def rows(self) -> int:
+        """A share of all rows."""
+        return self.shape.m // self.size
+
+    def reference(self, seed: int, given: Sequence[torch.Tensor]) -> trials.Case:
+        """All rows times this rank's B."""
+        whole = list(given)
+        for i in (0, 2)[: 1 + self.scaled]:
+            whole[i] = _gathered(given[i])
+        want, other = products(whole)
+        return trials.Case(tuple(given), want, bound(want, want.abs(), other, self.shape.k, self.scaled))
+
+    def libraries(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """Rows, and their scales, are gathered first."""
+        whole = _gathered(a)
+        return multiplied(whole, b, *((_gathered(scales[0]), scales[1]) if scales else ()))
+
+    def ours(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """One operator."""
+        return tilescale.ops.all_gather_matmul(a, b.t(), scales=scales or None)
+
+    def symm_mem(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """One operator."""
+        made, group = torch.ops.symm_mem, overlap.fused_group()
+        if not scales:
+            return made.fused_all_gather_matmul(a, [b.t()], 0, group)[1][0]
+        types = [[None], [None], [torch.bfloat16], [True]]
+        return made.fused_all_gather_scaled_matmul(a, [b.t()], scales[0], [scales[1]], 0, group, *types)[1][0]
+
+
+class Summed(Work):
+    """The inner dimension lies over the GPUs, each ends with the whole."""
+
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return self.shape.m
+
+    def reference(self, seed: int, given: Sequence[torch.Tensor]) -> trials.Case:
+        """The sum of all ranks' products."""
+        want, other = products(given)
+        rounded = want.abs()  # each part, before all are added up
+        for x in (want, rounded, other):
+            dist.all_reduce(x)
+        return trials.Case(tuple(given), *self.own(want, bound(want, rounded, other, self.shape.k * 2, self.scaled)))
+
+    def own(self, *whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What this rank ends with."""
+        return whole
+
+    def libraries(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """NCCL sums up behind."""
+        c = multiplied(a, b, *scales)
+        dist.all_reduce(c)
+        return c
+
+    def ours(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """One operator."""
+        return tilescale.ops.matmul_all_reduce(a, b.t(), scales=scales or None)
+
+    def symm_mem(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """cuBLAS, then a sum in two shots on symmetric memory."""
+        c = _symmetric(self.shape.m, self.shape.n)
+        c.copy_(multiplied(a, b, *scales)) if scales else torch.mm(a, b.t(), out=c)
+        return torch.ops.symm_mem.two_shot_all_reduce_(c, "sum", overlap.fused_group())
+
+
+class Scattered(Summed):
+    """The inner dimension lies over the GPUs, each ends with rows of C."""
+
+    def own(self, *whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """This rank's rows."""
+        return tuple(x.chunk(self.size)[tilescale.init().rank] for x in whole)
+
+    def libraries(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """NCCL sums up behind."""
+        c = a.new_empty(self.shape.m // self.size, self.shape.n, dtype=torch.bfloat16)
+        dist.reduce_scatter_tensor(c, multiplied(a, b, *scales))
+        return c
+
+    def ours(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """One operator."""
+        return tilescale.ops.matmul_reduce_scatter(a, b.t(), scales=scales or None)
+
+    def symm_mem(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+        """One operator."""
+        made, group = torch.ops.symm_mem, overlap.fused_group()
+        if not scales:
+            return made.fused_matmul_reduce_scatter(a, b.t(), "sum", 0, group)
+        shape = [self.shape.m, self.shape.n]
+        how = "sum", 0, 0, group, shape, None, None, torch.bfloat16, True
+        return made.fused_scaled_matmul_reduce_scatter(a, b.t(), *scales, *how)
+
+
+WORKS = {"ag_gemm": Gathered, "gemm_rs": Scattered, "gemm_ar": Summed}
+
+
+def _gathered(x: torch.Tensor) -> torch.Tensor:
+    """The rows of all ranks, by NCCL."""
+    whole = x.new_empty(tilescale.init().size * x.shape[0], x.shape[1])
+    dist.all_gather_into_tensor(whole.view(torch.uint8), x.view(torch.uint8))
+    return whole
+
+
+@functools.lru_cache(1)
+def _symmetric(*shape: int) -> torch.Tensor:
+    """A tensor in PyTorch's symmetric memory."""
+    import torch.distributed._symmetric_memory as symm
+
+    x = symm.empty(*shape, dtype=torch.bfloat16, device=trials.device())
+    symm.rendezvous(x, dist.group.WORLD)
+    return x

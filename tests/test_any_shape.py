@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""The benchmark of shapes drawn at random: what is drawn, and that its checks accept right results alone."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tilescale.settings import settings
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def any_shapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The works, on one emulated rank."""
+    for folder in (BENCHMARKS, BENCHMARKS / "works"):
+        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("TILESCALE_EMULATE", "1")
+    settings.cache_clear()
+    found = importlib.import_module("any_shapes")
+    monkeypatch.setattr(importlib.import_module("trials"), "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(importlib.import_module("scaled"), "multiplied", multiplied)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield found
+    dist.destroy_process_group()
+    settings.cache_clear()
+
+
+def multiplied(a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor) -> torch.Tensor:
+    return ((a.float() * of_a) @ (b.float() * of_b.t()).t()).bfloat16()
+
+
+def test_shapes_are_many_and_multiples_of_nothing(any_shapes: Any):
+    shapes = any_shapes.drawn(32, 24, 2)
+    assert len(shapes) >= 200 and shapes == any_shapes.drawn(32, 24, 2) != any_shapes.drawn(33, 24, 2)
+    assert {(s.work, s.dtype) for s in shapes} == {
+        (work, dtype) for work in any_shapes.WORKS for dtype in ("bfloat16", "float8_e4m3fn")
+    }
+    assert all(1 <= s.m <= any_shapes.MOST_ROWS and s.n % 16 == s.k % 16 == 0 for s in shapes)
+    assert sum(s.m % 64 == 0 for s in shapes) < len(shapes) / 10
+    assert min(s.m for s in shapes) < 8 and max(s.m for s in shapes) > 8192
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("work", ["ag_gemm", "gemm_rs", "gemm_ar"])
+def test_right_results_alone_are_timed(work: str, dtype: str, any_shapes: Any):
+    made = any_shapes.WORKS[work](any_shapes.Shape(work, 34, 48, 64, dtype))
+    made.dry()
+    for contender in made.heat("eager", False).contenders:
+        runner = contender.make()
+        runner.check(0)
+        runner.call()
+    made.ours = lambda *given: made.libraries(*given) * 1.5
+    with pytest.raises(ValueError, match="wrong"):
+        made.heat("eager", False).contenders[-1].make().check(0)
