@@ -60,7 +60,7 @@ def bind_arguments(
                 slots[compiler.slot(parameter.var)] = _rounded(parameter, known[parameter.var])
             elif value is not None:
                 made = _array(parameter, value, position in written, pairs) if compiler.data else None
-                array = _without_data(compiler, parameter, value) if made is None else made
+                array = _without_data(compiler, parameter, value, rank) if made is None else made
                 slots |= {compiler.slot(data): array for data in _places(parameter)}
         result.append(slots)
     _check_agreement(compiler, program, result)
@@ -78,12 +78,15 @@ def _rounded(parameter: Parameter, number: float) -> float:
     return float(dtype.type(number)) if isinstance(number, float) else number
 
 
-def _without_data(compiler: Compiler, parameter: Parameter, value: Any) -> np.ndarray:
-    """An array of the argument's shape: without data, but for flags, which are a copy of it or zero."""
+def _without_data(compiler: Compiler, parameter: Parameter, value: Any, rank: int) -> np.ndarray:
+    """An array of the argument's shape: without data, but for what is assumed, and flags: a copy of it, or zero."""
     import torch
 
     dtype = numpy_dtype(str(parameter.buffer.dtype))
     shape = shape_of(parameter, value)
+    values = compiler.assumptions.of(parameter.name, rank, shape, dtype) if compiler.assumptions is not None else None
+    if values is not None:
+        return values
     if not any(compiler.root(compiler.slot(data)) in compiler.flags for data in _places(parameter)):
         return meta_array(shape, dtype)
     if isinstance(value, torch.Tensor) and value.device.type == "cpu":

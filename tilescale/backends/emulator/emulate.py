@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 from types import NoneType
 from typing import Any
@@ -13,13 +13,14 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.backends.base import check as check_machine
 from tilescale.backends.emulator.arguments import Shape, bind_arguments
+from tilescale.backends.emulator.assumptions import Assumptions
 from tilescale.backends.emulator.checks import observers
 from tilescale.backends.emulator.pairs import Pairs
 from tilescale.backends.emulator.progress import progress_bar
 from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.report import Report
 from tilescale.backends.emulator.run import Run
-from tilescale.errors import ArgumentError, LaunchError, check_type
+from tilescale.errors import ArgumentError, LaunchError, UsageError, check_type
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
 from tilescale.hda.names import BuiltIn
@@ -38,6 +39,7 @@ def emulate(
     *,
     machine: Machine | BuiltIn | str | None = None,
     data: bool | None = None,
+    assume: Mapping[str, Any] | None = None,
     time: bool = True,
     progress: bool | None = None,
     check: str | Iterable[str] | None = None,
@@ -52,6 +54,8 @@ def emulate(
         data: False computes nothing but the time: tiles and tensors have shapes and no values, and arguments may be
             tensors of any device ("meta" too), which stay as they are, or left out where the program says all extents.
             None is False where all tensors are on the device "meta", which has no values.
+        assume: with data=False, the values of tensors on which the program's control flow depends, by name: a tensor
+            or a number for all units, or a list with one for each. What the program writes there does not count.
         time: whether to write down what the simulation of the time needs.
         machine: a machine, a built-in name or a path; the program is traced again if it was traced for another.
         progress: show a progress bar on a long run; None follows the settings.
@@ -78,11 +82,12 @@ def emulate(
         OutOfBoundsError: an access outside a tile or a flag tensor.
         ShapeError: a product that GPUs of this kind cannot share out to the threads of its unit.
         UnsupportedError: an operation that the emulator does not run, with its line.
-        NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor.
+        NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor of which nothing
+            is assumed.
     """
     target = as_machine(machine)
     return emulate_program(
-        analyse(func, target), target, args, data=data, time=time, progress=progress, check=check,
+        analyse(func, target), target, args, data=data, assume=assume, time=time, progress=progress, check=check,
         schedule_seed=schedule_seed,
     )  # fmt: skip
 
@@ -93,6 +98,7 @@ def emulate_program(
     args: Sequence[Any] | None = None,
     *,
     data: bool | None = None,
+    assume: Mapping[str, Any] | None = None,
     time: bool = True,
     progress: bool | None = None,
     check: str | Iterable[str] | None = None,
@@ -106,14 +112,17 @@ def emulate_program(
     check_machine(program, target)
     if args is None and data:
         raise ArgumentError("there are no arguments", hint="pass tensors, or data=False for the time alone")
+    if assume is not None and data:
+        raise UsageError("assume= in a run with data", hint="pass the values as arguments, or data=False")
     per_unit = _per_unit(program, args) if args is not None else _shapes_alone(program, target)
     extents, mesh = _extents(program, target, len(per_unit)), _mesh(program, target)
     recorder = Recorder(target, extents, mesh) if time or not data else None
     watching = observers(settings().check if check is None else check) if data else ()
     seed = settings().schedule_seed if schedule_seed is None else schedule_seed
+    assumptions = Assumptions(assume, program, len(per_unit)) if assume is not None else None
     begin = perf_counter()
     with progress_bar(program.name, progress) as advance:
-        run = Run(program, target, advance, watching, seed, recorder, data)
+        run = Run(program, target, advance, watching, seed, recorder, data, assumptions)
         _launch(run, program, extents, mesh, per_unit, data)
     wall_s = perf_counter() - begin
     found = run.missed, run.redundant_waits, run.clipped, run.negative, run.unwritten, run.diverged

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.backends.emulator.assumptions import Assumptions
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.interleave import Interleaved
 from tilescale.backends.emulator.execute.observe import Observer
@@ -86,11 +87,13 @@ class Run:
         seed: int | None = None,
         recorder: Recorder | None = None,
         data: bool = True,
+        assumptions: Assumptions | None = None,
     ):
         self.program, self.machine = program, machine
         self.recorder = recorder
         instrumentation = Recording(recorder) if recorder is not None else None
-        self.compiler = Compiler(program, machine, instrumentation, data, preempts=seed is not None)
+        preempts = seed is not None
+        self.compiler = Compiler(program, machine, instrumentation, data, preempts, assumptions)
         self.body = compile_part(self.compiler, program.body)
         # All are told what orders tasks; the recorder does not ask for single accesses.
         self.observers = observers

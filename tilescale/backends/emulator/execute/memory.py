@@ -35,6 +35,17 @@ def meta_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
+class Assumed(np.ndarray):
+    """Values that a run without data takes for granted: nobody writes them."""
+
+
+def assumed(values: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> Assumed:
+    """An array of that shape with assumed values; one value stands for all elements."""
+    array = np.broadcast_to(convert(values, dtype), shape).copy().view(Assumed)
+    array.flags.writeable = False
+    return array
+
+
 def address(flag: np.ndarray) -> int:
     """Where a flag lies: what tells it from all others."""
     return flag.__array_interface__["data"][0]

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
-from tilescale.backends.emulator.execute.memory import PrivateBuffer
+from tilescale.backends.emulator.execute.memory import Assumed, PrivateBuffer
 from tilescale.backends.emulator.execute.observe import READ, WRITE
 from tilescale.backends.emulator.interpret.buffers import Home
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -180,11 +180,13 @@ class ElementWithoutData(Element):
         return super().at(array, index, frame)
 
     def need(self, array: np.ndarray | PrivateBuffer) -> None:
-        known = array.known if isinstance(array, PrivateBuffer) else array.flags.writeable
+        private = isinstance(array, PrivateBuffer)
+        known = array.known if private else array.flags.writeable or isinstance(array, Assumed)
         if not known:
+            name = repr(self.home.name)
             raise NoDataError(
-                f"what happens next depends on the values of {self.home.name!r}, and this run has none",
-                hint="emulate with tensors: leave data=False out",
+                f"what happens next depends on the values of {name}, and this run has none",
+                hint=f"assume values: assume={{{name}: values}}; or emulate with tensors: leave data=False out",
                 where=self.home.where,
             )
 

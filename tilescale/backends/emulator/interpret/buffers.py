@@ -11,7 +11,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, uniform
-from tilescale.backends.emulator.execute.memory import PrivateBuffer, meta_array
+from tilescale.backends.emulator.execute.memory import Assumed, PrivateBuffer, meta_array
 from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.addresses import placed
@@ -72,7 +72,7 @@ class Home:
         if self._addressed:
             strides = [uniform(n(frame), frame, "a stride") for n in self._strides]
             return placed(array, self.name, shape, strides, self.dtype)
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
+        if isinstance(array, np.ndarray) and not array.flags.writeable and not isinstance(array, Assumed):
             return meta_array(shape, self.dtype)
         if isinstance(array, PrivateBuffer):
             raise UnsupportedError(f"a view of another shape of the thread-private buffer {self.name!r}")

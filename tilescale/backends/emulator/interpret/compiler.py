@@ -38,6 +38,7 @@ from tilescale.program.asynchronous import is_asynchronous, owns_a_queue
 from tilescale.program.model import Program
 
 if TYPE_CHECKING:
+    from tilescale.backends.emulator.assumptions import Assumptions
     from tilescale.backends.emulator.interpret.instrumentation import Instrumentation
 
 
@@ -48,6 +49,7 @@ class Compiler(Symbols):
         instrumentation: adds to closures what writes down their costs; None where nobody asks for the time.
         data: whether tiles and tensors have values; without, only flags and thread-private variables do.
         preempts: whether a task may be interrupted after a statement.
+        assumptions: values that a run without data takes for granted.
 
     Attributes:
         axes: variables of the parallel loops around what is being compiled, and their axes of the space.
@@ -67,11 +69,13 @@ class Compiler(Symbols):
         instrumentation: Instrumentation | None = None,
         data: bool = True,
         preempts: bool = False,
+        assumptions: Assumptions | None = None,
     ):
         super().__init__(program, machine)
         self.instrumentation = instrumentation
         self.data = data
         self.preempts = preempts
+        self.assumptions = assumptions
         self.axes: dict[ir.Var, int] = {}
         self.sliceable = True
         self.scales: list[Level] = []
@@ -141,6 +145,9 @@ class Compiler(Symbols):
         slot = self.slot(buffer.data)
         if slot in self.zeroed or (slot in self.flags and not self.data):
             return np.zeros(shape, dtype)
+        if self.assumptions is not None:
+            values = self.assumptions.of(buffer.name, frame.run.number(frame.unit), shape, dtype)
+            return meta_array(shape, dtype) if values is None else values
         return poisoned(shape, dtype) if self.data else meta_array(shape, dtype)
 
     def _shape(self, buffer: ir.Buffer, frame: Frame) -> tuple[int, ...]:

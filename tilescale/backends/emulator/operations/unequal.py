@@ -10,6 +10,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
+from tilescale.backends.emulator.execute.memory import Assumed
 from tilescale.backends.emulator.execute.rendezvous import rendezvous
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
@@ -38,6 +39,10 @@ class _Rows:
         self.source, self.target = Region(compiler, made.source), Region(compiler, made.target)
         self.sent = None if made.sent is None else Region(compiler, made.sent)
         self.received = None if made.received is None else Region(compiler, made.received)
+
+    def knows_counts(self, frame: Frame) -> bool:
+        """Whether a run without data knows how many rows this unit sends."""
+        return self.sent is None or isinstance(self.sent.home.array(frame), Assumed)
 
     def counts(self, frame: Frame) -> np.ndarray:
         """How many rows this unit sends to each rank.
@@ -85,8 +90,9 @@ def _all_to_all_v(compiler: Compiler, call: ir.Call) -> Closure:
     def run(frame: Frame) -> None:
         source = tensors.source.block(frame)
         moves = chosen.moves(frame, source.nbytes)
-        knows = compiler.data or made.sent is None
-        brought = int(tensors.counts(frame).sum()) * _row_bytes(source) if knows else source.nbytes
+        knows = compiler.data or tensors.knows_counts(frame)
+        counts = tensors.counts(frame) if knows else None
+        brought = source.nbytes if counts is None else int(counts.sum()) * _row_bytes(source)
         frame.run.collected(frame.unit, made.name, made.level, brought, moves.algorithm)
 
         def finish(payloads: list[Brought]) -> tuple[int, ...]:
@@ -97,13 +103,14 @@ def _all_to_all_v(compiler: Compiler, call: ir.Call) -> Closure:
                 each.take(rows, np.array([len(mine[rank]) for mine in parts]))
             return tuple(part.nbytes for mine in parts for part in mine)
 
-        def time_alone(_: list) -> tuple[int, ...]:
-            return tuple(n * _row_bytes(source) for n in made.counts)
+        def time_alone(payloads: list[np.ndarray | None]) -> tuple[int, ...]:
+            known = [int(n) for counts in payloads if counts is not None for n in counts]
+            return tuple(n * _row_bytes(source) for n in known)
 
         if compiler.data:
             rendezvous(frame, made.level, made.name, where, tensors.brought(frame), finish, moves)
         else:
-            rendezvous(frame, made.level, made.name, where, None, time_alone, moves)
+            rendezvous(frame, made.level, made.name, where, counts, time_alone, moves)
 
     return run
 
