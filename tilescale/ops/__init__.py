@@ -11,6 +11,7 @@
     symm_mem.py                         behind PyTorch's own fused operators; install.py: what is replaced
     warm_up.py                          all kernels of a model, compiled at once before it runs
     group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
+    padding.py                          N and K of any number
     dtensors.py                         DTensors in and out
     operator.py                         what an operator of torch.library is, at the cost of its function
     products.py blocks.py flat.py row_exchange.py softmax.py sequence_parts.py    what programs share

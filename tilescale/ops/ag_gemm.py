@@ -33,6 +33,7 @@ from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator, operator_of
+from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.products import ROWS, TURNS, Product, at_once, beside_stores, slices, takes_turns, tiling
 from tilescale.ops.unfused import Scales, gathered_products
 from tilescale.ops.workspace import workspace_of
@@ -63,16 +64,17 @@ def all_gather_matmul(
 
     Args:
         a: (rows, K) on each rank, the same number of rows on all, contiguous or not; anywhere in device memory.
-        b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear); K and N are
-            multiples of 8. Or a list of such matrices, each with its own N: one gather serves them all.
+        b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear). Or a list of
+            such matrices, each with its own N: one gather serves them all. They are copied in each call where K or an N
+            is no multiple of 8, of 16 in float8.
         bias: (N,), or a list like b with None where there is none.
         activation: "relu", "silu" or "gelu_tanh", of all results, in float32; its backward multiplies once more.
         gated: whether b is [gate, up], two matrices of one N, and the result is activation(a @ gate) * (a @ up):
             SwiGLU with "silu" (Shazeer, arXiv:2002.05202).
         scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
             of a and for each column of b; the second a list if b is one. Then b is the transpose of a contiguous
-            matrix, or several, K and N are multiples of 16, and a bias is bfloat16.
-        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`; K and N are multiples of 16.
+            matrix, or several, and a bias is bfloat16.
+        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
         return_gathered: whether to return (result, a of all ranks), in place of the result.
 
@@ -135,11 +137,13 @@ def _operator(
 ) -> list[torch.Tensor]:
     """The products, and behind them the gathered rows if asked to keep them; one bias for all columns."""
     team = team_of(group)
-    if not float8:
-        return _products(a, weights, bias, None, keeps, team, activation, gated)
-    left, rights, scales = rounded(a, weights, float8)
-    results = _products(left, rights, bias, scales, False, team, activation, gated)
-    return [*results, small.gathered(dense(a), team)] if keeps else results
+    left, rights, added, scales = padded(a, weights, bias, rounds=bool(float8))
+    if float8:
+        left, rights, scales = rounded(left, rights, float8)
+    results = _products(left, rights, added, scales, keeps and not float8, team, activation, gated)
+    if keeps and float8:
+        results.append(small.gathered(dense(a), team))
+    return _trimmed(results, weights, gated, a.shape[1])
 
 
 @operator("all_gather_matmul_scaled")
@@ -155,7 +159,15 @@ def _scaled(
     gated: bool,
 ) -> list[torch.Tensor]:
     """As `_operator`, of float8 matrices; a scale for each row of a, and for each column of all weights."""
-    return _products(a, weights, bias, (of_a, of_b), keeps, team_of(group), activation, gated)
+    left, rights, added, scales = padded(a, weights, bias, (of_a, of_b))
+    results = _products(left, rights, added, scales, keeps, team_of(group), activation, gated)
+    return _trimmed(results, weights, gated, a.shape[1])
+
+
+def _trimmed(results: list[torch.Tensor], weights: list[torch.Tensor], gated: bool, K: int) -> list[torch.Tensor]:
+    """Results, and the gathered rows if they are behind them, without the columns of padding."""
+    widths = [*(weight.shape[1] for weight in weights[: 1 if gated else None]), K]
+    return [trimmed(x, columns) for x, columns in zip(results, widths, strict=False)]
 
 
 def _products(

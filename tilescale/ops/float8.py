@@ -17,6 +17,7 @@ import torch
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import dense
 from tilescale.ops.operator import operator
+from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.rounding import rounded_rows
 from tilescale.ops.unfused import product
 
@@ -100,8 +101,9 @@ def rounded(
 @operator("matmul_float8")
 def times(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, float8: str) -> torch.Tensor:
     """a @ b + bias of this rank alone, by PyTorch."""
-    left, (right,), scales = rounded(a, [b], float8)
-    return product(left, right, bias, scales)
+    left, rights, bias, _ = padded(a, [b], bias, rounds=True)
+    left, (right,), scales = rounded(left, rights, float8)
+    return trimmed(product(left, right, bias, scales), b.shape[1])
 
 
 @times.register_fake

@@ -21,6 +21,7 @@ from tilescale.ops.float8 import Float8, gradients_of_times, rounded, spelled
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
+from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.products import (
     ROWS,
     Product,
@@ -47,12 +48,12 @@ def matmul_all_reduce(
 
     Args:
         a: (M, K) on each rank, its own columns of the whole.
-        b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear); K and N are
-            multiples of 8.
+        b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear). It is copied
+            in each call where K or N is no multiple of 8, of 16 in float8.
         bias: (N,), the same on all ranks.
         scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
-            of a and for each column of b. Then b is the transpose of a contiguous matrix, K and N are multiples of 16.
-        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`; K and N are multiples of 16.
+            of a and for each column of b. Then b is the transpose of a contiguous matrix.
+        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -76,10 +77,10 @@ def matmul_all_reduce(
 @operator("matmul_all_reduce")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
     """The sum of the products."""
-    if not float8:
-        return _summed(a, b, bias, None, team_of(group))
-    left, (right,), scales = rounded(a, [b], float8)
-    return _summed(left, right, bias, scales, team_of(group))
+    a, (right,), bias, scales = padded(a, [b], bias, rounds=bool(float8))
+    if float8:
+        a, (right,), scales = rounded(a, [right], float8)
+    return trimmed(_summed(a, right, bias, scales, team_of(group)), b.shape[1])
 
 
 @operator("matmul_all_reduce_scaled")
@@ -87,7 +88,8 @@ def _scaled(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
 ) -> torch.Tensor:
     """The sum of the products of float8 matrices; a scale for each row of a and each column of b."""
-    return _summed(a, b, bias, (of_a, of_b), team_of(group))
+    a, (right,), bias, scales = padded(a, [b], bias, (of_a, of_b))
+    return trimmed(_summed(a, right, bias, scales, team_of(group)), b.shape[1])
 
 
 def _summed(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:

@@ -33,6 +33,7 @@ from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator, operator_of
+from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.products import (
     CHUNK,
     CHUNKS,
@@ -70,12 +71,12 @@ def matmul_reduce_scatter(
 
     Args:
         a: (M, K) on each rank, its own columns of the whole; M is a multiple of the number of ranks.
-        b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear); K and N are
-            multiples of 8.
+        b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear). It is copied
+            in each call where K or N is no multiple of 8, of 16 in float8.
         bias: (N,), the same on all ranks.
         scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
-            of a and for each column of b. Then b is the transpose of a contiguous matrix, K and N are multiples of 16.
-        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`; K and N are multiples of 16.
+            of a and for each column of b. Then b is the transpose of a contiguous matrix.
+        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -100,10 +101,10 @@ def matmul_reduce_scatter(
 @operator("matmul_reduce_scatter")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
     """The sum of the products, scattered."""
-    if not float8:
-        return _scattered(a, b, bias, None, team_of(group))
-    left, (right,), scales = rounded(a, [b], float8)
-    return _scattered(left, right, bias, scales, team_of(group))
+    a, (right,), bias, scales = padded(a, [b], bias, rounds=bool(float8))
+    if float8:
+        a, (right,), scales = rounded(a, [right], float8)
+    return trimmed(_scattered(a, right, bias, scales, team_of(group)), b.shape[1])
 
 
 @operator("matmul_reduce_scatter_scaled")
@@ -111,7 +112,8 @@ def _scaled(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
 ) -> torch.Tensor:
     """The sum of the products of float8 matrices, scattered; a scale for each row of a and each column of b."""
-    return _scattered(a, b, bias, (of_a, of_b), team_of(group))
+    a, (right,), bias, scales = padded(a, [b], bias, (of_a, of_b))
+    return trimmed(_scattered(a, right, bias, scales, team_of(group)), b.shape[1])
 
 
 def _scattered(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:

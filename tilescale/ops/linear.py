@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import MULTIPLE, PRODUCTS, SUMS, as_autocast, check_like, check_tensor
+from tilescale.ops.arguments import PRODUCTS, SUMS, as_autocast, check_like, check_tensor
 from tilescale.ops.dtensors import brought, is_dtensor
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.group import group_name, is_mesh, rank_of, size_of
@@ -63,8 +63,7 @@ class ParallelLinear(nn.Linear):
                 become DTensors, as PyTorch's own plans make them: optimisers, norms of gradients and checkpoints see
                 whole tensors.
             sequence: whether the tokens lie over the ranks outside of the pair of layers.
-            float8: how products are rounded to float8, `Float8()`, of a layer in bfloat16; None for no rounding. Then
-                a rank's features are multiples of 16.
+            float8: how products are rounded to float8, `Float8()`, of a layer in bfloat16; None for no rounding.
             src_data_rank: the rank of the mesh whose parameters all take, as for
                 `torch.distributed.tensor.distribute_tensor`; None if they are alike already: each takes its own.
 
@@ -81,11 +80,11 @@ class ParallelLinear(nn.Linear):
             raise ArgumentError(f"src_data_rank is {src_data_rank}, group no mesh", hint="pass a slice of a DeviceMesh")
         name = group_name(group)
         size = size_of(name)
-        extent, multiple = linear.weight.shape[cls.cut], size * MULTIPLE * (1 if float8 is None else 2)
-        if extent % multiple:
+        extent = linear.weight.shape[cls.cut]
+        if extent % size or not linear.weight.numel():
             raise ArgumentError(
                 f"linear has {extent} {'output' if cls.cut == 0 else 'input'} features, the group has {size} ranks",
-                hint=f"served are multiples of {multiple}",
+                hint=f"supported: multiples of {size}",
             )
         linear.weight = _part(linear.weight, cls.cut, group, src_data_rank)
         linear.out_features, linear.in_features = local_tensor(linear.weight).shape

@@ -187,6 +187,14 @@ def check_matmul_all_reduce():
     close(leaves[1].grad, a[RANK].float().sum(0).expand(16, 24))
 
 
+def check_features_of_any_number():
+    a, b = everyones(4, 100), everyones(100, 36, seed=1)
+    close(ops.all_gather_matmul(a[RANK], b[RANK]), torch.cat(a).float() @ b[RANK].float())
+    want = sum(x.float() @ y.float() for x, y in zip(a, b, strict=True))
+    close(ops.matmul_reduce_scatter(a[RANK], b[RANK]), want.chunk(SIZE)[RANK])
+    close(ops.matmul_all_reduce(a[RANK], b[RANK]), want)
+
+
 def check_sums_of_anything():
     x = everyones(5, 77)
     close(ops.all_reduce(x[RANK]), sum(part.float() for part in x))
