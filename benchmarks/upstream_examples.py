@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT
+"""Run TileLang's examples and tests through TileScale without a GPU, and say what came of them.
+
+    python benchmarks/upstream_examples.py ~/tilelang --mode text             # is the CUDA text stock's?
+    python benchmarks/upstream_examples.py ~/tilelang --mode run --only gemm  # is the emulated result right?
+    python benchmarks/upstream_examples.py ~/tilelang --table                 # write the table of all results so far
+
+The first argument is a checkout of TileLang's repository. Each file of tests runs in a process of its own, see
+`upstream_pretence.py`. Results are kept beside those of earlier runs, in benchmarks/results/upstream_examples.json;
+the table is docs/upstream.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "upstream_examples.json"
+PAGE = ROOT / "docs" / "upstream.md"
+FOLDERS = ("examples", "testing/python/language", "testing/python/kernel", "testing/python/tilelibrary",
+           "testing/python/math", "testing/python/fastmath", "testing/python/issue", "testing/python/cuda")  # fmt: skip
+"""Where tests of programs lie; those of other folders are of TileLang's passes, caches and other back ends."""
+
+LEFT_OUT = ("examples/amd", "examples/aws")
+"""Examples of other back ends."""
+
+BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
+
+
+def files(checkout: Path, only: str) -> Iterator[Path]:
+    """The files of tests, examples first."""
+    for folder in FOLDERS:
+        for path in sorted((checkout / folder).rglob("test_*.py")):
+            name = path.relative_to(checkout).as_posix()
+            if only in name and not name.startswith(LEFT_OUT):
+                yield path
+
+
+def run(path: Path, checkout: Path, mode: str, arch: str, seconds: int) -> list[dict[str, Any]]:
+    """What the tests of one file give."""
+    with tempfile.TemporaryDirectory() as folder:
+        records = Path(folder, "records")
+        ours = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), ".", os.environ.get("PYTHONPATH", "")])
+        settings = {"PYTHONPATH": ours, "TILESCALE_EMULATE": "1", "UPSTREAM_RECORDS": str(records)}
+        settings |= {"UPSTREAM_ARCH": arch, "UPSTREAM_TEST_S": str(seconds)}
+        settings |= {"UPSTREAM_RUNS": str(int(mode == "run")), "UPSTREAM_TEXT": str(int(mode == "text"))}
+        options = ["-q", "-p", "upstream_pretence", "-p", "no:cacheprovider", "--rootdir", str(checkout), path.name]
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", *options], cwd=path.parent, env={**os.environ, **settings},
+                capture_output=True, text=True, timeout=20 * seconds, check=False,
+            )  # fmt: skip
+            last = (done.stdout.strip().splitlines() or [""])[-1]
+        except subprocess.TimeoutExpired:
+            last = f"the file took more than {20 * seconds} s"
+        print(f"{path.relative_to(checkout)}: {last}", flush=True)
+        lines = records.read_text().splitlines() if records.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def kept(results: dict[str, Any], record: dict[str, Any], mode: str) -> None:
+    """Put what one test gave beside what other modes gave for it."""
+    row = results["tests"].setdefault(record["test"], {})
+    if mode == "text":
+        row["texts"] = dict(Counter(text["text"] for text in record["texts"]))
+        row["not equal"] = [
+            {key: text[key] for key in ("kernel", "text", "error") if key in text}
+            for text in record["texts"]
+            if text["text"] != "equal"
+        ]
+    else:
+        row |= {"outcome": record["outcome"], "seconds": record["seconds"]}
+        row["detail"] = record["detail"].strip().splitlines()[:3]
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown: tests of examples one by one, other tests by file."""
+    tests = results["tests"]
+    examples = {name: row for name, row in tests.items() if not name.startswith("testing/")}
+    lines = [
+        _summary(tests),
+        "",
+        "| example | test | kernels | CUDA text | emulated | s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in sorted(examples.items()):
+        folder, test, texts = name.split("/")[1], name.partition("::")[2].removeprefix("test_"), row.get("texts", {})
+        lines.append(
+            f"| {folder} | {test} | {sum(texts.values()) or ''} | {_texts(texts)} | {_outcome(row)} | {_seconds(row)} |"
+        )
+    others: dict[str, list[dict[str, Any]]] = {}
+    for name, row in sorted(tests.items()):
+        if name.startswith("testing/"):
+            others.setdefault(name.partition("::")[0].removeprefix("testing/python/"), []).append(row)
+    if others:
+        lines += ["", "| file of tests | tests | CUDA text | emulated |", "|---|---|---|---|"]
+    for name, rows in others.items():
+        texts = sum((Counter(row.get("texts", {})) for row in rows), Counter())
+        outcomes = Counter(_outcome(row) for row in rows)
+        said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()) if outcome)
+        lines.append(f"| {name} | {len(rows)} | {_texts(texts)} | {said} |")
+    return "\n".join(lines) + "\n"
+
+
+def _summary(tests: dict[str, Any]) -> str:
+    texts = sum((Counter(row.get("texts", {})) for row in tests.values()), Counter())
+    outcomes = Counter(row["outcome"] for row in tests.values() if "outcome" in row)
+    found = ", ".join(f"{count} {_WORDS.get(outcome, outcome)}" for outcome, count in outcomes.most_common())
+    return f"Texts of kernels: {_counts(texts)}. Tests on the emulator: {found}."
+
+
+_WORDS = {"passed": "right", "too long": "not ended in time", "skipped": "left out by the test"}
+
+
+def _counts(texts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in sorted(texts.items()))
+
+
+def _texts(texts: Mapping[str, int]) -> str:
+    return "equal" if set(texts) == {"equal"} else _counts(texts)
+
+
+def _outcome(row: dict[str, Any]) -> str:
+    outcome = row.get("outcome", "")
+    if outcome == "failed":
+        return next(iter(row["detail"]), "").partition(":")[0]
+    return _WORDS.get(outcome, outcome)
+
+
+def _seconds(row: dict[str, Any]) -> str:
+    return f"{row['seconds']:.0f}" if "seconds" in row else ""
+
+
+def write_page(results: dict[str, Any]) -> None:
+    """Put the table into the page."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table(results) + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def main() -> None:
+    """Run what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="a checkout of TileLang's repository")
+    parser.add_argument("--mode", choices=("text", "run"), default="text")
+    parser.add_argument("--only", default="", help="files whose path contains this")
+    parser.add_argument("--arch", default="9.0", help="compute capability that tests find")
+    parser.add_argument("--seconds", type=int, default=150, help="longest time of one test")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="only write docs/upstream.md")
+    given = parser.parse_args()
+    results = json.loads(given.out.read_text()) if given.out.exists() else {"tests": {}}
+    for path in () if given.table else files(given.checkout, given.only):
+        for record in run(path, given.checkout, given.mode, given.arch, given.seconds):
+            kept(results, record, given.mode)
+        given.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    if given.table:
+        write_page(results)
+
+
+if __name__ == "__main__":
+    main()

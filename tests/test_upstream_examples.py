@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""TileLang's examples through our names: what a test gives is recorded, and becomes a row of the page's table."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+EXAMPLE = '''
+import tilelang
+import tilelang.language as T
+import torch
+
+@tilelang.jit(out_idx=[-1])
+def doubled(n):
+    @T.prim_func
+    def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=n):
+            for i in T.Parallel(n):
+                Y[i] = 2 * X[i]
+    return main
+
+def test_doubled():
+    x = torch.randn(64, device="cuda")
+    assert torch.equal(doubled(64)(x), 2 * x)
+
+def test_wrong():
+    assert torch.equal(doubled(32)(torch.ones(32).cuda()), torch.ones(32).cuda())
+'''
+
+
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("upstream_examples", BENCHMARKS / "upstream_examples.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_example_is_run_and_its_text_compared(tmp_path: Path):
+    examples = script()
+    path = tmp_path / "examples" / "double" / "test_double.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(EXAMPLE)
+    assert list(examples.files(tmp_path, "double")) == [path]
+    results: dict[str, Any] = {"tests": {}}
+    for mode in ("text", "run"):
+        for record in examples.run(path, tmp_path, mode, "9.0", 100):
+            examples.kept(results, record, mode)
+    assert json.loads(json.dumps(results)) == results
+    right, wrong = (results["tests"][f"examples/double/test_double.py::test_{name}"] for name in ("doubled", "wrong"))
+    assert right["texts"] == wrong["texts"] == {"equal": 1}
+    assert (right["outcome"], wrong["outcome"]) == ("passed", "failed")
+    lines = examples.table(results).splitlines()
+    assert lines[0] == "Texts of kernels: 2 equal. Tests on the emulator: 1 right, 1 failed."
+    assert lines[4].startswith("| double | doubled | 1 | equal | right | ")
+    assert lines[5].startswith("| double | wrong | 1 | equal | AssertionError | ")
