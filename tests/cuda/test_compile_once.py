@@ -137,7 +137,7 @@ def test_ranks_of_a_node_share_out_kernels(
     for number, rank in enumerate(ranks):
         own = object.__new__(execute.DeviceProgram)
         own._lowered, own.program, own.target = made.lowered, made.lowered.program, made.lowered.target
-        own.options = {}
+        own.options, own.is_alone = {}, True
         own.team = SimpleNamespace(ranks=ranks, rank=number)
         own.world = SimpleNamespace(node_of=(0, 0, 1, 1), node=rank // 2)
         own._compile_ahead()

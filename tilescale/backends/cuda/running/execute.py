@@ -20,6 +20,7 @@ from tilescale.backends.cuda.lowering.queued import leads_out
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
 from tilescale.backends.cuda.running.agreement import on_all, once_per_node
+from tilescale.backends.cuda.running.barrier_kernel import barrier_function
 from tilescale.backends.cuda.running.beside import beside_step
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
@@ -235,15 +236,19 @@ class DeviceProgram:
         return stock.Compilation(func, REWRITES, check, self.options)
 
     def compilations(self) -> list[stock.Compilation]:
-        """The kernels of its grids, but those that call a library: they are compiled once that is there."""
+        """The kernels of its grids, but those that call a library: they are compiled once that is there. And that of
+        its barriers, which all programs of a job share."""
         kernels = [grid.kernel for grid in self._lowered.grids if not grid.kernel.libraries]
-        return [self._compilation(k.func, check_of(k, self.program, self.target.machine)) for k in kernels]
+        jobs = [self._compilation(k.func, check_of(k, self.program, self.target.machine)) for k in kernels]
+        if not self.is_alone:
+            jobs.append(self._compilation(barrier_function(self.near.size, self.near.stride), None))
+        return jobs
 
     def _compile_ahead(self) -> None:
         """Collective: several kernels are compiled at once, over the ranks and processors of a node, into the cache."""
         mine, many = self._number_in_node
         jobs = self.compilations()
-        if len(jobs) == 1 or not stock.keeps_kernels():
+        if not stock.keeps_kernels():
             return
         self.on_all(lambda: compile_missing(jobs[mine::many], processors() // many, None if mine else COMPILING))
 
