@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The host's time for a call of an operator that repeats: `torchrun --nproc-per-node 2 benchmarks/host_time.py`.
 
-Rounds of calls, each too short for a launch to wait for room in a queue, with nothing to wait for between them but the
-ranks. Two ranks may share a GPU (TILESCALE_SHARE_GPUS=1), as nothing is said of the device's time. To compare two
-versions, run them in turns. The first call's result is checked.
+Four numbers: with the same tensors in each call; with others in each, as in a model; and with gradients, forward and
+backward. Rounds of calls, each too short for a launch to wait for room in a queue, with nothing to wait for between
+them but the ranks. Two ranks may share a GPU (TILESCALE_SHARE_GPUS=1), as nothing is said of the device's time. To
+compare two versions, run them in turns. The first call's result is checked.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KIB = 1 << 10
 world = tilescale.init()
 SIZE, RANK = world.size, world.rank
 
-Case = tuple[str, Callable[[], torch.Tensor], torch.Tensor]
+Case = tuple[str, Callable[..., torch.Tensor], list[torch.Tensor], torch.Tensor]
 
 
 def everybody(*shape: int) -> list[torch.Tensor]:
@@ -41,17 +42,19 @@ def everybody(*shape: int) -> list[torch.Tensor]:
 
 
 def cases() -> Iterator[Case]:
-    """What is called, and what it gives."""
+    """What is called, with what, and what it gives."""
     x = everybody(32 * KIB)
-    yield "all_reduce of 64 KiB", lambda: ops.all_reduce(x[RANK]), torch.stack(x).float().sum(0)
-    yield "all_gather of 64 KiB each", lambda: ops.all_gather(x[RANK]), torch.cat(x)
+    yield "all_reduce of 64 KiB", ops.all_reduce, [x[RANK]], torch.stack(x).float().sum(0)
+    yield "all_gather of 64 KiB each", ops.all_gather, [x[RANK]], torch.cat(x)
     yield from exchanges()
-    a, w = everybody(128, KIB), everybody(KIB // 2, KIB)
-    gathered = product(torch.cat(a), w[RANK])
-    yield "all_gather_matmul, 128 rows", lambda: ops.all_gather_matmul(a[RANK], w[RANK].t()), gathered
-    whole = torch.stack([product(*pair) for pair in zip(a, w, strict=True)]).sum(0)
-    scattered = whole.chunk(SIZE)[RANK]
-    yield "matmul_reduce_scatter, 128 rows", lambda: ops.matmul_reduce_scatter(a[RANK], w[RANK].t()), scattered
+    for rows in (128, 2 * KIB):
+        a, w = everybody(rows, KIB), everybody(KIB // 2, KIB)
+        gathered = product(torch.cat(a), w[RANK])
+        gather = lambda a, w: ops.all_gather_matmul(a, w.t())  # noqa: E731
+        yield f"all_gather_matmul, {rows} rows", gather, [a[RANK], w[RANK]], gathered
+        whole = torch.stack([product(*pair) for pair in zip(a, w, strict=True)]).sum(0)
+        scatter = lambda a, w: ops.matmul_reduce_scatter(a, w.t())  # noqa: E731
+        yield f"matmul_reduce_scatter, {rows} rows", scatter, [a[RANK], w[RANK]], whole.chunk(SIZE)[RANK]
 
 
 def exchanges() -> Iterator[Case]:
@@ -59,8 +62,8 @@ def exchanges() -> Iterator[Case]:
     each = 8
     rows, numbers = everybody(each * SIZE, KIB), [each] * SIZE
     came, sent = torch.cat([x.chunk(SIZE)[RANK] for x in rows]), torch.tensor(numbers, device="cuda")
-    yield "all_to_all_v", lambda: ops.all_to_all_v(rows[RANK], numbers, numbers), came
-    yield "all_to_all_v, sizes on the device", lambda: ops.all_to_all_v(rows[RANK], sent, most=each)[0], came
+    yield "all_to_all_v", lambda x: ops.all_to_all_v(x, numbers, numbers), [rows[RANK]], came
+    yield "all_to_all_v, sizes on the device", lambda x: ops.all_to_all_v(x, sent, most=each)[0], [rows[RANK]], came
 
 
 def product(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -68,32 +71,53 @@ def product(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return a.float() @ w.float().t()
 
 
-def timed(call: Callable[[], Any]) -> list[float]:
-    """Microseconds of a call, in each round."""
+def timed(prepare: Callable[[], Callable[[], Any]]) -> float:
+    """Microseconds of a call, in the median round; `prepare` gives that of the next one, in no time that counts."""
     for _ in range(WARM):
-        call()
+        prepare()()
     found = []
     for _ in range(ROUNDS):
+        calls = [prepare() for _ in range(CALLS)]
         torch.cuda.synchronize()
         world.barrier()
         begin = time.perf_counter_ns()
-        for _ in range(CALLS):
-            call()
-        found.append((time.perf_counter_ns() - begin) / CALLS / 1e3)
+        kept = [call() for call in calls]
+        found.append((time.perf_counter_ns() - begin) / len(kept) / 1e3)
     torch.cuda.synchronize()
-    return found
+    return statistics.median(found)
+
+
+def ways(function: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> Iterator[tuple[str, float]]:
+    """How a function may be called, and what that takes."""
+    yield "again", timed(lambda: lambda: function(*given))
+
+    def elsewhere(grad: bool) -> list[torch.Tensor]:
+        return [x.clone().requires_grad_(grad) for x in given]
+
+    def called(grad: bool) -> Callable[[], Any]:
+        tensors = elsewhere(grad)
+        return lambda: function(*tensors)
+
+    def backward() -> Callable[[], Any]:
+        result = function(*elsewhere(True))
+        grad = torch.ones_like(result)
+        return lambda: result.backward(grad)
+
+    yield "elsewhere", timed(lambda: called(False))
+    yield "forward", timed(lambda: called(True))
+    yield "backward", timed(backward)
 
 
 def main() -> None:
     """Check and time all cases; rank 0 says how long they took."""
     torch.cuda.set_device(world.device)
     threading.Timer(LIMIT_S, lambda: (print("out of time", flush=True), os._exit(2))).start()
-    for name, call, wanted in cases():
-        error = (call().float() - wanted.float()).abs().max() / wanted.float().abs().max()
+    for name, function, given, wanted in cases():
+        error = (function(*given).float() - wanted.float()).abs().max() / wanted.float().abs().max()
         assert error < 0.02, f"{name}: off by {error:.3g} of the largest number"
-        found = timed(call)
+        told = ", ".join(f"{way} {us:7.2f} us" for way, us in ways(function, given))
         if RANK == 0:
-            print(f"{name:<36} median {statistics.median(found):7.2f} us, least {min(found):7.2f} us", flush=True)
+            print(f"{name:<36} {told}", flush=True)
     os._exit(0)
 
 

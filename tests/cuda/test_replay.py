@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from tests.cuda.fakes import Device
+from tilescale.backends.cuda.running import replay
+from tilescale.backends.cuda.running.graph_nodes import Node
 from tilescale.backends.cuda.running.replay import Given, Kind, Replay
 
 FIRST, SECOND, THIRD = 0x7000_0000_1000, 0x7000_0000_8000, 0x7000_0002_0000
@@ -95,3 +98,34 @@ def test_two_arguments_that_are_one_tensor_are_told_apart_or_stay_one(device: De
     calls = Calls(device, [NBYTES, NBYTES], passed, FIRST, FIRST)
     assert calls.replayed(SECOND, SECOND) == [SECOND, SECOND]
     assert calls.replayed(SECOND, THIRD) is None and calls.replayed(THIRD, THIRD) == [THIRD, THIRD]
+
+
+def test_a_few_kernels_in_a_row_need_no_graph(device: Device, monkeypatch: pytest.MonkeyPatch):
+    launched: list[tuple[int, int]] = []
+    follows = 1
+
+    def nodes(graph: Any) -> list[Node]:
+        def made(number: int, node: Node) -> Node:
+            place = node.blocks[0]
+            run = lambda stream: launched.append((stream, int.from_bytes(place, "little")))  # noqa: E731
+            return dataclasses.replace(node, launch=run, handle=number, after=(number - follows,))
+
+        return [made(number, node) for number, node in enumerate(graph.nodes)]
+
+    monkeypatch.setattr(replay, "nodes_of", nodes)
+
+    def calls() -> Replay:
+        def bind(place: int) -> list[Any]:
+            names = ("one", place), ("two", place + 8)
+            return [lambda name=name, at=at: device._launched(name, pointer(at)) for name, at in names]
+
+        graph = Replay(bind(FIRST), (FIRST,), [NBYTES])
+        assert graph.moved((SECOND,), lambda: bind(SECOND))
+        graph.launch(7)
+        return graph
+
+    calls()
+    assert launched == [(7, SECOND), (7, SECOND + 8)] and not device.instantiated
+    follows = 2  # side by side
+    calls()
+    assert len(launched) == 2 and device.instantiated == 1

@@ -8,8 +8,9 @@ enqueued already keeps what it had (CUDA driver API, cuGraphExecKernelNodeSetPar
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tilescale.backends.cuda.running import driver
@@ -37,11 +38,23 @@ class Node:
         same: what cannot be set, equal for nodes of which one can stand for the other.
         blocks: the bytes of each parameter that can be set; writable.
         set: passes what is in the blocks in the next replays of an instantiated graph. Raises DeviceError.
+        launch: does the work by itself on a stream, passed what is in the blocks; None where a graph has to. Raises
+            DeviceError.
+        handle: the node; `after` are those that it follows.
     """
 
     same: tuple[Any, ...]
     blocks: list[memoryview] = field(default_factory=list)
     set: Callable[[Any], None] = lambda executable: None
+    launch: Callable[[int], None] | None = None
+    handle: int = 0
+    after: tuple[int, ...] = ()
+
+
+def in_a_row(nodes: Sequence[Node]) -> bool:
+    """Whether nodes can be launched one after the other on a stream, without a graph."""
+    alone = all(node.launch is not None for node in nodes)
+    return alone and all(node.after == (before.handle,) for before, node in pairwise(nodes))
 
 
 def nodes_of(graph: int) -> list[Node]:
@@ -80,8 +93,37 @@ def _kernel(handle: Any) -> Node:
         if status:
             raise driver.refused("cuGraphExecKernelNodeSetParams", status)
 
-    same = ("KERNEL", int(found.func), *(int(getattr(found, name)) for name in _LAUNCH))
-    return Node(same, [memoryview(part).cast("B") for part in own], set_parameters)
+    shape = [int(getattr(found, name)) for name in _LAUNCH]
+    same, blocks = ("KERNEL", int(found.func), *shape), [memoryview(part).cast("B") for part in own]
+    if _has_attributes(handle):
+        return Node(same, blocks, set_parameters)
+    by_itself, packed = driver.function("cuLaunchKernel"), ctypes.addressof(pointers)
+
+    def launch(stream: int) -> None:
+        (status,) = by_itself(found.func, *shape, stream, packed, 0)
+        if status:
+            raise driver.refused("cuLaunchKernel", status)
+
+    return Node(same, blocks, set_parameters, launch, int(handle), _followed(handle))
+
+
+def _has_attributes(handle: Any) -> bool:
+    """Whether a kernel is launched in another way than by its grid: in clusters, or beside what it follows."""
+    from cuda.bindings import driver as names
+
+    def asked(name: str) -> Any:
+        attribute = getattr(names.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+        return driver.call("cuGraphKernelNodeGetAttribute", handle, attribute)
+
+    cluster = asked("CLUSTER_DIMENSION").clusterDim
+    together = max(cluster.x, cluster.y, cluster.z) > 1 or asked("COOPERATIVE").cooperative
+    return bool(together or asked("PROGRAMMATIC_STREAM_SERIALIZATION").programmaticStreamSerializationAllowed)
+
+
+def _followed(handle: Any) -> tuple[int, ...]:
+    """The nodes that a node follows, two at most."""
+    found, *_ = driver.results("cuGraphNodeGetDependencies", handle, 2)
+    return tuple(int(each) for each in found if int(each))
 
 
 _sizes: dict[int, list[int] | None] = {}
