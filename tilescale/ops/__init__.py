@@ -7,6 +7,7 @@
     moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
     decode.py sequence_attention.py attention_backward.py    attention over several ranks
     linear.py layer_products.py         layers, and their operators; parallelize.py: the plan that puts them in models
+    token_wise.py                       norms where tokens lie over the ranks
     workspace.py                        memory beside the arguments, made once
     symm_mem.py                         behind PyTorch's own fused operators; install.py: what is replaced
     warm_up.py                          all kernels of a model, compiled at once before it runs

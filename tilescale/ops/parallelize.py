@@ -19,6 +19,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import PRODUCTS
 from tilescale.ops.float8 import Float8
 from tilescale.ops.linear import ColumnParallelLinear, RowParallelLinear, gather_once
+from tilescale.ops.token_wise import work_on_shards
 
 TOKENS = (1, -2)
 """Ways to say along which dimension of (batch, tokens, features) the tokens lie over the ranks."""
@@ -57,7 +58,7 @@ def parallelize_module(
         raise ArgumentError(
             f"device_mesh is {mesh}", hint='pass a DeviceMesh of one dimension, or a slice of one, such as mesh["tp"]'
         )
-    from torch.distributed.tensor.parallel import ParallelStyle
+    from torch.distributed.tensor.parallel import ParallelStyle, SequenceParallel
     from torch.distributed.tensor.parallel import parallelize_module as by_torch
 
     if parallelize_plan is None:
@@ -86,7 +87,11 @@ def parallelize_module(
         gather_once(*layers)
     if "" in left:  # in a plan with others PyTorch takes no rank for it
         by_torch(module, mesh, left.pop(""), src_data_rank=src_data_rank)
-    return by_torch(module, mesh, left, src_data_rank=src_data_rank)
+    made = by_torch(module, mesh, left, src_data_rank=src_data_rank)
+    for name, style in styles.items():
+        if type(style) is SequenceParallel:
+            work_on_shards(module.get_submodule(name))
+    return made
 
 
 def _current_mesh() -> Any:
