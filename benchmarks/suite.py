@@ -35,10 +35,12 @@ class Suite:
     Attributes:
         script: what runs it; its results have its name.
         heats: takes whether to be quick and a number of GPUs, gives the works of so many GPUs.
+        seeds: of the inputs on which contenders are checked.
     """
 
     script: Path
     heats: Callable[[bool, int], Iterable[Heat]]
+    seeds: tuple[int, ...] = (0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def _run(
         return compile_all(heats)
     if serve:
         return serve_one(heats)
-    run = Run(suite.script.stem, choice.out, choice.rounds, choice.limit)
+    run = Run(suite.script.stem, choice.out, choice.rounds, choice.limit, suite.seeds)
     steps, heats = run.resumed(heats, resume)
     if not no_beforehand and world.rank == 0:
         compile_beforehand(choice, heats + on_one)
