@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "language": _MODEL | {"collectives"},
     "passes": _MODEL | {"cost", "collectives"},
     "timing": _MODEL | {"cost", "collectives"},
-    "backends": _LIBRARY,
+    "backends": _LIBRARY | {"alarm"},
     "runtime": _LIBRARY | {"backends", "language"},
     "ops": _LIBRARY | {"backends", "language", "runtime"},
     "tuning": _LIBRARY | {"alarm", "backends", "language", "runtime", "ops", "tracebacks"},

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from time import monotonic
 from types import FrameType
 
 __all__ = ["raise_after"]
@@ -28,10 +29,12 @@ def raise_after(seconds: float, error: Exception) -> Iterator[None]:
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise error
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+    before, begin = signal.signal(signal.SIGALRM, interrupt), monotonic()
+    left, again = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)  # of a bound around this one
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (monotonic() - begin), 1e-6), again)

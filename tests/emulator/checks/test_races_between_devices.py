@@ -98,8 +98,9 @@ def test_the_report_of_a_missing_wait():
         "Y[0:16, 0:16] of device 0: device 0, block 0 reads it and device 1, block 0 writes it, "
         "with no happens-before between them"
     )
-    assert error.hint == (
-        f"order line {line_of('get')} and line {line_of('put')}: T.signal(flag[i], dst=peer), or "
+    assert error.hint.startswith(f'add T.wait(F[0], ">=", 1) before line {line_of("get")};')
+    assert error.hint.endswith(
+        f"in general: order line {line_of('get')} and line {line_of('put')}: T.signal(flag[i], dst=peer), or "
         "signal=flag[i] on its T.copy, after the one and T.wait(flag[i], ...) before the other; or T.barrier() in "
         'T.Scale("device")'
     )
@@ -113,9 +114,7 @@ def test_the_report_names_the_flags_around_the_accesses():
         f"  device 2, block 0 signals F[0] after that (line {line_of('put') + 2})\n"
         f"  device 0, block 0 waited last for F[1] (line {line_of('put') + 4})"
     )
-    assert error.hint.startswith(
-        f"between line {line_of('put')} and line {line_of('get')}: T.signal(flag[i], dst=peer)"
-    )
+    assert f"between line {line_of('put')} and line {line_of('get')}: T.signal(flag[i], dst=peer)" in error.hint
 
 
 def test_the_report_names_the_flag_that_came_too_early():
@@ -134,9 +133,8 @@ def test_the_report_names_the_flag_that_came_too_early():
     error = race(program, tensors(2, (8, 8), (8, 8), (3,)), "late data", "use")
     assert f"device 1, block 0 signals F[0] before that (line {line_of('early')})" in error.message
     assert f"device 0, block 0 waited for F[0] (line {line_of('trusts')})" in error.message
-    assert error.hint.startswith(
-        f"F[0] is signalled (line {line_of('early')}) before line {line_of('late data')} writes, and does not order"
-    )
+    early = f"F[0] is signalled (line {line_of('early')}) before line {line_of('late data')} writes, and does not order"
+    assert early in error.hint
 
 
 # -- counts ------------------------------------------------------------------------------------------------------------
@@ -240,7 +238,7 @@ def ring(devices, buffers, credit):
 def test_one_buffer_too_few(devices, buffers, credit):
     error = race(ring(devices, buffers, credit), tensors(devices, (8, 8), (2,)), "fill", "empty")
     fill, empty = f"line {line_of('fill')}", f"line {line_of('empty')}"
-    assert error.hint.startswith(f"{fill} reuses the buffer before {empty} has finished with it")
+    assert f"{fill} reuses the buffer before {empty} has finished with it" in error.hint
     assert f"T.signal(free[i], dst=peer) after {empty} and T.wait(free[i], ...) before {fill}" in error.hint
 
 

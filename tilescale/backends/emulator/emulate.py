@@ -12,12 +12,14 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.backends.base import check as check_machine
+from tilescale.backends.emulator.again import Again, Given
 from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.assumptions import Assumptions
 from tilescale.backends.emulator.checks import observers
 from tilescale.backends.emulator.pairs import Pairs
 from tilescale.backends.emulator.progress import progress_bar
 from tilescale.backends.emulator.record.recorder import Recorder
+from tilescale.backends.emulator.remedies import FOUND, advise
 from tilescale.backends.emulator.report import Report
 from tilescale.backends.emulator.run import Run
 from tilescale.errors import ArgumentError, LaunchError, UsageError, check_type
@@ -31,6 +33,9 @@ from tilescale.program.arguments import count_writes
 from tilescale.program.model import Program
 from tilescale.settings import settings
 from tilescale.timing.collector import no_cyclic_collection
+
+_LONGEST_S = 5.0
+"""How long a run may have taken that is made again to find what is missing from the program."""
 
 
 def emulate(
@@ -120,10 +125,16 @@ def emulate_program(
     watching = observers(settings().check if check is None else check) if data else ()
     seed = settings().schedule_seed if schedule_seed is None else schedule_seed
     assumptions = Assumptions(assume, program, len(per_unit)) if assume is not None else None
-    begin = perf_counter()
+    begin, given = perf_counter(), Given(program, per_unit) if watching else None
     with progress_bar(program.name, progress) as advance:
         run = Run(program, target, advance, watching, seed, recorder, data, assumptions)
-        _launch(run, program, extents, mesh, per_unit, data)
+        try:
+            _launch(run, program, extents, mesh, per_unit, data)
+        except FOUND as error:
+            if given is not None and perf_counter() - begin < _LONGEST_S:
+                again = Again(target, given, extents, mesh, seed, watching)
+                advise(program.func, again, run, error)
+            raise
     wall_s = perf_counter() - begin
     found = run.missed, run.redundant_waits, run.clipped, run.negative, run.unwritten, run.diverged
     return Report(program.name, target, tuple(run.activity), wall_s, recorder, *found)

@@ -15,6 +15,7 @@ import numpy as np
 from tilescale.backends.emulator.assumptions import Assumptions
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.interleave import Interleaved
+from tilescale.backends.emulator.execute.memory import address
 from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.backends.emulator.execute.queues import CopyQueue
 from tilescale.backends.emulator.execute.scheduler import Deadlock, Scheduler
@@ -118,6 +119,9 @@ class Run:
         self.root = Unit("", 0)
         self._numbers: dict[Unit, int] = {}
         self._signallers: dict[int, dict[Unit, None]] = {}
+        # By names of tensor and element, flags that were not zero at first, so that waits for them were none.
+        self.stale: dict[tuple[str, str], int] = {}
+        self._at_begin: dict[int, int] = {}
         self._ended: list[str] = []
         self._progress = progress
         for observer in observers:
@@ -234,6 +238,10 @@ class Run:
         """A unit updated the flag at an address; `level` is that whose ranks it spoke of."""
         self._of(unit).signals += 1
         self._signallers.setdefault(flag, {})[unit.around(level) if level else unit] = None
+
+    def flag_at_begin(self, flag: np.ndarray, now: int) -> int:
+        """The value of a flag when it was first signalled or waited for; `now` is the value at present."""
+        return self._at_begin.setdefault(address(flag), now)
 
     def collected(self, unit: Unit, name: str, level: str, size: int, algorithm: str) -> None:
         """A unit took part in a collective of a level with `size` bytes."""

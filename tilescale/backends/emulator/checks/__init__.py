@@ -4,7 +4,7 @@
     races.py            accesses that nothing orders: clocks.py says what is ordered, flags.py what a wait has seen,
                         states.py what is kept of the past of an element, explain.py what a report says,
                         phases.py mbarriers whose next phase may end before a wait for the last one,
-                        redundant.py waits that no access needs
+                        redundant.py waits that no access needs, witness.py all races of a run, for remedies
     initialization.py   reads of what was never written
     replicas.py         replicas that should be one and are not
     outputs.py          remarks: outputs that are written in part, tensors that were the same on all units and are not

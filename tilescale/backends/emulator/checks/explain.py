@@ -36,13 +36,17 @@ class Mark:
     @property
     def name(self) -> str:
         """The flag as the program calls it."""
+        return f"{self.home.name}[{', '.join(map(str, self.index))}]"
+
+    @property
+    def index(self) -> list[int]:
+        """Where in its tensor the flag is."""
         owner = self.flag
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         first = owner.__array_interface__["data"][0]
         offset = (self.flag.__array_interface__["data"][0] - first) // owner.itemsize
-        index = [offset * owner.itemsize // s % n if s else 0 for s, n in zip(owner.strides, owner.shape, strict=True)]
-        return f"{self.home.name}[{', '.join(map(str, index))}]"
+        return [offset * owner.itemsize // s % n if s else 0 for s, n in zip(owner.strides, owner.shape, strict=True)]
 
     @property
     def place(self) -> int:
@@ -149,7 +153,7 @@ def _remedy(run: Run, race: Race) -> str:
     if race.reuse is not None:
         return _credit(run, *race.reuse)
     atomic = [a for a in (first, second) if a.kind not in _VERBS]
-    level = _apart(first.unit, second.unit)
+    level = apart(first.unit, second.unit)
     order = primitives(run, level)
     one, other = _line(first), _line(second)
     if one == other:
@@ -176,7 +180,7 @@ def _told_early(first: Access, second: Access) -> str:
 
 def _credit(run: Run, read: Access, write: Access) -> str:
     """For a buffer that is used again too early: an answer of the reader, beside the signal that there is."""
-    level = _apart(read.unit, write.unit)
+    level = apart(read.unit, write.unit)
     kind = None if level is None else run.machine.level(level).kind
     early = f"{_line(write)} reuses the buffer before {_line(read)} has finished with it"
     if kind in (None, "thread_group"):
@@ -198,7 +202,7 @@ def _remedy_of_queue(queued: Access, other: Access) -> str:
     )
 
 
-def _apart(one: Unit, other: Unit) -> str | None:
+def apart(one: Unit, other: Unit) -> str | None:
     """The coarsest level at which two units differ; None for parts of one unit."""
     for (level, rank), (_, other_rank) in zip(one.path(), other.path(), strict=False):
         if rank != other_rank:

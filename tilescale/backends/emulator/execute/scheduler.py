@@ -45,6 +45,8 @@ class Scheduler:
         self.waiting: dict[Task, None] = {}
         self.progress = 0
         self.current: Task | None = None
+        # Which tasks of a deadlock go on as if their waits had come true; for those who look for its cause.
+        self.release: Callable[[list[Task]], list[Task]] = lambda waiting: []
         self._spins = 0
         self._changed = 0
         self._looks: dict[Task, Hashable] = {}
@@ -193,11 +195,15 @@ class Scheduler:
     def _wake(self) -> None:
         self._look()
         if not self.ready:
+            self._make_ready(self.release(list(self.waiting)))
+        if not self.ready:
             raise Deadlock(list(self.waiting))
 
     def _look(self) -> None:
         """Make those ready whose waits have come true."""
-        woken = [task for task in self.waiting if task.wait.ready()]
+        self._make_ready([task for task in self.waiting if task.wait.ready()])
+
+    def _make_ready(self, woken: list[Task]) -> None:
         for task in woken:
             del self.waiting[task]
         self.ready.extend(woken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from greenlet import greenlet
 
@@ -23,6 +24,7 @@ class Wait:
         missing: who would have to act, evaluated for a report.
         quiet: waits of the emulator itself (a launch waiting for its programs), left out of reports.
         spins: whether it is a loop that looks again after every write of others.
+        flag: of a wait for a flag, the buffer's home, the indices, and the unit that waits.
         patient: whether others go first, as far as they can, even if it may go on: so it sees all that may have come.
     """
 
@@ -34,6 +36,7 @@ class Wait:
     quiet: bool = False
     spins: bool = False
     patient: bool = False
+    flag: tuple[Any, tuple[int, ...], Any] | None = None
 
 
 @dataclass(eq=False)

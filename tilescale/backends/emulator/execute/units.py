@@ -54,6 +54,14 @@ class Unit:
             unit = unit.parent
         return unit
 
+    @property
+    def place_in_grid(self) -> tuple[int, ...]:
+        """The indices of the program that this is or lies in; () outside of programs."""
+        unit: Unit | None = self
+        while unit is not None and unit.index is None:
+            unit = unit.parent
+        return () if unit is None else unit.index or ()
+
     def counterpart(self, level: str, rank: int) -> Unit:
         """The unit that is to sibling `rank` of `level` what this one is to its own unit of that level."""
         if self.level == level:

@@ -122,6 +122,7 @@ class Flag:
         flag, value = block.view(), uniform(self.value(frame), frame, "the value of a signal")
         self.region.home.touched(frame, ATOMIC if self.op == "add" else ATOMIC_STORE, flag)
         before = flag.item()
+        frame.run.flag_at_begin(flag, before)
         if self.op == "set":
             flag[...] = value
         else:
@@ -157,6 +158,10 @@ def waits(compiler: Compiler, wait: operations.Wait) -> Closure:
         if not block.within:
             raise flags.home.out_of_bounds(frame, block.begins, block.array.shape)
         view, name = block.view(), f"{flags.home.name}[{_sliced(block)}]"
+        for flag in (_single(view, number) for number in range(view.size)):
+            begin = frame.run.flag_at_begin(flag, flag.item())
+            if begin and holds(begin, wanted):
+                frame.run.stale.setdefault((flags.home.name, name), begin)
 
         def holding() -> np.ndarray:
             return np.asarray(holds(view, wanted)).reshape(-1)
@@ -171,6 +176,7 @@ def waits(compiler: Compiler, wait: operations.Wait) -> Closure:
                     address(_single(view, int(holding().argmin()))), compiler.signals.get(root, [])
                 ),
                 patient=True,
+                flag=(flags.home, tuple(map(int, block.begins)), frame.unit),
             )
         )
         chosen = range(view.size)
