@@ -365,3 +365,63 @@ def test_the_grids_barrier_in_a_parallel_loop_is_for_whole_blocks(iterations):
     args = [blank(4, iterations, dtype="int32") for _ in range(2)]
     tilescale.emulate(program, args)
     assert args[1][:, 0].tolist() == args[1][:, -1].tolist() == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_a_loop_that_waits_in_its_iterations_is_no_endless_one(seed):
+    """It reads memory, and what changes are its variables."""
+
+    @T.prim_func
+    def program(N: T.Tensor((1,), "int32"), F: T.Tensor((8,), "int32")):
+        with T.Kernel(device=2, block=1, threads=64):
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                step = T.alloc_var("int32", init=0)
+                while step < N[0]:
+                    if rank == 1:
+                        T.signal(F[step], dst=0)
+                    else:
+                        T.wait(F[step], ">=", 1)
+                    step += 1
+
+    arguments = [[torch.full((1,), 8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)] for _ in range(2)]
+    tilescale.emulate(program, arguments, schedule_seed=seed)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_wait_that_hangs_in_a_loop_is_named(seed):
+    @T.prim_func
+    def program(N: T.Tensor((1,), "int32"), F: T.Tensor((8,), "int32")):
+        with T.Kernel(device=2, block=1, threads=64):
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                step = T.alloc_var("int32", init=0)
+                while step < N[0]:
+                    if rank == 1:
+                        if step != 5:
+                            T.signal(F[step], dst=0)
+                    else:
+                        T.wait(F[step], ">=", 1)  # hangs
+                    step += 1
+
+    arguments = [[torch.full((1,), 8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)] for _ in range(2)]
+    with pytest.raises(DeadlockError) as caught:
+        tilescale.emulate(program, arguments, schedule_seed=seed)
+    text = str(caught.value)
+    assert "# hangs" in text and "F[5] >= 1" in text and "1 unit" in text and "loop" not in text
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_flag_that_is_polled_in_vain_is_named(seed):
+    @T.prim_func
+    def program(N: T.Tensor((1,), "int32"), F: T.Tensor((8,), "int32")):
+        with T.Kernel(device=2, block=1, threads=64):
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                seen, looks = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)
+                while seen < 2:
+                    seen = T.atomic_load(F[3])
+                    looks += N[0]
+
+    arguments = [[torch.full((1,), 1, dtype=torch.int32), torch.ones(8, dtype=torch.int32)] for _ in range(2)]
+    with pytest.raises(DeadlockError) as caught:
+        tilescale.emulate(program, arguments, schedule_seed=seed)
+    text = str(caught.value)
+    assert "F[3], which its loop polls, while seen < 2" in text and "F[3] = 1" in text

@@ -5,6 +5,7 @@
     structure.py  takes a function apart into launches and phases
     carry.py      gives each phase the values of earlier ones that it uses
     validate.py   checks what only shows then; room.py: do tiles fit together; rules.py: loops that TileLang refuses
+    uniformity.py whether threads come together to what their unit executes as one
     retrace.py    traces a program again for another machine
     written.py    which arguments a program changes
 """

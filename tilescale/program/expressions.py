@@ -7,7 +7,9 @@ import keyword
 from collections.abc import Sequence
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
+from tilelang_core import rewrite as tir
+from tilelang_core.scalars import pointed
 from tilescale.errors import UnsupportedError
 
 _BINARY = {
@@ -149,3 +151,16 @@ def _sized_by(region: Any, tile: Any) -> bool:
     extents, shape = (list(map(str, ir.region_parts(r)[2])) for r in (region, tile))
     lead = len(extents) - len(shape)
     return lead >= 0 and extents == ["1"] * lead + shape
+
+
+def as_written(expr: ir.PrimExpr) -> str:
+    """An expression as the user wrote it: variables by their names, atomic loads by their elements."""
+
+    def named(node: Any) -> Any:
+        if isinstance(node, ir.BufferLoad) and node.buffer.scope() == ir.VARIABLE:
+            return ir.Var(node.buffer.name, str(node.dtype))
+        if ir.op_name(node) == tl.atomic("load"):
+            return pointed(node.args[0])
+        return None
+
+    return str(tir.rewrite(tir.evaluate(expr), leave=named).value)

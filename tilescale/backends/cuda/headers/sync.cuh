@@ -19,7 +19,7 @@ typedef unsigned long u64;
 
 enum Head { STOP, MIRROR, SLOT, STRIDE, RANKS, RANK, HEAD_WORDS = 8 };
 enum Row { STATE, KIND, SITE, BLOCK, INDEX, EXPECTED, SEEN, ROW_WORDS = 8 };
-enum Kind { TIMEOUT, OUTSIDE, ABSENT, DIFFERENT, ROWS };
+enum Kind { TIMEOUT, OUTSIDE, ABSENT, DIFFERENT, ROWS, POLL };
 enum State { EMPTY, BEING_WRITTEN, COMPLETE };
 
 __device__ __forceinline__ i64 now_ns() {

@@ -21,6 +21,7 @@ devices.py signature.py      the stage of devices, and the parameters that it as
 operands.py                  peers, values and flag indices that are read from memory
 signals.py completion.py     rules: signals, waits and barriers, and where copies are complete
 peer_atomics.py told.py      rules: additions at peers; values that one thread finds out for all threads of its unit
+polling.py                   atomic loads of whole units, and bounds of loops that poll or wait
 exchange.py                  rules: collectives of devices on tiles
 rails.py                     the same between devices of which groups share memory
 window.py                    places in their workspaces for programs that are on a device at once

@@ -34,6 +34,9 @@ from tilescale.program.operations import Collective, Rank
 UNIT = "unit"
 """The kind of levels whose operations this stage lowers: those that own tensors."""
 
+VALUE = "value"
+"""In the place of a kind: operations that are values, whose operands are lowered already."""
+
 
 class DeviceStage(Signature):
     """The stage at work: the walk over the statements of a phase, and what rules ask of it.
@@ -185,6 +188,8 @@ class DeviceStage(Signature):
             return self.scalar(HostVariable(node), node.name, str(node.dtype))
         if isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.scope() == "global":
             return self._on_local(node)
+        if isinstance(node, ir.Call) and (rule := rule_for(ir.op_name(node), VALUE)) is not None:
+            return rule(self, node)
         if isinstance(node, ir.IfThenElse) and _reads_memory(node.condition) and ir.contains(node, tir.is_extern):
             return _decided_once(node)
         return None
@@ -208,6 +213,11 @@ class DeviceStage(Signature):
         for var, extent in reversed(list(zip(self.launch.programs, self.launch.grid, strict=True))):
             number = number * extent + var
         return number
+
+    def include(self, header: str) -> None:
+        """The kernel calls functions of a header."""
+        if header not in self.headers:
+            self.headers.append(header)
 
     def call_nvshmem(self) -> None:
         """The kernel calls NVSHMEM."""
@@ -266,8 +276,8 @@ class DeviceStage(Signature):
 
 
 def _reads_memory(expr: ir.PrimExpr) -> bool:
-    """Whether an expression depends on memory that others can change."""
-    return ir.contains(expr, lambda n: isinstance(n, ir.BufferLoad) and ir.scope_kind(n.buffer) != "fragment")
+    """Whether an expression depends on memory, variables included: what a branch does may change it."""
+    return ir.contains(expr, lambda n: isinstance(n, ir.BufferLoad))
 
 
 def _decided_once(branch: ir.IfThenElse) -> ir.Stmt:

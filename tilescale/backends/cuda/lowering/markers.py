@@ -42,6 +42,16 @@ AHEAD = "ahead"
 BARRIER = "barrier"
 """Annotation of such a copy: the barrier in shared memory that counts its bytes, where TileLang makes none itself."""
 
+ONLY_ACQUIRES = "only_acquires"
+"""Annotation of what one thread evaluates for its unit: it publishes nothing."""
+
+ATOMIC_LOAD = trace.register_op("tilescale.atomic_load")
+"""atomic_load(element[, loop]) -> the element's value; `loop` is what the loop keeps of it that polls it."""
+
+TURN = trace.register_op("tilescale.turn")
+"""turn(loop, condition, decides, polls) -> int32: whether a loop goes on (1), by its condition, whose value depends on
+numbers that `decides` mixes; 0: it does not, 2: it polled in vain (polling.cuh)."""
+
 LOADER = "tilescale.loader"
 """AttrStmt key: the statements inside are executed by threads that load ahead, beside those before them. Their node
 says how many registers a thread of either has (split.py)."""

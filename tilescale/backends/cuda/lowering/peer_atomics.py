@@ -33,8 +33,7 @@ def _atomic_add(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
             f"T.atomic_add between {made.level}s that share no memory",
             "put the values with T.copy(dst=), and let the receiver add them; or run it with tilescale.emulate",
         )
-    if "atomics.cuh" not in stage.headers:
-        stage.headers.append("atomics.cuh")
+    stage.include("atomics.cuh")
     return _tile(stage, made) if made.is_of_tiles else _element(stage, made)
 
 

@@ -14,6 +14,7 @@ from tilescale.backends.cuda.lowering import (  # noqa: F401 - they register the
     completion,
     exchange,
     peer_atomics,
+    polling,
     rails,
     signals,
 )
@@ -46,7 +47,7 @@ def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:
 def begun(phase: Phase) -> Phase:
     """A phase as the first stage takes it: with numbers of units, without loops of a single turn."""
     made = replace(phase, stmt=without_single_turns(phase.sized(phase.stmt), phase.launch))
-    made = replace(made, stmt=shortened(made))
+    made = polling.bounded(replace(made, stmt=shortened(made)))
     made = replace(made, ordered=made.ordered or ir.contains(made.stmt, is_of_unit))
     return replace(made, window=window(made))
 

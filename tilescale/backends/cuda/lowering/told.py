@@ -10,7 +10,7 @@ from __future__ import annotations
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.devices import DeviceStage
-from tilescale.backends.cuda.lowering.markers import BY_THREAD, acquired, sync
+from tilescale.backends.cuda.lowering.markers import BY_THREAD, ONLY_ACQUIRES, acquired, sync
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.program import ops
 from tilescale.program.operations import InvokeOne
@@ -45,8 +45,7 @@ def told_to_all(
     dtype = str(variable.dtype)
     if dtype not in _C_TYPES:
         raise stage.unsupported(f"a value of type {dtype} that one thread finds out for all")
-    if "told.cuh" not in stage.headers:
-        stage.headers.append("told.cuh")
+    stage.include("told.cuh")
     place = f"{stage.next_number()}, {_C_TYPES[dtype]}"
     tell = stage.one_thread(tir.evaluate(tir.extern(f"tilescale::tell<{place}>", value)))
     told = ir.BufferStore(variable, tir.extern(f"tilescale::told<{place}>", dtype=dtype), list(index))
@@ -63,7 +62,8 @@ def _invoke_one(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = InvokeOne.of(call)
     value = stage.expr(made.value)
     if made.result is not None:
-        return told_to_all(stage, call, value, made.result, releases=True, acquires=True)
+        releases = ir.attribute(call, ONLY_ACQUIRES) is None
+        return told_to_all(stage, call, value, made.result, releases=releases, acquires=True)
     if ir.attribute(call, BY_THREAD) is not None:
         return tir.evaluate(value)
     completed = _completed(True)

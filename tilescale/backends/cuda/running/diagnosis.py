@@ -95,6 +95,8 @@ def _wait(report: Report, site: Site, scene: Scene) -> str:
         return f": {site.what}: {scene.name(report.index)} did not arrive in time"
     who = "copy queue" if site.queued else f"block {_block(report.block)}"
     waited_s = scene.limit_s * (PATIENCE if site.queued else 1)
+    if report.kind is Kind.POLL:
+        return f", {who}: polled {site.flag}, element {report.index}, for {waited_s:g} s; it stays {report.seen}"
     return (
         f", {who}: waited {waited_s:g} s for {site.flag}, element {report.index}, "
         f"{site.compare} {report.expected}; it is {report.seen}"

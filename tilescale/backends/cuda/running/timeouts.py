@@ -38,6 +38,7 @@ class Kind(IntEnum):
     ABSENT = 2  # a rank did not come to a barrier
     DIFFERENT = 3  # a rank came to another barrier, or with other arguments
     ROWS = 4  # an all-to-all of unequal parts has more rows than its source (index 0), or its target (1)
+    POLL = 5  # what a loop polls does not change
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ class Scheduler:
         seen: Callable[[], str],
         where: Location | None,
         decides: Callable[[], Hashable],
+        gets_on: bool = False,
     ) -> None:
         """The current task looks at memory in a loop: let the others run before it looks again.
 
@@ -117,13 +118,16 @@ class Scheduler:
             before: `progress` when it looked. If nothing was written since, it waits for a write.
             what, seen, where: as for `Wait`.
             decides: the values that the loop depends on.
+            gets_on: whether variables that it depends on have changed: it looks at something else next.
         """
         wait = Wait(lambda: self.progress != before, what, seen, where, spins=True)
         self._spins += 1
-        if self._spins > PATIENCE or self._stands_still(decides):
+        if gets_on:
+            self.changes()
+        if self._spins > PATIENCE or not gets_on and self._stands_still(decides):
             self.current.wait = wait
             raise Deadlock([self.current, *self.waiting, *self._spinning()])
-        if self.progress == before:
+        if self.progress == before and not gets_on:
             self.block(wait)
         else:
             self._look()

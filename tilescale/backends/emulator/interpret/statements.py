@@ -25,6 +25,7 @@ from tilescale.backends.emulator.interpret.scales import Bound, compile_scale
 from tilescale.backends.emulator.interpret.symbols import POINTERS
 from tilescale.errors import UnsupportedError
 from tilescale.passes.structure import location
+from tilescale.program.expressions import as_written
 from tilescale.program.ops import SCALE
 from tilescale.program.pointers import is_address
 
@@ -221,7 +222,7 @@ def _while(compiler: Compiler, stmt: ir.While) -> Closure:
     polls = _Polls(compiler, stmt)
 
     def run(frame: Frame) -> None:
-        loop, looked = _Loop(frame), None
+        loop, looked, variables = _Loop(frame), None, ()
         while loop.enter():
             now, holds = frame.run.scheduler.progress, condition(frame)
             if is_vector(holds):
@@ -231,10 +232,10 @@ def _while(compiler: Compiler, stmt: ir.While) -> Closure:
             elif not holds:
                 break
             if looked is not None and polls.looks:
-                polls.wait(frame, looked)
+                polls.wait(frame, looked, variables)
                 looked = None
                 continue
-            looked = now
+            looked, variables = now, polls.variables(frame)
             if loop.left(body(frame)):
                 break
         if polls.looks:
@@ -262,12 +263,24 @@ class _Polls:
         decisive: list[Any] = []
         ir.walk(stmt.condition, lambda n: decisive.append(n) if isinstance(n, ir.BufferLoad) else None)
         self.decisive = [compiler.expr(load) for load in decisive or loads]
-        self.what = f"the end of its loop, while {stmt.condition}"
+        self.own = [compiler.expr(load) for load in decisive if not _reads_shared_memory(load)]
+        polled = ", ".join(_polled(stmt))
+        of = f"{polled}, which its loop polls" if polled else "the end of its loop"
+        self.what = f"{of}, while {as_written(stmt.condition)}"
         self.where = location(stmt)
 
-    def wait(self, frame: Frame, looked: int) -> None:
-        """Let the others run; if nothing was written since it `looked`, until one of them writes."""
-        frame.run.scheduler.spin(looked, self.what, lambda: self._seen(frame), self.where, lambda: self._values(frame))
+    def variables(self, frame: Frame) -> tuple[bytes, ...]:
+        """The variables of the unit that decide whether the loop ends."""
+        return tuple(np.asarray(load(frame)).tobytes() for load in self.own)
+
+    def wait(self, frame: Frame, looked: int, variables: tuple[bytes, ...]) -> None:
+        """Let the others run; if nothing was written since it `looked`, until one of them writes.
+
+        A loop that depends on variables, and has changed them since, goes on.
+        """
+        gets_on = self.variables(frame) != variables
+        seen, values = (lambda: self._seen(frame)), (lambda: self._values(frame))
+        frame.run.scheduler.spin(looked, self.what, seen, self.where, values, gets_on)
 
     def _seen(self, frame: Frame) -> str:
         return ", ".join(f"{text} = {load(frame)}" for text, load in self.looks[:4])
@@ -275,6 +288,13 @@ class _Polls:
     def _values(self, frame: Frame) -> tuple[bytes, ...]:
         """What decides whether the loop ends: the loads of its condition, or of its body where that has none."""
         return tuple(np.asarray(load(frame)).tobytes() for load in self.decisive)
+
+
+def _polled(loop: ir.While) -> list[str]:
+    """What a loop loads atomically, as the user wrote it."""
+    found: list[Any] = []
+    ir.walk(loop, lambda n: found.append(n) if ir.op_name(n) == tl.atomic("load") else None)
+    return list(dict.fromkeys(map(as_written, found)))
 
 
 def _thread_loop(compiler: Compiler, stmt: ir.For) -> Closure:

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: MIT
+"""Signals, waits and barriers whose control flow depends on data; other than uniform conditions are refused."""
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.cuda.support import bodies, lowered, ptxas, source
+from tilescale.errors import UsageError
+
+ROWS, COLUMNS = 8, 128
+
+
+def scheduled(draw):
+    """Rows go to the peer, in the order in which tickets are drawn: `draw` from memory, by one thread, or by T."""
+
+    @T.prim_func
+    def program(
+        N: T.Tensor((1,), "int32"), X: T.Tensor((ROWS, COLUMNS), "float32"), Y: T.Tensor((ROWS, COLUMNS), "float32")
+    ):
+        with T.Kernel(device=2, block=2, threads=128):
+            arrived = T.alloc_flags(ROWS)
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                tile = T.alloc((COLUMNS,), "float32")
+                box = T.alloc((1,), "int32", level="l1")
+                row = T.alloc_var("int32", init=0)
+                while row < ROWS:
+                    if draw == "thread":
+                        if T.get_thread_binding() == 0:
+                            box[0] = T.atomic_add(N[0], 1, return_prev=True)
+                        T.sync_threads()
+                        row = box[0]
+                        T.sync_threads()
+                    else:
+                        row = T.invoke_one(T.atomic_add(N[0], 1, return_prev=True))
+                    if row < ROWS:
+                        T.copy(X[row, 0], tile)
+                        T.copy(tile, Y[row, 0], dst=1 - rank, signal=arrived[row])
+                        T.wait(arrived[row], ">=", 1)
+
+    return program
+
+
+@pytest.mark.parametrize("draw", ["thread", "unit"])
+def test_a_scheduler_runs(draw):
+    program = scheduled(draw)
+    per_device = [
+        [torch.zeros(1, dtype=torch.int32), torch.randn(ROWS, COLUMNS), torch.zeros(ROWS, COLUMNS)] for _ in "ab"
+    ]
+    tilescale.emulate(program, per_device)
+    assert torch.equal(per_device[0][2], per_device[1][1])
+    assert "tilescale::wait<" in bodies(source(program))
+
+
+@pytest.mark.parametrize("level", ["block", "warpgroup", "warp"])
+@pytest.mark.parametrize("kind", ["if", "else", "while", "for"])
+def test_what_is_uniform_over_a_unit_decides(kind, level):
+    """A number from memory decides whether, and how often, units signal and wait."""
+
+    @T.prim_func
+    def program(N: T.Tensor((4,), "int32"), Y: T.Tensor((4,), "int32")):
+        with T.Kernel(device=2, block=1, threads=256):
+            flags = T.alloc_flags(8)
+            with T.Scale(level) as (unit, _), T.Scale("device") as (rank, _):
+                n = T.alloc_var("int32", init=0)
+                n = N[unit % 4] + rank - rank
+                if kind == "if":
+                    if n > 1:
+                        T.signal(flags[unit], dst=1 - rank)
+                        T.wait(flags[unit], ">=", 1)
+                elif kind == "else":
+                    if n > 7:
+                        Y[unit % 4] = 5
+                    else:
+                        T.signal(flags[unit], dst=1 - rank)
+                        T.wait(flags[unit], ">=", 1)
+                elif kind == "while":
+                    while n > 0:
+                        T.signal(flags[unit], dst=1 - rank)
+                        n -= 1
+                    T.wait(flags[unit], ">=", 2)
+                else:
+                    for k in T.serial(n):
+                        T.signal(flags[unit], dst=1 - rank)
+                        T.wait(flags[unit], ">=", k + 1)
+
+    tilescale.emulate(
+        program, [[torch.full((4,), 2, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)] for _ in "ab"]
+    )
+    assert "tilescale::signal<" in bodies(source(program))
+
+
+def diverging(how):
+    @T.prim_func
+    def program(N: T.Tensor((128,), "int32"), Y: T.Tensor((8,), "int32")):
+        with T.Kernel(device=2, block=1, threads=128):
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                t = T.alloc_var("int32", init=0)
+                tx = T.get_thread_binding()
+                if how == "of the thread":
+                    t = N[0] + tx
+                elif how == "loaded by threads":
+                    t = N[tx]
+                elif how == "own update":
+                    t = T.atomic_add(N[0], 1, return_prev=True)
+                elif how == "set under a condition":
+                    if N[tx] > 2:
+                        t = 1
+                elif how == "a loop of its own":
+                    while t < N[tx]:
+                        t += 1
+                if how == "left early":
+                    while t < 8:
+                        t += 1
+                        if N[tx] == t:
+                            T.loop_break()
+                        T.signal(Y[0], dst=1 - rank)
+                elif how == "without the first thread":
+                    if tx >= 64:
+                        T.signal(Y[0], dst=1 - rank)
+                elif how == "operand":
+                    T.signal(Y[tx % 8], dst=1 - rank)
+                elif how == "loop":
+                    t = N[tx]
+                    while t > 0:
+                        T.signal(Y[0], dst=1 - rank)
+                        t -= 1
+                else:
+                    if t > 3:
+                        T.signal(Y[0], dst=1 - rank)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [
+        ("of the thread", "condition that may differ between threads of a block: t > 3"),
+        ("loaded by threads", "t > 3"),
+        ("own update", "t > 3"),
+        ("set under a condition", "t > 3"),
+        ("a loop of its own", "t > 3"),
+        ("left early", "leave in different iterations"),
+        ("without the first thread", "the first thread of a block does not pass: tx >= 64"),
+        ("operand", "an operand that differs between threads of a block: tx % 8"),
+        ("loop", "t > 0"),
+    ],
+)
+def test_what_differs_between_threads_is_an_error_at_the_line(how, found):
+    program = diverging(how)
+    arguments = [[torch.zeros(128, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)] for _ in "ab"]
+    for run in (lambda: tilescale.emulate(program, arguments), lambda: lowered(program)):
+        with pytest.raises(UsageError) as caught:
+            run()
+        assert found in str(caught.value) and "T.signal(Y" in str(caught.value)
+    if how == "loaded by threads":
+        assert "t is set here" in str(caught.value) and "T.invoke_one" in str(caught.value)
+
+
+def polling(how):
+    """A put whose receiver polls; how it does."""
+
+    @T.prim_func
+    def program(X: T.Tensor((COLUMNS,), "float32"), Y: T.Tensor((COLUMNS,), "float32")):
+        with T.Kernel(device=2, block=1, threads=128):
+            inbox, arrived = T.alloc((COLUMNS,), "float32", level="l2"), T.alloc_flags((2, 2))
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                tile = T.alloc((COLUMNS,), "float32")
+                seen, turns = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)
+                T.copy(X, tile)
+                T.copy(tile, inbox, dst=1 - rank, signal=arrived[1, 0])
+                if how == "condition":
+                    while T.atomic_load(arrived[1, 0]) < 1:
+                        turns += 1
+                elif how == "variable":
+                    while seen < 1:
+                        seen = T.atomic_load(arrived[1, 0])
+                elif how == "left":
+                    while turns >= 0:
+                        if T.atomic_load(arrived[1, 0]) > 0:
+                            T.loop_break()
+                        turns += 1
+                elif how == "one thread":
+                    if T.get_thread_binding() == 0:
+                        while T.atomic_load(arrived[1, 0]) < 1:
+                            turns += 1
+                    T.sync_threads()
+                elif how == "nested":
+                    while turns < 2:
+                        while T.atomic_load(arrived[1, 0]) < 1:
+                            seen += 1
+                        turns += 1
+                elif how == "skipped":
+                    while turns < 1:
+                        seen = T.atomic_load(arrived[1, 0])
+                        if seen < 1:
+                            continue
+                        turns = 1
+                T.copy(inbox, tile)
+                T.copy(tile, Y)
+
+    return program
+
+
+@pytest.mark.parametrize("how", ["condition", "variable", "left", "one thread", "nested", "skipped"])
+def test_a_loop_that_polls_ends(how):
+    """In any order of the emulator, and by a bound on GPUs, where it looks at the time, and at failures of others."""
+    program = polling(how)
+    for seed in (None, 0, 1, 2):
+        per_device = [[torch.randn(COLUMNS), torch.zeros(COLUMNS)] for _ in "ab"]
+        tilescale.emulate(program, per_device, schedule_seed=seed)
+        assert torch.equal(per_device[0][1], per_device[1][0])
+    text = source(program)
+    body = bodies(text)
+    loops = 2 if how == "nested" else 1
+    assert body.count("tilescale::turn<") == loops and body.count("tilescale::look(") == 1
+    is_alone = how == "one thread"
+    assert ("tilescale::told<" in body) == (not is_alone)  # else one thread polls for all
+    ptxas(text)
+
+
+def test_a_loop_that_waits_ends_once_a_wait_has_failed():
+    @T.prim_func
+    def program(Y: T.Tensor((1,), "int32")):
+        with T.Kernel(device=2, block=1, threads=64):
+            flags = T.alloc_flags(2)
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                n = T.alloc_var("int32", init=0)
+                while Y[0] < 3:
+                    n += 1
+                    T.signal(flags[0], dst=1 - rank)
+                    T.wait(flags[0], ">=", n)
+                    Y[0] += 1
+
+    tilescale.emulate(program, [[torch.zeros(1, dtype=torch.int32)] for _ in "ab"])
+    assert "tilescale::turn<0>" in bodies(source(program))

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: MIT
+"""Whether all threads of a unit come together to what they do as one: signals, waits, barriers, copies between units.
+
+A value is *uniform* over a unit if all its threads have the same. That is a number for each value: 0 for one that is
+uniform over a program, k for one that is uniform over the units of the k-th level inside a program, coarsest first,
+and one more for a value that differs between threads. What a unit executes may depend on values that are uniform over
+it. Loads are uniform where their indices are: what is written meanwhile is a race. An atomic load, which is none,
+counts as one load of the unit; back ends see to that (`Uniformity.together`). What other atomics return differs between
+threads, as each of them makes its own update.
+
+Conditions on thread indices alone are evaluated: the first thread of a unit has to be among those that pass, as it is
+the one that signals and waits for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilelang_core import ir, tl
+from tilelang_core.scalars import pointed
+from tilescale.errors import Location, UsageError, one
+from tilescale.hda import Machine
+from tilescale.program import ops
+from tilescale.program.effects import phases
+from tilescale.program.expressions import as_written
+from tilescale.program.grids import Grid, Unknown
+from tilescale.program.model import GridPhase, Launch, Program, location
+from tilescale.program.operations import Rank
+
+_OF_A_UNIT = (ops.SIGNAL, ops.WAIT, ops.COPY, ops.ATOMIC_ADD, ops.INVOKE_ONE)
+TOGETHER = ops.COLLECTIVES | {op.name for op in _OF_A_UNIT}
+"""Operations that all threads of a unit execute together."""
+
+_OF_A_THREAD = (
+    *tl.GET_WARP_OR_LANE, tl.THREAD_INDEX, tl.ELECT, tl.WARP_SHUFFLE, tl.WARP_REDUCE, tl.ACTIVEMASK, tl.BALLOT,
+    tl.ANY_SYNC, tl.ALL_SYNC, tl.MATCH_ANY_SYNC, tl.MATCH_ALL_SYNC, tl.CALL_EXTERN, tl.RNG_RAND,
+)  # fmt: skip
+"""What the names of operations begin with whose values differ between threads, or may."""
+
+_ROUNDS = 20
+"""That values in a loop are followed for; there are fewer levels that one can fall to."""
+
+
+def check_together(program: Program, machine: Machine) -> None:
+    """What a unit executes as one stands under no condition that its threads may decide differently.
+
+    Raises:
+        UsageError: it does, or its operands differ between them.
+    """
+    for phase, launch in phases(program.body):
+        if isinstance(phase, GridPhase) and launch is not None:
+            Uniformity(launch, machine).look(phase.stmt)
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """What decides whether a statement is executed.
+
+    Attributes:
+        differs: how far it is uniform.
+        threads: which threads pass, for one on thread indices alone.
+        by: the statement, and what of it is a condition.
+    """
+
+    differs: int
+    by: ir.Stmt
+    expr: Any
+    threads: np.ndarray | None = None
+
+
+class Uniformity:
+    """How far values of a phase are uniform, from the first statement to the last.
+
+    Attributes:
+        together: of the `while` loops and the statements with an atomic load, those whose value all threads of a unit
+            share.
+    """
+
+    def __init__(self, launch: Launch, machine: Machine):
+        self._machine, self._program = machine, machine.program_level
+        inside = [level for level in machine.levels if level.kind == "thread_group"]
+        self._depths = {level.name: depth for depth, level in enumerate(reversed(inside), 1)}
+        self._sizes = {level.name: level.threads for level in inside}
+        self._nothing = len(inside) + 1
+        number, step, known = np.arange(launch.thread_count), 1, {}
+        for var, axis in sorted(launch.thread_vars, key=lambda pair: pair[1]):
+            known[var] = number // step % launch.threads[axis]
+            step *= launch.threads[axis]
+        self._grid = Grid(launch.thread_count, known)
+        self._differs: dict[ir.Var, int] = dict.fromkeys(known, self._nothing)
+        self._set_at: dict[ir.Var, Location | None] = {}
+        self._written: list[set[ir.Var]] = [set()]
+        self._around: list[_Condition] = []
+        self._left: list[tuple[int, int]] = []  # for each loop: the conditions around it, how uniform breaks are
+        self._unit, self._depth = self._program.name, 0
+        self._trial = self._in_parallel = False
+        self.together: list[ir.Stmt] = []
+
+    # -- statements --------------------------------------------------------------------------------------------------
+
+    def look(self, stmt: ir.Stmt) -> None:
+        """Look at a statement and all inside it. Raises UsageError."""
+        if isinstance(stmt, ir.AttrStmt):
+            self._marked(stmt)
+        elif isinstance(stmt, ir.IfThenElse):
+            self._branch(stmt)
+        elif isinstance(stmt, ir.For | ir.While):
+            self._loop(stmt)
+        elif isinstance(stmt, ir.Bind):
+            self._note(stmt, [stmt.value])
+            self._grid.bound[stmt.var] = stmt.value
+            self._set(stmt.var, self.differs(stmt.value), stmt)
+        elif isinstance(stmt, ir.BufferStore):
+            self._note(stmt, [stmt.value])
+            self._store(stmt)
+        elif isinstance(stmt, ir.Evaluate):
+            self._evaluate(stmt)
+        else:
+            for inner in ir.children(stmt):
+                self.look(inner)
+
+    def _marked(self, stmt: ir.AttrStmt) -> None:
+        level = self._machine.level(str(stmt.value.value)) if str(stmt.attr_key) == ops.SCALE else None
+        if level is None or level.kind != "thread_group":
+            return self.look(stmt.body)
+        outer = self._unit, self._depth
+        self._unit, self._depth = level.name, self._depths[level.name]
+        self.look(stmt.body)
+        self._unit, self._depth = outer
+        return None
+
+    def _store(self, stmt: ir.BufferStore) -> None:
+        if ir.scope_kind(stmt.buffer) != "fragment":
+            return
+        differs = max(map(self.differs, (stmt.value, *stmt.indices)))
+        if not _is_single(stmt.buffer):
+            differs = max(differs, self._differs.get(stmt.buffer.data, 0))
+        self._set(stmt.buffer.data, differs, stmt)
+
+    def _set(self, var: ir.Var, differs: int, by: ir.Stmt) -> None:
+        self._differs[var] = max(differs, self._depth)
+        self._set_at[var] = location(by, f"{var.name} is set here")
+        for written in self._written:
+            written.add(var)
+
+    def _branch(self, stmt: ir.IfThenElse) -> None:
+        self._note(stmt, [stmt.condition])
+        conditions = [self._condition(part, stmt) for part in _conjuncts(stmt.condition)]
+        self._written.append(set())
+        before = dict(self._differs)
+        with self._under(*conditions):
+            self.look(stmt.then_case)
+        then, self._differs = self._differs, before
+        if stmt.else_case is not None:
+            with self._under(self._otherwise(conditions, stmt)):
+                self.look(stmt.else_case)
+        self._join(then, max(c.differs for c in conditions), self._written.pop())
+
+    def _otherwise(self, conditions: list[_Condition], stmt: ir.IfThenElse) -> _Condition:
+        only = conditions[0]
+        threads = None if only.threads is None or len(conditions) > 1 else ~only.threads
+        return _Condition(max(c.differs for c in conditions), stmt, ir.Not(stmt.condition), threads)
+
+    def _join(self, other: dict[ir.Var, int], differs: int, written: set[ir.Var]) -> None:
+        """Variables that were written in one of two ways to here, or in both, as `differs` has decided."""
+        for var in written:
+            self._differs[var] = max(self._differs.get(var, 0), other.get(var, 0), differs)
+
+    def _loop(self, stmt: ir.For | ir.While) -> None:
+        own = [stmt.condition] if isinstance(stmt, ir.While) else [stmt.min, stmt.extent]
+        self._note(stmt, own)
+        self._written.append(set())
+        self._left.append((len(self._around), 0))
+        outer, self._trial = self._trial, True
+        for _ in range(_ROUNDS):
+            before = dict(self._differs)
+            self._turn(stmt, own)
+            self._join(before, 0, self._written[-1])
+            if self._differs == before:
+                break
+        self._trial = outer
+        entry = dict(self._differs)
+        self._turn(stmt, own)
+        decided = max(*map(self.differs, own), self._left.pop()[1])
+        self._join(entry, decided, self._written.pop())
+
+    def _turn(self, stmt: ir.For | ir.While, own: list[Any]) -> None:
+        if isinstance(stmt, ir.For):
+            differs = self._nothing if _is_parallel(stmt) else self.differs(stmt.min)
+            self._set(stmt.loop_var, differs, stmt)
+        decided = [self._condition(expr, stmt) for expr in own if not isinstance(stmt, ir.For) or expr is own[1]]
+        outer, self._in_parallel = self._in_parallel, self._in_parallel or _is_parallel(stmt)
+        with self._under(*decided, _Condition(self._left[-1][1], stmt, None)):
+            self.look(stmt.body)
+        self._in_parallel = outer
+
+    def _evaluate(self, stmt: ir.Evaluate) -> None:
+        name = ir.op_name(stmt.value)
+        if name in tl.LEAVE_LOOP and self._left:
+            outside, before = self._left[-1]
+            self._left[-1] = outside, max([before, *(c.differs for c in self._around[outside:])])
+        if name in TOGETHER and not self._in_parallel:
+            self._execute(stmt)
+
+    # -- conditions --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _under(self, *conditions: _Condition) -> Iterator[None]:
+        before = len(self._around)
+        self._around += conditions
+        yield
+        del self._around[before:]
+
+    def _condition(self, expr: Any, by: ir.Stmt) -> _Condition:
+        differs, threads = self.differs(expr), None
+        if differs > self._depth:
+            with contextlib.suppress(Unknown):
+                threads = np.broadcast_to(self._grid.value(expr, {}), (self._grid.count,)).astype(bool)
+        return _Condition(differs, by, expr, threads)
+
+    def _is_together(self) -> bool:
+        return all(c.differs <= self._depth for c in self._around)
+
+    def _note(self, stmt: ir.Stmt, exprs: list[Any]) -> None:
+        """An atomic load, or a loop, of a whole unit."""
+        looks = isinstance(stmt, ir.While) or any(map(loads_atomically, exprs))
+        if self._trial or self._depth == self._nothing - 1 or not looks:
+            return
+        if self._is_together() and all(self.differs(expr) <= self._depth for expr in exprs):
+            self.together.append(stmt)
+
+    def _execute(self, stmt: ir.Evaluate) -> None:
+        """An operation of a unit, whose results all its threads have."""
+        if not self._trial:
+            self._check(stmt)
+        for region in stmt.value.args:
+            if ir.op_name(region) == tl.REGION and ir.region_parts(region)[0].scope() == ir.VARIABLE:
+                self._set(ir.region_parts(region)[0].data, 0, stmt)
+
+    def _check(self, stmt: ir.Evaluate) -> None:
+        """Threads come together to an operation of their unit, with the same operands."""
+        for condition in self._around:
+            if condition.differs > self._depth and not self._first_passes(condition.threads):
+                raise self._divergent(stmt, condition)
+        differing = [expr for expr in _operands(stmt.value) if self.differs(expr) > self._depth]
+        if differing:
+            unit, operand = one(self._unit), as_written(differing[0])
+            raise UsageError(
+                f"{_name(stmt)} with an operand that differs between threads of {unit}: {operand}",
+                hint=self._advice(),
+                where=self._where(stmt, differing[0]),
+            )
+
+    def _first_passes(self, passing: np.ndarray | None) -> bool:
+        """Whether the first thread of each unit passes of which any does."""
+        if passing is None:
+            return False
+        size = self._sizes.get(self._unit) or passing.size
+        units = passing.reshape(-1, min(size, passing.size))
+        return bool(np.all(units[:, 0] | ~units.any(axis=1)))
+
+    def _divergent(self, stmt: ir.Evaluate, condition: _Condition) -> UsageError:
+        name, unit, hint = _name(stmt), one(self._unit), self._advice()
+        if condition.expr is None:
+            found = f"in a loop that threads of {unit} may leave in different iterations"
+        elif condition.threads is not None:
+            found = f"under a condition that the first thread of {unit} does not pass: {as_written(condition.expr)}"
+            hint = f"write it in T.Scale of the units that are meant, or move {name} out of the condition"
+        else:
+            found = f"under a condition that may differ between threads of {unit}: {as_written(condition.expr)}"
+        by = location(condition.by, "the condition" if condition.expr is not None else "the loop")
+        places = [*self._where(stmt, condition.expr), *([by] if by else [])]
+        return UsageError(f"{name} {found}", hint=hint, where=places)
+
+    def _advice(self) -> str:
+        return (
+            f"all threads of {one(self._unit)} execute it together: let one of them find the value for all, "
+            "v = T.invoke_one(...), or load it where all have the same index"
+        )
+
+    def _where(self, stmt: ir.Stmt, expr: Any) -> list[Location]:
+        """The statement, and where the variables of an expression got values that differ."""
+        used = [*ir.variables(expr)] if isinstance(expr, ir.PrimExpr) else []
+        if isinstance(expr, ir.PrimExpr):
+            ir.walk(expr, lambda node: used.append(node.buffer.data) if isinstance(node, ir.BufferLoad) else None)
+        set_at = [self._set_at.get(var) for var in used if self._differs.get(var, 0) > self._depth]
+        return [place for place in dict.fromkeys((location(stmt), *set_at)) if place is not None]
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def differs(self, expr: Any) -> int:
+        """How far an expression is uniform, where it stands."""
+        if isinstance(expr, ir.Var):
+            return self._differs.get(expr, 0)
+        if isinstance(expr, ir.BufferLoad):
+            return max([self._loaded(expr.buffer), *map(self.differs, expr.indices)])
+        if isinstance(expr, ir.Call):
+            return self._called(expr)
+        parts = [getattr(expr, name, None) for name in ("a", "b", "value", "condition", "true_value", "false_value")]
+        return max((self.differs(part) for part in parts if isinstance(part, ir.PrimExpr)), default=0)
+
+    def _loaded(self, buffer: ir.Buffer) -> int:
+        if ir.scope_kind(buffer) != "fragment":
+            return self._depth
+        is_tile = buffer.scope() == "local.fragment" and not _is_single(buffer)
+        return self._nothing if is_tile else self._differs.get(buffer.data, 0)
+
+    def _called(self, call: ir.Call) -> int:
+        name = str(ir.op_name(call))
+        if name == ops.RANK.name:
+            return self._depths.get(Rank.of(call).level, 0)
+        if name.startswith(tl.ATOMICS) and not loads_atomically(call) or name.startswith(_OF_A_THREAD):
+            return self._nothing
+        return max((self.differs(arg) for arg in call.args if isinstance(arg, ir.PrimExpr)), default=0)
+
+
+def loads_atomically(expr: Any) -> bool:
+    """Whether an expression has an atomic load of device or shared memory."""
+    return isinstance(expr, ir.PrimExpr) and ir.contains(expr, is_atomic_load)
+
+
+def is_atomic_load(node: Any) -> bool:
+    """Whether a node is one."""
+    return ir.op_name(node) == tl.atomic("load") and ir.scope_kind(pointed(node.args[0]).buffer) != "fragment"
+
+
+def _is_single(buffer: ir.Buffer) -> bool:
+    return all(ir.constant(n) == 1 for n in buffer.shape)
+
+
+def _conjuncts(expr: Any) -> list[Any]:
+    return [*_conjuncts(expr.a), *_conjuncts(expr.b)] if isinstance(expr, ir.And) else [expr]
+
+
+def _is_parallel(stmt: ir.For | ir.While) -> bool:
+    return isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL
+
+
+def _operands(call: ir.Call) -> Iterator[Any]:
+    """What an operation is told besides tiles; what one thread evaluates for all may differ between them."""
+    for arg in call.args if ir.op_name(call) != ops.INVOKE_ONE.name else ():
+        if ir.op_name(arg) == tl.REGION:
+            _, begins, extents = ir.region_parts(arg)
+            yield from (*begins, *extents)
+        elif isinstance(arg, ir.PrimExpr):
+            yield arg
+
+
+def _name(stmt: ir.Evaluate) -> str:
+    return f"T.{stmt.value.op.name.removeprefix('tilescale.')}"
