@@ -397,3 +397,17 @@ def test_assignments_keep_the_value_of_their_time():
     args = [torch.arange(8, dtype=torch.int32), ints(8)]
     tilescale.emulate(program, args)
     assert args[0].tolist() == [0] * 8 and args[1].tolist() == list(range(8))
+
+
+def test_indices_in_any_order_of_the_loops():
+    """Transposed, with loops that an index does not depend on, and with numbers between."""
+
+    @T.prim_func
+    def program(X: T.Tensor((4, 3, 5), "int32"), Y: T.Tensor((5, 2, 4), "int32"), Z: T.Tensor((3, 2), "int32")):
+        with T.Kernel(1, threads=32):
+            for i, k, j in T.Parallel(4, 2, 5):
+                Y[j, k, i] = X[i, 1, j] + 100 * Z[2, k]
+
+    X, Z = torch.arange(60, dtype=torch.int32).reshape(4, 3, 5), torch.arange(6, dtype=torch.int32).reshape(3, 2)
+    tilescale.emulate(program, [X, Y := ints(5, 2, 4), Z])
+    assert torch.equal(Y, (X[:, 1].T[:, None] + 100 * Z[2][None, :, None]).int())

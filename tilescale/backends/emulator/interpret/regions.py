@@ -66,6 +66,8 @@ class Region:
         buffer, begins, extents = ir.region_parts(region)
         self.home = Home(compiler, buffer, of_tile=True)
         self.begins = [compiler.expr(b) for b in begins]
+        numbers = [ir.constant(b) for b in begins]
+        self._begins = None if None in numbers else tuple(numbers)
         self.extents = [compiler.expr(e) for e in extents]
         constants = [ir.constant(e) for e in extents]
         self._fixed = None if None in constants else tuple(constants)
@@ -77,7 +79,7 @@ class Region:
             OutOfBoundsError: outside a tile in shared memory or registers.
         """
         array = self.home.array(frame) if array is None else array
-        begins = tuple([uniform(b(frame), frame, "where a tile begins") for b in self.begins])
+        begins = self._begins or tuple([uniform(b(frame), frame, "where a tile begins") for b in self.begins])
         extents = self._fixed or tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
         block = Block(array, begins, extents)
         if not self.home.guarded and not block.within:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,41 +14,49 @@ from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 
 
-@dataclass(frozen=True)
 class Slices:
     """Indices that are a parallel loop's variable plus an offset, or do not depend on the loops.
 
     Attributes:
         rank: how many loops the nest has.
-        parts: for each index the loop's axis (None: a scalar) and the closure of its offset.
     """
 
-    rank: int
-    parts: tuple[tuple[int | None, Closure], ...]
+    def __init__(self, rank: int, parts: Sequence[tuple[int | None, Closure | None]]):
+        """`parts`: for each index the loop's axis (None: a scalar) and the closure of its offset (None: 0)."""
+        self.rank = rank
+        axes = [axis for axis, _ in parts if axis is not None]
+        self._absent = [axis for axis in range(rank) if axis not in axes]
+        # Where axes follow one another one index does it, with new axes for loops that no index depends on.
+        self._order = None if axes == sorted(axes) else sorted(range(len(axes)), key=axes.__getitem__)
+        self._spread = tuple(slice(None) if axis in axes else None for axis in range(rank))
+        self._blank: list[Any] = []
+        self._places: list[tuple[int, int | None, Closure | None]] = []
+        new = [] if self._order else [*self._absent]
+        for axis, offset in parts:
+            while axis is not None and new and new[0] < axis:
+                self._blank.append(None)
+                del new[0]
+            self._places.append((len(self._blank), axis, offset))
+            self._blank.append(0)
+        self._blank += [None] * len(new)
 
     def view(self, array: Any, frame: Frame, write: bool = False) -> np.ndarray | None:
         """The elements as a view over the space, or None where a slice cannot express the access."""
         if not isinstance(array, np.ndarray):
             return None
-        index: list[Any] = []
-        axes: list[int] = []
-        for (axis, offset), extent in zip(self.parts, array.shape, strict=True):
-            begin = offset(frame)
-            length = 1 if axis is None else frame.space[axis]
-            if is_vector(begin) or begin < 0 or begin + length > extent:
+        space, index = frame.space, self._blank.copy()
+        for (place, axis, offset), extent in zip(self._places, array.shape, strict=True):
+            begin = 0 if offset is None else offset(frame)
+            if is_vector(begin) or begin < 0:
                 return None
-            if axis is None:
-                index.append(begin)
-            else:
-                index.append(slice(begin, begin + length))
-                axes.append(axis)
-        if write and any(a not in axes and n != 1 for a, n in enumerate(frame.space)):
+            end = begin + (1 if axis is None else space[axis])
+            if end > extent:
+                return None
+            index[place] = begin if axis is None else slice(begin, end)
+        if write and any(space[axis] != 1 for axis in self._absent):
             return None
-        view = array[tuple(index)] if axes else array[(*index, ...)]  # A view, also of one element.
-        order = sorted(range(len(axes)), key=axes.__getitem__)
-        if order != list(range(len(axes))):
-            view = view.transpose(order)
-        return view[tuple(slice(None) if a in axes else None for a in range(self.rank))]
+        view = array[tuple(index)]
+        return view if self._order is None else view.transpose(self._order)[self._spread]
 
 
 def slices(compiler: Compiler, indices: Sequence[Any]) -> Slices | None:
@@ -60,14 +67,14 @@ def slices(compiler: Compiler, indices: Sequence[Any]) -> Slices | None:
     axes = [axis for part in parts if part is not None for axis in [part[0]] if axis is not None]
     if None in parts or len(set(axes)) != len(axes):
         return None
-    return Slices(len(set(compiler.axes.values())), tuple(parts))
+    return Slices(len(set(compiler.axes.values())), parts)
 
 
-def _slice(compiler: Compiler, index: Any) -> tuple[int | None, Closure] | None:
+def _slice(compiler: Compiler, index: Any) -> tuple[int | None, Closure | None] | None:
     if not any(var in compiler.axes for var in ir.variables(index)):
         return None, compiler.expr(index)
     if isinstance(index, ir.Var):
-        return compiler.axes[index], lambda frame: 0
+        return compiler.axes[index], None
     if isinstance(index, ir.Add):
         for var, rest in ((index.a, index.b), (index.b, index.a)):
             free = not any(v in compiler.axes for v in ir.variables(rest))
