@@ -14,6 +14,7 @@ from tests.cuda.fakes import Device
 from tilescale.backends.cuda.running import replay
 from tilescale.backends.cuda.running.graph_nodes import Node
 from tilescale.backends.cuda.running.replay import Given, Kind, Replay
+from tilescale.errors import DeviceError
 
 FIRST, SECOND, THIRD = 0x7000_0000_1000, 0x7000_0000_8000, 0x7000_0002_0000
 NBYTES = 4096
@@ -98,6 +99,19 @@ def test_two_arguments_that_are_one_tensor_are_told_apart_or_stay_one(device: De
     calls = Calls(device, [NBYTES, NBYTES], passed, FIRST, FIRST)
     assert calls.replayed(SECOND, SECOND) == [SECOND, SECOND]
     assert calls.replayed(SECOND, THIRD) is None and calls.replayed(THIRD, THIRD) == [THIRD, THIRD]
+
+
+def test_a_graph_that_the_driver_refuses_to_set_serves_nobody(device: Device, monkeypatch: pytest.MonkeyPatch):
+    def refuses(executable: Any) -> None:
+        raise DeviceError("cuGraphExecMemcpyNodeSetParams: CUDA_ERROR_INVALID_VALUE")
+
+    def nodes(graph: Any) -> list[Node]:
+        return [dataclasses.replace(node, set=refuses) for node in graph.nodes]
+
+    monkeypatch.setattr(replay, "nodes_of", nodes)
+    calls = Calls(device, [NBYTES], lambda x: [pointer(x)], FIRST)
+    assert calls.replayed(FIRST) == [FIRST]
+    assert calls.replayed(SECOND) is None and calls.replayed(FIRST) is None, "it may be set in part"
 
 
 def test_a_few_kernels_in_a_row_need_no_graph(device: Device, monkeypatch: pytest.MonkeyPatch):

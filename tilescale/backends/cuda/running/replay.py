@@ -21,6 +21,7 @@ from tilescale.backends.cuda.running import driver
 from tilescale.backends.cuda.running.graph_nodes import Node, in_a_row, nodes_of
 from tilescale.backends.cuda.running.own_streams import own_stream
 from tilescale.backends.cuda.running.steps import Work, run
+from tilescale.errors import DeviceError
 from tilescale.program.model import Program
 
 if TYPE_CHECKING:
@@ -107,7 +108,11 @@ class Replay:
                 return False
         if any(given[i] - given[j] != self._given[i] - self._given[j] for i, j in self._together):
             return False
-        self._set(given, changed)
+        try:
+            self._set(given, changed)
+        except DeviceError:  # memory of another kind: what is set already is wrong for every call
+            self._is_fixed, self._given = True, ()
+            return False
         return True
 
     def launch(self, stream: int) -> None:
