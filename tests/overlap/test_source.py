@@ -12,7 +12,7 @@ import pytest
 import tilescale
 import tilescale.language as T
 from tests.cuda.support import source
-from tests.overlap import test_exchange, test_gather, test_reductions, test_shifts
+from tests.overlap import test_exchange, test_gather, test_prefetch, test_reductions, test_shifts
 from tests.overlap.support import H200, check_same, overlapped
 from tests.overlap.test_estimate import gather_then_multiply
 from tilescale.errors import UnsupportedError
@@ -28,6 +28,7 @@ PROGRAMS: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "reduce-scatter by tiles": (reduction, {"carrier": "tiles"}, test_reductions),
     "all-reduce by the queue": (partial(reduction, everywhere=True), {"carrier": "queue"}, test_reductions),
     "exchange": (partial(exchange, slots=True), {"chunk": 3}, test_exchange),
+    "layers": (partial(test_prefetch.layers, 3, 4), {}, test_prefetch),
     "ring": (partial(test_shifts.around, 3, 4, 3, guarded=True), {}, test_shifts),
     "there and back": (partial(exchange, before=False, back=True, experts=2), {}, test_exchange),
 }

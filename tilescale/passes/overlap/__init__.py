@@ -10,6 +10,7 @@
     chunks.py     rows that travel together, and their flags
     order.py      the order of a grid's tiles
     gather.py     all_gather -> grid
+    prefetch.py   all_gather in a layer loop -> grid: one layer ahead
     columns.py    all_gather along columns -> grid
     scatter.py    grid -> reduce_scatter, grid -> allreduce
     exchange.py   grid -> all_to_all -> grid

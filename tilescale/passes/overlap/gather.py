@@ -56,7 +56,7 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     """
     if not site.made.is_in_place and site.made.axis == 1:
         return overlap_columns(site, mine, graph, uses, move)
-    rows = _rows(site, uses)
+    rows = rows_of(site, uses)
     target, source = (uses.names.root(ir.region_parts(r)[0].data) for r in (site.made.target, site.made.source))
     check_unwritten(source, mine, graph, "what it sends")
     check_unwritten(target, mine, graph, "its result")
@@ -80,7 +80,7 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     return edits.apply()
 
 
-def _rows(site: Site, uses: Uses) -> Rows:
+def rows_of(site: Site, uses: Uses) -> Rows:
     """How the rows of the result are counted."""
     made = site.made
     (_, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)

@@ -17,6 +17,7 @@ from tilescale.passes.overlap.estimate import pays
 from tilescale.passes.overlap.exchange import overlap_exchange
 from tilescale.passes.overlap.gather import overlap_gather
 from tilescale.passes.overlap.legality import Shift, Site, check, sites
+from tilescale.passes.overlap.prefetch import overlap_prefetch
 from tilescale.passes.overlap.rotation import grids_first
 from tilescale.passes.overlap.scatter import overlap_reduction
 from tilescale.passes.overlap.schedule import WIRES, Declined, Move, Schedule
@@ -124,6 +125,8 @@ class _State:
             changed = overlap_shift(site, mine, graph, uses, move, self.flags)
         elif move.wire in WIRES and _PATTERNS.get(site.name) is not overlap_reduction:
             raise Declined(f"only parts of a reduction are rounded to {move.wire}")
+        elif site.name == "all_gather" and mine.around:
+            changed = overlap_prefetch(site, mine, graph, uses, move)
         elif site.name in _PATTERNS:
             check(site, mine, graph, self.flags)
             changed = _PATTERNS[site.name](site, mine, graph, uses, move)
