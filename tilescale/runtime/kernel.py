@@ -35,6 +35,7 @@ from tilescale.runtime.drop_in import DropIn
 from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
 from tilescale.runtime.schedule import describe
+from tilescale.runtime.symmetry import reached_by_peers, warn_of_plain_tensors
 from tilescale.runtime.text import Text
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Kernel(DropIn):
         self.machine = machine
         self.options = options
         self.report: Any = None
+        self._has_warned = False  # of tensors that GPUs need in symmetric memory
         self._written, self._asked = for_machine(func, machine), schedule
         if isinstance(schedule, Schedule):
             self._scheduled  # noqa: B018 - raises if it is one of another program
@@ -338,6 +340,7 @@ class Kernel(DropIn):
         values: list[Any] = []
         try:
             values = self._given(args)
+            self._warn_of_plain_tensors(values)
         except ArgumentError as found:
             error = found
 
@@ -357,6 +360,13 @@ class Kernel(DropIn):
         for i, result in results.items():
             values[i] = _stored(values[i], result)
         return values
+
+    def _warn_of_plain_tensors(self, values: Sequence[Any]) -> None:
+        """Say once which tensors GPUs need in symmetric memory: the emulator reaches all."""
+        if self._team.size > 1 and not self._has_warned:
+            self._has_warned = True
+            given = [i for i in reached_by_peers(self.program) if i not in self._outputs.positions]
+            warn_of_plain_tensors(self.program, given, values)
 
     def _check_ranks(self, ranks: int) -> None:
         extents = [extent for _, extent in self.program.extents]

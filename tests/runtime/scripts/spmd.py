@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What ranks of a job see of a kernel call. Every `check_` function runs on every rank, one after the other."""
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -31,6 +32,24 @@ def check_repeated_calls():
         x, y = factor * EVERYONE[RANK], torch.full((64,), torch.nan)
         assert kernel(x, y) is None
         assert torch.equal(y, factor * EVERYONE.sum(0))
+
+
+def check_plain_tensors_that_peers_reach_are_told_of_once():
+    @T.prim_func
+    def send(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(device=SIZE, block=1, threads=32):
+            with T.Scale("device") as (rank, size):
+                T.copy(X, Y, dst=(rank + 1) % size)
+
+    kernel = tilescale.compile(send)
+    for inbox, names in ((tilescale.zeros((8,)), []), (torch.zeros(8), ["'Y'"]), (torch.zeros(8), [])):
+        if names:
+            kernel = tilescale.compile(send)  # one that has warned of nothing yet
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            kernel(EVERYONE[RANK][:8].clone(), inbox)
+        found = [str(each.message) for each in caught if "symmetric" in str(each.message)]
+        assert len(found) == len(names) and all(name in text for name, text in zip(names, found, strict=True))
 
 
 def check_all_devices_of_the_job():

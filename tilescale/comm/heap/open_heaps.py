@@ -59,6 +59,11 @@ def heap_of(*tensors: torch.Tensor) -> SymmetricHeap:
     return homes[0]
 
 
+def is_symmetric(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in a symmetric heap."""
+    return _home(tensor) is not None
+
+
 def not_symmetric(tensor: torch.Tensor, wanted: SymmetricHeap | None) -> NotSymmetricError:
     """The error for a tensor that does not lie in the wanted heap, or in any."""
     what = f"a tensor {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}"
