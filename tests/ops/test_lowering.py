@@ -100,6 +100,16 @@ def test_queues_send_and_producers_load(made: Any, said: list[str]):
     assert [re.sub(r" \(line \d+\)", "", note) for note in notes(made())] == said
 
 
+@pytest.mark.parametrize("form", ["program", "in_turns"])
+def test_what_peers_have_sent_is_loaded_without_conditions(form: str):
+    """Loads with a condition wait for one another: 8192 x 8192 x 3584 on two H100 took 5 % longer."""
+    of = Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False)
+    made = import_module("tilescale.ops.gemm_rs")
+    text = source(made.program(2, of) if form == "program" else made.in_turns(2, of, 8))
+    (load,) = re.findall(r"^.*\(inbox \+.*$", text, re.MULTILINE)
+    assert "uint4" in load and "condval" not in load
+
+
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("tiles", TILINGS, ids=lambda tiles: f"{tiles.m}x{tiles.n}")
 def test_as_many_steps_are_loaded_ahead_as_there_is_room_for(tiles: Tiling, gated: bool):

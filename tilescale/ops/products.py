@@ -86,13 +86,15 @@ class Tiling:
         """First row and column of a tile of a shard of so many rows.
 
         The column is found in float32, which is exact here: a compiler keeps divisions of integers where they are, so
-        producers would make that one at every step that they load.
+        producers would make that one at every step that they load. Bounds that hold anyway are spelled out: loads that
+        cannot be proven to be inside of their tensor are guarded, and guarded loads wait for one another.
         """
         a_group = self.group * self.columns(N)
         group = T.truncdiv(number, a_group)
         inside, high = number - group * a_group, T.min(self.group, T.ceildiv(rows, self.m) - group * self.group)
-        column = T.cast((T.cast(inside, "float32") + 0.5) / T.cast(high, "float32"), "int32")
-        return (group * self.group + inside - column * high) * self.m, column * self.n
+        quotient = T.cast((T.cast(inside, "float32") + 0.5) / T.cast(high, "float32"), "int32")
+        column = T.max(0, T.min(quotient, self.columns(N) - 1))
+        return (group * self.group + T.max(0, inside - column * high)) * self.m, column * self.n
 
     def of_shards(self, number: Any, shards: int, rows: Any, N: int) -> tuple[Any, Any, Any]:
         """The shard of a tile, of those of so many shards one after the other, and its first row and column there."""
@@ -100,7 +102,7 @@ class Tiling:
         shard: Any = 0
         for begun in range(1, shards):
             shard += T.cast(number >= begun * a_shard, "int32")
-        return shard, *self.at(number - shard * a_shard, rows, N)
+        return shard, *self.at(T.max(0, number - shard * a_shard), rows, N)
 
 
 @dataclass(frozen=True)
