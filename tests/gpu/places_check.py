@@ -141,6 +141,38 @@ def check_threads(_: slice) -> None:
     say(f"PASS calls from {len(found)} threads")
 
 
+def check_compiled(_: slice) -> None:
+    """Layers in graphs of PyTorch's compiler, with its CUDA graphs and without, give what eager ones give."""
+    torch.manual_seed(0)
+    up, gate, down = (torch.nn.Linear(*shape, bias=False) for shape in ((512, 1024), (512, 1024), (1024, 512)))
+    for layer in (up, gate, down):
+        layer.to(DEVICE, torch.bfloat16)
+    columns = [ops.ColumnParallelLinear.shard(layer) for layer in (up, gate)]
+    rows = ops.RowParallelLinear.shard(down)
+    ops.gather_once(*columns)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return x + rows(torch.nn.functional.silu(columns[0](x)) * columns[1](x))
+
+    for mode in ("default", "reduce-overhead"):
+        compiled = torch.compile(block, fullgraph=True, mode=mode)
+        for number in range(5):
+            x = random(1, 256, 512)
+            found = []
+            for call in (block, compiled):
+                given = x.clone().requires_grad_()
+                y = call(given)
+                y.float().pow(2).sum().backward()
+                found.append((y.detach().clone(), given.grad.clone(), down.weight.grad.clone()))
+                down.weight.grad = None
+            if number % SIZE == RANK:
+                torch.cuda._sleep(LATE_CYCLES)
+            for one, other in zip(*found, strict=True):
+                compare(f"compiled, {mode}", other, one)
+        barrier()
+        say(f"PASS layers compiled, mode {mode}")
+
+
 def in_thread(x: torch.Tensor) -> torch.Tensor:
     torch.cuda.set_device(DEVICE)
     made = ops.all_reduce(x)
@@ -156,4 +188,5 @@ if __name__ == "__main__":
         made.append(own)
 
     Replay.__init__ = counted  # type: ignore[method-assign]
-    main({"places": check_places, "captures": check_captures, "threads": check_threads})
+    checks = {"places": check_places, "captures": check_captures, "threads": check_threads}
+    main(checks | {"compiled": check_compiled})
