@@ -57,6 +57,12 @@ def test_arrays_that_differ_stay_apart(other: str):
     assert found == TEXT.format(marks="", other=other)
 
 
+def test_an_array_that_a_block_declares_stays_apart():
+    other = "if (threadIdx.x == 0) {\n    float acc_warpgroup10[64];\n    acc_warpgroup10[0] = 2.0f;\n  }"
+    found = joined([["acc_warpgroup10", "acc_warpgroup0"]], other)
+    assert found == TEXT.format(marks="", other=other)
+
+
 def test_accumulators_of_warpgroups_are_one_array():
     found = bodies(source(reference.tensor_parallel_gemm(4, 128, 128, 512)))
     assert re.findall(r"^  float (c_\w+)\[(\d+)\];$", found, re.MULTILINE) == [("c_warpgroup0", "192")]
