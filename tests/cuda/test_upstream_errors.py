@@ -14,7 +14,7 @@ from tilelang_core import compile as stock
 from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering import stages
 from tilescale.backends.cuda.lowering.phase import Phase
-from tilescale.errors import TileScaleError, UnsupportedError
+from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
 
 
 def reduced(threads: int) -> Any:
@@ -26,6 +26,20 @@ def reduced(threads: int) -> Any:
                 sums = T.alloc((64,), "float32", level="l0")
                 T.copy(X, values)  # into registers
                 T.reduce_sum(values, sums, dim=1)
+                T.copy(sums, Y)
+
+    return run
+
+
+def summed(m: int, n: int) -> Any:
+    @T.prim_func
+    def run(X: T.Tensor((m, n), "float32"), Y: T.Tensor((m,), "float32")):
+        with T.Kernel(device=1, block=1, threads=256):
+            with T.Scale("block"):
+                values = T.alloc((m, n), "float32", level="l0")
+                sums = T.alloc((m,), "float32", level="l0")
+                T.copy(X, values)
+                T.reduce_sum(values, sums, dim=1)  # the sums
                 T.copy(sums, Y)
 
     return run
@@ -73,14 +87,19 @@ def partial_loop() -> Any:
 @pytest.mark.parametrize(
     ("make", "found", "line"),
     [
-        (lambda: reduced(48), "cannot be shared out evenly to the threads", "into registers"),
+        (
+            lambda: reduced(48),
+            "cannot be shared out evenly to the threads",
+            "into registers",
+        ),
+        (lambda: summed(32, 48), "cannot be shared out evenly to the threads", "the sums"),
         (plain_odd_tile, "cannot be shared out evenly to the threads", "an odd tile"),
         (only_cleared, "tile unused in registers", "and nothing else"),
         (partial_loop, "threads must synchronize inside a loop", None),
     ],
 )
 def test_what_tilelang_cannot_lower(make: Callable[[], Any], found: str, line: str | None):
-    with pytest.raises(UnsupportedError, match=found) as error:
+    with pytest.raises((ShapeError, UnsupportedError), match=found) as error:
         tilescale.compile(make()).source  # noqa: B018 - lowered when it is asked for
     (where,) = error.value.where
     assert where.file == __file__ and where.line == (line_of(line) if line else where.line)

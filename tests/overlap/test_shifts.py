@@ -249,7 +249,7 @@ def ring_product(size: int, devices: int = 4) -> Any:
 
 def test_ring_attention_in_phases_goes_on_while_shares_travel():
     devices, heads, rows, dim = 3, 1, 32, 16
-    program = ring_attention.in_phases(devices, heads, devices * rows, dim, tile=16)
+    program = ring_attention.in_phases(devices, heads, devices * rows, dim, tile=16, threads=32)
     changed, schedule = overlapped(program)
     assert schedule.moves[0].overlapped
     rng = torch.Generator().manual_seed(0)

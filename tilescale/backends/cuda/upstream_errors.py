@@ -40,7 +40,7 @@ KNOWN = (
     ),
     Known(
         r"no available layout found|Layout Layout\(.* has errors",
-        UnsupportedError,
+        ShapeError,
         "the elements of a tile in registers cannot be shared out evenly to the threads",
         _EVEN,
     ),
@@ -61,6 +61,18 @@ KNOWN = (
         UnsupportedError,
         "the threads that hold the tile in registers, as T.gemm has left it, cannot reduce it along this dimension",
         "copy it into a tile in shared memory, and from there into another one in registers, and reduce that",
+    ),
+    Known(
+        r"XOR-butterfly AllReduce requires .*? power of two, got (\d+)",
+        UnsupportedError,
+        "the elements that are reduced to one lie on {0} threads, or so far apart, which is no power of two",
+        "let the extents of the tile, and the number of threads, be powers of two",
+    ),
+    Known(
+        r"Inconsistent layouts between src and dst in ReduceOp",
+        UnsupportedError,
+        "the result of a reduction lies on other threads than the tile that is reduced",
+        "reduce into a tile of its own, and copy that",
     ),
     Known(
         r"Not a canonical GMMA_\w+ layout",
