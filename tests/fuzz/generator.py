@@ -272,14 +272,22 @@ class Generator(Exchanges):
     # -- control flow ------------------------------------------------------------------------------------------------
 
     def loop(self, scope: Scope) -> list[Line]:
-        """A serial loop, or one that is unrolled."""
-        name, count = f"k{len(scope.loops)}", self.rng.randint(1, 4)
-        kind = self.rng.choice(("serial", "serial", "unroll"))
-        inside = scope.inside(loops=(*scope.loops, (name, count)))
-        before = self.wide_buffers()
-        body = self.statements(inside, self.rng.randint(1, 4))
-        self.widen(before)
-        return [Line(f"for {name} in T.{kind}({count}):", body or [Line("pass")])]
+        """A serial loop, one that is unrolled, one that memory ends, or one with a condition."""
+        self.made += 1
+        name, count = f"k{self.made}", self.rng.randint(1, 4)
+        kind = self.rng.choice(("serial", "serial", "unroll", "counted", "while"))
+        inside = scope.inside(loops=(*scope.loops, (name, count)), branched=scope.branched or kind == "counted")
+        before = {id(b): b.bound for b in self.buffers}
+        body = self.statements(inside, self.rng.randint(1, 4)) or [Line("pass")]
+        for b in self.buffers:
+            b.bound = max(b.bound, before.get(id(b), 0))  # in the first iteration it may have been larger
+        if kind == "counted":
+            extent = f"T.max(T.min({self.chosen().at('b')}, {count}), 0)"
+            return [Line(f"for {name} in T.serial({extent}):", body)]
+        if kind == "while":
+            begin = [Line(f'{name} = T.alloc_var("int32")'), Line(f"{name} = 0")]
+            return [*begin, Line(f"while {name} < {count}:", [*body, Line(f"{name} = {name} + 1")])]
+        return [Line(f"for {name} in T.{kind}({count}):", body)]
 
     def pipelined(self, scope: Scope) -> list[Line] | None:
         """Loads ahead, and what uses them: a product, or a loop over elements."""
@@ -312,15 +320,6 @@ class Generator(Exchanges):
         lines = [Line(f"if {self.rng.choice(conditions)}:", body)]
         other = self.statements(inside, self.rng.randint(1, 2)) if self.rng.random() < 0.4 else []
         return [*lines, Line("else:", other)] if other else lines
-
-    def wide_buffers(self) -> dict[int, int]:
-        """The bounds of all buffers."""
-        return {id(b): b.bound for b in self.buffers}
-
-    def widen(self, before: dict[int, int]) -> None:
-        """Bounds behind a loop: what began with a larger one may have it still."""
-        for b in self.buffers:
-            b.bound = max(b.bound, before.get(id(b), 0))
 
     # -- units inside a block ----------------------------------------------------------------------------------------
 

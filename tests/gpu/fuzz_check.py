@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ from tests.gpu.limits import bounded  # noqa: E402
 from tilescale.backends.cuda.running import execute  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
 
-SECONDS, LEAST = 110, 500
-"""Seconds in which workers start a program, and how many programs of the whole check have to run."""
-EACH_S = 60.0
-"""Seconds that one program may take."""
+SECONDS, WORKERS, LEAST = 110, 24, 500
+"""Seconds in which workers start a program, and how many programs have to run in them with so many workers."""
+EACH_S, GRACE_S = 30.0, 8.0
+"""Seconds that one program may take, and that a worker may go on behind the time."""
 CALLS = (0, 1, 0)
 """Which inputs each call of a program gets."""
 
@@ -110,7 +111,7 @@ def _verdict(program: Fuzzed) -> str:
 
 def _explain(program: Fuzzed, verdict: str, world: Any) -> None:
     if world.size == 1 and "AssertionError" in verdict:
-        with contextlib.suppress(Exception), bounded(f"{program.name}, smaller", EACH_S):
+        with contextlib.suppress(Exception), bounded(f"{program.name}, smaller", 2 * EACH_S):
             end = time.time() + EACH_S / 2
             program = smaller(program, lambda candidate: time.time() < end and is_wrong(candidate), tries=60)
     if world.rank == 0:
@@ -119,55 +120,77 @@ def _explain(program: Fuzzed, verdict: str, world: Any) -> None:
         os._exit(4)  # the GPU's context may be lost
 
 
-def supervise(devices: int, worker: int, workers: int, until: float, env: dict[str, str]) -> list[str]:
-    """The lines of a worker, which goes on behind a program that it ends with."""
-    lines: list[str] = []
-    seed = worker
-    launcher = [sys.executable] if devices == 1 else [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"
-    ]  # fmt: skip
-    while time.time() < until:
-        command = [*launcher, __file__, "worker", str(devices), str(seed), str(workers), str(until)]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **env}
-        ) as process:
-            watch = threading.Timer(until - time.time() + 2 * EACH_S, process.kill)
-            watch.daemon = True
-            watch.start()
-            for line in process.stdout or ():
-                lines.append(line.rstrip("\n"))
-            watch.cancel()
-        begun = [int(n) for n in re.findall(rf"^INFO begins: fuzz_{devices}_(\d+)$", "\n".join(lines), re.MULTILINE)]
-        if process.returncode == 0 or not begun:
-            return lines
-        seed = begun[-1] + workers
-    return lines
+@dataclass
+class Tally:
+    """What workers have said so far; what is wrong is printed as it comes."""
+
+    until: float
+    count: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, devices: int, line: str) -> None:
+        """A line of a worker."""
+        with self.lock:
+            verdict = re.match(r"(RIGHT|WRONG|REFUSED \w+).*\(rank 0\)", line)
+            if verdict is not None:
+                self.count[f"{devices} device(s): {verdict[1]}"] += 1
+            if not re.match("RIGHT|REFUSED|INFO", line):
+                print(line, flush=True)
+
+    def of(self, word: str) -> int:
+        """How many programs of all workers are that."""
+        with self.lock:
+            return sum(times for what, times in self.count.items() if word in what)
+
+    def say(self) -> None:
+        """All counts."""
+        print(f"INFO {self.until - time.time():.0f} s left, {dict(sorted(self.count.items()))}", flush=True)
+
+
+def supervise(devices: int, worker: int, workers: int, env: dict[str, str], tally: Tally) -> None:
+    """Run a worker, which goes on behind a program that it ends with; in the end all its processes are killed."""
+    seed, port = worker, f"--master-port={29700 + 20 * worker}"
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={devices}", port]
+    while time.time() < tally.until:
+        command = [*(launcher if devices > 1 else launcher[:1]), __file__, "worker"]
+        command += [str(n) for n in (devices, seed, workers, tally.until)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **env},
+            start_new_session=True,
+        )  # fmt: skip
+        watch = threading.Timer(tally.until - time.time() + GRACE_S, os.killpg, (process.pid, signal.SIGKILL))
+        watch.daemon = True
+        watch.start()
+        begun = None
+        for line in process.stdout or ():
+            tally.add(devices, line.rstrip("\n"))
+            found = re.match(rf"INFO begins: fuzz_{devices}_(\d+)$", line)
+            begun = int(found[1]) if found else begun
+        code = process.wait()
+        watch.cancel()
+        if code == 0 or begun is None:
+            return
+        seed = begun + workers
 
 
 def main() -> int:
     """Start all workers, and sum up."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
     workers = int(sys.argv[2]) if len(sys.argv) > 2 else max(2, (os.cpu_count() or 2) * 3 // 4)
-    gpus, until = torch.cuda.device_count(), time.time() + seconds
-    pairs = max(1, workers // 6) if gpus > 1 else 0
+    gpus, tally = torch.cuda.device_count(), Tally(time.time() + seconds)
+    pairs = max(1, workers // 8) if gpus > 1 else 0
     env = {"TILESCALE_HEAP_BYTES": "64MiB", "OMP_NUM_THREADS": "1"}
-    alone = workers - 2 * pairs
-    jobs = [(1, n, alone, until, {**env, "CUDA_VISIBLE_DEVICES": str(n % gpus)}) for n in range(alone)]
-    jobs += [(2, n, pairs, until, {**env, "CUDA_VISIBLE_DEVICES": "0,1"}) for n in range(pairs)]
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        outputs = list(pool.map(lambda job: supervise(*job), jobs))
-    count: Counter[str] = Counter()
-    for (devices, *_), lines in zip(jobs, outputs, strict=True):
-        verdicts = [line for line in lines if "(rank 0)" in line and re.match("RIGHT|WRONG|REFUSED", line)]
-        count.update(f"{devices} device(s): {' '.join(v.split()[: 2 if v.startswith('REF') else 1])}" for v in verdicts)
-        died = not verdicts or any(re.search(r"still running after|^Traceback", line) for line in lines)
-        if died or any(line.startswith("FAIL") for line in lines):
-            print("\n".join(line for line in lines if not re.match("RIGHT|REFUSED|INFO", line)), flush=True)
-    for what, times in sorted(count.items()):
-        print(f"INFO {what}: {times}")
-    right = sum(times for what, times in count.items() if what.endswith("RIGHT"))
-    wrong = sum(times for what, times in count.items() if what.endswith("WRONG"))
-    ok = not wrong and right >= LEAST * seconds / SECONDS / 2
+    alone = max(1, workers - 2 * pairs)
+    jobs = [(1, n, alone, {**env, "CUDA_VISIBLE_DEVICES": str(n % gpus)}, tally) for n in range(alone)]
+    jobs += [(2, n, pairs, {**env, "CUDA_VISIBLE_DEVICES": "0,1"}, tally) for n in range(pairs)]
+    threads = [threading.Thread(target=supervise, args=job, daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) and time.time() < tally.until + 2 * GRACE_S:
+        time.sleep(5)
+        tally.say()
+    right, wrong = tally.of("RIGHT"), tally.of("WRONG")
+    ok = not wrong and right >= LEAST * min(1.0, seconds / SECONDS) * min(1.0, workers / WORKERS)
     print(f"{'PASS' if ok else 'FAIL'} {right} of {right + wrong} random programs compute what the emulator does")
     return 0 if ok else 1
 
@@ -184,4 +207,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] in ("worker", "seeds"):
         worker()
     else:
-        sys.exit(main())
+        code = main()
+        sys.stdout.flush()
+        os._exit(code)  # whatever is left of the workers
