@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
-# Everything runs in a virtual environment of its own, made at the first call and kept.
+# Everything runs in a virtual environment that make has made, at the first call, and that it updates. One that somebody
+# else has made stays as it is.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+OURS := $(VENV)/.made-by-make
 
 # Where there is a GPU, torch is whatever build the machine needs; elsewhere it is the one that was tested.
 CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "--constraint constraints.txt")
@@ -14,6 +16,9 @@ GPUS := $(shell nvidia-smi -L 2>/dev/null | wc -l)
 
 # Tests start many processes, which load torch and TileLang: twice as fast with the bytecode that the first one keeps.
 unexport PYTHONDONTWRITEBYTECODE
+
+# What stops, with a message, where there is an environment without a mark of ours. Older ones have the second mark.
+refuse_others = if [ -e $(VENV) -a ! -e $(OURS) -a ! -e $(READY) ]; then echo "$(1)" >&2; exit 1; fi
 
 .PHONY: help demo test test-cluster lint docs docs-serve clean
 
@@ -51,13 +56,16 @@ docs-serve: docs
 
 # The second form serves systems whose Python comes without ensurepip.
 $(READY): pyproject.toml constraints.txt
+	@$(call refuse_others,$(VENV) was not made by make and stays as it is: remove it or make another one with VENV=build/venv)
 	@echo "Installing into $(VENV); the first time this takes a few minutes."
-	@$(PYTHON) -m venv --clear $(VENV) >/dev/null || { \
-		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	@mkdir -p $(VENV) && touch $(OURS)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) >/dev/null || { \
+		$(PYTHON) -m venv --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet --quiet pip; }
 	@$(BIN)/python -m pip install --quiet --quiet --no-compile $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	@touch $@
 
 clean:
+	@$(call refuse_others,$(VENV) was not made by make: remove it yourself)
 	@rm -rf $(VENV) build dist site docs/examples .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
