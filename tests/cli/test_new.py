@@ -56,3 +56,10 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path):
     (tmp_path / "file").write_text("")
     made = new("mine", "--folder", tmp_path / "file" / "below")
     assert made.exit_code == 1 and "cannot be written" in made.output
+
+
+def test_pytest_is_installed_first_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tilescale.cli.new.find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    made = new("halo")
+    assert "python halo.py && python -m pip install pytest && python -m pytest" in made.output

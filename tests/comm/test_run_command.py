@@ -138,3 +138,9 @@ def test_the_ranks_have_a_key_that_no_command_line_shows(tmp_path: Path) -> None
     )
     found = re.findall(r"key (\w{64}) (\w+)", _run("-n", "2", str(tmp_path / "key.py")).output)
     assert len(found) == 2 and len(set(found)) == 1 and found[0][1] == "False"
+
+
+def test_more_ranks_than_the_machine_has_devices(tool: Path) -> None:
+    done = _run("-n", "9", "--machine", "h200-sxm-8", str(tool), "0")
+    assert done.code == 2 and "[0]" not in done.output, "no rank was started"
+    assert done.output.count("h200-sxm-8 has 8 units of level 'device', and the job 9 ranks: start at most 8") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import keyword
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -42,7 +43,8 @@ def new(name: str, folder: Path | None) -> None:
     except OSError as error:
         raise click.ClickException(f"{target} cannot be written: {error.strerror}") from None
     click.echo(f"made {' and '.join(map(str, written))}; begin with")
-    click.echo(f"  cd {target} && python {name}.py && python -m pytest")
+    test = "python -m pytest" if find_spec("pytest") is not None else "python -m pip install pytest && python -m pytest"
+    click.echo(f"  cd {target} && python {name}.py && {test}")
 
 
 def _filled(template: str, name: str) -> str:

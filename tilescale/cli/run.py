@@ -18,6 +18,7 @@ from tilescale.comm.nodes import PORT, Rendezvous, join, rendezvous_of
 from tilescale.comm.rank_process import Place
 from tilescale.comm.trust.key import KEY, new_key
 from tilescale.errors import TileScaleError
+from tilescale.hda import Machine
 from tilescale.settings import Settings
 
 __all__ = ["run"]
@@ -63,6 +64,7 @@ def run(
         raise click.BadParameter(f"there is no file {script}", param_hint="SCRIPT")
     env = dict(os.environ)
     if machine is not None:
+        _check_room(machine, ranks * nnodes)
         env["TILESCALE_MACHINE"] = machine
     if emulate:
         env["TILESCALE_EMULATE"] = "1"
@@ -85,6 +87,19 @@ def run(
         sys.exit(130)
     _drop_unwritten_output()
     sys.exit(code)
+
+
+def _check_room(machine: str, ranks: int) -> None:
+    """Raises UsageError of the command where a machine has fewer devices than the job ranks."""
+    described = Machine.load(machine)
+    level = described.tensor_level.name
+    there = described.count(level)
+    if ranks > there:
+        raise click.BadParameter(
+            f"{described.name} has {there} units of level {level!r}, and the job {ranks} ranks: start at most {there}, "
+            "or name a larger machine",
+            param_hint="--machine",
+        )
 
 
 def _run(command: list[str], ranks: int, env: dict[str, str], rendezvous: Rendezvous | None) -> int:
