@@ -276,6 +276,28 @@ class LoadMatrix:
 
 
 @dataclass(frozen=True)
+class WarpProduct:
+    """`mma`: a product of a warp's fragments, each a data variable and the position of a thread's first element.
+
+    Attributes:
+        shape, layouts, types: as PTX names them: "m16n8k16", ("row", "col"), of a, b and the accumulator.
+        fragments: of a, b and the accumulator.
+    """
+
+    shape: str
+    layouts: tuple[str, str]
+    types: tuple[str, str, str]
+    fragments: tuple[tuple[ir.Var, ir.PrimExpr], ...]
+
+    @classmethod
+    def of(cls, call: ir.Call) -> WarpProduct:
+        """A call of it."""
+        shape, *words = (str(arg.value) for arg in call.args[:6])
+        fragments = tuple((call.args[i], call.args[i + 1]) for i in (6, 8, 10))
+        return cls(shape, (words[0], words[1]), (words[2], words[3], words[4]), fragments)
+
+
+@dataclass(frozen=True)
 class Atomic:
     """An atomic operation on the element that a pointer points to, or on neighbours from there on.
 

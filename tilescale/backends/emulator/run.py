@@ -31,6 +31,7 @@ from tilescale.backends.emulator.operations import (  # noqa: F401
     blockscaled,
     decoders,
     externs,
+    mma,
     peer_atomics,
     random,
     reducers,

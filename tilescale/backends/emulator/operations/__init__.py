@@ -6,6 +6,7 @@
     reducers.py     results to which iterations contribute
     threads.py atomics.py   indices, shuffles, votes; atomics on elements
     allreduce.py random.py  reductions over threads; random numbers
+    mma.py          products of a warp's registers
     words.py        loads and stores of several elements, cp.async, ldmatrix
     barriers.py     mbarriers, barriers of programs and clusters, `T.barrier`
     externs.py stand_ins.py functions that are called by name, and Python functions for those of the user

@@ -35,6 +35,15 @@ def elements(compiler: Compiler, pointer: Any, count: int) -> list[Element]:
     return [element(compiler, buffer, _moved(shape, indices, step)) for step in range(count)]
 
 
+def elements_at(compiler: Compiler, data: ir.Var, position: Any, count: int) -> list[Element]:
+    """The elements that follow one another from a position in the buffer of a data variable. Raises as `pointed`."""
+    buffer = compiler.buffer_named(data)
+    if buffer is None:
+        raise UnsupportedError(f"the emulator does not follow the pointer {data}")
+    shape = list(buffer.shape)
+    return [element(compiler, buffer, _indices(shape, position + step)) for step in range(count)]
+
+
 def buffer_of(compiler: Compiler, pointer: Any) -> ir.Buffer:
     """The buffer that an argument points into. Raises as `pointed`."""
     return _target(compiler, pointer)[0]
