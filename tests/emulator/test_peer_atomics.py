@@ -103,6 +103,40 @@ def test_an_element_and_a_plain_store_race_and_two_additions_do_not():
         tilescale.emulate(program, [[integers(1)] for _ in range(2)])
 
 
+@pytest.mark.parametrize("order", ["own first", "peer first"])
+@pytest.mark.parametrize("tile", [False, True])
+def test_additions_of_one_device_are_not_atomic_with_those_of_others(order, tile):
+    def program(own: bool):
+        @T.prim_func
+        def add(X: T.Tensor((32,), "float32")):
+            with T.Kernel(device=2, block=1, threads=32):
+                with T.Scale("block"), T.Scale("device") as (rank, _):
+                    ones = T.alloc((32,), "float32")
+                    T.fill(ones, 1.0)
+                    if rank == 1:
+                        T.atomic_add(X[0:32], ones, dst=1)
+                    elif own:
+                        T.atomic_add(X[0:32], ones, dst=0)
+                    elif tile:
+                        T.atomic_add(X[0:32], ones)
+                    else:
+                        for i in T.Parallel(32):
+                            T.atomic_add(X[i], 1.0)
+                    if rank == 1:
+                        T.atomic_add(X[0:32], ones, dst=0)
+
+        return add
+
+    ranks = [[torch.zeros(32)] for _ in range(2)]
+    tilescale.emulate(program(True), ranks)
+    assert ranks[0][0].tolist() == [2.0] * 32
+    with pytest.raises(RaceError, match="atomically updates it and") as raised:
+        tilescale.emulate(
+            program(False), [[torch.zeros(32)] for _ in range(2)], schedule_seed=None if order == "own first" else 0
+        )
+    assert "dst=rank" in raised.value.hint
+
+
 def test_fetch_adds_without_an_order_make_nothing_visible():
     ranks = [CASES["last_block"].tensors(rank, 3) for rank in range(3)]
     with pytest.raises(RaceError, match="parts"):

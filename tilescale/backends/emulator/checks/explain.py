@@ -162,6 +162,8 @@ def _remedy(run: Run, race: Race) -> str:
         text = f"{_told_early(first, second)}between {one} and {other}: {order}"
     else:
         text = f"order {one} and {other}: {order}"
+    if len(atomic) == 2:
+        return f"{text}; or T.atomic_add(..., dst=rank) for both: without dst= it is atomic within one device"
     if len(atomic) == 1:
         return f"{text}; or make both atomic"
     adds = one == other or first.kind == second.kind == WRITE

@@ -22,7 +22,7 @@ from tilescale.backends.emulator.checks.redundant import RedundantWaits
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.states import Access, Conflict, Table
 from tilescale.backends.emulator.checks.text import memory_of
-from tilescale.backends.emulator.execute.observe import Observer
+from tilescale.backends.emulator.execute.observe import DEVICE_ATOMIC, READ, WRITE, Observer
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.barriers import MBarrier
@@ -55,6 +55,8 @@ class Races(Observer):
         self._table = Table(self._waits.ordered)
         self._phases = Phases(self._waits.rests)
         self._clocks: dict[Task, Clock] = {}
+        # Tensors that other devices reach, and that atomics of one device's scope have updated.
+        self._of_one_device: set[int] = set()
         # Barrier -> which time it is that tasks come to it -> what they published.
         self._places: weakref.WeakKeyDictionary[Any, dict[Any, Place]] = weakref.WeakKeyDictionary()
         self._in_clusters = any(launch.cluster_size > 1 for launch in run.program.launches)
@@ -207,7 +209,12 @@ class Races(Observer):
         key = kind, home, frame.unit
         found = clock.notes.get(key)
         if found is None:
-            found = clock.notes[key] = Access(clock, clock.time, kind, home, frame.unit, clock.waits)
+            if kind == DEVICE_ATOMIC and home.root in self._run.compiler.reached:
+                self._of_one_device.add(home.root)
+            scoped = kind not in (READ, WRITE) and home.root in self._of_one_device
+            number = self._run.number(frame.unit)
+            found = Access(clock, clock.time, kind, home, frame.unit, clock.waits, number, scoped)
+            clock.notes[key] = found
         return found
 
     def _record(self, cells: np.ndarray, index: Any, access: Access) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.backends.emulator.checks.clocks import Clock
-from tilescale.backends.emulator.execute.observe import READ, WRITE
+from tilescale.backends.emulator.execute.observe import DEVICE_ATOMIC, READ, WRITE
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.units import Unit
@@ -31,6 +31,8 @@ class Access:
         home: buffer and line.
         unit: who, as the program sees it.
         waits: the flags that the task waited for, the last one last.
+        device: the number of the unit that owns the tensors of its own.
+        scoped: whether atomics on the element may be of one device alone, and of others.
     """
 
     clock: Clock
@@ -39,6 +41,12 @@ class Access:
     home: Home
     unit: Unit
     waits: tuple[Any, ...] = ()
+    device: int = 0
+    scoped: bool = False
+
+    def is_atomic_with(self, other: Access) -> bool:
+        """Whether two atomic accesses do not disturb each other."""
+        return self.device == other.device or DEVICE_ATOMIC not in (self.kind, other.kind)
 
 
 MOST = 1 << 16
@@ -69,6 +77,9 @@ class State:
             for other in _members(chain):
                 if not clock.knows(other.clock, other.time):
                     return other
+        for other in _members(self.atomics if access.scoped else None):
+            if not access.is_atomic_with(other) and not clock.knows(other.clock, other.time):
+                return other
         return None
 
     def accesses(self) -> Iterator[Access]:

@@ -17,9 +17,9 @@ from tilescale.backends.emulator.execute.tasks import Task
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import Location
 
-READ, WRITE, ATOMIC, ATOMIC_STORE = "read", "write", "atomic", "atomic store"
+READ, WRITE, ATOMIC, ATOMIC_STORE, DEVICE_ATOMIC = "read", "write", "atomic", "atomic store", "device atomic"
 """Kinds of access. A tile that is updated in place is read and written; flags are accessed by atomics. An atomic store
-does not look at what was there before."""
+does not look at what was there before. A device atomic is atomic among the threads of one device, no further."""
 
 
 class Actor(Protocol):

@@ -17,7 +17,7 @@ from tilelang_core.tiles import Fill, Gemm, Im2col, Reduce, Scan, SparseGemm, Ti
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
-from tilescale.backends.emulator.execute.observe import ATOMIC, READ, WRITE
+from tilescale.backends.emulator.execute.observe import DEVICE_ATOMIC, READ, WRITE
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import element
@@ -331,7 +331,7 @@ def _tile_atomic(op: str) -> Callable[[Compiler, ir.Call], Closure]:
             tile = fitted(tile, block.extents) if is_tile else np.full(block.extents, tile)
             target.home.written(frame)
             view = block.view()
-            target.home.touched(frame, ATOMIC, view)
+            target.home.touched(frame, DEVICE_ATOMIC, view)
             numerics.atomic_update(*located(view), tile if block.within else tile[block.clip()], op)
 
         return run
