@@ -13,6 +13,7 @@ from torch.nn.functional import silu
 
 from tilescale import ops
 from tilescale.ops.padding import padded, trimmed
+from tilescale.ops.workspace import needed
 from tilescale.settings import settings
 
 SHAPES = [(5, 12, 100), (3, 1, 1), (4, 100, 16), (7, 30, 9)]
@@ -98,3 +99,7 @@ def test_what_needs_no_padding_stays_where_it_is():
     a, weights, bias = random(3, 16), [random(16, 8)], random(8)
     assert [x is y for x, y in zip(padded(a, weights, bias), (a, weights, bias), strict=False)] == [True] * 3
     assert trimmed(a, 16) is a
+
+
+def test_a_workspace_has_room_for_padding():
+    assert needed(4, 100, torch.bfloat16) == needed(4, 112, torch.bfloat16)

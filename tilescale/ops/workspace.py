@@ -17,7 +17,7 @@ from tilescale.backends.cuda.running.streams import turns
 from tilescale.comm import SymmetricHeap, Team, init
 from tilescale.comm.heap.default import heap_for
 from tilescale.errors import ArgumentError, UsageError
-from tilescale.ops.arguments import check_count
+from tilescale.ops.arguments import MULTIPLE, check_count
 from tilescale.ops.group import group_name, team_of
 from tilescale.ops.products import RESULT_BYTES
 
@@ -178,6 +178,7 @@ def workspace(rows: int, features: int, dtype: torch.dtype | None = None, *, gro
 
 def needed(rows: int, features: int, dtype: torch.dtype) -> int:
     """Bytes of a symmetric part for such a matrix, if it is sent or if it is the type of what a sum is made of."""
+    features += -features % (2 * MULTIPLE)  # as padding.py has them
     return rows * features * max(dtype.itemsize, RESULT_BYTES) + _BESIDE * _ALIGNMENT
 
 
