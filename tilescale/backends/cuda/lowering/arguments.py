@@ -41,6 +41,11 @@ class Workspace:
     symmetric: bool = True
     peers: bool = False
 
+    @property
+    def is_of_program(self) -> bool:
+        """Whether a program allocates it; what a phase makes for itself has its number in the name."""
+        return "@" not in self.name
+
     @classmethod
     def of(cls, buffer: ir.Buffer, *, peers: bool = False) -> Workspace:
         """What a program allocates in device memory; all its phases share it."""

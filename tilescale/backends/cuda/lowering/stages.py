@@ -13,6 +13,7 @@ from tilelang_core import ir
 from tilescale.backends.cuda.lowering import (  # noqa: F401 - they register their rules
     completion,
     exchange,
+    hazards,
     peer_atomics,
     polling,
     rails,
@@ -41,7 +42,7 @@ def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:
         UnsupportedError: something that has no lowering, with its line.
     """
     phase = groups.lower(clusters.lower(begun(phase)))
-    return in_roles(phase, lambda assigned: loaders.lower(barriers.lower(devices(assigned, rendezvous))))
+    return in_roles(phase, lambda assigned: loaders.lower(barriers.lower(hazards.lower(devices(assigned, rendezvous)))))
 
 
 def begun(phase: Phase) -> Phase:

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: MIT
+"""What threads of a unit do to device memory stays in the order of its statements: what is inserted, and where not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import tilescale.language as T
+from tests.cuda.support import bodies, lowered, ptxas, source
+
+N, M = 256, 64
+
+
+def said(func: Any) -> list[str]:
+    """What was inserted, without the lines."""
+    found = [re.sub(r" in line \d+", "", note) for note in lowered(func).notes]
+    return [note for note in found if note.startswith(("before the", "the update"))]
+
+
+def text(func: Any) -> str:
+    return bodies(source(func))
+
+
+def reversed_rows(statement: Any) -> Any:
+    """A program whose block stores `ws` elementwise, and then does what the statement says with it."""
+
+    @T.prim_func
+    def program(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")):
+        with T.Kernel(device=2, block=1, threads=N), T.Scale("block"):
+            ws = T.alloc((N,), "float32", level="l2")
+            for i in T.Parallel(N):
+                ws[i] = 2 * X[i]
+            statement(ws, Z)
+
+    return program
+
+
+@T.macro
+def by_others(ws, Z):
+    for i in T.Parallel(N):
+        Z[i] = ws[N - 1 - i]
+
+
+@T.macro
+def by_the_same(ws, Z):
+    for i in T.Parallel(N):
+        Z[i] = ws[i] + 1
+
+
+@T.macro
+def overwritten(ws, Z):
+    for i in T.Parallel(N):
+        ws[N - 1 - i] = Z[i]
+
+
+@T.macro
+def by_a_copy(ws, Z):
+    tile = T.alloc((N,), "float32", level="l1")
+    T.copy(ws, tile)
+    T.copy(tile, Z)
+
+
+@T.macro
+def of_another_part(ws, Z):
+    for i in T.Parallel(N):
+        Z[i] = Z[i] + 1
+
+
+@T.macro
+def behind_a_barrier(ws, Z):
+    T.sync_threads()
+    for i in T.Parallel(N):
+        Z[i] = ws[N - 1 - i]
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        (by_others, ["before the load of ws: threads synchronize (stored)"]),
+        (by_the_same, []),
+        (overwritten, ["before the store to ws: threads synchronize (stored)"]),
+        (by_a_copy, ["before the load of ws: threads synchronize, bulk copies are ordered (stored)"]),
+        (of_another_part, []),
+        (behind_a_barrier, []),
+    ],
+    ids=lambda value: value.__name__ if hasattr(value, "__name__") else "",
+)
+def test_a_barrier_stands_where_other_threads_touch_what_was_stored(statement: Any, expected: list[str]):
+    program = reversed_rows(statement)
+    assert said(program) == expected
+    if expected:
+        between = text(program).split("ws[", 1)[1].split("ws[", 1)[0]
+        assert "__syncthreads();" in between
+
+
+def test_the_note_names_the_lines():
+    (note,) = [note for note in lowered(reversed_rows(by_others)).notes if note.startswith("before")]
+    assert re.fullmatch(r"before the load of ws in line \d+: threads synchronize \(stored in line \d+\)", note)
+
+
+@T.prim_func
+def stored_in_bulk(X: T.Tensor((M, M), "float32"), ws: T.Tensor((M, M), "float32"), Z: T.Tensor((M, M), "float32")):
+    with T.Kernel(device=2, block=1, threads=128), T.Scale("block"):
+        tile = T.alloc((M, M), "float32", level="l1")
+        T.copy(X, tile)
+        T.copy(tile, ws)
+        for i, j in T.Parallel(M, M):
+            Z[i, j] = ws[j, i]
+
+
+def test_a_bulk_store_is_complete_before_its_target_is_loaded():
+    assert said(stored_in_bulk) == ["before the load of ws: bulk stores are completed, threads synchronize (stored)"]
+    begin, end = (text(stored_in_bulk).index(part) for part in ("tma_store_wait", "Z["))
+    assert re.search(r"complete_stores\(\);\s+__syncthreads\(\);", text(stored_in_bulk)[begin:end])
+    assert "ptxas" in ptxas(source(stored_in_bulk))
+
+
+def turns(index: Any) -> Any:
+    """A program that stores to a place of each turn, after it has loaded from another one."""
+
+    @T.prim_func
+    def program(Z: T.Tensor((9, N), "float32")):
+        with T.Kernel(device=2, block=1, threads=N), T.Scale("block"):
+            for turn in T.serial(8):
+                for i in T.Parallel(N):
+                    Z[index(turn), i] = Z[turn, N - 1 - i] + 1
+
+    return program
+
+
+@pytest.mark.parametrize("index", [lambda turn: turn + 1, lambda turn: turn % 2], ids=["the next", "slots in turn"])
+def test_turns_of_a_loop_are_in_order(index: Any):
+    program = turns(index)
+    assert len(said(program)) == 1
+    assert re.search(r"for \(int turn.*\) \{\s+__syncthreads\(\);", text(program))
+
+
+@T.prim_func
+def rows_apart(X: T.Tensor((16, N), "float32"), Z: T.Tensor((16, N), "float32")):
+    with T.Kernel(device=2, block=1, threads=N), T.Scale("block"):
+        for turn in T.serial(8):
+            for i in T.Parallel(N):
+                Z[2 * turn, i] = X[turn, i]
+            for i in T.Parallel(N):
+                Z[2 * turn + 1, i] = X[turn + 8, i]
+
+
+def test_rows_of_turns_that_are_apart_need_no_barrier():
+    assert said(rows_apart) == []
+    assert "__syncthreads" not in text(rows_apart)
+
+
+@T.prim_func
+def ahead(X: T.Tensor((8, M, M), "float16"), Z: T.Tensor((M, M), "float32")):
+    with T.Kernel(device=2, block=1, threads=128), T.Scale("block"):
+        a, b = T.alloc((M, M), "float16", level="l1"), T.alloc((M, M), "float16", level="l1")
+        c = T.alloc((M, M), "float32", level="l0")
+        T.clear(c)
+        for k in T.Pipelined(7, num_stages=2):
+            T.copy(X[k, 0:M, 0:M], a)
+            T.copy(X[0, 0:M, 0:M], b)
+            T.gemm(a, b, c)
+            for i, j in T.Parallel(M, M):
+                X[k + 1, i, j] = X[k + 1, j, i] + T.Cast("float16", 1.0)
+        T.copy(c, Z)
+
+
+def test_a_loop_that_loads_what_it_stores_does_not_load_ahead():
+    assert any(note.startswith("before the load of X") for note in said(ahead))
+    assert "mbarrier" not in text(ahead)
+
+
+def test_stores_before_a_pipelined_loop_keep_other_warps_from_loading_ahead():
+    @T.prim_func
+    def program(X: T.Tensor((8, M, M), "float16"), Z: T.Tensor((M, M), "float32")):
+        with T.Kernel(device=2, block=1, threads=128), T.Scale("block"):
+            a, b = T.alloc((M, M), "float16", level="l1"), T.alloc((M, M), "float16", level="l1")
+            c = T.alloc((M, M), "float32", level="l0")
+            T.clear(c)
+            for i, j in T.Parallel(M, M):
+                X[3, i, j] = X[3, i, j] + T.Cast("float16", 1.0)
+            for k in T.Pipelined(8, num_stages=2):
+                T.copy(X[k, 0:M, 0:M], a)
+                T.copy(X[k, 0:M, 0:M], b)
+                T.gemm(a, b, c)
+            T.copy(c, Z)
+
+    assert said(program) == ["before the load of X: threads synchronize, bulk copies are ordered (stored)"]
+    barrier = re.search(r"__syncthreads\(\);\s+tilescale::acquired\(\);", text(program))
+    loads = re.search(r"tma_load|cp_async|\(half_t\*\)", text(program))
+    assert barrier and "128 <= ((int)threadIdx.x)" not in text(program) and loads
+
+
+@T.prim_func
+def warpgroups(X: T.Tensor((2, 128), "float32"), Z: T.Tensor((2, 128), "float32")):
+    with T.Kernel(device=2, block=1, threads=256), T.Scale("block"):
+        ws = T.alloc((2, 128), "float32", level="l2")
+        with T.Scale("warpgroup") as (w, _):
+            for i in T.Parallel(128):
+                ws[w, i] = 2 * X[w, i]
+            for i in T.Parallel(128):
+                Z[w, i] = ws[w, 127 - i]
+
+
+def test_a_warpgroup_synchronizes_alone():
+    assert said(warpgroups) == ["before the load of ws: threads synchronize (stored)"] * 2 or len(said(warpgroups)) == 1
+    assert len(re.findall(r"__sync_thread_partial(?:<|\()\d+, 128", text(warpgroups))) == 2
+
+
+@T.prim_func
+def update(Z: T.Tensor((N,), "float32")):
+    with T.Kernel(device=2, block=1, threads=N), T.Scale("block"):
+        own = T.alloc((1,), "float32", level="l1")
+        own[0] = 1.0
+        Z[0] = Z[0] + 1
+        own[0] = own[0] + 1
+        for i in T.Parallel(N):
+            Z[i] = Z[0] + own[0]
+
+
+def test_one_thread_updates_an_element():
+    assert said(update)[0] == "the update of an element of Z: by one thread"
+    assert re.search(r"if \(\(\(int\)threadIdx\.x\) == 0\) \{\s+Z\[0\] = \(Z\[0\]", text(update))
+
+
+def test_a_branch_that_all_threads_take_has_its_own_barrier():
+    @T.prim_func
+    def program(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32"), n: T.int32):
+        with T.Kernel(device=2, block=1, threads=N), T.Scale("block"):
+            for i in T.Parallel(N):
+                Z[i] = X[i]
+            if n > 3:
+                for i in T.Parallel(N):
+                    Z[i] = Z[N - 1 - i]
+
+    assert len(said(program)) == 1
+    assert re.search(r"if \(3 < n\) \{\s+__syncthreads", text(program))

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: MIT
+"""Keep what the threads of a unit do to device memory in the order of its statements.
+
+Why: a tile operation is one statement of its unit, so it sees what the statement before it stored, whichever threads
+store and load. Stock TileLang synchronizes threads for shared memory alone, and waits for a bulk store until its source
+may be used again. Before: a phase in which threads synchronize for tiles, signals and waits. After: the same with a
+barrier of the unit wherever a statement touches what other threads have touched since the last one, and one of the two
+writes it; before it, bulk stores are completed, and behind it bulk copies are ordered, where such are among the two. A
+pipelined loop that loads what it stores runs in order. Declines nothing: a branch that only some threads take counts
+as one statement, so what is stored and loaded inside it is theirs to order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from tilelang_core import ir, tl
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.arguments import Argument, Given, Peers, Workspace
+from tilescale.backends.cuda.lowering.clusters.roles import AHEAD
+from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
+from tilescale.backends.cuda.lowering.markers import SYNC, Executing, is_loading, one_thread, sync
+from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined
+from tilescale.backends.cuda.lowering.touches import Key, Touch, Toucher
+from tilescale.passes.structure import location
+
+State: TypeAlias = dict[Key, Touch]
+"""What has been touched, and what has been done about it since."""
+
+_COMPLETES = ("tilescale::complete_stores", "tilescale::barrier", "tilescale::leave")
+_ORDERS_ALL = ("tilescale::put", "tilescale::get", "tilescale::start_put")
+"""Beginnings of the names of device functions that complete bulk stores, and of those that all threads come to."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What has to stand between two touches.
+
+    Attributes:
+        sync: a barrier; complete: the end of bulk stores before it; fence: an order of bulk copies after it.
+        pairs: the touches.
+    """
+
+    sync: bool = False
+    complete: bool = False
+    fence: bool = False
+    pairs: tuple[tuple[Touch, Touch], ...] = ()
+
+    @classmethod
+    def of(cls, earlier: Touch, later: Touch) -> Need | None:
+        """What two touches of the same element need; None if nothing more."""
+        complete = earlier.access.writes and earlier.bulk and not earlier.complete
+        synced = _covers(earlier.synced, later.by) or earlier.is_by_thread_of(later)
+        fence = earlier.generic and later.bulk and not earlier.fenced
+        if synced and not complete and not fence:
+            return None
+        return cls(complete or not synced, complete, fence, ((earlier, later),))
+
+    def with_(self, other: Need) -> Need:
+        """What satisfies both."""
+        flags = self.sync or other.sync, self.complete or other.complete, self.fence or other.fence
+        return Need(*flags, (*self.pairs, *other.pairs))
+
+    def applied(self, state: State, by: Executing) -> State:
+        """A state after what is needed, done by some threads."""
+        done = completed(state) if self.complete else state
+        done = synced(done, by) if self.sync else done
+        return fenced(done) if self.fence else done
+
+
+class _Earlier(Exception):
+    """A statement needs something before it, or before what is around it at a depth."""
+
+    def __init__(self, need: Need, depth: int):
+        super().__init__()
+        self.need, self.depth = need, depth
+
+
+class _Dependent(Exception):
+    """Turns of a pipelined loop depend on one another, by what was touched at a depth."""
+
+    def __init__(self, depth: int):
+        super().__init__()
+        self.depth = depth
+
+
+def _covers(done: Executing | None, by: Executing) -> bool:
+    return done is not None and done.begin <= by.begin and by.begin + by.threads <= done.begin + done.threads
+
+
+def synced(state: State, by: Executing) -> State:
+    """A state after a barrier of some threads."""
+    return {k: replace(t, synced=by) if _covers(by, t.by) else t for k, t in state.items()}
+
+
+def completed(state: State) -> State:
+    """A state after bulk stores are known to be complete, by those who issued them."""
+    return {
+        k: replace(t, complete=True, synced=None) if t.bulk and t.access.writes and not t.complete else t
+        for k, t in state.items()
+    }
+
+
+def fenced(state: State) -> State:
+    """A state in which later bulk copies are ordered behind what threads have synchronized for."""
+    return {k: replace(t, fenced=True) if t.synced is not None else t for k, t in state.items()}
+
+
+def merged(one: State, other: State) -> State:
+    """What two ways have done about what was touched on either."""
+    both = {k: _weaker(t, other[k]) for k, t in one.items() if k in other}
+    return {**one, **other, **both}
+
+
+def _weaker(a: Touch, b: Touch) -> Touch:
+    common = a.synced if b.synced is not None and _covers(b.synced, a.synced or b.synced) else b.synced
+    common = common if a.synced is not None else None
+    return replace(a, synced=common, complete=a.complete and b.complete, fenced=a.fenced and b.fenced)
+
+
+@dataclass(frozen=True)
+class _At:
+    """Where a statement stands.
+
+    Attributes:
+        by: the threads that execute it.
+        depth: how many loops, branches and units are around it that can only be ordered from outside.
+        unit: the depth at which the statements of those threads begin.
+        apart: the depth from which on only some threads are there; None if all come.
+        once: what says which single thread is there.
+        pipelined: the depth of the outermost loop around it whose loads run ahead; None without one.
+    """
+
+    by: Executing
+    depth: int = 0
+    unit: int = 0
+    apart: int | None = None
+    once: Any = None
+    pipelined: int | None = None
+
+    def place(self, earlier: Touch) -> int:
+        """The depth at which something can stand between an earlier touch and a statement here."""
+        return max(earlier.depth, self.unit) if _covers(self.by, earlier.by) else earlier.depth
+
+    def inside(self, **changes: Any) -> _At:
+        """In something that stands here."""
+        return replace(self, depth=self.depth + 1, **changes)
+
+
+def lower(phase: Phase) -> Phase:
+    """A phase in which each unit's statements are in order on device memory."""
+    return _Hazards(phase).lowered()
+
+
+@dataclass
+class _Hazards:
+    """The walk over the statements of a phase.
+
+    Attributes:
+        notes: what was inserted, by the first statement of it.
+        stored: tensors that are stored to before the current statement.
+        running: program numbers and the variables of loops met so far, and what each runs over.
+        ordered: whether something is loaded in bulk that was stored before: no other warp may load it ahead.
+    """
+
+    phase: Phase
+    notes: dict[ir.Stmt, str] = field(default_factory=dict)
+    stored: set[ir.Var] = field(default_factory=set)
+    running: dict[ir.Var, tuple[Any, Any]] = field(default_factory=dict)
+    ordered: bool = False
+
+    def __post_init__(self) -> None:
+        launch, signature = self.phase.launch, self.phase.signature
+        assert signature is not None, "the stage of devices has found out what the kernel takes"
+        pairs = zip(signature.parameters, signature.arguments, strict=True)
+        tensors = {b.data: b for (_, b), argument in pairs if b is not None and not _is_ours(argument)}
+        threads = frozenset(var for var, axis in launch.thread_vars if launch.threads[axis] > 1)
+        zero = ir.IntImm("int32", 0)
+        self.running = {var: (zero, count) for var, count in zip(launch.programs, launch.grid, strict=True)}
+        self.names = ThreadNames(launch)
+        self.touches = Toucher(threads, self.phase.target.machine.has("tma"), tensors)
+
+    def lowered(self) -> Phase:
+        """The phase after this stage."""
+        whole = _At(Executing(0, self.phase.launch.thread_count))
+        body, _ = self.block(self.phase.stmt, {}, whole)
+        found = list(dict.fromkeys(self.notes[s] for s in ir.statements(body) if s in self.notes))
+        notes = (*self.phase.notes, *found)
+        return replace(self.phase, stmt=body, notes=notes, ordered=self.phase.ordered or self.ordered)
+
+    # -- statements --------------------------------------------------------------------------------------------------
+
+    def block(self, stmt: ir.Stmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
+        """Statements in order, with what stands between them."""
+        made: list[ir.Stmt] = []
+        stmts = list(stmt.seq) if isinstance(stmt, ir.SeqStmt) else [stmt]
+        for inner in stmts:
+            while True:
+                try:
+                    new, after = self._statement(inner, state, at)
+                    break
+                except _Earlier as found:
+                    if found.depth < at.depth:
+                        raise
+                    made.append(self._between(found.need, inner))
+                    state = found.need.applied(state, at.by)
+            made.append(new)
+            state = after
+        is_same = len(made) == len(stmts) and all(a is b for a, b in zip(made, stmts, strict=True))
+        return (stmt if is_same else tir.sequence(made)), state
+
+    def _statement(self, stmt: ir.Stmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
+        if isinstance(stmt, ir.SeqStmt):
+            return self.block(stmt, state, at)
+        if isinstance(stmt, ir.IfThenElse):
+            return self._branch(stmt, state, at)
+        if isinstance(stmt, ir.While) or isinstance(stmt, ir.For) and stmt.kind != ir.ForKind.PARALLEL:
+            return self._loop(stmt, state, at)
+        if isinstance(stmt, ir.AttrStmt):
+            return self._marked(stmt, state, at)
+        if isinstance(stmt, ir.Bind):
+            self.names.note(stmt)
+        if at.apart is None and at.by.threads > 1 and self.touches.updates(stmt):
+            alone = one_thread(self.phase.launch, stmt, at.by.begin)
+            self.notes[stmt] = f"{self._line('the update', stmt)} of an element of {stmt.buffer.name}: by one thread"
+            return self._branch(tir.at(alone, stmt), state, at)
+        return stmt, self._leaf(stmt, state, at)
+
+    def _marked(self, stmt: ir.AttrStmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
+        """A region of a unit, of threads that load ahead, or of nobody in particular."""
+        if is_loading(stmt) or str(stmt.attr_key) == AHEAD:
+            return stmt, state  # their loads are ordered where they are made to run ahead
+        unit = Executing.of(stmt)
+        if unit is None:
+            body, state = self.block(stmt.body, state, at)
+        else:
+            body, state = self.block(stmt.body, state, at.inside(by=unit, unit=at.depth + 1, apart=None, once=None))
+            state = _outside(state, at)
+        return (stmt if body is stmt.body else _with_body(stmt, body)), state
+
+    def _branch(self, stmt: ir.IfThenElse, state: State, at: _At) -> tuple[ir.Stmt, State]:
+        state = self._touched(self.touches.read([stmt.condition], stmt, at.by, at.depth, at.once), state, at)
+        inner = at
+        if self._tells_apart(stmt.condition):
+            once = str(stmt.condition) if _is_one_thread(stmt.condition, self.touches.threads) else at.once
+            inner = at.inside(apart=at.apart or at.depth + 1, once=once)
+        then_case, first = self.block(stmt.then_case, state, inner)
+        else_case, second = stmt.else_case, state
+        if else_case is not None:
+            else_case, second = self.block(else_case, state, replace(inner, once=at.once))
+        state = _outside(merged(first, second), at)
+        if then_case is stmt.then_case and else_case is stmt.else_case:
+            return stmt, state
+        return tir.at(ir.IfThenElse(stmt.condition, then_case, else_case), stmt), state
+
+    def _tells_apart(self, condition: Any) -> bool:
+        """Whether threads of a unit may find a condition different."""
+
+        def differs(node: Any) -> bool:
+            is_held = isinstance(node, ir.BufferLoad) and ir.scope_kind(node.buffer) == "fragment"
+            return is_held and node.buffer.scope() != ir.VARIABLE or ir.op_name(node) == tl.ELECT
+
+        return self.names.tell_apart(condition) or ir.contains(condition, differs)
+
+    def _loop(self, stmt: Any, state: State, at: _At) -> tuple[ir.Stmt, State]:
+        """A loop, in order if its loads may not run ahead."""
+        if not is_pipelined(stmt):
+            return self._turns(stmt, state, at)
+        depth = at.depth + 1
+        try:
+            return self._turns(stmt, state, replace(at, pipelined=at.pipelined or depth))
+        except _Dependent as found:
+            if found.depth < depth:
+                raise
+            return self._turns(tir.at(in_order(stmt, stmt.body), stmt), state, at)
+
+    def _turns(self, stmt: Any, state: State, at: _At) -> tuple[ir.Stmt, State]:
+        """A loop: its body once behind what stands before, once behind an earlier turn."""
+        head = [stmt.condition] if isinstance(stmt, ir.While) else [stmt.min, stmt.extent]
+        read = self.touches.read(head, stmt, at.by, at.depth, at.once)
+        before = self._touched(read, state, at)
+        apart = at.apart
+        if any(map(self._tells_apart, head)):
+            apart = apart or at.depth + 1
+        inner = at.inside(apart=apart)
+        binds = [s for s in ir.statements(stmt.body) if isinstance(s, ir.Bind)]
+        if isinstance(stmt, ir.For):
+            self.running[stmt.loop_var] = stmt.min, stmt.extent
+        bound = {s.var: s.value if ir.is_pure(s.value) else None for s in binds}
+        body, after = self.block(stmt.body, before, inner)
+        turned = {
+            (*k, "turn") if t.depth > at.depth else k: t.in_later_turn(stmt, bound) if t.depth > at.depth else t
+            for k, t in after.items()
+        }
+        if isinstance(stmt, ir.While):
+            body, turned = self._checked_again(stmt, body, turned, inner)
+        body, after = self.block(body, turned, inner)
+        ended: State = {}
+        for k, t in after.items():
+            key = k[:-1] if k[-1] == "turn" else k
+            one = {key: t.after(stmt, bound) if t.depth > at.depth else t}
+            ended = merged(ended, one)
+        if not (isinstance(stmt, ir.For) and ir.proves(ir.GE(stmt.extent, 1), {})):
+            ended = merged(ended, before)
+        return (stmt if body is stmt.body else _with_body(stmt, body)), _outside(ended, at)
+
+    def _checked_again(self, stmt: ir.While, body: ir.Stmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
+        """The body of a `while`, whose condition is looked at behind it."""
+        read = self.touches.read([stmt.condition], stmt, at.by, at.depth, at.once)
+        try:
+            return body, self._touched(read, state, at)
+        except _Earlier as found:
+            if found.depth < at.depth:
+                raise
+            ordered = tir.sequence([body, self._between(found.need, stmt)])
+            return ordered, self._touched(read, found.need.applied(state, at.by), at)
+
+    # -- single statements -------------------------------------------------------------------------------------------
+
+    def _leaf(self, stmt: ir.Stmt, state: State, at: _At) -> State:
+        """What is known after a statement that has none inside, or whose inner ones are elements of it."""
+        if isinstance(stmt, ir.Evaluate):
+            name, function = ir.op_name(stmt.value), tir.extern_name(stmt.value) or ""
+            if function.startswith(_ORDERS_ALL):
+                return {}
+            if name == SYNC.name:
+                return synced(state, _executing(stmt.value) or at.by)
+            if name == tl.STORAGE_SYNC and len(stmt.value.args) == 1 or function == "tilescale::cluster_barrier":
+                return synced(state, at.by) if at.apart is None else state
+            if function.startswith(_COMPLETES) and not (function.endswith(">") and not function.endswith("<0>")):
+                return completed(state)
+            if function == "tilescale::acquired":
+                return fenced(state)
+        return self._touched(self.touches.of(stmt, at.by, at.depth, at.once), state, at)
+
+    def _touched(self, touches: list[Touch], state: State, at: _At) -> State:
+        """A state with further touches. Raises `_Earlier` if they need something before them."""
+        need: Need | None = None
+        for later in touches:
+            is_load = later.bulk and later.access.reads
+            self.ordered |= is_load and later.access.root in self.stored and not self.phase.roles.specialised
+            for earlier in state.values():
+                if at.apart is not None and earlier.depth >= at.apart or _apart(earlier.by, later.by):
+                    continue
+                if not earlier.conflicts(later, self.running):
+                    continue
+                if at.pipelined is not None and earlier.depth >= at.pipelined:
+                    raise _Dependent(earlier.depth)
+                more = Need.of(earlier, later)
+                if more is not None:
+                    self.ordered |= is_load
+                    need = more if need is None else need.with_(more)
+        if need is not None:
+            raise _Earlier(need, min(at.place(earlier) for earlier, _ in need.pairs))
+        self.stored |= {t.access.root for t in touches if t.access.writes}
+        return {**state, **{t.key: t for t in touches}}
+
+    def _between(self, need: Need, stmt: ir.Stmt) -> ir.Stmt:
+        """What is needed before a statement, which is noted."""
+        steps = [tir.evaluate(tir.extern("tilescale::complete_stores"))] if need.complete else []
+        steps += [sync()] if need.sync else []
+        steps += [tir.evaluate(tir.extern("tilescale::acquired"))] if need.fence else []
+        steps = [tir.at(step, stmt) for step in steps]
+        self.notes[steps[0]] = self._words(need)
+        return tir.sequence(steps)
+
+    def _words(self, need: Need) -> str:
+        done = [
+            *(["bulk stores are completed"] if need.complete else []),
+            *(["threads synchronize"] if need.sync else []),
+            *(["bulk copies are ordered"] if need.fence else []),
+        ]
+        earlier, later = need.pairs[0]
+        what = "store to" if later.access.writes else "load of"
+        verb = "stored" if earlier.access.writes else "read"
+        before = self._line(f"before the {what} {later.access.buffer.name}", later.key[0])
+        return f"{before}: {', '.join(done)} ({self._line(verb, earlier.key[0])})"
+
+    def _line(self, what: str, stmt: ir.Stmt) -> str:
+        where = next((found for inner in ir.statements(stmt) if (found := location(inner)) is not None), None)
+        return what if where is None else f"{what} in line {where.line}"
+
+
+def _is_ours(argument: Argument) -> bool:
+    """Whether a tensor is a workspace of a collective, which orders what it does there itself, or a record."""
+    return not isinstance(argument, Given | Peers) and not (isinstance(argument, Workspace) and argument.is_of_program)
+
+
+def _executing(call: ir.Call) -> Executing | None:
+    if not call.args:
+        return None
+    begin, threads = map(ir.integer, call.args)
+    return Executing(begin, threads)
+
+
+def _apart(a: Executing, b: Executing) -> bool:
+    """Whether two units have no thread in common: what orders them is the program's."""
+    return a.begin + a.threads <= b.begin or b.begin + b.threads <= a.begin
+
+
+def _outside(state: State, at: _At) -> State:
+    """A state as what stands around it sees it."""
+    return {k: replace(t, depth=min(t.depth, at.depth)) for k, t in state.items()}
+
+
+def _is_one_thread(condition: Any, threads: Iterable[ir.Var]) -> bool:
+    """Whether one thread alone may find a condition true."""
+    if ir.op_name(condition) == tl.ELECT:
+        return True
+    if isinstance(condition, ir.And):
+        return _is_one_thread(condition.a, threads) or _is_one_thread(condition.b, threads)
+    return isinstance(condition, ir.EQ) and any(side in threads for side in (condition.a, condition.b))
+
+
+def _with_body(stmt: Any, body: ir.Stmt) -> ir.Stmt:
+    if isinstance(stmt, ir.For):
+        made = ir.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    elif isinstance(stmt, ir.While):
+        made = ir.While(stmt.condition, body)
+    else:
+        made = ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
+    return tir.at(made, stmt)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""Whether two stores collide in an element, where their indices are arithmetic not provably apart.
+
+Why: persistent loops derive tiles from swizzled numbers, and no prover sees through the quotients and remainders that
+keep the tiles of two iterations disjoint. So indices are evaluated for many iterations. Stores whose indices depend on
+memory count as colliding.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.program.effects import Access
+from tilescale.program.regions import Inside
+
+_TURNS = 64
+"""Turns of a loop that are looked at: rings of slots come round sooner."""
+
+_SAMPLES = 192
+
+_SIZE = 1 << 14
+"""What stands for a size that the call brings: larger than what the turns reach."""
+
+
+def collide(a: Access, inside_a: Inside, b: Access, inside_b: Inside, around: Mapping[ir.Var, tuple[Any, Any]]) -> bool:
+    """Whether two stores may collide; `around` are program numbers and loops, each from its begin over so many."""
+    sides = [_box(a, inside_a), _box(b, inside_b)]
+    if any(pair is None or not all(map(ir.is_pure, pair)) for box in sides for pair in box):
+        return True
+    boxes = list(zip(*sides, strict=True))
+    ranges = {**around, **_turns(inside_a), **_turns(inside_b)}
+    used = {v for box in sides for pair in box for bound in pair for v in ir.variables(bound)}
+    fixed = dict.fromkeys(used - ranges.keys(), _SIZE)
+    draw = random.Random(0)
+    drawn = (_drawn(ranges, fixed, draw) for _ in range(_SAMPLES))
+    return any(_collide_at(boxes, values) for values in drawn if values is not None)
+
+
+def _box(access: Access, inside: Inside) -> list[Any]:
+    """Begin and end along each dimension of what a statement stores to in one turn."""
+    own = {var: over for var, over in inside.ranges.items() if var in inside.names}
+    if access.begins is None or access.extents is None:
+        return [None]
+    pairs = list(zip(access.begins, access.extents, strict=True))
+    if not any(ir.variables(expr) & inside.names for pair in pairs for expr in pair):
+        return [(begin, begin + extent) for begin, extent in pairs]
+    return list(Inside(own, inside.values, inside.names, inside.steady).bounds(access))
+
+
+def _turns(inside: Inside) -> dict[ir.Var, tuple[Any, Any]]:
+    return {var: over for var, over in inside.ranges.items() if var not in inside.names}
+
+
+def _drawn(
+    ranges: Mapping[ir.Var, tuple[Any, Any]], fixed: Mapping[ir.Var, int], draw: random.Random
+) -> dict[ir.Var, int] | None:
+    """A value of each variable, those over which another one runs first; None where one has no value at all."""
+    values = dict(fixed)
+    for var, (begin, extent) in ranges.items():
+        first, count = _number(begin, values) or 0, _number(extent, values)
+        if count is not None and count < 1:
+            return None
+        values[var] = first + draw.randrange(_TURNS if count is None else min(count, _TURNS))
+    return values
+
+
+def _number(expr: Any, values: Mapping[ir.Var, int]) -> int | None:
+    return ir.constant(ir.substitute(expr, {v: ir.IntImm(str(v.dtype), n) for v, n in values.items()}))
+
+
+def _collide_at(boxes: Sequence[Any], values: Mapping[ir.Var, int]) -> bool:
+    """Whether two boxes intersect for some values of their variables."""
+    for one, other in boxes:
+        (begin, end), (first, last) = ([_number(bound, values) for bound in pair] for pair in (one, other))
+        if begin is None or end is None or first is None or last is None:
+            return True
+        if end <= first or last <= begin:
+            return False
+    return True

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: MIT
+"""Which elements of device memory a statement of a lowered phase touches, by which threads, and through which proxy.
+
+Stock TileLang decides which thread executes which element of a tile operation, and whether a copy is one in bulk. What
+it decides is not known here but for loops whose elements it gives to threads alike, so most touches are of any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from tilelang_core import accesses, ir, tl
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.markers import Executing
+from tilescale.backends.cuda.lowering.places import collide
+from tilescale.program.effects import Access
+from tilescale.program.regions import Inside, may_overlap
+
+Key: TypeAlias = tuple[Any, ...]
+
+EVERY = "every thread"
+"""`Touch.thread`: all of them touch the same element."""
+
+_LOOPS = tuple(ir.Var(f"parallel{axis}", "int32") for axis in range(8))
+"""What the variables of a nest of parallel loops are called where two nests are compared."""
+
+_DEEPEST = 3
+"""How many names deep an index may be spelled out: expressions grow with each."""
+
+_COPIES = (tl.COPY, tl.TMA_COPY, tl.ASYNC_COPY)
+"""What only writes what it declares to write."""
+
+_OURS = "tilescale::"
+"""What the names of our device functions begin with: what they are handed are flags and records of waits."""
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Some elements that a statement has touched.
+
+    Attributes:
+        key: the statement, and which of its touches.
+        inside: the variables that run in the statement, or in loops that have ended.
+        by: the threads that execute the statement.
+        thread: what decides which of them touches an element: touches with the same one are by the same thread, in
+            the order of the program; `EVERY`; or None for any thread.
+        generic, bulk: whether threads touch it by their own loads and stores, and whether a bulk copy may.
+        depth: of the loop, branch or unit in which it stands.
+        synced: the threads that have synchronized since.
+        complete: whether a bulk store is known to be.
+        fenced: whether bulk copies are ordered behind it.
+    """
+
+    key: Key
+    access: Access
+    inside: Inside
+    by: Executing
+    thread: Any
+    generic: bool
+    bulk: bool
+    depth: int = 0
+    synced: Executing | None = None
+    complete: bool = False
+    fenced: bool = False
+
+    def conflicts(self, later: Touch, running: Mapping[ir.Var, tuple[Any, Any]]) -> bool:
+        """Whether a later touch, in loops over `running`, has to stay behind this one if other threads make it."""
+        one, other = self.access, later.access
+        if not (one.writes or other.writes) or one.atomic and other.atomic:
+            return False
+        if not may_overlap(one, self.inside, other, later.inside):
+            return False
+        return one.reads or other.reads or collide(one, self.inside, other, later.inside, running)
+
+    def is_by_thread_of(self, later: Touch) -> bool:
+        """Whether the thread that made it makes a later touch of the same element itself, in the program's order."""
+        if self.bulk or later.bulk:
+            return False
+        if self.by.threads == 1:
+            return True
+        if self.thread is None:
+            return False
+        if self.thread == EVERY:  # each has stored it, and all the same
+            return self.access.writes and not self.access.reads and not later.access.writes
+        return bool(later.thread is not None and later.thread != EVERY and _alike(self.thread, later.thread))
+
+    def in_later_turn(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> Touch:
+        """The same in an earlier turn of a loop, as a later one sees it; `bound` are the names that it binds."""
+        if not isinstance(loop, ir.For):
+            return self._without(bound)
+        ago = ir.Var("ago", str(loop.loop_var.dtype))
+        one = ir.IntImm(str(loop.loop_var.dtype), 1)
+        return self._without(bound)._with(loop.loop_var, loop.loop_var - ago, ago, (one, loop.loop_var - loop.min))
+
+    def after(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> Touch:
+        """The same in any turn of a loop that has ended."""
+        if not isinstance(loop, ir.For):
+            return self._without(bound)
+        turn = ir.Var(loop.loop_var.name, str(loop.loop_var.dtype))
+        return self._without(bound)._with(loop.loop_var, turn, turn, (loop.min, loop.extent))
+
+    def _with(self, var: ir.Var, value: Any, runs: ir.Var, over: tuple[Any, Any]) -> Touch:
+        """The same with a variable replaced by an expression of another one, which runs."""
+        new = {var: value}
+        old = self.inside
+        ranges = {v: (ir.substitute(a, new), ir.substitute(n, new)) for v, (a, n) in old.ranges.items()}
+        inside = Inside({**ranges, runs: over}, old.values, old.names, old.steady)
+        begins, extents = self.access.begins, self.access.extents
+        if begins is not None and extents is not None:
+            begins, extents = (tuple(ir.substitute(n, new) for n in part) for part in (begins, extents))
+        return replace(self, access=replace(self.access, begins=begins, extents=extents), inside=inside)
+
+    def _without(self, bound: Mapping[ir.Var, Any]) -> Touch:
+        """The same where names no longer have the values that they had: anywhere along what depends on memory."""
+        begins, extents = self.access.begins, self.access.extents
+        if begins is None or extents is None or not any(ir.variables(n) & bound.keys() for n in (*begins, *extents)):
+            return self
+        spelled = [tuple(_spelled(n, bound) for n in pair) for pair in zip(begins, extents, strict=True)]
+        whole = [(ir.IntImm("int32", 0), extent) for extent in self.access.buffer.shape]
+        known = [all_ if any(n is None for n in pair) else pair for pair, all_ in zip(spelled, whole, strict=True)]
+        access = replace(self.access, begins=tuple(b for b, _ in known), extents=tuple(n for _, n in known))
+        return replace(self, access=access, thread=None)
+
+
+def _spelled(expr: Any, bound: Mapping[ir.Var, Any]) -> Any:
+    """An expression without names that are bound to something; None if that is read from memory, or too long."""
+    for _ in range(_DEEPEST):
+        used = ir.variables(expr) & bound.keys()
+        if not used:
+            return expr
+        if any(bound[var] is None for var in used):
+            return None
+        expr = ir.substitute(expr, {var: bound[var] for var in used})
+    return None
+
+
+@dataclass
+class Toucher:
+    """Reads touches off statements.
+
+    Attributes:
+        threads: the variables that are thread indices.
+        has_bulk: whether the machine has bulk copies.
+        buffers: data variable of each tensor of the program -> the tensor.
+    """
+
+    threads: frozenset[ir.Var]
+    has_bulk: bool
+    buffers: dict[ir.Var, ir.Buffer]
+
+    def of(self, stmt: ir.Stmt, by: Executing, depth: int, once: Any) -> list[Touch]:
+        """Those of a statement with all inside it.
+
+        Args:
+            once: what says which single thread executes it, if one does.
+        """
+        inside = Inside.of(stmt)
+        thread = self._thread(stmt, once)
+        made: list[Touch] = []
+        for found, is_bulk in self._accesses(stmt):
+            access = _access(found)
+            bulk = is_bulk and self.has_bulk
+            generic = not (bulk and _is_bulk_only(stmt))
+            who = thread(access) if not bulk else None
+            key = (stmt, len(made))
+            made.append(Touch(key, access, inside, by, who, generic, bulk, depth))
+        return made
+
+    def read(self, exprs: Iterable[Any], like: ir.Stmt, by: Executing, depth: int, once: Any) -> list[Touch]:
+        """Those of expressions that a statement evaluates before all inside it."""
+        made: list[Touch] = []
+        for expr in exprs:
+            stmt = tir.at(ir.Evaluate(expr), like)
+            made += [replace(t, key=(like, "head", *t.key[1:])) for t in self.of(stmt, by, depth, once)]
+        return made
+
+    def updates(self, stmt: ir.Stmt) -> bool:
+        """Whether all threads may read an element, on chip or not, that they all store to: only one of them may."""
+        if not isinstance(stmt, ir.BufferStore) or stmt.buffer.scope().startswith("local"):
+            return False
+        (store, *others), none = map(_access, self._found(stmt)), Inside()
+        loads = [other for other in others if other.root.same_as(store.root)]
+        return self._of_index(store) == EVERY and any(may_overlap(store, none, load, none) for load in loads)
+
+    # -- what a statement touches ------------------------------------------------------------------------------------
+
+    def _accesses(self, stmt: ir.Stmt) -> Iterator[tuple[accesses.Access, bool]]:
+        """Accesses of device memory, and whether a bulk copy may make them."""
+        for inner in ir.statements(stmt):
+            for access in self._found(inner):
+                if access.buffer.data in self.buffers:
+                    is_copy = isinstance(inner, ir.Evaluate) and ir.op_name(inner.value) in _COPIES
+                    only = replace(access, reads=False) if is_copy and access.writes else access
+                    yield only, _may_be_bulk(inner, access)
+
+    def _found(self, node: Any) -> Iterator[accesses.Access]:
+        found = accesses.accesses_of(node, lambda name: name == tl.CALL_EXTERN)
+        yield from found.accesses
+        for data in found.handed:
+            if data in self.buffers:
+                yield accesses.Access(self.buffers[data], None, None, reads=True, writes=True)
+        for call in found.calls:
+            is_ours = str(call.args[0].value).startswith(_OURS)
+            for argument in call.args[1:]:
+                if not (is_ours and ir.op_name(argument) in (tl.ADDRESS_OF, tl.ACCESS_PTR)):
+                    yield from self._found(argument)
+
+    # -- which thread ------------------------------------------------------------------------------------------------
+
+    def _thread(self, stmt: ir.Stmt, once: Any) -> Any:
+        """What says, of an access of a statement, which thread makes it."""
+        if once is not None:
+            return lambda access: ("one", once)
+        if isinstance(stmt, ir.For):
+            return self._of_loops(stmt)
+        if isinstance(stmt, ir.BufferStore | ir.Bind) or isinstance(stmt, ir.Evaluate) and not _is_tile_operation(stmt):
+            return self._of_index
+        return lambda access: None
+
+    def _of_index(self, access: Access) -> Any:
+        """Of a statement that all threads execute: the thread that its index says, if that is another one each."""
+        if access.begins is None:
+            return None
+        named = [expr for expr in access.begins if ir.variables(expr) & self.threads]
+        if not named:
+            return EVERY
+        (thread,) = self.threads if len(self.threads) == 1 else (None,)
+        if thread is None or not any(_is_affine(expr, thread) for expr in named):
+            return None
+        return "index", access.begins
+
+    def _of_loops(self, nest: ir.For) -> Any:
+        """Of parallel loops: the thread of an iteration. Loops with the same accesses are distributed alike."""
+        loops: list[ir.For] = []
+        stmt: Any = nest
+        while isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
+            loops.append(stmt)
+            stmt = stmt.body
+        extents = ir.constants(loop.extent for loop in loops)
+        touched = [access for inner in ir.statements(nest) for access in self._found(inner)]
+        plain = all(a.buffer.scope() == "global" and a.begins is not None for a in touched)
+        if extents is None or not plain or len(loops) > len(_LOOPS) or any(loop.annotations for loop in loops):
+            return lambda access: None
+        names = {loop.loop_var: _LOOPS[axis] for axis, loop in enumerate(loops)}
+
+        def spelled(access: Any) -> tuple[Any, ...]:
+            return tuple(ir.simplify(ir.substitute(n, names), {}) for n in access.begins)
+
+        alike = sorted({f"{a.buffer.dtype} {a.buffer.shape} {spelled(a)}" for a in touched})
+        return lambda access: ("loops", *extents, *alike, spelled(access))
+
+
+def _access(found: accesses.Access) -> Access:
+    flags = found.reads, found.writes, found.atomic
+    return Access(found.buffer.data, found.buffer, found.begins, found.extents, *flags)
+
+
+def _is_affine(expr: Any, thread: ir.Var) -> bool:
+    """Whether an index is another one for each thread: a multiple of its number, and what is the same for all."""
+    rest = ir.simplify(expr - thread, {})
+    return thread not in ir.variables(rest)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two things that decide on a thread are the same."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(_alike(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, ir.PrimExpr) and isinstance(other, ir.PrimExpr):
+        return ir.same(one, other)
+    return bool(one == other)
+
+
+def _is_tile_operation(stmt: ir.Evaluate) -> bool:
+    return str(ir.op_name(stmt.value)).startswith(tl.TILE_OPERATIONS)
+
+
+def _is_bulk_only(stmt: ir.Stmt) -> bool:
+    return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.TMA_COPY
+
+
+def _may_be_bulk(stmt: ir.Stmt, access: accesses.Access) -> bool:
+    """Whether stock TileLang may make a bulk copy of a statement: one between device and shared memory."""
+    if not isinstance(stmt, ir.Evaluate) or not _is_tile_operation(stmt) or ir.attribute(stmt.value, "disable_tma"):
+        return False
+    others = accesses.accesses_of(stmt, lambda name: False).accesses
+    kinds = {ir.scope_kind(a.buffer) for a in others if a.reads != access.reads or a.writes != access.writes}
+    return "shared" in kinds
