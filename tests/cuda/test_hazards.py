@@ -7,8 +7,11 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
+import tilescale
 import tilescale.language as T
+from tests.cuda.ordered_programs import PROGRAMS
 from tests.cuda.support import bodies, lowered, ptxas, source
 
 N, M = 256, 64
@@ -238,3 +241,14 @@ def test_a_branch_that_all_threads_take_has_its_own_barrier():
 
     assert len(said(program)) == 1
     assert re.search(r"if \(3 < n\) \{\s+__syncthreads", text(program))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_that_run_on_gpus_are_accepted_and_ordered(name: str):
+    func = PROGRAMS[name]()
+    tensor = next(iter(func.buffer_map.values()))
+    shape = tuple(map(int, tensor.shape))
+    given, result = torch.ones(shape, dtype=getattr(torch, str(tensor.dtype))), torch.full(shape, float("nan"))
+    tilescale.emulate(func, [given, result])
+    assert not result.isnan().any()
+    assert said(func)

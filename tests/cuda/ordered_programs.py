@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""Programs whose threads load, or store again, what other threads of their unit stored to device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tilescale.language as T
+
+N, M, STEPS = 256, 64, 6
+
+
+def program(threads: int, shape: tuple[int, ...], body: Any, dtype: str = "float32") -> Any:
+    """A program of one block, which does with X, a workspace of its shape and Z what a macro says."""
+
+    @T.prim_func
+    def ordered(X: T.Tensor(shape, dtype), Z: T.Tensor(shape, "float32")):
+        with T.Kernel(device=T.ALL, block=1, threads=threads), T.Scale("block"):
+            ws = T.alloc(shape, dtype, level="l2")
+            body(X, ws, Z)
+
+    return ordered
+
+
+@T.macro
+def reversed_row(X, ws, Z):
+    for i in T.Parallel(N):
+        ws[i] = 2 * X[i]
+    for i in T.Parallel(N):
+        Z[i] = ws[N - 1 - i]
+
+
+@T.macro
+def stencil(X, ws, Z):
+    for i, j in T.Parallel(M, M):
+        ws[i, j] = 2 * X[i, j]
+    for i, j in T.Parallel(M, M):
+        Z[i, j] = ws[T.max(i - 1, 0), j] + ws[T.min(i + 1, M - 1), j]
+
+
+@T.macro
+def layouts(X, ws, Z):
+    a, b = T.alloc((M, M), "float16", level="l1"), T.alloc((M, M), "float16", level="l1")
+    c = T.alloc((M, M), "float32", level="l0")
+    T.copy(X, a)
+    for i, j in T.Parallel(M, M):
+        b[i, j] = T.Cast("float16", T.if_then_else(i == j, 1.0, 0.0))
+    T.clear(c)
+    T.gemm(a, b, c)
+    T.copy(c, ws)
+    for i, j in T.Parallel(M, M):
+        Z[i, j] = ws[j, i]
+
+
+@T.macro
+def bulk_store(X, ws, Z):
+    tile = T.alloc((M, M), "float32", level="l1")
+    T.copy(X, tile)
+    T.copy(tile, ws)
+    for i, j in T.Parallel(M, M):
+        Z[i, j] = ws[j, i]
+
+
+@T.macro
+def bulk_stores(X, ws, Z):
+    tile = T.alloc((M, M), "float32", level="l1")
+    for step in T.serial(STEPS):
+        for i, j in T.Parallel(M, M):
+            tile[i, j] = X[i, j] + step
+        T.copy(tile, ws)
+    T.copy(ws, tile)
+    T.copy(tile, Z)
+
+
+@T.macro
+def loaded_ahead(X, ws, Z):
+    a, b = T.alloc((M, M), "float16", level="l1"), T.alloc((M, M), "float16", level="l1")
+    c = T.alloc((M, M), "float32", level="l0")
+    for i, j in T.Parallel(M, M):
+        ws[i, j] = X[j, i]
+    T.clear(c)
+    for _ in T.Pipelined(STEPS, num_stages=3):
+        T.copy(ws, a)
+        T.copy(X, b)
+        T.gemm(a, b, c)
+    T.copy(c, Z)
+
+
+@T.macro
+def turns(X, ws, Z):
+    T.copy(X, ws)
+    for _ in T.serial(STEPS):
+        for i in T.Parallel(N):
+            Z[i] = ws[N - 1 - i] + 1
+        for i in T.Parallel(N):
+            ws[i] = Z[(i + 40) % N]
+    T.copy(ws, Z)
+
+
+@T.macro
+def warpgroups(X, ws, Z):
+    with T.Scale("warpgroup") as (w, _):
+        for i in T.Parallel(N // 2):
+            ws[w * 128 + i] = 2 * X[w * 128 + i]
+        for i in T.Parallel(N // 2):
+            Z[w * 128 + i] = ws[w * 128 + 127 - i]
+    for i in T.Parallel(N):
+        ws[i] = Z[N - 1 - i]
+    for i in T.Parallel(N):
+        Z[i] = ws[(i + 7) % N]
+
+
+@T.macro
+def updates(X, ws, Z):
+    ws[0] = X[0]
+    for _ in T.serial(STEPS):
+        ws[0] = ws[0] + 1
+    for i in T.Parallel(N):
+        Z[i] = ws[0] + i
+
+
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "reversed_row": lambda: program(256, (N,), reversed_row),
+    "stencil": lambda: program(256, (M, M), stencil),
+    "layouts": lambda: program(128, (M, M), layouts, "float16"),
+    "bulk_store": lambda: program(256, (M, M), bulk_store),
+    "bulk_stores": lambda: program(128, (M, M), bulk_stores),
+    "loaded_ahead": lambda: program(128, (M, M), loaded_ahead, "float16"),
+    "turns": lambda: program(256, (N,), turns),
+    "warpgroups": lambda: program(256, (N,), warpgroups),
+    "updates": lambda: program(256, (N,), updates),
+}

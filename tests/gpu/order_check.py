@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""The order of statements within a block on real GPUs: `torchrun --nproc-per-node N tests/gpu/order_check.py [names]`.
+
+Every program is compiled with delays for its warps, called several times with poisoned outputs, and compared with the
+emulator. Prints PASS or FAIL for each program and rank.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import tilescale  # noqa: E402
+from tests.cuda.ordered_programs import PROGRAMS  # noqa: E402
+from tests.fuzz.skew import skewed  # noqa: E402
+from tests.gpu import named_checks  # noqa: E402
+from tilescale.backends.cuda.running import execute  # noqa: E402
+
+LIMIT_S = 140.0
+CALLS = 20
+
+
+def check(make: Any) -> None:
+    """Several calls of a program against the emulator."""
+    func = make()
+    kernel = tilescale.compile(func)
+    rank = tilescale.init().rank
+    x, z = (p for p in func.buffer_map.values())
+    shape, dtype = tuple(map(int, x.shape)), getattr(torch, str(x.dtype))
+    for call in range(CALLS):
+        given = torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(100 * call + rank)).to(dtype)
+        expected, found = (torch.full(shape, float("nan")) for _ in range(2))
+        tilescale.emulate(func, [given.clone(), expected])
+        mine = found.cuda()
+        kernel(given.cuda(), mine)
+        torch.cuda.synchronize()
+        torch.testing.assert_close(mine.cpu(), expected, rtol=0, atol=0, msg=partial("call {}: {}".format, call))
+
+
+if __name__ == "__main__":
+    execute.REWRITES = (*execute.REWRITES, skewed)
+    named_checks.run(((name, partial(check, make)) for name, make in PROGRAMS.items()), LIMIT_S)
