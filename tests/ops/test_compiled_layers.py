@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,18 +14,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 from tilescale import ops
-from tilescale.settings import settings
 
 HIDDEN, LAYERS = 32, 3
 
 
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILESCALE_EMULATE", "1")
-    settings.cache_clear()
-    torch._dynamo.reset()
-    yield
-    settings.cache_clear()
+pytestmark = pytest.mark.usefixtures("emulated", "fresh_compiler")
 
 
 class Block(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,15 +16,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from tilescale import ops
 from tilescale.errors import ArgumentError
 from tilescale.ops import linear
-from tilescale.settings import settings
 
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILESCALE_EMULATE", "1")
-    settings.cache_clear()
-    yield
-    settings.cache_clear()
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 @pytest.fixture

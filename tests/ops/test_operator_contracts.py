@@ -3,24 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from tilescale import ops
-from tilescale.settings import settings
 
 FLOAT8 = "rowwise torch.float8_e4m3fn torch.float8_e5m2"
 
 
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILESCALE_EMULATE", "1")
-    settings.cache_clear()
-    yield
-    settings.cache_clear()
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 VIEWS: dict[str, Callable[..., torch.Tensor]] = {

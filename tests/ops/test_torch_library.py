@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,15 +17,8 @@ from tilescale import ops
 from tilescale.hda.current import current_machine
 from tilescale.ops import linear
 from tilescale.ops.operator import Operator
-from tilescale.settings import settings
 
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILESCALE_EMULATE", "1")
-    settings.cache_clear()
-    yield
-    settings.cache_clear()
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 FLOAT8 = "rowwise torch.float8_e4m3fn torch.float8_e5m2"
