@@ -339,3 +339,20 @@ def test_random_numbers_of_parallel_iterations_are_refused():
 
     with pytest.raises(UnsupportedError, match="T.Parallel"):
         tilescale.emulate(program, [blank(32)])
+
+
+def test_threads_are_bound_along_two_axes():
+    """Inside a launch, as TileLang's matrix-vector products bind them."""
+
+    @T.prim_func
+    def program(Y: T.Tensor((4, 32), "int32")):
+        with T.Kernel(1, threads=(32, 4)):
+            x = T.thread_binding(0, 32, thread="threadIdx.x")
+            y = T.thread_binding(0, 4, thread="threadIdx.y")
+            mine = T.alloc_local((1,), "int32")
+            mine[0] = 100 * y + x
+            Y[y, x] = mine[0]
+
+    Y = blank(4, 32, dtype="int32")
+    tilescale.emulate(program, [Y])
+    assert Y.tolist() == [[100 * y + x for x in range(32)] for y in range(4)]

@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.grid import Grid, Plan
 from tilescale.backends.emulator.execute.residency import resident
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.statements import thread_index
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.errors import ArgumentError
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
@@ -92,7 +91,7 @@ def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
     extents = [compiler.expr(n) for n in launch.grid]
     slots = [compiler.slot(v) for v in launch.programs]
     compiler.loop_variables -= set(launch.programs)
-    threads = {compiler.slot(var): _thread_index(launch, axis) for var, axis in launch.thread_vars}
+    threads = {compiler.slot(var): thread_index(launch, axis) for var, axis in launch.thread_vars}
     compiler.begin_function(launch)
     body = compiler.stmt(phase.stmt)
     plan = _plan(compiler, phase, launch, slots, threads)
@@ -145,10 +144,3 @@ def _meets_others(compiler: Compiler, phase: GridPhase) -> bool:
     machine = compiler.machine
     owner = machine.index(machine.tensor_level.name)
     return any(machine.index(s.level) >= owner for s in compiler.surroundings.all_effects(phase.stmt).synchronizes)
-
-
-def _thread_index(launch: Launch, axis: int) -> Any:
-    x, y, _ = launch.threads
-    extent = launch.threads[axis]
-    linear = np.arange(launch.thread_count, dtype=np.int32)
-    return linear // (1, x, x * y)[axis] % extent if extent > 1 else 0

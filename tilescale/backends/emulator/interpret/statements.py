@@ -26,6 +26,7 @@ from tilescale.backends.emulator.interpret.symbols import POINTERS
 from tilescale.errors import UnsupportedError
 from tilescale.passes.structure import location
 from tilescale.program.expressions import as_written
+from tilescale.program.model import Launch
 from tilescale.program.ops import SCALE
 from tilescale.program.pointers import is_address
 
@@ -298,13 +299,22 @@ def _polled(loop: ir.While) -> list[str]:
 
 
 def _thread_loop(compiler: Compiler, stmt: ir.For) -> Closure:
-    slot, extent, body = compiler.slot(stmt.loop_var), compiler.expr(stmt.extent), compiler.stmt(stmt.body)
+    slot, body = compiler.slot(stmt.loop_var), compiler.stmt(stmt.body)
+    index = thread_index(compiler.launch, "xyz".index(str(stmt.thread_binding.thread_tag)[-1]))
 
     def run(frame: Frame) -> Any:
-        frame.slots[slot] = _axis(extent(frame), 0, 1)
+        frame.slots[slot] = index
         return body(frame)
 
     return run
+
+
+def thread_index(launch: Launch, axis: int) -> Any:
+    """The number of each thread of a program along an axis."""
+    x, y, _ = launch.threads
+    extent = launch.threads[axis]
+    linear = np.arange(launch.thread_count, dtype=np.int32)
+    return linear // (1, x, x * y)[axis] % extent if extent > 1 else 0
 
 
 def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
