@@ -3,6 +3,7 @@
 
 import ast
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path):
 
 
 def test_pytest_is_installed_first_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tilescale.cli.new.find_spec", lambda name: None)
+    monkeypatch.setattr(sys.modules["tilescale.cli.new"], "find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
     made = new("halo")
     assert "python halo.py && python -m pip install pytest && python -m pytest" in made.output

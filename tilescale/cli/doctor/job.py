@@ -151,7 +151,7 @@ def _nccl(world: World) -> Finding:
         "NCCL",
         not wrong,
         wrong[0] if wrong else "an all-reduce of all ranks is right",
-        "NCCL_DEBUG=INFO says which interfaces and adapters it takes; tilescale bind --show true, which it should",
+        "NCCL_DEBUG=INFO says which interfaces and adapters it takes; tilescale bind --show python -V, which it should",
     )
 
 
