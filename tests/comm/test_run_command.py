@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -144,3 +145,13 @@ def test_more_ranks_than_the_machine_has_devices(tool: Path) -> None:
     done = _run("-n", "9", "--machine", "h200-sxm-8", str(tool), "0")
     assert done.code == 2 and "[0]" not in done.output, "no rank was started"
     assert done.output.count("h200-sxm-8 has 8 units of level 'device', and the job 9 ranks: start at most 8") == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "said"), [("exec >&-;", 0, ""), ("ulimit -n 12;", 1, "Too many open files: raise the limit")]
+)
+def test_an_output_that_is_closed_and_few_open_files(tool: Path, before: str, code: int, said: str) -> None:
+    words = shlex.join([*RUN, "-n", "2", str(tool), "0"])
+    done = subprocess.run(["sh", "-c", f"{before} {words}"], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr

@@ -62,6 +62,8 @@ def test_what_is_written_is_read(tmp_path: Path):
         ({"flags": [{"nbytes": 0}]}, r"flags\[0\] has no us"),
         ({"flags": [{"nbytes": 0, "us": 1.0}, {"nbytes": 0, "us": -1.0}]}, r"flags\[1\] has no value above 0"),
         ({"wires": ["fast"]}, r"wires\[0\] is no object"),
+        ({"wires": 3}, "wires is no list"),
+        ({"flags": [{"nbytes": 0, "us": "NaN"}]}, r"flags\[0\] has no value above 0"),
     ],
 )
 def test_a_file_of_another_form_says_what_is_wrong(tmp_path: Path, change: dict, fault: str):
@@ -75,6 +77,19 @@ def test_a_file_of_another_form_says_what_is_wrong(tmp_path: Path, change: dict,
 def test_half_a_file_is_no_measurement(tmp_path: Path):
     (tmp_path / "data.json").write_text(CALIBRATION.text[:-20])
     with pytest.raises(UsageError, match="holds no measurements"):
+        Measured.load(tmp_path / "data.json")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1, 2]", "null"])
+def test_a_file_of_something_else_is_no_measurement(tmp_path: Path, text: str):
+    (tmp_path / "data.json").write_text(text)
+    with pytest.raises(UsageError, match="holds no measurements"):
+        Measured.load(tmp_path / "data.json")
+
+
+def test_a_link_to_a_device_is_not_read(tmp_path: Path):
+    (tmp_path / "data.json").symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match="it is no file"):
         Measured.load(tmp_path / "data.json")
 
 

@@ -71,6 +71,10 @@ MISTAKES = [
     ("title: a small machine", "title: a\ntitle: b", "title", 2, "given twice, first in line 1"),
     ("float32: 16 op", "float13: 16 op", "levels.core.compute.vector.rates.float13", 13, "no such data type"),
     ("threads: 1", "threads: 100000000000000000000", "levels.lane.threads", 5, "from 1 to 16777216"),
+    ("threads: 1", f"threads: {'9' * 5000}", "levels.lane.threads", 5, "not readable"),
+    ("capacity: 64 KiB", f"capacity: {'9' * 4000} KiB", "memory.l0.capacity", 21, "at most 400 digits"),
+    ("capacity: 64 KiB", f"capacity: {'9' * 390} KiB", "memory.l0.capacity", 21, "below 2**63 bytes"),
+    ("threads: 1", "threads: 190:20:30", "levels.lane.threads", 5, "found '190:20:30'"),
     ("levels:\n", "extends: nothing-built-in\nlevels:\n", "extends", 2, "built-in machine or a file"),
 ]
 

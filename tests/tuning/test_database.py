@@ -35,7 +35,10 @@ def test_a_result_holds_for_its_own_key_alone(tmp_path: Path, name: str):
     assert database.read(replace(KEY, **{name: other})) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"config": {}}', '{"trials": [3]}'])
+NAN = '{"config": {}, "us": "NaN", "simulated": false, "date": "", "trials": []}'
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"config": {}}', '{"trials": [3]}', "[" * 100_000, NAN])
 def test_what_is_no_result_is_found_again(tmp_path: Path, text: str):
     database = Database(tmp_path)
     database.write(KEY, FOUND)

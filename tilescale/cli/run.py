@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -72,7 +73,8 @@ def run(
         env["TILESCALE_TRACEBACK"] = "full"
     signal.signal(signal.SIGTERM, _interrupt)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # ranks may say what this terminal's encoding lacks
+        if stream is not None:  # closed by who started this
+            stream.reconfigure(errors="backslashreplace")  # ranks may say what this terminal's encoding lacks
     bound = [sys.executable, *_BIND] if bind else []
     try:
         rendezvous = None if nnodes == 1 else rendezvous_of(nnodes, node_rank, rdzv, env)
@@ -82,6 +84,9 @@ def run(
             _run([sys.executable, *_DOCTOR], ranks, env | {"TILESCALE_TIMEOUT_S": str(_DOCTOR_S)}, rendezvous)
     except TileScaleError as error:
         raise click.ClickException(str(error)) from error
+    except OSError as error:
+        hint = ": raise the limit of open files, ulimit -n" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+        raise click.ClickException(f"the ranks cannot be started, {error.strerror}{hint}") from error
     except KeyboardInterrupt:
         click.echo("tilescale run: interrupted, all ranks ended", err=True)
         sys.exit(130)
@@ -122,7 +127,8 @@ def _run(command: list[str], ranks: int, env: dict[str, str], rendezvous: Rendez
 def _drop_unwritten_output() -> None:
     """What the output's reader, or its disk, did not take must not be tried again when Python exits."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

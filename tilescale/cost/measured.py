@@ -20,6 +20,9 @@ from tilescale.errors import UsageError
 FORMAT = 1
 """Number of the files' form."""
 
+MOST = 1 << 26
+"""Characters of a file; the largest that is shipped has a hundredth of them."""
+
 DATA = Path(__file__).with_name("data")
 """Folder of the measurements that are shipped."""
 
@@ -150,11 +153,11 @@ class Measured:
             UsageError: it cannot be read, or is not of this form; which file, and where.
         """
         try:
-            text = json.loads(path.read_text(encoding="utf-8"))
+            text = json.loads(_text(path))
             if not isinstance(text, dict) or text.pop("format", None) != FORMAT:
                 raise ValueError(f"it is not of format {FORMAT}")
             return _measured(text)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(
                 f"{path} holds no measurements: {error}", hint="remove the file, or measure again: tilescale calibrate"
             ) from None
@@ -233,8 +236,21 @@ def _curve(kind: str, point: Any) -> tuple[Any, ...]:
     return tuple(getattr(point, name) for name in CURVES[kind])
 
 
+def _text(path: Path) -> str:
+    """The text of a file of at most `MOST` bytes, and of no device."""
+    if not path.is_file():
+        raise ValueError("it is no file" if path.exists() else "there is no such file")
+    with path.open(encoding="utf-8") as file:
+        text = file.read(MOST + 1)
+    if len(text) > MOST:
+        raise ValueError(f"it is longer than {MOST} characters")
+    return text
+
+
 def _measured(text: dict[str, Any]) -> Measured:
     for name, kind in KINDS.items():
+        if not isinstance(text.get(name, []), list):
+            raise ValueError(f"{name} is no list")
         text[name] = tuple(_point(kind, f"{name}[{i}]", entry) for i, entry in enumerate(text.get(name, ())))
     return _made(Measured, "the file", text)
 

@@ -80,7 +80,12 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             items = [self.entry(n, n.start_mark.line + 1, f"{path}[{i}]") for i, n in enumerate(node.value)]
             return Entry(items, self.file, line, path)
-        return Entry(self.loader.construct_object(node), self.file, line, path)
+        if ":" in node.value and node.tag.endswith((":int", ":float")):
+            return Entry(node.value, self.file, line, path)  # YAML 1.1 takes 1:30 for ninety
+        try:
+            return Entry(self.loader.construct_object(node), self.file, line, path)
+        except ValueError as error:  # a number of thousands of digits, a day that is none
+            raise Entry(None, self.file, line, path).problem(f"not readable: {error}") from None
 
     def mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Entry]:
         """The entries of a mapping; raises MachineFileError for a key given twice."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -156,4 +157,4 @@ def _show(entry: Entry) -> str:
         return "a section"
     if isinstance(entry.value, list):
         return f"[{', '.join(_show(item) for item in entry.value)}]"
-    return "nothing" if entry.value is None else repr(entry.value)
+    return "nothing" if entry.value is None else reprlib.repr(entry.value)

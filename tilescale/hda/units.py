@@ -34,6 +34,11 @@ EXAMPLES = {
 }
 """The kinds of quantity, each with an example that `parse` accepts."""
 
+MOST_BYTES = 1 << 63
+"""No memory is so large; larger numbers are mistakes, and no floats."""
+
+_DIGITS = 400
+
 _DTYPE = re.compile(
     r"bfloat16|tfloat32|float(16|32|64)|float8_(e4m3|e5m2|e3m4|e8m0)(fn|fnuz|fnu)?|float6_(e2m3|e3m2)(fn)?"
     r"|float4_e2m1(fn)?|u?int(1|2|4|8|16|32|64)|bool"
@@ -74,6 +79,8 @@ def parse(text: object, kind: str, clock: float | None = None) -> float | int:
     unit = _UNITS[kind].fullmatch(found["unit"] or "") if found else None
     if found is None or unit is None:
         raise ValueError(f"expected {expected}")
+    if len(found["number"]) > _DIGITS:
+        raise ValueError(f"expected {expected}, of at most {_DIGITS} digits")
     value = Fraction(found["number"]) * _scale(unit)
     parts = unit.groupdict()
     if parts.get("clock"):
@@ -84,6 +91,8 @@ def parse(text: object, kind: str, clock: float | None = None) -> float | int:
     if kind == "size":
         if value.denominator != 1:
             raise ValueError(f"expected {expected} that is a whole number of bytes")
+        if value >= MOST_BYTES:
+            raise ValueError(f"expected {expected}, below 2**63 bytes")
         return int(value)
     if not value and kind != "time":
         raise ValueError(f"expected {expected} above 0")

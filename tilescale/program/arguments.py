@@ -161,10 +161,20 @@ def in_storage(parameter: Parameter, shape: list[int]) -> list[int]:
     return [*shape[:-1], shape[-1] // 2] if str(_tensor(parameter).dtype) in TWO_IN_A_BYTE and shape else shape
 
 
+def check_dense(parameter: Parameter, value: Any) -> None:
+    """Raises ArgumentError for a tensor of another layout than strides: a sparse one."""
+    layout = getattr(value, "layout", None)
+    if str(layout) not in ("None", "torch.strided"):
+        raise ArgumentError(
+            f"{parameter.name!r} is a tensor of layout {layout}", hint="pass a dense tensor: x.to_dense()"
+        )
+
+
 def check_device(parameter: Parameter, value: Any, device: torch.device) -> None:
     """Raises ArgumentError for a tensor on another device than the program's."""
     import torch
 
+    check_dense(parameter, value)
     if isinstance(value, torch.Tensor) and value.device != device:
         raise ArgumentError(
             f"{parameter.name!r} is on {value.device}, this program runs on {device}",
@@ -249,6 +259,7 @@ def check_writable(parameter: Parameter, value: Any) -> None:
     """Raises ArgumentError for a tensor that cannot take results: elements that share memory, lazy negatives."""
     if value is None or not hasattr(value, "stride"):
         return
+    check_dense(parameter, value)
     if any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True)):
         found, hint = "expanded: several of its elements are one in memory", "pass a tensor of its own: x.clone()"
     elif value.is_neg() or value.is_conj():

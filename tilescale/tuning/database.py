@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -104,8 +105,10 @@ class Database:
         try:
             text = json.loads(self._path(key).read_text(encoding="utf-8"))
             trials = tuple(Trial(**_pair(trial)) for trial in text["trials"])
+            if not (isinstance(text["us"], int | float) and math.isfinite(text["us"])):
+                return None
             return Tuned(text["config"], text["us"], text["simulated"], text["date"], trials, kept=True)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def write(self, key: Key, found: Tuned) -> None:
@@ -118,7 +121,7 @@ class Database:
             try:
                 text = json.loads(path.read_text(encoding="utf-8"))
                 yield text.pop("key"), text
-            except (OSError, ValueError, KeyError, AttributeError):
+            except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
                 continue
 
     def _path(self, key: Key) -> Path:

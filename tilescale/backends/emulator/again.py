@@ -49,7 +49,8 @@ class Given:
 
 
 def _is_integer(value: Any) -> bool:
-    return hasattr(value, "is_floating_point") and not value.is_floating_point() and not value.is_complex()
+    dense = str(getattr(value, "layout", "")) == "torch.strided"
+    return dense and not value.is_floating_point() and not value.is_complex()
 
 
 def _key(tensor: Any) -> tuple:
