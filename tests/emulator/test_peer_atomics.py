@@ -262,6 +262,17 @@ def test_a_device_phase_adds_nothing():
                     N[0] = 1
 
 
+def test_a_device_phase_waits_for_no_single_flag_of_several():
+    with pytest.raises(PhaseError, match="threads of programs have its result"):
+
+        @T.prim_func
+        def program(N: T.Tensor((4,), "int32")):
+            with T.Kernel(device=2, block=1, threads=64):
+                with T.Scale("device") as (rank, _):
+                    T.signal(N[rank], dst=1 - rank)
+                    T.wait_any(N[0:4], ">=", 1)
+
+
 def test_units_inside_a_device_share_its_memory():
     with pytest.raises(UsageError, match="share their device's memory"):
 

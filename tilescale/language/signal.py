@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from tilelang_core import ir, stock, trace
-from tilescale.errors import UsageError
+from tilescale.errors import PhaseError, UsageError, one
 from tilescale.language.checks import (
     check_connected,
     check_path,
@@ -181,10 +181,18 @@ def wait_any(flags: Any, compare: str, value: Any) -> ir.BufferLoad:
         The number of the flag within the slice, from 0 on; one that compares true, where several do.
 
     Raises:
+        PhaseError: in a phase of units that run no threads.
         UsageError: not such a slice, no integer, an unknown comparison, or a condition around it that only some
             threads of a warp take.
     """
-    check_whole_warps(Context("T.wait_any"))
+    context = Context("T.wait_any")
+    if context.in_unit_phase or context.executing.kind == "cluster":
+        raise PhaseError(
+            f"T.wait_any where {one(context.executing.name)} executes: threads of programs have its result",
+            hint=f"write it inside T.Scale({context.program.name!r}); T.wait of a slice waits for all of its flags",
+            where=here(),
+        )
+    check_whole_warps(context)
     check_comparison("T.wait_any(flags[0:n], {}, value)", compare)
     region = flags_region(flags)
     if sum(n != 1 for n in extents_of(region)) > 1 or not isinstance(flags, ir.BufferRegion):
