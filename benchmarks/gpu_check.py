@@ -126,6 +126,8 @@ def _checks(torchrun: list[str]) -> list[Step]:
         small = [sanitizer, *options, sys.executable]
         result.append(Step("sanitizer, a cluster", [*small, "tests/gpu/cluster_check.py", "one stage"], 200))
         result.append(Step("sanitizer, warpgroups", [*small, "tests/gpu/thread_groups_check.py", "couriers"], 200))
+        racing = [sanitizer, "--tool", "racecheck", "--error-exitcode", "9", sys.executable, "tests/gpu/fuzz_check.py"]
+        result.append(Step("sanitizer, random programs", [*racing, "seeds", "1", *map(str, range(10))], 200))
         job = [sanitizer, *options, "--target-processes", "all", *torchrun]
         result.append(Step("sanitizer, devices", [*job, "tests/gpu/device_phases.py", "mixed", "tiles dst"], 200))
     return result
