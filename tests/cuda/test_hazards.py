@@ -20,7 +20,7 @@ N, M = 256, 64
 def said(func: Any) -> list[str]:
     """What was inserted, without the lines."""
     found = [re.sub(r" in line \d+", "", note) for note in lowered(func).notes]
-    return [note for note in found if note.startswith(("before the", "the update"))]
+    return [note for note in found if note.startswith(("before ", "the update"))]
 
 
 def text(func: Any) -> str:
@@ -252,3 +252,22 @@ def test_programs_that_run_on_gpus_are_accepted_and_ordered(name: str):
     tilescale.emulate(func, [given, result])
     assert not result.isnan().any()
     assert said(func)
+
+
+@T.prim_func
+def handed_over(X: T.Tensor((128,), "float32"), ws: T.Tensor((128,), "float32"), Z: T.Tensor((128,), "float32")):
+    with T.Kernel(device=2, block=1, threads=256), T.Scale("block"):
+        tile = T.alloc((128,), "float32", level="l1")
+        T.copy(X, tile)
+        with T.Scale("warpgroup") as (w, _):
+            if w == 0:
+                T.copy(tile, ws)
+            T.barrier()
+            if w == 1:
+                for i in T.Parallel(128):
+                    Z[i] = ws[127 - i]
+
+
+def test_a_bulk_store_is_complete_when_units_synchronize():
+    assert said(handed_over) == ["before units synchronize: bulk stores are completed (stored)"]
+    assert re.search(r"tma_store_wait.*?complete_stores\(\);.*?(sync|bar)", text(handed_over), re.DOTALL)

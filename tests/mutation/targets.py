@@ -52,6 +52,11 @@ def _header(name: str) -> Target:
     return Target("device functions", f"tilescale/backends/cuda/headers/{name}.cuh", tests)
 
 
+def _order(name: str) -> Target:
+    tests = ("tests/cuda/test_hazards.py",)
+    return Target("order within a block", f"tilescale/backends/cuda/lowering/{name}.py", tests)
+
+
 def _calls(path: str, *functions: str) -> Target:
     tests = ("tests/cuda/test_agreement_of_calls.py",)
     return Target("what calls agree on", f"tilescale/backends/cuda/{path}", tests, functions)
@@ -87,6 +92,9 @@ TARGETS = (
     _checks("phases", "tests/emulator/checks/test_phases.py"),
     _header("sync"),
     _header("cluster"),
+    _order("hazards"),
+    _order("touches"),
+    _order("places"),
     Target("routes", "tilescale/hda/route.py", ("tests/hda/test_machine_routes.py",), _ROUTES),
     Target("routes", "tilescale/collectives/routes.py", ("tests/collectives/test_routes.py",)),
     _calls("running/memory.py", "digest"),

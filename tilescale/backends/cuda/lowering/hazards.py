@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.arguments import Argument, Given, Peers, Workspace
+from tilescale.backends.cuda.lowering.clusters.dsmem import BARRIER
 from tilescale.backends.cuda.lowering.clusters.roles import AHEAD
 from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
 from tilescale.backends.cuda.lowering.markers import SYNC, Executing, is_loading, one_thread, sync
@@ -161,6 +162,7 @@ class _Hazards:
 
     Attributes:
         notes: what was inserted, by the first statement of it.
+        loaded: tensors that are loaded at all.
         stored: tensors that are stored to before the current statement.
         running: program numbers and the variables of loops met so far, and what each runs over.
         ordered: whether something is loaded in bulk that was stored before: no other warp may load it ahead.
@@ -168,6 +170,7 @@ class _Hazards:
 
     phase: Phase
     notes: dict[ir.Stmt, str] = field(default_factory=dict)
+    loaded: set[ir.Var] = field(default_factory=set)
     stored: set[ir.Var] = field(default_factory=set)
     running: dict[ir.Var, tuple[Any, Any]] = field(default_factory=dict)
     ordered: bool = False
@@ -182,6 +185,8 @@ class _Hazards:
         self.running = {var: (zero, count) for var, count in zip(launch.programs, launch.grid, strict=True)}
         self.names = ThreadNames(launch)
         self.touches = Toucher(threads, self.phase.target.machine.has("tma"), tensors)
+        whole = self.touches.of(self.phase.stmt, Executing(0, launch.thread_count), 0, None)
+        self.loaded = {touch.access.root for touch in whole if touch.access.reads}
 
     def lowered(self) -> Phase:
         """The phase after this stage."""
@@ -327,14 +332,26 @@ class _Hazards:
             if function.startswith(_ORDERS_ALL):
                 return {}
             if name == SYNC.name:
-                return synced(state, _executing(stmt.value) or at.by)
-            if name == tl.STORAGE_SYNC and len(stmt.value.args) == 1 or function == "tilescale::cluster_barrier":
+                by = _executing(stmt.value) or at.by
+                return synced(self._published(state, by, at), by)
+            if function == BARRIER and at.apart is None:
+                return synced(self._published(state, None, at), at.by)
+            if name == tl.STORAGE_SYNC and len(stmt.value.args) == 1:
                 return synced(state, at.by) if at.apart is None else state
             if function.startswith(_COMPLETES) and not (function.endswith(">") and not function.endswith("<0>")):
                 return completed(state)
             if function == "tilescale::acquired":
                 return fenced(state)
         return self._touched(self.touches.of(stmt, at.by, at.depth, at.once), state, at)
+
+    def _published(self, state: State, by: Executing | None, at: _At) -> State:
+        """A state before units synchronize, those of some threads, or blocks. Raises `_Earlier` where bulk stores that
+        others may load then are not known to be complete."""
+        for touch in state.values():
+            is_open = touch.bulk and touch.access.writes and not touch.complete and touch.depth >= at.unit
+            if is_open and touch.by != by and touch.access.root in self.loaded:
+                raise _Earlier(Need(complete=True, pairs=((touch, touch),)), at.depth)
+        return state
 
     def _touched(self, touches: list[Touch], state: State, at: _At) -> State:
         """A state with further touches. Raises `_Earlier` if they need something before them."""
@@ -374,6 +391,8 @@ class _Hazards:
             *(["bulk copies are ordered"] if need.fence else []),
         ]
         earlier, later = need.pairs[0]
+        if not need.sync and need.complete:
+            return f"before units synchronize: {done[0]} ({self._line('stored', earlier.key[0])})"
         what = "store to" if later.access.writes else "load of"
         verb = "stored" if earlier.access.writes else "read"
         before = self._line(f"before the {what} {later.access.buffer.name}", later.key[0])

@@ -17,6 +17,7 @@ from tilescale.backends.cuda.lowering.clusters.ring import Load, Ring
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 from tilescale.backends.cuda.ptx import BOX_EXTENT, BULK_BYTES
 from tilescale.program import ops
+from tilescale.program.effects import Surroundings
 from tilescale.program.operations import Rank, TileView
 
 
@@ -34,7 +35,16 @@ def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
     rest = tir.sequence(body)
     if not loads or not body or len(tiles) < len(loads) or not _stand_alone(cluster, loop, rest, tiles):
         return None
+    if _stored(cluster) & {load.source.data for load in loads}:
+        return None  # other warps would load ahead of what the program stores
     return Ring(cluster, loop, loads).statements(rest)
+
+
+def _stored(cluster: ClusterUnit) -> set[ir.Var]:
+    """The tensors that the program stores to, and views of them."""
+    names = Surroundings(cluster.program)
+    written = {access.root for access in names.all_effects(cluster.phase.stmt).writes if access.at is None}
+    return {data for data in (*names.homes, *names.views) if names.root(data) in written}
 
 
 def _stand_alone(cluster: ClusterUnit, loop: ir.For, rest: ir.Stmt, tiles: set[ir.Var]) -> bool:
