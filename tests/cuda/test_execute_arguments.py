@@ -52,7 +52,7 @@ def test_a_program_of_collectives_takes_what_it_declares(device: Device, wrong: 
     with pytest.raises(ArgumentError) as emulated:
         tilescale.emulate(func, [given, right()])
     assert (found.value.message, found.value.hint) == (emulated.value.message, emulated.value.hint)
-    assert "arguments of unit 0: 'X' " in found.value.message
+    assert "arguments of device 0: 'X' " in found.value.message
 
 
 def test_a_call_goes_on_after_a_mistake_that_no_launch_followed(device: Device):

@@ -325,7 +325,7 @@ def two_devices():
 def test_arguments_that_do_not_fit(change, found, hint):
     args = [[values(0, 4, 6), 1], change([values(1, 4, 6), 1])]
     text = failure(ArgumentError, two_devices(), args)
-    assert "arguments of unit 1" in text and found in text and hint in text
+    assert "arguments of device 1" in text and found in text and hint in text
 
 
 def test_a_tensor_where_lists_of_them_are_expected():

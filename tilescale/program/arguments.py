@@ -46,7 +46,8 @@ def bind(
     try:
         return _bound(program, values, units, device, written)
     except ArgumentError as error:
-        found = f"{program.name}, arguments of unit {unit}: {error.message}"
+        level = program.extents[-1][0] if program.extents else "unit"
+        found = f"{program.name}, arguments of {level} {unit}: {error.message}"
         raise ArgumentError(found, hint=error.hint) from None
 
 
