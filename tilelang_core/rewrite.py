@@ -15,7 +15,7 @@ from tilelang_core import tl
 __all__ = [
     "BLOCK_ORDER", "LAUNCH", "address_of", "at", "beginning", "call", "copy_nest", "elected", "evaluate", "extern",
     "extern_name", "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker", "parallel",
-    "parameter_buffer", "recall", "region", "register_limit", "relaunched", "renamed", "rewrite", "sequence",
+    "parameter_buffer", "recall", "region", "register_limit", "relaunched", "renamed", "resized", "rewrite", "sequence",
     "specialized", "tile_call",
 ]  # fmt: skip
 
@@ -140,6 +140,11 @@ def beginning(area: tirx.Call, begins: Sequence[Any]) -> tirx.Call:
     return recall(area, [tirx.BufferLoad(area.args[0].buffer, list(begins)), *area.args[1:]])
 
 
+def resized(area: tirx.Call, extents: Sequence[Any]) -> tirx.Call:
+    """The same region argument with other extents."""
+    return recall(area, [*area.args[:2], *extents])
+
+
 def tile_call(name: str, *args: Any, **annotations: Any) -> tirx.Stmt:
     """A tile operation as a statement."""
     notes = {k: tirx.IntImm("int32", int(v)) if isinstance(v, bool | int) else v for k, v in annotations.items()}
@@ -195,7 +200,10 @@ def loop_variables(extents: Sequence[Any]) -> list[tirx.Var]:
 
 
 def copy_nest(call: tirx.Call) -> tirx.Stmt:
-    """A copy or fill of a tile as parallel loops over its elements."""
+    """A copy or fill of a tile as parallel loops over its elements.
+
+    Loops over an extent that is no number go over all that either tile has room for, and leave out what is beyond it.
+    """
     is_copy = call.op.name == tl.COPY
     target = call.args[1 if is_copy else 0]
     extents = [n for n in target.args[2:] if not _is_one(n)] or [tirx.IntImm("int32", 1)]

@@ -7,7 +7,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.cuda.support import bodies, lowered, ptxas, source
-from tilescale.errors import UsageError
+from tilescale.errors import TileScaleError, UsageError
 
 ROWS, COLUMNS = 8, 128
 
@@ -235,3 +235,53 @@ def test_a_loop_that_waits_ends_once_a_wait_has_failed():
 
     tilescale.emulate(program, [[torch.zeros(1, dtype=torch.int32)] for _ in "ab"])
     assert "tilescale::turn<0>" in bodies(source(program))
+
+
+def rows_from_memory(kind):
+    @T.prim_func
+    def program(N: T.Tensor((1,), "int32"), X: T.Tensor((8, 32), "float32"), Y: T.Tensor((24, 32), "float32")):
+        with T.Kernel(device=2, block=1, threads=128):
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                tile = T.alloc((8, 32), "float32")
+                T.copy(X, tile)
+                m = N[0]
+                if kind == "put":
+                    T.copy(tile, Y[m : 2 * m, 0:32], dst=1 - rank)
+                elif kind == "slice":
+                    T.copy(tile[0:m, 0:32], Y[m : 2 * m, 0:32], dst=1 - rank)
+                elif kind == "get":
+                    T.copy(X[0:m, 0:32], tile, src=1 - rank)
+                    T.copy(tile, Y[8:16, 0:32])
+                elif kind == "local store":
+                    T.copy(tile, Y[m : 2 * m, 0:32])
+                else:
+                    T.copy(X[0:m, 0:32], tile)
+                    T.copy(tile, Y[8:16, 0:32])
+
+    return program
+
+
+@pytest.mark.parametrize("kind", ["put", "slice", "get", "local store", "local load"])
+def test_a_copy_has_as_many_rows_as_memory_says(kind):
+    """All others stay as they were; on GPUs every element is guarded by the number, which the kernel is passed."""
+    program = rows_from_memory(kind)
+    for m in (0, 3, 8):
+        per_device = [[torch.tensor([m], dtype=torch.int32), torch.randn(8, 32), torch.zeros(24, 32)] for _ in "ab"]
+        wanted = torch.zeros(24, 32)
+        (_, mine, got), (_, theirs, _) = per_device
+        if kind in ("put", "slice", "local store"):
+            wanted[m : 2 * m] = (mine if kind == "local store" else theirs)[:m]
+        else:
+            wanted[8:16] = mine
+            wanted[8 : 8 + m] = (theirs if kind == "get" else mine)[:m]
+        tilescale.emulate(program, per_device)
+        assert torch.equal(got, wanted)
+    body = bodies(source(program))
+    assert "int m = N[0]" in body and " < m) {" in body
+
+
+@pytest.mark.parametrize("kind", ["put", "slice", "local store", "get"])
+def test_more_rows_than_a_tile_has_are_an_error(kind):
+    arguments = [[torch.tensor([9], dtype=torch.int32), torch.zeros(8, 32), torch.zeros(24, 32)] for _ in "ab"]
+    with pytest.raises(TileScaleError, match=r"tile\[0:9, 0:32\] is outside|X\[0:9"):
+        tilescale.emulate(rows_from_memory(kind), arguments)

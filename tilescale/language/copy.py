@@ -5,10 +5,18 @@ from __future__ import annotations
 
 from typing import Any, overload
 
-from tilelang_core import ir, stock, trace
+from tilelang_core import ir, stock, tl, trace
+from tilelang_core import rewrite as tir
 from tilescale.errors import ShapeError, UsageError
 from tilescale.language.asynchronous import after_of, check_fixed, check_queue
-from tilescale.language.checks import check_alike, check_impl, check_path, check_peer, check_whole_warps
+from tilescale.language.checks import (
+    check_alike,
+    check_impl,
+    check_path,
+    check_peer,
+    check_whole_warps,
+    expanded,
+)
 from tilescale.language.context import Context, extents_of, here, shape_of
 from tilescale.language.signal import check_signal_op, flag_region, flag_value
 from tilescale.program.asynchronous import owns_a_queue
@@ -64,7 +72,7 @@ def copy(*args: Any, **kwargs: Any) -> Any:
     if len(args) == 2 and kwargs.keys() <= set(_OURS):
         _check_whole(*args)
     if len(args) != 2 or not kwargs.keys() & set(_OURS):
-        return stock.copy(*args, **kwargs)
+        return _local(stock.copy(*args, **kwargs))
     context = Context("T.copy")
     _check_keywords(kwargs)
     return _remote(context, *args, **kwargs)
@@ -110,7 +118,7 @@ def _remote(
 ) -> ir.Call:
     level = context.selected()
     far, peer = ("dst", dst) if src is None else ("src", src)
-    regions = trace.copy_regions(source, target)
+    regions = _with_same_rows(*trace.copy_regions(source, target))
     buffer = ir.region_parts(regions[0 if far == "src" else 1])[0]
     check_peer(context, level, peer)
     check_whole_warps(context)
@@ -130,6 +138,32 @@ def _remote(
     return trace.call(
         COPY, *regions, peer, flag, told, *waited, level=level.name, far=far, impl=impl, op=op, after=compare
     )
+
+
+def _local(made: Any) -> Any:
+    """A copy of TileLang's in a program of units: one side may have as many rows as memory says."""
+    if not trace.state().get("scales") or ir.op_name(made) != tl.COPY:
+        return made
+    return tir.recall(made, [*_with_same_rows(*made.args[:2]), *made.args[2:]])
+
+
+def _of_memory(extent: Any) -> bool:
+    """Whether an extent depends on memory, or on variables: it is known when the copy is executed."""
+    return ir.contains(expanded(extent), lambda node: isinstance(node, ir.BufferLoad))
+
+
+def _with_same_rows(source: ir.Call, target: ir.Call) -> tuple[ir.Call, ir.Call]:
+    """Regions of a copy: extents that memory says hold for the side whose extents are numbers."""
+    sides = [list(ir.region_parts(region)[2]) for region in (source, target)]
+    axes = [[axis for axis, n in enumerate(side) if ir.constant(n) != 1] for side in sides]
+    if len(axes[0]) != len(axes[1]):
+        return source, target
+    for a, b in zip(*axes, strict=True):
+        if _of_memory(sides[0][a]) and ir.constant(sides[1][b]) is not None:
+            sides[1][b] = sides[0][a]
+        elif _of_memory(sides[1][b]) and ir.constant(sides[0][a]) is not None:
+            sides[0][a] = sides[1][b]
+    return tir.resized(source, sides[0]), tir.resized(target, sides[1])
 
 
 def _check_whole(source: Any, target: Any) -> None:

@@ -23,6 +23,7 @@ from tilescale.backends.cuda.lowering import split as loaders
 from tilescale.backends.cuda.lowering.assignment import without_single_turns
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
 from tilescale.backends.cuda.lowering.copies import lsu, nvshmem, tma  # noqa: F401 - they register their rules
+from tilescale.backends.cuda.lowering.copies.rows import with_loaded_extents
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.groups import barriers
 from tilescale.backends.cuda.lowering.groups import stage as groups
@@ -48,7 +49,7 @@ def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:
 def begun(phase: Phase) -> Phase:
     """A phase as the first stage takes it: with numbers of units, without loops of a single turn."""
     made = replace(phase, stmt=without_single_turns(phase.sized(phase.stmt), phase.launch))
-    made = polling.bounded(replace(made, stmt=shortened(made)))
+    made = with_loaded_extents(polling.bounded(replace(made, stmt=shortened(made))))
     made = replace(made, ordered=made.ordered or ir.contains(made.stmt, is_of_unit))
     return replace(made, window=window(made))
 

@@ -3,6 +3,7 @@
 
 tma.py lsu.py                between devices, by bulk copies and by loads and stores of threads
 remote.py                    what these two share: where the peer's tile lies, and the signal behind a copy
+rows.py                      copies of as many rows as memory says, local ones too
 ahead.py                     copies from peers by bulk copies ahead of their use
 nvshmem.py                   between devices, by NVSHMEM, where a program asks for it
 dsmem.py                     between programs of a cluster, through distributed shared memory

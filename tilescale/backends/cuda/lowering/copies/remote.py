@@ -8,6 +8,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.copies.rows import LOADED, nest
 from tilescale.backends.cuda.lowering.deferred import KEPT, NO_SIGNAL
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.markers import AHEAD
@@ -50,7 +51,8 @@ class RemoteCopy:
 
     def made(self, name: str, **how: Any) -> ir.Stmt:
         """The copy by a tile operation, and the signal behind it."""
-        copied = tir.tile_call(name, *self.regions, **how)
+        is_loaded = ir.attribute(self.copy.call, LOADED) is not None
+        copied = nest(*self.regions) if is_loaded else tir.tile_call(name, *self.regions, **how)
         if self.copy.signal is None:
             return copied
         return tir.sequence([copied, signal_peer(self.stage, self.copy.call, self.slot)])
