@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from tilelang_core import ir, stock, trace
+from tilelang_core.cases import TooManyCasesError, by_cases
 from tilescale.errors import ShapeError, UsageError
 from tilescale.hda import Level
 from tilescale.hda.units import format_count
@@ -72,7 +73,7 @@ def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, im
         op: "sum" (default), "max", "min" or "prod". A NaN of any unit stays in a maximum and a minimum; with
             impl="nccl" and "nvshmem" it is dropped.
         fn: an associative combination of two units' elements, `fn((a1, a2), (b1, b2)) -> (c1, c2)` with scalars; for
-            a single tile `fn(a, b) -> c`.
+            a single tile `fn(a, b) -> c`. It may use `and`, `or`, `not`, `if` and chained comparisons.
         impl: an algorithm that docs/collectives.md has for it, e.g. "one_shot", "ring" or "nccl"; left out, the machine
             model chooses.
 
@@ -324,12 +325,24 @@ def _combine(fn: Callable, regions: list[ir.Call]) -> ir.Call:
     """The user's combination, traced once on scalar variables."""
     types = [ir.region_parts(r)[0].dtype for r in regions]
     left, right = ([ir.Var(f"{side}{i}", t) for i, t in enumerate(types)] for side in "ab")
-    result = fn(left[0], right[0]) if len(types) == 1 else fn(tuple(left), tuple(right))
-    results = tuple(result) if isinstance(result, tuple | list) else (result,)
-    if len(results) != len(types):
+
+    def combined() -> tuple[Any, ...]:
+        result = fn(left[0], right[0]) if len(types) == 1 else fn(tuple(left), tuple(right))
+        results = tuple(result) if isinstance(result, tuple | list) else (result,)
+        if len(results) != len(types):
+            raise UsageError(
+                f"T.allreduce(fn=): the function returned {len(results)} values for {len(types)} tiles",
+                hint="return one value for each tile",
+                where=here(),
+            )
+        return tuple(map(stock.cast, results, types))
+
+    try:
+        results = by_cases(combined)
+    except TooManyCasesError as error:
         raise UsageError(
-            f"T.allreduce(fn=): the function returned {len(results)} values for {len(types)} tiles",
-            hint="return one value for each tile",
+            f"T.allreduce(fn=): the function asks for {error} on one way through it",
+            hint="combine conditions without Python's `and`, `or` and `if`: T.if_then_else, T.And, T.Or",
             where=here(),
-        )
-    return trace.call(COMBINE, *left, *right, *map(stock.cast, results, types))
+        ) from None
+    return trace.call(COMBINE, *left, *right, *results)
