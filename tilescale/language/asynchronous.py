@@ -119,8 +119,10 @@ def _parts_of_gather(context: Context, level: Level, source: ir.Call, target: ir
     part, whole = extents_of(source), extents_of(target)
     parts = Parts.of(part, whole)
     size = context.extent(level)
-    wanted = [size, *part[parts.rows :]] if parts.slots else [part[0] * size, *part[1:]]
-    if dim not in (0, -len(whole)) or not _may_be(whole, wanted):
+    lead = parts.lead
+    joined = [size, *part[parts.rows :]] if parts.slots else [part[lead] * size, *part[lead + 1 :]]
+    wanted = [*part[:lead], *joined]
+    if dim not in (0, -len(whole), lead, lead - len(whole)) or not _may_be(whole, wanted):
         raise ShapeError(
             f"T.all_gather(signal=) over {format_count(size, 'unit')}: the whole is {tuple(whole)}, a part "
             f"{tuple(part)}, along dimension {dim}",

@@ -38,19 +38,24 @@ class Parts:
     Attributes:
         slots: whether the whole has a dimension for the ranks, in front of those of a part.
         rows: the dimension of a part's region that its rows lie along: a part that is a slot of the whole has a
-            leading 1.
+            1 in front of it.
+        lead: leading dimensions of one element that both have, as slices of a tensor at an index.
     """
 
     slots: bool
     rows: int
+    lead: int = 0
 
     @staticmethod
     def of(part: Sequence[Any], whole: Sequence[Any]) -> Parts:
         """From the extents of both."""
         if len(whole) > len(part):
             return Parts(slots=True, rows=0)
-        one = len(part) > 1 and ir.constant(part[0]) == 1
-        return Parts(slots=one, rows=int(one))
+        lead, is_whole = 0, list(map(str, part)) == list(map(str, whole))  # of a single unit
+        while not is_whole and lead < len(part) - 1 and ir.constant(part[lead]) == ir.constant(whole[lead]) == 1:
+            lead += 1
+        one = lead < len(part) - 1 and ir.constant(part[lead]) == 1
+        return Parts(slots=one, rows=lead + int(one), lead=lead)
 
     @staticmethod
     def moved(made: Collective) -> Parts:
@@ -62,11 +67,11 @@ class Parts:
     def in_whole(self, rank: Any, count: Any, first: Any) -> list[Any]:
         """Where row `first` of a rank's part of `count` rows lies: offsets along the leading dimensions of the
         whole."""
-        return [rank, first] if self.slots else [rank * count + first]
+        return [*[0] * self.lead, *([rank, first] if self.slots else [rank * count + first])]
 
     def in_part(self, first: Any) -> list[Any]:
         """The same in the part's region."""
-        return [0, first] if self.rows else [first]
+        return [*[0] * self.rows, first]
 
 
 def part_of(whole: Sequence[Any], size: Any) -> list[Any]:

@@ -111,8 +111,8 @@ def exchange(queue: CopyQueue, by: Transport, sends: Sequence[Message], receives
 
 def part_of(whole: torch.Tensor, parts: Parts, rank: int, size: int) -> torch.Tensor:
     """A rank's part of a whole, with a leading 1 if it is a slot."""
-    count = 1 if parts.slots else whole.shape[0] // size
-    return whole.narrow(0, rank * count, count)
+    count = 1 if parts.slots else whole.shape[parts.lead] // size
+    return whole.narrow(parts.lead, rank * count, count)
 
 
 def shaped(given: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

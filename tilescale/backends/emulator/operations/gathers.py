@@ -78,7 +78,7 @@ class _Exchange:
         offsets = self.parts.in_part(rows.start) if self.to_all else self.parts.in_whole(to, count, rows.start)
         extents = (*(1 for _ in range(axis)), len(rows), *given.extents[axis + 1 :])
         source = Block(given.array, _moved(given.begins, offsets), extents)
-        slot = (1,) if self.parts.slots else ()
+        slot = (1,) * (self.parts.lead + self.parts.slots)
         places = self.parts.in_whole(rank, count, rows.start)
         return source, Block(whole.array, _moved(whole.begins, places), (*slot, *extents[axis:]))
 
