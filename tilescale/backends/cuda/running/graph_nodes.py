@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from tilescale.backends.cuda.running import driver
+from tilescale.errors import DeviceError
 
 _MOST_NODES = 4096
 
@@ -95,7 +96,8 @@ def _kernel(handle: Any) -> Node:
 
     shape = [int(getattr(found, name)) for name in _LAUNCH]
     same, blocks = ("KERNEL", int(found.func), *shape), [memoryview(part).cast("B") for part in own]
-    if _has_attributes(handle):
+    after = _followed(handle)
+    if after is None:
         return Node(same, blocks, set_parameters)
     by_itself, packed = driver.function("cuLaunchKernel"), ctypes.addressof(pointers)
 
@@ -104,25 +106,23 @@ def _kernel(handle: Any) -> Node:
         if status:
             raise driver.refused("cuLaunchKernel", status)
 
-    return Node(same, blocks, set_parameters, launch, int(handle), _followed(handle))
+    return Node(same, blocks, set_parameters, launch, int(handle), after)
 
 
-def _has_attributes(handle: Any) -> bool:
-    """Whether a kernel is launched in another way than by its grid: in clusters, or beside what it follows."""
+def _followed(handle: Any) -> tuple[int, ...] | None:
+    """The nodes that a kernel follows, two at most; None if a plain launch is not all that its node says: of clusters,
+    of kernels that are on the device together, of those that begin before what they follow has ended."""
     from cuda.bindings import driver as names
 
-    def asked(name: str) -> Any:
-        attribute = getattr(names.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
-        return driver.call("cuGraphKernelNodeGetAttribute", handle, attribute)
-
-    cluster = asked("CLUSTER_DIMENSION").clusterDim
-    together = max(cluster.x, cluster.y, cluster.z) > 1 or asked("COOPERATIVE").cooperative
-    return bool(together or asked("PROGRAMMATIC_STREAM_SERIALIZATION").programmaticStreamSerializationAllowed)
-
-
-def _followed(handle: Any) -> tuple[int, ...]:
-    """The nodes that a node follows, two at most."""
-    found, *_ = driver.results("cuGraphNodeGetDependencies", handle, 2)
+    kinds = names.CUlaunchAttributeID
+    try:
+        cluster = driver.call("cuGraphKernelNodeGetAttribute", handle, kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+        together = driver.call("cuGraphKernelNodeGetAttribute", handle, kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+        found, *_ = driver.results("cuGraphNodeGetDependencies", handle, 2)
+    except DeviceError:  # so it is told of an edge that says more than that
+        return None
+    if together.cooperative or max(cluster.clusterDim.x, cluster.clusterDim.y, cluster.clusterDim.z) > 1:
+        return None
     return tuple(int(each) for each in found if int(each))
 
 
