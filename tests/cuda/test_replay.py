@@ -112,34 +112,3 @@ def test_a_graph_that_the_driver_refuses_to_set_serves_nobody(device: Device, mo
     calls = Calls(device, [NBYTES], lambda x: [pointer(x)], FIRST)
     assert calls.replayed(FIRST) == [FIRST]
     assert calls.replayed(SECOND) is None and calls.replayed(FIRST) is None, "it may be set in part"
-
-
-def test_a_few_kernels_in_a_row_need_no_graph(device: Device, monkeypatch: pytest.MonkeyPatch):
-    launched: list[tuple[int, int]] = []
-    follows = 1
-
-    def nodes(graph: Any) -> list[Node]:
-        def made(number: int, node: Node) -> Node:
-            place = node.blocks[0]
-            run = lambda stream: launched.append((stream, int.from_bytes(place, "little")))  # noqa: E731
-            return dataclasses.replace(node, launch=run, handle=number, after=(number - follows,))
-
-        return [made(number, node) for number, node in enumerate(graph.nodes)]
-
-    monkeypatch.setattr(replay, "nodes_of", nodes)
-
-    def calls() -> Replay:
-        def bind(place: int) -> list[Any]:
-            names = ("one", place), ("two", place + 8)
-            return [lambda name=name, at=at: device._launched(name, pointer(at)) for name, at in names]
-
-        graph = Replay(bind(FIRST), (FIRST,), [NBYTES])
-        assert graph.moved((SECOND,), lambda: bind(SECOND))
-        graph.launch(7)
-        return graph
-
-    calls()
-    assert launched == [(7, SECOND), (7, SECOND + 8)] and not device.instantiated
-    follows = 2  # side by side
-    calls()
-    assert len(launched) == 2 and device.instantiated == 1

@@ -8,13 +8,11 @@ enqueued already keeps what it had (CUDA driver API, cuGraphExecKernelNodeSetPar
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from tilescale.backends.cuda.running import driver
-from tilescale.errors import DeviceError
 
 _MOST_NODES = 4096
 
@@ -39,23 +37,11 @@ class Node:
         same: what cannot be set, equal for nodes of which one can stand for the other.
         blocks: the bytes of each parameter that can be set; writable.
         set: passes what is in the blocks in the next replays of an instantiated graph. Raises DeviceError.
-        launch: does the work by itself on a stream, passed what is in the blocks; None where a graph has to. Raises
-            DeviceError.
-        handle: the node; `after` are those that it follows.
     """
 
     same: tuple[Any, ...]
     blocks: list[memoryview] = field(default_factory=list)
     set: Callable[[Any], None] = lambda executable: None
-    launch: Callable[[int], None] | None = None
-    handle: int = 0
-    after: tuple[int, ...] = ()
-
-
-def in_a_row(nodes: Sequence[Node]) -> bool:
-    """Whether nodes can be launched one after the other on a stream, without a graph."""
-    alone = all(node.launch is not None for node in nodes)
-    return alone and all(node.after == (before.handle,) for before, node in pairwise(nodes))
 
 
 def nodes_of(graph: int) -> list[Node]:
@@ -94,36 +80,8 @@ def _kernel(handle: Any) -> Node:
         if status:
             raise driver.refused("cuGraphExecKernelNodeSetParams", status)
 
-    shape = [int(getattr(found, name)) for name in _LAUNCH]
-    same, blocks = ("KERNEL", int(found.func), *shape), [memoryview(part).cast("B") for part in own]
-    after = _followed(handle)
-    if after is None:
-        return Node(same, blocks, set_parameters)
-    by_itself, packed = driver.function("cuLaunchKernel"), ctypes.addressof(pointers)
-
-    def launch(stream: int) -> None:
-        (status,) = by_itself(found.func, *shape, stream, packed, 0)
-        if status:
-            raise driver.refused("cuLaunchKernel", status)
-
-    return Node(same, blocks, set_parameters, launch, int(handle), after)
-
-
-def _followed(handle: Any) -> tuple[int, ...] | None:
-    """The nodes that a kernel follows, two at most; None if a plain launch is not all that its node says: of clusters,
-    of kernels that are on the device together, of those that begin before what they follow has ended."""
-    from cuda.bindings import driver as names
-
-    kinds = names.CUlaunchAttributeID
-    try:
-        cluster = driver.call("cuGraphKernelNodeGetAttribute", handle, kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
-        together = driver.call("cuGraphKernelNodeGetAttribute", handle, kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
-        found, *_ = driver.results("cuGraphNodeGetDependencies", handle, 2)
-    except DeviceError:  # so it is told of an edge that says more than that
-        return None
-    if together.cooperative or max(cluster.clusterDim.x, cluster.clusterDim.y, cluster.clusterDim.z) > 1:
-        return None
-    return tuple(int(each) for each in found if int(each))
+    same = ("KERNEL", int(found.func), *(int(getattr(found, name)) for name in _LAUNCH))
+    return Node(same, [memoryview(part).cast("B") for part in own], set_parameters)
 
 
 _sizes: dict[int, list[int] | None] = {}

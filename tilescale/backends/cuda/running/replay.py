@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tilescale.backends.cuda.running import driver
-from tilescale.backends.cuda.running.graph_nodes import Node, in_a_row, nodes_of
+from tilescale.backends.cuda.running.graph_nodes import Node, nodes_of
 from tilescale.backends.cuda.running.own_streams import own_stream
 from tilescale.backends.cuda.running.steps import Work, run
 from tilescale.errors import DeviceError
@@ -70,21 +70,15 @@ class Site(NamedTuple):
     offset: int | None
 
 
-FEW = 3
-"""Kernels in a row that are launched by themselves: the host needs longer for the launch of a graph."""
-
-
 class Replay:
-    """The graph of a call's launches, instantiated; or a few kernels of one, which are launched by themselves."""
+    """The graph of a call's launches, instantiated."""
 
     def __init__(self, launches: Sequence[Work], given: Given, kinds: Sequence[Kind]) -> None:
         """Capture them; nothing runs yet."""
         self._graph = captured(launches)
+        self._graph.instantiate()
+        self._executable, self._start = _executable(self._graph), driver.function("cuGraphLaunch")
         self._nodes = nodes_of(self._graph.raw_cuda_graph())
-        self._kernels = self._nodes if len(self._nodes) <= FEW and in_a_row(self._nodes) else []
-        if not self._kernels:
-            self._graph.instantiate()
-            self._executable, self._start = _executable(self._graph), driver.function("cuGraphLaunch")
         self._given, self._kinds = given, kinds
         self._sites: dict[int, set[Site]] = {}
         self._together: list[tuple[int, int]] = []  # tensors of which one lies in the other
@@ -117,10 +111,6 @@ class Replay:
 
     def launch(self, stream: int) -> None:
         """Replay it on a stream: as PyTorch's replay, which also sees to random numbers, in less time."""
-        if self._kernels:
-            for kernel in self._kernels:
-                kernel.launch(stream)  # type: ignore[misc]
-            return
         (status,) = self._start(self._executable, stream)
         if status:
             raise driver.refused("cuGraphLaunch", status)
@@ -143,7 +133,7 @@ class Replay:
             node, moving = self._nodes[number], [site for site in sites if site.position in changed]
             for site in moving:
                 _write(node.blocks[site.block], site, given, self._kinds)
-            if moving and not self._kernels:
+            if moving:
                 node.set(self._executable)
         self._given = given
 
