@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tilescale
+from tilelang_core import ir
 from tilescale.ops.products import CHUNK, Product, Tiling
 
 TILES = Tiling(64, 64, 1.0, stages=3, group=2)
@@ -27,9 +28,9 @@ N, K = 136, 24
 @pytest.mark.parametrize("rows", [1, 127, 128, 129, 1024, 1025, 1300, 3008, 4096])
 @pytest.mark.parametrize(("columns", "group"), [(1, 8), (42, 8), (7, 4)])
 def test_each_tile_is_made_once_group_by_group(rows: int, columns: int, group: int):
-    tiles = Tiling(128, 256, 1.0, group=group)
+    tiles, unknown = Tiling(128, 256, 1.0, group=group), ir.IntImm("int32", rows)
     width, high = columns * tiles.n - 3, -(-rows // tiles.m)
-    found = [tuple(map(int, tiles.at(number, rows, width))) for number in range(high * columns)]
+    found = [tuple(map(int, tiles.at(number, unknown, width))) for number in range(high * columns)]
     assert set(found) == {(m * tiles.m, n * tiles.n) for m in range(high) for n in range(columns)}
     groups = [m // (group * tiles.m) for m, _ in found]
     assert groups == sorted(groups), "rows that arrive first are multiplied first"
@@ -68,12 +69,14 @@ def unwritten(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("form", "dtype"), [("program", "bfloat16"), ("program", "float8_e4m3fn"), ("in_turns", "bfloat16")]
+    ("form", "dtype"),
+    [("program", "bfloat16"), ("program", "float8_e4m3fn"), ("in_turns", "bfloat16"), ("known", "bfloat16")],
 )
 @pytest.mark.parametrize(("size", "rows"), ROWS + CHUNKS)
 def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype: str, form: str):
     of, made = Product(N, K, dtype, TILES, True, False), import_module("tilescale.ops.ag_gemm_programs")
-    program = made.program(size, of, True) if form == "program" else made.in_turns(size, of, 3, True)
+    known = rows if form == "known" else None
+    program = made.program(size, of, True) if form == "program" else made.in_turns(size, of, 3, True, known)
     a, b, scales = operands(size, rows, dtype)
     one, per_device = a[0].view(-1)[:1], []
     for r in range(size):
@@ -89,12 +92,13 @@ def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype:
             close(c[owner], multiplied(a[owner], b[r], (scales[owner][0], scales[r][1])))
 
 
-@pytest.mark.parametrize("form", ["program", "in_turns"])
+@pytest.mark.parametrize("form", ["program", "in_turns", "known"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize(("size", "rows"), ROWS + CHUNKS)
 def test_sums_of_any_number_of_rows_are_scattered(size: int, rows: int, dtype: str, form: str):
     of, made = Product(N, K, dtype, TILES, True, True), import_module("tilescale.ops.gemm_rs")
-    program = made.program(size, of) if form == "program" else made.in_turns(size, of, 3)
+    known = rows if form == "known" else None
+    program = made.program(size, of) if form == "program" else made.in_turns(size, of, 3, known)
     a, b, scales = operands(size, size * rows, dtype)
     bias, shape, per_device = torch.randn(N).bfloat16(), (size, rows, N), []
     for r in range(size):

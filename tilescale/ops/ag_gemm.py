@@ -34,7 +34,17 @@ from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.padding import padded, trimmed
-from tilescale.ops.products import ROWS, TURNS, Product, at_once, beside_stores, slices, takes_turns, tiling
+from tilescale.ops.products import (
+    ROWS,
+    TURNS,
+    Product,
+    at_once,
+    beside_stores,
+    compiled_rows,
+    slices,
+    takes_turns,
+    tiling,
+)
 from tilescale.ops.unfused import Scales, gathered_products
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
@@ -249,7 +259,7 @@ def _kernel(
     tiles = tiling(rows, team.size, N, transposed, 1 + gated)
     of = Product(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
     if takes_turns(rows, TURNS) and not of.scaled:
-        return kernel(in_turns, team, beside_stores(of), at_once(), gathers)
+        return kernel(in_turns, team, beside_stores(of), at_once(), gathers, compiled_rows(rows))
     return kernel(program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1)
 
 

@@ -44,6 +44,7 @@ from tilescale.ops.products import (
     add_bias,
     at_once,
     beside_stores,
+    compiled_rows,
     in_parts,
     load_scales,
     multiply,
@@ -148,7 +149,7 @@ def _kernel(team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], tran
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
     of = Product(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
     if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
-        return kernel(in_turns, team, beside_stores(of), at_once())
+        return kernel(in_turns, team, beside_stores(of), at_once(), compiled_rows(rows))
     return kernel(program, team, of)
 
 
@@ -183,12 +184,12 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def in_turns(size: int, of: Product, blocks: int) -> Any:
+def in_turns(size: int, of: Product, blocks: int, known: int | None = None) -> Any:
     """As `program`: as many blocks as run at once, which take tiles in turns.
 
-    A block loads the next tile while it stores this one.
+    A block loads the next tile while it stores this one. `known`: the rows of a shard, if it is for no other number.
     """
-    N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
+    N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, known or T.dynamic("rows")
     count = size * tiles.count(rows, N)
     kind, scales = ("float32", ((size, rows), (N,))) if of.scaled else (dtype, ((1, 1), (1,)))
 
