@@ -79,9 +79,11 @@ __all__ = [
     "IntImm", "Let", "Max", "Min", "Mod", "Mul", "Not", "Op", "Or", "PrimExpr", "PrimFunc", "Ramp", "Range",
     "SBlock", "SBlockRealize", "Select", "SeqStmt", "Shuffle", "Stmt", "StringImm", "Sub", "Var", "While",
     "at_most", "attribute", "bits", "buffer_location", "children", "constant", "constants", "contains",
-    "fingerprint", "int_node", "integer", "is_pure", "op_name", "parameters", "proves", "region_parts", "same",
+    "extern_arguments", "fingerprint", "int_node", "integer", "is_for_all", "is_pure", "loaded_element",
+    "mark_arguments", "op_name", "parameters", "proves", "region_in", "region_parts",
+    "regions_of_copy", "same",
     "scope_kind", "simplify", "statements", "stmt_location", "substitute", "torch_dtype", "uses", "variables",
-    "walk",
+    "walk", "with_regions",
 ]  # fmt: skip
 
 
@@ -293,6 +295,43 @@ def region_parts(region: Any) -> tuple[Buffer, list[PrimExpr], list[PrimExpr]]:
         return region.buffer, list(region.indices), [IntImm("int32", 1)] * len(region.indices)
     load = region.args[0]
     return load.buffer, list(load.indices), list(region.args[2:])
+
+
+def mark_arguments(mark: Any) -> list[Any]:
+    """What a mark that one stage leaves for a later one holds; the file that makes the mark reads it."""
+    return list(mark.args)
+
+
+def loaded_element(call: Any) -> Any:
+    """The argument of an atomic load that says what is loaded."""
+    return call.args[0]
+
+
+def regions_of_copy(call: Any) -> tuple[Any, Any]:
+    """The source and the target of a copy."""
+    source, target = call.args[:2]
+    return source, target
+
+
+def with_regions(call: Any, source: Any, target: Any) -> list[Any]:
+    """The arguments of a copy with another source and target."""
+    return [source, target, *call.args[2:]]
+
+
+def extern_arguments(call: Any) -> tuple[str, list[Any]]:
+    """The name of a function from elsewhere, and what it is passed."""
+    return str(call.args[0].value), list(call.args[1:])
+
+
+def is_for_all(barrier: Any) -> bool:
+    """Whether a barrier of stock TileLang is one of all threads of a block."""
+    return len(barrier.args) == 1
+
+
+def region_in(region: Any, load: Any) -> tuple[Any, list[Any]]:
+    """What stock TileLang says of a region beside the load that begins it: how it is accessed, and its extents."""
+    _, access, *extents = region.args
+    return access, extents
 
 
 def parameters(func: PrimFunc) -> list[tuple[Var, Buffer | None]]:

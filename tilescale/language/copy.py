@@ -144,7 +144,7 @@ def _local(made: Any) -> Any:
     """A copy of TileLang's in a program of units: one side may have as many rows as memory says."""
     if not trace.state().get("scales") or ir.op_name(made) != tl.COPY:
         return made
-    return tir.recall(made, [*_with_same_rows(*made.args[:2]), *made.args[2:]])
+    return tir.recall(made, ir.with_regions(made, *_with_same_rows(*ir.regions_of_copy(made))))
 
 
 def _of_memory(extent: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tilelang_core import ir
 from tilelang_core.rules import broken_rule
 from tilescale.errors import UsageError
+from tilescale.program.effects import statements
 from tilescale.program.model import Program, location
 from tilescale.program.operations import AtomicAdd, InvokeOne, Wait, operation
 
@@ -28,7 +29,7 @@ def check_rules(program: Program) -> None:
             hint="it is a rule of TileLang, which compiles no such program",
             where=location(stmt) or program.launches[0].where,
         )
-    for loop in ir.statements(program.func.body):
+    for loop, _, _ in statements(program.body):
         if isinstance(loop, ir.For) and loop.kind == ir.ForKind.PARALLEL:
             for stmt in ir.statements(loop.body):
                 _check_element(stmt)

@@ -326,7 +326,9 @@ def loads_atomically(expr: Any) -> bool:
 
 def is_atomic_load(node: Any) -> bool:
     """Whether a node is one."""
-    return ir.op_name(node) == tl.atomic("load") and ir.scope_kind(pointed(node.args[0]).buffer) != "fragment"
+    if ir.op_name(node) != tl.atomic("load"):
+        return False
+    return ir.scope_kind(pointed(ir.loaded_element(node)).buffer) != "fragment"
 
 
 def _is_single(buffer: ir.Buffer) -> bool:

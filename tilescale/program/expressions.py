@@ -160,7 +160,7 @@ def as_written(expr: ir.PrimExpr) -> str:
         if isinstance(node, ir.BufferLoad) and node.buffer.scope() == ir.VARIABLE:
             return ir.Var(node.buffer.name, str(node.dtype))
         if ir.op_name(node) == tl.atomic("load"):
-            return pointed(node.args[0])
+            return pointed(ir.loaded_element(node))
         return None
 
     return str(tir.rewrite(tir.evaluate(expr), leave=named).value)

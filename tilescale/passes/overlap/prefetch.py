@@ -216,8 +216,9 @@ def _reading(part: Part, whole: ir.Buffer, buffers: ir.Buffer, place: ir.PrimExp
     def leave(node: Any) -> Any:
         if isinstance(node, ir.BufferLoad) and node.buffer.data.same_as(whole.data):
             return ir.BufferLoad(buffers, [place, *node.indices])
-        if ir.op_name(node) == tl.REGION and node.args[0].buffer.data.same_as(buffers.data):
-            load, access, *extents = node.args
+        load = ir.loaded_element(node) if ir.op_name(node) == tl.REGION else None
+        if load is not None and load.buffer.data.same_as(buffers.data):
+            access, extents = ir.region_in(node, load)
             return tir.recall(node, [load, access, *([1] if len(extents) < len(load.indices) else []), *extents])
         return None
 

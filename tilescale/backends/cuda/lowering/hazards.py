@@ -336,7 +336,7 @@ class _Hazards:
                 return synced(self._published(state, by, at), by)
             if function == BARRIER and at.apart is None:
                 return synced(self._published(state, None, at), at.by)
-            if name == tl.STORAGE_SYNC and len(stmt.value.args) == 1:
+            if name == tl.STORAGE_SYNC and ir.is_for_all(stmt.value):
                 return synced(state, at.by) if at.apart is None else state
             if function.startswith(_COMPLETES) and not (function.endswith(">") and not function.endswith("<0>")):
                 return completed(state)

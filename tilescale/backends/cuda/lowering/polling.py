@@ -192,8 +192,8 @@ def _address(buffer: ir.Buffer) -> ir.PrimExpr:
 @lowers(ATOMIC_LOAD.name, VALUE)
 def _atomic_load(stage: DeviceStage, call: ir.Call) -> ir.PrimExpr:
     """An atomic load, of device memory at the scope of the system."""
-    load, *loop = call.args
-    element = pointed(load.args[0])
+    load, *loop = ir.mark_arguments(call)
+    element = pointed(ir.loaded_element(load))
     buffer, dtype = element.buffer, str(element.dtype)
     site = stage.site(f"T.atomic_load({buffer.name})", flag=buffer.name)
     index: Any = ir.IntImm("int64", 0)
@@ -209,7 +209,7 @@ def _atomic_load(stage: DeviceStage, call: ir.Call) -> ir.PrimExpr:
 
 @lowers(TURN.name, VALUE)
 def _turn(stage: DeviceStage, call: ir.Call) -> ir.PrimExpr:
-    loop, condition, decides, polls = call.args
+    loop, condition, decides, polls = ir.mark_arguments(call)
     stage.include("polling.cuh")
     operands = _address(loop.buffer), condition, decides, stage.limit(), stage.record()
     return tir.extern(f"tilescale::turn<{ir.integer(polls)}>", *operands, dtype="int32")

@@ -202,8 +202,9 @@ class Toucher:
             if data in self.buffers:
                 yield accesses.Access(self.buffers[data], None, None, reads=True, writes=True)
         for call in found.calls:
-            is_ours = str(call.args[0].value).startswith(_OURS)
-            for argument in call.args[1:]:
+            name, passed = ir.extern_arguments(call)
+            is_ours = name.startswith(_OURS)
+            for argument in passed:
                 if not (is_ours and ir.op_name(argument) in (tl.ADDRESS_OF, tl.ACCESS_PTR)):
                     yield from self._found(argument)
 

@@ -34,10 +34,10 @@ def with_loaded_extents(phase: Phase) -> Phase:
         call: Any = node.value if isinstance(node, ir.Evaluate) else None
         if ir.op_name(call) not in (tl.COPY, ops.COPY.name):
             return None
-        if not any(is_loaded(n) for region in call.args[:2] for n in ir.region_parts(region)[2]):
+        if not any(is_loaded(n) for region in ir.regions_of_copy(call) for n in ir.region_parts(region)[2]):
             return None
         if ir.op_name(call) == tl.COPY:
-            return located(nest(*call.args[:2]), node)
+            return located(nest(*ir.regions_of_copy(call)), node)
         said = {**dict(call.annotations), LOADED: ir.IntImm("int32", 1)}
         return located(tir.evaluate(ir.Call(call.dtype, call.op, list(call.args), said)), node)
 
