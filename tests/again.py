@@ -19,7 +19,7 @@ import tilescale
 from tests.kernels.base import PlainKernel
 from tilescale.backends.base import Target
 from tilescale.backends.cuda import support
-from tilescale.errors import TileScaleError
+from tilescale.errors import ShapeError, TileScaleError
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
 from tilescale.program.model import Program
@@ -135,8 +135,8 @@ def _lowered(program: Program) -> Any:
 def _lower(program: Program, _given: Any, _found: Any) -> str | None:
     try:
         _lowered(program).source({})
-    except RuntimeError as error:
-        if NO_LAYOUT in str(error):
+    except ShapeError as error:
+        if NO_LAYOUT in str(error.__cause__):
             return NO_LAYOUT
         raise
     return None

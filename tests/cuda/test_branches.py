@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.cuda.support import lowered
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.branches import NOTE
 from tilescale.backends.cuda.lowering.program import Beside
-from tilescale.backends.cuda.running import beside, replay
+from tilescale.backends.cuda.running import beside
 from tilescale.backends.cuda.running.steps import KernelLaunch, run
 
 ROWS, SIZE, TILE = 4, 256, 64
@@ -160,31 +159,3 @@ def test_grids_of_one_are_launched_at_once(streams: list[str], spared: int, done
     own: Any = SimpleNamespace(spared=spared, device=None)
     run(beside.beside_step(own, Beside(None, ("a", "b")))(None))
     assert streams == done
-
-
-def test_a_graph_knows_the_nodes_of_both_streams(streams: list[str], monkeypatch: pytest.MonkeyPatch):
-    """Kernels whose arguments are set anew: in a graph each has the node of its own stream, alone that of the other."""
-    graph = SimpleNamespace(**dict.fromkeys(("capture_begin", "capture_end", "instantiate"), lambda **_: None))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda keep_graph: graph)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(replay, "_executable", lambda graph: None)
-    monkeypatch.setattr(replay, "_side_stream", lambda: nullcontext(7))
-    monkeypatch.setattr(replay, "_last_node", lambda stream: f"the last node of {stream}")
-    modes = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=0)
-    bindings = SimpleNamespace(driver=SimpleNamespace(CUstreamCaptureMode=modes))
-    for name, module in (("cuda", SimpleNamespace(bindings=bindings)), ("cuda.bindings", bindings)):
-        monkeypatch.setitem(sys.modules, name, module)
-    known = {"cuGraphGetNodes": [["alone"]]}
-    monkeypatch.setattr(replay.driver, "function", lambda name: lambda *given: (0,))
-    monkeypatch.setattr(replay.driver, "call", lambda name, *given: streams.append(f"{name}{given[1:2]}"))
-    monkeypatch.setattr(replay.driver, "results", lambda name, *given: known[name])
-    stream, passed = SimpleNamespace(cuda_stream=5), [1]
-    beside_it = KernelLaunch(lambda x: streams.append("launched"), passed, scalars=((0, 0),), stream=stream)
-    made = replay.Replay([KernelLaunch(lambda: None, []), beside_it])
-    assert made._nodes == ["the last node of 7", "the last node of 5"]
-    monkeypatch.setattr(torch.cuda, "stream", None)  # captured alone, it is put on the stream that captures
-    passed[0] = 2
-    streams.clear()
-    made.run([KernelLaunch(lambda: None, []), beside_it], stream=5)
-    assert "launched" in streams and "cuGraphExecKernelNodeSetParams('the last node of 5',)" in streams

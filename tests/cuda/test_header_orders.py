@@ -42,6 +42,11 @@ ORDERS = {
         "store_release": [f"st.release.sys.global.{kind} " for kind in ("s32", "u32", "s64", "u64")],
         "store_whole": ["st.global.v4.b32 ", "st.global.v2.b32 "],
         "wait": ["load_acquire"],
+        "wait_any": ["load_acquire"],
+        # A thread that is a unit of its own orders its bulk copies, and publishes its stores, by itself.
+        "wait_by_thread": ["acquired"],
+        "wait_any_by_thread": ["acquired"],
+        "signal_by_thread": ["complete_stores"],
         # The other lanes come after lane 0's acquire, and their bulk copies after them.
         "wait_by_producer": ["__syncwarp", "acquired"],
         "signal": ["store_release", "add_release"],

@@ -248,7 +248,7 @@ def test_a_flag_that_is_a_tensor(mistake):
 def test_a_flag_that_is_a_slice(mistake):
     @T.macro
     def wrong(X, tile, flags, reals, bx):
-        T.wait(flags[0:2], ">=", 1)  # <-
+        T.signal(flags[0:2])  # <-
 
     with mistake(UsageError, "one element of a tensor in device memory"):
         on_devices(wrong)

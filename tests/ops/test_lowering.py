@@ -14,6 +14,7 @@ from tilelang.cuda.op.gemm.gemm_wgmma import GemmWGMMA
 from tests.cuda.support import notes, source
 from tests.cuda.support import program as taken
 from tilescale.backends.cuda.lowering import branches
+from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
 from tilescale.ops.products import (
@@ -152,7 +153,7 @@ def test_gradients_in_e5m2_are_multiplied_with_weights_in_e4m3(monkeypatch: pyte
     of = Product(256, 256, "float8_e5m2", TILINGS[-1], True, False, other="float8_e4m3fn")
     assert "wgmma_ss<tl::DataType::kFloat8_e5m2, tl::DataType::kFloat8_e4m3," in source(program("gemm_rs", 2, of))
     monkeypatch.delattr(GemmWGMMA, "allow_f8f6f4_mixed_dtypes")
-    with pytest.raises(ValueError, match="Mixed-dtype"):  # else tilelang_core/mixed.py can go
+    with pytest.raises(UnsupportedError, match="Mixed-dtype"):  # else tilelang_core/mixed.py can go
         source(program("gemm_rs", 2, replace(of, N=512)))
 
 

@@ -7,7 +7,18 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.program import ops
 from tilescale.program.layout import Layout
-from tilescale.program.operations import Barrier, Collective, Copy, Rank, Signal, TileView, Wait, operation
+from tilescale.program.operations import (
+    AtomicAdd,
+    Barrier,
+    Collective,
+    Copy,
+    InvokeOne,
+    Rank,
+    Signal,
+    TileView,
+    Wait,
+    operation,
+)
 
 X = tir.local_buffer("X", [8, 4], "float32", "global")
 FLAGS = tir.local_buffer("flags", [4], "int32", "global")
@@ -120,6 +131,8 @@ def test_every_operation_has_a_view():
         ops.VIEW: (TileView, [tile("rw"), number(4), number(4)]),
         ops.BROADCAST: (Collective, [tile("rw"), number(0)]),
         ops.ALL_TO_ALL_V: (Collective, [tile("r"), tile("w"), tir.region(FLAGS, [0], [4], "r")]),
+        ops.ATOMIC_ADD: (AtomicAdd, [tile("w"), number(1), number(0)]),
+        ops.INVOKE_ONE: (InvokeOne, [number(1)]),
         ops.ALLREDUCE: (Collective, [tile("rw")]),
     } | {op: (Collective, [tile("r"), tile("w")]) for op in (ops.REDUCE_SCATTER, ops.ALL_GATHER, ops.ALL_TO_ALL)}
     assert {op.name for op in views} == ops.ALL_OPS
