@@ -130,7 +130,9 @@ def _not_run(self: Any, *given: Any) -> Any:
     return self._outputs.returned(self._outputs.allocate(self._given(given)))
 
 
-pretend()
+def pytest_configure() -> None:
+    """Before anything is collected, as examples look for a GPU when they are loaded."""
+    pretend()
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def check_another_number_of_devices():
 def check_one_wrong_shape_is_everyones_error():
     kernel = tilescale.compile(programs.total(SIZE))
     wrong = torch.zeros(63 if RANK == 2 else 64)
-    assert "unit 2: 'Y' has shape (63,)" in raised(ArgumentError, lambda: kernel(torch.zeros(64), wrong))
+    assert "device 2: 'Y' has shape (63,)" in raised(ArgumentError, lambda: kernel(torch.zeros(64), wrong))
 
 
 def check_one_tensor_that_cannot_be_written_is_everyones_error():
