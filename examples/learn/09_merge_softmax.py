@@ -76,8 +76,7 @@ def case(devices, rng):
 
 TRACED = (
     "merge is called while the program is traced. What it gets are no numbers yet but expressions: two pairs of them, "
-    "if the all-reduce is of two tensors. They take T.max, T.exp and T.log; Python's max and if, math and torch want "
-    "numbers."
+    "if the all-reduce is of two tensors. They take T.max, T.exp and T.log; math and torch want numbers."
 )
 
 exercise = learn.Exercise(
