@@ -25,6 +25,7 @@ from tvm.arith import Analyzer
 from tilelang_core import logs, zero_trip_loops
 from tilelang_core.falling import with_rising_dividends
 from tilelang_core.launches import binds_threads
+from tilelang_core.merged_remainders import keeping_remainders, with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
 from tilelang_core.recent import Recent
 from tilelang_core.rewrite import renamed
@@ -118,7 +119,7 @@ def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:
-    with logs.following(), tvm.transform.PassContext(opt_level=3, config=config), target:
+    with logs.following(), keeping_remainders(), tvm.transform.PassContext(opt_level=3, config=config), target:
         lowered = tilelang.lower(_mended(func), target=target)
     return Generated(zero_trip_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
 
@@ -168,10 +169,11 @@ class Compilation:
         """The kernel, compiled or loaded from the cache. A check is made once, in whichever process compiles it;
         `compiled` says what came of it."""
         if self.check is None:
-            with logs.following(), _text_through(self._last):
+            with logs.following(), keeping_remainders(), _text_through(self._last):
                 return tilelang.compile(self._keyed, **self.options)
-        with logs.following(), _seen_by(self.check) as noted, _text_through((*self._last, noted)):
-            return tilelang.compile(self._keyed, **self.options)
+        with logs.following(), keeping_remainders(), _seen_by(self.check) as noted:
+            with _text_through((*self._last, noted)):
+                return tilelang.compile(self._keyed, **self.options)
 
     def pinned(self) -> Compilation:
         """The same with a target that is known: "auto" asks CUDA, which a forked process must not."""
@@ -196,9 +198,10 @@ class Compilation:
 
     @cached_property
     def _keyed(self) -> tirx.PrimFunc:
+        makers = (with_kept_remainders, *self._last)
         if self.check is None:
-            return keyed(_mended(self.func), self._last)
-        return keyed(_mended(self.func), (*self._last, _seen_by), self.check)
+            return keyed(_mended(self.func), makers)
+        return keyed(_mended(self.func), (*makers, _seen_by), self.check)
 
 
 def _is_cached(

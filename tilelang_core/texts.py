@@ -31,7 +31,7 @@ def through(rewrites: Sequence[Rewrite], text: str) -> str:
 
 
 def keyed(func: tirx.PrimFunc, rewrites: Sequence[Callable], check: Any = None) -> tirx.PrimFunc:
-    """The function, with an attribute that tells who rewrites and checks its text; itself if nobody does."""
+    """The function, with an attribute that says who changes and checks what is generated from it."""
     if check is not None:
         return func.with_attr(_KEY, f"{_digest((*rewrites, type(check)))} {check!r}")
     return func.with_attr(_KEY, _digest(tuple(rewrites))) if rewrites else func

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""Indices with several remainders of sums, in a form that stock TileLang's FlattenBuffer does not get wrong.
+
+As of TileLang 0.1.15 IterMapSimplify merges `(i // 5 + 12) % 24 * 5 + (i % 5 + 3) % 5` to `(i + 60) % 120`: the 3 is
+lost. A swizzled layout makes such an index of a constant row: `tile[7, j]` reads another column. Where IterMapSimplify
+would change the value of an index, its remainders are written as bit masks and truncated remainders, which are opaque
+to it. All other accesses keep the text that stock generates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tilelang.transform
+from tvm import tirx
+from tvm.arith import Analyzer, iter_map_simplify
+from tvm.ir import IRModule, Range
+from tvm.ir.transform import PassContext, Sequential
+from tvm.tirx.transform import prim_func_pass
+
+from tilelang_core.ir import constant, contains, walk
+from tilelang_core.rewrite import at, rewrite
+
+__all__ = ["keeping_remainders", "with_kept_remainders"]
+
+_SAMPLES, _UNKNOWN_EXTENT = 24, 1 << 10
+_BINARY: Mapping[type, Callable[[int, int], int]] = {
+    tirx.Add: operator.add, tirx.Sub: operator.sub, tirx.Mul: operator.mul, tirx.FloorDiv: operator.floordiv,
+    tirx.FloorMod: operator.mod, tirx.Min: min, tirx.Max: max,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def keeping_remainders() -> Iterator[None]:
+    """Stock TileLang's FlattenBuffer gets indices in this form meanwhile."""
+    flatten = tilelang.transform.FlattenBuffer
+    tilelang.transform.FlattenBuffer = lambda: Sequential([_keep_remainders, flatten()])
+    try:
+        yield
+    finally:
+        tilelang.transform.FlattenBuffer = flatten
+
+
+@prim_func_pass(opt_level=0, name="tilelang_core.KeepRemainders")
+def _keep_remainders(func: tirx.PrimFunc, module: IRModule, context: PassContext) -> tirx.PrimFunc:
+    return with_kept_remainders(func)
+
+
+def with_kept_remainders(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function itself, or if FlattenBuffer would change an index's value one that computes the same."""
+    ranges = _ranges(func.body)
+    analyzer = Analyzer()
+    for var, extent in ranges.items():
+        analyzer.bind(var, extent)
+    changed = False
+
+    def leave(node: Any) -> Any:
+        nonlocal changed
+        if not isinstance(node, tirx.BufferLoad | tirx.BufferStore) or not _loses_value(node, ranges):
+            return None
+        changed = True
+        indices = [_opaque(index, analyzer) for index in node.indices]
+        if isinstance(node, tirx.BufferLoad):
+            return tirx.BufferLoad(node.buffer, indices, node.predicate)
+        return at(tirx.BufferStore(node.buffer, node.value, indices, node.predicate), like=node)
+
+    body = rewrite(func.body, leave=leave)
+    return func.with_body(body) if changed else func
+
+
+def _ranges(body: tirx.Stmt) -> dict[tirx.Var, Range]:
+    """What loops and threads run over."""
+    found: dict[tirx.Var, Range] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.For):
+            found[node.loop_var] = Range.from_min_extent(node.min, node.extent)
+        elif isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent":
+            found[node.node.var] = Range.from_min_extent(0, node.value)
+
+    walk(body, visit)
+    return found
+
+
+def _loses_value(node: tirx.BufferLoad | tirx.BufferStore, ranges: Mapping[tirx.Var, Range]) -> bool:
+    """Whether the offset of an access has another value once IterMapSimplify has been at it."""
+    if not any(contains(index, _is_remainder_of_sum) for index in node.indices):
+        return False
+    offsets = list(node.buffer.offset_of(node.indices))
+    used: set[tirx.Var] = set()
+    for offset in offsets:
+        walk(offset, lambda inner: used.add(inner) if isinstance(inner, tirx.Var) else None)
+    iters = {var: ranges[var] for var in used if var in ranges}
+    simplified = iter_map_simplify(offsets, iters, True, "surjective")
+    return any(not _agree(*pair, used, iters) for pair in zip(offsets, simplified, strict=True))
+
+
+def _is_remainder_of_sum(node: Any) -> bool:
+    return isinstance(node, tirx.FloorMod | tirx.FloorDiv) and isinstance(node.a, tirx.Add | tirx.Sub)
+
+
+def _agree(one: tirx.PrimExpr, other: tirx.PrimExpr, used: set[tirx.Var], iters: Mapping[tirx.Var, Range]) -> bool:
+    """Whether two expressions have the same value at points drawn at random. IterMapSimplify goes wrong at most."""
+    draw = random.Random(0)
+    for _ in range(_SAMPLES):
+        point: dict[Any, int] = {}
+        for var in sorted(used, key=lambda var: var.name):
+            begin, extent = (iters[var].min, iters[var].extent) if var in iters else (0, _UNKNOWN_EXTENT)
+            point[var] = (constant(begin) or 0) + draw.randrange(constant(extent) or _UNKNOWN_EXTENT)
+        if _value(one, point) != _value(other, point):
+            return False
+    return True
+
+
+def _value(expr: tirx.PrimExpr, point: dict[Any, int]) -> int:
+    """The value of an expression at a point; what it loads or calls has any value, the same one each time."""
+    if isinstance(expr, tirx.Var):
+        return point[expr]
+    if isinstance(expr, tirx.IntImm):
+        return int(expr.value)
+    if isinstance(expr, tirx.Cast):
+        return _value(expr.value, point)
+    if (compute := _BINARY.get(type(expr))) is not None:
+        return compute(_value(expr.a, point), _value(expr.b, point))
+    return point.setdefault(str(expr), len(point))
+
+
+def _opaque(index: tirx.PrimExpr, analyzer: Analyzer) -> tirx.PrimExpr:
+    """The index with remainders that IterMapSimplify leaves alone."""
+    if isinstance(index, tirx.Cast):
+        return tirx.Cast(index.dtype, _opaque(index.value, analyzer))
+    if type(index) not in _BINARY:
+        return index
+    a, b = _opaque(index.a, analyzer), _opaque(index.b, analyzer)
+    divisor = constant(b) if isinstance(index, tirx.FloorMod) else None
+    if divisor is None or divisor < 1:
+        return type(index)(a, b)
+    if divisor & (divisor - 1) == 0:
+        return tirx.bitwise_and(a, tirx.const(divisor - 1, a.dtype))
+    return tirx.truncmod(a if analyzer.can_prove(index.a >= 0) else tirx.truncmod(a, b) + b, b)
