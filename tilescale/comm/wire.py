@@ -58,8 +58,8 @@ class _Pickler(pickle.Pickler):
         import torch
 
         plain = obj.detach().resolve_conj().resolve_neg().contiguous()
-        data = plain.reshape(-1).view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(data), obj.dtype, tuple(obj.shape))
+        data = plain.reshape(-1).view(torch.uint8)
+        return _tensor, (_bytes(data), obj.dtype, tuple(obj.shape))
 
 
 def _is_plain_tensor(obj: Any) -> bool:
@@ -92,7 +92,14 @@ class _Memory:
         storage = self.tensor.untyped_storage()
         first = self.begin - storage.data_ptr()
         data = torch.empty(0, dtype=torch.uint8).set_(storage)[first : first + self.end - self.begin]
-        return _tensor, (pickle.PickleBuffer(data.numpy()), torch.uint8, tuple(data.shape))
+        return _tensor, (_bytes(data), torch.uint8, tuple(data.shape))
+
+
+def _bytes(data: Any) -> pickle.PickleBuffer:
+    """The memory of a uint8 tensor. `Tensor.numpy` would keep its storage from being resized, as FSDP does, forever."""
+    import numpy as np
+
+    return pickle.PickleBuffer(np.from_dlpack(data))
 
 
 def _view(memory: torch.Tensor, dtype: Any, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Any:

@@ -14,7 +14,7 @@ from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
 from tilescale.backends.emulator.pairs import Pairs
 from tilescale.errors import RankMismatchError, UnsupportedError
-from tilescale.program.arguments import bind, readable, shape_of
+from tilescale.program.arguments import bind, shape_of
 from tilescale.program.lengths import agreed
 from tilescale.program.model import Parameter, Program
 
@@ -90,13 +90,13 @@ def _without_data(compiler: Compiler, parameter: Parameter, value: Any, rank: in
     if not any(compiler.root(compiler.slot(data)) in compiler.flags for data in _places(parameter)):
         return meta_array(shape, dtype)
     if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-        return to_numpy(value.detach()).astype(dtype)
+        return to_numpy(value).astype(dtype)
     return np.zeros(shape, dtype)
 
 
 def _array(parameter: Parameter, value: Any, written: bool, pairs: Pairs) -> np.ndarray:
     """The elements of a tensor, on its memory."""
-    array = to_numpy(readable(value.detach()))
+    array = to_numpy(value)
     elements = pairs.elements(parameter, array, written)
     if elements is not None:
         return elements

@@ -116,19 +116,21 @@ def is_float(dtype: np.dtype) -> bool:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """`tensor` as an array on the same memory with the same strides. float4_e2m1fn_x2 gives its packed bytes.
 
+    The tensor's storage can still be resized afterwards, as FSDP does: `Tensor.numpy` would forbid that forever.
+
     Raises:
         ArgumentError: the tensor is not in host memory.
         UnsupportedError: its type has no numpy counterpart.
     """
     if tensor.device.type != "cpu":
         raise ArgumentError(f"a tensor on {tensor.device} given to the emulator", hint="pass tensor.cpu()")
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     views = _TORCH_VIEWS.get(tensor.dtype)
     if views is not None:
-        return tensor.view(views[0]).numpy().view(views[1])
+        return np.from_dlpack(tensor.view(views[0])).view(views[1])
     try:
-        return tensor.numpy()
-    except TypeError as error:
+        return np.from_dlpack(tensor)
+    except (TypeError, BufferError, RuntimeError) as error:
         raise UnsupportedError(f"the emulator has no data type {tensor.dtype}") from error
 
 
