@@ -17,10 +17,10 @@ MULTIPLE = 8
 """Columns come in groups of so many: bulk copies move 16 bytes at least."""
 
 PRODUCTS = (torch.bfloat16, torch.float16)
-"""Types of which there are products."""
+"""Types that tile programs multiply."""
 
 SUMS = (*PRODUCTS, torch.float32)
-"""Types of which there are sums, made in float32."""
+"""Types of which there are sums, made in float32; and GEMMs, in float32 by PyTorch, beside no communication."""
 
 MOVES = (*SUMS, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Types that are moved."""
@@ -101,7 +101,7 @@ def check_product(
         raise ArgumentError("scales and float8 are given", hint="float8 rounds a and b, scales are of float8 matrices")
     if not scaled and isinstance(a, torch.Tensor) and a.dtype in SCALED:
         raise ArgumentError(f"a is {a.dtype}", hint="give scales of a and b")
-    served = NARROW if scaled else (torch.bfloat16,) if rounds else PRODUCTS
+    served = NARROW if scaled else (torch.bfloat16,) if rounds else SUMS
     check_tensor("a", a, 2, served)
     check_tensor(b_name, b, 2, served)
     check_like(b_name, b, "a", a)

@@ -132,7 +132,7 @@ def _shards(name: str, x: Any, dim: int | None) -> Any:
         return [_shards(f"{name}[{i}]", one, dim) for i, one in enumerate(x)]
     if not is_dtensor(x):
         return x
-    wanted = _placement(dim)
+    wanted = _placement(dim if dim is None else dim % x.ndim)
     if tuple(x.placements) != (wanted,):
         raise ArgumentError(
             f"{name} lies as {x.placements[0]}", hint=f"it is to lie as {wanted}: {name}.redistribute(placements=...)"

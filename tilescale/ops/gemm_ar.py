@@ -34,7 +34,7 @@ from tilescale.ops.unfused import Scales, summed_product
 from tilescale.runtime.kernel import Kernel
 
 
-@takes_dtensors(None, a=1, b=0, bias=None)
+@takes_dtensors(None, a=-1, b=0, bias=None)
 def matmul_all_reduce(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -47,7 +47,7 @@ def matmul_all_reduce(
     """The sum of a @ b over all ranks (+ bias, once), on every rank. Collective.
 
     Args:
-        a: (M, K) on each rank, its own columns of the whole.
+        a: (..., K) on each rank, its own columns of the whole.
         b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear). It is copied
             in each call where K or N is no multiple of 8, of 16 in float8.
         bias: (N,), the same on all ranks.
@@ -57,13 +57,17 @@ def matmul_all_reduce(
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        (M, N), of the type of a, bfloat16 for float8. It can be differentiated, but with `scales`: the gradient of the
-        result is taken to be the same on all ranks, as it is where all go on with the same in a tensor-parallel layer.
+        (..., N), of the type of a, bfloat16 for float8. It can be differentiated, but with `scales`: the gradient of
+        the result is taken to be the same on all ranks, as it is where all go on with the same in a tensor-parallel
+        layer.
 
     Raises:
         ArgumentError: names the argument that is not served, and what is.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
+    if isinstance(a, torch.Tensor) and a.ndim > 2:
+        how = {"bias": bias, "scales": scales, "float8": float8, "group": group}
+        return matmul_all_reduce(a.flatten(0, -2), b, **how).unflatten(0, a.shape[:-1])
     a, b, bias = as_autocast(a, b, bias)
     check_product(a, b, bias, scaled=scales is not None, rounds=float8 is not None)
     name = group_name(group)

@@ -12,7 +12,7 @@ import torch
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_gather import all_gather
-from tilescale.ops.arguments import check_count, check_tensor
+from tilescale.ops.arguments import SUMS, check_count, check_tensor
 from tilescale.ops.group import group_name, rank_of, size_of
 
 ALIGN = 128
@@ -64,7 +64,8 @@ def moe_route(
         chosen: (tokens, choices), int32 or int64: numbers of experts; any other number stands for none,
             and is not found out on a device.
         experts: of all ranks, which have equally many, one after the other.
-        weights: (tokens, choices), float32: how much of each expert a token takes. It can be differentiated.
+        weights: (tokens, choices), float32, bfloat16 or float16: how much of each expert a token takes. They become
+            float32, and can be differentiated.
         most: tokens that any rank has at most, the same on all ranks. Left out, all have equally many.
         room: rows of the tensors that experts work on, the same on all ranks. Choices beyond it are dropped, those of
             the last experts first. Left out, there is room for all, whatever tokens choose.
@@ -98,10 +99,10 @@ def moe_route(
     row, counts, owners = rows_of(everyones, rank, local, room)
     taken = None
     if weights is not None:
-        check_tensor("weights", weights, 2, (torch.float32,))
+        check_tensor("weights", weights, 2, SUMS)
         if weights.shape != chosen.shape:
             raise ArgumentError(f"weights is {tuple(weights.shape)}, chosen {tuple(chosen.shape)}", hint="one for each")
-        given = all_gather(torch.nn.functional.pad(weights, (0, 0, 0, most - tokens)), group=name)
+        given = all_gather(torch.nn.functional.pad(weights.float(), (0, 0, 0, most - tokens)), group=name)
         taken = _by_row(given.view(-1), row.view(-1), room)
     order, sent, before = outgoing(mine, local, size)
     received, places = incoming(everyones, row, rank, local)

@@ -7,6 +7,7 @@ PyTorch's dispatcher takes longer over an operator written in Python than a smal
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class Operator:
     """
 
     def __init__(self, name: str, function: Callable[..., Any]):
+        function = _gives_no_views(function)
         self._defined = torch.library.custom_op(f"tilescale::{name}", function, mutates_args=())
         self.register_fake = self._defined.register_fake
         self.function, self._dispatched = function, getattr(torch.ops.tilescale, name)
@@ -73,6 +75,20 @@ class Operator:
         """Those of all arguments: a list for a list."""
         found = self.backward(ctx, list(grads)) if self._gives_list else self.backward(ctx, *grads)
         return found if isinstance(found, tuple) else (found,)
+
+
+def _gives_no_views(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose results may be changed in place: of views of its own tensors autograd does not allow that."""
+
+    def call(*given: Any) -> Any:
+        made = function(*given)
+        return [_no_view(x) for x in made] if made.__class__ is list else _no_view(made)
+
+    return wraps(function)(call)
+
+
+def _no_view(x: Any) -> Any:
+    return x.data if x.__class__ is torch.Tensor and x._is_view() else x
 
 
 _known: dict[str, Operator] = {}

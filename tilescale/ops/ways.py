@@ -71,8 +71,8 @@ class Job(NamedTuple):
 
 
 def overlaps(job: Job, team: Team) -> bool:
-    """Whether a product goes beside its communication: never between nodes, always where there is none."""
-    return team.size == 1 or _overlaps(current_machine(), job, team.size)
+    """Whether a GEMM overlaps with its communication: never in float32 or between nodes, always where there is none."""
+    return job.dtype is not torch.float32 and (team.size == 1 or _overlaps(current_machine(), job, team.size))
 
 
 @lru_cache(KEPT)
