@@ -29,6 +29,15 @@ def test_a_parallel_model_learns_as_the_plain_one():
     assert "passed" in done.output
 
 
+def test_training_with_fsdp_over_the_other_dimension_of_a_mesh():
+    """See scripts/training.py."""
+    script = SCRIPTS / "training.py"
+    done = run_words([*command("tilescale run", 4), str(script)], **EMULATED)
+    assert done.code == 0, done.output
+    checks = re.findall(r"^def (check_\w+)", script.read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.findall(r"passed (\w+)", done.output) == checks
+
+
 def test_slices_of_a_mesh():
     """See scripts/slices.py."""
     done = run_words([*command("tilescale run", 4), str(SCRIPTS / "slices.py")], **EMULATED)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from tilescale import ops
@@ -30,10 +31,76 @@ def test_names_that_no_module_has_are_told_of(mesh: DeviceMesh):
     assert isinstance(made[0], ops.ColumnParallelLinear) and isinstance(made[2], ops.RowParallelLinear)
 
 
-def test_layers_of_a_type_that_has_no_products_are_told_of(mesh: DeviceMesh):
-    with pytest.warns(UserWarning, match=r"layers \['0', '2'\] are torch.float32: PyTorch's"):
-        made = ops.parallelize_module(model(torch.float32), mesh, PLAN)
-    assert type(made[0]) is nn.Linear
+class Adapted(nn.Linear):
+    """As libraries of adapters and quantisation derive theirs."""
+
+
+def adapted() -> nn.Module:
+    return nn.Sequential(Adapted(16, 32), nn.ReLU(), nn.Linear(32, 16)).bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("make", "plan", "said"),
+    [
+        (lambda: model(torch.float64), PLAN, r"layers \['0', '2'\] become PyTorch's.*weights are torch.float64"),
+        (adapted, PLAN, r"layers \['0'\] become PyTorch's.*Adapted is not torch.nn.Linear itself"),
+        (model, {"0": ColwiseParallel(use_local_output=False)}, r"layers \['0'\].*use_local_output is False"),
+        (model, {"0": ColwiseParallel(output_layouts=Replicate())}, r"\['0'\].*output_layouts is R"),
+        (model, {"2": RowwiseParallel(output_layouts=Shard(0))}, r"\['2'\].*output_layouts is S\(0\)"),
+    ],
+)
+def test_linear_layers_that_become_pytorchs_are_named_once_with_the_reason(
+    mesh: DeviceMesh, make: Callable[[], nn.Module], plan: dict, said: str
+):
+    before = make()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = ops.parallelize_module(copy.deepcopy(before), mesh, plan)
+    (warning,) = [str(each.message) for each in caught]
+    assert re.search(said, warning)
+    for name in re.findall(r"'(\d)'", warning):
+        assert type(made.get_submodule(name)) is type(before.get_submodule(name))
+
+
+def test_float32_layers_become_ours(mesh: DeviceMesh):
+    """Their computation may be in another type."""
+    made = ops.parallelize_module(model(torch.float32), mesh, PLAN)
+    assert isinstance(made[0], ops.ColumnParallelLinear) and isinstance(made[2], ops.RowParallelLinear)
+
+
+class Conv1D(nn.Module):
+    """A linear layer of another class, as GPT-2 of transformers has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(16, 16))
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [(lambda: nn.Linear(16, 0, bias=False), "has 0 output features"), (Conv1D, "'1', which is Conv1D")],
+)
+def test_a_refused_plan_changes_nothing(mesh: DeviceMesh, last: Callable[[], nn.Module], said: str):
+    layers = nn.Sequential(model(), last())
+    before = {name: (type(m), m.__dict__.get("in_features")) for name, m in layers.named_modules()}
+    parameters = list(layers.parameters())
+    plan = {"0.0": ColwiseParallel(), "0.2": RowwiseParallel(), "1": ColwiseParallel()}
+    with pytest.raises(ArgumentError, match=said):
+        ops.parallelize_module(layers, mesh, plan)
+    assert {name: (type(m), m.__dict__.get("in_features")) for name, m in layers.named_modules()} == before
+    assert all(one is other for one, other in zip(parameters, layers.parameters(), strict=True))
+
+
+def test_ties_that_a_plan_breaks_are_told_of(mesh: DeviceMesh):
+    tied = nn.ModuleDict({"embed": nn.Embedding(16, 8), "head": nn.Linear(8, 16, bias=False)}).bfloat16()
+    tied["head"].weight = tied["embed"].weight
+    plan = {"embed": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel(input_layouts=Shard(1))}
+    with pytest.warns(UserWarning, match=r"\['embed.weight', 'head.weight'\] were tied"):
+        ops.parallelize_module(tied, mesh, plan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one = nn.Linear(16, 16).bfloat16()
+        ops.parallelize_module(nn.Sequential(one, one), mesh, {"0": ColwiseParallel()})
 
 
 def test_other_arguments_are_named(mesh: DeviceMesh):

@@ -8,7 +8,9 @@ is one step of autograd, where each would be one by itself.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,44 +27,91 @@ from tilescale.ops.operator import operator, operator_of
 
 @operator("column_parallel")
 def column_parallel(
-    x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor], group: str, float8: str
+    x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor], group: str, float8: str, keeps: bool
 ) -> list[torch.Tensor]:
     """What layers with weights (N, K), and a bias each or none, make of the tokens of all ranks: (..., tokens, N).
 
-    x is (..., tokens / ranks, K).
+    x is (..., tokens / ranks, K). Behind the results are the gathered rows, (ranks * rows, K), if asked to keep them.
     """
-    flat, given = _rows(x), biases or None
-    made = all_gather_matmul(flat, [w.t() for w in weights], bias=given, float8=recipe_of(float8), group=group)
-    return [_gathered_tokens(y, x.shape, size_of(group)) for y in made]
+    _tell_of_float32(x.dtype)
+    how = {"bias": biases or None, "float8": recipe_of(float8), "group": group, "return_gathered": keeps}
+    made = all_gather_matmul(_rows(x), [w.t() for w in weights], **how)
+    made, kept = (made[0], [made[1]]) if keeps else (made, [])
+    return [*(_gathered_tokens(y, x.shape, size_of(group)) for y in made), *kept]
 
 
 @column_parallel.register_fake
 def _(
-    x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor], group: str, float8: str
+    x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor], group: str, float8: str, keeps: bool
 ) -> list[torch.Tensor]:
     before, tokens = x.shape[:-2], size_of(group) * x.shape[-2]
-    return [x.new_empty(*before, tokens, weight.shape[0]) for weight in weights]
+    made = [x.new_empty(*before, tokens, weight.shape[0]) for weight in weights]
+    return [*made, x.new_empty(math.prod(before) * tokens, x.shape[-1])] if keeps else made
 
 
 def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
-    x, weights, biases, ctx.group, ctx.float8 = inputs
-    ctx.biased = bool(biases)
-    ctx.save_for_backward(x, *weights)
+    x, weights, biases, ctx.group, ctx.float8, ctx.keeps = inputs
+    ctx.biased, ctx.shape = bool(biases), x.shape
+    ctx.set_materialize_grads(False)  # of the kept rows, and of layers whose results nobody used
+    ctx.save_for_backward(output[-1] if ctx.keeps else x, *weights)
 
 
-def _column_backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
-    """dx = scatter(sum of dy w); dw = dy^T gather(x); the gather is repeated rather than kept."""
+def _column_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, ...]:
+    """dx = scatter(sum of dy w); dw = dy^T gather(x); the gather is repeated unless it was kept."""
     x, *weights = ctx.saved_tensors
-    rows = [_scattered_rows(grad, size_of(ctx.group)) for grad in grads]
-    joined, weight = (rows[0], weights[0]) if len(rows) == 1 else (torch.cat(rows, 1), torch.cat(weights))
-    back = of_gradients(ctx.float8)
-    dx = operator_of("matmul_reduce_scatter")(joined, weight, None, ctx.group, back).view(x.shape)
-    gathered = all_gather(_rows(x), group=ctx.group)
-    biases = [each.sum(0) for each in rows] if ctx.biased else []
-    return dx, [each.t() @ gathered for each in rows], biases, None, None
+    used = [i for i in range(len(weights)) if grads[i] is not None]
+    rows = {i: _scattered_rows(grads[i], size_of(ctx.group)) for i in used}
+    joined = torch.cat(list(rows.values()), 1) if len(rows) > 1 else rows[used[0]]
+    dx = input_gradient(joined, [weights[i] for i in used], ctx.group, of_gradients(ctx.float8)).view(ctx.shape)
+    gathered = x if ctx.keeps else all_gather(_rows(x), group=ctx.group)
+    dw = [rows[i].t() @ gathered if i in rows else None for i in range(len(weights))]
+    db = [rows[i].sum(0) if i in rows else None for i in range(len(weights))] if ctx.biased else []
+    return dx, dw, db, None, None, None
 
 
 column_parallel.register_autograd(_column_backward, setup_context=_column_setup)
+
+
+@operator("column_parallel_input_gradient")
+def input_gradient(grad: torch.Tensor, weights: list[torch.Tensor], group: str, float8: str) -> torch.Tensor:
+    """scatter(sum of the parts of dy times their weights): dy (M, sum of N), weights (N, K) each -> (M / ranks, K)."""
+    return operator_of("matmul_reduce_scatter")(grad, _joined(weights), None, group, float8)
+
+
+@input_gradient.register_fake
+def _(grad: torch.Tensor, weights: list[torch.Tensor], group: str, float8: str) -> torch.Tensor:
+    return grad.new_empty(grad.shape[0] // size_of(group), weights[0].shape[1])
+
+
+def _input_gradient_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    grad, weights, ctx.group, ctx.float8 = inputs
+    ctx.save_for_backward(grad, *weights)
+
+
+def _input_gradient_backward(ctx: Any, given: torch.Tensor) -> tuple[Any, ...]:
+    grad, *weights = ctx.saved_tensors
+    how = True, ctx.group, "", False, of_gradients(ctx.float8)
+    back, gathered = operator_of("all_gather_matmul")(given, [torch.cat(weights).t()], None, *how)
+    return back, list((grad.t() @ gathered).split([len(w) for w in weights])), None, None
+
+
+input_gradient.register_autograd(_input_gradient_backward, setup_context=_input_gradient_setup)
+
+
+def _joined(weights: list[torch.Tensor]) -> torch.Tensor:
+    """The rows of all matrices: those in memory where they lie one behind the other, else a copy."""
+    first, *others = weights
+    ends = first
+    for other in others:
+        if not (ends.is_contiguous() and other.is_contiguous() and _lies_behind(other, ends)):
+            return torch.cat(weights)
+        ends = other
+    return first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
+
+
+def _lies_behind(x: torch.Tensor, other: torch.Tensor) -> bool:
+    one_storage = x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return one_storage and x.data_ptr() == other.data_ptr() + other.nbytes
 
 
 @operator("row_parallel")
@@ -71,6 +120,7 @@ def row_parallel(
 ) -> torch.Tensor:
     """The sum over the ranks of what a layer with weight (N, K) makes of (..., tokens, K): of this rank's tokens, or of
     all (not `sequence`)."""
+    _tell_of_float32(x.dtype)
     how = {"bias": bias, "float8": recipe_of(float8), "group": group}
     if not sequence:
         return matmul_all_reduce(_rows(x), weight.t(), **how).view(*x.shape[:-1], weight.shape[0])
@@ -108,6 +158,16 @@ def _row_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 row_parallel.register_autograd(_row_backward, setup_context=_row_setup)
+
+
+@cache
+def _tell_of_float32(dtype: torch.dtype) -> None:
+    if dtype is torch.float32:
+        warnings.warn(
+            "parallel layers compute in float32: GEMMs are PyTorch's and do not overlap with communication. Compute in "
+            "bfloat16: model.bfloat16(), torch.autocast, or FSDP2's MixedPrecisionPolicy(param_dtype=torch.bfloat16)",
+            stacklevel=3,
+        )
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import PRODUCTS, SUMS, as_autocast, check_like, check_tensor
-from tilescale.ops.dtensors import brought, is_dtensor
+from tilescale.ops.arguments import SUMS, as_autocast, check_like, check_tensor
+from tilescale.ops.dtensors import Lies, brought, is_dtensor
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.group import group_name, is_mesh, rank_of, size_of
 from tilescale.ops.layer_products import column_parallel, row_parallel
@@ -32,11 +32,13 @@ class ParallelLinear(nn.Linear):
         group: the name of the group whose ranks share the weight.
         sequence: whether the tokens lie over the ranks outside of the pair of layers; else every rank has them all.
         float8: how products are rounded to float8; None for those of the weight's type.
+        keep_gathered: whether a column-parallel layer keeps the gathered tokens for its backward pass.
     """
 
     group: str
     sequence: bool
     float8: Float8 | None
+    keep_gathered: bool
     cut: int
 
     def __init__(self, *given: Any, **named: Any):
@@ -54,6 +56,7 @@ class ParallelLinear(nn.Linear):
         sequence: bool = True,
         float8: Float8 | None = None,
         src_data_rank: int | None = None,
+        keep_gathered: bool = False,
     ) -> Any:
         """Turn a layer, which all ranks have alike, into this rank's part of it, in place.
 
@@ -66,6 +69,8 @@ class ParallelLinear(nn.Linear):
             float8: how products are rounded to float8, `Float8()`, of a layer in bfloat16; None for no rounding.
             src_data_rank: the rank of the mesh whose parameters all take, as for
                 `torch.distributed.tensor.distribute_tensor`; None if they are alike already: each takes its own.
+            keep_gathered: whether a column-parallel layer keeps the gathered tokens for its backward pass, ranks times
+                the memory of its input; else they are gathered again.
 
         Returns:
             The layer itself, of its new class.
@@ -74,33 +79,23 @@ class ParallelLinear(nn.Linear):
             ArgumentError: it is no torch.nn.Linear, or its features cannot be split among the ranks; or src_data_rank
                 without a mesh.
         """
-        if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
-            raise ArgumentError(f"linear is {type(linear).__name__}", hint="pass a torch.nn.Linear, whole on each rank")
-        if src_data_rank is not None and not is_mesh(group):
-            raise ArgumentError(f"src_data_rank is {src_data_rank}, group no mesh", hint="pass a slice of a DeviceMesh")
-        name = group_name(group)
-        size = size_of(name)
-        extent = linear.weight.shape[cls.cut]
-        if extent % size or not linear.weight.numel():
-            raise ArgumentError(
-                f"linear has {extent} {'output' if cls.cut == 0 else 'input'} features, the group has {size} ranks",
-                hint=f"supported: multiples of {size}",
-            )
+        check_shard(cls, linear, group, src_data_rank)
         linear.weight = _part(linear.weight, cls.cut, group, src_data_rank)
         linear.out_features, linear.in_features = local_tensor(linear.weight).shape
         if linear.bias is not None:
             linear.bias = _part(linear.bias, None if cls.cut else 0, group, src_data_rank)
         linear.__class__ = cls
-        linear.group, linear.sequence, linear.float8 = name, sequence, float8  # type: ignore[assignment]
+        linear.group, linear.sequence = group_name(group), sequence  # type: ignore[assignment]
+        linear.float8, linear.keep_gathered = float8, keep_gathered  # type: ignore[assignment]
         return linear
 
-    def _given(self, x: torch.Tensor, dim: int | None, served: tuple[torch.dtype, ...] = PRODUCTS) -> torch.Tensor:
+    def _given(self, x: torch.Tensor, dim: int | None) -> torch.Tensor:
         """This rank's part of the input, which lies along a dimension over the ranks; None: each has it whole.
 
         Raises ArgumentError unless it has tokens, features of this layer, and the type of its weight.
         """
         (x,) = as_autocast(brought("x", x, dim, self.group))
-        check_tensor("x", x, served=served)
+        check_tensor("x", x, served=SUMS)
         check_like("x", x, "weight", self.operands()[0])
         if x.ndim < (-TOKENS if self.sequence else 1) or x.shape[-1] != self.in_features:
             raise ArgumentError(
@@ -140,7 +135,7 @@ class ColumnParallelLinear(ParallelLinear):
             ArgumentError: the input has other features.
         """
         if not self.sequence:
-            given = self._given(x, None, SUMS)
+            given = self._given(x, None)
             given = given if is_dtensor(x) else _Everywhere.apply(given, self.group)
             return _times(given, *self.parts(), self.float8)
         if self._siblings is not None:
@@ -169,6 +164,21 @@ class RowParallelLinear(ParallelLinear):
                 f"x has {x.shape[TOKENS]} tokens, the group has {size} ranks", hint=f"pad them to a multiple of {size}"
             )
         return row_parallel(x, weight, bias, self.group, self.sequence, spelled(self.float8))
+
+
+def check_shard(kind: type[ParallelLinear], linear: nn.Linear, group: Any, src_data_rank: int | None) -> None:
+    """Raise what `kind.shard` raises for these arguments; the layer is unchanged."""
+    if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
+        raise ArgumentError(f"linear is {type(linear).__name__}", hint="pass a torch.nn.Linear, whole on each rank")
+    if src_data_rank is not None and not is_mesh(group):
+        raise ArgumentError(f"src_data_rank is {src_data_rank}, group no mesh", hint="pass a slice of a DeviceMesh")
+    size = size_of(group_name(group))
+    extent = linear.weight.shape[kind.cut]
+    if extent % size or not linear.weight.numel():
+        raise ArgumentError(
+            f"linear has {extent} {'output' if kind.cut == 0 else 'input'} features, the group has {size} ranks",
+            hint=f"supported: multiples of {size}",
+        )
 
 
 def _part(whole: nn.Parameter, cut: int | None, group: Any, source: int | None) -> nn.Parameter:
@@ -207,13 +217,22 @@ def gather_once(*layers: ColumnParallelLinear) -> None:
             raise ArgumentError(
                 f"layers[{i}] is {found}", hint="pass layers of ColumnParallelLinear.shard(..., sequence=True)"
             )
-        for what in ("group", "in_features", "float8"):
+        for what in ("group", "in_features", "float8", "keep_gathered"):
             one, other = getattr(layer, what), getattr(layers[0], what)
             if one != other:
                 raise ArgumentError(f"layers[{i}] has {what} {one!r}, layers[0] {other!r}", hint="pass layers alike")
     siblings = _Siblings(list(layers))
     for layer in layers:
         object.__setattr__(layer, "_siblings", siblings)
+
+
+def lay_side_by_side(*layers: ParallelLinear) -> None:
+    """Let the weights of newly made layers lie one behind the other in memory: who needs all of them joins nothing."""
+    parts = [local_tensor(layer.weight).detach() for layer in layers]
+    joined = torch.cat(parts).split([len(part) for part in parts])
+    for layer, part in zip(layers, joined, strict=True):
+        weight = Lies.of(layer.weight).made_of(part) if is_dtensor(layer.weight) else part
+        layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
 
 
 class _Siblings:
@@ -306,4 +325,6 @@ def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch
         pairs = zip(weights, biases, strict=True)
         biases = tuple(w.new_zeros(w.shape[0]) if bias is None else bias for w, bias in pairs)
     given = [bias for bias in biases if bias is not None]
-    return column_parallel(x, list(weights), given, layers[0].group, spelled(layers[0].float8))
+    keeps = layers[0].keep_gathered and torch.is_grad_enabled()
+    made = column_parallel(x, list(weights), given, layers[0].group, spelled(layers[0].float8), keeps)
+    return made[: len(layers)]

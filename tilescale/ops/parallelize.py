@@ -9,16 +9,25 @@ layers of the block, one for all of them; whatever else the plan says, PyTorch d
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
 from torch import nn
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import PRODUCTS
+from tilescale.ops.arguments import SUMS, check_flags
 from tilescale.ops.float8 import Float8
-from tilescale.ops.linear import ColumnParallelLinear, RowParallelLinear, gather_once
+from tilescale.ops.linear import (
+    ColumnParallelLinear,
+    ParallelLinear,
+    RowParallelLinear,
+    check_shard,
+    gather_once,
+    lay_side_by_side,
+)
 from tilescale.ops.token_wise import work_on_shards
 
 TOKENS = (1, -2)
@@ -32,24 +41,29 @@ def parallelize_module(
     *,
     src_data_rank: int | None = 0,
     float8: Float8 | None = None,
+    keep_gathered: bool = False,
 ) -> nn.Module:
     """Parallelise a model as `torch.distributed.tensor.parallel.parallelize_module` does, in place, by the same plan.
 
     Args:
-        module: the model, in bfloat16 or float16.
+        module: the model. What counts is the data type of its computation: bfloat16 or float16 parameters, or float32
+            ones under torch.autocast or under FSDP2's `MixedPrecisionPolicy(param_dtype=...)`.
         device_mesh: a DeviceMesh of one dimension; None is the current one, `with mesh:`.
         parallelize_plan: a module's name -> ParallelStyle; names may have wildcards. Or the style of the module itself.
         src_data_rank: the rank of the mesh whose parameters all take; None if they are alike already.
-        float8: how the products of TileScale's layers are rounded to float8, `Float8()`; the model is in bfloat16 then.
+        float8: how the products of TileScale's layers are rounded to float8, `Float8()`; the computation is in bfloat16
+            then.
+        keep_gathered: whether gathered tokens are kept for the backward pass: a gather less for each block, for
+            ranks times the memory of its input.
 
     Returns:
-        The model. A `ColwiseParallel` linear layer whose output stays sharded, and a `RowwiseParallel` one, are
-        TileScale's; the others, and layers whose inputs lie in other ways, are PyTorch's. Those of another type are,
-        too, and names that no module has do nothing: a UserWarning says so.
+        The model. A `ColwiseParallel` linear layer whose output stays sharded, and a `RowwiseParallel` one, become
+        TileScale's. Other linear layers become PyTorch's: a UserWarning names them and the reason. So do warnings of
+        names that no module has, and of parameters that were tied and no longer are.
 
     Raises:
-        ArgumentError: a layer's features cannot be split among the ranks; or no module, no mesh, or one of several
-            dimensions, or a plan of something else.
+        ArgumentError: a layer's features cannot be split among the ranks, or PyTorch cannot shard a module of its type;
+            or no module, no mesh, or one of several dimensions, or a plan of something else. The model is unchanged.
     """
     mesh = _current_mesh() if device_mesh is None else device_mesh
     if not isinstance(module, nn.Module):
@@ -68,29 +82,31 @@ def parallelize_module(
         if not isinstance(style, ParallelStyle):
             where = f"parallelize_plan[{name!r}]" if plan is parallelize_plan else "parallelize_plan"
             raise ArgumentError(f"{where} is {type(style).__name__}", hint="give a ParallelStyle, or names with theirs")
+    check_flags(keep_gathered=keep_gathered)
     styles, unresolved = _by_module(module, plan)
-    _warn_of_types({name: module.get_submodule(name) for name in styles})
     gathers = {name for name, style in styles.items() if _gathers(style) and _feeds_columns(name, module, styles)}
-    left: dict[str, Any] = {name: _without_gather(styles[name]) for name in gathers} | unresolved
-    blocks: dict[str, list[ColumnParallelLinear]] = {}
-    for name, style in styles.items():
-        layer, block = module.get_submodule(name), next((g for g in gathers if _is_inside(name, g)), None)
-        kind = _kind(layer, style, is_gathered=block is not None)
-        if kind is None:
-            left.setdefault(name, style)
-            continue
-        parallel, sequence = kind
-        made = parallel.shard(layer, mesh, sequence=sequence, float8=float8, src_data_rank=src_data_rank)
-        if block is not None and parallel is ColumnParallelLinear:
-            blocks.setdefault(block, []).append(made)
+    shards = _shards(module, styles, gathers)
+    for name, shard in shards.items():
+        check_shard(shard.kind, module.get_submodule(name), mesh, src_data_rank)
+    tied = _tied_parameters(module)
+    how = {"float8": float8, "src_data_rank": src_data_rank, "keep_gathered": keep_gathered}
+    blocks: dict[str, list[ColumnParallelLinear]] = defaultdict(list)
+    for name, shard in shards.items():
+        made = shard.kind.shard(module.get_submodule(name), mesh, sequence=shard.sequence, **how)
+        if shard.block is not None and shard.kind is ColumnParallelLinear:
+            blocks[shard.block].append(made)
     for layers in blocks.values():
         gather_once(*layers)
+        lay_side_by_side(*layers)
+    left: dict[str, Any] = {name: style for name, style in styles.items() if name not in shards} | unresolved
+    left |= {name: _without_gather(styles[name]) for name in gathers}
     if "" in left:  # in a plan with others PyTorch takes no rank for it
         by_torch(module, mesh, left.pop(""), src_data_rank=src_data_rank)
     made = by_torch(module, mesh, left, src_data_rank=src_data_rank)
     for name, style in styles.items():
         if type(style) is SequenceParallel:
             work_on_shards(module.get_submodule(name))
+    _warn_of_broken_ties(module, tied)
     return made
 
 
@@ -115,36 +131,93 @@ def _by_module(module: nn.Module, plan: Mapping[str, Any]) -> tuple[dict[str, An
     return found, unresolved
 
 
-def _warn_of_types(layers: Mapping[str, nn.Module]) -> None:
-    """Tell of linear layers that stay PyTorch's for their type alone."""
-    wide = {name: layer.weight.dtype for name, layer in layers.items() if type(layer) is nn.Linear}
-    wide = {name: dtype for name, dtype in wide.items() if dtype not in PRODUCTS}
-    if wide:
-        dtypes = ", ".join(sorted(map(str, set(wide.values()))))
-        warnings.warn(
-            f"layers {list(wide)} are {dtypes}: PyTorch's own take their place. Convert the model before it is "
-            "parallelised, model.bfloat16(), for layers whose communication is hidden",
-            stacklevel=3,
-        )
+@dataclass(frozen=True)
+class _Shard:
+    """Which of our layers does what a style says.
+
+    Attributes:
+        sequence: whether the tokens lie over the ranks outside of it.
+        block: the name of the module whose gather moves into it, if there is one.
+    """
+
+    kind: type[ParallelLinear]
+    sequence: bool
+    block: str | None = None
 
 
-def _kind(layer: nn.Module, style: Any, *, is_gathered: bool) -> tuple[Any, bool] | None:
-    """Which of our layers does what a style says, and whether tokens lie over the ranks; None if PyTorch has to."""
+def _shards(module: nn.Module, styles: Mapping[str, Any], gathers: set[str]) -> dict[str, _Shard]:
+    """The layers that become ours. Warns of linear layers that become PyTorch's.
+
+    Raises ArgumentError for a module that PyTorch cannot shard.
+    """
+    made, others = {}, defaultdict(list)
+    for name, style in styles.items():
+        if not _is_linear_style(style):
+            continue
+        layer, block = module.get_submodule(name), next((g for g in gathers if _is_inside(name, g)), None)
+        shard = _shard(layer, style, block)
+        if isinstance(shard, _Shard):
+            made[name] = shard
+        elif isinstance(layer, nn.Linear):
+            others[shard].append(name)
+        elif not isinstance(layer, nn.Embedding) and _is_own_style(style):
+            raise ArgumentError(
+                f"parallelize_plan names {name!r}, which is {type(layer).__name__}",
+                hint="supported: torch.nn.Linear, torch.nn.Embedding and their subclasses: leave it out of the plan",
+            )
+    for reason, names in others.items():
+        warnings.warn(f"layers {names} become PyTorch's, without overlap: {reason}", stacklevel=3)
+    return made
+
+
+def _shard(layer: nn.Module, style: Any, block: str | None) -> _Shard | str:
+    """Our layer for a style, or the reason why it has to be PyTorch's."""
     from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel
+
+    if type(layer) is not nn.Linear:
+        return f"{type(layer).__name__} is not torch.nn.Linear itself; change layers after parallelize_module"
+    if layer.weight.dtype not in SUMS:
+        return f"weights are {layer.weight.dtype}; supported: {', '.join(map(str, SUMS))}"
+    if not style.use_local_output:
+        return "use_local_output is False"
+    column = isinstance(style, ColwiseParallel)
+    inside, outside = style.input_layouts[0], style.output_layouts[0]
+    if column:
+        inside, outside = outside, Shard(1) if block is not None else inside
+    if inside != Shard(-1):
+        return f"{'output' if column else 'input'}_layouts is {inside}; supported: Shard(-1)"
+    if not _is_tokens(outside) and outside != Replicate():
+        return f"{'input' if column else 'output'}_layouts is {outside}; supported: Shard(1), Shard(-2), Replicate()"
+    return _Shard(ColumnParallelLinear if column else RowParallelLinear, _is_tokens(outside), block)
+
+
+def _is_linear_style(style: Any) -> bool:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-    is_served = type(layer) is nn.Linear and layer.weight.dtype in PRODUCTS
-    if not is_served or not getattr(style, "use_local_output", False):
-        return None
-    if isinstance(style, ColwiseParallel) and style.output_layouts == (Shard(-1),):
-        if is_gathered or _is_tokens(style.input_layouts[0]):
-            return ColumnParallelLinear, True
-        return (ColumnParallelLinear, False) if style.input_layouts == (Replicate(),) else None
-    if isinstance(style, RowwiseParallel) and style.input_layouts == (Shard(-1),):
-        if _is_tokens(style.output_layouts[0]):
-            return RowParallelLinear, True
-        return (RowParallelLinear, False) if style.output_layouts == (Replicate(),) else None
-    return None
+    return isinstance(style, ColwiseParallel | RowwiseParallel)
+
+
+def _is_own_style(style: Any) -> bool:
+    """Whether it is PyTorch's class itself, of which is known what it can shard."""
+    return _is_linear_style(style) and type(style).__module__.startswith("torch.")
+
+
+def _tied_parameters(module: nn.Module) -> list[list[str]]:
+    """Names of parameters that are one."""
+    names = defaultdict(list)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    return [tied for tied in names.values() if len(tied) > 1]
+
+
+def _warn_of_broken_ties(module: nn.Module, tied: list[list[str]]) -> None:
+    for names in tied:
+        if len({id(module.get_parameter(name)) for name in names}) > 1:
+            warnings.warn(
+                f"parameters {names} were tied, and are now trained apart: each has a style of its own in the plan",
+                stacklevel=3,
+            )
 
 
 def _gathers(style: Any) -> bool:
@@ -165,9 +238,10 @@ def _feeds_columns(block: str, module: nn.Module, styles: Mapping[str, Any]) -> 
     """Whether all column-parallel layers of a block can gather by themselves."""
     from torch.distributed.tensor.parallel import ColwiseParallel
 
-    below = {name: style for name, style in styles.items() if _is_inside(name, block)}
-    inside = [name for name, style in below.items() if isinstance(style, ColwiseParallel)]
-    return bool(inside) and all(_kind(module.get_submodule(name), styles[name], is_gathered=True) for name in inside)
+    inside = {n: s for n, s in styles.items() if _is_inside(n, block) and isinstance(s, ColwiseParallel)}
+    return bool(inside) and all(
+        isinstance(_shard(module.get_submodule(n), s, block), _Shard) for n, s in inside.items()
+    )
 
 
 def _is_inside(name: str, block: str) -> bool:

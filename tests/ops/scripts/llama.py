@@ -200,8 +200,8 @@ def check_plans_of_blocks(mesh: DeviceMesh) -> None:
     layers = {f"w{i}": ColwiseParallel() for i in (1, 3)} | {"w2": RowwiseParallel(output_layouts=Shard(1))}
     names = {"input_kwarg_layouts": {"hidden": tokens}, "desired_input_kwarg_layouts": {"hidden": whole}}
     same, both = ({"input_layouts": tokens, "desired_input_layouts": x} for x in (tokens, whole))
-    moved = {"column_parallel": 1, "row_parallel": 1, "all_gather_matmul": 1, "matmul_reduce_scatter": 1}
-    moved |= {"all_gather": 1, "all_gather_into_tensor": 0}
+    moved = {"column_parallel": 1, "row_parallel": 1, "all_gather_matmul": 1}
+    moved |= {"column_parallel_input_gradient": 1, "all_gather": 1, "all_gather_into_tensor": 0}
     stays = {"reduce_scatter_tensor": 1, "all_reduce": 0}
     x = torch.randn(BATCH, 4, HIDDEN).bfloat16()
     for style, wanted in ((names | same, moved), (names | both, stays)):
@@ -274,7 +274,7 @@ def check_whole_parameters(parallel: nn.Module, alone: nn.Module) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    ways.overlaps = lambda job, team: True  # as if the model were large
+    ways._overlaps = lambda machine, job, ranks: True  # as if the model were large
     torch.manual_seed(0)
     model = Llama().half()
     alone_model = copy.deepcopy(model)
