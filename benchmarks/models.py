@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """Layers of real models, tensor-parallel: PyTorch's own, eager and compiled, and ours, on this computer's GPUs.
 
-    torchrun --nproc-per-node 2 benchmarks/models.py                          everything
-    torchrun --nproc-per-node 2 benchmarks/models.py --only training_step     one work
+    torchrun --nproc-per-node 2 benchmarks/models.py                                      everything
+    torchrun --nproc-per-node 2 benchmarks/models.py --only "llama3_8b training_step"     one model's work
 
-Works: a step of training, prefills of even and odd length, and decode in CUDA graphs, of four decoder layers of
-`transformers` at the sizes of Llama 3 8B. Losses of the first steps, and results, are compared with those of one GPU
-before anything is timed. The first run takes longer, as kernels are compiled.
+Works: a step of training, prefills of even and odd length, and decode in CUDA graphs and eager, of a few decoder
+layers of `transformers` at the sizes of Llama 3 8B, Qwen3 14B, Gemma 3 27B, Mixtral 8x7B and Qwen3 30B A3B.
+Contenders: PyTorch's tensor parallelism eager, compiled, and compiled with asynchronous tensor parallelism; ours eager
+and compiled. Losses of the first steps, and results, are compared with those of one GPU before anything is timed. The
+first run takes longer, as kernels are compiled.
 """
 
 from __future__ import annotations

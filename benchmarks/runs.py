@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import trials
 from steps import Steps
 
 import tilescale
-from tilescale.tuning.race import Heat, line, race, record
+from tilescale.tuning.race import Heat, Out, line, race, record
 from tilescale.tuning.timers import TIMERS
 from tilescale.tuning.versions import machine, versions
 
@@ -27,7 +28,7 @@ def say(text: str, error: bool = False) -> None:
         print(text, flush=True, file=sys.stderr if error else sys.stdout)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """A run.
 
@@ -36,6 +37,7 @@ class Run:
         rounds: groups of calls of each contender.
         limit: seconds that a step may take before the run ends.
         seeds: of the inputs on which contenders are checked.
+        budget: seconds after which no further contender is built: it is a row that says so.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Run:
     rounds: int
     limit: float
     seeds: tuple[int, ...] = (0, 1, 2)
+    budget: float = math.inf
 
     def resumed(self, heats: Sequence[Heat], resume: bool) -> tuple[Steps, list[Heat]]:
         """The steps of this run, with what earlier ones were lost in, and the heats that are left; collective."""
@@ -59,11 +62,12 @@ class Run:
     def race_all(self, heats: Sequence[Heat], steps: Steps) -> None:
         """Race all heats; the rows of each are written at once."""
         world, about = tilescale.init(), (machine(), versions())
+        self._ends = time.monotonic() + self.budget
         steps.start("all works", "libraries", "start")
         trials.device()
         for heat in heats:
             begin, title = time.monotonic(), heat.title
-            step = functools.partial(steps.start, title)
+            step = functools.partial(self._step, steps, title)
             lost = steps.lost.get(title)
             rows = race(heat, TIMERS[heat.mode](), world, self.rounds, self.seeds, step=step, out=lost)
             steps.end()
@@ -73,3 +77,9 @@ class Run:
             for row in rows:
                 say(f"    {line(row)}")
             torch.cuda.empty_cache()
+
+    def _step(self, steps: Steps, title: str, contender: str, what: str) -> None:
+        """What comes next. Raises Out where that is the build of a contender for which no time is left."""
+        steps.start(title, contender, what)
+        if what == "build" and any(tilescale.init().all_gather(time.monotonic() > self._ends)):
+            raise Out("no time left")

@@ -9,6 +9,7 @@ ends the run; with --resume the next one goes on without the contender whose ste
 from __future__ import annotations
 
 import functools
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -54,6 +55,7 @@ class Choice:
     quick: bool
     out: Path
     limit: float
+    budget: float
 
     def heats(self, gpus: int) -> list[Heat]:
         """Works of so many GPUs, with the contenders that are asked for and their baselines."""
@@ -61,13 +63,14 @@ class Choice:
         return [self._chosen(heat) for heat in every if any(part in heat.title for part in self.only.split("|"))]
 
     def _chosen(self, heat: Heat) -> Heat:
-        wanted = {self.contender, heat.baseline} if self.contender else {c.name for c in heat.contenders}
+        named = {*self.contender.split("|"), heat.baseline}
+        wanted = named if self.contender else {c.name for c in heat.contenders}
         return replace(heat, contenders=[c for c in heat.contenders if c.name in wanted])
 
     def arguments(self, **changes: str) -> list[str]:
         """The same choice for another job."""
         given = {"only": self.only, "contender": self.contender, "rounds": str(self.rounds)}
-        given |= {"out": str(self.out), "limit": str(self.limit)}
+        given |= {"out": str(self.out), "limit": str(self.limit), "budget": str(self.budget)}
         words = [word for name, value in (given | changes).items() for word in (f"--{name}", value)]
         return [*words, *(["--quick"] if self.quick else [])]
 
@@ -124,11 +127,12 @@ def race_on_one_gpu(choice: Choice) -> None:
 
 _OPTIONS = (
     click.option("--only", default="", help="Works whose title contains this: a name, a shape, a mode; a|b: any."),
-    click.option("--contender", default="", help="The contenders of this name, beside the baselines."),
+    click.option("--contender", default="", help="The contenders of this name, beside the baselines; a|b: of any."),
     click.option("--rounds", default=10, show_default=True, help="Groups of calls of each contender."),
     click.option("--quick", is_flag=True, help="Small shapes: to see that it works, not how fast it is."),
     click.option("--out", type=click.Path(path_type=Path), help="Folder of the results."),
     click.option("--limit", default=60.0, show_default=True, help="Seconds that a step may take before the run ends."),
+    click.option("--budget", default=math.inf, help="Seconds after which no further contender is built."),
     click.option("--resume", is_flag=True, help="Go on after a run that ended, without whom it ended with."),
     click.option("--compile-only", is_flag=True, help="Fill TileLang's cache and end."),
     click.option("--serve", is_flag=True, help="Time the contender whenever a number of calls comes in."),
@@ -157,7 +161,7 @@ def _run(
         return compile_all(heats)
     if serve:
         return serve_one(heats)
-    run = Run(suite.script.stem, choice.out, choice.rounds, choice.limit, suite.seeds)
+    run = Run(suite.script.stem, choice.out, choice.rounds, choice.limit, suite.seeds, choice.budget)
     steps, heats = run.resumed(heats, resume)
     if not no_beforehand and world.rank == 0:
         compile_beforehand(choice, heats + on_one)

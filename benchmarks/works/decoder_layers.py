@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Decoder layers of `transformers` at the sizes of Llama 3 8B, random weights: PyTorch's tensor parallelism and ours.
+"""Decoder layers of published models, tensor-parallel: PyTorch's own and ours, eager and compiled, by one plan.
 
-One plan for both. In training and in prefills of even length the tokens lie over the ranks between the layers; in odd
-prefills and decode each rank has all of them. Losses and results are compared with the layers on one GPU first.
+In training and in prefills of even length the tokens lie over the ranks between the layers; in odd prefills and decode
+each rank has all of them. Experts lie over the ranks. Losses and results are compared with the layers on one GPU first.
 """
 
 from __future__ import annotations
@@ -12,92 +12,68 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import expert_blocks
 import torch
 import torch.distributed as dist
 import trials
+from model_families import FAMILIES, LLAMA, Family, Stack
 from torch import nn
 from trials import Case, checked
 
 import tilescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
-HIDDEN, LAYERS, SEED = 4096, 4, 7
-PREFILLS, BATCHES = (4096, 3001), (1, 16)
 STEPS, BOUND = 3, 2.0**-4
 """Steps of training whose losses are compared; how far results may be off, relative to their magnitudes or to one."""
+
+GRAPHS = 64
+"""Compiled graphs of one function that are kept: each contender, work and model has its own."""
+
+CONTENDERS: dict[str, tuple[bool, dict[str, Any] | None]] = {
+    "torch": (False, None),
+    "tilescale": (True, None),
+    # Without dynamic=False, DTensor of torch 2.11 fails: "unhashable type: SymInt".
+    "torch, compiled": (False, {"dynamic": False}),
+    "tilescale, compiled": (True, {"dynamic": False}),
+    "torch, async TP": (False, {"dynamic": False, "options": {"_micro_pipeline_tp": True}}),
+}
+"""Whether it is ours, and how layers are compiled; None: not at all."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     """Sequences x tokens x features x layers."""
     if gpus == 1 or quick:
         return
-    for work, mode, batch, tokens in (
-        ("training_step", "eager", 1, 4096),
-        *(("prefill", "eager", 1, tokens) for tokens in PREFILLS),
-        *(("decode", "graph", batch, 1) for batch in BATCHES),
-    ):
-        entries = []
-        for name, ours in (("torch", False), ("tilescale", True)):
-            for compiled in (False, True):
-                make = functools.partial(Work(work, batch, tokens).runner, ours, compiled)
-                entries.append(Contender(f"{name}, compiled" if compiled else name, make))
-        shape = batch, tokens, HIDDEN, LAYERS
-        yield Heat(f"llama3_8b {work}", shape, "bfloat16", gpus, mode, "torch", entries, calls=3)
+    for family in FAMILIES:
+        for work, mode, batch, tokens in _works(family):
+            entries = [
+                Contender(name, functools.partial(Work(family, work, batch, tokens).runner, *how))
+                for name, how in CONTENDERS.items()
+                # Asynchronous tensor parallelism is of sequences that lie over the ranks.
+                if "async" not in name or (tokens % gpus == 0 and not family.experts)
+            ]
+            shape = batch, tokens, family.hidden, family.layers
+            yield Heat(f"{family.name} {work}", shape, "bfloat16", gpus, mode, "torch", entries, calls=3)
 
 
-class Stack(nn.Module):
-    """The decoder layers of a Llama, over tokens that are embedded already."""
-
-    def __init__(self, tokens: int):
-        from transformers import LlamaConfig
-        from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
-
-        super().__init__()
-        config = LlamaConfig(
-            hidden_size=HIDDEN, intermediate_size=14336, num_hidden_layers=LAYERS, num_attention_heads=32,
-            num_key_value_heads=8, max_position_embeddings=8192, attn_implementation="sdpa",
-        )  # fmt: skip
-        self.layers = nn.ModuleList(LlamaDecoderLayer(config, number) for number in range(LAYERS))
-        self.rotary = LlamaRotaryEmbedding(config)
-        self.tokens = tokens
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, features), of this rank's tokens where they lie over the ranks."""
-        positions = torch.arange(self.tokens, device=x.device)[None]
-        angles = self.rotary(x, positions)
-        for layer in self.layers:
-            x = layer(x, position_embeddings=angles)
-        return x
-
-
-def plan(sequence: bool) -> dict[str, Any]:
-    """As torchtitan has it for Llama; `sequence`: tokens lie over the ranks between layers."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
-
-    names = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"
-    columns = {f"layers.*.{name}": ColwiseParallel() for name in names}
-    rows = ("self_attn.o_proj", "mlp.down_proj")
-    if not sequence:
-        return columns | {f"layers.*.{name}": RowwiseParallel() for name in rows}
-    split, whole = Shard(1), Replicate()
-    attention = PrepareModuleInput(
-        input_kwarg_layouts={"hidden_states": split}, desired_input_kwarg_layouts={"hidden_states": whole}
-    )
-    return {
-        "layers.*.input_layernorm": SequenceParallel(),
-        "layers.*.self_attn": attention,
-        "layers.*.post_attention_layernorm": SequenceParallel(),
-        "layers.*.mlp": PrepareModuleInput(input_layouts=split, desired_input_layouts=whole),
-        **columns,
-        **{f"layers.*.{name}": RowwiseParallel(output_layouts=split) for name in rows},
-    }
+def _works(family: Family) -> Iterator[tuple[str, str, int, int]]:
+    """Work, mode, sequences, tokens."""
+    yield "training_step", "eager", 1, 4096
+    yield "prefill", "eager", 1, 4096
+    if family is LLAMA:
+        yield "training_step", "eager", 4, 1024
+    if not family.experts:
+        yield "prefill", "eager", 1, 3001
+        for batch in (1, 4, 16):
+            yield "decode", "graph", batch, 1
+        yield "decode", "eager", 1, 1
 
 
 @dataclass(frozen=True)
 class Work:
     """A step of training, a prefill, or a step of decode."""
 
+    family: Family
     kind: str
     batch: int
     tokens: int
@@ -114,30 +90,20 @@ class Work:
 
     def model(self) -> Stack:
         """All of it, the same each time on each rank."""
-        generator = torch.Generator(trials.device()).manual_seed(SEED)
-        with torch.device(trials.device()):
-            model = Stack(self.tokens).bfloat16()
-        for weight in model.parameters():
-            if weight.ndim == 2:
-                nn.init.normal_(weight, std=HIDDEN**-0.5 / 2, generator=generator)
-        return model.train(self.trains)
+        return self.family.stack(self.tokens, trials.device()).train(self.trains)
 
     def draw(self, seed: int) -> Case:
         """Tokens, and what one GPU makes of them: the losses of some steps, or the result."""
-        generator = torch.Generator(trials.device()).manual_seed(seed)
-        shape = self.batch, self.tokens, HIDDEN
-        whole = torch.randn(shape, generator=generator, device=trials.device()).bfloat16()
-        run = Steps(self.model(), whole.numel(), alone=True) if self.trains else torch.no_grad()(self.model())
-        want = torch.stack([run(whole) for _ in range(STEPS)]) if self.trains else self.mine(run(whole)).float()
-        return Case((self.mine(whole),), want, BOUND * want.abs().clamp(min=1))
+        return _drawn(self, seed)
 
     def mine(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's tokens."""
         return whole.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous() if self.sequence else whole
 
-    def runner(self, ours: bool, compiled: bool) -> Runner:
+    def runner(self, ours: bool, compiled: dict[str, Any] | None) -> Runner:
         """A contender, checked on the losses of its first steps, or on its results."""
-        x = self.mine(torch.zeros(self.batch, self.tokens, HIDDEN, device=trials.device(), dtype=torch.bfloat16))
+        features = self.family.hidden
+        x = self.mine(torch.zeros(self.batch, self.tokens, features, device=trials.device(), dtype=torch.bfloat16))
         call = self._made(x, ours, compiled)
         if not self.trains:
             return checked(self.draw, trials.into(x), lambda: call(x))
@@ -150,7 +116,9 @@ class Work:
 
         return Runner(lambda: call(x), check)
 
-    def _made(self, x: torch.Tensor, ours: bool, compiled: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _made(
+        self, x: torch.Tensor, ours: bool, compiled: dict[str, Any] | None
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
         """What takes this rank's tokens, such as x, and gives the result, or the loss before a step."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.parallel import parallelize_module
@@ -158,15 +126,32 @@ class Work:
         from tilescale import ops
 
         mesh = init_device_mesh(trials.device().type, (tilescale.init().size,))
+        model = self.model()
+        if self.family.experts:
+            kind = expert_blocks.Ours if ours else expert_blocks.Torchs
+            for layer in model.layers:
+                layer.mlp = kind(layer.mlp)
         parallelize = ops.parallelize_module if ours else parallelize_module
-        model = parallelize(self.model(), mesh, plan(self.sequence))
+        parallelize(model, mesh, self.family.plan(self.sequence))
         with torch.set_grad_enabled(self.trains):
             if ours:
                 ops.warm_up(model, x)
-        if compiled:
+        if compiled is not None:
+            torch._dynamo.config.recompile_limit = GRAPHS
             for layer in model.layers:
-                layer.compile()
-        return Steps(model, self.batch * self.tokens * HIDDEN) if self.trains else torch.no_grad()(model)
+                layer.compile(**compiled)
+        return Steps(model, self.batch * self.tokens * self.family.hidden) if self.trains else torch.no_grad()(model)
+
+
+@functools.lru_cache(1)
+def _drawn(work: Work, seed: int) -> Case:
+    """See `Work.draw`: all contenders of a work are compared with the same."""
+    generator = torch.Generator(trials.device()).manual_seed(seed)
+    shape = work.batch, work.tokens, work.family.hidden
+    whole = torch.randn(shape, generator=generator, device=trials.device()).bfloat16()
+    run = Steps(work.model(), whole.numel(), alone=True) if work.trains else torch.no_grad()(work.model())
+    want = torch.stack([run(whole) for _ in range(STEPS)]) if work.trains else work.mine(run(whole)).float()
+    return Case((work.mine(whole),), want, BOUND * want.abs().clamp(min=1))
 
 
 class Steps:
@@ -175,14 +160,18 @@ class Steps:
     def __init__(self, model: nn.Module, elements: int, *, alone: bool = False):
         """`elements` of the whole result; `alone`: all of it is on this rank."""
         self._model, self._elements, self._alone = model, elements, alone
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+        shards = [p for p in model.parameters() if hasattr(p, "placements")]
+        plain = [p for p in model.parameters() if not hasattr(p, "placements")]
+        # PyTorch's optimisers update DTensors and others in calls of their own.
+        self._optimizers = [torch.optim.AdamW(each, lr=1e-4, foreach=True) for each in (shards, plain) if each]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """A step; the loss before it."""
         loss = self._model(x).float().pow(2).sum() / (2 * self._elements)
         loss.backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         whole = loss.detach()
         if not self._alone:
             dist.all_reduce(whole)
