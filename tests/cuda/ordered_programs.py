@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Programs whose threads load, or store again, what other threads of their unit stored to device memory."""
+"""Programs whose threads load, or store again, what other threads of their unit stored to device or shared memory."""
 
 from __future__ import annotations
 
@@ -120,6 +120,19 @@ def updates(X, ws, Z):
         Z[i] = ws[0] + i
 
 
+@T.macro
+def stored_again(X, ws, Z):
+    tile = T.alloc((N,), "float32", level="l1")
+    T.copy(X, tile)
+    for step in T.serial(STEPS):
+        for i in T.Parallel(N):
+            tile[(i + 77) % N] = X[i] + step
+        for i in T.Parallel(N):
+            if i % 3 == 0:
+                tile[N - 1 - i] = X[i] * step
+    T.copy(tile, Z)
+
+
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "reversed_row": lambda: program(256, (N,), reversed_row),
     "stencil": lambda: program(256, (M, M), stencil),
@@ -130,4 +143,5 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "turns": lambda: program(256, (N,), turns),
     "warpgroups": lambda: program(256, (N,), warpgroups),
     "updates": lambda: program(256, (N,), updates),
+    "stored_again": lambda: program(256, (N,), stored_again),
 }

@@ -99,6 +99,53 @@ def test_a_barrier_stands_where_other_threads_touch_what_was_stored(statement: A
         assert "__syncthreads();" in between
 
 
+def stored_twice(first: Any, second: Any, between: Any = lambda tile, Z: None) -> Any:
+    """A program that stores to a tile in shared memory at two indices of its threads, and does something between."""
+
+    @T.prim_func
+    def program(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")):
+        with T.Kernel(device=2, block=1, threads=N), T.Scale("block"):
+            tile = T.alloc((N,), "float32", level="l1")
+            for i in T.Parallel(N):
+                tile[first(i)] = X[i]
+            between(tile, Z)
+            for i in T.Parallel(N):
+                tile[second(i)] = X[i]
+            T.copy(tile, Z)
+
+    return program
+
+
+@T.macro
+def loaded_between(tile, Z):
+    for i in T.Parallel(N):
+        Z[N - 1 - i] = tile[i]
+
+
+@T.macro
+def loaded_in_part(tile, Z):
+    for i in T.Parallel(N // 2):
+        Z[i] = tile[i]
+
+
+@pytest.mark.parametrize(
+    ("second", "between", "barriers"),
+    [
+        (lambda i: i, None, 0),
+        (lambda i: N - 1 - i, None, 1),
+        (lambda i: (i + 40) % N, None, 1),
+        (lambda i: N - 1 - i, loaded_between, 0),
+        (lambda i: N - 1 - i, loaded_in_part, 1),
+    ],
+    ids=["same thread", "mirrored", "shifted", "loaded whole between", "loaded in part between"],
+)
+def test_stores_to_shared_memory_by_different_threads_are_ordered(second: Any, between: Any, barriers: int):
+    """Stock TileLang orders stores with the loads between them, and not with one another."""
+    program = stored_twice(lambda i: i, second, *([between] if between else []))
+    about_tile = [note for note in said(program) if "tile" in note]
+    assert about_tile == ["before the store to tile: threads synchronize (stored)"] * barriers
+
+
 def test_the_note_names_the_lines():
     (note,) = [note for note in lowered(reversed_rows(by_others)).notes if note.startswith("before")]
     assert re.fullmatch(r"before the load of ws in line \d+: threads synchronize \(stored in line \d+\)", note)

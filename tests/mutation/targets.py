@@ -93,6 +93,7 @@ TARGETS = (
     _header("sync"),
     _header("cluster"),
     _order("hazards"),
+    _order("order_state"),
     _order("touches"),
     _order("places"),
     Target("routes", "tilescale/hda/route.py", ("tests/hda/test_machine_routes.py",), _ROUTES),

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""Keep what the threads of a unit do to device memory in the order of its statements.
+"""Keep what the threads of a unit do to device memory, and store to shared memory, in the order of its statements.
 
 Why: a tile operation is one statement of its unit, so it sees what the statement before it stored, whichever threads
-store and load. Stock TileLang synchronizes threads for shared memory alone, and waits for a bulk store until its source
-may be used again. Before: a phase in which threads synchronize for tiles, signals and waits. After: the same with a
-barrier of the unit wherever a statement touches what other threads have touched since the last one, and one of the two
-writes it; before it, bulk stores are completed, and behind it bulk copies are ordered, where such are among the two. A
-pipelined loop that loads what it stores runs in order. Declines nothing: a branch that only some threads take counts
-as one statement, so what is stored and loaded inside it is theirs to order.
+store and load. Stock TileLang synchronizes threads for shared memory alone, between loads and stores there but not
+between two stores, and waits for a bulk store until its source may be used again. Before: a phase in which threads
+synchronize for tiles, signals and waits. After: the same with a barrier of the unit wherever a statement touches what
+other threads have touched since the last one, and one of the two writes it; before it, bulk stores are completed, and
+behind it bulk copies are ordered, where such are among the two. A pipelined loop that loads what it stores runs in
+order. Declines nothing: a branch that only some threads take counts as one statement, so what is stored and loaded
+inside it is theirs to order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
@@ -23,53 +24,15 @@ from tilescale.backends.cuda.lowering.clusters.dsmem import BARRIER
 from tilescale.backends.cuda.lowering.clusters.roles import AHEAD
 from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
 from tilescale.backends.cuda.lowering.markers import SYNC, Executing, is_loading, one_thread, sync
+from tilescale.backends.cuda.lowering.order_state import Need, State, completed, covers, fenced, merged, synced
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined
-from tilescale.backends.cuda.lowering.touches import Key, Touch, Toucher
+from tilescale.backends.cuda.lowering.touches import Touch, Toucher
 from tilescale.passes.structure import location
-
-State: TypeAlias = dict[Key, Touch]
-"""What has been touched, and what has been done about it since."""
 
 _COMPLETES = ("tilescale::complete_stores", "tilescale::barrier", "tilescale::leave")
 _ORDERS_ALL = ("tilescale::put", "tilescale::get", "tilescale::start_put")
 """Beginnings of the names of device functions that complete bulk stores, and of those that all threads come to."""
-
-
-@dataclass(frozen=True)
-class Need:
-    """What has to stand between two touches.
-
-    Attributes:
-        sync: a barrier; complete: the end of bulk stores before it; fence: an order of bulk copies after it.
-        pairs: the touches.
-    """
-
-    sync: bool = False
-    complete: bool = False
-    fence: bool = False
-    pairs: tuple[tuple[Touch, Touch], ...] = ()
-
-    @classmethod
-    def of(cls, earlier: Touch, later: Touch) -> Need | None:
-        """What two touches of the same element need; None if nothing more."""
-        complete = earlier.access.writes and earlier.bulk and not earlier.complete
-        synced = _covers(earlier.synced, later.by) or earlier.is_by_thread_of(later)
-        fence = earlier.generic and later.bulk and not earlier.fenced
-        if synced and not complete and not fence:
-            return None
-        return cls(complete or not synced, complete, fence, ((earlier, later),))
-
-    def with_(self, other: Need) -> Need:
-        """What satisfies both."""
-        flags = self.sync or other.sync, self.complete or other.complete, self.fence or other.fence
-        return Need(*flags, (*self.pairs, *other.pairs))
-
-    def applied(self, state: State, by: Executing) -> State:
-        """A state after what is needed, done by some threads."""
-        done = completed(state) if self.complete else state
-        done = synced(done, by) if self.sync else done
-        return fenced(done) if self.fence else done
 
 
 class _Earlier(Exception):
@@ -86,40 +49,6 @@ class _Dependent(Exception):
     def __init__(self, depth: int):
         super().__init__()
         self.depth = depth
-
-
-def _covers(done: Executing | None, by: Executing) -> bool:
-    return done is not None and done.begin <= by.begin and by.begin + by.threads <= done.begin + done.threads
-
-
-def synced(state: State, by: Executing) -> State:
-    """A state after a barrier of some threads."""
-    return {k: replace(t, synced=by) if _covers(by, t.by) else t for k, t in state.items()}
-
-
-def completed(state: State) -> State:
-    """A state after bulk stores are known to be complete, by those who issued them."""
-    return {
-        k: replace(t, complete=True, synced=None) if t.bulk and t.access.writes and not t.complete else t
-        for k, t in state.items()
-    }
-
-
-def fenced(state: State) -> State:
-    """A state in which later bulk copies are ordered behind what threads have synchronized for."""
-    return {k: replace(t, fenced=True) if t.synced is not None else t for k, t in state.items()}
-
-
-def merged(one: State, other: State) -> State:
-    """What two ways have done about what was touched on either."""
-    both = {k: _weaker(t, other[k]) for k, t in one.items() if k in other}
-    return {**one, **other, **both}
-
-
-def _weaker(a: Touch, b: Touch) -> Touch:
-    common = a.synced if b.synced is not None and _covers(b.synced, a.synced or b.synced) else b.synced
-    common = common if a.synced is not None else None
-    return replace(a, synced=common, complete=a.complete and b.complete, fenced=a.fenced and b.fenced)
 
 
 @dataclass(frozen=True)
@@ -144,7 +73,7 @@ class _At:
 
     def place(self, earlier: Touch) -> int:
         """The depth at which something can stand between an earlier touch and a statement here."""
-        return max(earlier.depth, self.unit) if _covers(self.by, earlier.by) else earlier.depth
+        return max(earlier.depth, self.unit) if covers(self.by, earlier.by) else earlier.depth
 
     def inside(self, **changes: Any) -> _At:
         """In something that stands here."""
@@ -342,7 +271,13 @@ class _Hazards:
                 return completed(state)
             if function == "tilescale::acquired":
                 return fenced(state)
-        return self._touched(self.touches.of(stmt, at.by, at.depth, at.once), state, at)
+        return self._touched(self.touches.of(stmt, at.by, at.depth, at.once), self._loaded(stmt, state), at)
+
+    def _loaded(self, stmt: ir.Stmt, state: State) -> State:
+        """A state without stores to the tiles that a statement loads: stock orders them with the load or before the
+        next store, whichever other threads make."""
+        whole = self.touches.loads_whole(stmt)
+        return {k: t for k, t in state.items() if not (t.is_shared and t.access.root in whole)} if whole else state
 
     def _published(self, state: State, by: Executing | None, at: _At) -> State:
         """A state before units synchronize, those of some threads, or blocks. Raises `_Earlier` where bulk stores that
@@ -365,6 +300,8 @@ class _Hazards:
                 if not earlier.conflicts(later, self.running):
                     continue
                 if at.pipelined is not None and earlier.depth >= at.pipelined:
+                    if later.is_shared:
+                        continue  # each iteration in flight has a tile of its own
                     raise _Dependent(earlier.depth)
                 more = Need.of(earlier, later)
                 if more is not None:

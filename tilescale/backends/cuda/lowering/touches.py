@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Which elements of device memory a statement of a lowered phase touches, by which threads, and through which proxy.
+"""Which elements of memory a statement of a lowered phase touches, by which threads, and through which proxy.
 
 Stock TileLang decides which thread executes which element of a tile operation, and whether a copy is one in bulk. What
 it decides is not known here but for loops whose elements it gives to threads alike, so most touches are of any thread.
+Of shared memory, stores are touches: stock TileLang orders a load with the stores around it.
 """
 
 from __future__ import annotations
@@ -64,6 +65,11 @@ class Touch:
     synced: Executing | None = None
     complete: bool = False
     fenced: bool = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is a store to shared memory."""
+        return ir.scope_kind(self.access.buffer) == "shared"
 
     def conflicts(self, later: Touch, running: Mapping[ir.Var, tuple[Any, Any]]) -> bool:
         """Whether a later touch, in loops over `running`, has to stay behind this one if other threads make it."""
@@ -161,7 +167,7 @@ class Toucher:
         made: list[Touch] = []
         for found, is_bulk in self._accesses(stmt):
             access = _access(found)
-            bulk = is_bulk and self.has_bulk
+            bulk = is_bulk and self.has_bulk and ir.scope_kind(access.buffer) == "global"
             generic = not (bulk and _is_bulk_only(stmt))
             who = thread(access) if not bulk else None
             key = (stmt, len(made))
@@ -184,13 +190,23 @@ class Toucher:
         loads = [other for other in others if other.root.same_as(store.root)]
         return self._of_index(store) == EVERY and any(may_overlap(store, none, load, none) for load in loads)
 
+    def loads_whole(self, stmt: ir.Stmt) -> set[ir.Var]:
+        """Tiles in shared memory of which a statement loads every element, also once its values are simplified."""
+        inside = Inside.of(stmt)
+        if any(isinstance(inner, ir.IfThenElse) for inner in ir.statements(stmt)):
+            return set()
+        loads = (a for inner in ir.statements(stmt) for a in self._found(_simplified(inner)) if a.reads)
+        return {a.buffer.data for a in loads if ir.scope_kind(a.buffer) == "shared" and _is_whole(_access(a), inside)}
+
     # -- what a statement touches ------------------------------------------------------------------------------------
 
     def _accesses(self, stmt: ir.Stmt) -> Iterator[tuple[accesses.Access, bool]]:
-        """Accesses of device memory, and whether a bulk copy may make them."""
+        """Accesses of device memory and stores to shared memory, and whether a bulk copy may make them."""
         for inner in ir.statements(stmt):
             for access in self._found(inner):
-                if access.buffer.data in self.buffers:
+                if access.writes and ir.scope_kind(access.buffer) == "shared" and not _is_bulk_only(inner):
+                    yield replace(access, reads=False), False
+                elif access.buffer.data in self.buffers:
                     is_copy = isinstance(inner, ir.Evaluate) and ir.op_name(inner.value) in _COPIES
                     only = replace(access, reads=False) if is_copy and access.writes else access
                     yield only, _may_be_bulk(inner, access)
@@ -241,7 +257,7 @@ class Toucher:
             stmt = stmt.body
         extents = ir.constants(loop.extent for loop in loops)
         touched = [access for inner in ir.statements(nest) for access in self._found(inner)]
-        plain = all(a.buffer.scope() == "global" and a.begins is not None for a in touched)
+        plain = all(ir.scope_kind(a.buffer) != "fragment" and a.begins is not None for a in touched)
         if extents is None or not plain or len(loops) > len(_LOOPS) or any(loop.annotations for loop in loops):
             return lambda access: None
         names = {loop.loop_var: _LOOPS[axis] for axis, loop in enumerate(loops)}
@@ -256,6 +272,30 @@ class Toucher:
 def _access(found: accesses.Access) -> Access:
     flags = found.reads, found.writes, found.atomic
     return Access(found.buffer.data, found.buffer, found.begins, found.extents, *flags)
+
+
+def _simplified(stmt: ir.Stmt) -> ir.Stmt:
+    if not isinstance(stmt, ir.BufferStore):
+        return stmt
+    return ir.BufferStore(stmt.buffer, ir.simplify(stmt.value, {}), stmt.indices, stmt.predicate)
+
+
+def _is_whole(access: Access, inside: Inside) -> bool:
+    """Whether an access is of every element: each index runs over its dimension by a loop of its own."""
+    if access.begins is None or access.extents is None:
+        return True
+    loops: list[ir.Var] = []
+    for begin, extent, size in zip(access.begins, access.extents, access.buffer.shape, strict=True):
+        if ir.proves(ir.EQ(extent, size), {}):
+            continue
+        index = begin.a if isinstance(begin, ir.FloorMod) and ir.proves(ir.EQ(begin.b, size), {}) else begin
+        running = [var for var in ir.variables(index) if var in inside.ranges]
+        if len(running) != 1 or not ir.proves(ir.EQ(inside.ranges[running[0]][1], size), {}):
+            return False
+        if not any(running[0] not in ir.variables(ir.simplify(index - sign * running[0], {})) for sign in (1, -1)):
+            return False
+        loops += running
+    return len(loops) == len(set(loops))
 
 
 def _is_affine(expr: Any, thread: ir.Var) -> bool:

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""What has been touched, what has been done about it since, and what a further touch needs before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from tilescale.backends.cuda.lowering.markers import Executing
+from tilescale.backends.cuda.lowering.touches import Key, Touch
+
+State: TypeAlias = dict[Key, Touch]
+"""What has been touched, and what has been done about it since."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What has to stand between two touches.
+
+    Attributes:
+        sync: a barrier; complete: the end of bulk stores before it; fence: an order of bulk copies after it.
+        pairs: the touches.
+    """
+
+    sync: bool = False
+    complete: bool = False
+    fence: bool = False
+    pairs: tuple[tuple[Touch, Touch], ...] = ()
+
+    @classmethod
+    def of(cls, earlier: Touch, later: Touch) -> Need | None:
+        """What two touches of the same element need; None if nothing more."""
+        complete = earlier.access.writes and earlier.bulk and not earlier.complete
+        synced = covers(earlier.synced, later.by) or earlier.is_by_thread_of(later)
+        fence = earlier.generic and later.bulk and not earlier.fenced
+        if synced and not complete and not fence:
+            return None
+        return cls(complete or not synced, complete, fence, ((earlier, later),))
+
+    def with_(self, other: Need) -> Need:
+        """What satisfies both."""
+        flags = self.sync or other.sync, self.complete or other.complete, self.fence or other.fence
+        return Need(*flags, (*self.pairs, *other.pairs))
+
+    def applied(self, state: State, by: Executing) -> State:
+        """A state after what is needed, done by some threads."""
+        done = completed(state) if self.complete else state
+        done = synced(done, by) if self.sync else done
+        return fenced(done) if self.fence else done
+
+
+def covers(done: Executing | None, by: Executing) -> bool:
+    return done is not None and done.begin <= by.begin and by.begin + by.threads <= done.begin + done.threads
+
+
+def synced(state: State, by: Executing) -> State:
+    """A state after a barrier of some threads."""
+    return {k: replace(t, synced=by) if covers(by, t.by) else t for k, t in state.items()}
+
+
+def completed(state: State) -> State:
+    """A state after bulk stores are known to be complete, by those who issued them."""
+    return {
+        k: replace(t, complete=True, synced=None) if t.bulk and t.access.writes and not t.complete else t
+        for k, t in state.items()
+    }
+
+
+def fenced(state: State) -> State:
+    """A state in which later bulk copies are ordered behind what threads have synchronized for."""
+    return {k: replace(t, fenced=True) if t.synced is not None else t for k, t in state.items()}
+
+
+def merged(one: State, other: State) -> State:
+    """What two ways have done about what was touched on either."""
+    both = {k: _weaker(t, other[k]) for k, t in one.items() if k in other}
+    return {**one, **other, **both}
+
+
+def _weaker(a: Touch, b: Touch) -> Touch:
+    common = a.synced if b.synced is not None and covers(b.synced, a.synced or b.synced) else b.synced
+    common = common if a.synced is not None else None
+    return replace(a, synced=common, complete=a.complete and b.complete, fenced=a.fenced and b.fenced)
