@@ -12,13 +12,16 @@ from tests.test_architecture import short, sources, tree
 
 
 def test_stock_operations_are_known_in_the_seam():
-    """Names stand in tilelang_core/tl.py; tiles.py and scalars.py there, and operations.py, know positions."""
+    """Names stand in tilelang_core/tl.py; tiles.py and scalars.py there, and operations.py, know positions.
+
+    So does graph_patterns.py, of nodes of torch.fx.
+    """
     name, wrong = re.compile(r"(tl|tirx)\.[a-z_]"), []
     for path in sources("tilescale"):
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and name.match(node.value):
                 wrong.append(f"{short(path)}:{node.lineno} spells {node.value!r}")
-            if knows_positions(node) and path.name != "operations.py":
+            if knows_positions(node) and path.name not in ("operations.py", "graph_patterns.py"):
                 wrong.append(f"{short(path)}:{node.lineno} reads {ast.unparse(node)}")
     assert not wrong, "\n".join(wrong)
 

@@ -10,6 +10,7 @@
     token_wise.py                       norms where tokens lie over the ranks
     workspace.py                        memory beside the arguments, made once
     symm_mem.py                         behind PyTorch's own fused operators; install.py: what is replaced
+    graph_pass.py graph_patterns.py     instead of functional collectives in inductor's graphs
     warm_up.py                          all kernels of a model, compiled at once before it runs
     group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
     padding.py                          N and K of any number

@@ -27,14 +27,22 @@ calls: Counter[tuple[str, str]] = Counter()
 _library: torch.library.Library | None = None
 
 
-def install() -> None:
+def install(*, graphs: bool = False) -> None:
     """Let PyTorch's fused tensor-parallel operators on CUDA run TileScale's implementations, in this process.
 
     These are `fused_all_gather_matmul`, `fused_matmul_reduce_scatter`, `fused_all_gather_scaled_matmul` and
     `fused_scaled_matmul_reduce_scatter` of `torch.ops.symm_mem`. Every rank of their groups installs them. Unsupported
     inputs run PyTorch's implementation, with one UserWarning for each reason. Installing twice changes nothing.
+
+    Args:
+        graphs: whether inductor, in all that `torch.compile` compiles from now on, also replaces functional collectives
+            beside GEMMs and RMSNorms, which DTensors are made of: all-gather and GEMMs, GEMM and reduce-scatter or
+            all-reduce, all-reduce with residual and RMSNorm. Unsupported ones stay as they are. What was compiled keeps
+            its operators after `uninstall`.
     """
     global _library
+    if graphs:
+        _graph_pass().install()
     if _library is not None:
         return
     _theirs()  # defines the operators
@@ -47,23 +55,31 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Give PyTorch's operators their own implementations back."""
+    """Give PyTorch's operators their own implementations back, and inductor the pass that it had."""
     global _library
     if _library is not None:
         _library._destroy()
         _library = None
+        _graph_pass().uninstall()
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[None]:
+def installed(*, graphs: bool = False) -> Iterator[None]:
     """`install` until the block ends; if they were installed before, they stay."""
     before = _library is not None
-    install()
+    install(graphs=graphs)
     try:
         yield
     finally:
         if not before:
             uninstall()
+
+
+def _graph_pass() -> Any:
+    """The pass; it loads inductor."""
+    from tilescale.ops import graph_pass
+
+    return graph_pass
 
 
 def _theirs() -> Any:
@@ -99,7 +115,7 @@ def _gather(
     A: torch.Tensor, Bs: list[torch.Tensor], gather_dim: int, group: str, *, return_A: bool = True
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     """all_gather(A, gather_dim) @ B for each B."""
-    return _gathered(A, Bs, gather_dim, group, return_A)
+    return gather_matmul(A, Bs, gather_dim, group, return_A)
 
 
 def _gather_scaled(
@@ -123,27 +139,27 @@ def _gather_scaled(
         scale = A_scale.movedim(gather_dim, 0).reshape(-1)
         if scale.numel() != A.shape[:-1].numel():
             scale = scale.chunk(size_of(group))[team_of(group).rank]
-    return _gathered(A, Bs, gather_dim, group, True, bias=biases, scales=(scale, B_scales))
+    return gather_matmul(A, Bs, gather_dim, group, True, bias=biases, scales=(scale, B_scales))
 
 
-def _gathered(
+def gather_matmul(
     A: torch.Tensor, Bs: list[torch.Tensor], dim: int, group: str, return_A: bool, **given: Any
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     if not 0 <= dim < A.ndim - 1:
         raise ArgumentError(f"gather_dim is {dim} of {A.ndim} dimensions", hint="gather rows, not columns")
     first = A.movedim(dim, 0)
     made = all_gather_matmul(first.flatten(0, -2), list(Bs), group=group, return_gathered=return_A, **given)
-    results, gathered = made if return_A else (made, None)
+    results, kept = made if return_A else (made, None)
 
     def unflattened(x: torch.Tensor) -> torch.Tensor:
         return x.view(size_of(group), *first.shape[:-1], -1).flatten(0, 1).movedim(0, dim)
 
-    return None if gathered is None else unflattened(gathered), [unflattened(x) for x in results]
+    return None if kept is None else unflattened(kept), [unflattened(x) for x in results]
 
 
 def _scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group: str) -> torch.Tensor:
     """reduce_scatter(A @ B, reduce_op, scatter_dim)."""
-    return _scattered(A, B, reduce_op, scatter_dim, group).contiguous()
+    return matmul_scatter(A, B, reduce_op, scatter_dim, group).contiguous()
 
 
 def _scatter_scaled(
@@ -166,13 +182,15 @@ def _scatter_scaled(
     dim = scatter_dim_after_maybe_reshape
     scale = A_scale if A_scale.numel() == 1 else A_scale.movedim(dim, 0).reshape(-1)
     added = None if bias is None else bias * size_of(group)  # PyTorch's adds it on every rank
-    result = _scattered(A, B, reduce_op, dim, group, bias=added, scales=(scale, B_scale))
+    result = matmul_scatter(A, B, reduce_op, dim, group, bias=added, scales=(scale, B_scale))
     shape = list(output_shape)
     shape[orig_scatter_dim] //= size_of(group)
     return result.reshape(shape).contiguous()
 
 
-def _scattered(A: torch.Tensor, B: torch.Tensor, reduce_op: str, dim: int, group: str, **given: Any) -> torch.Tensor:
+def matmul_scatter(
+    A: torch.Tensor, B: torch.Tensor, reduce_op: str, dim: int, group: str, **given: Any
+) -> torch.Tensor:
     if reduce_op not in ("sum", "avg"):
         raise ArgumentError(f"reduce_op is {reduce_op!r}", hint="supported: sum, avg")
     if not 0 <= dim < A.ndim - 1:
@@ -182,7 +200,7 @@ def _scattered(A: torch.Tensor, B: torch.Tensor, reduce_op: str, dim: int, group
         raise ArgumentError(f"dimension {dim} of A is {first.shape[0]}", hint=f"a multiple of {size}")
     result = matmul_reduce_scatter(first.flatten(0, -2), B, group=group, **given)
     if reduce_op == "avg":
-        result /= size
+        result = result / size
     return result.view(first.shape[0] // size, *first.shape[1:-1], -1).movedim(0, dim)
 
 

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: MIT
+"""What inductor's graphs have in place of TileScale's operators, and how it is replaced.
+
+    before                                                       after
+    wait(all_gather_into_tensor(x)), mm by any number of weights     all_gather_matmul
+    mm, wait(reduce_scatter_tensor(...))                             matmul_reduce_scatter
+    mm, wait(all_reduce(...))                                        matmul_all_reduce
+    wait(all_reduce(x)), add, RMSNorm                                all_reduce_rms_norm
+
+Views that keep rows whole may stand between, and the splits and concatenations by which functional collectives gather
+and scatter another dimension than the first. A replacement is a function of the public operators, traced for the
+tensors at hand: a pattern whose tensors they refuse stays as it is. So does one whose parts something else needs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._inductor.pattern_matcher import (
+    MULTIPLE,
+    CallFunction,
+    Ignored,
+    KeywordArg,
+    Match,
+    PatternMatcherPass,
+    fwd_only,
+    register_graph_pattern,
+)
+from torch._inductor.virtualized import V
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from tilescale.errors import ArgumentError
+from tilescale.ops import ways
+from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
+from tilescale.ops.gemm_ar import matmul_all_reduce
+from tilescale.ops.group import team_of
+from tilescale.ops.symm_mem import gather_matmul, matmul_scatter
+
+aten, c10d, prims = torch.ops.aten, torch.ops._c10d_functional, torch.ops.prims
+WAIT, MM, ADDMM = c10d.wait_tensor.default, aten.mm.default, aten.addmm.default
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
+
+REPLACED = "tilescale_replaced"
+"""What a collective's node has in its meta when an operator took its place."""
+
+patterns = PatternMatcherPass(pass_name="tilescale")
+
+replaced: Counter[tuple[str, str]] = Counter()
+"""How often each operator took a pattern's place since the pass was installed, by its name and why it did not; "" if it
+did."""
+
+
+def _awaited(collective: Any, *given: Any) -> CallFunction:
+    """What is there when a collective has ended; the unfinished result may be an output, for the backward."""
+    return CallFunction(WAIT, CallFunction(collective, *given, _users=MULTIPLE), _users=MULTIPLE)
+
+
+GATHER = _awaited(c10d.all_gather_into_tensor.default, KeywordArg("shard"), Ignored(), KeywordArg("group"))
+SCATTER = _awaited(
+    c10d.reduce_scatter_tensor.default, KeywordArg("x"), KeywordArg("reduce_op"), Ignored(), KeywordArg("group")
+)
+SUM = _awaited(c10d.all_reduce.default, KeywordArg("x"), "sum", KeywordArg("group"))
+
+_wide = CallFunction(prims.convert_element_type.default, KeywordArg("y"), torch.float32, _users=2)
+_mean = CallFunction(aten.mean.dim, CallFunction(aten.pow.Tensor_Scalar, _wide, 2), KeywordArg("dims"), True)
+_scale = CallFunction(aten.rsqrt.default, CallFunction([aten.add.Tensor, aten.add.Scalar], _mean, KeywordArg("eps")))
+_normed = CallFunction(aten.mul.Tensor, _wide, _scale)
+_rounded = CallFunction(prims.convert_element_type.default, _normed, KeywordArg("dtype"))
+NORMS = (  # of transformers, the weight on either side; of torch.nn.RMSNorm
+    CallFunction(aten.mul.Tensor, KeywordArg("weight"), _rounded, _users=MULTIPLE),
+    CallFunction(aten.mul.Tensor, _rounded, KeywordArg("weight"), _users=MULTIPLE),
+    CallFunction(
+        prims.convert_element_type.default,
+        CallFunction(aten.mul.Tensor, _normed, KeywordArg("weight")),
+        KeywordArg("dtype"),
+        _users=MULTIPLE,
+    ),
+)
+
+
+@register_graph_pattern(GATHER, pass_dict=patterns)
+def _gather(match: Match, shard: Node, group: str) -> None:
+    wait = match.output_node()
+    whole, dim = _reassembled(wait)
+    rows = list(_flattened(whole))
+    products = [p for x in rows for p in x.users if _multiplies(p, x) and not _depends(p, wait, through=x)]
+    if not products:
+        return
+    keeps = any(user not in products and user not in rows for x in rows for user in x.users)
+    biases = [p.args[0] if p.target is ADDMM else None for p in products]
+
+    def fused(shard: Any, weights: Any, biases: Any) -> list[Any]:
+        kept, results = gather_matmul(shard, weights, dim, group, keeps, bias=biases)
+        return [*(x.flatten(0, -2) for x in results), *([kept.contiguous()] if keeps else [])]
+
+    old = [*products, *([whole] if keeps else [])]
+    _replace("all_gather_matmul", wait, old, fused, shard, [p.args[-1] for p in products], biases)
+
+
+@register_graph_pattern(SCATTER, pass_dict=patterns)
+def _scatter(match: Match, x: Node, reduce_op: str, group: str) -> None:
+    wait = match.output_node()
+    whole, dim = _parts(x, 0) or (x, 0)
+    product = _product(whole)
+    if product is None:
+        return
+
+    def fused(a: Any, b: Any, shape: Any) -> list[Any]:
+        given = a if shape is None else a.reshape(*shape[:-1], a.shape[-1])
+        return [matmul_scatter(given, b, reduce_op, dim, group).contiguous()]
+
+    _replace("matmul_reduce_scatter", wait, [wait], fused, *product.args, _shape(whole))
+
+
+@register_graph_pattern(SUM, pass_dict=patterns)
+def _sum(match: Match, x: Node, group: str) -> None:
+    wait, product = match.output_node(), _product(x)
+    if product is None:
+        return
+
+    def fused(a: Any, b: Any, shape: Any) -> list[Any]:
+        result = matmul_all_reduce(a, b, group=group)
+        return [result if shape is None else result.reshape(shape)]
+
+    _replace("matmul_all_reduce", wait, [wait], fused, *product.args, _shape(x))
+
+
+def _norm(match: Match, y: Node, weight: Node, dims: list[int], eps: float, dtype: torch.dtype) -> None:
+    """Replaced where the GEMM in front of the sum is better not overlapped with it."""
+    found = _residual_sum(y)
+    if found is None or dims not in ([-1], [y.meta["val"].ndim - 1]) or dtype != y.meta["val"].dtype:
+        return
+    wait, residual = found
+    if _is_cast(weight):
+        weight = weight.args[0]
+    x, _, group = wait.args[0].args
+    if _overlaps(x, group):
+        return
+
+    def fused(x: Any, weight: Any, residual: Any) -> list[Any]:
+        a = x if residual is None else x.reshape(residual.shape)
+        return list(all_reduce_rms_norm(a, weight, residual, eps=eps, group=group))
+
+    _replace("all_reduce_rms_norm", wait, [match.output_node(), y], fused, x, weight, residual, before=y)
+
+
+for _pattern in NORMS:
+    register_graph_pattern(_pattern, pass_dict=patterns)(_norm)
+
+
+def _replace(
+    name: str, wait: Node, old: list[Node], fused: Callable[..., list[Any]], *args: Any, before: Node | None = None
+) -> None:
+    """Put what a function makes of the arguments' values in place of nodes, unless an operator refuses them."""
+    flat, structure = pytree.tree_flatten(args)
+    nodes = [x for x in flat if isinstance(x, Node)]
+
+    def call(*values: Any) -> list[Any]:
+        given = iter(values)
+        return fused(*pytree.tree_unflatten([next(given) if isinstance(x, Node) else x for x in flat], structure))
+
+    try:
+        with V.fake_mode:
+            traced = fwd_only(call, [x.meta["val"] for x in nodes], run_functional_passes=False).graph
+    except ArgumentError as error:
+        replaced[name, error.message] += 1
+        return
+    graph, inputs = wait.graph, dict(zip(traced.find_nodes(op="placeholder"), nodes, strict=True))
+    with graph.inserting_before(before or wait):
+        new: Any = graph.graph_copy(traced, inputs)
+    for one, other in zip(old, new, strict=True):
+        one.replace_all_uses_with(other)
+    if old == [wait]:  # the backward may have saved the unfinished result
+        wait.args[0].replace_all_uses_with(new[0], lambda user: user is not wait)
+    wait.meta[REPLACED] = wait.args[0].meta[REPLACED] = True
+    replaced[name, ""] += 1
+
+
+def is_impure(node: Node) -> bool:
+    """Whether a node has to stay without users; a collective whose result an operator gives is not awaited."""
+    return node.is_impure() and REPLACED not in node.meta
+
+
+def _multiplies(node: Node, x: Node) -> bool:
+    """Whether a node is x @ b, or x @ b + bias for a bias of each column."""
+    if node.target is MM:
+        return node.args[0] is x
+    return node.target is ADDMM and node.args[1] is x and not node.kwargs and node.args[0].meta["val"].ndim == 1
+
+
+def _product(node: Node) -> Node | None:
+    """The GEMM that a node is a view of, if it has no other use."""
+    while _keeps_rows(node) and len(node.users) == 1:
+        node = node.args[0]
+    return node if node.target is MM and len(node.users) == 1 else None
+
+
+def _keeps_rows(node: Node) -> bool:
+    """Whether it is a view with the columns of what it views, so with its rows, one after the other."""
+    return node.target in VIEWS and bool(node.meta["val"].shape[-1] == node.args[0].meta["val"].shape[-1])
+
+
+def _flattened(whole: Node) -> Iterator[Node]:
+    """A node and its views that keep rows."""
+    yield whole
+    for user in whole.users:
+        if _keeps_rows(user):
+            yield from _flattened(user)
+
+
+def _shape(node: Node) -> Any:
+    """The extents that a view gives, as the graph has them; None for what is no view."""
+    return node.args[1] if node.target in VIEWS else None
+
+
+def _reassembled(wait: Node) -> tuple[Node, int]:
+    """What was gathered and the dimension along which: gathers of another one than the first are split and joined."""
+    split = next(iter(wait.users), None)
+    if split is None or split.target not in SPLITS or len(wait.users) > 1:
+        return wait, 0
+    joined = next((user for piece in split.users for user in piece.users), None)
+    if joined is None or joined.target is not aten.cat.default or _parts(joined) != (wait, 0):
+        return wait, 0
+    return joined, _dim(joined)
+
+
+def _parts(joined: Node, along: int | None = None) -> tuple[Node, int] | None:
+    """What was split and joined again, all parts in order and nothing else, and the dimension that was split.
+
+    Args:
+        joined: a concatenation, or something else, of which there is none.
+        along: the dimension along which it is joined, if not any.
+    """
+    if joined.target is not aten.cat.default or along not in (None, _dim(joined)):
+        return None
+    pieces = joined.args[0]
+    split = pieces[0].args[0] if pieces[0].target is operator.getitem else None
+    if split is None or split.target not in SPLITS or any(piece.target is not operator.getitem for piece in pieces):
+        return None
+    in_order = [piece.args for piece in pieces] == [(split, i) for i in range(len(split.meta["val"]))]
+    is_alone = all(len(piece.users) == 1 for piece in pieces)
+    return (split.args[0], _dim(split)) if in_order and is_alone else None
+
+
+def _dim(node: Node) -> int:
+    """The dimension of a split or a concatenation, counted from 0."""
+    position, x = (1, node.args[0][0]) if node.target is aten.cat.default else (2, node.args[0])
+    dim = node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)
+    return dim % x.meta["val"].ndim
+
+
+def _residual_sum(y: Node) -> tuple[Node, Node | None] | None:
+    """The all-reduce whose sum y is, with what is added to it, if it has no other use."""
+    if wait := _summed(y):
+        return wait, None
+    if y.target is not aten.add.Tensor or y.kwargs:
+        return None
+    for x, residual in (y.args, y.args[::-1]):
+        wait = _summed(x) if isinstance(x, Node) and len(x.users) == 1 else None
+        if wait and isinstance(residual, Node) and residual.meta["val"].shape == y.meta["val"].shape:
+            return wait, residual
+    return None
+
+
+def _summed(node: Node) -> Node | None:
+    """The finished all-reduce that a node is a view of."""
+    while _keeps_rows(node) and len(node.args[0].users) == 1:
+        node = node.args[0]
+    return node if SUM.match(node) and len(node.args[0].users) == 1 else None
+
+
+def _is_cast(node: Node) -> bool:
+    return node.target is prims.convert_element_type.default and node.args[1] == torch.float32
+
+
+def _overlaps(x: Node, group: str) -> bool:
+    """Whether what an all-reduce sums is a GEMM that is better overlapped with it."""
+    product = _product(x)
+    if product is None:
+        return False
+    a, b = (each.meta["val"] for each in product.args)
+    rows, team = a.shape[0], team_of(group)
+    expected = rows.node.hint if isinstance(rows, torch.SymInt) else rows
+    return ways.overlaps(ways.Job("allreduce", -(-expected // team.size), (b.shape[1],), a.shape[1], a.dtype), team)
+
+
+def _depends(node: Node, on: Node, through: Node) -> bool:
+    """Whether an operand of a GEMM, other than `through`, is made of a node."""
+    waiting, seen = [x for x in node.all_input_nodes if x is not through], set[Node]()
+    while waiting:
+        one = waiting.pop()
+        if one is on:
+            return True
+        if one not in seen:
+            seen.add(one)
+            waiting += one.all_input_nodes
+    return False
