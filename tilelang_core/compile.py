@@ -17,6 +17,7 @@ import tilelang
 import tvm
 import tvm_ffi
 from tilelang.backend.target import determine_target
+from tilelang.contrib import nvcc as nvcc_module
 from tilelang.jit import JITImpl, _CallFormCache
 from tilelang.transform.pass_config import normalize_pass_configs
 from tvm import tirx
@@ -36,6 +37,7 @@ __all__ = [
     "JIT",
     "Compilation",
     "Generated",
+    "TextCompilation",
     "cache_folder",
     "checked_text",
     "compile_kernel",
@@ -146,6 +148,39 @@ def device_code(
     """
     compile_text = tvm_ffi.get_global_func(COMPILE)
     return bytes(compile_text(text, determine_target(target, return_object=True), with_flags(pass_configs, flags)))
+
+
+@dataclass(frozen=True)
+class TextCompilation:
+    """CUDA text to compile for a target, as `device_code` does."""
+
+    text: str
+    target: Any
+
+    def run(self) -> bytes:
+        """The binary, compiled or loaded from the cache."""
+        return device_code(self.text, self.target)
+
+    def pinned(self) -> TextCompilation:
+        """The same with a target that is known."""
+        return replace(self, target=determine_target(self.target, return_object=True))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the cache on disk has the binary."""
+        asked: list[str] = []
+
+        def refuse(text: str, *given: Any, **options: Any) -> bytes:
+            asked.append(text)
+            raise RuntimeError("nothing is compiled to see what is in the cache")
+
+        compile_text, nvcc_module.compile_cuda = nvcc_module.compile_cuda, refuse
+        try:
+            with contextlib.suppress(RuntimeError):
+                self.run()
+            return not asked
+        finally:
+            nvcc_module.compile_cuda = compile_text
 
 
 @dataclass(frozen=True)

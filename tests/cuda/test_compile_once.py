@@ -16,6 +16,7 @@ import tilelang
 from tilelang.backend.target import determine_target
 
 import tilescale.language as T
+from tests.cuda.fakes import Device
 from tests.cuda.support import lowered
 from tilelang_core import compile as stock
 from tilelang_core import ir
@@ -27,6 +28,7 @@ from tilescale.backends.cuda.target import target_for
 from tilescale.backends.cuda.text import REWRITES, check_of
 from tilescale.errors import AllocationTooLargeError
 from tilescale.hda import Machine
+from tilescale.ops import small
 
 MACHINE = Machine.load("h200-sxm-8")
 TARGET = target_for(MACHINE)
@@ -145,6 +147,29 @@ def test_ranks_of_a_node_share_out_kernels(
     assert [[functions.index(func) for func in each] for each in found] == shares
 
 
+@pytest.mark.parametrize("elements", [512, 1 << 20, None])
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all", "sum"])
+def test_kernels_of_messages_are_known_before_a_program_is_built(
+    name: str, elements: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    if name == "sum" and elements is None:
+        pytest.skip("a sum is made for a number of elements")
+    made = small.sum_program(2, elements, "bfloat16") if name == "sum" else small.program(2, name, elements, "bfloat16")
+    Device(monkeypatch)
+    asked: list[str] = []
+    monkeypatch.setattr(execute.DeviceProgram, "device_code", lambda own, text: asked.append(text) or text.encode())
+    own = execute.DeviceProgram(lowered(made, devices=2).lowered, {})
+    ahead = [job.text for job in own.compilations() if isinstance(job, stock.TextCompilation)]
+    own.build()
+    assert ahead == asked
+
+
+def test_a_sum_of_few_elements_has_a_kernel_of_messages(monkeypatch: pytest.MonkeyPatch):
+    Device(monkeypatch)
+    own = execute.DeviceProgram(lowered(small.sum_program(2, 512, "bfloat16"), devices=2).lowered, {})
+    assert [type(job) for job in own.compilations()] == [stock.Compilation, stock.TextCompilation]
+
+
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 def test_forked_processes_leave_kernels_in_the_cache(tmp_path: Path):
     """In a process of its own, as TileLang reads the place of its cache when it is loaded."""
@@ -155,12 +180,13 @@ def test_forked_processes_leave_kernels_in_the_cache(tmp_path: Path):
         "made = two_grids()\n"
         "checks = [check_of(k, made.lowered.program, MACHINE) for k in made.kernels]\n"
         "jobs = [stock.Compilation(k.func, REWRITES, c, {'target': TARGET}) for k, c in zip(made.kernels, checks)]\n"
+        "jobs.append(stock.TextCompilation('extern \"C\" __global__ void nothing() {}', TARGET))\n"
         "print([job.is_done for job in jobs])\n"
         "compile_missing(jobs, 2)\n"
         "print([job.is_done for job in jobs])\n"
-        "print([stock.compiled(job.run()).dynamic_shared > 0 for job in jobs])\n"
+        "print([stock.compiled(job.run()).dynamic_shared > 0 for job in jobs[:2]], b'nothing' in jobs[2].run())\n"
     )
     root = Path(__file__).parents[2]
     given = os.environ | {"PYTHONPATH": str(root), "TILELANG_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run([sys.executable, str(script)], env=given, capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines() == ["[False, False]", "[True, True]", "[True, False]"], done.stderr
+    assert done.stdout.splitlines() == [str([False] * 3), str([True] * 3), "[True, False] True"], done.stderr

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilescale.backends.base import Executable
+from tilescale.backends.base import Compilation, Executable
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda.limits import check_threads
 from tilescale.backends.cuda.lowering import implemented
@@ -154,8 +154,8 @@ class DeviceLowered:
         target, configs = options.get("target") or target_for(machine), options.get("pass_configs")
         return "\n".join(checked(kernel, program, machine, target, configs) for kernel in self.kernels)
 
-    def compilations(self, options: dict[str, Any]) -> list[stock.Compilation]:
-        """The kernels of its grids, lowered for the devices of this job. Collective. Raises as `build`."""
+    def compilations(self, options: dict[str, Any]) -> list[Compilation]:
+        """Its kernels, lowered for the devices of this job. Collective. Raises as `build`."""
         return self._begun(options).compilations()
 
     def _begun(self, options: dict[str, Any]) -> DeviceProgram:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering import branches, by_rank, implemented, stages
 from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Phase, Target
 from tilescale.backends.cuda.lowering.plan import plan
@@ -57,7 +58,12 @@ class LoweredProgram:
     @property
     def grids(self) -> tuple[LoweredGrid, ...]:
         """The grids of the program, in order, those of its device phases included."""
-        return tuple(_grids(self.body))
+        return tuple(part for part in _leaves(self.body) if isinstance(part, LoweredGrid))
+
+    @property
+    def host_steps(self) -> tuple[HostStep, ...]:
+        """What the host puts on the stream, in order."""
+        return tuple(part for part in _leaves(self.body) if isinstance(part, HostStep))
 
 
 def lower(program: Program, target: Target) -> LoweredProgram:
@@ -124,13 +130,14 @@ class _Lowering:
         return LoweredGrid(phase.stmt, launch, kernel)
 
 
-def _grids(part: Part) -> Iterator[LoweredGrid]:
+def _leaves(part: Part) -> Iterator[Part]:
+    """Grids and steps of the host, in order."""
     if isinstance(part, Launch):
-        yield from _grids(part.body)
+        yield from _leaves(part.body)
     elif isinstance(part, Sequence | Control):
         for inner in part.parts:
-            yield from _grids(inner)
+            yield from _leaves(inner)
     elif isinstance(part, Beside):
         yield from part.grids
-    elif isinstance(part, LoweredGrid):
+    else:
         yield part

@@ -18,5 +18,6 @@ guard.py                          what keeps a program from hanging, with:
 timeouts.py diagnosis.py          waits that failed, and what is said of them
 barrier_kernel.py streams.py      all ranks synchronize; order on streams, waiting for the device
 driver.py own_streams.py          calls of the CUDA driver; streams that nobody else has
+ahead.py                          kernels that are known before a program is made: compiled at once
 agreement.py occupancy.py         before a launch: kernels compile on all ranks, all programs that wait fit
 """

@@ -10,6 +10,7 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
+from tilescale.backends.base import Compilation
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.check import Check
@@ -20,7 +21,7 @@ from tilescale.backends.cuda.lowering.queued import leads_out
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
 from tilescale.backends.cuda.running.agreement import on_all, once_per_node
-from tilescale.backends.cuda.running.barrier_kernel import barrier_function
+from tilescale.backends.cuda.running.ahead import compilations
 from tilescale.backends.cuda.running.beside import beside_step
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
@@ -35,7 +36,7 @@ from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.backends.cuda.running.sums import Sums
 from tilescale.backends.cuda.target import check_gpu, target_or_auto
-from tilescale.backends.cuda.text import REWRITES, STRIDE, check_of
+from tilescale.backends.cuda.text import REWRITES, STRIDE
 from tilescale.backends.cuda.upstream_errors import explained
 from tilescale.backends.processes import COMPILING, compile_missing, processors
 from tilescale.comm import Team, World, init
@@ -227,22 +228,13 @@ class DeviceProgram:
 
     def _compiled(self, func: ir.PrimFunc, check: Check | None) -> Any:
         """Raises ShapeError, UnsupportedError: what stock TileLang cannot compile."""
-        target = self.options.get("target") or target_or_auto(self.target.machine)
-        generate = partial(stock.generate, target=target, pass_configs=self.options.get("pass_configs"))
+        generate = partial(stock.generate, target=self._code_target, pass_configs=self.options.get("pass_configs"))
         with explained(func, generate, self.program.launches[0].where):
-            return self._compilation(func, check).run()
+            return stock.Compilation(func, REWRITES, check, self.options).run()
 
-    def _compilation(self, func: ir.PrimFunc, check: Check | None) -> stock.Compilation:
-        return stock.Compilation(func, REWRITES, check, self.options)
-
-    def compilations(self) -> list[stock.Compilation]:
-        """The kernels of its grids, but those that call a library: they are compiled once that is there. And that of
-        its barriers, which all programs of a job share."""
-        kernels = [grid.kernel for grid in self._lowered.grids if not grid.kernel.libraries]
-        jobs = [self._compilation(k.func, check_of(k, self.program, self.target.machine)) for k in kernels]
-        if not self.is_alone:
-            jobs.append(self._compilation(barrier_function(self.near.size, self.near.stride), None))
-        return jobs
+    def compilations(self) -> list[Compilation]:
+        """What it compiles, as far as that is known before it is made."""
+        return compilations(self, self._lowered, self._code_target)
 
     def _compile_ahead(self) -> None:
         """Collective: several kernels are compiled at once, over the ranks and processors of a node, into the cache."""
@@ -264,10 +256,13 @@ class DeviceProgram:
 
     def device_code(self, text: str) -> bytes:
         """CUDA text compiled for the device, once on each node; the other ranks find it in the cache. Collective."""
-        machine = self.target.machine
-        target = self.options.get("target") or target_or_auto(machine)
-        make = partial(stock.device_code, text, target)
+        make = partial(stock.device_code, text, self._code_target)
         return once_per_node(self._group, self._is_first_of_node, make)
+
+    @property
+    def _code_target(self) -> Any:
+        """What texts are compiled for, as TileLang takes it."""
+        return self.options.get("target") or target_or_auto(self.target.machine)
 
     def on_all(self, check: Callable[[], Any]) -> None:
         """Collective: run a check; what it raises on any rank is raised on all."""

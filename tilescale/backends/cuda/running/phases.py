@@ -17,7 +17,7 @@ from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.queued import number
-from tilescale.backends.cuda.running.collectives import LAUNCHERS
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, kernels_of
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.steps import Call, Step, Work, copied
 from tilescale.cost.operations import region_bytes
@@ -173,12 +173,23 @@ def _barrier(own: Owner, step: HostStep) -> Step:
 # -- collectives -----------------------------------------------------------------------------------------------------
 
 
+def message_texts(own: Owner, step: HostStep) -> list[str]:
+    """CUDA texts that a step will compile, as far as they are known before it is made."""
+    if isinstance(step.stmt, ir.Bind) or _RULES.get((ir.op_name(step.call), step.impl)) is not _collective:
+        return []
+    made = Collective.of(step.call)
+    return [kernel.text for kernel in kernels_of(own, _stand(made, step, lambda: None, lambda: None), step.impl)]
+
+
+def _stand(made: Collective, step: HostStep, written: Callable[[], None], read: Callable[[], None]) -> Stand:
+    (whole, *_), buffer = made.whole, ir.region_parts(made.source)[0]
+    return Stand(made, step.where, str(buffer.dtype), region_bytes(whole), written, read_by_peers=read)
+
+
 def _collective(own: Owner, step: HostStep) -> Step:
     made = Collective.of(step.call)
     source, target, root = Part(own, made.source), Part(own, made.target), made.root
-    (whole, *_), buffer = made.whole, ir.region_parts(made.source)[0]
-    nbytes, dtype = region_bytes(whole), str(buffer.dtype)
-    stand = Stand(made, step.where, dtype, nbytes, target.reached, read_by_peers=source.reached)
+    stand = _stand(made, step, target.reached, source.reached)
     bound = LAUNCHERS[made.name, step.impl](own, stand)
     numbers = [None if region is None else Part(own, region) for region in (made.sent, made.received)]
 

@@ -15,6 +15,8 @@ dense.py                         tensors with gaps, and cut along other dimensio
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS
 from tilescale.backends.cuda.running.collectives import (
     copied_sums,
@@ -28,7 +30,10 @@ from tilescale.backends.cuda.running.collectives import (
     two_shot,
     unequal,
 )
-from tilescale.backends.cuda.running.collectives.setting import Launcher
+from tilescale.backends.cuda.running.collectives.exchanges import Forms, Use
+from tilescale.backends.cuda.running.collectives.kernels import Kernel
+from tilescale.backends.cuda.running.collectives.setting import Launcher, Stand
+from tilescale.backends.cuda.running.owner import Owner
 
 LAUNCHERS: dict[tuple[str, str], Launcher] = {
     ("allreduce", "one_shot"): one_shot.allreduce,
@@ -62,3 +67,20 @@ LAUNCHERS: dict[tuple[str, str], Launcher] = {
     **{(operation, name): rounds.launcher(name) for operation, names in BY_ROUNDS.items() for name in names},
 }
 """(operation, algorithm) -> what makes it."""
+
+_USES: dict[tuple[str, str], Callable[[Owner, Stand], Use]] = {
+    ("allreduce", "one_shot"): one_shot.use,
+    ("allreduce", "two_shot"): two_shot.use,
+    ("reduce_scatter", "direct"): direct.reducing,
+    ("all_gather", "direct"): direct.gathering,
+    ("all_to_all", "direct"): direct.exchanging,
+    ("broadcast", "direct"): direct.broadcasting,
+}
+
+
+def kernels_of(own: Owner, stand: Stand, algorithm: str) -> list[Kernel]:
+    """Kernels of messages that a collective compiles, as far as they are known before it is made."""
+    if (stand.made.name, algorithm) == ("all_to_all_v", "direct"):
+        return unequal.kernels(own, stand)
+    use = _USES.get((stand.made.name, algorithm))
+    return [] if use is None else list(Forms(own, stand, use(own, stand)).kernels.values())

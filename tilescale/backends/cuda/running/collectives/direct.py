@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.running.collectives import dense
-from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts
+from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts, Use
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand
 from tilescale.backends.cuda.running.owner import Owner
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 def reduce_scatter(own: Owner, stand: Stand) -> Bound:
     """`T.reduce_scatter`. Collective."""
-    element = combining(stand.dtype, stand.made.reduction)
-    messages = Messages(own, stand, "reduce", element, _part(own, stand), "false")
+    messages = Messages(own, stand, reducing(own, stand))
 
     def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
         return messages.between(source, target, Parts(target.nbytes, source.nbytes, source_step=target.nbytes))
@@ -30,7 +29,7 @@ def reduce_scatter(own: Owner, stand: Stand) -> Bound:
 
 def all_gather(own: Owner, stand: Stand) -> Bound:
     """`T.all_gather`. Collective."""
-    messages = Messages(own, stand, "move", moving(stand.dtype), _part(own, stand), "true")
+    messages = Messages(own, stand, gathering(own, stand))
 
     def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
         return messages.between(source, target, Parts(source.nbytes, target.nbytes, target_step=source.nbytes))
@@ -40,7 +39,7 @@ def all_gather(own: Owner, stand: Stand) -> Bound:
 
 def all_to_all(own: Owner, stand: Stand) -> Bound:
     """`T.all_to_all`. Collective."""
-    messages = Messages(own, stand, "move", moving(stand.dtype), _part(own, stand), "false")
+    messages = Messages(own, stand, exchanging(own, stand))
 
     def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
         part = source.nbytes // messages.team.size
@@ -51,7 +50,7 @@ def all_to_all(own: Owner, stand: Stand) -> Bound:
 
 def broadcast(own: Owner, stand: Stand) -> Bound:
     """`T.broadcast`. Collective."""
-    messages = Messages(own, stand, "broadcast", moving(stand.dtype), stand.nbytes)
+    messages = Messages(own, stand, broadcasting(own, stand))
 
     def bind(given: Operands) -> list[Work]:
         def change(x: torch.Tensor) -> list[Work]:
@@ -60,6 +59,26 @@ def broadcast(own: Owner, stand: Stand) -> Bound:
         return dense.in_place(given.target, change)
 
     return bind
+
+
+def reducing(own: Owner, stand: Stand) -> Use:
+    """What a reduce-scatter uses."""
+    return Use("reduce", combining(stand.dtype, stand.made.reduction), _part(own, stand), ("false",))
+
+
+def gathering(own: Owner, stand: Stand) -> Use:
+    """What an all-gather uses."""
+    return Use("move", moving(stand.dtype), _part(own, stand), ("true",))
+
+
+def exchanging(own: Owner, stand: Stand) -> Use:
+    """What an all-to-all uses."""
+    return Use("move", moving(stand.dtype), _part(own, stand), ("false",))
+
+
+def broadcasting(own: Owner, stand: Stand) -> Use:
+    """What a broadcast uses."""
+    return Use("broadcast", moving(stand.dtype), stand.nbytes)
 
 
 def _part(own: Owner, stand: Stand) -> int | None:

@@ -151,45 +151,71 @@ def short(own: Owner, stand: Stand, ranks: int) -> list[Short]:
     return [Short("words", AGREEING * within / ADDED["words"]), Short("lines", STEPS * within / ADDED["lines"])]
 
 
-class Messages:
-    """A function of the headers as one collective of a program uses it."""
+@dataclass(frozen=True)
+class Use:
+    """A function of the headers as a collective uses it.
 
-    def __init__(self, own: Owner, stand: Stand, function: str, element: Element, part: int | None, *flags: str):
-        """Collective.
+    Attributes:
+        function: its name without the form of its messages.
+        element: the template's arguments that say what elements are.
+        part: bytes of a part; None if calls differ: then both forms are compiled.
+        flags: further arguments of the template.
+    """
 
-        Args:
-            function: its name without the form of its messages.
-            element: the template's arguments that say what elements are.
-            part: bytes of a part; None if calls differ: then both forms are compiled.
-            flags: further arguments of the template.
-        """
+    function: str
+    element: Element
+    part: int | None
+    flags: tuple[str, ...] = ()
+
+
+class Forms:
+    """The forms of messages in which the parts of a collective may go."""
+
+    def __init__(self, own: Owner, stand: Stand, use: Use):
         machine = own.target.machine
-        self._own, self._level = own, stand.made.level
-        self.team = stand.team(own)
-        self._sets, self._moves = SETS.get(function, 1), function in MOVING
-        self._processors = machine.count(machine.program_level.name, machine.tensor_level.name)
-        self._functions: dict[str, dict[bool, Any]] = {}
-        self._blocks: dict[str, int] = {}
-        if self.team.size == 1:
-            return
-        self._short = short(own, stand, self.team.size)
-        own.sites.append(Site(stand.what, stand.where))
-        self._site = len(own.sites) - 1
-        if part is None:  # the last short form will do for any short part
+        self.team, self.use = stand.team(own), use
+        self.moves = use.function in MOVING
+        self.processors = machine.count(machine.program_level.name, machine.tensor_level.name)
+        self._short = short(own, stand, self.team.size) if self.team.size > 1 else []
+        if use.part is None:  # the last short form will do for any short part
             self._short = self._short[-1:]
-        for form in (*self._forms(0), *self._forms(sys.maxsize)) if part is None else self._forms(part):
-            kernel = Kernel(function, form, element, self.team.size, flags)
-            self._functions[form] = functions(own.device_code(kernel.text), kernel, own.device.index)
-            self._blocks[form] = self._processors * kernel.blocks_per_processor
 
-    def _forms(self, part: int) -> tuple[str, ...]:
+    def of(self, part: int) -> tuple[str, ...]:
         """How a part may go: by the first form, by the last one where peers can store into its target."""
         for form, most in self._short:
             if part <= most:
                 return (form,)
-        blocks = self._processors * blocks_per_processor("slots", self.team.size)
+        blocks = self.processors * blocks_per_processor("slots", self.team.size)
         several = part > blocks * largest_slot(self.team.size - 1)
-        return ("slots", "straight") if several and self._moves else ("slots",)
+        return ("slots", "straight") if several and self.moves else ("slots",)
+
+    @property
+    def kernels(self) -> dict[str, Kernel]:
+        """The kernel of each form that a call may take; none for a team of one."""
+        if self.team.size == 1:
+            return {}
+        use = self.use
+        forms = (*self.of(0), *self.of(sys.maxsize)) if use.part is None else self.of(use.part)
+        return {form: Kernel(use.function, form, use.element, self.team.size, use.flags) for form in forms}
+
+
+class Messages:
+    """A function of the headers as one collective of a program uses it."""
+
+    def __init__(self, own: Owner, stand: Stand, use: Use):
+        """Collective."""
+        self._own, self._level = own, stand.made.level
+        self._forms = Forms(own, stand, use)
+        self.team, self._sets = self._forms.team, SETS.get(use.function, 1)
+        self._functions: dict[str, dict[bool, Any]] = {}
+        self._blocks: dict[str, int] = {}
+        if self.team.size == 1:
+            return
+        own.sites.append(Site(stand.what, stand.where))
+        self._site = len(own.sites) - 1
+        for form, kernel in self._forms.kernels.items():
+            self._functions[form] = functions(own.device_code(kernel.text), kernel, own.device.index)
+            self._blocks[form] = self._forms.processors * kernel.blocks_per_processor
 
     def between(self, source: torch.Tensor, target: torch.Tensor, parts: Parts, root: int = 0) -> list[Work]:
         """What exchanges the parts of contiguous tensors. Collective if it needs a new workspace."""
@@ -197,7 +223,7 @@ class Messages:
             return []
         if self.team.size == 1:
             return [partial(target.copy_, source.view_as(target))]
-        own, (form, *straight) = self._own, self._forms(parts.nbytes)
+        own, (form, *straight) = self._own, self._forms.of(parts.nbytes)
         blocks = self._blocks[form]
         if form in SHARING:
             most = most_threads(form, self.team.size)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tilescale.backends.cuda.lowering.reach import chunk_bytes, split
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.copied_sums import combined
-from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts
+from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts, Use
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
 from tilescale.backends.cuda.running.owner import Owner
@@ -68,7 +68,7 @@ class Groups:
         combines = function == "reduce"
         dtype = self.stand.dtype
         element = combining(dtype, self.stand.made.reduction) if combines else moving(dtype)
-        return Messages(self.own, self.stand, function, element, None, *flags)
+        return Messages(self.own, self.stand, Use(function, element, None, flags))
 
     def others(self) -> Iterator[tuple[int, int]]:
         """To which group, and from which, a message goes in each turn."""

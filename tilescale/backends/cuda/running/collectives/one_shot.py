@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.running.collectives import dense
-from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts
+from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts, Use
 from tilescale.backends.cuda.running.collectives.kernels import combining
 from tilescale.backends.cuda.running.collectives.setting import Bound, Stand
 from tilescale.backends.cuda.running.owner import Owner
@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
 def allreduce(own: Owner, stand: Stand) -> Bound:
     """`T.allreduce`. Collective."""
-    messages = Messages(own, stand, "reduce", combining(stand.dtype, stand.made.reduction), stand.nbytes, "true")
+    messages = Messages(own, stand, use(own, stand))
 
     def change(x: torch.Tensor) -> list[Work]:
         return messages.between(x, x, Parts(x.nbytes, x.nbytes * messages.team.size))
 
     return lambda given: dense.in_place(given.target, change)
+
+
+def use(own: Owner, stand: Stand) -> Use:
+    """What it uses."""
+    return Use("reduce", combining(stand.dtype, stand.made.reduction), stand.nbytes, ("true",))

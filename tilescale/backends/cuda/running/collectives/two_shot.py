@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.running.collectives import dense
-from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, Messages, Parts
+from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, Messages, Parts, Use
 from tilescale.backends.cuda.running.collectives.kernels import combining
 from tilescale.backends.cuda.running.collectives.setting import Bound, Stand
 from tilescale.backends.cuda.running.owner import Owner
@@ -22,15 +22,19 @@ if TYPE_CHECKING:
 
 def allreduce(own: Owner, stand: Stand) -> Bound:
     """`T.allreduce`. Collective."""
-    ranks = stand.team(own).size
-    part = None if stand.nbytes is None else _part(stand.nbytes, ranks)
-    messages = Messages(own, stand, "reduce_twice", combining(stand.dtype, stand.made.reduction), part)
+    ranks, messages = stand.team(own).size, Messages(own, stand, use(own, stand))
 
     def change(x: torch.Tensor) -> list[Work]:
         part = _part(x.nbytes, ranks)
         return messages.between(x, x, Parts(part, x.nbytes, source_step=part, target_step=part))
 
     return lambda given: dense.in_place(given.target, change)
+
+
+def use(own: Owner, stand: Stand) -> Use:
+    """What it uses."""
+    part = None if stand.nbytes is None else _part(stand.nbytes, stand.team(own).size)
+    return Use("reduce_twice", combining(stand.dtype, stand.made.reduction), part)
 
 
 def _part(nbytes: int, ranks: int) -> int:

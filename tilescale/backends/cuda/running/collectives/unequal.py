@@ -15,8 +15,10 @@ from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import (
     LONG_SLOTS,
     UNIT_BYTES,
+    Forms,
     Messages,
     Parts,
+    Use,
     exchange_of,
     largest_slot,
 )
@@ -55,10 +57,10 @@ class _Rows:
         machine = own.target.machine
         self._own, self._level, self._team = own, stand.made.level, stand.team(own)
         size = self._team.size
-        self._gather = Messages(own, stand, "move", moving("int32"), size * COUNT_BYTES, "true")
+        self._gather = Messages(own, stand, counting(own, stand))
         known = stand.made.counts or [0] * size * size
         self._table: torch.Tensor = torch.tensor(known, dtype=torch.int32, device=own.device)
-        kernel = Kernel("move_rows", "slots", moving(stand.dtype), size)
+        kernel = moving_rows(own, stand)
         self._functions: dict[bool, Any] = functions(own.device_code(kernel.text), kernel, own.device.index)
         processors = machine.count(machine.program_level.name, machine.tensor_level.name)
         blocks = processors * kernel.blocks_per_processor
@@ -85,3 +87,18 @@ class _Rows:
         exchange.received = 0 if received is None else received.data_ptr()
         aligned = all(place % UNIT_BYTES == 0 for place in (exchange.source, exchange.target, row))
         return launch(self._functions[aligned], self._shape.blocks, THREADS, exchange, self._own.device)
+
+
+def counting(own: Owner, stand: Stand) -> Use:
+    """What gathers the numbers of rows of all ranks."""
+    return Use("move", moving("int32"), stand.team(own).size * COUNT_BYTES, ("true",))
+
+
+def moving_rows(own: Owner, stand: Stand) -> Kernel:
+    """What exchanges rows."""
+    return Kernel("move_rows", "slots", moving(stand.dtype), stand.team(own).size)
+
+
+def kernels(own: Owner, stand: Stand) -> list[Kernel]:
+    """All kernels of it."""
+    return [*Forms(own, stand, counting(own, stand)).kernels.values(), moving_rows(own, stand)]

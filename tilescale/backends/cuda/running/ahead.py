@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT
+"""Kernels of a program that are known before it is made, so that all are compiled at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang_core.compile import Compilation as KernelCompilation
+from tilelang_core.compile import TextCompilation
+from tilescale.backends.base import Compilation
+from tilescale.backends.cuda.lowering.program import LoweredProgram
+from tilescale.backends.cuda.running.barrier_kernel import barrier_function
+from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.phases import message_texts
+from tilescale.backends.cuda.text import REWRITES, check_of
+
+
+def compilations(own: Owner, lowered: LoweredProgram, target: Any) -> list[Compilation]:
+    """The kernels of its grids, but those that call a library, which are compiled once that is there; and those of its
+    barriers and messages, which programs of a job share. `target`: what texts of messages are compiled for."""
+    machine, kernels = own.target.machine, [grid.kernel for grid in lowered.grids if not grid.kernel.libraries]
+    made = [KernelCompilation(k.func, REWRITES, check_of(k, own.program, machine), own.options) for k in kernels]
+    if not own.is_alone:
+        made.append(KernelCompilation(barrier_function(own.near.size, own.near.stride), REWRITES, None, own.options))
+    texts = dict.fromkeys(text for step in lowered.host_steps for text in message_texts(own, step))
+    return [*made, *(TextCompilation(text, target) for text in texts)]
