@@ -24,6 +24,7 @@
     products.py  whether warps can share a product out
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
     mixed.py     products of both float8 types (installed likewise)
+    native.py    C sources for TVM-FFI, compiled and loaded
     recent.py    a dictionary that forgets, for what is made again often
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
     falling.py   indices that fall, in a form that the stock compiler gets right

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.cuda.support import lowered
-from tilescale.backends.cuda.running import execute, replay, streams
+from tilescale.backends.cuda.running import execute, native, replay, streams
 from tilescale.backends.cuda.running.collectives import exchanges
 from tilescale.backends.cuda.running.graph_nodes import Node
 from tilescale.comm import World
@@ -93,6 +93,7 @@ class Device:
         self.graphs: list[list[Any]] = []
         self.replayed: list[list[list[Any]]] = []
         self.instantiated = 0
+        self._executables: list[Any] = []
         self.heap, self.guard = Heap(), Guard(self.log)
         self.capturing = self.broken = False
         self.events: list[str] = []
@@ -113,8 +114,9 @@ class Device:
         patch.setattr(exchanges, "launch", lambda name, *args: lambda: self._launched(name, *args))
         patch.setattr(replay, "captured", self._captured)
         patch.setattr(replay, "nodes_of", lambda graph: graph.nodes)
-        patch.setattr(replay, "_executable", lambda graph: graph)
-        patch.setattr(replay.driver, "function", lambda name: self._replay)
+        patch.setattr(replay, "_executable", self._number)
+        patch.setattr(native, "connect", self._connect)
+        self.refuses = False
         patch.setattr(torch.cuda, "set_device", lambda device: None)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         patch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda s: self.events.append(f"record {s}")))
@@ -157,10 +159,29 @@ class Device:
     def _instantiated(self) -> None:
         self.instantiated += 1
 
-    def _replay(self, graph: Any, stream: int) -> tuple[int]:
+    def _number(self, graph: Any) -> int:
+        self._executables.append(graph)
+        return len(self._executables)
+
+    def _connect(self) -> None:
+        """Let C call this device as the driver."""
+        setter, copier = (
+            ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3),
+            ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4),
+        )
+        start = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 2)
+        self._driver = (
+            setter(lambda *given: int(self.refuses)),
+            copier(lambda *given: int(self.refuses)),
+            start(self._replay),
+        )
+        native._replays().plain.driver(*(ctypes.cast(f, ctypes.c_void_p) for f in self._driver))
+
+    def _replay(self, executable: int, stream: int) -> int:
         self.log.append("replay")
+        graph = self._executables[executable - 1]
         self.replayed.append([[int.from_bytes(x, "little") for x in node.blocks] for node in graph.nodes])
-        return (0,)
+        return 0
 
     def program(self, func: Any) -> execute.DeviceProgram:
         """The program as it runs on this rank."""
@@ -176,7 +197,7 @@ class Device:
 def node(entry: Any) -> Node:
     """A launch as the node of a graph: tensors by their places."""
     name, *passed = (entry,) if isinstance(entry, str) else entry
-    blocks = [memoryview(bytearray(_passed(x))) for x in passed]
+    blocks = [ctypes.create_string_buffer(data, len(data)) for data in map(_passed, passed)]
     return Node((name, *map(len, blocks)), blocks)
 
 

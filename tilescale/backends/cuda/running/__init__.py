@@ -3,7 +3,7 @@
 
 execute.py owner.py               a program: built once, called with tensors; what its steps know of it
 steps.py plans.py replay.py       steps bound to a call's arguments, kept for the next call, as a CUDA graph
-graph_nodes.py                    what the work of a graph is passed
+graph_nodes.py native.py          what the work of a graph is passed; calls of known forms, in C
 memory.py                         what kernels are passed
 grids.py toolchain.py             compilation once for a node, launches; the compiler, and whose kernels are run
 beside.py                         grids that run at once

@@ -38,4 +38,6 @@ def function(name: str) -> Callable[..., Any]:
 
 def refused(name: str, status: Any) -> DeviceError:
     """The error of a status that is not zero."""
-    return DeviceError(f"{name}: {status.name}")
+    from cuda.bindings import driver
+
+    return DeviceError(f"{name}: {driver.CUresult(status).name}")

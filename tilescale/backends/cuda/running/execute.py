@@ -28,7 +28,7 @@ from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.grids import grid_step
 from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.memory import Memory
-from tilescale.backends.cuda.running.near import Near
+from tilescale.backends.cuda.running.near import Near, sizes_of
 from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.plans import Bind, Plan, Plans, standing_for
 from tilescale.backends.cuda.running.replay import Given, kinds_of
@@ -82,7 +82,7 @@ class DeviceProgram:
         agree(self._group, _facts(self.program, machine, self.options), self.program.func.script)
         if "target" not in self.options:
             self.on_all(lambda: check_gpu(machine, self.device))
-        self.sizes = self._sizes()
+        self.sizes = sizes_of(self.program, self.team)
         stride, mapped = (STRIDE, 1) if self.is_alone else (self.near.stride, self.near.size)
         by_nccl = not settings().share_gpus and nccl.joins(self.team, self.world)
         by_nvshmem = not self.is_alone and self.heap.provider == nvshmem_link.IMPL
@@ -174,23 +174,6 @@ class DeviceProgram:
             self._entry, self._exit = len(self.sites), len(self.sites) + 1
             self.sites += [Site(ENTRY, at), Site(EXIT, at)]
 
-    def _sizes(self) -> tuple[tuple[str, int], ...]:
-        """Units of each launched level; what is left open takes what the job has.
-
-        Raises:
-            LaunchError: the job has another number of ranks.
-        """
-        known = [(name, ir.constant(extent)) for name, extent in self.program.extents]
-        fixed = math.prod(n for _, n in known if n is not None)
-        open_ = [name for name, n in known if n is None]
-        if self.team.size % fixed or (self.team.size != fixed and len(open_) != 1):
-            raise LaunchError(
-                f"{self.program.name!r} launches {fixed} devices, the job has {self.team.size} ranks",
-                hint=f"start it with `tilescale run -n {fixed} ...`",
-                where=self.program.launches[0].where,
-            )
-        return tuple((name, self.team.size // fixed if n is None else n) for name, n in known)
-
     def rank(self, level: str) -> int:
         """This rank's rank at a level: devices are numbered row-major, the coarsest level slowest."""
         names = [name for name, _ in self.sizes]
@@ -279,16 +262,33 @@ class DeviceProgram:
     # -- a call ------------------------------------------------------------------------------------------------------
 
     def again(self, values: Sequence[Any]) -> bool:
-        """Run on arguments of the form of an earlier call's; False, and nothing done, on others.
-
-        Raises as a call does.
-        """
+        """Run on arguments of the form of an earlier call's; False, and nothing done, on others. Raises as a call."""
+        if self._generation != nccl.generation():
+            return False
+        if (stream := self._turns.stream()) is not None and self._launched(values, stream):
+            return True
         passed = self._plans.told(values)
         plan = self._plans.get(passed.form) if passed is not None else None
-        if passed is None or plan is None or self._generation != nccl.generation():
+        if passed is None or plan is None:
             return False
         self._run(plan, passed.given, values)
+        self._plans.can_launch(plan, values)
         return True
+
+    def _launched(self, values: Sequence[Any], stream: int) -> bool:
+        """Whether C knows the call, which is on the stream then."""
+        if not self._waits:
+            return self._plans.launch(values, stream)
+        self.guard.check()
+        self._turns.begin(stream)
+        try:
+            is_known = self._plans.launch(values, stream)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if is_known:
+            self._turns.end()
+        return is_known
 
     def __call__(self, values: list[Any]) -> None:
         """Run on this rank's arguments; returns when everything is on the stream.

@@ -8,8 +8,8 @@ enqueued already keeps what it had (CUDA driver API, cuGraphExecKernelNodeSetPar
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tilescale.backends.cuda.running import driver
@@ -25,8 +25,15 @@ _COPY = (
     *("dstXInBytes", "dstY", "dstZ", "dstLOD", "srcPitch", "srcHeight", "dstPitch", "dstHeight"),
 )
 
+_SOURCE, _TARGET = 48, 136
+"""Where the addresses of a copy are in CUDA_MEMCPY3D."""
+
 _WITHOUT_TENSORS = ("EMPTY", "EVENT_RECORD", "WAIT_EVENT", "BATCH_MEM_OP")
 """Kinds of nodes that name no tensor of a call: flags that streams wait for and write stay in their places."""
+
+
+Block = ctypes.Array
+"""Bytes that can be written, with an address."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,19 @@ class Node:
 
     Attributes:
         same: what cannot be set, equal for nodes of which one can stand for the other.
-        blocks: the bytes of each parameter that can be set; writable.
-        set: passes what is in the blocks in the next replays of an instantiated graph. Raises DeviceError.
+        blocks: the bytes of each parameter that can be set; a node of an instantiated graph that is set gets them.
+        handle: the driver's, of the node.
+        parameters: where the driver's structure of them is.
+        context: of a copy; 0 of a kernel.
+        kept: what has to live as long.
     """
 
     same: tuple[Any, ...]
-    blocks: list[memoryview] = field(default_factory=list)
-    set: Callable[[Any], None] = lambda executable: None
+    blocks: Sequence[Block] = ()
+    handle: int = 0
+    parameters: int = 0
+    context: int = 0
+    kept: Any = None
 
 
 def nodes_of(graph: int) -> list[Node]:
@@ -73,15 +86,8 @@ def _kernel(handle: Any) -> Node:
     own = [ctypes.create_string_buffer(ctypes.string_at(at, n), n) for at, n in zip(given, sizes, strict=True)]
     pointers = (ctypes.c_void_p * len(own))(*map(ctypes.addressof, own))
     found.kernelParams = ctypes.addressof(pointers)
-    start = driver.function("cuGraphExecKernelNodeSetParams")
-
-    def set_parameters(executable: Any, _kept: object = pointers) -> None:
-        (status,) = start(executable, handle, found)
-        if status:
-            raise driver.refused("cuGraphExecKernelNodeSetParams", status)
-
     same = ("KERNEL", int(found.func), *(int(getattr(found, name)) for name in _LAUNCH))
-    return Node(same, [memoryview(part).cast("B") for part in own], set_parameters)
+    return Node(same, own, int(handle), found.getPtr(), kept=(found, pointers))
 
 
 _sizes: dict[int, list[int] | None] = {}
@@ -112,14 +118,9 @@ def _copy(handle: Any) -> Node:
     places = int(found.dstDevice), int(found.srcDevice)
     if found.Height > 1 or found.Depth > 1:  # it cannot be set
         return Node((*same, *places))
-    blocks = [memoryview(bytearray(place.to_bytes(8, "little"))) for place in places]
-    context = driver.call("cuCtxGetCurrent")
-
-    def set_parameters(executable: Any) -> None:
-        found.dstDevice, found.srcDevice = (int.from_bytes(block, "little") for block in blocks)
-        driver.call("cuGraphExecMemcpyNodeSetParams", executable, handle, found, context)
-
-    return Node(same, blocks, set_parameters)
+    first = found.getPtr()
+    blocks = [(ctypes.c_char * 8).from_address(first + at) for at in (_TARGET, _SOURCE)]
+    return Node(same, blocks, int(handle), first, int(driver.call("cuCtxGetCurrent")), found)
 
 
 def _fill(handle: Any) -> Node:

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tilelang_core import ir
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.comm import Team
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.reach import Reach, reach
 from tilescale.errors import LaunchError, Location
+from tilescale.program.model import Program
 
 if TYPE_CHECKING:
     import torch
@@ -90,3 +93,21 @@ class Near:
                 "many of each, tilescale.compile(func, team=world.team([...])), once all ranks have joined NCCL",
                 where=where,
             )
+
+
+def sizes_of(program: Program, team: Team) -> tuple[tuple[str, int], ...]:
+    """Units of each launched level; what is left open takes what the job has.
+
+    Raises:
+        LaunchError: the job has another number of ranks.
+    """
+    known = [(name, ir.constant(extent)) for name, extent in program.extents]
+    fixed = math.prod(n for _, n in known if n is not None)
+    open_ = [name for name, n in known if n is None]
+    if team.size % fixed or (team.size != fixed and len(open_) != 1):
+        raise LaunchError(
+            f"{program.name!r} launches {fixed} devices, the job has {team.size} ranks",
+            hint=f"start it with `tilescale run -n {fixed} ...`",
+            where=program.launches[0].where,
+        )
+    return tuple((name, team.size // fixed if n is None else n) for name, n in known)

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tilescale.backends.cuda.running import driver
+from tilescale.backends.cuda.running.native import UNKNOWN, Forms, Graph
 from tilescale.backends.cuda.running.replay import Given, Kind, Replay
 from tilescale.backends.cuda.running.steps import Work, run
 
@@ -35,6 +37,8 @@ ALIGNED = 128
 
 _OTHERS = (int, float, np.generic, NoneType)
 """What a call passes that is no tensor: numbers, and None for a tensor that no statement names."""
+
+_NUMBERS = {int, float, bool, NoneType}
 
 Bind = Callable[[], list[Work]]
 """Binds a call: what it launches."""
@@ -64,7 +68,7 @@ class Plan:
         """
         self._kinds, self.can_repeat = kinds, can_repeat
         self._calls = LAUNCHED_BEFORE if at_once else 0
-        self._graph: Replay | None = None
+        self._replay: Replay | None = None
         self._bound: OrderedDict[Given, list[Work]] = OrderedDict()
         self._elsewhere: OrderedDict[Given, Plan] = OrderedDict()
 
@@ -75,13 +79,18 @@ class Plan:
         if self._calls < LAUNCHED_BEFORE:
             self._calls += 1
             return run(self._launches(given, bind))
-        if self._graph is None:
-            self._graph = Replay(self._launches(given, bind), given, self._kinds)
+        if self._replay is None:
+            self._replay = Replay(self._launches(given, bind), given, self._kinds)
             self._bound.clear()
-        if self._graph.moved(given, bind):
-            return self._graph.launch(stream)
+        if self._replay.launch(given, bind, stream):
+            return None
         at_places = _lately(self._elsewhere, given, lambda: Plan(self._kinds, can_repeat=True))
         at_places.launch(given, bind, stream)
+
+    @property
+    def graph(self) -> Graph | None:
+        """What C launches for all calls of the form that the graph serves; None while there is no graph."""
+        return self._replay.graph if self._replay is not None else None
 
     def _launches(self, given: Given, bind: Bind) -> list[Work]:
         return _lately(self._bound, given, bind)
@@ -116,6 +125,7 @@ class Plans:
         self._is_capturing = is_capturing
         self._forgotten: list[Plan] = []  # until no graph is captured: meanwhile theirs may not be destroyed
         self._plain = (torch.Tensor, torch.nn.Parameter)
+        self._forms: Forms | None = None  # once there is a graph
         self._plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
         self._last: Plan | None = None  # that was used: the others have their order
 
@@ -132,14 +142,52 @@ class Plans:
         self._plans[form] = self._last = plan
         self._forget([self._plans.popitem(last=False)[1]] if len(self._plans) > KEPT else [])
 
+    def launch(self, values: Sequence[Any], stream: int) -> bool:
+        """Launch a call of a form whose plan is a graph, without a look at the plan; False for any other call.
+
+        Raises:
+            DeviceError: the driver refuses the launch.
+        """
+        if self._forms is None or not self._are_plain(values):
+            return False
+        status = self._forms.call(self._forms.table, stream, *values)
+        if status < 0:
+            raise driver.refused("cuGraphLaunch", -status)
+        return status != UNKNOWN
+
+    def can_launch(self, plan: Plan, values: Sequence[Any]) -> None:
+        """From now on `launch` is for calls like one on these values, which was the plan's, if that is a graph."""
+        if plan.graph is None or not self._are_plain(values):
+            return
+        if self._forms is None:
+            self._forms = Forms(self.symmetric)
+        self._forms.keep(plan.graph, values, self.passed, self.fixed)
+
+    def _are_plain(self, values: Sequence[Any]) -> bool:
+        """Whether C may look at values: a tensor of a class of its own, or which stands for its negative, is more than
+        its memory."""
+        for x in values:
+            kind = x.__class__
+            if kind in self._plain:
+                if x.is_neg():
+                    return False
+            elif kind not in _NUMBERS:
+                return False
+        return True
+
     def clear(self) -> None:
         """Forget all of them: something that they are bound to has changed."""
         self._forget(self._plans.values())
         self._plans.clear()
         self._last = None
+        if self._forms is not None:
+            self._forms.clear()
 
     def _forget(self, plans: Iterable[Plan]) -> None:
-        self._forgotten += plans
+        for plan in plans:
+            self._forgotten.append(plan)
+            if self._forms is not None and plan.graph is not None:
+                self._forms.drop(plan.graph)
         if not self._is_capturing():
             self._forgotten.clear()
 

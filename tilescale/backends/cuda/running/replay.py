@@ -9,6 +9,7 @@ takes to set some nodes of the graph, and nothing is bound, captured, or instant
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tilescale.backends.cuda.running import driver
+from tilescale.backends.cuda.running import driver, native
 from tilescale.backends.cuda.running.graph_nodes import Node, nodes_of
+from tilescale.backends.cuda.running.native import Graph
 from tilescale.backends.cuda.running.own_streams import own_stream
 from tilescale.backends.cuda.running.steps import Work, run
-from tilescale.errors import DeviceError
 from tilescale.program.model import Program
 
 if TYPE_CHECKING:
@@ -61,81 +62,81 @@ class Site(NamedTuple):
     Attributes:
         block: the parameter; `at` is the first byte in it.
         position: of the argument.
-        offset: what is added to the address; None for a scalar.
+        offset: what is added to the argument.
+        nbytes: how many.
     """
 
     block: int
     at: int
     position: int
-    offset: int | None
+    offset: int
+    nbytes: int
 
 
 class Replay:
-    """The graph of a call's launches, instantiated."""
+    """The graph of a call's launches, instantiated.
+
+    Attributes:
+        graph: it and its sites, as C launches it.
+    """
 
     def __init__(self, launches: Sequence[Work], given: Given, kinds: Sequence[Kind]) -> None:
         """Capture them; nothing runs yet."""
         self._graph = captured(launches)
         self._graph.instantiate()
-        self._executable, self._start = _executable(self._graph), driver.function("cuGraphLaunch")
-        self._nodes = nodes_of(self._graph.raw_cuda_graph())
-        self._given, self._kinds = given, kinds
-        self._sites: dict[int, set[Site]] = {}
-        self._together: list[tuple[int, int]] = []  # tensors of which one lies in the other
+        self._nodes, self._kinds = nodes_of(self._graph.raw_cuda_graph()), kinds
+        self._sites: list[set[Site]] = [set() for _ in self._nodes]
         self._known: set[int] = set()  # positions whose sites are known
         self._is_fixed = False
+        self.graph = Graph(_executable(self._graph), _encoded(given, kinds), bytes(map(_code, kinds)))
 
-    def moved(self, given: Given, launches: Callable[[], Sequence[Work]]) -> bool:
-        """Let the next replay be for another call; False if the graph cannot serve it, and is as it was.
+    def launch(self, given: Given, launches: Callable[[], Sequence[Work]], stream: int) -> bool:
+        """Replay it on a stream for a call; False, and nothing done, if it cannot serve that.
 
-        `launches` binds that call, for the first one that shows what moves.
+        PyTorch's replay also sees to random numbers, and takes more time. `launches` binds the call, for the first one
+        that shows what moves.
+
+        Raises:
+            DeviceError: the driver refuses the launch.
         """
-        if given == self._given:
+        passed = _encoded(given, self._kinds)
+        if self._launched(passed, stream):
             return True
-        if self._is_fixed:
+        return self._learn(passed, launches) and self._launched(passed, stream)
+
+    def _launched(self, passed: Given, stream: int) -> bool:
+        status = self.graph.launch(passed, stream)
+        if status < 0:
+            raise driver.refused("cuGraphLaunch", -status)
+        return status != native.UNKNOWN
+
+    def _learn(self, passed: Given, launches: Callable[[], Sequence[Work]]) -> bool:
+        """Find what differs from the launches of another call; False if that is nothing new, or more than places and
+        scalars."""
+        was = self.graph.given
+        changed = {i for i, (now, before) in enumerate(zip(passed, was, strict=True)) if now != before}
+        if changed <= self._known or self._is_fixed or self.graph.refused:
             return False
-        changed = {i for i, (now, was) in enumerate(zip(given, self._given, strict=True)) if now != was}
-        if not changed <= self._known:
-            other = captured(launches())
-            if not self._learn(given, changed, nodes_of(other.raw_cuda_graph())):
-                self._is_fixed = True
-                return False
-        if any(given[i] - given[j] != self._given[i] - self._given[j] for i, j in self._together):
+        others = nodes_of(captured(launches()).raw_cuda_graph())
+        two = Two(was, passed, self._kinds)
+        found = two.differences(self._nodes, others)
+        if found is None:
+            self._is_fixed = True
             return False
-        try:
-            self._set(given, changed)
-        except DeviceError:  # memory of another kind: what is set already is wrong for every call
-            self._is_fixed, self._given = True, ()
-            return False
+        for sites, more in zip(self._sites, found, strict=True):
+            sites.update(more)
+        self._known |= changed | set(two.addresses)
+        nodes = [
+            native.Node(node.handle, node.parameters, node.context, [_at(node, site) for site in sites])
+            for node, sites in zip(self._nodes, self._sites, strict=True)
+            if sites
+        ]
+        self.graph.learn(nodes, self._known, two.together())
         return True
 
-    def launch(self, stream: int) -> None:
-        """Replay it on a stream: as PyTorch's replay, which also sees to random numbers, in less time."""
-        (status,) = self._start(self._executable, stream)
-        if status:
-            raise driver.refused("cuGraphLaunch", status)
 
-    def _learn(self, given: Given, changed: set[int], others: list[Node]) -> bool:
-        """Find what differs from the launches of another call; False if that is more than places and scalars."""
-        if [node.same for node in self._nodes] != [node.same for node in others]:
-            return False
-        two = Two(self._given, given, self._kinds)
-        for number, (node, other) in enumerate(zip(self._nodes, others, strict=True)):
-            found = two.sites(node.blocks, other.blocks)
-            if found is None:
-                return False
-            self._sites.setdefault(number, set()).update(found)
-        self._together, self._known = two.together(), self._known | changed | set(two.addresses)
-        return True
-
-    def _set(self, given: Given, changed: set[int]) -> None:
-        for number, sites in self._sites.items():
-            node, moving = self._nodes[number], [site for site in sites if site.position in changed]
-            for site in moving:
-                _write(node.blocks[site.block], site, given, self._kinds)
-            if moving:
-                node.set(self._executable)
-        self._given = given
+def _at(node: Node, site: Site) -> native.Site:
+    return native.Site(ctypes.addressof(node.blocks[site.block]) + site.at, site.offset, site.position, site.nbytes)
 
 
 @dataclass(frozen=True)
@@ -163,23 +164,30 @@ class Two:
     def _shift(self, position: int) -> int:
         return int(self.other[position] - self.one[position])
 
-    def sites(self, mine: Sequence[memoryview], theirs: Sequence[memoryview]) -> list[Site] | None:
-        """Where arguments are in the parameters of a node; None if these differ in something else."""
+    def differences(self, nodes: Sequence[Node], others: Sequence[Node]) -> list[list[Site]] | None:
+        """Of each node, where arguments are in its parameters; None if nodes differ in something else."""
+        if [node.same for node in nodes] != [node.same for node in others]:
+            return None
+        found = [self._of_node(node, other) for node, other in zip(nodes, others, strict=True)]
+        return None if None in found else found  # type: ignore[return-value]
+
+    def _of_node(self, node: Node, other: Node) -> list[Site] | None:
         found: list[Site] = []
-        for number, (block, other) in enumerate(zip(mine, theirs, strict=True)):
-            sites = self._scalar(number, block, other) or self._places(number, block, other)
+        for number, pair in enumerate(zip(node.blocks, other.blocks, strict=True)):
+            mine, theirs = map(bytes, pair)
+            sites = self._scalar(number, mine, theirs) or self._places(number, mine, theirs)
             if sites is None:
                 return None
             found += sites
         return found
 
-    def _places(self, number: int, block: memoryview, other: memoryview) -> list[Site] | None:
+    def _places(self, number: int, block: bytes, other: bytes) -> list[Site] | None:
         found, begin = [], 0
         for at in range(0, len(block) - len(block) % _WORD, _WORD):
             word, wanted = (int.from_bytes(part[at : at + _WORD], "little") for part in (block, other))
             position = self._owner(word, wanted)
             if position is not None:
-                found.append(Site(number, at, position, word - self.one[position]))
+                found.append(Site(number, at, position, word - self.one[position], _WORD))
             elif word != wanted:
                 return None
             begin = at + _WORD
@@ -192,14 +200,14 @@ class Two:
                 return i
         return None
 
-    def _scalar(self, number: int, block: memoryview, other: memoryview) -> list[Site] | None:
+    def _scalar(self, number: int, block: bytes, other: bytes) -> list[Site] | None:
         """The one scalar that a parameter is; None if it is not known to be one."""
         if block == other:
             return None
-        scalars = [(i, kind) for i, kind in enumerate(self.kinds) if isinstance(kind, np.dtype)]
-        pairs = [(i, _bytes(self.one[i], kind), _bytes(self.other[i], kind)) for i, kind in scalars]
-        found = [i for i, mine, theirs in pairs if block == mine and other == theirs]
-        return [Site(number, 0, found[0], None)] if len(found) == 1 else None
+        scalars = [(i, kind.itemsize) for i, kind in enumerate(self.kinds) if isinstance(kind, np.dtype)]
+        sized = [i for i, nbytes in scalars if nbytes == len(block)]
+        found = [i for i in sized if [_low(x[i], len(block)) for x in (self.one, self.other)] == [block, other]]
+        return [Site(number, 0, found[0], 0, len(block))] if len(found) == 1 else None
 
     def _nbytes(self, position: int) -> int:
         kind = self.kinds[position]
@@ -207,16 +215,34 @@ class Two:
         return kind
 
 
-def _write(block: memoryview, site: Site, given: Given, kinds: Sequence[Kind]) -> None:
-    if site.offset is None:
-        block[:] = _bytes(given[site.position], kinds[site.position])
-    else:
-        block[site.at : site.at + _WORD] = (given[site.position] + site.offset).to_bytes(_WORD, "little")
+def _encoded(given: Given, kinds: Sequence[Kind]) -> Given:
+    """What a call passes as numbers of 64 bits: addresses, and scalars as the bytes that a kernel is passed."""
+    return tuple(0 if x is None else _number(x, kind) for x, kind in zip(given, kinds, strict=True))
 
 
-def _bytes(value: Any, dtype: Any) -> bytes:
-    """A scalar as a kernel is passed it."""
-    return np.asarray(value).astype(dtype).tobytes()
+def _number(value: Any, kind: Kind) -> int:
+    if isinstance(kind, int):
+        return int(value)
+    made = np.asarray(value).astype(kind or np.dtype("float64"))
+    return int.from_bytes(made.tobytes().ljust(_WORD, b"\0"), "little", signed=True)
+
+
+def _low(number: int, nbytes: int) -> bytes:
+    return number.to_bytes(_WORD, "little", signed=True)[:nbytes]
+
+
+def _code(kind: Kind) -> int:
+    """How C finds the number of an argument (native/replays.c)."""
+    if not isinstance(kind, np.dtype):
+        return _ADDRESS if isinstance(kind, int) else _OTHER
+    if kind.kind in "iu":
+        return kind.itemsize
+    return _FLOAT | kind.itemsize if kind.kind == "f" and kind.itemsize >= _NARROWEST else _OTHER
+
+
+_ADDRESS, _FLOAT, _OTHER = 0, 0x40, 0xFF
+_NARROWEST = 4
+"""Bytes of the narrowest float that C converts to."""
 
 
 def captured(launches: Sequence[Work]) -> torch.cuda.CUDAGraph:
@@ -234,11 +260,9 @@ def captured(launches: Sequence[Work]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _executable(graph: torch.cuda.CUDAGraph) -> Any:
-    """An instantiated graph as the driver takes it."""
-    from cuda.bindings import driver as names
-
-    return names.CUgraphExec(graph.raw_cuda_graph_exec())
+def _executable(graph: torch.cuda.CUDAGraph) -> int:
+    """The driver's handle of an instantiated graph."""
+    return int(graph.raw_cuda_graph_exec())
 
 
 @contextmanager

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: MIT
+"""C of the host's part of a call. replays.c: calls of known forms."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+
+def source(name: str) -> str:
+    """The text of a file in this folder."""
+    return resources.files(__package__).joinpath(name).read_text()

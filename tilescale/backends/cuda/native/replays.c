@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: MIT
+// Calls of known forms: compare a call's arguments with the forms that a program was called with, pass the nodes of the
+// form's CUDA graph what has changed, and launch it. running/native.py compiles and loads this file.
+
+#include <dlpack/dlpack.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tvm/ffi/c_api.h>
+
+#define MOST_VALUES 64
+#define MOST_WORDS 1024
+#define ALIGNED 128  // as ALIGNED in running/plans.py
+
+enum { UNKNOWN = 0, LAUNCHED = 1 };  // below zero: minus the driver's status
+
+// -- replays ----------------------------------------------------------------------------------------------------------
+
+// Bytes of a node that an argument decides: its address and an offset, or as a scalar so many bytes.
+typedef struct {
+  uint8_t *at;
+  int64_t offset;
+  int32_t position, nbytes;
+} Site;
+
+// A node with such bytes; a copy if it has a context.
+typedef struct {
+  void *node, *parameters, *context;
+  const Site *sites;
+  int64_t count;
+} Node;
+
+// Tensors of which one lies in the other: they have to move together.
+typedef struct {
+  int32_t one, other;
+} Pair;
+
+typedef struct {
+  void *executable;
+  const Node *nodes;
+  int64_t node_count;
+  int64_t *given;        // what the nodes are passed now
+  const uint8_t *kinds;  // of each argument: ADDRESS, bytes of an integer, or how a float is passed
+  const uint8_t *known;  // of each argument: whether the sites say all that it decides
+  int64_t given_count;
+  const Pair *pairs;
+  int64_t pair_count;
+  int64_t refused;  // the driver's status once it has refused a node: what is set already is wrong for every call
+} Replay;
+
+enum { ADDRESS = 0, FLOAT = 0x40 };
+
+static int (*set_kernel)(void *, void *, const void *);
+static int (*set_copy)(void *, void *, const void *, void *);
+static int (*launch_graph)(void *, void *);
+
+void driver(void *kernel, void *copy, void *launch) {
+  set_kernel = (int (*)(void *, void *, const void *))kernel;
+  set_copy = (int (*)(void *, void *, const void *, void *))copy;
+  launch_graph = (int (*)(void *, void *))launch;
+}
+
+static int serves(const Replay *replay, const int64_t *given) {
+  if (replay->refused) return 0;
+  for (int64_t i = 0; i < replay->given_count; ++i)
+    if (given[i] != replay->given[i] && !replay->known[i]) return 0;
+  for (int64_t i = 0; i < replay->pair_count; ++i) {
+    Pair pair = replay->pairs[i];
+    if (given[pair.one] - given[pair.other] != replay->given[pair.one] - replay->given[pair.other]) return 0;
+  }
+  return 1;
+}
+
+static int pass(const Replay *replay, const Node *node, const int64_t *given) {
+  int changed = 0;
+  for (int64_t i = 0; i < node->count; ++i) {
+    const Site *site = &node->sites[i];
+    int64_t now = given[site->position] + site->offset;
+    if (given[site->position] != replay->given[site->position]) {
+      memcpy(site->at, &now, site->nbytes);
+      changed = 1;
+    }
+  }
+  if (!changed) return 0;
+  return node->context ? set_copy(replay->executable, node->node, node->parameters, node->context)
+                       : set_kernel(replay->executable, node->node, node->parameters);
+}
+
+int64_t launch(Replay *replay, const int64_t *given, void *stream) {
+  if (!serves(replay, given)) return UNKNOWN;
+  for (int64_t i = 0; i < replay->node_count && !replay->refused; ++i) replay->refused = pass(replay, &replay->nodes[i], given);
+  if (replay->refused) return UNKNOWN;
+  memcpy(replay->given, given, replay->given_count * sizeof *given);
+  int status = launch_graph(replay->executable, stream);
+  return status ? -(int64_t)status : LAUNCHED;
+}
+
+// -- forms ------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+  uint64_t hash;
+  int64_t words;
+  int64_t *form;
+  Replay *replay;
+} Entry;
+
+// The forms of a program. Bits of `passed` and `fixed` are positions: of scalars that only kernels depend on, and of
+// tensors whose places are a part of the form, as places in symmetric memory are, from `first` to `end`.
+typedef struct {
+  uint64_t passed, fixed;
+  int64_t first, end;
+  int64_t count, room;
+  Entry *entries;
+} Table;
+
+// What a call passes: addresses, and scalars as they come.
+typedef struct {
+  int64_t words, count;
+  int64_t form[MOST_WORDS];
+  int64_t given[MOST_VALUES];
+  int32_t types[MOST_VALUES];
+} Call;
+
+enum { TENSOR = 'T', NONE = 'N', INTEGER = 'I', REAL = 'R' };
+
+static int add_tensor(const Table *table, Call *call, int position, const DLTensor *tensor) {
+  if (call->words + 4 + 2 * tensor->ndim > MOST_WORDS || !tensor->strides) return 0;
+  int64_t place = (int64_t)tensor->data + (int64_t)tensor->byte_offset, *form = call->form + call->words;
+  int stays = (table->fixed >> position & 1) || (table->first <= place && place < table->end);
+  *form++ = TENSOR | (int64_t)tensor->ndim << 8 | (int64_t)tensor->device.device_id << 32;
+  *form++ = tensor->dtype.code | tensor->dtype.bits << 8 | (int64_t)tensor->dtype.lanes << 16 |
+            (int64_t)tensor->device.device_type << 32;
+  *form++ = stays ? place : place % ALIGNED;
+  for (int i = 0; i < tensor->ndim; ++i) *form++ = tensor->shape[i];
+  for (int i = 0; i < tensor->ndim; ++i) *form++ = tensor->strides[i];
+  call->words = form - call->form;
+  call->given[position] = place;
+  return 1;
+}
+
+static int add(const Table *table, Call *call, int position, const TVMFFIAny *value) {
+  int64_t *form = call->form + call->words;
+  if (call->words + 2 > MOST_WORDS) return 0;
+  switch (call->types[position] = value->type_index) {
+    case kTVMFFITensor:
+      return add_tensor(table, call, position, (const DLTensor *)((const char *)value->v_obj + sizeof(TVMFFIObject)));
+    case kTVMFFIDLTensorPtr:
+      return add_tensor(table, call, position, (const DLTensor *)value->v_ptr);
+    case kTVMFFINone:
+      *form = NONE;
+      call->given[position] = 0;
+      call->words += 1;
+      return 1;
+    case kTVMFFIBool:
+    case kTVMFFIInt:
+    case kTVMFFIFloat:
+      form[0] = value->type_index == kTVMFFIFloat ? REAL : INTEGER;
+      form[1] = table->passed >> position & 1 ? 0 : value->v_int64;
+      call->given[position] = value->v_int64;
+      call->words += 2;
+      return 1;
+  }
+  return 0;
+}
+
+static int told(const Table *table, Call *call, const TVMFFIAny *values, int count) {
+  call->words = 0, call->count = count;
+  if (count > MOST_VALUES) return 0;
+  for (int i = 0; i < count; ++i)
+    if (!add(table, call, i, &values[i])) return 0;
+  return 1;
+}
+
+static uint64_t hash_of(const Call *call) {
+  uint64_t hash = 0;
+  for (int64_t i = 0; i < call->words; ++i) {
+    hash = (hash ^ (uint64_t)call->form[i]) * 0x9E3779B97F4A7C15u;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+static Entry *entry_of(Table *table, const Call *call, uint64_t hash) {
+  for (Entry *entry = table->entries; entry < table->entries + table->count; ++entry)
+    if (entry->hash == hash && entry->words == call->words && !memcmp(entry->form, call->form, 8 * call->words))
+      return entry;
+  return NULL;
+}
+
+// Scalars as kernels are passed them; 0 for what they are not passed so.
+static int encode(const Replay *replay, const Table *table, Call *call) {
+  if (call->count != replay->given_count) return 0;
+  for (int64_t i = 0; i < call->count; ++i) {
+    uint8_t kind = replay->kinds[i];
+    if (call->types[i] == kTVMFFITensor || call->types[i] == kTVMFFIDLTensorPtr || call->types[i] == kTVMFFINone) continue;
+    if (!(table->passed >> i & 1)) {
+      call->given[i] = 0;
+    } else if (call->types[i] == kTVMFFIInt && kind >= 1 && kind <= 8) {
+      if (kind < 8) call->given[i] &= ((int64_t)1 << 8 * kind) - 1;
+    } else if (call->types[i] == kTVMFFIFloat && kind == (FLOAT | 4)) {
+      double wide;
+      memcpy(&wide, &call->given[i], 8);
+      float narrow = (float)wide;
+      call->given[i] = 0;
+      memcpy(&call->given[i], &narrow, 4);
+    } else if (call->types[i] != kTVMFFIFloat || kind != (FLOAT | 8)) {
+      return 0;
+    }
+  }
+  return 1;
+}
+
+// -- what Python calls ------------------------------------------------------------------------------------------------
+
+Table *table_new(int64_t first, int64_t end) {
+  Table *table = (Table *)calloc(1, sizeof *table);
+  if (table) table->first = first, table->end = end;
+  return table;
+}
+
+void table_clear(Table *table, uint64_t passed, uint64_t fixed) {
+  for (int64_t i = 0; i < table->count; ++i) free(table->entries[i].form);
+  table->count = 0, table->passed = passed, table->fixed = fixed;
+}
+
+void table_drop(Table *table, const Replay *replay) {
+  for (int64_t i = table->count - 1; i >= 0; --i)
+    if (table->entries[i].replay == replay) {
+      free(table->entries[i].form);
+      table->entries[i] = table->entries[--table->count];
+    }
+}
+
+void table_free(Table *table) {
+  table_clear(table, 0, 0);
+  free(table->entries);
+  free(table);
+}
+
+static int answer(TVMFFIAny *result, int64_t value) {
+  result->type_index = kTVMFFIInt, result->zero_padding = 0, result->v_int64 = value;
+  return 0;
+}
+
+// keep(table, replay, *values): from now on calls of this form are this replay.
+int __tvm_ffi_keep(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
+  Table *table = (Table *)args[0].v_int64;
+  Call call;
+  if (!told(table, &call, args + 2, count - 2)) return answer(result, 0);
+  uint64_t hash = hash_of(&call);
+  Entry *entry = entry_of(table, &call, hash);
+  if (!entry) {
+    if (table->count == table->room) {
+      int64_t room = table->room ? 2 * table->room : 4;
+      Entry *entries = (Entry *)realloc(table->entries, room * sizeof *entries);
+      if (!entries) return answer(result, 0);
+      table->entries = entries, table->room = room;
+    }
+    int64_t *form = (int64_t *)malloc(8 * call.words);
+    if (!form) return answer(result, 0);
+    memcpy(form, call.form, 8 * call.words);
+    entry = &table->entries[table->count++];
+    entry->hash = hash, entry->words = call.words, entry->form = form;
+  }
+  entry->replay = (Replay *)args[1].v_int64;
+  return answer(result, 1);
+}
+
+// call(table, stream, *values): LAUNCHED, UNKNOWN, or minus the driver's status.
+int __tvm_ffi_call(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
+  Table *table = (Table *)args[0].v_int64;
+  Call call;
+  if (!told(table, &call, args + 2, count - 2)) return answer(result, UNKNOWN);
+  Entry *entry = entry_of(table, &call, hash_of(&call));
+  if (!entry || !encode(entry->replay, table, &call)) return answer(result, UNKNOWN);
+  return answer(result, launch(entry->replay, call.given, (void *)args[1].v_int64));
+}

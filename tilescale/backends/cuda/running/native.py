@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""The forms of a program's calls, and what launches a call of one, in C (native/replays.c)."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import weakref
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from tilelang_core.native import Library, compiler, library
+from tilescale.backends.cuda.native import source
+from tilescale.errors import DeviceError
+
+UNKNOWN = 0
+"""A call that was not launched: its form, or what moves in it, is not known. 1 is launched, below zero a status."""
+
+_PLACES = 64
+"""Positions of arguments that a table's masks have bits for."""
+
+
+class Site(NamedTuple):
+    """Bytes that an argument decides: where they are, what is added to the argument, and how many."""
+
+    at: int
+    offset: int
+    position: int
+    nbytes: int
+
+
+class Node(NamedTuple):
+    """A node of a graph as the driver sets it: handle, its parameters, the context of a copy (0 for a kernel)."""
+
+    handle: int
+    parameters: int
+    context: int
+    sites: Sequence[Site]
+
+
+class _Site(ctypes.Structure):
+    _fields_ = (
+        ("at", ctypes.c_void_p),
+        ("offset", ctypes.c_int64),
+        ("position", ctypes.c_int32),
+        ("nbytes", ctypes.c_int32),
+    )
+
+
+class _Node(ctypes.Structure):
+    _fields_ = (
+        ("node", ctypes.c_void_p),
+        ("parameters", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+        ("sites", ctypes.POINTER(_Site)),
+        ("count", ctypes.c_int64),
+    )
+
+
+class _Replay(ctypes.Structure):
+    _fields_ = (
+        ("executable", ctypes.c_void_p),
+        ("nodes", ctypes.POINTER(_Node)),
+        ("node_count", ctypes.c_int64),
+        ("given", ctypes.POINTER(ctypes.c_int64)),
+        ("kinds", ctypes.c_char_p),
+        ("known", ctypes.c_char_p),
+        ("given_count", ctypes.c_int64),
+        ("pairs", ctypes.POINTER(ctypes.c_int32)),
+        ("pair_count", ctypes.c_int64),
+        ("refused", ctypes.c_int64),
+    )
+
+
+class Graph:
+    """An instantiated graph, with what its nodes are passed."""
+
+    def __init__(self, executable: int, given: Sequence[int], kinds: bytes):
+        """`given` is what it was captured with; `kinds` how C finds the number of each argument."""
+        connect()
+        self._given = (ctypes.c_int64 * len(given))(*given)
+        self._record = _Replay(executable=executable, given=self._given, kinds=kinds, given_count=len(given))
+        self._launch, self.address = _replays().plain.launch, ctypes.addressof(self._record)
+        self.learn((), (), ())
+
+    def learn(self, nodes: Sequence[Node], known: Iterable[int], pairs: Sequence[tuple[int, int]]) -> None:
+        """From now on it serves calls that differ in what arguments at the `known` positions decide.
+
+        Args:
+            nodes: with all bytes that these decide.
+            pairs: arguments that have to stay as far apart as they are.
+        """
+        flags = bytearray(len(self._given))
+        for position in known:
+            flags[position] = 1
+        sites = [(_Site * len(node.sites))(*(_Site(*site) for site in node.sites)) for node in nodes]
+        each = [_Node(*node[:3], at, len(at)) for node, at in zip(nodes, sites, strict=True)]
+        record, self._kept = self._record, sites
+        record.nodes, record.node_count = (_Node * len(each))(*each), len(each)
+        record.known = bytes(flags)
+        record.pairs = (ctypes.c_int32 * (2 * len(pairs)))(*(position for pair in pairs for position in pair))
+        record.pair_count = len(pairs)
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """What the nodes are passed now."""
+        return tuple(self._given)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the driver has refused to set a node: the graph serves nobody from then on."""
+        return bool(self._record.refused)
+
+    def launch(self, given: Sequence[int], stream: int) -> int:
+        """Launch it for a call: UNKNOWN, 1, or minus the driver's status."""
+        return int(self._launch(self.address, (ctypes.c_int64 * len(given))(*given), stream))
+
+
+class Forms:
+    """The forms of one program, and the graph for each."""
+
+    def __init__(self, symmetric: tuple[int, int]):
+        """`symmetric` are the addresses from which on, and up to which, places are a part of a form."""
+        loaded = _replays()
+        self._plain, self._table = loaded.plain, int(loaded.plain.table_new(*symmetric))
+        self._keep, self.call = loaded.functions["keep"], loaded.functions["call"]
+        self._masks = 0, 0
+        self._graphs: dict[int, Graph] = {}
+        weakref.finalize(self, loaded.plain.table_free, self._table)
+
+    @property
+    def table(self) -> int:
+        """What `call(table, stream, *values)` takes; it gives UNKNOWN, 1, or minus the driver's status."""
+        return self._table
+
+    def keep(self, graph: Graph, values: Sequence[Any], passed: Iterable[int], fixed: Iterable[int]) -> None:
+        """From now on calls of the form of these values are the graph's.
+
+        Args:
+            passed: positions of scalars by which forms are not told apart.
+            fixed: positions of tensors whose places are a part of the form.
+        """
+        masks = _mask(passed), _mask(fixed)
+        if masks != self._masks:
+            self.clear()
+            self._masks = masks
+            self._plain.table_clear(self._table, *masks)
+        if len(values) <= _PLACES and self._keep(self._table, graph.address, *values):
+            self._graphs[graph.address] = graph
+
+    def drop(self, graph: Graph) -> None:
+        """Forget what is kept for a graph."""
+        self._plain.table_drop(self._table, graph.address)
+        self._graphs.pop(graph.address, None)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._plain.table_clear(self._table, *self._masks)
+        self._graphs.clear()
+
+
+def _mask(positions: Iterable[int]) -> int:
+    return sum(1 << position for position in positions if position < _PLACES)
+
+
+@cache
+def connect() -> None:
+    """Let C know where the driver's functions are. Raises DeviceError, as `_replays`."""
+    loaded = ctypes.CDLL("libcuda.so.1")
+    names = "cuGraphExecKernelNodeSetParams_v2", "cuGraphExecMemcpyNodeSetParams", "cuGraphLaunch"
+    _replays().plain.driver(*(ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in names))
+
+
+@cache
+def _replays() -> Library:
+    """Raises DeviceError without a C compiler, if nobody has compiled it before."""
+    try:
+        loaded = library(source("replays.c"))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error).encode()
+        raise DeviceError(
+            f"the host's part of calls does not compile with {compiler() or 'cc'}: {said.decode()[-800:]}",
+            hint="install a C compiler, as nvcc needs one, too",
+        ) from error
+    number, address = ctypes.c_int64, ctypes.c_void_p
+    for name, result, *given in (
+        ("driver", None, address, address, address),
+        ("launch", number, address, address, address),
+        ("table_new", address, number, number),
+        ("table_clear", None, address, ctypes.c_uint64, ctypes.c_uint64),
+        ("table_drop", None, address, address),
+        ("table_free", None, address),
+    ):
+        function = getattr(loaded.plain, name)
+        function.restype, function.argtypes = result, given
+    return loaded
