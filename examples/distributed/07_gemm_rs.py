@@ -17,6 +17,10 @@ The idea: order. Every device starts with the tiles of another owner, so that no
 sums come in a second grid phase (`T.Scale("device")` around `T.Scale("block")` opens one): a phase that only sends
 always ends, and only then do blocks wait, so the order of the tiles is free and nothing can deadlock.
 
+When it wins: not in this form. Simulated on four H200, M = N = K of 1024 takes 15.4 us in phases and 18.6 us tile by
+tile, 2048 takes 55.5 and 59.6 us. 4096 takes 262 us in phases, and 193 us in the form of `23_gemm_rs_overlapped.py`
+with `chunk=512`, where the copy engine sends chunks of rows while the GEMM runs.
+
 Things to try: start with the own tiles and compare who waits for whom; send bfloat16 and see what the sums lose; add a
 bias where the parts are added up.
 """

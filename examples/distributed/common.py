@@ -78,6 +78,12 @@ def whole(what: str, extent: int, part: int) -> None:
         raise ValueError(f"{what}={extent} is not made of whole parts of {part}; {above} would be")
 
 
+def grid_of(tiles: int, per_core: int = 2) -> int:
+    """Blocks of a persistent grid on the current machine: `per_core` on each core, at most one for each tile."""
+    machine = tilescale.current_machine()
+    return min(tiles, per_core * machine.count(machine.program_level.name, machine.tensor_level.name))
+
+
 def run(program: Any, args: Sequence[Sequence[Any]]) -> None:
     """Run a program on all devices, `args[r]` being the tensors of device r, and show what each of them did."""
     world = tilescale.init()
