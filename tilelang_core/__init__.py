@@ -26,6 +26,7 @@
     mixed.py     products of both float8 types (installed likewise)
     native.py    C sources for TVM-FFI, compiled and loaded
     recent.py    a dictionary that forgets, for what is made again often
+    records.py   nodes of TIR, and Python objects with some, as bytes
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
     falling.py   indices that fall, in a form that the stock compiler gets right
     short_loops.py loops of at most one step, in a form that it leaves alone

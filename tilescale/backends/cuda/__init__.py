@@ -5,6 +5,7 @@ target.py         the compilation target of a machine
 limits.py         what no lowering gets out of a number of threads
 ptx.py            numbers that the PTX ISA and the driver fix for all processors
 text.py           the CUDA text of a kernel, checked
+lowered_cache.py  lowered programs on disk
 support.py        a program as this back end has it: generated text without a GPU, an executable with one
 upstream_errors.py  what stock TileLang cannot lower, with the user's line
 nvshmem_link.py   how kernels that call NVSHMEM are linked and started

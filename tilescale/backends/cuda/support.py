@@ -13,6 +13,7 @@ from tilelang_core import ir
 from tilescale.backends.base import Compilation, Executable
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda.limits import check_threads
+from tilescale.backends.cuda.lowered_cache import cached
 from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Target
@@ -50,7 +51,7 @@ def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:
     made = _target(target)
     again = lambda func: lower_for(analyse(func, target.machine), made)  # noqa: E731
     with explained(program.func, again, program.launches[0].where):
-        return DeviceLowered(lower_for(program, made))
+        return DeviceLowered(cached(program, made))
 
 
 def serves(machine: Machine) -> bool:

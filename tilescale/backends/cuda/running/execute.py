@@ -12,11 +12,12 @@ from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.base import Compilation
 from tilescale.backends.cuda import nvshmem_link
+from tilescale.backends.cuda.lowered_cache import cached
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.check import Check
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.backends.cuda.lowering.program import Beside, LoweredGrid, LoweredProgram, lower
+from tilescale.backends.cuda.lowering.program import Beside, LoweredGrid, LoweredProgram
 from tilescale.backends.cuda.lowering.queued import leads_out
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
@@ -94,7 +95,7 @@ class DeviceProgram:
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._turns = turns(self.device)
         self._plans = Plans(lambda: self._turns.stream() is None, self._symmetric_addresses())
-        self._lowered = lowered if lowered.target == self.target else lower(self.program, self.target)
+        self._lowered = lowered if lowered.target == self.target else cached(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
         self.exchanges = Workspaces()
         self.sums = Sums()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""Lowered programs on disk: what is read is what was lowered, and another program or another world finds nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale.language as T
+from tests.cuda import programs
+from tests.cuda.fakes import Device
+from tests.cuda.support import lowered
+from tests.cuda.test_execute_calls import put
+from tests.cuda.test_golden_text import PROGRAMS
+from tilescale.backends.cuda import lowered_cache
+from tilescale.settings import settings
+
+
+@pytest.fixture
+def lowerings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """The programs that are lowered, on a computer that runs them, with an empty cache."""
+    made: list[Any] = []
+    lower = lowered_cache.lower
+    monkeypatch.setattr(lowered_cache, "_runs_here", lambda: True)
+    monkeypatch.setattr(lowered_cache, "objection", lambda folder: None)
+    monkeypatch.setattr(lowered_cache.stock, "keeps_kernels", lambda: True)
+    monkeypatch.setattr(lowered_cache.stock, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(lowered_cache, "lower", lambda *given: made.append(given) or lower(*given))
+    return made
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_read_as_it_was_lowered(name: str, lowerings: list[Any]):
+    first, second = (lowered(PROGRAMS[name]()) for _ in range(2))
+    assert len(lowerings) == 1
+    assert first.source({}) == second.source({})
+    for one, other in zip(first.kernels, second.kernels, strict=True):
+        assert one.func.script(show_meta=True) == other.func.script(show_meta=True)
+        assert len(one.arguments) == len(other.arguments)
+    assert (first.notes, first.lowered.sites, first.lowered.target) == (
+        second.notes,
+        second.lowered.sites,
+        second.lowered.target,
+    )
+
+
+def test_what_was_read_runs(lowerings: list[Any], monkeypatch: pytest.MonkeyPatch):
+    launched = []
+    for _ in range(2):
+        device = Device(monkeypatch)
+        x, y = device.heap.zeros((64, 64), torch.float32), device.heap.zeros((64, 64), torch.float32)
+        device.program(put())([x, y])
+        launched.append([entry if isinstance(entry, str) else (entry[0], len(entry)) for entry in device.log])
+    assert launched[0] == launched[1] != [] and len(lowerings) == 1
+
+
+def two_lines_apart(first: bool) -> Any:
+    """Two programs that differ in their lines only."""
+    if first:
+
+        @T.prim_func
+        def f(X: T.Tensor((64,), "float32")):
+            with T.Kernel(device=2):
+                with T.Scale("device"):
+                    T.allreduce(X)
+
+    else:
+
+        @T.prim_func
+        def f(X: T.Tensor((64,), "float32")):
+            with T.Kernel(device=2):
+                with T.Scale("device"):
+                    T.allreduce(X)
+
+    return f
+
+
+def test_other_lines_other_targets_and_other_settings_are_lowered_anew(
+    lowerings: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    lowered(two_lines_apart(True))
+    lowered(two_lines_apart(False))
+    assert len(lowerings) == 2, "errors name lines"
+    lowered(two_lines_apart(True), machine="h100-sxm-8")
+    assert len(lowerings) == 3
+    monkeypatch.setattr(lowered_cache, "settings", lambda: replace(settings(), share_gpus=True))
+    lowered(two_lines_apart(True))
+    assert len(lowerings) == 4
+    monkeypatch.setattr(lowered_cache, "_source", lambda: "another version")
+    lowered(two_lines_apart(True))
+    assert len(lowerings) == 5
+
+
+@pytest.mark.parametrize("damage", [b"", b"not what zlib makes"])
+def test_a_damaged_file_is_replaced(damage: bytes, lowerings: list[Any], tmp_path: Path):
+    lowered(programs.barrier())
+    (path,) = (tmp_path / "lowered").iterdir()
+    path.write_bytes(damage)
+    lowered(programs.barrier())
+    lowered(programs.barrier())
+    assert len(lowerings) == 2
+
+
+def test_the_folder_is_bounded(lowerings: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lowered_cache, "MOST", 2)
+    for make in (programs.barrier, programs.steps, programs.put_with_own_flags):
+        lowered(make())
+    assert len(list((tmp_path / "lowered").iterdir())) == 2
+
+
+def test_where_others_may_write_nothing_is_read(lowerings: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Reading executes what a file says."""
+    lowered(programs.barrier())
+    monkeypatch.setattr(lowered_cache, "objection", lambda folder: "all users can write there")
+    lowered(programs.barrier())
+    assert len(lowerings) == 2
+
+
+def test_without_gpus_nothing_is_kept(lowerings: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(lowered_cache, "_runs_here", lambda: False)
+    lowered(programs.barrier())
+    assert not (tmp_path / "lowered").exists()

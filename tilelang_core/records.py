@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""Python objects with nodes of TIR among them as bytes: what is one node before is one node after."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import tvm
+import tvm_ffi
+
+__all__ = ["dumps", "graph_text", "loads"]
+
+
+def dumps(record: Any) -> bytes:
+    """A record as bytes. Raises what pickle, or TVM, raises of objects that cannot be saved."""
+    head = io.BytesIO()
+    pickler = _Pickler(head, protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.dump(record)
+    return pickle.dumps((graph_text(pickler.nodes), head.getvalue()), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def loads(data: bytes) -> Any:
+    """The record, of bytes that nobody else can have written: pickle executes what they say."""
+    text, head = pickle.loads(data)
+    return _Unpickler(io.BytesIO(head), tvm.ir.load_json(text)).load()
+
+
+def graph_text(nodes: Any) -> str:
+    """A graph of nodes as text, with the lines of the user's source that they come from."""
+    return str(tvm.ir.save_json(nodes))
+
+
+class _Pickler(pickle.Pickler):
+    """Nodes are numbers in what is pickled."""
+
+    def __init__(self, *given: Any, **how: Any):
+        super().__init__(*given, **how)
+        self.nodes: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, tvm_ffi.Object):
+            return None
+        if id(obj) not in self._numbers:
+            self._numbers[id(obj)] = len(self.nodes)
+            self.nodes.append(obj)
+        return self._numbers[id(obj)]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, head: io.BytesIO, nodes: Any):
+        super().__init__(head)
+        self._nodes = nodes
+
+    def persistent_load(self, number: int) -> Any:
+        return self._nodes[number]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""Lowered programs on disk, beside the compiled kernels: a process that finds both neither lowers nor compiles.
+
+Lowering takes ten times as long as reading what came of it. A file is named by a digest of all that lowering depends
+on: the traced function with its lines, the target, calibrations, settings, and the source of this package and
+TileLang's version. Files are replaced in one step and never changed, so ranks share them without locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import zlib
+from functools import cache
+from pathlib import Path
+
+import tilescale
+from tilelang_core import compile as stock
+from tilelang_core import records
+from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.program import LoweredProgram, lower
+from tilescale.backends.cuda.running.toolchain import objection
+from tilescale.cost.calibrated import origin
+from tilescale.program.model import Program
+from tilescale.settings import settings
+
+MOST = 4096
+"""Files that are kept; of more, the half that was written last stays."""
+
+_PACKAGES = ("tilescale", "tilelang_core")
+
+
+def cached(program: Program, target: Target) -> LoweredProgram:
+    """As `lower`, read from disk where it was lowered before, on a computer that runs it. Raises as `lower`."""
+    folder = stock.cache_folder() / "lowered"
+    if not _runs_here() or not stock.keeps_kernels() or objection(folder) is not None:
+        return lower(program, target)
+    path = folder / _digest(program, target)
+    found = _read(path)
+    if found is None:
+        found = lower(program, target)
+        _write(path, found)
+    return found
+
+
+def _runs_here() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _digest(program: Program, target: Target) -> str:
+    machine = target.machine.name, target.machine.digest, origin(target.machine)
+    units = target.sizes, target.stride, target.nccl, target.nvshmem, target.mapped
+    text = "\n".join(map(repr, (machine, units, settings(), _source())))
+    return hashlib.sha256(f"{text}\n{records.graph_text([program.func])}".encode()).hexdigest()[:32]
+
+
+@cache
+def _source() -> str:
+    """A digest of this package, its data included, and TileLang's version."""
+    made = hashlib.sha256(importlib.metadata.version("tilelang").encode())
+    root = Path(tilescale.__file__).parents[1]
+    for package in _PACKAGES:
+        for path in sorted((root / package).rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                made.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return made.hexdigest()
+
+
+def _read(path: Path) -> LoweredProgram | None:
+    """What a file holds; None for no file, or a damaged one."""
+    try:
+        found = records.loads(zlib.decompress(path.read_bytes()))
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, the program can be lowered again
+        return None
+    return found if isinstance(found, LoweredProgram) else None
+
+
+def _write(path: Path, made: LoweredProgram) -> None:
+    """Keep a program, if it can be saved: one with functions of the user's cannot."""
+    with contextlib.suppress(Exception):
+        data = zlib.compress(records.dumps(made), 1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = path.with_suffix(f".{os.getpid()}")
+        own.write_bytes(data)
+        own.replace(path)
+        _bound(path.parent)
+
+
+def _bound(folder: Path) -> None:
+    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+    for path in files[: len(files) // 2] if len(files) > MOST else ():
+        path.unlink(missing_ok=True)
