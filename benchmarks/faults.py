@@ -110,6 +110,21 @@ FAULTS = [
     Fault("rank 0 is stopped (SIGSTOP)", "if rank == 0: say('FAULT'); os.kill(os.getpid(), signal.SIGSTOP)",
           timeout_s=TIMEOUT_S),
     Fault("a rank calls something else", "say('FAULT')\nif rank == 1: world.gather(1)"),
+    Fault("a rank fails in a call before it takes part", """
+say('FAULT')
+if rank == 1:
+    try: world.broadcast(0, root=9)
+    except Exception: time.sleep(1); sys.exit(1)
+"""),
+    Fault("a rank is interrupted in a call, and its script goes on", """
+if rank == 0:
+    threading.Timer(0.5, lambda: (say('FAULT'), os.kill(os.getpid(), signal.SIGINT))).start()
+    try: world.gather(0)
+    except KeyboardInterrupt: time.sleep(2); sys.exit(1)
+else:
+    time.sleep(1)
+    world.gather(0)
+"""),
     Fault("a rank forks, and the child calls a collective", """
 if rank == 1 and os.fork() == 0:
     say('FAULT')

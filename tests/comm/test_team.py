@@ -89,7 +89,7 @@ def test_a_rank_that_has_done_its_part_may_go_on(run_ranks, monkeypatch, stays: 
         one = team._session
         monkeypatch.setattr(one, "_last_call", lambda rank: ((0, 1, 2), 7, Call.here("barrier")) if rank == 1 else None)
         missing = (lambda: [1, 2]) if stays else (lambda: next(looks, [2]))
-        return one.wait(lambda: next(answers), missing, Call.here("gather", 0))
+        return one.wait(lambda: next(answers), missing, Call.here("gather", 0), (0, 1, 2))
 
     (outcome,) = run_ranks(1, work)
     assert isinstance(outcome, RankMismatchError) if stays else outcome == "all"
@@ -187,6 +187,82 @@ def test_a_result_that_arrived_counts_though_its_sender_left(run_ranks) -> None:
         return value
 
     assert run_ranks(2, work) == ["early", "early"]
+
+
+def refuses(team: Team, refused, rank: int = 1):
+    """What a call gives in which one rank fails, how long the rank took, and what the next call gives."""
+    start, error = time.monotonic(), None
+    try:
+        refused(team) if team.rank == rank else team.all_gather(0)
+    except (Exception, KeyboardInterrupt) as found:
+        error = found
+    return error, time.monotonic() - start, team.all_gather(team.rank)
+
+
+@pytest.mark.parametrize(
+    ("refused", "kind"),
+    [
+        (lambda team: team.all_gather(lambda: 0), "Error"),  # which cannot be pickled
+        (lambda team: team.scatter([1], root=1), "UsageError: scatter from 1 objects to 3 ranks"),
+        (lambda team: team.broadcast(0, root=7), "UsageError: root 7 of a team of 3 ranks"),
+    ],
+    ids=["object", "number", "root"],
+)
+def test_a_rank_that_fails_in_a_call_tells_the_others(run_ranks, refused, kind: str) -> None:
+    """Their call raises its error, with both lines; the next call is one call for all."""
+    outcomes = run_ranks(3, lambda team: refuses(team, refused), timeout_s=60.0)
+    assert not isinstance(outcomes[1][0], RankMismatchError)
+    assert all(taken < 2 and after == [0, 1, 2] for _, taken, after in outcomes)
+    for error in (outcomes[0][0], outcomes[2][0]):
+        assert isinstance(error, RankMismatchError)
+        assert "rank 1 does not take part in all_gather()" in error.message and kind in error.message
+        assert [place.file for place in error.where] == [__file__] * 2
+
+
+def test_calls_that_all_ranks_refuse_are_one_call(run_ranks) -> None:
+    """Also where each rank refuses another number of them between two that they make."""
+
+    def work(team: Team):
+        for _ in range(3):
+            with pytest.raises((TypeError, AttributeError, RankMismatchError)):
+                team.all_gather(lambda: 0)
+        return team.all_gather(team.rank), team._session.transport.client.store.num_keys()
+
+    for gathered, keys in run_ranks(3, work):
+        assert gathered == [0, 1, 2] and keys <= 20
+
+
+def test_nobody_waits_for_a_rank_that_was_interrupted(run_ranks, monkeypatch) -> None:
+    """It has come to the call, and then leaves it: Ctrl-C, which the script catches."""
+
+    def interrupted(team: Team):
+        with monkeypatch.context() as patch:
+            patch.setattr(team._session, "wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            team.run_at_root(0, list, root=1)
+
+    def work(team: Team):
+        if team.rank != 1:
+            with pytest.raises(RankMismatchError, match="rank 1 does not take part in run_at_root.*KeyboardInterrupt"):
+                team.run_at_root(0, list, root=1)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                interrupted(team)
+        return team.all_gather(team.rank)
+
+    assert run_ranks(3, work, timeout_s=60.0) == [[0, 1, 2]] * 3
+
+
+def test_a_rank_that_left_a_call_undone_is_a_call_ahead(run_ranks) -> None:
+    """Its time was up earlier, and the script went on: both make the same call, one of them the next one."""
+
+    def work(team: Team):
+        if team.rank == 0:
+            team._session.rendezvous(team.ranks, Call.here("broadcast", 0))
+        team.broadcast(0, root=0)
+
+    (_, behind) = run_ranks(2, work, timeout_s=3.0)
+    assert isinstance(behind, RankMismatchError)
+    assert "rank 0 is a call ahead of rank 1: it left broadcast(root=0) undone" in behind.message
 
 
 def test_world_of_one_exchanges_nothing() -> None:

@@ -18,7 +18,7 @@ from tilescale.backends.cuda.running.agreement import on_all, once_per_node
 from tilescale.backends.cuda.running.barrier_kernel import Standing, purpose, site_of, standings
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
 from tilescale.backends.cuda.running.guard import Guard
-from tilescale.backends.cuda.running.streams import Idle, wait_idle
+from tilescale.backends.cuda.running.streams import Idle, noted_failure, wait_idle
 from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, decode
 from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.failure_log import Failure
@@ -304,7 +304,7 @@ class Device:
     def idle(self, failure: Failure | None = None, stopped: bool = False, grace_s: float = 0.2) -> bool:
         return wait_idle(
             Idle(self.wait),
-            failure=lambda: failure,
+            failure=lambda: noted_failure(lambda: failure),
             stopped=lambda: stopped,
             stop=lambda: self.end("stop"),
             abort=lambda: self.end("abort"),

@@ -42,3 +42,9 @@ def test_slices_of_a_mesh():
     """See scripts/slices.py."""
     done = run_words([*command("tilescale run", 4), str(SCRIPTS / "slices.py")], **EMULATED)
     assert done.code == 0 and done.output.count("passed") == 4, done.output
+
+
+def test_a_call_that_one_rank_refuses():
+    """See scripts/refused.py."""
+    done = run_words([*command("tilescale run", 3), str(SCRIPTS / "refused.py")], **EMULATED)
+    assert done.code == 0 and done.output.count("passed") == 3, done.output

@@ -18,11 +18,16 @@ _BETWEEN = ("tilescale", "torch")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the collective `op`; `root` is a rank of its team, or None where there is none."""
+    """A call of the collective `op`; `root` is a rank of its team, or None where there is none.
+
+    Attributes:
+        refusal: the error that the rank raised instead of taking part, as text; empty for a rank that takes part.
+    """
 
     op: str
     root: int | None
     where: Location
+    refusal: str = ""
 
     @classmethod
     def here(cls, op: str, root: int | None = None) -> Call:
@@ -35,12 +40,16 @@ class Call:
     @classmethod
     def from_json(cls, text: bytes | memoryview) -> Call:
         """The call that another rank described by `to_json`."""
-        op, root, file, line = json.loads(bytes(text))
-        return cls(op, root, Location(file, line))
+        op, root, file, line, refusal = json.loads(bytes(text))
+        return cls(op, root, Location(file, line), refusal)
 
     def to_json(self) -> bytes:
         """The call for other ranks."""
-        return json.dumps([self.op, self.root, self.where.file, self.where.line]).encode()
+        return json.dumps([self.op, self.root, self.where.file, self.where.line, self.refusal]).encode()
+
+    def refused(self, error: str) -> Call:
+        """The call of a rank that raises `error` instead of taking part."""
+        return replace(self, refusal=error)
 
     def agrees_with(self, other: Call) -> bool:
         """Whether both are the same collective, wherever they are called."""

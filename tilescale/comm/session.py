@@ -11,6 +11,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tilescale.comm.call import Call
@@ -26,6 +27,7 @@ __all__ = ["Session"]
 T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
+_LONGEST = 4 << 10  # characters of a refusal
 _SLOW_S = 0.5  # after this long it is worth asking where the missing ranks are instead
 
 
@@ -57,6 +59,7 @@ class Session:
         self.server: LivenessServer | None = None
         self.liveness = liveness
         self._calls: dict[tuple[int, ...], int] = {}
+        self._kept: dict[tuple[int, ...], list[str]] = {}
         self.one_call = OneCall(rank)
 
     def rendezvous(self, ranks: tuple[int, ...], call: Call) -> str:
@@ -69,48 +72,76 @@ class Session:
             return self._rendezvous(ranks, call)
 
     def _rendezvous(self, ranks: tuple[int, ...], call: Call) -> str:
-        number = self._calls.get(ranks, 0)
-        self._calls[ranks] = number + 1
-        name = ",".join(map(str, ranks))
-        key = f"call/{name}/{number}"
-        self.transport.set(f"at/{self.rank}", json.dumps([ranks, number, call.to_json().decode()]).encode())
-        self.transport.append(key, call.to_json())
+        key = self._key(ranks)
+        try:
+            self._arrive(ranks, call)
 
-        def missing() -> list[int]:
-            here = self._arrived(key)
-            return [rank for rank in ranks if rank not in here]
+            def missing() -> list[int]:
+                here = self._arrived(key)
+                return [rank for rank in ranks if rank not in here or here[rank].refusal]
 
-        self.wait(lambda: None if missing() else True, missing, call)
+            self.wait(lambda: None if missing() else True, missing, call, ranks)
+        finally:
+            if self._key(ranks) == key:
+                self._calls[ranks] = self._calls.get(ranks, 0) + 1
         calls = self._arrived(key)
-        if self.rank == ranks[0] and number > 0:  # all are here, so all have left the call before
-            self.transport.delete(f"call/{name}/{number - 1}")
+        if self.rank == ranks[0]:  # all are here, so all have left the calls before
+            for old in self._kept[ranks][:-1]:
+                self.transport.delete(old)
+            self._kept[ranks] = [key]
         different = [rank for rank in ranks if not call.agrees_with(calls[rank])]
         if different:
             raise _mismatch({self.rank: call, different[0]: calls[different[0]]})
         return key
 
-    def receive(self, key: str, sender: int, call: Call, readers: int = 1) -> Any:
-        """Wait for the object that `sender` puts under `key`. Raises RankFailedError if it never will."""
+    def refuse(self, ranks: tuple[int, ...], call: Call) -> None:
+        """Tell the other `ranks` that this one makes no such call, as `call.refusal` says: theirs raises that.
+
+        It stands for this rank's next call, or for the part that it still owes to the last one.
+
+        Raises as `rendezvous`, but waits for nobody.
+        """
+        with self.one_call:
+            self._arrive(ranks, replace(call, refusal=call.refusal[:_LONGEST]))
+            self._calls[ranks] = self._calls.get(ranks, 0) + 1
+
+    def _arrive(self, ranks: tuple[int, ...], call: Call) -> None:
+        key, number = self._key(ranks), self._calls.get(ranks, 0)
+        if self.rank == ranks[0]:
+            self._kept.setdefault(ranks, []).append(key)
+        self.transport.append(key, call.to_json())
+        self.transport.set(f"at/{self.rank}", json.dumps([ranks, number, call.to_json().decode()]).encode())
+
+    def _key(self, ranks: tuple[int, ...]) -> str:
+        """The name of the next call of `ranks`: the current one until all have come."""
+        return f"call/{','.join(map(str, ranks))}/{self._calls.get(ranks, 0)}"
+
+    def receive(self, key: str, sender: int, call: Call, ranks: tuple[int, ...], readers: int = 1) -> Any:
+        """Wait for the object that `sender` puts under `key`, in a call of `ranks`. Raises as `wait`."""
 
         def missing() -> list[int]:
             return [] if self.transport.has(key) else [sender]
 
-        self.wait(lambda: None if missing() else True, missing, call)
+        self.wait(lambda: None if missing() else True, missing, call, ranks)
         return self.transport.take(key, sender, readers)
 
-    def wait(self, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]], call: Call) -> T:
-        """Ask `ready` until it gives something; `missing` names the ranks that it depends on.
+    def wait(
+        self, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]], call: Call, ranks: tuple[int, ...]
+    ) -> T:
+        """Ask `ready` until it gives something; `missing` names those of `ranks`, which call together, that it needs.
 
         Raises RankFailedError if the job has failed, a missing rank has left or the time is up; RankMismatchError if a
-        missing rank waits for this one in another call.
+        missing rank refuses the call, or waits for this one in another call.
         """
         try:
-            return self._wait(ready, missing, call)
+            return self._wait(ready, missing, call, ranks)
         except RankFailedError as error:
             # The frames in here say nothing to the user; the waiting line does.
             raise error.at(call.at(f"rank {self.rank} waits in {call}")).with_traceback(None) from None
 
-    def _wait(self, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]], call: Call) -> T:
+    def _wait(
+        self, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]], call: Call, ranks: tuple[int, ...]
+    ) -> T:
         start, pause = time.monotonic(), _FIRST_PAUSE_S
         while (value := ready()) is None:
             status = self.status()
@@ -118,14 +149,28 @@ class Session:
                 break
             absent = list(missing())
             self._stop_if_hopeless(status, absent, call)
+            if (refused := self.refusal(ranks, missing, call)) is not None:
+                raise refused
             waited = time.monotonic() - start
             if waited > _SLOW_S:
-                self._stop_if_elsewhere(absent, missing, call)
+                self._stop_if_elsewhere(absent, missing, call, ranks)
             if waited > self.timeout_s:
                 raise self._overdue(absent, call)
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE_S)
         return value
+
+    def refusal(
+        self, ranks: tuple[int, ...], missing: Callable[[], Iterable[int]], call: Call
+    ) -> RankMismatchError | None:
+        """The error for `call` if one of the `missing` has refused it; this rank has then left it too."""
+        here = self._arrived(self._key(ranks))
+        refused = [rank for rank, other in here.items() if other.refusal]
+        refused = [rank for rank in missing() if rank in refused] if refused else []  # it may have done its part before
+        if not refused:
+            return None
+        self._calls[ranks] = self._calls.get(ranks, 0) + 1
+        return self._refused(refused[0], here[refused[0]], call)
 
     def status(self) -> Status:
         """The failure log, with what this rank alone can see: the end of rank 0.
@@ -181,7 +226,9 @@ class Session:
         ranks, number, call = json.loads(bytes(self.transport.value(name, rank)))
         return tuple(ranks), number, Call.from_json(call.encode())
 
-    def _stop_if_elsewhere(self, absent: list[int], missing: Callable[[], Iterable[int]], call: Call) -> None:
+    def _stop_if_elsewhere(
+        self, absent: list[int], missing: Callable[[], Iterable[int]], call: Call, team: tuple[int, ...]
+    ) -> None:
         """A missing rank that is in a call which this rank has yet to join waits for us, as we do for it."""
         for rank in absent:
             last = self._last_call(rank)
@@ -190,7 +237,18 @@ class Session:
             ranks, number, other = last
             is_ahead = self.rank in ranks and number >= self._calls.get(ranks, 0)
             if is_ahead and rank in missing():  # else it has done its part here meanwhile, and gone on
-                raise _mismatch({self.rank: call, rank: other})
+                if other.refusal:
+                    raise self._refused(rank, other, call)
+                raise (_ahead if ranks == team else _mismatch)({self.rank: call, rank: other})
+
+    def _refused(self, rank: int, other: Call, call: Call) -> RankMismatchError:
+        error = RankMismatchError(
+            f"{self.names[rank]} does not take part in {call}: {other.refusal}",
+            hint="the error is that of the other rank; all ranks may go on with the next call",
+            where=[other.at(f"rank {rank}: {other.op}"), call.at(f"rank {self.rank}: {call}")],
+        )
+        error.__tilescale_raised_at__ = rank
+        return error
 
     def _overdue(self, absent: list[int], call: Call) -> RankFailedError:
         who = ", ".join(self.names[rank] for rank in absent)
@@ -208,4 +266,13 @@ def _mismatch(calls: dict[int, Call]) -> RankMismatchError:
         f"ranks call different collectives: {said}",
         hint="every rank of a team calls the same collectives, with the same root, in the same order",
         where=[call.at(f"rank {rank}: {call}") for rank, call in sorted(calls.items())],
+    )
+
+
+def _ahead(calls: dict[int, Call]) -> RankMismatchError:
+    (rank, call), (other, its) = calls.items()
+    return RankMismatchError(
+        f"rank {other} is a call ahead of rank {rank}: it left {call} undone, and waits in {its}",
+        hint="a rank that catches an error in a collective skips that call; the others have to skip it as well",
+        where=[call.at(f"rank {rank}: {call}"), its.at(f"rank {other}: {its}")],
     )

@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilescale.comm.call import Call
+from tilescale.comm.refusal import tells
 from tilescale.comm.session import Session
 from tilescale.comm.wire import encode
 from tilescale.errors import UsageError, picklable
 
 __all__ = ["Team", "raised_at"]
+
+def _itself(team: Team, *_: Any, **__: Any) -> Team:
+    return team
+
 
 RootFunction = Callable[[list[Any]], Sequence[Any]]
 
@@ -44,15 +49,18 @@ class Team:
         """Number of ranks in the team."""
         return len(self.ranks)
 
+    @tells(_itself)
     def barrier(self) -> None:
         """Wait until every rank of the team is here."""
         self._rendezvous(Call.here("barrier"))
 
+    @tells(_itself)
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
         """At `root` the objects of all ranks in team order; None elsewhere."""
         call = self._call("gather", root)
         return self._gather(call, self._rendezvous(call), self._outgoing(obj, root), obj)
 
+    @tells(_itself)
     def scatter(self, objects: Sequence[Any] | None, root: int = 0) -> Any:
         """The object that `root` lists for this rank; other ranks give None. UsageError if the length is wrong."""
         call = self._call("scatter", root)
@@ -62,6 +70,7 @@ class Team:
         parts = self._encode_for_others(objects) if self.rank == root and objects is not None else []
         return self._scatter(call, self._rendezvous(call), parts, objects)
 
+    @tells(_itself)
     def broadcast(self, obj: Any = None, root: int = 0) -> Any:
         """The object of `root`, on every rank."""
         call = self._call("broadcast", root)
@@ -72,12 +81,14 @@ class Team:
         if self.rank == root:
             self._open.transport.put(key + "/data", parts)
             return obj
-        return self._open.receive(key + "/data", self.ranks[root], call, readers=self.size - 1)
+        return self._open.receive(key + "/data", self.ranks[root], call, self.ranks, self.size - 1)
 
+    @tells(_itself)
     def all_gather(self, obj: Any) -> list[Any]:
         """The objects of all ranks in team order, on every rank."""
         return self._all_gather(Call.here("all_gather"), obj)
 
+    @tells(_itself)
     def run_at_root(self, payload: Any, fn: RootFunction, root: int = 0) -> Any:
         """`fn` runs once, at `root`, on the payloads of all ranks, and returns a result for each of them.
 
@@ -121,13 +132,13 @@ class Team:
             self._open.transport.put(f"{key}/from{self.rank}", parts)
             return None
         return [
-            own if rank == self.rank else self._open.receive(f"{key}/from{rank}", world_rank, call)
+            own if rank == self.rank else self._open.receive(f"{key}/from{rank}", world_rank, call, self.ranks)
             for rank, world_rank in enumerate(self.ranks)
         ]
 
     def _scatter(self, call: Call, key: str, parts: list[list[memoryview]], objects: Sequence[Any] | None) -> Any:
         if objects is None or self.rank != call.root:
-            return self._open.receive(f"{key}/to{self.rank}", self.ranks[call.root or 0], call)
+            return self._open.receive(f"{key}/to{self.rank}", self.ranks[call.root or 0], call, self.ranks)
         for rank in range(self.size):
             if rank != self.rank:
                 self._open.transport.put(f"{key}/to{rank}", parts[rank])
@@ -137,10 +148,10 @@ class Team:
         if self.size == 1:
             return [obj]
         parts = encode(obj)
-        key = self._rendezvous(call)
+        key, readers = self._rendezvous(call), self.size - 1
         self._open.transport.put(f"{key}/{self.rank}", parts)
         return [
-            obj if rank == self.rank else self._open.receive(f"{key}/{rank}", world_rank, call, self.size - 1)
+            obj if rank == self.rank else self._open.receive(f"{key}/{rank}", world_rank, call, self.ranks, readers)
             for rank, world_rank in enumerate(self.ranks)
         ]
 

@@ -30,7 +30,7 @@ from tilescale.ops.arguments import (
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
-from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.padding import padded, trimmed
@@ -57,6 +57,7 @@ ACTIVATIONS = {
 """What may become of a result before it is stored, as PyTorch has it."""
 
 
+@collective
 @takes_dtensors(1, a=0, b=1, bias=0)
 def all_gather_matmul(
     a: torch.Tensor,

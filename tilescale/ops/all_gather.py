@@ -8,10 +8,11 @@ import torch
 from tilescale.ops import small
 from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_tensor
 from tilescale.ops.flat import join, parts_of, whole
-from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.operator import operator, operator_of
 
 
+@collective
 def all_gather(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch.Tensor:
     """The tensors of all ranks, one after the other along a dimension. Collective.
 

@@ -12,10 +12,11 @@ import torch
 from tilescale.ops import small
 from tilescale.ops.arguments import SUMS, check_tensor
 from tilescale.ops.flat import WIDTHS
-from tilescale.ops.group import group_name, team_of
+from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.operator import operator
 
 
+@collective
 def all_reduce(a: torch.Tensor, *, group: Any = None) -> torch.Tensor:
     """The sum of all ranks' tensors, as a new tensor. Collective.
 

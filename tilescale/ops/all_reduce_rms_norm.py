@@ -15,7 +15,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops import small
 from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_number, check_tensor, dense
 from tilescale.ops.flat import THREADS, dtype_of
-from tilescale.ops.group import group_name, team_of
+from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator, operator_of
 
@@ -29,6 +29,7 @@ TALL = 64
 """Rows of a block, at most."""
 
 
+@collective
 def all_reduce_rms_norm(
     a: torch.Tensor,
     weight: torch.Tensor,

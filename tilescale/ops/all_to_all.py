@@ -17,13 +17,14 @@ from tilescale.comm import Team
 from tilescale.ops import small
 from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_divides, check_tensor, dense
 from tilescale.ops.flat import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, join, parts_of, split, tile_rows, whole
-from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.ways import exchanges_as_a_whole
 from tilescale.ops.workspace import workspace_of
 
 
+@collective
 def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = None) -> torch.Tensor:
     """Cut every rank's tensor along a dimension, and join what the others have for this rank along one. Collective.
 

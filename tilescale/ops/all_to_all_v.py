@@ -12,11 +12,12 @@ import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import BYTES, check_count, check_tensor, dense
 from tilescale.ops.flat import dtype_of
-from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
 
 
+@collective
 def all_to_all_v(
     a: torch.Tensor, sent: Any, received: Sequence[int] | None = None, *, most: int | None = None, group: Any = None
 ) -> Any:

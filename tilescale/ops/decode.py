@@ -15,7 +15,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import MULTIPLE, as_autocast, check_count, check_flags, check_like, check_tensor, dense
 from tilescale.ops.blocks import turns_of_first
 from tilescale.ops.flat import dtype_of
-from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.products import at_once
@@ -44,6 +44,7 @@ LEAST = -3e4
 """The least log-sum that is sent: float16 has it, and its weight is 0 beside any other."""
 
 
+@collective
 def flash_decode(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -87,6 +88,7 @@ def flash_decode(
     return _operator(q, k, v, lengths, base2(scale, q.shape[2]), v.shape[3], own_heads, name)
 
 
+@collective
 def mla_decode(
     q: torch.Tensor,
     cache: torch.Tensor,

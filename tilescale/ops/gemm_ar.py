@@ -18,7 +18,7 @@ from tilescale.ops.blocks import turns_of
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.float8 import Float8, gradients_of_times, rounded, spelled
-from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.padding import padded, trimmed
@@ -34,6 +34,7 @@ from tilescale.ops.unfused import Scales, summed_product
 from tilescale.runtime.kernel import Kernel
 
 
+@collective
 @takes_dtensors(None, a=-1, b=0, bias=None)
 def matmul_all_reduce(
     a: torch.Tensor,

@@ -30,7 +30,7 @@ from tilescale.ops.blocks import turns_of
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
-from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.padding import padded, trimmed
@@ -58,6 +58,7 @@ from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
 
 
+@collective
 @takes_dtensors(0, a=1, b=0, bias=None)
 def matmul_reduce_scatter(
     a: torch.Tensor,

@@ -7,11 +7,15 @@ Operators of `torch.library` take no objects, so a group travels as its name; th
 from __future__ import annotations
 
 import sys
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tilescale.comm import Team, init
-from tilescale.errors import ArgumentError
+from torch.compiler import is_compiling
+
+from tilescale.comm import Team, current_world, init
+from tilescale.comm.refusal import refuse
+from tilescale.errors import ArgumentError, TileScaleError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 
     Group = ProcessGroup | DeviceMesh | str | None
 
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 NOT_A_MEMBER = -100
 """What torch.distributed.new_group gives to ranks that it does not name."""
@@ -47,6 +53,31 @@ def group_name(group: Group) -> str:
         what = "one that this rank is not in" if group == NOT_A_MEMBER else type(group).__name__
         raise ArgumentError(f"group is {what}", hint="pass a process group, a slice of a DeviceMesh, or None for all")
     return str(group.group_name)
+
+
+def collective(function: F) -> F:
+    """Make an operator tell the other ranks of its group when it fails on this one; they would wait for it."""
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if is_compiling():
+            return function(*args, **options)
+        try:
+            return function(*args, **options)
+        except (Exception, KeyboardInterrupt) as error:
+            refuse(_team_in(args, options), function.__name__, error)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _team_in(args: Sequence[Any], options: dict[str, Any]) -> Team | None:
+    """The ranks that a call of an operator spans, by its group or by what has one; None if nobody can know."""
+    group = options.get("group") or next((x.group for x in (*args, *options.values()) if hasattr(x, "group")), None)
+    try:
+        return None if current_world() is None else team_of(group_name(group))
+    except TileScaleError:
+        return None
 
 
 def is_mesh(group: Any) -> bool:

@@ -17,7 +17,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SUMS, as_autocast, check_like, check_tensor
 from tilescale.ops.dtensors import Lies, brought, is_dtensor
 from tilescale.ops.float8 import Float8, spelled, times
-from tilescale.ops.group import group_name, is_mesh, rank_of, size_of
+from tilescale.ops.group import collective, group_name, is_mesh, rank_of, size_of
 from tilescale.ops.layer_products import column_parallel, row_parallel
 from tilescale.ops.operator import keep_machine, operator_of, with_machine
 
@@ -128,6 +128,7 @@ class ColumnParallelLinear(ParallelLinear):
     cut = 0
     _siblings: _Siblings | None = None
 
+    @collective
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The own outputs for all tokens.
 
@@ -152,6 +153,7 @@ class RowParallelLinear(ParallelLinear):
 
     cut = 1
 
+    @collective
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks: of the own tokens, or of all.
 

@@ -12,12 +12,13 @@ import torch
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SCALED, SUMS, check_tensor, dense
 from tilescale.ops.flat import more_rows, row_bytes, rows_of_bytes
-from tilescale.ops.group import team_of
+from tilescale.ops.group import collective, team_of
 from tilescale.ops.moe_route import Routing, check_routing
 from tilescale.ops.operator import operator
 from tilescale.ops.row_exchange import UNIT_BYTES, scatter_rows, sum_rows
 
 
+@collective
 def moe_dispatch(x: torch.Tensor, routing: Routing, scales: torch.Tensor | None = None) -> Any:
     """The tokens of all ranks that chose an expert of this one, expert by expert. Collective.
 
@@ -48,6 +49,7 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, scales: torch.Tensor | None 
     return rows[:, :bytes_of_x].view(x.dtype), rows[:, bytes_of_x:ends].view(torch.float32)
 
 
+@collective
 def moe_combine(y: torch.Tensor, routing: Routing, weights: torch.Tensor | None = None) -> torch.Tensor:
     """What the experts made of each token, times the weights, summed up where the token came from. Collective.
 

@@ -13,7 +13,7 @@ import torch
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_gather import all_gather
 from tilescale.ops.arguments import SUMS, check_count, check_tensor
-from tilescale.ops.group import group_name, rank_of, size_of
+from tilescale.ops.group import collective, group_name, rank_of, size_of
 
 ALIGN = 128
 """Rows of each expert begin at a multiple of so many: a tile of a product has those of one expert."""
@@ -47,6 +47,7 @@ class Routing(NamedTuple):
     group: str
 
 
+@collective
 def moe_route(
     chosen: torch.Tensor,
     experts: int,

@@ -8,10 +8,11 @@ import torch
 from tilescale.ops import small
 from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_tensor
 from tilescale.ops.flat import parts_of, split, whole
-from tilescale.ops.group import group_name, size_of, team_of
+from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.operator import operator, operator_of
 
 
+@collective
 def reduce_scatter(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch.Tensor:
     """The own part, along a dimension, of the sum of all ranks' tensors. Collective.
 

@@ -17,7 +17,7 @@ from tilescale.ops import attention_backward
 from tilescale.ops.arguments import as_autocast, check_count, check_flags, check_like, check_tensor, dense
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
-from tilescale.ops.group import group_name, rank_of, size_of, team_of
+from tilescale.ops.group import collective, group_name, rank_of, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.sequence_parts import COMPUTING, LOADING, PARTS, THREADS, keys_seen, part_of, send_halves, wait_for
@@ -28,6 +28,7 @@ QUERIES, KEYS = 128, 128
 """Queries of a block, and keys of a step."""
 
 
+@collective
 @takes_dtensors(1, q=1, k=1, v=1)
 def sequence_attention(
     q: torch.Tensor,

@@ -16,6 +16,7 @@ from tilescale import backends
 from tilescale.comm import Team, current_world, init
 from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.heap.group import Group
+from tilescale.comm.refusal import refuse
 from tilescale.errors import ArgumentError, LaunchError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_count
@@ -233,7 +234,11 @@ class Kernel(DropIn):
 
         After an error the values of the tensors that the program writes are undefined, on every rank.
         """
-        return self._call(*args)
+        try:
+            return self._call(*args)
+        except (Exception, KeyboardInterrupt) as error:
+            refuse(self.__dict__.get("_team"), self.program.name, error)
+            raise
 
     def _first_call(self, *args: Any) -> Any:
         """Choose how calls are made, and make the first one."""

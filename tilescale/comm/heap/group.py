@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tilescale.comm.call import Call
 from tilescale.comm.team import Team
-from tilescale.errors import RankFailedError
+from tilescale.errors import RankFailedError, RankMismatchError
 from tilescale.settings import settings
 
 __all__ = ["Group"]
@@ -47,7 +47,12 @@ class Group:
         """
         session = self.team._session
         assert session is not None, "a heap of one rank has no peers"
-        return session.wait(ready, lambda: [self.team.ranks[rank] for rank in missing()], call)
+        return session.wait(ready, lambda: [self.team.ranks[rank] for rank in missing()], call, self.team.ranks)
+
+    def refusal(self, call: Call) -> RankMismatchError | None:
+        """The error for `call` if another rank refuses to make it; waits for nobody. Raises RankFailedError."""
+        session, others = self.team._session, set(self.team.ranks) - {self.team.ranks[self.rank]}
+        return None if session is None else session.refusal(self.team.ranks, lambda: others, call)
 
     def raise_if_failed(self, call: Call, within_s: float) -> None:
         """Raise RankFailedError if the job fails within so many seconds: a death takes a moment to be noticed."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from tilescale.comm.call import Call
 from tilescale.comm.heap import open_heaps
@@ -21,6 +21,7 @@ from tilescale.comm.heap.group import Group
 from tilescale.comm.heap.ledger import Block, Ledger
 from tilescale.comm.heap.provider import Refused, choose
 from tilescale.comm.heap.tensors import contiguous_strides, extent, tensor_at
+from tilescale.comm.refusal import tells
 from tilescale.comm.team import Team
 from tilescale.errors import (
     HeapExhaustedError,
@@ -73,6 +74,10 @@ class _Request:
 
     def __str__(self) -> str:
         return f"{self.shape} of {self.dtype}"
+
+
+def _team(heap: SymmetricHeap, *_: Any, **__: Any) -> Team:
+    return heap.team
 
 
 class SymmetricHeap:
@@ -141,6 +146,7 @@ class SymmetricHeap:
         """Whether the end of the process gives all memory back by itself."""
         return self._memory.freed_at_exit
 
+    @tells(_team)
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Collective: a contiguous symmetric tensor with arbitrary contents.
 
@@ -155,11 +161,13 @@ class SymmetricHeap:
         """
         return self._allocate(Call.here("empty"), shape, dtype)
 
+    @tells(_team)
     def zeros(self, shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Collective: a symmetric tensor of zeros, on all ranks by the time that this returns. Raises as `empty`."""
         call = Call.here("zeros")
         return self._filled(self._allocate(call, shape, dtype).zero_(), call)
 
+    @tells(_team)
     def from_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Collective: a contiguous symmetric copy of `tensor`, which has the same shape and type on all ranks.
 

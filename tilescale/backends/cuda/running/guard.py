@@ -99,11 +99,19 @@ class Guard:
         error = error_for(self.records.read(), self._scene())
         try:
             failure = self._world.failure()
+            refusal = self._refusal()
         except RankFailedError as gone:
             return gone
         if failure is not None and failure.rank != self._world.rank:
             return RankFailedError(f"{failure.text}\n    so: {error.message}", where=error.where)
-        return error
+        return error if refusal is None else refusal
+
+    def _refusal(self) -> RankMismatchError | None:
+        """What another rank raised instead of making a call that this one has made."""
+        return self._group.refusal(Call.here("kernel"))
+
+    def _failure(self) -> TileScaleError | None:
+        return noted_failure(self._world.failure) or self._refusal()
 
     def blame(self, error: BaseException) -> None:
         """Raise RankFailedError from an error of NCCL if a rank has died, which NCCL may know first."""
@@ -135,14 +143,18 @@ class Guard:
     def _wait_idle(self) -> bool:
         import torch
 
-        return wait_idle(
-            Idle(lambda: torch.cuda.synchronize(self._device)),
-            failure=self._world.failure,
-            stopped=lambda: self.records.stopped,
-            stop=_stop_all,
-            abort=nccl.abort,
-            grace_s=max(_GRACE_S, self._limit_ns / 1e9),
-        )
+        try:
+            return wait_idle(
+                Idle(lambda: torch.cuda.synchronize(self._device)),
+                failure=self._failure,
+                stopped=lambda: self.records.stopped,
+                stop=_stop_all,
+                abort=nccl.abort,
+                grace_s=max(_GRACE_S, self._limit_ns / 1e9),
+            )
+        except RankMismatchError as error:
+            self._error = error
+            raise
 
     # -- a fresh start -----------------------------------------------------------------------------------------------
 

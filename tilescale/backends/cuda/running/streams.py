@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tilescale.comm.failure_log import Failure
-from tilescale.errors import RankFailedError
+from tilescale.errors import RankFailedError, TileScaleError
 
 if TYPE_CHECKING:
     import torch
@@ -123,7 +123,7 @@ class Idle:
 def wait_idle(
     idle: Idle,
     *,
-    failure: Callable[[], Failure | None],
+    failure: Callable[[], TileScaleError | None],
     stopped: Callable[[], bool],
     stop: Callable[[], None],
     abort: Callable[[], None],
@@ -132,17 +132,17 @@ def wait_idle(
     """Wait for a device; False if it does not get idle `grace_s` after everything was tried.
 
     Args:
-        failure: the first failure of the job, if any.
+        failure: what another rank fails with, if anything.
         stopped: whether a wait on the device has failed; then the rest should end within `grace_s`.
         stop: ends the waits of kernels.
         abort: ends collectives that other libraries run.
     Raises:
-        RankFailedError: a rank has failed; the device is idle, if it gets idle at all.
+        RankFailedError, RankMismatchError: as `failure`; the device is idle, if it gets idle at all.
     """
     since: float | None = None
     while not idle.within(_LOOK_S):
         if since is None:
-            noted = noted_failure(failure)
+            noted = failure()
             if noted is not None:
                 stop()
                 abort()

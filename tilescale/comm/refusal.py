@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""A rank that fails in a collective call tells the others, which would wait for it until their time is up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tilescale.comm.call import Call
+from tilescale.errors import (
+    DeviceError,
+    ForgedMessageError,
+    OutOfBoundsError,
+    RankFailedError,
+    RankMismatchError,
+    TileScaleError,
+    WaitTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from tilescale.comm.team import Team
+
+__all__ = ["refuse", "tells"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COMMON = (RankFailedError, RankMismatchError, ForgedMessageError, WaitTimeoutError, OutOfBoundsError, DeviceError)
+"""Errors that the other ranks raise as well, by themselves."""
+
+_TOLD_WITHIN_S = 2.0
+
+
+def tells(team_of: Callable[..., Team | None]) -> Callable[[F], F]:
+    """Make a collective function tell the other ranks when it fails on this one.
+
+    Args:
+        team_of: takes the function's arguments, returns the ranks that call it; asked after a failure alone.
+    """
+
+    def wrapped(function: F) -> F:
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            try:
+                return function(*args, **options)
+            except (Exception, KeyboardInterrupt) as error:
+                refuse(team_of(*args, **options), function.__name__, error)
+                raise
+
+        return call  # type: ignore[return-value]
+
+    return wrapped
+
+
+def refuse(team: Team | None, op: str, error: BaseException) -> None:
+    """Tell the other ranks of `team`, if there are any, that the collective `op` raises `error` here.
+
+    They are not told of an error that they know, or that reaches them in another way.
+    """
+    session = None if team is None else team._session
+    is_known = isinstance(error, _COMMON) or hasattr(error, "__tilescale_raised_at__")
+    if team is None or session is None or team.size == 1 or is_known:
+        return
+    with contextlib.suppress(AttributeError):  # one that takes no attributes is told again
+        error.__tilescale_raised_at__ = session.rank  # type: ignore[attr-defined]
+    what = error.message if isinstance(error, TileScaleError) else str(error)
+    call = Call.here(op).refused(f"{type(error).__name__}: {what}".removesuffix(": "))
+    client = session.transport.client
+    limit_s, client.limit_s = client.limit_s, min(client.limit_s, _TOLD_WITHIN_S)
+    try:
+        session.refuse(team.ranks, call)
+    except TileScaleError:  # the job has ended, or another thread of this rank is in a call
+        pass
+    finally:
+        client.limit_s = limit_s
