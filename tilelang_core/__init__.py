@@ -23,6 +23,7 @@
     prefixes.py  with which statement of a function a pass fails
     products.py  whether warps can share a product out
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
+    parameters.py parameters that share an annotation (installed likewise)
     mixed.py     products of both float8 types (installed likewise)
     native.py    C sources for TVM-FFI, compiled and loaded
     recent.py    a dictionary that forgets, for what is made again often
@@ -41,11 +42,12 @@ from tilelang_core.version import TESTED, TileLangVersionError, require_tilelang
 
 require_tilelang()
 
-from tilelang_core import dialect, logs, mixed, modules  # noqa: E402
+from tilelang_core import dialect, logs, mixed, modules, parameters  # noqa: E402
 
 dialect.install()
 logs.install()
 mixed.install()
 modules.install()
+parameters.install()
 
 __all__ = ["TESTED", "TileLangVersionError", "require_tilelang"]

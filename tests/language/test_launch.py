@@ -320,3 +320,19 @@ def test_all_for_two_levels():
 
     with pytest.raises(LaunchError, match="all T.ALL"):
         tilescale.emulate(f, [[torch.zeros(8)]] * 4, machine="h200-sxm-8x4")
+
+
+def test_parameters_with_one_annotation_are_tensors_of_their_own():
+    row = T.Tensor((64,), "float32")
+
+    @T.prim_func
+    def program(X: row, Y: row, Z: row):
+        with T.Kernel(device=1, block=1, threads=64), T.Scale("block"):
+            for i in T.Parallel(64):
+                Y[i] = X[i] + 1
+            for i in T.Parallel(64):
+                Z[i] = Y[i] + X[i]
+
+    x, y, z = torch.full((64,), 2.0), torch.zeros(64), torch.zeros(64)
+    tilescale.emulate(program, [[x, y, z]])
+    assert x.eq(2).all() and y.eq(3).all() and z.eq(5).all()
