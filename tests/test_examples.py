@@ -232,3 +232,23 @@ def test_as_a_job(launcher: str, number: int):
     for rank in range(2):
         assert len(re.findall(rf"device {rank}: largest error", done.output)) == programs(path), done.output
     assert len(re.findall("emulated h200-sxm-8 in", done.output)) == programs(path)
+
+
+MODELS = sorted((FOLDER.parent / "models").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_models_as_jobs(path: Path):
+    if path.stem == "train_llama":
+        pytest.importorskip("transformers")
+    done = run_words([*command("tilescale run", 2), str(path)], TILESCALE_EMULATE="1")
+    assert done.code == 0 and done.output.count(": right") == 2, done.output
+
+
+def test_models_are_short_explained_and_in_their_table():
+    table = (MODELS[0].parent / "README.md").read_text(encoding="utf-8")
+    for path in MODELS:
+        text = path.read_text(encoding="utf-8")
+        docstring = ast.get_docstring(ast.parse(text))
+        assert len(text.splitlines()) < 150 and f"({path.name})" in table
+        assert docstring is not None and "The idea:" in docstring and "Things to try:" in docstring

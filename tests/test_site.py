@@ -110,6 +110,8 @@ def test_the_gallery_shows_every_example(site: Path):
     assert not [name for name in names if f"examples/{name}.html" not in links]
     shown = (site / "examples.html").read_text(encoding="utf-8")
     assert shown.count('class="figure"') == len(names), "the figure of a card is part of the page"
+    models = [program.stem for program in (ROOT / "examples/models").glob("*.py")]
+    assert models and not [name for name in models if f"examples/{name}.html" not in links]
 
 
 def test_a_program_whose_output_names_its_lines_has_line_numbers(site: Path):

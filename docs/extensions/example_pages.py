@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A page for every program of `examples/distributed`, under `docs/examples`, and a gallery of them.
+"""A page for every program of `examples/distributed` and `examples/models`, under `docs/examples`, and their galleries.
 
 A page has the figure of the idea, what the program's docstring says, its code, what it prints, its timeline, and what
 to try. The gallery takes the place of a mark on the page `docs/examples.md`; its words are those of the table in the
@@ -23,6 +23,18 @@ ROW = re.compile(
     r"^\| \[(?P<stem>(?P<number>\d\d)_\w+)\.py\]\(.*?\) \| (?P<idea>.*?) \| (?P<pattern>.*?) \| (?P<levels>.*?) \|$",
     re.MULTILINE,
 )
+MODELS = ROOT / "examples" / "models"
+MODELS_MARK = "<!-- the gallery of examples/models -->"
+MODELS_ROW = re.compile(r"^\| \[(?P<stem>\w+)\.py\]\(.*?\) \| (?P<idea>.*?) \| (?P<has>.*?) \|$", re.MULTILINE)
+MODELS_CARD = """:::{{grid-item-card}} {name}
+:link: examples/{stem}
+:link-type: doc
+
+{idea}
+
+*{has}*
+:::
+"""
 CARD = """:::{{grid-item-card}} {number} {name}
 :link: examples/{stem}
 :link-type: doc
@@ -47,7 +59,7 @@ def docstring(program: Path) -> tuple[str, str, str, str]:
 def code(program: Path) -> str:
     """The block that shows a file below its docstring."""
     begin = ast.parse(program.read_text(encoding="utf-8")).body[1].lineno
-    file = f"../../examples/distributed/{program.name}"
+    file = f"../../{program.relative_to(ROOT)}"
     return f"```{{literalinclude}} {file}\n:lines: {begin}-\n:lineno-match:\n:language: python\n```"
 
 
@@ -79,6 +91,15 @@ def page(program: Path, folder: Path) -> str:
     return "\n\n".join([*parts, "## Things to try", points(tries)]) + "\n"
 
 
+def model_page(program: Path) -> str:
+    """The page of a program of `examples/models`."""
+    title, about, idea, tries = docstring(program)
+    name, _, what = title.partition(": ")
+    command = f"```console\n$ tilescale run -n 2 examples/models/{program.name}\n```"
+    parts = [f"# {name}", f"{what[:1].upper()}{what[1:]}.", about, f"## The idea\n\n{idea[:1].upper()}{idea[1:]}"]
+    return "\n\n".join([*parts, "## The program", command, code(program), "## Things to try", points(tries)]) + "\n"
+
+
 def shared_page() -> str:
     """The page of the files that programs import."""
     parts = ["# What the examples share"]
@@ -98,6 +119,7 @@ def write_pages(app: Sphinx) -> None:
         for _ in status_iterator(run_examples(programs, folder), "running examples... ", length=len(programs)):
             pass
     pages = {f"{program.stem}.md": page(program, folder) for program in programs}
+    pages |= {f"{program.stem}.md": model_page(program) for program in sorted(MODELS.glob("*.py"))}
     pages["common.md"] = shared_page()
     for old in folder.glob("*.md"):
         if old.name not in pages:
@@ -113,14 +135,27 @@ def cards(readme: str) -> str:
     rows = [match.groupdict() for match in ROW.finditer(readme)]
     for row in rows:
         row["name"] = docstring(PROGRAMS / f"{row['stem']}.py")[0].partition(": ")[0]
-    body = "\n".join(CARD.format(**row) for row in rows)
+    return grid([CARD.format(**row) for row in rows])
+
+
+def model_cards(readme: str) -> str:
+    """The gallery of models: a card for each row of the table."""
+    rows = [match.groupdict() for match in MODELS_ROW.finditer(readme)]
+    names = [docstring(MODELS / f"{row['stem']}.py")[0].partition(": ")[0] for row in rows]
+    return grid([MODELS_CARD.format(name=name, **row) for name, row in zip(names, rows, strict=True)])
+
+
+def grid(made: list[str]) -> str:
+    """Cards side by side."""
+    body = "\n".join(made)
     return f"::::{{grid}} 1 2 3 3\n:gutter: 3\n:class-container: gallery\n\n{body}\n::::"
 
 
 def with_gallery(app: Sphinx, name: str, source: list[str]) -> None:
-    """Put the gallery in."""
-    if MARK in source[0]:
-        source[0] = source[0].replace(MARK, cards((PROGRAMS / "README.md").read_text(encoding="utf-8")))
+    """Put the galleries in."""
+    for mark, folder, made in ((MARK, PROGRAMS, cards), (MODELS_MARK, MODELS, model_cards)):
+        if mark in source[0]:
+            source[0] = source[0].replace(mark, made((folder / "README.md").read_text(encoding="utf-8")))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
