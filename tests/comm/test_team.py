@@ -11,6 +11,7 @@ import torch
 
 from tilescale.comm import Team, World, session
 from tilescale.comm.call import Call
+from tilescale.comm.refusal import tells
 from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
@@ -217,6 +218,25 @@ def test_a_rank_that_fails_in_a_call_tells_the_others(run_ranks, refused, kind: 
         assert isinstance(error, RankMismatchError)
         assert "rank 1 does not take part in all_gather()" in error.message and kind in error.message
         assert [place.file for place in error.where] == [__file__] * 2
+
+
+def test_what_leaves_a_call_on_all_ranks_is_no_failure(run_ranks) -> None:
+    """PyTorch's activation checkpointing ends the recomputation of a layer by an exception."""
+    from torch.utils.checkpoint import checkpoint
+
+    def work(team: Team):
+        told = []
+        team._session.refuse = lambda *given: told.append(given)
+
+        @tells(lambda x: team)
+        def layer(x):
+            return (x * 2).sin()
+
+        x = torch.ones(3, requires_grad=True)
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+        return told
+
+    assert run_ranks(2, work) == [[], []]
 
 
 def test_calls_that_all_ranks_refuse_are_one_call(run_ranks) -> None:

@@ -56,11 +56,12 @@ def tells(team_of: Callable[..., Team | None]) -> Callable[[F], F]:
 def refuse(team: Team | None, op: str, error: BaseException) -> None:
     """Tell the other ranks of `team`, if there are any, that the collective `op` raises `error` here.
 
-    They are not told of an error that they know, or that reaches them in another way.
+    They are not told of an error that they know, or that reaches them in another way; nor of a private class, by which
+    a library leaves functions: PyTorch's activation checkpointing ends a recomputation like that, on all ranks.
     """
     session = None if team is None else team._session
     is_known = isinstance(error, _COMMON) or hasattr(error, "__tilescale_raised_at__")
-    if team is None or session is None or team.size == 1 or is_known:
+    if session is None or team is None or team.size == 1 or is_known or type(error).__name__.startswith("_"):
         return
     with contextlib.suppress(AttributeError):  # one that takes no attributes is told again
         error.__tilescale_raised_at__ = session.rank  # type: ignore[attr-defined]
