@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilescale.comm import liveness_server
+from tilescale.comm import admission
 from tilescale.comm.liveness import LivenessConnection
 from tilescale.comm.liveness_server import LivenessServer
 from tilescale.comm.trust.handshake import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, Answer, Hello, new_nonce
@@ -125,11 +125,11 @@ def test_idle_half_and_too_long_messages_hold_up_nobody(door: Door) -> None:
 
 
 def test_unproven_connections_are_few_and_short_lived(door: Door, monkeypatch) -> None:
-    held = [door.knock() for _ in range(liveness_server._UNPROVEN + SIZE + 20)]
-    assert eventually(lambda: len(door.server._unproven) == liveness_server._UNPROVEN + SIZE)
+    held = [door.knock() for _ in range(admission._UNPROVEN + SIZE + 20)]
+    assert eventually(lambda: len(door.server._admission._unproven) == admission._UNPROVEN + SIZE)
     assert all(connection.recv(1) == b"" for connection in held[:20]), "the oldest went"
     door.join(4)
-    monkeypatch.setattr(liveness_server, "_PROVE_WITHIN_S", 0.1)
+    monkeypatch.setattr(admission, "_PROVE_WITHIN_S", 0.1)
     late = door.knock()
     assert late.recv(1) == b""
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import collections
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +18,7 @@ from tilescale.comm.local_job import LocalJob
 from tilescale.comm.nodes import PORT, Ended, Failure, Others, Rendezvous, join, rendezvous_of
 from tilescale.comm.nodes.line import Line
 from tilescale.comm.rank_process import Place
+from tilescale.comm.trust.handshake import Hello
 from tilescale.comm.trust.key import KEY, NO_KEY, JobKey
 from tilescale.errors import ForgedMessageError, LaunchError, UsageError
 
@@ -142,22 +145,47 @@ def test_nodes_that_do_not_come_are_named() -> None:
         join(rendezvous(3), 1, 0.01)
 
 
+def knocked(where: Rendezvous, words: bytes) -> socket.socket:
+    """A stranger's connection, made as soon as node 0 listens."""
+    while True:
+        try:
+            stranger = socket.create_connection((where.host, where.port))
+        except ConnectionRefusedError:
+            continue
+        stranger.sendall(words)
+        return stranger
+
+
 def test_strangers_at_the_door_do_not_hinder() -> None:
+    """300 of them, with and without words; the node comes behind all."""
     where = rendezvous()
     hub = waiting(lambda: join(where, 1, GUARD_S))
-    strangers: list[socket.socket] = []
-    for words in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 4096):
-        while True:  # until node 0 listens
-            try:
-                strangers.append(socket.create_connection((where.host, where.port)))
-                break
-            except ConnectionRefusedError:
-                continue
-        strangers[-1].sendall(words)
+    words = (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 4096, Hello(JobKey(b"other"), 1).message)
+    strangers = [knocked(where, words[number % 4]) for number in range(300)]
+    begin = time.monotonic()
     spoke = join(replace(where, node=1), 1, GUARD_S)
+    assert time.monotonic() - begin < 4, "less than a stranger may take to prove something"
     assert (hub().size, spoke.size) == (2, 2)
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_flood_that_goes_on_does_not_hinder() -> None:
+    where, over = rendezvous(), threading.Event()
+    hub = waiting(lambda: join(where, 1, GUARD_S))
+
+    def flood() -> None:
+        held = collections.deque(maxlen=200)
+        while not over.is_set():
+            held.append(knocked(where, b"T"))
+
+    knocked(where, b"").close()
+    floods = [threading.Thread(target=flood, daemon=True) for _ in range(2)]
+    for thread in floods:
+        thread.start()
+    spoke = join(replace(where, node=1), 1, GUARD_S)
+    assert (hub().size, spoke.size) == (2, 2)
+    over.set()
 
 
 def test_messages_are_signed_numbered_and_short() -> None:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Node 0's side of the rendezvous: it lets the other launchers in, gives out ranks, and passes on the first failure.
 
-Anybody who reaches the port can connect. Connections that have proven nothing are few, short-lived, and hold a hundred
-bytes each; one thread serves each connection.
+A thread serves each launcher that has proven to belong to the job.
 """
 
 from __future__ import annotations
@@ -12,16 +11,14 @@ import queue
 import socket
 import threading
 
-from tilescale.comm.liveness import keep_alive, receive
+from tilescale.comm.admission import BACKLOG, Admission
+from tilescale.comm.liveness import receive
 from tilescale.comm.nodes.line import Line
 from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, Ended, Failure, News, Rendezvous
-from tilescale.comm.trust.handshake import HELLO_BYTES, JOINED_BEFORE, PROOF_BYTES, WELCOME, Answer, new_nonce
+from tilescale.comm.trust.handshake import new_nonce
 from tilescale.errors import ForgedMessageError, LaunchError
 
 __all__ = ["Hub"]
-
-_PROVE_WITHIN_S = 5.0
-_UNPROVEN = 16  # connections at a time that have proven nothing yet; further ones wait in the kernel
 
 
 class Hub:
@@ -38,10 +35,10 @@ class Hub:
         self._ranks = {0: ranks}
         self._ended: set[int] = set()
         self._over: News | None = None
-        self._unproven = threading.Semaphore(_UNPROVEN)
-        self._listener, self.store = _bound(rendezvous, listening=True), _bound(rendezvous, listening=False)
+        listener, self.store = _bound(rendezvous, listening=True), _bound(rendezvous, listening=False)
         self.port: int = self.store.getsockname()[1]
-        threading.Thread(target=self._accept, name="tilescale-nodes", daemon=True).start()
+        self._admission = Admission(listener, self._key, self._job, rendezvous.nodes, self._joined, "tilescale-nodes")
+        self._admission.start()
         try:
             self._wait_for_all(timeout_s)
         except BaseException:
@@ -59,9 +56,9 @@ class Hub:
 
     def close(self) -> None:
         """Leave; the others take this node for lost if the job is not over."""
-        for connection in (self._listener, *self._connections):  # shutdown wakes the threads that wait there
-            _shut(connection)
-        self._listener.close()
+        self._admission.close()
+        for connection in self._connections:
+            _shut(connection)  # wakes the thread that waits there
         self.store.close()
 
     def _wait_for_all(self, timeout_s: float) -> None:
@@ -76,56 +73,19 @@ class Hub:
                     "see whether the node reaches this port",
                 )
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                self._unproven.acquire()
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+    def _joined(self, connection: socket.socket, node: int) -> None:
+        connection.setblocking(True)
+        with self._changed:
+            self._lines[node] = Line(connection, self._key.of_job(self._job), 0, node)
+            self._connections.append(connection)
+        threading.Thread(target=self._serve, args=(connection, node), daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, node: int) -> None:
         with connection:
-            try:
-                node = self._admit(connection)
-            except (OSError, ForgedMessageError):
-                node = None
-            finally:
-                self._unproven.release()
-            if node is None:
-                return
             try:
                 self._listen_to(connection, node)
             except (OSError, ForgedMessageError) as error:
                 self._finish(Failure(GONE, f"node {node} is gone: {error}"), origin=node)
-
-    def _admit(self, connection: socket.socket) -> int | None:
-        """The number of the node that has proven to belong to the job."""
-        ends = threading.Timer(_PROVE_WITHIN_S, _shut, (connection,))
-        ends.daemon = True
-        ends.start()
-        try:
-            answer = Answer.to(receive(connection, HELLO_BYTES), self._key, self._job, self._rendezvous.nodes)
-            if answer is None:
-                return None
-            connection.sendall(answer.challenge)
-            if not answer.proven_by(receive(connection, PROOF_BYTES)):
-                return None
-            return self._welcome(connection, answer.rank)
-        finally:
-            ends.cancel()
-
-    def _welcome(self, connection: socket.socket, node: int) -> int | None:
-        with self._changed:
-            if self._over is not None:  # the node comes for the job that follows
-                return None
-            if node in self._lines:
-                connection.sendall(JOINED_BEFORE)
-                return None
-            keep_alive(connection)
-            self._lines[node] = Line(connection, self._key.of_job(self._job), 0, node)
-            self._connections.append(connection)
-        connection.sendall(WELCOME)
-        return node
 
     def _listen_to(self, connection: socket.socket, node: int) -> None:
         line, nodes = self._lines[node], self._rendezvous.nodes
@@ -157,6 +117,7 @@ class Hub:
             if self._over is not None:
                 return
             self._over = news
+            self._admission.is_over = True
             lines = [line for node, line in self._lines.items() if node != origin]
         for line in lines:
             with contextlib.suppress(OSError):
@@ -176,7 +137,7 @@ def _bound(rendezvous: Rendezvous, *, listening: bool) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if listening:
-            return socket.create_server(address[:2], family=family)
+            return socket.create_server(address[:2], family=family, backlog=BACKLOG)
         bound = socket.socket(family)
         bound.bind(address)
         return bound
