@@ -117,9 +117,9 @@ class Replay:
         changed = {i for i, (now, before) in enumerate(zip(passed, was, strict=True)) if now != before}
         if changed <= self._known or self._is_fixed or self.graph.refused:
             return False
-        others = nodes_of(captured(launches()).raw_cuda_graph())
+        again = captured(launches())  # its nodes live as long as it does
         two = Two(was, passed, self._kinds)
-        found = two.differences(self._nodes, others)
+        found = two.differences(self._nodes, nodes_of(again.raw_cuda_graph()))
         if found is None:
             self._is_fixed = True
             return False
