@@ -203,8 +203,8 @@ def scatter_program(size: int, width: int, copies: int) -> Any:
                             T.wait(arrived[source, flag], ">=", tiles_in(flag, chunk, received[source], high) * parts)
                             for i, j in T.Parallel(high, wide):
                                 rows[i, j] = inbox[source, T.min(first + i, most - 1), column + j]
-                        for c in T.serial(copies):
-                            for i, j in T.Parallel(high, wide):
+                        for i, j in T.Parallel(high, wide):  # one statement: its stores have no order to keep
+                            for c in [*range(copies)]:
                                 if which[i, c] >= 0:
                                     R[which[i, c], column + j] = rows[i, j]
 
