@@ -53,7 +53,7 @@ def _header(name: str) -> Target:
 
 
 def _order(name: str) -> Target:
-    tests = ("tests/cuda/test_hazards.py",)
+    tests = ("tests/cuda/test_hazards.py", "tests/cuda/test_thread_maps.py")
     return Target("order within a block", f"tilescale/backends/cuda/lowering/{name}.py", tests)
 
 
@@ -95,6 +95,7 @@ TARGETS = (
     _order("hazards"),
     _order("order_state"),
     _order("touches"),
+    _order("thread_maps"),
     _order("places"),
     Target("routes", "tilescale/hda/route.py", ("tests/hda/test_machine_routes.py",), _ROUTES),
     Target("routes", "tilescale/collectives/routes.py", ("tests/collectives/test_routes.py",)),

@@ -58,8 +58,10 @@ def program(name: str, *given: Any) -> Any:
             ),
             ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"]
-            + ["stores that end a turn, and their signals: "
-               "threads of their own, while the others compute the next tile"]
+            + [
+                "stores that end a turn, and their signals: "
+                "threads of their own, while the others compute the next tile"
+            ]
             + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
         ),
         (
@@ -68,8 +70,10 @@ def program(name: str, *given: Any) -> Any:
             ),
             ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
             + ["T.Pipelined: a producer loads"]
-            + ["stores that end a turn, and their signals: "
-               "threads of their own, while the others compute the next tile"]
+            + [
+                "stores that end a turn, and their signals: "
+                "threads of their own, while the others compute the next tile"
+            ]
             + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
         ),
         (
@@ -85,8 +89,7 @@ def program(name: str, *given: Any) -> Any:
         (
             lambda: program("gemm_ar", 4, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 8),
             ["T.Pipelined: a producer loads"]
-            + ["T.allreduce and what follows it: "
-               "a warpgroup of their own, while the others compute the next tile"]
+            + ["T.allreduce and what follows it: a warpgroup of their own, while the others compute the next tile"]
             + ["T.allreduce of level 'device': one_shot through device memory"]
             + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
         ),
@@ -198,3 +201,54 @@ def test_rows_wait_for_blocks_of_lower_numbers_only():
         taken_apart = taken(func)
         ((phase, launch),) = phases(taken_apart.body)
         assert waits_across(phase, launch, taken_apart, machine, {"device": 2}) is None
+
+
+def of(n: int, k: int, tiles: Tiling, *how: bool, dtype: str = "bfloat16") -> Product:
+    return Product(n, k, dtype, tiles, *how)
+
+
+def made(module: str, function: str, *given: Any) -> Any:
+    return lambda: getattr(import_module(f"tilescale.ops.{module}"), function)(*given)
+
+
+HEADS = ("bfloat16", False, True, 0.1)
+PERSISTENT = replace(LARGE, stages=3)
+OPERATORS = {
+    "ag_gemm": made("ag_gemm", "program", 2, of(512, 512, LARGE, True, True), True),
+    "ag_gemm in turns": made("ag_gemm", "in_turns", 2, of(512, 512, PERSISTENT, True, False), 4, True),
+    "gemm_rs": made("gemm_rs", "program", 2, of(512, 512, LARGE, False, True)),
+    "gemm_rs in turns": made("gemm_rs", "in_turns", 2, of(512, 512, PERSISTENT, True, False), 8),
+    "gemm_ar": made("gemm_ar", "program", 2, of(512, 512, TILINGS[-1], True, True), 0),
+    "gemm_ar in turns": made("gemm_ar", "program", 4, of(512, 512, PERSISTENT, True, False), 8),
+    "all_gather": made("small", "program", 2, "all_gather", None, "bfloat16"),
+    "reduce_scatter": made("small", "program", 2, "reduce_scatter", 4096, "bfloat16"),
+    "sum": made("small", "sum_program", 2, 4096, "bfloat16"),
+    "all_to_all": made("all_to_all", "program", 4, 512, "bfloat16", 4096, False),
+    "all_to_all_v": made("all_to_all_v", "program", 2, "bfloat16"),
+    "norm": made("all_reduce_rms_norm", "program", 2, 64, 4096, "bfloat16", True, 1e-5),
+    "scatter": made("row_exchange", "scatter_program", 4, 512, 2),
+    "sum of rows": made("row_exchange", "sum_program", 4, 1024, 2, "bfloat16", 16, True),
+    "grouped": made("grouped_gemm", "program", 512, 512, "bfloat16", True),
+    "gradients of weights": made("grouped_gemm", "outer_program", 8, 512, 512, "bfloat16"),
+    "scaled": made("grouped_gemm", "scaled_program", 512, 512, 512, "float8_e4m3fn"),
+    "rounding": made("rounding", "rows_program", 4096, "float8_e4m3fn"),
+    "rounding tiles": made("rounding", "tiles_program", None, 512, "float8_e4m3fn", True, True),
+    "decode": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS),
+    "latent": made("decode", "program", 2, 128, 1, 576, 512, 4, 8, "bfloat16", True, False, 0.1),
+    "attention": made("sequence_attention", "program", 2, 1, 8, 4, 128, "bfloat16", True, True, True, 0.1),
+    "backward": made("attention_backward", "program", 2, 1, 8, 4, 128, "bfloat16", True, True, True, 0.1),
+    "backward, gathered": made("attention_backward", "program", 2, 1, 8, 4, 128, "bfloat16", False, False, False, 0.1),
+}
+NEEDED = {
+    "decode": [
+        "before the store to shares: threads synchronize (stored)",  # by replicas of a fragment, in the next iteration
+        "before the load of inbox: threads synchronize (stored)",  # this rank's part, which nothing is waited for
+    ]
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_no_barrier_is_inserted_that_an_operator_does_not_need(name: str):
+    with use_machine(Machine.load("h200-sxm-8")):
+        said = [re.sub(r" in line \d+", "", note) for note in notes(OPERATORS[name]())]
+    assert [note for note in said if note.startswith(("before ", "the update"))] == NEEDED.get(name, [])

@@ -30,6 +30,7 @@ implemented.py               which algorithms there are for which collective
 tile.py combine.py           a tile as a unit holds it, and how elements of several units combine
 hazards.py touches.py        barriers where statements of a unit touch the same memory
 order_state.py               what was touched, and what a further touch needs before it
+thread_maps.py               which thread of a unit makes an access
 places.py                    whether two stores in different iterations collide
 split.py kernel.py           the last stages: threads that load ahead, and the function with all its parameters
 arguments.py                 what a generated kernel takes

@@ -27,6 +27,7 @@ from tilescale.backends.cuda.lowering.markers import SYNC, Executing, is_loading
 from tilescale.backends.cuda.lowering.order_state import Need, State, completed, covers, fenced, merged, synced
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined
+from tilescale.backends.cuda.lowering.thread_maps import Known
 from tilescale.backends.cuda.lowering.touches import Touch, Toucher
 from tilescale.passes.structure import location
 
@@ -113,8 +114,10 @@ class _Hazards:
         zero = ir.IntImm("int32", 0)
         self.running = {var: (zero, count) for var, count in zip(launch.programs, launch.grid, strict=True)}
         self.names = ThreadNames(launch)
-        self.touches = Toucher(threads, self.phase.target.machine.has("tma"), tensors)
-        whole = self.touches.of(self.phase.stmt, Executing(0, launch.thread_count), 0, None)
+        everyone = Executing(0, launch.thread_count)
+        known = Known.of(self.phase.stmt, threads, everyone)
+        self.touches = Toucher(known, self.phase.target.machine.has("tma"), tensors)
+        whole = self.touches.of(self.phase.stmt, everyone, 0, None)
         self.loaded = {touch.access.root for touch in whole if touch.access.reads}
 
     def lowered(self) -> Phase:
@@ -179,7 +182,7 @@ class _Hazards:
         state = self._touched(self.touches.read([stmt.condition], stmt, at.by, at.depth, at.once), state, at)
         inner = at
         if self._tells_apart(stmt.condition):
-            once = str(stmt.condition) if _is_one_thread(stmt.condition, self.touches.threads) else at.once
+            once = str(stmt.condition) if _is_one_thread(stmt.condition, self.touches.known.threads) else at.once
             inner = at.inside(apart=at.apart or at.depth + 1, once=once)
         then_case, first = self.block(stmt.then_case, state, inner)
         else_case, second = stmt.else_case, state
@@ -297,13 +300,14 @@ class _Hazards:
             for earlier in state.values():
                 if at.apart is not None and earlier.depth >= at.apart or _apart(earlier.by, later.by):
                     continue
-                if not earlier.conflicts(later, self.running):
-                    continue
-                if at.pipelined is not None and earlier.depth >= at.pipelined:
-                    if later.is_shared:
-                        continue  # each iteration in flight has a tile of its own
-                    raise _Dependent(earlier.depth)
+                is_ahead = at.pipelined is not None and earlier.depth >= at.pipelined
+                if is_ahead and later.is_shared:
+                    continue  # each iteration in flight has a tile of its own
                 more = Need.of(earlier, later)
+                if not (is_ahead or more) or not earlier.conflicts(later, self.running):
+                    continue
+                if is_ahead:
+                    raise _Dependent(earlier.depth)
                 if more is not None:
                     self.ordered |= is_load
                     need = more if need is None else need.with_(more)

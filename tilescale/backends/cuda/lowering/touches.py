@@ -8,7 +8,7 @@ Of shared memory, stores are touches: stock TileLang orders a load with the stor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from tilelang_core import accesses, ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.markers import Executing
 from tilescale.backends.cuda.lowering.places import collide
+from tilescale.backends.cuda.lowering.thread_maps import Known, ThreadMap, of_copy, of_index, of_loops
 from tilescale.program.effects import Access
 from tilescale.program.regions import Inside, may_overlap
 
@@ -23,9 +24,6 @@ Key: TypeAlias = tuple[Any, ...]
 
 EVERY = "every thread"
 """`Touch.thread`: all of them touch the same element."""
-
-_LOOPS = tuple(ir.Var(f"parallel{axis}", "int32") for axis in range(8))
-"""What the variables of a nest of parallel loops are called where two nests are compared."""
 
 _DEEPEST = 3
 """How many names deep an index may be spelled out: expressions grow with each."""
@@ -45,8 +43,7 @@ class Touch:
         key: the statement, and which of its touches.
         inside: the variables that run in the statement, or in loops that have ended.
         by: the threads that execute the statement.
-        thread: what decides which of them touches an element: touches with the same one are by the same thread, in
-            the order of the program; `EVERY`; or None for any thread.
+        thread: which of them touches an element: a `ThreadMap`, `EVERY`, or None where it may be any.
         generic, bulk: whether threads touch it by their own loads and stores, and whether a bulk copy may.
         depth: of the loop, branch or unit in which it stands.
         synced: the threads that have synchronized since.
@@ -82,15 +79,14 @@ class Touch:
 
     def is_by_thread_of(self, later: Touch) -> bool:
         """Whether the thread that made it makes a later touch of the same element itself, in the program's order."""
-        if self.bulk or later.bulk:
+        if self.bulk or later.bulk or (self.by.begin, self.by.threads) != (later.by.begin, later.by.threads):
             return False
         if self.by.threads == 1:
             return True
-        if self.thread is None:
-            return False
         if self.thread == EVERY:  # each has stored it, and all the same
             return self.access.writes and not self.access.reads and not later.access.writes
-        return bool(later.thread is not None and later.thread != EVERY and _alike(self.thread, later.thread))
+        both = isinstance(self.thread, ThreadMap) and isinstance(later.thread, ThreadMap)
+        return both and self.thread.agrees(later.thread)
 
     def in_later_turn(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> Touch:
         """The same in an earlier turn of a loop, as a later one sees it; `bound` are the names that it binds."""
@@ -116,7 +112,9 @@ class Touch:
         begins, extents = self.access.begins, self.access.extents
         if begins is not None and extents is not None:
             begins, extents = (tuple(ir.substitute(n, new) for n in part) for part in (begins, extents))
-        return replace(self, access=replace(self.access, begins=begins, extents=extents), inside=inside)
+        thread = self.thread.substituted(new) if isinstance(self.thread, ThreadMap) else self.thread
+        access = replace(self.access, begins=begins, extents=extents)
+        return replace(self, access=access, inside=inside, thread=thread)
 
     def _without(self, bound: Mapping[ir.Var, Any]) -> Touch:
         """The same where names no longer have the values that they had: anywhere along what depends on memory."""
@@ -147,12 +145,12 @@ class Toucher:
     """Reads touches off statements.
 
     Attributes:
-        threads: the variables that are thread indices.
+        known: what the phase says of its threads and buffers.
         has_bulk: whether the machine has bulk copies.
         buffers: data variable of each tensor of the program -> the tensor.
     """
 
-    threads: frozenset[ir.Var]
+    known: Known
     has_bulk: bool
     buffers: dict[ir.Var, ir.Buffer]
 
@@ -163,7 +161,7 @@ class Toucher:
             once: what says which single thread executes it, if one does.
         """
         inside = Inside.of(stmt)
-        thread = self._thread(stmt, once)
+        thread = self._thread(stmt, by, once)
         made: list[Touch] = []
         for found, is_bulk in self._accesses(stmt):
             access = _access(found)
@@ -204,7 +202,7 @@ class Toucher:
         """Accesses of device memory and stores to shared memory, and whether a bulk copy may make them."""
         for inner in ir.statements(stmt):
             for access in self._found(inner):
-                if access.writes and ir.scope_kind(access.buffer) == "shared" and not _is_bulk_only(inner):
+                if access.writes and _is_shared_tile(access.buffer) and not _is_bulk_only(inner):
                     yield replace(access, reads=False), False
                 elif access.buffer.data in self.buffers:
                     is_copy = isinstance(inner, ir.Evaluate) and ir.op_name(inner.value) in _COPIES
@@ -226,52 +224,35 @@ class Toucher:
 
     # -- which thread ------------------------------------------------------------------------------------------------
 
-    def _thread(self, stmt: ir.Stmt, once: Any) -> Any:
+    def _thread(self, stmt: ir.Stmt, by: Executing, once: Any) -> Callable[[Any], Any]:
         """What says, of an access of a statement, which thread makes it."""
         if once is not None:
-            return lambda access: ("one", once)
+            return lambda access: ThreadMap(("one", once))
         if isinstance(stmt, ir.For):
-            return self._of_loops(stmt)
+            found = [access for inner in ir.statements(stmt) for access in self._found(inner)]
+            return of_loops(stmt, found, self.known, by.threads)
+        if isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.COPY:
+            copied = of_copy(self._found(stmt), self.known)
+            return lambda access: copied
         if isinstance(stmt, ir.BufferStore | ir.Bind) or isinstance(stmt, ir.Evaluate) and not _is_tile_operation(stmt):
             return self._of_index
         return lambda access: None
 
-    def _of_index(self, access: Access) -> Any:
+    def _of_index(self, access: Access | accesses.Access) -> Any:
         """Of a statement that all threads execute: the thread that its index says, if that is another one each."""
         if access.begins is None:
             return None
-        named = [expr for expr in access.begins if ir.variables(expr) & self.threads]
-        if not named:
-            return EVERY
-        (thread,) = self.threads if len(self.threads) == 1 else (None,)
-        if thread is None or not any(_is_affine(expr, thread) for expr in named):
-            return None
-        return "index", access.begins
-
-    def _of_loops(self, nest: ir.For) -> Any:
-        """Of parallel loops: the thread of an iteration. Loops with the same accesses are distributed alike."""
-        loops: list[ir.For] = []
-        stmt: Any = nest
-        while isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
-            loops.append(stmt)
-            stmt = stmt.body
-        extents = ir.constants(loop.extent for loop in loops)
-        touched = [access for inner in ir.statements(nest) for access in self._found(inner)]
-        plain = all(ir.scope_kind(a.buffer) != "fragment" and a.begins is not None for a in touched)
-        if extents is None or not plain or len(loops) > len(_LOOPS) or any(loop.annotations for loop in loops):
-            return lambda access: None
-        names = {loop.loop_var: _LOOPS[axis] for axis, loop in enumerate(loops)}
-
-        def spelled(access: Any) -> tuple[Any, ...]:
-            return tuple(ir.simplify(ir.substitute(n, names), {}) for n in access.begins)
-
-        alike = sorted({f"{a.buffer.dtype} {a.buffer.shape} {spelled(a)}" for a in touched})
-        return lambda access: ("loops", *extents, *alike, spelled(access))
+        is_one = not any(ir.variables(index) & self.known.threads for index in access.begins)
+        return EVERY if is_one else of_index(access, self.known)
 
 
 def _access(found: accesses.Access) -> Access:
     flags = found.reads, found.writes, found.atomic
     return Access(found.buffer.data, found.buffer, found.begins, found.extents, *flags)
+
+
+def _is_shared_tile(buffer: ir.Buffer) -> bool:
+    return ir.scope_kind(buffer) == "shared" and "barrier" not in buffer.scope()
 
 
 def _simplified(stmt: ir.Stmt) -> ir.Stmt:
@@ -296,21 +277,6 @@ def _is_whole(access: Access, inside: Inside) -> bool:
             return False
         loops += running
     return len(loops) == len(set(loops))
-
-
-def _is_affine(expr: Any, thread: ir.Var) -> bool:
-    """Whether an index is another one for each thread: a multiple of its number, and what is the same for all."""
-    rest = ir.simplify(expr - thread, {})
-    return thread not in ir.variables(rest)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two things that decide on a thread are the same."""
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(_alike(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, ir.PrimExpr) and isinstance(other, ir.PrimExpr):
-        return ir.same(one, other)
-    return bool(one == other)
 
 
 def _is_tile_operation(stmt: ir.Evaluate) -> bool:

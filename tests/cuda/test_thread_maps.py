@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: MIT
+"""Which accesses are the same thread's: no barrier stands between these, and one between all others."""
+
+from typing import Any
+
+import pytest
+
+import tilescale.language as T
+from tests.cuda.support import example_programs, lowered, source
+from tilescale.hda.current import use_machine
+
+N, M = 256, 64
+FEW = (N,), N
+"""A tensor of an element for each thread, and the threads."""
+MANY = (4 * N,), N
+"""A tensor of a vector for each thread."""
+SQUARE = (M, M), 128
+
+
+def synchronizes(func: Any) -> bool:
+    """Whether a barrier was inserted."""
+    return any(note.startswith("before ") for note in lowered(func).notes)
+
+
+def program(shape: tuple[int, ...], threads: int, body: Any) -> Any:
+    """A program of one block that does with two tensors of a shape, and numbers, what a macro says."""
+
+    @T.prim_func
+    def made(X: T.Tensor(shape, "float32"), Z: T.Tensor(shape, "float32"), at: T.Tensor((8,), "int32"), n: T.int32):
+        with T.Kernel(device=2, block=1, threads=threads), T.Scale("block"):
+            body(X, Z, at, n)
+
+    return made
+
+
+@T.macro
+def stored_and_loaded(X, Z, at, n):
+    for i in T.Parallel(Z.shape[0]):
+        Z[i] = X[i]
+    for i in T.Parallel(Z.shape[0]):
+        X[i] = Z[i]
+
+
+@T.macro
+def loaded_under_a_condition(X, Z, at, n):
+    for i in T.Parallel(Z.shape[0]):
+        Z[i] = X[i]
+    for i in T.Parallel(Z.shape[0]):
+        if i % 5 == 3:
+            X[i] = Z[i]
+
+
+@T.macro
+def chosen_by_the_index(X, Z, at, n):
+    for i in T.Parallel(Z.shape[0]):
+        Z[i] = X[i]
+    for i in T.Parallel(Z.shape[0]):
+        X[i] = T.if_then_else(i % 3 == 0, Z[i], 0.0)
+
+
+@T.macro
+def of_another_index(X, Z, at, n):
+    for i in T.Parallel(Z.shape[0]):
+        Z[i] = X[i]
+    for i in T.Parallel(Z.shape[0]):
+        X[i] = Z[Z.shape[0] - 1 - i]
+
+
+@T.macro
+def with_another_tensor(X, Z, at, n):
+    for i in T.Parallel(Z.shape[0]):
+        Z[i] = X[i]
+    for i in T.Parallel(Z.shape[0]):
+        X[i] = T.cast(at[i % 8], "float32") + Z[i]
+
+
+@T.macro
+def shared_by_two(X, Z, at, n):
+    for i in T.Parallel(Z.shape[0]):
+        Z[i] = X[i // 2]
+    for i in T.Parallel(Z.shape[0]):
+        X[i // 2] = Z[i]
+
+
+@T.macro
+def sliding(X, Z, at, n):
+    for turn in T.serial(8):
+        for i in T.Parallel(N - 8):
+            Z[turn + i] = Z[turn + i] + 1
+
+
+@T.macro
+def found_in_memory(X, Z, at, n):
+    for turn in T.serial(8):
+        for i in T.Parallel(N - 8):
+            Z[at[turn] + i] = Z[at[turn] + i] + 1
+
+
+@T.macro
+def by_warpgroups(X, Z, at, n):
+    for i in T.Parallel(N // 2):
+        Z[i] = X[i]
+    with T.Scale("warpgroup") as (w, _):
+        for i in T.Parallel(N // 2):
+            X[w * (N // 2) + i] = Z[i]
+
+
+@T.macro
+def turned(X, Z, at, n):
+    for i, j in T.Parallel(M, M):
+        Z[i, j] = X[i, j]
+    for i, j in T.Parallel(M, M):
+        X[i, j] = Z[i, j]
+    for i, j in T.Parallel(M, M):
+        Z[i, j] = X[j, i]
+
+
+@T.macro
+def same_rows_in_turns(X, Z, at, n):
+    for turn in T.serial(8):
+        for j in T.Parallel(M):
+            Z[turn % 2, j] = Z[turn % 2, j] + 1
+
+
+@T.macro
+def flat(X, Z, at, n):
+    for i, j in T.Parallel(16, 16):
+        Z[i * 16 + j] = X[i * 16 + j]
+    for i, j in T.Parallel(16, 16):
+        X[i * 16 + j] = Z[i * 16 + j]
+
+
+@T.macro
+def overlapping_rows(X, Z, at, n):
+    for i, j in T.Parallel(16, 16):
+        Z[i * 8 + j] = X[i * 8 + j]
+    for i, j in T.Parallel(16, 16):
+        X[i * 8 + j] = Z[i * 8 + j]
+
+
+@pytest.mark.parametrize(
+    ("body", "on", "needs"),
+    [
+        (stored_and_loaded, FEW, False),
+        (stored_and_loaded, MANY, False),
+        (loaded_under_a_condition, FEW, False),  # an iteration for each thread, whatever it does
+        (loaded_under_a_condition, MANY, True),  # the one by vectors, the other by elements
+        (chosen_by_the_index, FEW, False),
+        (chosen_by_the_index, MANY, True),
+        (with_another_tensor, FEW, False),
+        (with_another_tensor, MANY, True),
+        (of_another_index, FEW, True),
+        (shared_by_two, FEW, True),
+        (sliding, FEW, True),
+        (found_in_memory, FEW, True),
+        (by_warpgroups, FEW, True),
+        (flat, FEW, False),
+        (overlapping_rows, FEW, True),
+        (turned, SQUARE, True),
+        (same_rows_in_turns, SQUARE, False),
+    ],
+)
+def test_loops_that_are_distributed_alike_need_no_barrier(body: Any, on: tuple[Any, int], needs: bool):
+    assert synchronizes(program(*on, body)) == needs
+
+
+@T.macro
+def through_a_fragment(X, Z, at, n):
+    tile = T.alloc((M, M), "float32", level="l0")
+    T.copy(Z, tile)
+    for i, j in T.Parallel(M, M):
+        tile[i, j] *= 2
+    T.copy(tile, Z)
+
+
+@T.macro
+def by_elements_of_a_fragment(X, Z, at, n):
+    tile = T.alloc((M, M), "float32", level="l0")
+    T.copy(Z, tile)
+    for i, j in T.Parallel(M, M):
+        if i + n < M:
+            Z[i, j] = tile[i, j] + X[j, i]
+
+
+@T.macro
+def by_transposed_elements(X, Z, at, n):
+    tile = T.alloc((M, M), "float32", level="l0")
+    for i, j in T.Parallel(M, M):
+        tile[j, i] = Z[i, j]
+    for i, j in T.Parallel(M, M):
+        Z[j, i] = tile[i, j] + 1
+
+
+@T.macro
+def from_a_variable_on(X, Z, at, n):
+    first = T.alloc_var("int32")
+    first = n * 2
+    tile = T.alloc((16, M), "float32", level="l0")
+    T.copy(Z[first, 0], tile)
+    T.copy(tile, Z[first, 0])
+
+
+@T.macro
+def from_a_variable_that_changes(X, Z, at, n):
+    first = T.alloc_var("int32")
+    first = n * 2
+    tile = T.alloc((16, M), "float32", level="l0")
+    T.copy(Z[first, 0], tile)
+    first = first + 1
+    T.copy(tile, Z[first, 0])
+
+
+@T.macro
+def in_another_place(X, Z, at, n):
+    tile = T.alloc((16, M), "float32", level="l0")
+    T.copy(Z[0, 0], tile)
+    T.copy(tile, Z[1, 0])
+
+
+@T.macro
+def of_fewer_elements_than_threads(X, Z, at, n):
+    tile = T.alloc((1, M), "float32", level="l0")
+    T.copy(Z[0, 0], tile)
+    T.copy(tile, Z[0, 0])
+
+
+@T.macro
+def of_a_row_for_all(X, Z, at, n):
+    row = T.alloc((M,), "float32", level="l0")
+    tile = T.alloc((M, M), "float32", level="l0")
+    T.copy(Z[0, 0:M], row)
+    for i, j in T.Parallel(M, M):
+        tile[i, j] = row[j]
+    T.copy(row, Z[0, 0:M])
+    T.copy(tile, X)
+
+
+@T.macro
+def in_turns(X, Z, at, n):
+    tile = T.alloc((16, M), "float32", level="l0")
+    T.clear(tile)
+    for turn in T.serial(n):
+        T.copy(Z[turn, 0], tile)
+        T.copy(tile, Z[turn, 0])
+
+
+@T.macro
+def sums_of_a_product(X, Z, at, n):
+    a, b = T.alloc((M, M), "float16", level="l1"), T.alloc((M, M), "float16", level="l1")
+    c = T.alloc((M, M), "float32", level="l0")
+    T.copy(Z, c)
+    for i, j in T.Parallel(M, M):
+        a[i, j] = T.cast(X[i, j], "float16")
+        b[i, j] = T.cast(X[j, i], "float16")
+    T.gemm(a, b, c)
+    T.copy(c, Z)
+
+
+@pytest.mark.parametrize(
+    ("body", "needs"),
+    [
+        (through_a_fragment, False),
+        (by_elements_of_a_fragment, False),
+        (by_transposed_elements, True),
+        (from_a_variable_on, False),
+        (from_a_variable_that_changes, True),
+        (in_another_place, True),
+        (of_fewer_elements_than_threads, True),
+        (of_a_row_for_all, True),
+        (in_turns, True),
+        (sums_of_a_product, False),
+    ],
+)
+def test_a_thread_loads_and_stores_what_it_holds(body: Any, needs: bool):
+    assert synchronizes(program(*SQUARE, body)) == needs
+
+
+def test_tilelang_distributes_by_vectors_what_loops_touch_alike():
+    """What the map of loops rests on: whole vectors only where neither a condition nor a value names the iteration."""
+    text = source(program(*MANY, loaded_under_a_condition))
+    assert "*(float4*)(Z + (((int)threadIdx.x) * 4)) =" in text
+    assert "X[((i * 256) + ((int)threadIdx.x))] = Z[((i * 256) + ((int)threadIdx.x))]" in text
+    assert text.index("float4") < text.index("__syncthreads") < text.index("% 5")
+
+
+@pytest.mark.parametrize("name", ["05_all_to_all", "10_cluster_gemm", "16_cannon", "17_summa"])
+def test_examples_have_no_barrier_that_they_do_not_need(name: str):
+    with use_machine("h200-sxm-8"):
+        for func in example_programs()[name]():
+            assert not synchronizes(func)

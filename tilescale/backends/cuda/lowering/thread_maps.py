@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: MIT
+"""Which thread of a unit makes an access, as far as that is known before stock TileLang distributes iterations.
+
+Why: two accesses of an element by the same thread need no barrier. Three rules decide: the index names the thread; a
+nest of parallel loops is distributed in the order of its iterations, by vectors as long as its accesses allow; an
+iteration that touches an element of a fragment is the thread's that holds it. An element then has one thread if its
+index tells which iteration touches it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilelang_core import accesses, ir, tl
+from tilelang_core import rewrite as tir
+from tilelang_core.tiles import Gemm
+from tilescale.backends.cuda.lowering.markers import Executing
+from tilescale.program.regions import Inside
+
+_AXES = tuple(ir.Var(f"axis{axis}", "int32") for axis in range(8))
+"""The variables of an iteration where two statements are compared: of its loops, or of the fragment that it touches."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the statements of a phase say of its buffers.
+
+    Attributes:
+        threads: the variables that are thread indices.
+        held: data variables of fragments of which each element is one thread's.
+        steady: those of variables (`T.alloc_var`) that have one value wherever they are read in a statement's index.
+    """
+
+    threads: frozenset[ir.Var]
+    held: frozenset[ir.Var] = frozenset()
+    steady: frozenset[ir.Var] = frozenset()
+
+    @classmethod
+    def of(cls, stmt: ir.Stmt, threads: frozenset[ir.Var], by: Executing) -> Known:
+        """Of all statements of a phase."""
+        return cls(threads, _held(stmt, by), _steady(stmt))
+
+    def is_fixed(self, index: Any) -> bool:
+        """Whether an index has the same value whenever it is evaluated for the same iteration."""
+        return ir.is_pure(tir.rewrite(tir.evaluate(index), enter=self._unread).value)
+
+    def _unread(self, node: Any) -> Any:
+        return _unloaded(node) if isinstance(node, ir.BufferLoad) and node.buffer.data in self.steady else None
+
+
+@dataclass(frozen=True)
+class ThreadMap:
+    """What decides which thread makes an access of an element.
+
+    Attributes:
+        rule: how iterations are distributed over threads.
+        place: the index along each dimension of the tensor, by iteration; None where that says nothing of it.
+    """
+
+    rule: tuple[Any, ...]
+    place: tuple[Any, ...] = ()
+
+    def agrees(self, other: ThreadMap) -> bool:
+        """Whether the same thread makes both accesses of any element that both touch."""
+        return _alike(self.rule, other.rule) and _alike(self.place, other.place)
+
+    def substituted(self, new: Mapping[ir.Var, Any]) -> ThreadMap:
+        """The same with other values of variables."""
+        return replace(self, place=tuple(n if n is None else ir.substitute(n, dict(new)) for n in self.place))
+
+
+def of_index(access: Any, known: Known) -> ThreadMap | None:
+    """Of a statement that all threads execute; None if one element may be several threads'."""
+    (thread,) = known.threads if len(known.threads) == 1 else (None,)
+    if thread is None:
+        return None
+    place = tuple(n if known.is_fixed(n) and _is_affine(n, thread) else None for n in access.begins or ())
+    return ThreadMap(("index",), place) if any(n is not None for n in place) else None
+
+
+def of_copy(found: Iterable[accesses.Access], known: Known) -> ThreadMap | None:
+    """Of a copy between a tensor and all of a fragment that threads hold: by element of the fragment."""
+    tensors, fragments = _by_kind(found)
+    if len(tensors) != 1 or len(fragments) != 1 or not _is_whole(fragments[0]):
+        return None
+    tensor, fragment = tensors[0], fragments[0]
+    extents, shape = ir.constants(tensor.extents or ()), ir.constants(fragment.buffer.shape)
+    if tensor.begins is None or extents is None or shape is None or fragment.buffer.data not in known.held:
+        return None
+    wide = [n for n in shape if n > 1]
+    if [n for n in extents if n > 1] != wide or len(wide) > len(_AXES):
+        return None
+    axes = iter(_AXES)
+    indices = [b + next(axes) if n > 1 else b for b, n in zip(tensor.begins, extents, strict=True)]
+    return _map(("held", fragment.buffer.data), indices, wide, set(), known)
+
+
+def of_loops(
+    nest: ir.For, found: list[accesses.Access], known: Known, threads: int
+) -> Callable[[Any], ThreadMap | None]:
+    """Of a nest of parallel loops: the map of each access."""
+    loops = _loops(nest)
+    extents, begins = ir.constants(loop.extent for loop in loops), ir.constants(loop.min for loop in loops)
+    if extents is None or begins is None or any(begins) or len(loops) > len(_AXES):
+        return lambda access: None
+    rule, order = _rule(nest, loops, found, known.held, threads)
+    if rule is None:
+        return lambda access: None
+    names = {loops[at].loop_var: _AXES[axis] for axis, at in enumerate(order)}
+    bound, sizes = Inside.of(nest).names - names.keys(), [extents[at] for at in order]
+    return lambda access: _map(rule, [ir.substitute(n, names) for n in access.begins or ()], sizes, bound, known)
+
+
+def _held(stmt: ir.Stmt, by: Executing) -> frozenset[ir.Var]:
+    """Data variables of fragments of which each element is one thread's.
+
+    Those are the sums of products, and fragments that are only touched element by element, in order, if that gives each
+    thread equally many: TileLang replicates what has fewer elements than there are threads, and what it has to
+    broadcast.
+    """
+    sums: set[ir.Var] = set()
+    spread: dict[ir.Var, bool] = {}
+    for leaf, threads in _leaves(stmt, by.threads):
+        fragments = [a for inner in ir.statements(leaf) for a in _found(inner) if _is_fragment(a)]
+        product = Gemm.of(leaf.value) if isinstance(leaf, ir.Evaluate) and ir.op_name(leaf.value) == tl.GEMM else None
+        if product is not None:
+            sums.add(ir.region_parts(product.c)[0].data)
+        for access in fragments:
+            data = access.buffer.data
+            spread[data] = spread.get(data, True) and _is_spread(leaf, fragments, threads)
+    return frozenset(sums | {data for data, is_even in spread.items() if is_even})
+
+
+def _steady(stmt: ir.Stmt) -> frozenset[ir.Var]:
+    """Data variables of those that are stored to once, in front of all loops."""
+    stores = [s.buffer.data for s in ir.statements(stmt) if isinstance(s, ir.BufferStore) and _is_variable(s.buffer)]
+    looped = {
+        inner.buffer.data
+        for loop in ir.statements(stmt)
+        if isinstance(loop, ir.For | ir.While)
+        for inner in ir.statements(loop)
+        if isinstance(inner, ir.BufferStore)
+    }
+    return frozenset(data for data in stores if stores.count(data) == 1 and data not in looped)
+
+
+def _is_variable(buffer: ir.Buffer) -> bool:
+    return bool(buffer.scope() == ir.VARIABLE)
+
+
+def _leaves(stmt: ir.Stmt, threads: int) -> Iterator[tuple[ir.Stmt, int]]:
+    """Statements with none inside but elements of them, and how many threads execute each."""
+    if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
+        yield stmt, threads
+        return
+    unit = Executing.of(stmt)
+    inner = list(ir.children(stmt))
+    if not inner:
+        yield stmt, threads
+    for child in inner:
+        yield from _leaves(child, unit.threads if unit is not None else threads)
+
+
+def _is_spread(leaf: ir.Stmt, fragments: list[accesses.Access], threads: int) -> bool:
+    """Whether a statement touches one fragment, all of it in order, by vectors of which all threads have as many."""
+    shape = ir.constants(fragments[0].buffer.shape)
+    alone = all(a.buffer.data.same_as(fragments[0].buffer.data) for a in fragments)
+    if shape is None or not alone or math.prod(shape) % threads:
+        return False
+    if not isinstance(leaf, ir.For):
+        is_copy = isinstance(leaf, ir.Evaluate) and ir.op_name(leaf.value) in (tl.COPY, tl.FILL)
+        return is_copy and all(map(_is_whole, fragments))
+    loops = _loops(leaf)
+    plain = not any(loop.annotations for loop in loops) and ir.constants(loop.extent for loop in loops) == shape
+    return plain and all(_are(a.begins, [loop.loop_var for loop in loops]) for a in fragments)
+
+
+def _rule(
+    nest: ir.For, loops: list[ir.For], found: list[accesses.Access], held: frozenset[ir.Var], threads: int
+) -> tuple[tuple[Any, ...] | None, list[int]]:
+    """How a nest is distributed, and the order in which its loops count for that."""
+    variables = [loop.loop_var for loop in loops]
+    for access in found:
+        order = _order(access.begins, variables)
+        if access.buffer.data in held and order is not None:
+            return ("held", access.buffer.data), order
+    plain = list(range(len(loops)))
+    if any(map(_is_fragment, found)) or any(loop.annotations for loop in loops):
+        return None, plain
+    extents = [ir.integer(loop.extent) for loop in loops]
+    if math.prod(extents) % (2 * threads):  # an iteration at a time
+        return ("loops", *extents), plain
+    alike = _vectors(nest, variables, found)
+    return None if alike is None else ("loops", *extents, *alike), plain
+
+
+def _order(begins: tuple[Any, ...] | None, variables: list[ir.Var]) -> list[int] | None:
+    """Which loop's variable each index is, if they are those of all loops."""
+    found = [next((at for at, v in enumerate(variables) if v.same_as(n)), None) for n in begins or ()]
+    order = [at for at in found if at is not None]
+    return order if len(order) == len(found) and sorted(order) == list(range(len(variables))) else None
+
+
+def _vectors(nest: ir.For, variables: list[ir.Var], found: list[accesses.Access]) -> list[str] | None:
+    """All that decides how long the vectors of a nest are; None if its values say more than its accesses do."""
+    names: dict[ir.Var, Any] = dict(zip(variables, _AXES, strict=False))
+    said: set[str] = set()
+    for access in found:
+        if access.begins is None:
+            return None
+        tile = hash(access.buffer.data) if ir.scope_kind(access.buffer) == "shared" else ""  # it may be swizzled
+        indices = [ir.simplify(ir.substitute(n, names), {}) for n in access.begins]
+        said.add(f"{access.buffer.dtype} {access.buffer.shape} {indices} {tile}")
+    for inner in ir.statements(nest):
+        if isinstance(inner, ir.BufferStore):
+            value = tir.rewrite(tir.evaluate(inner.value), enter=_unloaded).value
+            if ir.variables(value) & names.keys() or ir.contains(value, lambda node: isinstance(node, ir.Call)):
+                return None
+            said.add(f"{value.dtype}")
+            ir.walk(value, lambda node: said.add(f"to {node.dtype}") if isinstance(node, ir.Cast) else None)
+        elif not isinstance(inner, ir.For | ir.SeqStmt) or isinstance(inner, ir.For) and inner.loop_var not in names:
+            return None
+    return sorted(said)
+
+
+def _unloaded(node: Any) -> Any:
+    return ir.Var("loaded", str(node.dtype)) if isinstance(node, ir.BufferLoad) else None
+
+
+def _map(
+    rule: tuple[Any, ...], indices: Iterable[Any], extents: list[int], bound: set[ir.Var], known: Known
+) -> ThreadMap | None:
+    """A map, if the index of an element tells the iteration; `bound` are names that have a value in each iteration."""
+    axes = _AXES[: len(extents)]
+    place = tuple(_told(index, axes, bound, known) for index in indices)
+    sizes = dict(zip(axes, extents, strict=True))
+    told = {v for n in place if n is not None and _is_injective(n, sizes) for v in ir.variables(n)}
+    return ThreadMap(rule, place) if all(v in told or n == 1 for v, n in sizes.items()) else None
+
+
+def _told(index: Any, axes: tuple[ir.Var, ...], bound: set[ir.Var], known: Known) -> Any:
+    """An index that says something of the iteration, and the same whenever it is evaluated; None for others."""
+    used = ir.variables(index)
+    return ir.simplify(index, {}) if used & set(axes) and not used & bound and known.is_fixed(index) else None
+
+
+def _is_injective(index: Any, sizes: Mapping[ir.Var, int]) -> bool:
+    """Whether an index has another value for all values of the variables in it."""
+    strides = [(_stride(index, var), n) for var, n in sizes.items() if var in ir.variables(index)]
+    reach = 0
+    for stride, n in sorted((abs(s or 0), n) for s, n in strides):
+        if n > 1 and stride <= reach:
+            return False
+        reach += stride * (n - 1)
+    return True
+
+
+def _stride(index: Any, var: ir.Var) -> int | None:
+    """By how much an index rises with a variable; None unless always by as much."""
+    return ir.constant(ir.simplify(ir.substitute(index, {var: var + 1}) - index, {}))
+
+
+def _is_affine(index: Any, thread: ir.Var) -> bool:
+    """Whether an index is another one for each thread: its number, and what is the same for all."""
+    return thread in ir.variables(index) and thread not in ir.variables(ir.simplify(index - thread, {}))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two things that decide on a thread are the same."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(_alike(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, ir.PrimExpr) and isinstance(other, ir.PrimExpr):
+        return ir.same(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _loops(nest: ir.For) -> list[ir.For]:
+    """The parallel loops of a nest, from the outermost one."""
+    loops, stmt = [], nest
+    while isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
+        loops.append(stmt)
+        stmt = stmt.body
+    return loops
+
+
+def _by_kind(found: Iterable[accesses.Access]) -> tuple[list[accesses.Access], list[accesses.Access]]:
+    """Accesses of device memory, and of fragments."""
+    listed = list(found)
+    return [a for a in listed if a.buffer.scope() == "global"], [a for a in listed if _is_fragment(a)]
+
+
+def _found(stmt: ir.Stmt) -> list[accesses.Access]:
+    return accesses.accesses_of(stmt, lambda name: False).accesses
+
+
+def _is_fragment(access: accesses.Access) -> bool:
+    return ir.scope_kind(access.buffer) == "fragment" and not _is_variable(access.buffer)
+
+
+def _is_whole(access: accesses.Access) -> bool:
+    shape = ir.constants(access.buffer.shape)
+    begins, extents = ir.constants(access.begins or ()), ir.constants(access.extents or ())
+    return shape is not None and not any(begins or [1]) and extents == shape
+
+
+def _are(indices: tuple[Any, ...] | None, variables: list[ir.Var]) -> bool:
+    return indices is not None and all(v.same_as(n) for v, n in zip(variables, indices, strict=True))
