@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.comm.conftest import command, run_words
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -13,9 +15,10 @@ EMULATED = {"TILESCALE_TIMEOUT_S": "50", "TILESCALE_EMULATE": "1", "TILESCALE_CH
 """The programs themselves are checked elsewhere."""
 
 
-def test_operators_of_two_ranks():
-    """See scripts/operators.py for what is checked."""
-    script = SCRIPTS / "operators.py"
+@pytest.mark.parametrize("name", ["operators.py", "results.py"])
+def test_operators_of_two_ranks(name: str):
+    """See scripts/operators.py and results.py for what is checked."""
+    script = SCRIPTS / name
     done = run_words([*command("tilescale run", 2), str(script)], **EMULATED)
     assert done.code == 0, done.output
     checks = re.findall(r"^def (check_\w+)", script.read_text(encoding="utf-8"), re.MULTILINE)

@@ -6,19 +6,23 @@ from typing import Any
 import torch
 
 from tilescale.ops import small
-from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_tensor
-from tilescale.ops.flat import join, parts_of, whole
+from tilescale.ops.arguments import BYTES, SCALED, as_moved, check_dim, check_out, check_tensor
+from tilescale.ops.flat import delivered, join, parts_of, place_in, whole
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.operator import operator, operator_of
 
 
 @collective
-def all_gather(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch.Tensor:
+def all_gather(
+    a: torch.Tensor, dim: int = 0, *, out: torch.Tensor | None = None, group: Any = None
+) -> torch.Tensor:
     """The tensors of all ranks, one after the other along a dimension. Collective.
 
     Args:
         a: of the same shape on all ranks.
         dim: along which they are joined.
+        out: the result's memory, where no gradients are recorded. Contiguous, and with dim 0 and parts of whole 16
+            bytes, it is written without a copy.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -29,17 +33,31 @@ def all_gather(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch.Ten
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=BYTES)
-    return as_moved(_operator, a, check_dim("dim", dim, a), group_name(group))
+    dim, name = check_dim("dim", dim, a), group_name(group)
+    if out is None:
+        return as_moved(_operator, a, dim, name)
+    check_out(out, [n * size_of(name) if i == dim else n for i, n in enumerate(a.shape)], a)
+    given, place = (a.view(torch.uint8), out.view(torch.uint8)) if a.dtype in SCALED else (a, out)
+    if _operator.is_seen:
+        place.copy_(_operator(given, dim, name))
+    else:
+        _gathered(given, dim, name, place)
+    return out
 
 
 @operator("all_gather")
 def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     """The gathered tensor."""
+    return _gathered(a, dim, group, None)
+
+
+def _gathered(a: torch.Tensor, dim: int, group: str, out: torch.Tensor | None) -> torch.Tensor:
     team = team_of(group)
     shape = (team.size * a.shape[0], *a.shape[1:])
     if not a.numel():
-        return join(a.new_empty(shape), dim, team.size)
-    return join(whole(small.gathered(parts_of(a), team, a.numel()), shape, team.size), dim, team.size)
+        return delivered(join(a.new_empty(shape), dim, team.size), out)
+    rows = small.gathered(parts_of(a), team, a.numel(), place_in(out, dim, team.size))
+    return delivered(join(whole(rows, shape, team.size), dim, team.size), out)
 
 
 @_operator.register_fake

@@ -10,19 +10,20 @@ from typing import Any
 import torch
 
 from tilescale.ops import small
-from tilescale.ops.arguments import SUMS, check_tensor
-from tilescale.ops.flat import WIDTHS
+from tilescale.ops.arguments import SUMS, check_out, check_tensor
+from tilescale.ops.flat import WIDTHS, delivered, place_in
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.operator import operator
 
 
 @collective
-def all_reduce(a: torch.Tensor, *, group: Any = None) -> torch.Tensor:
+def all_reduce(a: torch.Tensor, *, out: torch.Tensor | None = None, group: Any = None) -> torch.Tensor:
     """The sum of all ranks' tensors, as a new tensor. Collective.
 
     Args:
         a: of the same shape on all ranks; bfloat16, float16 or float32. What a rank adds up at once is added up in
             float32, and rounded.
+        out: the result's memory, where no gradients are recorded; `a` itself for a sum in place.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -33,20 +34,29 @@ def all_reduce(a: torch.Tensor, *, group: Any = None) -> torch.Tensor:
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=SUMS)
-    return _operator(a, group_name(group))
+    name = group_name(group)
+    if out is None:
+        return _operator(a, name)
+    check_out(out, a.shape, a)
+    return out.copy_(_operator(a, name)) if _operator.is_seen else _summed(a, name, out)
 
 
 @operator("all_reduce")
 def _operator(a: torch.Tensor, group: str) -> torch.Tensor:
     """The sum."""
+    return _summed(a, group, None)
+
+
+def _summed(a: torch.Tensor, group: str, out: torch.Tensor | None) -> torch.Tensor:
     if not a.numel():
-        return torch.empty_like(a, memory_format=torch.contiguous_format)
+        return torch.empty_like(a, memory_format=torch.contiguous_format) if out is None else out
     elements = WIDTHS[-1] * small.room(-(-a.numel() // WIDTHS[-1]))
-    summed = a.new_empty(elements)
+    place = place_in(out, 0, 1) if elements == a.numel() else None
+    summed = a.new_empty(elements) if place is None else place.view(-1)
     result = (summed if elements == a.numel() else summed[: a.numel()]).view(a.shape)
     result.copy_(a)
     small.summed(summed, team_of(group), a.numel())
-    return result
+    return delivered(result, out)
 
 
 @_operator.register_fake

@@ -210,6 +210,18 @@ def operands(matrices: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
     return [dense(b) for b in matrices], False
 
 
+def check_out(out: torch.Tensor | None, shape: Sequence[int], a: torch.Tensor) -> None:
+    """Raises ArgumentError unless it is None or a tensor for a result of this shape, of the type and device of `a`."""
+    if out is None:
+        return
+    check_tensor("out", out, None, (a.dtype,))
+    check_same("device", "out", out, "a", a)
+    if tuple(out.shape) != tuple(shape):
+        raise ArgumentError(f"out has shape {tuple(out.shape)}", hint=f"the result has shape {tuple(shape)}")
+    if torch.is_grad_enabled() and (a.requires_grad or out.requires_grad):
+        raise ArgumentError("out is given where gradients are recorded", hint="leave out= away, or use torch.no_grad()")
+
+
 def check_count(name: str, n: Any, least: int = 1) -> None:
     """Raises ArgumentError unless it is an integer from a least one on."""
     if not isinstance(n, Integral) or isinstance(n, bool) or n < least:

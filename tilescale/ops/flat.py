@@ -43,6 +43,20 @@ def whole(rows: torch.Tensor, shape: Sequence[int], parts: int = 1) -> torch.Ten
     return plain(rows.view(parts, -1)[:, : elements // parts].reshape(shape))
 
 
+def place_in(out: torch.Tensor | None, dim: int, parts: int) -> torch.Tensor | None:
+    """A result's memory as rows, (parts * rows, 8), where what comes lies there as it comes; None where it does not."""
+    if out is None or dim or out.numel() % (parts * WIDTHS[-1]) or dense(out) is not out:
+        return None
+    return out.view(-1, WIDTHS[-1])
+
+
+def delivered(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """The result, in `out` if there is one: written there already, or copied."""
+    if out is None:
+        return made
+    return out if made.data_ptr() == out.data_ptr() else out.copy_(made)
+
+
 def plain(x: torch.Tensor) -> torch.Tensor:
     """The tensor with the strides of a new one, of dimensions of one element, too."""
     return x.contiguous().view(-1).view(x.shape)

@@ -44,10 +44,15 @@ class Operator:
         self._setup, self.backward = setup, with_machine(backward)
         self._defined.register_autograd(self.backward, setup_context=setup)
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether a compiler, a mode, or a profiler is to see it, and not only what it computes."""
+        return torch.compiler.is_compiling() or _somebody_looks()
+
     def __call__(self, *given: Any) -> Any:
         """Call it with all of its arguments, in order. A DTensor among them stands for its shard, and its gradient is a
         DTensor that lies as it does."""
-        if torch.compiler.is_compiling() or _somebody_looks():
+        if self.is_seen:
             return self._dispatched(*map(_shard, given))
         tensors = _tensors(given)
         special = [x for x in tensors if x.__class__ not in _PLAIN]

@@ -6,14 +6,16 @@ from typing import Any
 import torch
 
 from tilescale.ops import small
-from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_tensor
-from tilescale.ops.flat import parts_of, split, whole
+from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_out, check_tensor
+from tilescale.ops.flat import delivered, parts_of, place_in, split, whole
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.operator import operator, operator_of
 
 
 @collective
-def reduce_scatter(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch.Tensor:
+def reduce_scatter(
+    a: torch.Tensor, dim: int = 0, *, out: torch.Tensor | None = None, group: Any = None
+) -> torch.Tensor:
     """The own part, along a dimension, of the sum of all ranks' tensors. Collective.
 
     Inside a node sums are made in float32, in the order of ranks, and rounded once.
@@ -21,6 +23,7 @@ def reduce_scatter(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch
     Args:
         a: of the same shape on all ranks; the extent of `dim` is a multiple of their number.
         dim: along which the sum is cut.
+        out: the result's memory, as for `all_gather`.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -34,19 +37,26 @@ def reduce_scatter(a: torch.Tensor, dim: int = 0, *, group: Any = None) -> torch
     check_tensor("a", a, served=SUMS)
     dim, name = check_dim("dim", dim, a), group_name(group)
     check_divides("a", a, dim, size_of(name))
-    return _operator(a, dim, name)
+    if out is None:
+        return _operator(a, dim, name)
+    check_out(out, [n // size_of(name) if i == dim else n for i, n in enumerate(a.shape)], a)
+    return out.copy_(_operator(a, dim, name)) if _operator.is_seen else _scattered(a, dim, name, out)
 
 
 @operator("reduce_scatter")
 def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
     """The own part of the sum."""
+    return _scattered(a, dim, group, None)
+
+
+def _scattered(a: torch.Tensor, dim: int, group: str, out: torch.Tensor | None) -> torch.Tensor:
     team = team_of(group)
     shape = list(a.shape)
     shape[dim] //= team.size
     if not a.numel():
-        return a.new_empty(shape)
+        return delivered(a.new_empty(shape), out)
     parts = parts_of(split(a, dim, team.size), team.size)
-    return whole(small.scattered(parts, team, a.numel()), shape)
+    return delivered(whole(small.scattered(parts, team, a.numel(), place_in(out, 0, 1)), shape), out)
 
 
 @_operator.register_fake

@@ -49,24 +49,29 @@ def room(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def gathered(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
+def gathered(
+    a: torch.Tensor, team: Team, count: int | None = None, into: torch.Tensor | None = None
+) -> torch.Tensor:
     """The rows of all ranks, (ranks * rows, ...), of a contiguous tensor of any type.
 
-    Of its elements so many `count`, None for all, here and in what follows: as many on all ranks.
+    Of its elements so many `count`, None for all, here and in what follows: as many on all ranks. `into`: memory for
+    the result, which is used where no row is padded.
     """
     _compare(a, team, count)
     rows, known = _made_for(a, 1, team)
-    given, result = _padded(a, 1, rows), a.new_empty(team.size * rows, *a.shape[1:])
+    given, result = _padded(a, 1, rows), _room(into, a, team.size * rows)
     x, y = (_moved(t, a.dtype if a.dtype in SUMS else torch.uint8) for t in (given, result))
     kernel(program, team, "all_gather", x.numel() if known else None, dtype_of(x))(x, y)
     return _cut(result, team.size, a.shape[0])
 
 
-def scattered(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
+def scattered(
+    a: torch.Tensor, team: Team, count: int | None = None, into: torch.Tensor | None = None
+) -> torch.Tensor:
     """The own rows of the sum of contiguous tensors (ranks * rows, ...)."""
     _compare(a, team, count)
     rows, known = _made_for(a, team.size, team)
-    given, result = _padded(a, team.size, rows), a.new_empty(rows, *a.shape[1:])
+    given, result = _padded(a, team.size, rows), _room(into, a, rows)
     x, y = _moved(given, a.dtype), _moved(result, a.dtype)
     made = kernel(program, team, "reduce_scatter", y.numel() if known else None, dtype_of(a))
     made(x, y)
@@ -115,6 +120,11 @@ def _moved(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor as a program takes it: elements of a type, one after the other."""
     flat = x if x.ndim == 1 else x.view(-1)
     return flat if flat.dtype is dtype else flat.view(dtype)
+
+
+def _room(into: torch.Tensor | None, a: torch.Tensor, rows: int) -> torch.Tensor:
+    """Memory for so many rows like those of `a`: what is given, if it has as many."""
+    return into if into is not None and len(into) == rows else a.new_empty(rows, *a.shape[1:])
 
 
 def _padded(a: torch.Tensor, parts: int, rows: int) -> torch.Tensor:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -185,51 +187,6 @@ def check_matmul_all_reduce():
     got.backward(torch.ones_like(got))
     close(leaves[0].grad, b[RANK].float().sum(0).expand(7, 24))
     close(leaves[1].grad, a[RANK].float().sum(0).expand(16, 24))
-
-
-def check_matmul_all_reduce_of_batches():
-    a, b, bias = everyones(2, 3, 4, 24), everyones(16, 24, seed=1), everyones(16, seed=2)[0]
-    x = a[RANK].clone().requires_grad_()
-    got = ops.matmul_all_reduce(x, b[RANK].t(), bias=bias)
-    close(got.detach(), sum(x.float() @ w.float().t() for x, w in zip(a, b, strict=True)) + bias.float())
-    got.sum().backward()
-    close(x.grad, b[RANK].float().sum(0).expand(2, 3, 4, 24))
-
-
-def check_results_are_changed_in_place():
-    """By who differentiates as well: autograd refuses that of views."""
-    x, b = everyones(2 * SIZE, 16), everyones(16, 16, seed=1)
-    for call in (
-        ops.all_reduce,
-        ops.all_gather,
-        ops.reduce_scatter,
-        ops.all_to_all,
-        lambda a: ops.all_gather_matmul(a, [b[RANK], b[RANK]])[0],
-        lambda a: ops.matmul_reduce_scatter(a, b[RANK]),
-        lambda a: ops.matmul_all_reduce(a, b[RANK]),
-    ):
-        leaf = x[RANK].clone().requires_grad_()
-        got = call(leaf)
-        want = got.detach().clone() + 1
-        got.add_(1)
-        assert torch.equal(got, want)
-        got.sum().backward()
-        assert leaf.grad is not None
-
-
-def check_float32_products():
-    """As exact as PyTorch's: its GEMM, before or after our collective."""
-    a, b, bias = (
-        everyones(*shape, seed=i, dtype=torch.float32) for i, shape in enumerate(((4 * SIZE, 24), (24, 16), (16,)))
-    )
-    total = sum(x @ y for x, y in zip(a, b, strict=True)) + bias[0]
-    for got, want in (
-        (ops.all_gather_matmul(a[RANK], b[RANK], bias=bias[RANK]), torch.cat(a) @ b[RANK] + bias[RANK]),
-        (ops.matmul_reduce_scatter(a[RANK], b[RANK], bias=bias[0]), total.chunk(SIZE)[RANK]),
-        (ops.matmul_all_reduce(a[RANK], b[RANK], bias=bias[0]), total),
-    ):
-        assert got.dtype == torch.float32
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def check_features_of_any_number():
@@ -421,13 +378,17 @@ def check_errors_are_everyones():
             call()
 
 
-if __name__ == "__main__":
+def run(names: dict[str, Any]) -> None:
+    """All checks of a script, of what is small, and of what is overlapped as if it were large."""
     by_estimate = ways._overlaps
-    checks = [value for name, value in list(globals().items()) if name.startswith("check_")]
-    for check in checks:
-        for way in (by_estimate, lambda machine, job, ranks: True):  # what is small, and overlapped as if it were large
+    for check in [value for name, value in names.items() if name.startswith("check_")]:
+        for way in (by_estimate, lambda machine, job, ranks: True):
             ways._overlaps = way
             check()
         WORLD.barrier()
         if RANK == 0:
             print("passed", check.__name__, flush=True)
+
+
+if __name__ == "__main__":
+    run(dict(globals()))

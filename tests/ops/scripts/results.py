@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""Results of operators in a job: of any shape and type, changed in place, and written where `out=` says."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from operators import RANK, SIZE, close, everyones, run
+
+from tilescale import ops
+from tilescale.errors import ArgumentError
+
+
+def check_matmul_all_reduce_of_batches():
+    a, b, bias = everyones(2, 3, 4, 24), everyones(16, 24, seed=1), everyones(16, seed=2)[0]
+    x = a[RANK].clone().requires_grad_()
+    got = ops.matmul_all_reduce(x, b[RANK].t(), bias=bias)
+    close(got.detach(), sum(x.float() @ w.float().t() for x, w in zip(a, b, strict=True)) + bias.float())
+    got.sum().backward()
+    close(x.grad, b[RANK].float().sum(0).expand(2, 3, 4, 24))
+
+
+def check_results_are_written_where_they_are_wanted():
+    for x in (everyones(2 * SIZE, 3, 8), everyones(2 * SIZE, 5)):  # whole bulk copies, and padded ones
+        mine = x[RANK]
+        for call in (ops.all_reduce, ops.all_gather, partial(ops.all_gather, dim=1), ops.reduce_scatter):
+            want = call(mine)
+            for place in (torch.empty_like(want), torch.empty(want.numel() + 1).to(want.dtype)[1:].view(want.shape)):
+                assert call(mine, out=place) is place and torch.equal(place, want)
+        own = mine.clone()
+        assert torch.equal(ops.all_reduce(own, out=own), ops.all_reduce(mine))
+        narrow = mine.to(torch.float8_e4m3fn)
+        got = ops.all_gather(narrow, out=torch.empty(SIZE * len(narrow), *narrow.shape[1:]).to(narrow.dtype))
+        assert torch.equal(got.float(), ops.all_gather(narrow).float())
+    for wrong, said in (
+        (lambda: ops.all_reduce(mine, out=mine[:1]), "out has shape"),
+        (lambda: ops.all_gather(mine, out=mine.float()), "out is torch.float32"),
+        (lambda: ops.reduce_scatter(mine.clone().requires_grad_(), out=mine.chunk(SIZE)[0]), "gradients are recorded"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            wrong()
+
+
+def check_results_are_changed_in_place():
+    """By who differentiates as well: autograd refuses that of views."""
+    x, b = everyones(2 * SIZE, 16), everyones(16, 16, seed=1)
+    for call in (
+        ops.all_reduce,
+        ops.all_gather,
+        ops.reduce_scatter,
+        ops.all_to_all,
+        lambda a: ops.all_gather_matmul(a, [b[RANK], b[RANK]])[0],
+        lambda a: ops.matmul_reduce_scatter(a, b[RANK]),
+        lambda a: ops.matmul_all_reduce(a, b[RANK]),
+    ):
+        leaf = x[RANK].clone().requires_grad_()
+        got = call(leaf)
+        want = got.detach().clone() + 1
+        got.add_(1)
+        assert torch.equal(got, want)
+        got.sum().backward()
+        assert leaf.grad is not None
+
+
+def check_float32_products():
+    """As exact as PyTorch's: its GEMM, before or after our collective."""
+    a, b, bias = (
+        everyones(*shape, seed=i, dtype=torch.float32) for i, shape in enumerate(((4 * SIZE, 24), (24, 16), (16,)))
+    )
+    total = sum(x @ y for x, y in zip(a, b, strict=True)) + bias[0]
+    for got, want in (
+        (ops.all_gather_matmul(a[RANK], b[RANK], bias=bias[RANK]), torch.cat(a) @ b[RANK] + bias[RANK]),
+        (ops.matmul_reduce_scatter(a[RANK], b[RANK], bias=bias[0]), total.chunk(SIZE)[RANK]),
+        (ops.matmul_all_reduce(a[RANK], b[RANK], bias=bias[0]), total),
+    ):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+if __name__ == "__main__":
+    run({name: value for name, value in globals().items() if name != "run"})
