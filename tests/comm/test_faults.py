@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from torch.distributed import HashStore
@@ -155,6 +156,20 @@ def test_another_key_does_not_get_in() -> None:
     assert isinstance(first, Session) and first.status().failure is None
     assert isinstance(second, LaunchError) and "not signed with the job's key" in second.message
     assert "two jobs on one host need a MASTER_PORT each" in (second.hint or "")
+
+
+@pytest.mark.parametrize("key", [KEY, None], ids=["with a key", "without"])
+def test_two_jobs_on_one_port_do_not_mix(key: JobKey | None) -> None:
+    """Set up by hand: rank 1 of the second comes to rank 0 of the first, before rank 1 of the first does."""
+    store = HashStore()
+    first = replace(joined(store, 0, key), job="/home/a/first.py")
+    others = [replace(joined(store, 1, key), job="/home/a/second.py"), replace(joined(store, 2, key, 4), job=first.job)]
+    root, *refused = both(store, first, *others)
+    assert isinstance(root, Session) and all(isinstance(error, LaunchError) for error in refused)
+    assert "rank 1 is of a job of /home/a/second.py, rank 0 at 127.0.0.1 of one of /home/a/first.py" in str(refused[0])
+    assert "rank 2 is of a job of 4 ranks, rank 0 at 127.0.0.1 of one of 2 ranks" in str(refused[1])
+    (own,) = both(store, replace(others[0], job=first.job))
+    assert isinstance(own, Session), "the job's own rank still gets in"
 
 
 def test_a_second_process_for_a_rank_is_refused_and_harms_nobody() -> None:

@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from tests.comm.conftest import ROOT
-from tilescale.comm import rank_process, store_server, world
-from tilescale.comm.launchers import join
+from tilescale.comm import store_server, world
+from tilescale.comm.launchers import join, torchrun
 from tilescale.comm.launchers.base import Joined
 from tilescale.comm.launchers.mpi import Mpi
-from tilescale.comm.launchers.torchrun import Torchrun
+from tilescale.comm.launchers.torchrun import STORE_PORT, Torchrun
+from tilescale.comm.ports import Reserved
 from tilescale.comm.trust.key import KEY, NO_KEY
 from tilescale.comm.world import World
 from tilescale.errors import DependencyError, LaunchError
@@ -124,13 +126,42 @@ def listening(port: int) -> set[str]:
 
 
 def test_the_store_listens_at_one_address_alone() -> None:
-    with rank_process.reserve_port() as bound:
-        port = bound.getsockname()[1]
-        assert not listening(port), "torch.distributed may still listen here"
-        store = store_server.serve("127.0.0.1", port, timeout_s=5.0, bound=bound.detach())
+    reserved = Reserved(("127.0.0.1", 0))
+    port = reserved.ports.store
+    assert listening(port) == {"0100007F"}
+    assert not listening(reserved.ports.master), "torch.distributed may still listen there"
+    store = store_server.serve("127.0.0.1", port, timeout_s=5.0, bound=os.dup(reserved.store.fileno()))
+    reserved.hand_over()
     assert listening(port) == {"0100007F"}
     store_server.connect("127.0.0.1", port, timeout_s=5.0).set("key", "value")
     assert store.get("key") == b"value"
+
+
+def test_nobody_takes_the_port_of_the_store_before_rank_0_listens() -> None:
+    """Another user may bind all ports, with the options of those who want to share."""
+    reserved = Reserved(("127.0.0.1", 0))
+    for host in ("127.0.0.1", "0.0.0.0"):
+        with socket.socket() as thief:
+            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="Address already in use"):
+                thief.bind((host, reserved.ports.store))
+    torch_store = TCPStore("127.0.0.1", reserved.ports.master, is_master=True, wait_for_workers=False)
+    assert torch_store.port == reserved.ports.master
+    reserved.close()
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        port = thief.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"port {port} of 127.0.0.1 is taken") as caught:
+            store_server.serve("127.0.0.1", port, timeout_s=5.0)
+    assert "two jobs on one host need a MASTER_PORT each" in caught.value.hint
+
+
+def test_the_port_of_another_job_is_not_looked_at() -> None:
+    """A rank of `tilescale run` may start torchrun, whose ranks inherit its variables."""
+    outer = {"MASTER_PORT": "29500", STORE_PORT: "29500 29777"}
+    assert torchrun._store_port(outer) == 29777 and torchrun._store_port(outer | {"MASTER_PORT": "29501"}) == 29501
 
 
 def test_a_descriptor_that_is_no_socket_of_ours_is_left_alone(tmp_path: Path) -> None:

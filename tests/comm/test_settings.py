@@ -59,5 +59,6 @@ def test_a_misspelled_variable_is_an_error_and_variables_of_other_programs_are_n
     with pytest.raises(UsageError, match="there is no setting TILESCALE_CHECKS") as caught:
         Settings.from_env({"TILESCALE_CHECKS": "none"})
     assert caught.value.hint == "did you mean 'TILESCALE_CHECK'?"
-    others = ("TILESCALE_JOB_KEY", "TILESCALE_RUN", "TILESCALE_STORE_FD", "TILESCALE_ALLOW_NO_KEY", "TILESCALE_USE_VMM")
+    store = ("TILESCALE_STORE_FD", "TILESCALE_STORE_PORT")
+    others = ("TILESCALE_JOB_KEY", "TILESCALE_RUN", *store, "TILESCALE_ALLOW_NO_KEY", "TILESCALE_USE_VMM")
     assert Settings.from_env(dict.fromkeys(others, "1")) == Settings()

@@ -114,7 +114,7 @@ def _run(command: list[str], ranks: int, env: dict[str, str], rendezvous: Rendez
     else:
         others = join(rendezvous, ranks, Settings.from_env(env).timeout_s)
         place = Place(
-            ranks, others.first, others.size, rendezvous.node, rendezvous.host, others.port, others.store
+            ranks, others.first, others.size, rendezvous.node, rendezvous.host, others.ports, others.reserved
         )  # fmt: skip
     job = LocalJob(command, place, env, _Printer(place.size).show, others)
     job.run()

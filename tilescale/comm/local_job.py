@@ -80,14 +80,16 @@ class LocalJob:
             if self._others is not None:
                 self._others.close()
             self._stop()
+            if self._place.reserved is not None:
+                self._place.reserved.close()
             for reader in self._readers:
                 reader.join(_TERM_S)  # a grandchild may hold a pipe open
 
     def _start(self) -> None:
         for rank in range(self._place.ranks):
             self._ranks.append(rank_process.start(self._command, self._env, self._place, rank))
-        if self._place.store is not None:
-            self._place.store.close()  # rank 0 has it
+        if self._place.reserved is not None:
+            self._place.reserved.hand_over()
         for rank in range(self._place.ranks):
             self._follow(rank)
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilescale.comm.launchers.torchrun import STORE_FD
+from tilescale.comm.launchers.torchrun import STORE_FD, STORE_PORT
+from tilescale.comm.ports import Ports, Reserved
 
-__all__ = ["Place", "reserve_port", "start"]
+__all__ = ["Place", "start"]
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,8 +28,8 @@ class Place:
         size: ranks of the whole job.
         node: number of this node.
         host: the address of rank 0.
-        port: that of the job's store there.
-        store: on the node of rank 0, a socket that is bound to this port.
+        ports: those of the job there.
+        reserved: on the node of rank 0, the sockets of these ports.
     """
 
     ranks: int
@@ -37,25 +37,14 @@ class Place:
     size: int
     node: int
     host: str
-    port: int
-    store: socket.socket | None
+    ports: Ports
+    reserved: Reserved | None
 
     @classmethod
     def on_one_node(cls, ranks: int) -> Place:
         """That of all ranks of a job that has no other nodes."""
-        store = reserve_port()
-        return cls(ranks, 0, ranks, 0, "127.0.0.1", store.getsockname()[1], store)
-
-
-def reserve_port() -> socket.socket:
-    """A socket that is bound to a free port of the loopback interface: nobody is given that port as long as it is open.
-
-    It does not listen: a script that starts torch.distributed before TileScale may still do so on this port.
-    """
-    bound = socket.socket()
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind(("127.0.0.1", 0))
-    return bound
+        reserved = Reserved(("127.0.0.1", 0))
+        return cls(ranks, 0, ranks, 0, "127.0.0.1", reserved.ports, reserved)
 
 
 def start(command: Sequence[str], env: Mapping[str, str], place: Place, local_rank: int) -> subprocess.Popen[str]:
@@ -63,7 +52,7 @@ def start(command: Sequence[str], env: Mapping[str, str], place: Place, local_ra
 
     Call it in a thread that lives as long as the rank may: the kernel takes its end for that of the process.
     """
-    store = place.store if place.first + local_rank == 0 else None
+    store = place.reserved.store if place.reserved is not None and place.first + local_rank == 0 else None
     return subprocess.Popen(
         command,
         env=_environment(env, place, local_rank) | ({} if store is None else {STORE_FD: str(store.fileno())}),
@@ -93,7 +82,8 @@ def _environment(env: Mapping[str, str], place: Place, local_rank: int) -> dict[
         "LOCAL_WORLD_SIZE": str(place.ranks),
         "GROUP_RANK": str(place.node),
         "MASTER_ADDR": place.host,
-        "MASTER_PORT": str(place.port),
+        "MASTER_PORT": str(place.ports.master),
+        STORE_PORT: f"{place.ports.master} {place.ports.store}",
         "PYTHONUNBUFFERED": "1",
     }
 

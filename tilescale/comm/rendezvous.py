@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import struct
+import json
 
 from tilescale.comm.launchers import Joined
 from tilescale.comm.liveness import LivenessConnection
@@ -19,8 +19,7 @@ from tilescale.errors import ForgedMessageError, LaunchError, RankFailedError
 
 __all__ = ["open_session"]
 
-_PORT = struct.Struct("!H")
-_WHERE_KEY, _WHERE_ROOT, _ROOTS = "key socket", "liveness port", "processes that are rank 0"
+_WHERE_KEY, _ROOT, _ROOTS = "key socket", "rank 0", "processes that are rank 0"
 
 
 def open_session(joined: Joined, timeout_s: float) -> Session:
@@ -60,18 +59,32 @@ def _open_at_root(joined: Joined, client: StoreClient, timeout_s: float) -> Sess
             f"rank 0 cannot listen at {joined.host}: {error.strerror or error}",
             hint="MASTER_ADDR must be an address, or a name of an address, of the host that rank 0 runs on",
         ) from error
-    client.set(_WHERE_ROOT, seal(key, _WHERE_ROOT, 0, _PORT.pack(session.server.port)))
+    facts = json.dumps([session.server.port, joined.size, joined.job])
+    client.set(_ROOT, seal(key, _ROOT, 0, facts.encode()))
     return session
 
 
 def _open_elsewhere(joined: Joined, client: StoreClient, timeout_s: float) -> Session:
     key = joined.key or key_exchange.fetch(_wait(client, _WHERE_KEY, timeout_s).decode("ascii", "replace"))
-    (port,) = _PORT.unpack(unseal_one(key, _WHERE_ROOT, _wait(client, _WHERE_ROOT, timeout_s), writer=0))
+    facts = unseal_one(key, _ROOT, _wait(client, _ROOT, timeout_s), writer=0)
+    port, size, job = json.loads(bytes(facts))
+    _check_same_job(joined, size, job)
     liveness = LivenessConnection((joined.host, port), key, joined.rank, timeout_s)
     if joined.store_at_root:
         client.root_cut = liveness.cut
     transport = Transport(client, key.of_job(liveness.job), joined.rank)
     return Session(transport, joined.rank, joined.size, timeout_s, liveness)
+
+
+def _check_same_job(joined: Joined, size: int, job: str) -> None:
+    """Raises LaunchError if rank 0 is that of another job: two on one port, and no key that would prove it."""
+    for own, other in ((f"{joined.size} ranks", f"{size} ranks"), (joined.job, job)):
+        if own != other:
+            raise LaunchError(
+                f"rank {joined.rank} is of a job of {own}, rank 0 at {joined.host} of one of {other}",
+                hint="two jobs on one host need a MASTER_PORT each; ranks of one job that run different scripts need a "
+                "launcher, or a key (TILESCALE_JOB_KEY)",
+            )
 
 
 def _wait(client: StoreClient, name: str, timeout_s: float) -> bytes:

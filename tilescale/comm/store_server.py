@@ -33,7 +33,7 @@ def serve(host: str, port: int, *, timeout_s: float, bound: int | None = None) -
         host: a name or address of this host.
         port: where the other ranks look for it.
         timeout_s: longest wait of the store's own calls.
-        bound: a descriptor of a socket that is bound there already; it is ignored if it is anything else.
+        bound: a descriptor of a socket that listens there, or is bound; it is ignored if it is anything else.
     Raises:
         LaunchError: the port is taken, or `host` is no address of this host.
     """
@@ -80,6 +80,12 @@ def _store(host: str, port: int, timeout_s: float, *, serves: bool, descriptor: 
         return Worker("tilescale-connect").call(make, limit_s=timeout_s + 1.0, hopeless=lambda: False)
     except (TimeoutError, RuntimeError, ValueError) as error:
         said = (str(error).splitlines() or [f"no answer within {timeout_s:g} s"])[0]
+        if serves and "EADDRINUSE" in str(error):
+            raise LaunchError(
+                f"port {port} of {host} is taken: another process listens there",
+                hint="two jobs on one host need a MASTER_PORT each; a program that rank 0 starts is no rank: start it "
+                "without RANK, WORLD_SIZE and LOCAL_RANK; else another user may have come first: take another port",
+            ) from error
         does = "cannot serve" if serves else "cannot reach rank 0's store at"
         raise LaunchError(f"{does} {host}:{port}: {said}", hint=_HINT) from error
 

@@ -27,6 +27,7 @@ class Joined:
         host: address under which the other ranks reach rank 0; it listens there alone.
         store: key-value store shared by the job; None in a job of one.
         store_at_root: the store lives in rank 0 and dies with it (else in the launcher).
+        job: what the ranks of the job share, and those of another one on the same port do not, as far as that is known.
         key: what the ranks of the job know and nobody else; None if they are on one host and agree on one themselves.
         abort: ends the whole job with an exit code when ranks cannot be told to stop; None if the launcher sees to it.
     """
@@ -38,6 +39,7 @@ class Joined:
     host: str = ""
     store: PrefixStore | None = None
     store_at_root: bool = True
+    job: str = ""
     key: JobKey | None = None
     abort: Callable[[int], None] | None = None
 

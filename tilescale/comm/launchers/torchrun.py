@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
+import sys
 from collections.abc import Mapping
 
 from tilescale.comm import store_server
@@ -12,14 +14,20 @@ from tilescale.comm.launchers.base import Joined
 from tilescale.comm.trust.key import JobKey
 from tilescale.errors import LaunchError
 
-__all__ = ["STORE_FD", "Torchrun"]
+__all__ = ["STORE_FD", "STORE_PORT", "Torchrun"]
 
 STORE_FD = "TILESCALE_STORE_FD"
-"""Environment variable of rank 0: the descriptor of a socket that its launcher bound to MASTER_PORT."""
+"""Environment variable of rank 0: the descriptor of a socket on which its launcher listens for it."""
+
+STORE_PORT = "TILESCALE_STORE_PORT"
+"""Environment variable of all ranks: MASTER_PORT, for which it counts, and the port of that socket."""
 
 
 class Torchrun:
-    """Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; the store is served at the last two."""
+    """Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; the store is served at the last two.
+
+    `tilescale run` adds a port and a socket for the store.
+    """
 
     def started_this(self, env: Mapping[str, str]) -> bool:
         """LOCAL_RANK is asked for too: some clusters set RANK and WORLD_SIZE for whole containers."""
@@ -35,7 +43,7 @@ class Torchrun:
             return Joined(launcher)
         from torch.distributed import PrefixStore
 
-        host, port = _text(env, "MASTER_ADDR"), _number(env, "MASTER_PORT")
+        host, port = _text(env, "MASTER_ADDR"), _store_port(env)
         by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         one_host = env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"] or _is_loopback(host)
         key = JobKey.from_env(env) if one_host else JobKey.of_hosts(env)  # on one host ranks can agree on one
@@ -54,8 +62,26 @@ class Torchrun:
             host="127.0.0.1" if one_host else host,
             store=PrefixStore(f"tilescale/{attempt}", store),
             store_at_root=not by_agent,
+            job=_job(env) if key is None else "",
             key=key,
         )
+
+
+def _store_port(env: Mapping[str, str]) -> int:
+    """A job inside of one of `tilescale run` has a MASTER_PORT of its own."""
+    master = _number(env, "MASTER_PORT")
+    of, _, store = env.get(STORE_PORT, "").partition(" ")
+    return int(store) if of == str(master) else master
+
+
+_JOBS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+"""Variables by which launchers and batch systems tell jobs apart."""
+
+
+def _job(env: Mapping[str, str]) -> str:
+    """What tells jobs of one host apart: their numbers, else their scripts."""
+    known = [f"{name}={env[name]}" for name in _JOBS if name in env]
+    return " ".join(known) or os.path.realpath(sys.argv[0])
 
 
 def _is_loopback(host: str) -> bool:

@@ -15,6 +15,7 @@ from tilescale.comm.admission import BACKLOG, Admission
 from tilescale.comm.liveness import receive
 from tilescale.comm.nodes.line import Line
 from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, Ended, Failure, News, Rendezvous
+from tilescale.comm.ports import Reserved
 from tilescale.comm.trust.handshake import new_nonce
 from tilescale.errors import ForgedMessageError, LaunchError
 
@@ -35,8 +36,8 @@ class Hub:
         self._ranks = {0: ranks}
         self._ended: set[int] = set()
         self._over: News | None = None
-        listener, self.store = _bound(rendezvous, listening=True), _bound(rendezvous, listening=False)
-        self.port: int = self.store.getsockname()[1]
+        listener, self.reserved = _listening(rendezvous)
+        self.ports = self.reserved.ports
         self._admission = Admission(listener, self._key, self._job, rendezvous.nodes, self._joined, "tilescale-nodes")
         self._admission.start()
         try:
@@ -59,7 +60,7 @@ class Hub:
         self._admission.close()
         for connection in self._connections:
             _shut(connection)  # wakes the thread that waits there
-        self.store.close()
+        self.reserved.close()
 
     def _wait_for_all(self, timeout_s: float) -> None:
         nodes = self._rendezvous.nodes
@@ -95,7 +96,7 @@ class Hub:
             self._changed.notify_all()
             self._changed.wait_for(lambda: len(self._ranks) == nodes or self._over is not None)
             first = sum(self._ranks[other] for other in range(node))
-            line.send(first=first, size=sum(self._ranks.values()), port=self.port)
+            line.send(first=first, size=sum(self._ranks.values()), **vars(self.ports))
         message = line.receive()
         if "code" in message:
             self._finish(Failure(int(message["code"]), str(message["text"])), origin=node)
@@ -131,16 +132,13 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _bound(rendezvous: Rendezvous, *, listening: bool) -> socket.socket:
-    """A socket at the rendezvous, or one that does not listen yet at another port of the same address."""
-    host, port = rendezvous.host, rendezvous.port if listening else 0
+def _listening(rendezvous: Rendezvous) -> tuple[socket.socket, Reserved]:
+    """A socket that listens at the rendezvous, and the ports of the job at the same address."""
+    host, port = rendezvous.host, rendezvous.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if listening:
-            return socket.create_server(address[:2], family=family, backlog=BACKLOG)
-        bound = socket.socket(family)
-        bound.bind(address)
-        return bound
+        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        return listener, Reserved((str(address[0]), 0), family)
     except OSError as error:
         raise LaunchError(
             f"node 0 cannot listen at {host}:{port}: {error.strerror or error}",

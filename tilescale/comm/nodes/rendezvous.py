@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import queue
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from tilescale.comm.ports import Ports, Reserved
 from tilescale.comm.trust.key import JobKey
 from tilescale.errors import UsageError
 
@@ -85,15 +85,15 @@ class Others(Protocol):
     Attributes:
         first: number of this node's first rank.
         size: ranks of the whole job.
-        store: at node 0 a socket that is bound to the port of the job's store; None elsewhere.
-        port: the port of the job's store.
+        reserved: at node 0 the sockets of the job's ports; None elsewhere.
+        ports: the job's ports, at node 0.
         news: how the job ends, at most once: from another node, or that all have ended.
     """
 
     first: int
     size: int
-    store: socket.socket | None
-    port: int
+    reserved: Reserved | None
+    ports: Ports
     news: queue.SimpleQueue[News]
 
     def failed(self, failure: Failure) -> None:

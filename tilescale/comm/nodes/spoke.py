@@ -12,6 +12,7 @@ import time
 from tilescale.comm.liveness import keep_alive, receive
 from tilescale.comm.nodes.line import Line
 from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, Ended, Failure, News, Rendezvous
+from tilescale.comm.ports import Ports
 from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
 from tilescale.errors import ForgedMessageError, LaunchError
 
@@ -24,7 +25,7 @@ _PAUSE_S = 0.25  # before the next try: node 0 may start later
 class Spoke:
     """The other nodes as this one sees them, through node 0; see `Others`."""
 
-    store = None
+    reserved = None
 
     def __init__(self, rendezvous: Rendezvous, ranks: int, timeout_s: float):
         self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
@@ -40,7 +41,8 @@ class Spoke:
                 hint="all nodes need the same key (TILESCALE_JOB_KEY_FILE) and number of nodes, and another job must "
                 "not use this port; node 0 may have given up: see its output",
             ) from error
-        self.first, self.size, self.port = (int(place[name]) for name in ("first", "size", "port"))
+        self.first, self.size = int(place["first"]), int(place["size"])
+        self.ports = Ports(int(place["store"]), int(place["master"]))
         self._connection.settimeout(None)
         keep_alive(self._connection)
         threading.Thread(target=self._listen, name="tilescale-nodes", daemon=True).start()
