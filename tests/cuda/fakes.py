@@ -165,17 +165,17 @@ class Device:
 
     def _connect(self) -> None:
         """Let C call this device as the driver."""
-        setter, copier = (
-            ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3),
-            ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4),
-        )
-        start = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 2)
-        self._driver = (
-            setter(lambda *given: int(self.refuses)),
-            copier(lambda *given: int(self.refuses)),
-            start(self._replay),
-        )
-        native._replays().plain.driver(*(ctypes.cast(f, ctypes.c_void_p) for f in self._driver))
+        address, number = ctypes.c_void_p, ctypes.c_int64
+        setter, copier, start = (ctypes.CFUNCTYPE(ctypes.c_int, *[address] * count) for count in (3, 4, 2))
+        mover = ctypes.CFUNCTYPE(ctypes.c_int, number, number, ctypes.c_size_t, address)
+        refuses = lambda *given: int(self.refuses)  # noqa: E731
+        self._driver = setter(refuses), copier(refuses), start(self._replay), mover(self._moved)
+        native._replays().plain.driver(*(ctypes.cast(f, address) for f in self._driver))
+
+    def _moved(self, target: int, source: int, nbytes: int, stream: int) -> int:
+        self.log.append("copy")
+        ctypes.memmove(target, source, nbytes)
+        return 0
 
     def _replay(self, executable: int, stream: int) -> int:
         self.log.append("replay")

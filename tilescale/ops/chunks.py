@@ -18,6 +18,7 @@ from tilescale.comm import Team, init
 from tilescale.cost.reach import linked, message_bytes
 from tilescale.hda.current import current_machine
 from tilescale.ops import small
+from tilescale.ops.repeated import not_recorded
 
 TILE = 128
 """Rows of a product's tile: a chunk has whole ones."""
@@ -69,6 +70,7 @@ class _Beside:
     """A stream of collectives beside the current one, which keeps what either has made for the other."""
 
     def __init__(self) -> None:
+        not_recorded()  # streams are not
         device = init().device
         self._streams = (torch.cuda.current_stream(device), _side(device)) if device.type != "cpu" else None
         self._kept: list[Any] = []

@@ -10,6 +10,7 @@ from typing import Any
 from tilescale.comm import Team
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
+from tilescale.ops import repeated
 from tilescale.runtime.compile import compile as compile_program
 from tilescale.runtime.kernel import Kernel
 
@@ -33,7 +34,12 @@ def _kept(build: Callable[..., Any], team: Team, machine: Machine, given: tuple[
     return compile_program(build(team.size, *given), machine=machine, team=team, schedule="sequential")
 
 
-@cache
 def local_kernel(build: Callable[..., Any], *given: Any) -> Kernel:
     """The kernel of `build(*given)`, a program of one device that each rank calls for itself."""
+    repeated.not_recorded()  # what TileLang launches by itself nobody is told of
+    return _kept_local(build, given)
+
+
+@cache
+def _kept_local(build: Callable[..., Any], given: tuple[Any, ...]) -> Kernel:
     return compile_program(build(*given), schedule="sequential")

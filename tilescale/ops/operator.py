@@ -14,6 +14,7 @@ import torch
 
 from tilescale.hda.current import current_machine, use_machine
 from tilescale.ops.dtensors import Lies, is_dtensor
+from tilescale.ops.repeated import Repeated, recorders
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
@@ -30,6 +31,7 @@ class Operator:
         self._defined = torch.library.custom_op(f"tilescale::{name}", function, mutates_args=())
         self.register_fake = self._defined.register_fake
         self.function, self._dispatched = function, getattr(torch.ops.tilescale, name)
+        self._repeated = Repeated(function)
         self._setup: Callable[..., None] | None = None
         self._gives_list = False
         _known[name] = self
@@ -60,7 +62,10 @@ class Operator:
             return self._dispatched(*given)
         if torch.is_grad_enabled() and any([x.requires_grad for x in tensors]):
             return self._differentiated(given, tensors)
-        return self.function(*(map(_shard, given) if special else given))
+        return self._called(list(map(_shard, given))) if special else self._repeated(given, tensors)
+
+    def _called(self, given: Sequence[Any]) -> Any:
+        return self._repeated(given, _tensors(given))
 
     def _differentiated(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
         if self._setup is None:  # PyTorch says that it has no backward
@@ -71,7 +76,7 @@ class Operator:
     def differentiated(self, ctx: Any, given: Sequence[Any]) -> Any:
         """The result for plain tensors, with what its backward needs in `ctx`."""
         assert self._setup is not None
-        made = self.function(*given)
+        made = self._called(given)
         self._setup(ctx, given, made)
         self._gives_list = made.__class__ is list
         return tuple(made) if self._gives_list else made
@@ -147,7 +152,7 @@ _profiling, _tracing = torch._C._autograd._profiler_enabled, torch._C._get_traci
 
 def _somebody_looks() -> bool:
     """Whether a mode, a transformation of functions, a profiler or a tracer is to see the operator."""
-    return _dispatching() > 0 or _transforming() is not None or _profiling() or _tracing() is not None
+    return _dispatching() > recorders() or _transforming() is not None or _profiling() or _tracing() is not None
 
 
 def _tensors(given: Sequence[Any]) -> list[torch.Tensor]:

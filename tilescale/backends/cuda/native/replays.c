@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Calls of known forms: compare a call's arguments with the forms that a program was called with, pass the nodes of the
-// form's CUDA graph what has changed, and launch it. running/native.py compiles and loads this file.
+// form's CUDA graph what has changed, and launch it; and the same for the calls that an operator makes of its tensors.
+// running/native.py compiles and loads this file.
 
 #include <dlpack/dlpack.h>
 #include <stdint.h>
@@ -45,7 +46,7 @@ typedef struct {
   int64_t given_count;
   const Pair *pairs;
   int64_t pair_count;
-  int64_t refused;  // the driver's status once it has refused a node: what is set already is wrong for every call
+  int64_t refused;  // not zero once it serves nobody: the driver has refused a node, or the program has forgotten it
 } Replay;
 
 enum { ADDRESS = 0, FLOAT = 0x40 };
@@ -53,11 +54,13 @@ enum { ADDRESS = 0, FLOAT = 0x40 };
 static int (*set_kernel)(void *, void *, const void *);
 static int (*set_copy)(void *, void *, const void *, void *);
 static int (*launch_graph)(void *, void *);
+static int (*copy_memory)(int64_t, int64_t, size_t, void *);
 
-void driver(void *kernel, void *copy, void *launch) {
+void driver(void *kernel, void *copy, void *launch, void *memory) {
   set_kernel = (int (*)(void *, void *, const void *))kernel;
   set_copy = (int (*)(void *, void *, const void *, void *))copy;
   launch_graph = (int (*)(void *, void *))launch;
+  copy_memory = (int (*)(int64_t, int64_t, size_t, void *))memory;
 }
 
 static int serves(const Replay *replay, const int64_t *given) {
@@ -101,7 +104,7 @@ typedef struct {
   uint64_t hash;
   int64_t words;
   int64_t *form;
-  Replay *replay;
+  void *kept;
 } Entry;
 
 // The forms of a program. Bits of `passed` and `fixed` are positions: of scalars that only kernels depend on, and of
@@ -223,9 +226,9 @@ void table_clear(Table *table, uint64_t passed, uint64_t fixed) {
   table->count = 0, table->passed = passed, table->fixed = fixed;
 }
 
-void table_drop(Table *table, const Replay *replay) {
+void table_drop(Table *table, const void *kept) {
   for (int64_t i = table->count - 1; i >= 0; --i)
-    if (table->entries[i].replay == replay) {
+    if (table->entries[i].kept == kept) {
       free(table->entries[i].form);
       table->entries[i] = table->entries[--table->count];
     }
@@ -242,7 +245,7 @@ static int answer(TVMFFIAny *result, int64_t value) {
   return 0;
 }
 
-// keep(table, replay, *values): from now on calls of this form are this replay.
+// keep(table, kept, *values): from now on this is kept for calls of this form: a replay, or what `find` is to give.
 int __tvm_ffi_keep(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
   Table *table = (Table *)args[0].v_int64;
   Call call;
@@ -262,8 +265,17 @@ int __tvm_ffi_keep(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *
     entry = &table->entries[table->count++];
     entry->hash = hash, entry->words = call.words, entry->form = form;
   }
-  entry->replay = (Replay *)args[1].v_int64;
+  entry->kept = (void *)args[1].v_int64;
   return answer(result, 1);
+}
+
+// find(table, *values): what is kept for calls of this form; 0 for nothing.
+int __tvm_ffi_find(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
+  Table *table = (Table *)args[0].v_int64;
+  Call call;
+  if (!told(table, &call, args + 1, count - 1)) return answer(result, 0);
+  Entry *entry = entry_of(table, &call, hash_of(&call));
+  return answer(result, entry ? (int64_t)entry->kept : 0);
 }
 
 // call(table, stream, *values): LAUNCHED, UNKNOWN, or minus the driver's status.
@@ -272,6 +284,72 @@ int __tvm_ffi_call(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *
   Call call;
   if (!told(table, &call, args + 2, count - 2)) return answer(result, UNKNOWN);
   Entry *entry = entry_of(table, &call, hash_of(&call));
-  if (!entry || !encode(entry->replay, table, &call)) return answer(result, UNKNOWN);
-  return answer(result, launch(entry->replay, call.given, (void *)args[1].v_int64));
+  if (!entry || !encode((Replay *)entry->kept, table, &call)) return answer(result, UNKNOWN);
+  return answer(result, launch((Replay *)entry->kept, call.given, (void *)args[1].v_int64));
+}
+
+// -- records ----------------------------------------------------------------------------------------------------------
+
+// What a replay is passed: a tensor's address, by its number, and an offset; or that number alone (-1).
+typedef struct {
+  int64_t tensor, offset;
+} Source;
+
+// A replay, or a copy of so many bytes from the second source to the first one.
+typedef struct {
+  Replay *replay;
+  const Source *sources;
+  int64_t count, nbytes;
+} Step;
+
+typedef struct {
+  const Step *steps;
+  int64_t count;
+} Record;
+
+// Of a tensor that is not there yet, as it is one of the first `count` only, what the replay is passed now.
+static void find_sources(const Step *step, const int64_t *places, int64_t count, int64_t *given) {
+  for (int64_t i = 0; i < step->count; ++i) {
+    Source source = step->sources[i];
+    given[i] = source.tensor < 0 ? source.offset : source.tensor < count ? places[source.tensor] + source.offset
+                                                                         : step->replay ? step->replay->given[i] : 0;
+  }
+}
+
+static int can_run(const Record *record, const int64_t *places, int64_t count) {
+  int64_t given[MOST_VALUES];
+  for (const Step *step = record->steps; step < record->steps + record->count; ++step) {
+    find_sources(step, places, count, given);
+    if (step->replay && !serves(step->replay, given)) return 0;
+  }
+  return 1;
+}
+
+static int64_t run(const Record *record, const int64_t *places, int64_t count, void *stream) {
+  int64_t given[MOST_VALUES];
+  for (const Step *step = record->steps; step < record->steps + record->count; ++step) {
+    find_sources(step, places, count, given);
+    int64_t status = step->replay ? launch(step->replay, given, stream) : -(int64_t)copy_memory(given[0], given[1], step->nbytes, stream);
+    if (step->replay && status == UNKNOWN) return -step->replay->refused;
+    if (status < 0) return status;
+  }
+  return LAUNCHED;
+}
+
+// can_run(record, *tensors): whether all steps can be made once these tensors, the first ones, are there.
+int __tvm_ffi_can_run(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
+  static const Table nothing = {0};
+  Call call;
+  if (!told(&nothing, &call, args + 1, count - 1)) return answer(result, 0);
+  return answer(result, can_run((const Record *)args[0].v_int64, call.given, count - 1));
+}
+
+// run(record, stream, *tensors): as `call`.
+int __tvm_ffi_run(void *self, const TVMFFIAny *args, int32_t count, TVMFFIAny *result) {
+  static const Table nothing = {0};
+  Call call;
+  const Record *record = (const Record *)args[0].v_int64;
+  if (!told(&nothing, &call, args + 2, count - 2)) return answer(result, UNKNOWN);
+  if (!can_run(record, call.given, count - 2)) return answer(result, UNKNOWN);
+  return answer(result, run(record, call.given, count - 2, (void *)args[1].v_int64));
 }

@@ -2,6 +2,7 @@
 """Kernels and device phases, run in order on the caller's stream.
 
 execute.py owner.py               a program: built once, called with tensors; what its steps know of it
+recording.py                      functions of tensors that call programs, recorded
 steps.py plans.py replay.py       steps bound to a call's arguments, kept for the next call, as a CUDA graph
 graph_nodes.py native.py          what the work of a graph is passed; calls of known forms, in C
 memory.py                         what kernels are passed

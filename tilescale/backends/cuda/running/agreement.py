@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from tilelang_core import ir
+from tilescale.comm.agreement import Facts
 from tilescale.comm.call import Call
 from tilescale.comm.heap.group import Group
+from tilescale.cost.calibrated import origin
 from tilescale.errors import picklable
+from tilescale.hda import Machine
+from tilescale.program.model import Program
 
 T = TypeVar("T")
 
@@ -50,3 +55,10 @@ def _raise_any(group: Group, call: Call, own: BaseException | None) -> None:
         if error is not None:
             error.__notes__ = [*getattr(error, "__notes__", ()), f"raised on rank {rank}"]
             raise error
+
+
+def facts(program: Program, machine: Machine, options: dict[str, Any]) -> Facts:
+    """What ranks that build a program have to agree on."""
+    given = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
+    known = machine.name, machine.digest
+    return Facts(program.name, ir.fingerprint(program.func), known, given or "no options", origin(machine))

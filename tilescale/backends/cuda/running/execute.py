@@ -21,7 +21,7 @@ from tilescale.backends.cuda.lowering.program import Beside, LoweredGrid, Lowere
 from tilescale.backends.cuda.lowering.queued import leads_out
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
-from tilescale.backends.cuda.running.agreement import on_all, once_per_node
+from tilescale.backends.cuda.running.agreement import facts, on_all, once_per_node
 from tilescale.backends.cuda.running.ahead import compilations
 from tilescale.backends.cuda.running.beside import beside_step
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
@@ -29,9 +29,10 @@ from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.grids import grid_step
 from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.memory import Memory
-from tilescale.backends.cuda.running.near import Near, sizes_of
+from tilescale.backends.cuda.running.near import Near, own_addresses, sizes_of
 from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.plans import Bind, Plan, Plans, standing_for
+from tilescale.backends.cuda.running.recording import Caller, current_recording
 from tilescale.backends.cuda.running.replay import Given, kinds_of
 from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
@@ -41,16 +42,14 @@ from tilescale.backends.cuda.text import REWRITES, STRIDE
 from tilescale.backends.cuda.upstream_errors import explained
 from tilescale.backends.processes import COMPILING, compile_missing, processors
 from tilescale.comm import Team, World, init
-from tilescale.comm.agreement import Facts, agree
+from tilescale.comm.agreement import agree
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.group import Group
-from tilescale.cost.calibrated import origin
 from tilescale.errors import LaunchError, Location, UnsupportedError
-from tilescale.hda import Machine
 from tilescale.passes.written import written_parameters
 from tilescale.program.arguments import bind
-from tilescale.program.model import Control, Launch, Part, Program, location
+from tilescale.program.model import Control, Launch, Part, location
 from tilescale.program.model import Sequence as Parts
 from tilescale.settings import settings
 
@@ -80,7 +79,7 @@ class DeviceProgram:
         if self.is_alone:
             self.world = self.team = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
         self._group = Group(self.team)
-        agree(self._group, _facts(self.program, machine, self.options), self.program.func.script)
+        agree(self._group, facts(self.program, machine, self.options), self.program.func.script)
         if "target" not in self.options:
             self.on_all(lambda: check_gpu(machine, self.device))
         self.sizes = sizes_of(self.program, self.team)
@@ -94,7 +93,7 @@ class DeviceProgram:
         self.sites: list[Site] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
         self._turns = turns(self.device)
-        self._plans = Plans(lambda: self._turns.stream() is None, self._symmetric_addresses())
+        self._plans = Plans(lambda: self._turns.stream() is None, (0, 0) if self.is_alone else own_addresses(self.heap))
         self._lowered = lowered if lowered.target == self.target else cached(self.program, self.target)
         self.memory = Memory(self, self._plans.clear)
         self.exchanges = Workspaces()
@@ -267,6 +266,8 @@ class DeviceProgram:
         if self._generation != nccl.generation():
             return False
         if (stream := self._turns.stream()) is not None and self._launched(values, stream):
+            if (recording := current_recording()) is not None:
+                recording.launched(self._plans.graph(values), self._caller, stream)
             return True
         passed = self._plans.told(values)
         plan = self._plans.get(passed.form) if passed is not None else None
@@ -275,6 +276,10 @@ class DeviceProgram:
         self._run(plan, passed.given, values)
         self._plans.can_launch(plan, values)
         return True
+
+    @cached_property
+    def _caller(self) -> Caller:
+        return Caller(self.guard if self._waits else None, self._turns)
 
     def _launched(self, values: Sequence[Any], stream: int) -> bool:
         """Whether C knows the call, which is on the stream then."""
@@ -308,6 +313,8 @@ class DeviceProgram:
 
     def _run(self, plan: Plan | None, given: Given, values: Sequence[Any]) -> None:
         """Launch what a plan says, or what it takes to make one for these arguments."""
+        if (recording := current_recording()) is not None:
+            recording.fail()
         stream = self._turns.stream()
         if stream is None:
             self._check_capture()
@@ -403,13 +410,6 @@ class DeviceProgram:
             begin.append(self._everybody(came))
         return begin, [self.barrier(self._exit)] if rendezvous.exit else []
 
-    def _symmetric_addresses(self) -> tuple[int, int]:
-        """Where this device's symmetric memory begins and ends."""
-        if self.is_alone:
-            return 0, 0
-        first = self.heap.addresses.address(self.heap.team.rank)
-        return first, first + self.heap.addresses.size
-
     @cached_property
     def _open_sizes(self) -> dict[ir.Var, int]:
         """Numbers of units that the program leaves to the job."""
@@ -437,9 +437,3 @@ class DeviceProgram:
     def _clear(self) -> None:
         self.memory.clear()
         self.exchanges.clear()
-
-
-def _facts(program: Program, machine: Machine, options: dict[str, Any]) -> Facts:
-    given = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
-    known = machine.name, machine.digest
-    return Facts(program.name, ir.fingerprint(program.func), known, given or "no options", origin(machine))

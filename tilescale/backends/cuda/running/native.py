@@ -17,8 +17,8 @@ from tilescale.errors import DeviceError
 UNKNOWN = 0
 """A call that was not launched: its form, or what moves in it, is not known. 1 is launched, below zero a status."""
 
-_PLACES = 64
-"""Positions of arguments that a table's masks have bits for."""
+PLACES = 64
+"""Arguments that a call has at most, to be one of a form."""
 
 
 class Site(NamedTuple):
@@ -73,6 +73,23 @@ class _Replay(ctypes.Structure):
     )
 
 
+class _Source(ctypes.Structure):
+    _fields_ = (("tensor", ctypes.c_int64), ("offset", ctypes.c_int64))
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        ("replay", ctypes.c_void_p),
+        ("sources", ctypes.POINTER(_Source)),
+        ("count", ctypes.c_int64),
+        ("nbytes", ctypes.c_int64),
+    )
+
+
+class _Record(ctypes.Structure):
+    _fields_ = (("steps", ctypes.POINTER(_Step)), ("count", ctypes.c_int64))
+
+
 class Graph:
     """An instantiated graph, with what its nodes are passed."""
 
@@ -96,9 +113,9 @@ class Graph:
             flags[position] = 1
         sites = [(_Site * len(node.sites))(*(_Site(*site) for site in node.sites)) for node in nodes]
         each = [_Node(*node[:3], at, len(at)) for node, at in zip(nodes, sites, strict=True)]
-        record, self._kept = self._record, sites
+        record, self._kept, self._known = self._record, sites, bytes(flags)
         record.nodes, record.node_count = (_Node * len(each))(*each), len(each)
-        record.known = bytes(flags)
+        record.known = self._known
         record.pairs = (ctypes.c_int32 * (2 * len(pairs)))(*(position for pair in pairs for position in pair))
         record.pair_count = len(pairs)
 
@@ -107,10 +124,18 @@ class Graph:
         """What the nodes are passed now."""
         return tuple(self._given)
 
+    def knows(self, position: int) -> bool:
+        """Whether it serves calls that differ in this argument."""
+        return bool(self._known[position])
+
     @property
     def refused(self) -> bool:
-        """Whether the driver has refused to set a node: the graph serves nobody from then on."""
+        """Whether it serves nobody any more, as the driver has refused to set a node, or it is forgotten."""
         return bool(self._record.refused)
+
+    def forget(self) -> None:
+        """Let it serve nobody any more."""
+        self._record.refused = 1
 
     def launch(self, given: Sequence[int], stream: int) -> int:
         """Launch it for a call: UNKNOWN, 1, or minus the driver's status."""
@@ -118,24 +143,23 @@ class Graph:
 
 
 class Forms:
-    """The forms of one program, and the graph for each."""
+    """Forms of calls, and a number that is kept for each: the address of a graph, or whatever is not 0.
+
+    Attributes:
+        table: what `call(table, stream, *values)` takes, which launches the graph that is kept for the form of these
+            values, and `find(table, *values)`, which gives the number, 0 if there is none.
+    """
 
     def __init__(self, symmetric: tuple[int, int]):
         """`symmetric` are the addresses from which on, and up to which, places are a part of a form."""
         loaded = _replays()
-        self._plain, self._table = loaded.plain, int(loaded.plain.table_new(*symmetric))
-        self._keep, self.call = loaded.functions["keep"], loaded.functions["call"]
+        self._plain, self.table = loaded.plain, int(loaded.plain.table_new(*symmetric))
+        self._keep, self.call, self.find = (loaded.functions[name] for name in ("keep", "call", "find"))
         self._masks = 0, 0
-        self._graphs: dict[int, Graph] = {}
-        weakref.finalize(self, loaded.plain.table_free, self._table)
+        weakref.finalize(self, loaded.plain.table_free, self.table)
 
-    @property
-    def table(self) -> int:
-        """What `call(table, stream, *values)` takes; it gives UNKNOWN, 1, or minus the driver's status."""
-        return self._table
-
-    def keep(self, graph: Graph, values: Sequence[Any], passed: Iterable[int], fixed: Iterable[int]) -> None:
-        """From now on calls of the form of these values are the graph's.
+    def keep(self, kept: int, values: Sequence[Any], passed: Iterable[int] = (), fixed: Iterable[int] = ()) -> None:
+        """Keep a number for the form of these values; if positions are others than before, for that form alone.
 
         Args:
             passed: positions of scalars by which forms are not told apart.
@@ -143,32 +167,69 @@ class Forms:
         """
         masks = _mask(passed), _mask(fixed)
         if masks != self._masks:
-            self.clear()
             self._masks = masks
-            self._plain.table_clear(self._table, *masks)
-        if len(values) <= _PLACES and self._keep(self._table, graph.address, *values):
-            self._graphs[graph.address] = graph
+            self.clear()
+        if len(values) <= PLACES:
+            self._keep(self.table, kept, *values)
 
-    def drop(self, graph: Graph) -> None:
-        """Forget what is kept for a graph."""
-        self._plain.table_drop(self._table, graph.address)
-        self._graphs.pop(graph.address, None)
+    def drop(self, kept: int) -> None:
+        """Forget the forms for which a number is kept."""
+        self._plain.table_drop(self.table, kept)
 
     def clear(self) -> None:
         """Forget all of them."""
-        self._plain.table_clear(self._table, *self._masks)
-        self._graphs.clear()
+        self._plain.table_clear(self.table, *self._masks)
+
+
+class Source(NamedTuple):
+    """What a graph is passed: the address of a tensor, by its number, and an offset; of no tensor (-1) that alone."""
+
+    tensor: int
+    offset: int
+
+
+class Step(NamedTuple):
+    """A graph with what it is passed; or None, for a copy of so many bytes from the second source to the first one."""
+
+    graph: Graph | None
+    sources: Sequence[Source]
+    nbytes: int = 0
+
+
+class Record:
+    """Steps that are made one after the other, or none of them.
+
+    Attributes:
+        address: what `run(address, stream, *tensors)` takes, which gives UNKNOWN, 1, or minus the driver's status; and
+            `can_run(address, *tensors)`, which says whether it can be run once tensors are there of which these are the
+            first ones.
+    """
+
+    def __init__(self, steps: Sequence[Step]):
+        sources = [(_Source * len(step.sources))(*(_Source(*each) for each in step.sources)) for step in steps]
+        each = [
+            _Step(step.graph.address if step.graph else None, at, len(at), step.nbytes)
+            for step, at in zip(steps, sources, strict=True)
+        ]
+        self._kept, self._record = (sources, steps), _Record((_Step * len(each))(*each), len(each))
+        functions, self.address = _replays().functions, ctypes.addressof(self._record)
+        self.run, self.can_run = functions["run"], functions["can_run"]
 
 
 def _mask(positions: Iterable[int]) -> int:
-    return sum(1 << position for position in positions if position < _PLACES)
+    return sum(1 << position for position in positions if position < PLACES)
 
 
 @cache
 def connect() -> None:
     """Let C know where the driver's functions are. Raises DeviceError, as `_replays`."""
     loaded = ctypes.CDLL("libcuda.so.1")
-    names = "cuGraphExecKernelNodeSetParams_v2", "cuGraphExecMemcpyNodeSetParams", "cuGraphLaunch"
+    names = (
+        "cuGraphExecKernelNodeSetParams_v2",
+        "cuGraphExecMemcpyNodeSetParams",
+        "cuGraphLaunch",
+        "cuMemcpyDtoDAsync_v2",
+    )
     _replays().plain.driver(*(ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in names))
 
 
@@ -185,7 +246,7 @@ def _replays() -> Library:
         ) from error
     number, address = ctypes.c_int64, ctypes.c_void_p
     for name, result, *given in (
-        ("driver", None, address, address, address),
+        ("driver", None, address, address, address, address),
         ("launch", number, address, address, address),
         ("table_new", address, number, number),
         ("table_clear", None, address, ctypes.c_uint64, ctypes.c_uint64),

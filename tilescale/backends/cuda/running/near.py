@@ -111,3 +111,9 @@ def sizes_of(program: Program, team: Team) -> tuple[tuple[str, int], ...]:
             where=program.launches[0].where,
         )
     return tuple((name, team.size // fixed if n is None else n) for name, n in known)
+
+
+def own_addresses(heap: SymmetricHeap) -> tuple[int, int]:
+    """Where this device's symmetric memory begins and ends."""
+    first = heap.addresses.address(heap.team.rank)
+    return first, first + heap.addresses.size

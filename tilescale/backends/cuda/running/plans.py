@@ -126,6 +126,7 @@ class Plans:
         self._forgotten: list[Plan] = []  # until no graph is captured: meanwhile theirs may not be destroyed
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._forms: Forms | None = None  # once there is a graph
+        self._graphs: dict[int, Graph] = {}
         self._plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
         self._last: Plan | None = None  # that was used: the others have their order
 
@@ -155,13 +156,20 @@ class Plans:
             raise driver.refused("cuGraphLaunch", -status)
         return status != UNKNOWN
 
+    def graph(self, values: Sequence[Any]) -> Graph | None:
+        """What `launch` launches for a call; None if that is no graph."""
+        if self._forms is None or not self._are_plain(values):
+            return None
+        return self._graphs.get(self._forms.find(self._forms.table, *values))
+
     def can_launch(self, plan: Plan, values: Sequence[Any]) -> None:
         """From now on `launch` is for calls like one on these values, which was the plan's, if that is a graph."""
         if plan.graph is None or not self._are_plain(values):
             return
         if self._forms is None:
             self._forms = Forms(self.symmetric)
-        self._forms.keep(plan.graph, values, self.passed, self.fixed)
+        self._forms.keep(plan.graph.address, values, self.passed, self.fixed)
+        self._graphs[plan.graph.address] = plan.graph
 
     def _are_plain(self, values: Sequence[Any]) -> bool:
         """Whether C may look at values: a tensor of a class of its own, or which stands for its negative, is more than
@@ -187,7 +195,9 @@ class Plans:
         for plan in plans:
             self._forgotten.append(plan)
             if self._forms is not None and plan.graph is not None:
-                self._forms.drop(plan.graph)
+                plan.graph.forget()
+                self._forms.drop(plan.graph.address)
+                self._graphs.pop(plan.graph.address, None)
         if not self._is_capturing():
             self._forgotten.clear()
 

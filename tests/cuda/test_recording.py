@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""Functions of tensors whose calls are recorded: what later calls of the form launch, allocate and compute."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale.language as T
+from tests.cuda.fakes import Device
+from tilescale.backends.cuda.running.plans import ALIGNED
+from tilescale.backends.cuda.running.recording import current_recording
+from tilescale.errors import WaitTimeoutError
+from tilescale.ops import repeated
+from tilescale.ops.repeated import TRIED, Repeated
+
+ENOUGH = TRIED[2] + 1
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Rank 0 of two, whose tensors count as a GPU's."""
+    monkeypatch.setattr(repeated, "is_recorded", lambda tensors: current_recording() is None)
+    return Device(monkeypatch)
+
+
+def fetched() -> Any:
+    """Every block takes a tile from the next device's memory."""
+
+    @T.prim_func
+    def fetched(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
+        with T.Kernel(device=2, block=4, threads=128) as bx:
+            tile = T.alloc((16, 64), "float32", level="l1")
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.copy(X[bx * 16, 0], tile, src=(rank + 1) % size)
+                T.copy(tile, Y[bx * 16, 0])
+
+    return fetched
+
+
+class Counted:
+    """A function that is called again where its calls are not known: a copy, a program, and what `after` makes."""
+
+    def __init__(self, device: Device, after: Callable[[torch.Tensor], Any] = lambda y: y):
+        self.own, self.after, self.calls = device.program(fetched()), after, 0
+        self.room = device.heap.zeros((64, 64), torch.float32)
+        self.repeated = Repeated(self._call)
+
+    def _call(self, x: torch.Tensor, *others: Any) -> Any:
+        self.calls += 1
+        self.room.copy_(x)
+        made = torch.empty(64 * 64)
+        self.own([self.room, made.view(64, 64)])
+        return self.after(made.view(64, 64), *others)
+
+    def __call__(self, x: torch.Tensor, *others: Any) -> Any:
+        return self.repeated((x, *others), [x])
+
+
+def drawn() -> torch.Tensor:
+    """New numbers, where a GPU's allocator would put them."""
+    room = torch.randn(64 * 64 + ALIGNED)
+    return room[-room.data_ptr() % ALIGNED // 4 :][: 64 * 64].view(64, 64)
+
+
+def test_calls_of_a_form_are_one_call_of_c_at_any_places(device: Device):
+    function, kept = Counted(device), []
+    for _ in range(ENOUGH):
+        kept.append(function(drawn()))
+    before = function.calls
+    for _ in range(3):
+        device.names()
+        x = drawn()
+        kept.append(function(x))
+        assert device.names() == ["copy", "replay"], "nothing else is launched"
+        assert function.calls == before, "the function is not called any more"
+        assert torch.equal(function.room, x), "the copy is of this call's tensor"
+        places = {value for passed in device.replayed[-1] for value in passed}
+        assert kept[-1].data_ptr() in places and kept[-1].shape == (64, 64) and not kept[-1]._is_view()
+    assert len({y.data_ptr() for y in kept}) == len(kept), "each call has results of its own"
+
+
+def test_operations_of_pytorch_between_programs_are_computed_again(device: Device):
+    weight = torch.randn(64, 32)
+
+    def after(y: torch.Tensor, scale: float) -> list[torch.Tensor]:
+        y.fill_(scale)
+        return [torch.mm(y, weight), y.t()[:3]]
+
+    function = Counted(device, after)
+    for scale in (1.0, 2.0):
+        for _ in range(ENOUGH + 2):
+            product, rows = function(drawn(), scale)
+            torch.testing.assert_close(product, torch.full((64, 64), scale) @ weight)
+            assert rows.shape == (3, 64) and rows.stride() == (1, 64) and (rows == scale).all()
+    assert TRIED[0] < function.calls <= TRIED[2] + TRIED[0], "and not called in every call"
+
+
+def test_other_forms_and_other_arguments_are_told_apart(device: Device):
+    seen: list[Any] = []
+    function = Repeated(lambda x, numbers: seen.append(numbers) or x + sum(numbers))
+    for numbers in ([1, 2], [3, 4]):
+        for _ in range(ENOUGH):
+            assert function((x := drawn(), numbers), [x]).equal(x + sum(numbers))
+    x = torch.randn(5)
+    assert function((x, [1, 2]), [x]).equal(x + 3)
+    assert [3, 4] in seen and seen[-1] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda y: y * y.sum().item(),  # a value of the device decides
+        lambda y: y[y >= 0],  # a shape that follows values
+        lambda y: repeated.not_recorded() or y,
+    ],
+)
+def test_what_is_not_the_same_in_each_call_is_not_recorded(device: Device, after: Callable[..., Any]):
+    function = Counted(device, after)
+    for _ in range(ENOUGH):
+        function(drawn())
+    assert function.calls == ENOUGH
+
+
+def test_a_failed_wait_is_raised_and_nothing_launched(device: Device):
+    function = Counted(device)
+    for _ in range(ENOUGH):
+        function(drawn())
+    device.names()
+    device.guard.error = WaitTimeoutError("a wait failed")
+    with pytest.raises(WaitTimeoutError):
+        function(drawn())
+    assert device.names() == []
+
+
+def test_programs_that_forget_their_calls_are_called_again(device: Device):
+    function = Counted(device)
+    for _ in range(ENOUGH):
+        function(drawn())
+    function.own._plans.clear()
+    before = function.calls
+    function(drawn())
+    assert function.calls == before + 1 and device.names()[-1] == "fetched_0"
+    for _ in range(60):
+        function(drawn())
+    assert function.calls < before + 40, "and recorded anew"
+
+
+def test_captured_calls_and_memory_that_is_replaced(device: Device):
+    function = Counted(device)
+    for _ in range(ENOUGH):
+        function(drawn())
+    before = function.calls
+    device.capturing = True
+    function(drawn())
+    assert function.calls == before + 1, "the caller's graph gets what the function launches"
+    device.capturing = False
+    function(drawn())
+    assert function.calls == before + 1
+    repeated.replaced()
+    function(drawn())
+    assert function.calls == before + 2

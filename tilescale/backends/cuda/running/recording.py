@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: MIT
+"""Calls of a function of tensors, recorded: what it launches, allocates and computes, as a list of steps.
+
+A function that calls programs, allocates tensors, views them and calls PyTorch's operations does the same for all
+tensors of one form. While one call of it is recorded, programs say what they launch, and PyTorch what it does. Each
+address that a program is passed then lies in a tensor of the caller's, or in one that the function has made, or it
+stays. From then on a call makes these steps: views and choices cost nothing any more, and all programs between two of
+PyTorch's operations are one call of C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilescale.backends.cuda.running import driver, nccl
+from tilescale.backends.cuda.running.native import PLACES, UNKNOWN, Record, Source, Step
+from tilescale.comm import init
+
+if TYPE_CHECKING:
+    from tilescale.backends.cuda.running.guard import Guard
+    from tilescale.backends.cuda.running.native import Graph
+    from tilescale.backends.cuda.running.streams import Turns
+
+_ALLOCATIONS = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+
+Do = Callable[[list[torch.Tensor], int], bool]
+"""Adds to the tensors what it makes, or launches programs on a stream; false if it does not know the tensors."""
+
+_COPY = torch.ops.aten.copy_.default
+
+_DYNAMIC = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+class Caller(NamedTuple):
+    """What a program's calls go by: what bounds its waits, None if it has none, and the order of streams."""
+
+    guard: Guard | None
+    turns: Turns
+
+
+class View(NamedTuple):
+    """A tensor by its number, among those of the caller and those that are made; or a view of it."""
+
+    number: int
+    form: tuple[torch.dtype, Sequence[int], Sequence[int], int] | None
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensor."""
+        base = tensors[self.number]
+        if self.form is None:
+            return base
+        dtype, shape, stride, offset = self.form
+        if base.dtype is not dtype:
+            base = base.view(-1).view(dtype)
+        # A result may be changed in place: autograd does not allow that of a view.
+        return base.as_strided(shape, stride, base.storage_offset() + offset).data
+
+
+class Recording(TorchDispatchMode):
+    """A call that is recorded."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        super().__init__()
+        self._is_complete = True
+        self._tensors: list[torch.Tensor] = list(tensors)  # the caller's, then those that are made
+        self._given = len(tensors)
+        self._spans = [_span(x) for x in tensors]
+        self._made: list[Do] = []
+        self._allocated: dict[int, int] = {}  # by the number of a tensor, which of these makes it
+        self._shaped: set[int] = set()  # tensors whose shapes an operation of PyTorch's takes
+        self._steps: list[Step] = []  # since the last operation of PyTorch's
+        self._later: list[Record] = []  # behind anything that cannot be undone
+        self._has_computed = self._launches = False
+        self._callers: set[Caller] = set()
+        self._streams: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.is_view:
+            return func(*args, **kwargs)
+        if func is _COPY and _is_plain_copy(*args):
+            self._steps.append(Step(None, [self._source(x.data_ptr()) for x in args[:2]], args[0].nbytes))
+            return func(*args, **kwargs)
+        before = None if func in _ALLOCATIONS else self._template((args, kwargs))
+        is_pure = not func._schema.is_mutable
+        # Programs learn what follows a tensor's place from calls in which it is another one.
+        spare = func(*args, **kwargs) if is_pure else None
+        made = func(*args, **kwargs)
+        del spare
+        results = made if isinstance(made, tuple | list) else [made]
+        if _DYNAMIC & set(func.tags) or not all(map(self._is_here, results)):
+            self.fail()
+        if not self._is_complete:
+            return made
+        if before is None:
+            self._allocated[len(self._tensors)] = len(self._made)
+            self._made.append(partial(_allocate, _allocation(made)))
+        else:
+            self._close()
+            self._has_computed = True
+            self._made.append(partial(_compute, func, before, is_pure))
+            if not is_pure:
+                return made
+        for x in results:
+            self._tensors.append(x)
+            self._spans.append(_span(x))
+        return made
+
+    def _is_here(self, x: Any) -> bool:
+        return isinstance(x, torch.Tensor) and x.device == self._tensors[0].device
+
+    def fail(self) -> None:
+        """Something is done that cannot be recorded."""
+        self._is_complete = False
+
+    def launched(self, graph: Graph | None, caller: Caller, stream: int) -> None:
+        """A program has launched a graph, with what that is passed now; None for anything else."""
+        if graph is None:
+            return self.fail()
+        sources = [self._source(number) for number in graph.given]
+        # Where the caller's tensors are can be asked before anything is done; others have to be right anywhere.
+        own = [i for i, source in enumerate(sources) if source.tensor >= self._given]
+        self._is_complete &= all(map(graph.knows, own))
+        self._steps.append(Step(graph, sources))
+        self._callers.add(caller)
+        self._streams.add(stream)
+
+    def _close(self) -> None:
+        if not self._steps:
+            return
+        record, self._steps = Record(self._steps), []
+        if self._has_computed or self._launches:
+            self._later.append(record)
+        self._launches = True
+        self._made.append(partial(_launch, record))
+
+    def _source(self, number: int) -> Source:
+        for i, (first, end) in enumerate(self._spans):
+            if first <= number < end:
+                return Source(i, number - first)
+        return Source(-1, number)
+
+    def _template(self, value: Any) -> Any:
+        """An argument with its tensors as views; of tensors that are not known as they are, as they stay."""
+        if isinstance(value, torch.Tensor):
+            view = self._view(value)
+            if view is not None and view.form is None:
+                self._shaped.add(view.number)
+            return view or value
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._template, value))
+        return {name: self._template(x) for name, x in value.items()} if isinstance(value, dict) else value
+
+    def _view(self, x: torch.Tensor) -> View | None:
+        first, end = _span(x)
+        for i, (begin, behind) in enumerate(self._spans):
+            if begin <= first and end <= behind and first < end:
+                base = self._tensors[i]
+                same = x.dtype is base.dtype and (x.shape, x.stride()) == (base.shape, base.stride())
+                if same and not x.is_neg():
+                    return View(i, None)
+                self._is_complete &= not x.is_neg() and (x.dtype is base.dtype or base.is_contiguous())
+                return View(i, (x.dtype, x.shape, x.stride(), (first - begin) // x.dtype.itemsize))
+        return None
+
+    def finished(self, made: Any) -> Recorded | None:
+        """The record of a call that has given this tensor, or some; None if there is none."""
+        self._close()
+        kind = made.__class__ if isinstance(made, list | tuple) else None
+        views = [self._result(x) for x in ([made] if kind is None else made)]
+        found = [view for view in views if view is not None and view.number >= self._given]
+        few = len(self._tensors) <= PLACES
+        if not self._is_complete or not few or self._overlap() or len(found) < len(views):
+            return None
+        if len(self._streams) != 1:
+            return None
+        (turns,), guards = {caller.turns for caller in self._callers}, {caller.guard for caller in self._callers}
+        bounded = [guard for guard in guards if guard is not None]
+        return Recorded(self._made, self._later, found, kind, bounded, turns, nccl.generation())
+
+    def _result(self, x: torch.Tensor) -> View | None:
+        """A result; where it is all of an allocation, that is made in its shape."""
+        view = self._view(x)
+        if view is None or view.form is None or view.number not in self._allocated.keys() - self._shaped:
+            return view
+        base = self._tensors[view.number]
+        if x.dtype is not base.dtype or not x.is_contiguous() or x.numel() != base.numel():
+            return view
+        self._made[self._allocated[view.number]] = partial(_allocate, _allocation(x))
+        self._shaped.add(view.number)
+        return View(view.number, None)
+
+    def _overlap(self) -> bool:
+        """Whether two of the caller's tensors share memory: what is in both could be either's."""
+        spans = sorted(self._spans[: self._given])
+        return any(one[1] > other[0] for one, other in zip(spans, spans[1:], strict=False))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a function does for tensors of one form.
+
+    Attributes:
+        steps: the first one that does more than to allocate may say that it does not know the tensors.
+        later: what later ones launch.
+        results: among the tensors, in the end.
+        kind: list or tuple for several; None for one.
+    """
+
+    steps: Sequence[Do]
+    later: Sequence[Record]
+    results: Sequence[View]
+    kind: type | None
+    guards: Sequence[Guard]
+    turns: Turns
+    generation: int
+
+    def __call__(self, given: Sequence[torch.Tensor]) -> Any:
+        """Do it for these tensors; None, and nothing done, if that is not known of them.
+
+        Raises:
+            WaitTimeoutError, RankMismatchError, RankFailedError, ...: as a call of the programs.
+            DeviceError: the driver refuses a launch.
+        """
+        tensors = list(given)
+        with init().one_call:
+            stream = self.turns.stream()
+            if stream is None or self.generation != nccl.generation():
+                return None
+            for record in self.later:
+                if not record.can_run(record.address, *given):
+                    return None
+            for guard in self.guards:
+                guard.check()
+            self.turns.begin(stream)
+            try:
+                for step in self.steps:
+                    if not step(tensors, stream):
+                        return None
+            except BaseException:
+                for guard in self.guards:
+                    guard.records.stop()
+                raise
+            self.turns.end()
+        if self.kind is None:
+            return self.results[0].of(tensors)
+        return self.kind([view.of(tensors) for view in self.results])
+
+
+def _allocate(new: Callable[[], torch.Tensor], tensors: list[torch.Tensor], stream: int) -> bool:
+    tensors.append(new())
+    return True
+
+
+def _compute(func: Any, template: Any, keeps: bool, tensors: list[torch.Tensor], stream: int) -> bool:
+    args, kwargs = _filled(template, tensors)
+    made = func(*args, **kwargs)
+    if keeps:
+        tensors.extend(made) if isinstance(made, tuple | list) else tensors.append(made)
+    return True
+
+
+def _launch(record: Record, tensors: list[torch.Tensor], stream: int) -> bool:
+    status = record.run(record.address, stream, *tensors)
+    if status < UNKNOWN:
+        raise driver.refused("cuGraphLaunch", -status)
+    return bool(status != UNKNOWN)
+
+
+def _filled(template: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    kind = template.__class__
+    if kind is View:
+        return template.of(tensors)
+    if kind is tuple or kind is list:
+        return kind([_filled(x, tensors) for x in template])
+    return {name: _filled(x, tensors) for name, x in template.items()} if kind is dict else template
+
+
+def _allocation(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    if x.is_contiguous():
+        return partial(torch.empty, tuple(x.shape), dtype=x.dtype, device=x.device)
+    return partial(torch.empty_strided, tuple(x.shape), x.stride(), dtype=x.dtype, device=x.device)
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """Where the memory of a tensor begins, and ends behind its last element."""
+    first = x.data_ptr()
+    if not x.numel():
+        return first, first
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return first, first + (last + 1) * x.dtype.itemsize
+
+
+def _is_plain_copy(target: torch.Tensor, source: Any, *given: Any) -> bool:
+    """Whether a copy is one of so many bytes."""
+    if target.dtype is not source.dtype or target.device != source.device or target.shape != source.shape:
+        return False
+    return target.is_contiguous() and source.is_contiguous() and not source.is_neg() and not source.is_conj()
+
+
+_current: Recording | None = None
+
+
+def current_recording() -> Recording | None:
+    """The call that is recorded now, as a rank makes one at a time; None if there is none."""
+    return _current
+
+
+def recorded(function: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, Recorded | None]:
+    """What a function gives that makes a call on these tensors, and its record; None if it cannot be recorded."""
+    global _current
+    _current = recording = Recording(tensors)
+    try:
+        with recording:
+            made = function()
+    finally:
+        _current = None
+    return made, recording.finished(made)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""Calls of operators that repeat: what a function does for tensors of a form is recorded, then done again at once.
+
+The host takes longer over choosing kernels, allocating, and viewing tensors as programs want them than a device takes
+for what is small. All that depends on the form of a call alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tilescale.backends.cuda.running.native import PLACES, Forms
+from tilescale.backends.cuda.running.recording import Recorded, current_recording, recorded
+from tilescale.hda.current import current_machine
+
+TRIED = (6, 7, 8, 12, 20, 40)
+"""Calls of a form, by number, that are recorded, until one can be: programs have to know the form first."""
+
+FORGOTTEN = 8
+"""Calls after which a record is given up that does not do for them."""
+
+KEPT = 256
+"""Forms that are kept for the same arguments but for tensors, and such arguments: then all are forgotten."""
+
+
+class _Form:
+    """Calls of one form."""
+
+    def __init__(self) -> None:
+        self._calls = self._misses = 0
+        self._recorded: Recorded | None = None
+
+    def __call__(self, function: Callable[..., Any], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        if self._recorded is not None:
+            made = self._recorded(tensors)
+            if made is not None:
+                return made
+            self._misses += 1
+            if self._misses == FORGOTTEN:
+                self.__init__()  # type: ignore[misc]
+            return function(*given)
+        self._calls += 1
+        if self._calls not in TRIED:
+            return function(*given)
+        made, self._recorded = recorded(lambda: function(*given), tensors)
+        return made
+
+
+class Repeated:
+    """A function of an operator, of plain tensors among other arguments, for which calls of a form are recorded."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self._tables: dict[Any, tuple[Forms, list[_Form]]] = {}
+
+    def __call__(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """Call it; `tensors` are those among the arguments, and in lists there."""
+        if not is_recorded(tensors):
+            return self.function(*given)
+        cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        key = id(current_machine()), layout_generation(), cast, *[_other(x) for x in given]
+        table = self._tables.get(key)
+        if table is None:
+            if len(self._tables) == KEPT:
+                self._tables.clear()
+            table = self._tables[key] = Forms((0, 0)), []
+        forms, known = table
+        number = forms.find(forms.table, *tensors)
+        if not number:
+            if len(known) == KEPT:
+                forms.clear()
+                known.clear()
+            known.append(_Form())
+            number = len(known)
+            forms.keep(number, tensors)
+        return known[number - 1](self.function, given, tensors)
+
+
+def is_recorded(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether calls on tensors are recorded: on GPUs, but for those that are a part of one."""
+    return current_recording() is None and bool(tensors) and tensors[0].is_cuda and len(tensors) < PLACES
+
+
+def not_recorded() -> None:
+    """What is done now cannot be recorded."""
+    if (recording := current_recording()) is not None:
+        recording.fail()
+
+
+def recorders() -> int:
+    """How many of PyTorch's modes that look at operations are ours."""
+    return int(current_recording() is not None)
+
+
+_generation = 0
+
+
+def layout_generation() -> int:
+    """How often memory was replaced that records name by address."""
+    return _generation
+
+
+def replaced() -> None:
+    """Memory is replaced that records may name: calls are recorded anew. On all ranks between the same calls."""
+    global _generation
+    _generation += 1
+
+
+def _other(x: Any) -> Any:
+    """An argument but for its tensors."""
+    kind = x.__class__
+    if kind is list or kind is tuple:
+        return tuple([_other(each) for each in x])
+    return _TENSOR if issubclass(kind, torch.Tensor) else x
+
+
+_TENSOR = object()
