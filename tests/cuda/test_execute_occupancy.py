@@ -78,6 +78,17 @@ def program(case: str):
                         for k in T.serial(4):
                             T.signal(F[bx + by * 4 + k], dst=(d + 1) % n)
                         T.wait(F[bx + by * 4], ">=", 1)
+                    if case.startswith("polls"):
+                        seen = T.alloc_var("int32")
+                        seen = 0
+                        if case == "polls what the last one stores":
+                            if b == 7:
+                                T.atomic_store(F[0], 1)
+                        elif b == 0:
+                            T.atomic_store(F[0], 1)
+                        if b > 0:
+                            while seen == 0:
+                                seen = T.atomic_load(F[0])
                     if case == "not known":
                         T.signal(F[bx + by * 4], dst=(d + 1) % n)
                         T.wait(F[bx + by * 4 + at], ">=", 1)
@@ -113,6 +124,7 @@ def found(func: Any) -> Location | None:
         "from earlier phases",
         "collective",
         "the first send",
+        "polls what the first one stores",
     ],
 )
 def test_programs_that_wait_for_those_of_their_own_or_lower_numbers(case: str):
@@ -123,7 +135,7 @@ def test_programs_that_wait_for_those_of_their_own_or_lower_numbers(case: str):
     "case",
     [
         *("one for all", "one for a row", "the next block's", "overlapping", "not known"),
-        *("the last send", "some of the first send"),
+        *("the last send", "some of the first send", "polls what the last one stores"),
     ],
 )
 def test_programs_that_wait_for_others(case: str):

@@ -55,6 +55,7 @@ def waits_across(
             return location(stmt, "waits here")
         uses += [_Use(stmt, guards, release.flag, waits=False) for release in effects.releases]
         uses += [_Use(stmt, guards, acquire.flag, waits=True) for acquire in effects.acquires]
+    uses += _polls(phase, names)
     grid = grid_of(phase, launch, machine, sizes)
     planes = grid_of(phase, launch, machine, sizes, in_part=True)
     for root in {use.flag.root for use in uses}:
@@ -87,6 +88,22 @@ class _Use:
     guards: tuple[ir.PrimExpr, ...]
     flag: Access
     waits: bool
+
+
+def _polls(phase: GridPhase, names: Surroundings) -> Iterator[_Use]:
+    """What `while` loops load of memory that is stored to atomically, and these stores."""
+    stores = [
+        _Use(stmt, guards, access, waits=False)
+        for stmt, guards in _guarded(phase.stmt)
+        for access in names.effects(stmt).accesses
+        if access.writes and access.atomic
+    ]
+    stored = {use.flag.root for use in stores}
+    for stmt, guards in _guarded(phase.stmt):
+        if isinstance(stmt, ir.While):
+            loads = [a for a in names.all_effects(stmt).reads if not a.writes and a.root in stored]
+            yield from (_Use(stmt, guards, load, waits=True) for load in loads)
+            yield from (use for use in stores if use.flag.root in {load.root for load in loads})
 
 
 def _guarded(stmt: ir.Stmt, guards: tuple[ir.PrimExpr, ...] = ()) -> Iterator[tuple[ir.Stmt, tuple[ir.PrimExpr, ...]]]:
