@@ -332,15 +332,16 @@ def entry(kernel: Any) -> Callable[..., Any]:
 
 
 class JIT(JITImpl):
-    """TileLang's just-in-time factory with two hooks.
+    """TileLang's just-in-time factory with three hooks.
 
     `tracing()` is entered around everything that may trace and yields what is traced for: templates and kernels are
-    kept for each, and for options. `finish(func, options)` makes the kernel of a traced function; `beside` are options
-    that TileLang does not know.
+    kept for each, and for options. `finish(func, options)` makes the kernel of a traced function; `no_outputs(out_idx)`
+    the error of a function in eager style with positions of outputs. `beside` are options that TileLang does not know.
     """
 
     tracing: Callable[[], contextlib.AbstractContextManager[Hashable]]
     finish: Callable[[tirx.PrimFunc, dict[str, Any]], Any]
+    no_outputs: Callable[[Any], Exception]
     beside: Mapping[str, Any] = MappingProxyType({})
 
     @contextlib.contextmanager
@@ -357,7 +358,12 @@ class JIT(JITImpl):
 
     def initialize_jit_mode(self, *args: Any, **kwargs: Any) -> str:
         with self._tracing():
-            return super().initialize_jit_mode(*args, **kwargs)
+            try:
+                return super().initialize_jit_mode(*args, **kwargs)
+            except ValueError:
+                if self.mode == "eager" and self.out_idx is not None:
+                    raise self.no_outputs(self.out_idx) from None
+                raise
 
     def get_tir(self, *args: Any, **kwargs: Any) -> tirx.PrimFunc:
         with self._tracing():
@@ -402,9 +408,9 @@ class JIT(JITImpl):
             return None
 
 
-def jit(function: Callable, *, tracing: Callable, finish: Callable, **options: Any) -> JIT:
-    """`tilelang.jit(function, **options)` with the two hooks of `JIT`."""
+def jit(function: Callable, *, tracing: Callable, finish: Callable, no_outputs: Callable, **options: Any) -> JIT:
+    """`tilelang.jit(function, **options)` with the hooks of `JIT`."""
     stock = tilelang.jit(**options)(function)
     result = JIT(**{name: getattr(stock, name) for name in stock.__dataclass_fields__})
-    result.tracing, result.finish = tracing, finish
+    result.tracing, result.finish, result.no_outputs = tracing, finish, no_outputs
     return result

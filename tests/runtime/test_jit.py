@@ -223,3 +223,18 @@ def test_one_rank_is_enough_for_as_many_devices_as_there_are():
 
 def test_a_kernel_says_where_it_wants_its_tensors():
     assert tilescale.compile(programs.double(8)).device == "cpu"
+
+
+def test_positions_of_outputs_in_eager_style_are_refused():
+    @tilescale.jit(out_idx=[1], machine="h200-sxm-8")
+    def plus_one(A, B):
+        n = T.const("n")
+        A: T.Tensor[[n], T.float32]
+        B: T.Tensor[[n], T.float32]
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(n):
+                B[i] = A[i] + 1
+
+    with pytest.raises(UsageError, match=r"out_idx=\[1\] of a function in eager style") as found:
+        plus_one(torch.zeros(64))
+    assert "T.empty" in str(found.value)

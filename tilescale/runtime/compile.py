@@ -144,9 +144,17 @@ def jit(
             finish=lambda func, given: compile(
                 func, **{"machine": machine, "schedule": schedule, "wait_s": wait_s, **given}
             ),
+            no_outputs=_no_outputs,
             **options,
         )
 
     if function is not None:
         check_type("function", function, "a function that returns a @T.prim_func, or is one in eager style", Callable)
     return decorate if function is None else decorate(function)
+
+
+def _no_outputs(out_idx: Any) -> UsageError:
+    return UsageError(
+        f"out_idx={out_idx} of a function in eager style, which has no parameters yet when it is decorated",
+        hint="leave out_idx out; make each output by T.empty(shape, dtype) in the function and return it",
+    )
