@@ -133,6 +133,62 @@ def stored_again(X, ws, Z):
     T.copy(tile, Z)
 
 
+@T.macro
+def vectors_and_elements(X, ws, Z):
+    for i in T.Parallel(4 * N):
+        ws[i] = X[i]
+    for i in T.Parallel(4 * N):
+        Z[i] = T.if_then_else(i % 3 == 0, ws[i], X[i] + 1)
+    for i in T.Parallel(4 * N):
+        if i % 5 != 3:
+            ws[i] = Z[i] * 2
+    T.copy(ws, Z)
+
+
+@T.macro
+def sliding(X, ws, Z):
+    T.copy(X, ws)
+    for step in T.serial(STEPS):
+        for i in T.Parallel(N - STEPS):
+            ws[step + i] = ws[step + i] + X[i]
+    T.copy(ws, Z)
+
+
+@T.macro
+def loaded_by_two(X, ws, Z):
+    T.copy(X, ws)
+    for step in T.serial(STEPS):
+        for i in T.Parallel(N):
+            Z[i] = ws[i // 2] + step
+        for i in T.Parallel(N):
+            if i % 2 == 0:
+                ws[i // 2] = Z[i] + 1
+
+
+@T.macro
+def of_other_threads(X, ws, Z):
+    for step in T.serial(STEPS):
+        for i in T.Parallel(N // 2):
+            ws[i] = X[i] + step
+        with T.Scale("warpgroup") as (w, _):
+            for i in T.Parallel(N // 2):
+                Z[w * (N // 2) + i] = ws[i] + w
+
+
+@T.macro
+def sums_in_memory(X, ws, Z):
+    a, b = T.alloc((M, M), "float16", level="l1"), T.alloc((M, M), "float16", level="l1")
+    c = T.alloc((M, M), "float32", level="l0")
+    T.copy(X, a)
+    for i, j in T.Parallel(M, M):
+        b[i, j] = T.Cast("float16", T.if_then_else(i == j, 1.0, 0.0))
+        Z[i, j] = 0.0
+    for _ in T.serial(STEPS):
+        T.copy(Z, c)
+        T.gemm(a, b, c)
+        T.copy(c, Z)
+
+
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "reversed_row": lambda: program(256, (N,), reversed_row),
     "stencil": lambda: program(256, (M, M), stencil),
@@ -144,4 +200,9 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "warpgroups": lambda: program(256, (N,), warpgroups),
     "updates": lambda: program(256, (N,), updates),
     "stored_again": lambda: program(256, (N,), stored_again),
+    "vectors_and_elements": lambda: program(256, (4 * N,), vectors_and_elements),
+    "sliding": lambda: program(256, (N,), sliding),
+    "loaded_by_two": lambda: program(256, (N,), loaded_by_two),
+    "of_other_threads": lambda: program(256, (N,), of_other_threads),
+    "sums_in_memory": lambda: program(128, (M, M), sums_in_memory, "float16"),
 }
