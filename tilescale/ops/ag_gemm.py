@@ -94,7 +94,7 @@ def all_gather_matmul(
         be differentiated, but with `scales`: `matmul_reduce_scatter` is its backward.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     a, *weights = as_autocast(a, *b) if isinstance(b, Sequence) else as_autocast(a, b)
@@ -109,9 +109,9 @@ def all_gather_matmul(
         check_product(a, weight, added, name, scaled=scales is not None, rounds=float8 is not None)
         check_like(f"b[{i}]", weight, "b[0]", weights[0])
     if a.shape[0] > ROWS:
-        raise ArgumentError(f"a has {a.shape[0]} rows on each rank", hint=f"served are up to {ROWS}")
+        raise ArgumentError(f"a has {a.shape[0]} rows on each rank", hint=f"supported: up to {ROWS}")
     if activation is not None and activation not in ACTIVATIONS:
-        raise ArgumentError(f"activation is {activation!r}", hint=f"served are {', '.join(ACTIVATIONS)}")
+        raise ArgumentError(f"activation is {activation!r}", hint=f"supported: {', '.join(ACTIVATIONS)}")
     check_flags(gated=gated, return_gathered=return_gathered)
     widths = [weight.shape[1] for weight in weights]
     if gated and (len(widths) != 2 or widths[0] != widths[1]):

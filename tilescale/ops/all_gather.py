@@ -29,7 +29,7 @@ def all_gather(
         A tensor with as many times the extent of `dim`. It can be differentiated: `reduce_scatter` is its backward.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=BYTES)

@@ -30,7 +30,7 @@ def all_reduce(a: torch.Tensor, *, out: torch.Tensor | None = None, group: Any =
         A tensor like `a`. It can be differentiated: its backward is the sum of the gradients.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=SUMS)

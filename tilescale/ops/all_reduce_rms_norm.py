@@ -52,13 +52,13 @@ def all_reduce_rms_norm(
         y is rounded, and the norm is that of the rounded y, as if made one after the other. Both can be differentiated.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=SUMS)
     features = a.shape[-1] if a.ndim else 0
     if not features or features % MULTIPLE or features > 2 * TILE:
-        raise ArgumentError(f"a has {features} features", hint=f"served are multiples of {MULTIPLE} up to {2 * TILE}")
+        raise ArgumentError(f"a has {features} features", hint=f"supported: multiples of {MULTIPLE} up to {2 * TILE}")
     check_tensor("weight", weight, 1, SUMS)
     check_like("weight", weight, "a", a)
     check_number("eps", eps)

@@ -38,7 +38,7 @@ def all_to_all_v(
         It can be differentiated: its backward sends the gradients back.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         OutOfBoundsError: a later call's, or `synchronize`'s: more rows come than `received` or `most` says. Fewer are
             not found out: the last rows of the result are anything then.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.

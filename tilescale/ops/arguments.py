@@ -48,7 +48,7 @@ def check_tensor(
     if x.layout is not torch.strided:
         raise ArgumentError(f"{name} is of layout {x.layout}", hint=f"convert it: {name}.to_dense()")
     if x.dtype not in served:
-        raise ArgumentError(f"{name} is {x.dtype}", hint=f"served are {', '.join(map(str, served))}: convert {name}")
+        raise ArgumentError(f"{name} is {x.dtype}", hint=f"supported: {', '.join(map(str, served))}: convert {name}")
     if dims is not None and x.ndim != dims:
         raise ArgumentError(f"{name} has shape {tuple(x.shape)}", hint=f"{name} has {dims} dimensions: reshape it")
 

@@ -71,7 +71,7 @@ def flash_decode(
         (batch, heads, DV), or (batch, heads / ranks, DV).
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     q, k, v = as_autocast(q, k, v)
@@ -112,7 +112,7 @@ def mla_decode(
         (batch, heads, value_dim), or (batch, heads / ranks, value_dim).
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     q, cache = as_autocast(q, cache)
@@ -141,7 +141,7 @@ def _checked(q: torch.Tensor, lengths: torch.Tensor, of_keys: int, value_dim: in
         raise ArgumentError(f"q has {heads} heads, k {of_keys}", hint="as many queries for each head of keys")
     for what, n, most in ("D", dim, 576), ("DV", value_dim, 512):
         if n % 64 or not 0 < n <= most:
-            raise ArgumentError(f"{what} is {n}", hint=f"served are multiples of 64 up to {most}")
+            raise ArgumentError(f"{what} is {n}", hint=f"supported: multiples of 64 up to {most}")
     if own_heads and heads % size_of(name):
         raise ArgumentError(f"q has {heads} heads, the group has {size_of(name)} ranks", hint="all have equally many")
     return name

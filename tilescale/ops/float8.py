@@ -51,7 +51,7 @@ class Float8:
         for name, served in (("scaling", SCALINGS), ("gradients", GRADIENTS)):
             if getattr(self, name) not in served:
                 raise ArgumentError(
-                    f"{name} is {getattr(self, name)!r}", hint=f"served are {', '.join(map(str, served))}"
+                    f"{name} is {getattr(self, name)!r}", hint=f"supported: {', '.join(map(str, served))}"
                 )
 
 

@@ -63,7 +63,7 @@ def matmul_all_reduce(
         layer.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     if isinstance(a, torch.Tensor) and a.ndim > 2:
@@ -73,7 +73,7 @@ def matmul_all_reduce(
     check_product(a, b, bias, scaled=scales is not None, rounds=float8 is not None)
     name = group_name(group)
     if a.shape[0] > ROWS * size_of(name):
-        raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
+        raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"supported: up to {ROWS} for each rank")
     if scales is None:
         return _operator(a, b, bias, name, spelled(float8))
     return _scaled(a, b, bias, *scales_of(scales, a, [b]), name)

@@ -86,7 +86,7 @@ def matmul_reduce_scatter(
         `all_gather_matmul` is its backward.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     a, b, bias = as_autocast(a, b, bias)
@@ -94,7 +94,7 @@ def matmul_reduce_scatter(
     name = group_name(group)
     check_divides("a", a, 0, size_of(name))
     if a.shape[0] > ROWS * size_of(name):
-        raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"served are up to {ROWS} for each rank")
+        raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"supported: up to {ROWS} for each rank")
     if scales is None:
         return _operator(a, b, bias, name, spelled(float8))
     return _scaled(a, b, bias, *scales_of(scales, a, [b]), name)

@@ -51,7 +51,7 @@ def grouped_matmul(
         but for float8.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
     """
     x, b = as_autocast(x, b)
     check_tensor("x", x, 2, (*PRODUCTS, torch.float8_e4m3fn))

@@ -32,7 +32,7 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, scales: torch.Tensor | None 
         are parts of one tensor. Without, it can be differentiated: its backward is `moe_combine` without weights.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("x", x, 2, (*SUMS, *SCALED))
@@ -66,7 +66,7 @@ def moe_combine(y: torch.Tensor, routing: Routing, weights: torch.Tensor | None 
         (tokens, features). It can be differentiated: its backward is `moe_dispatch`.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("y", y, 2, SUMS)
@@ -85,7 +85,7 @@ def _check_rows(name: str, x: torch.Tensor, rows: int, multiple: int = UNIT_BYTE
             f"{name} has {x.shape[0]} rows, routing says {rows}", hint="give it the routing made for it"
         )
     if x.ndim > 1 and (not x.shape[1] or row_bytes(x) % multiple):
-        raise ArgumentError(f"a row of {name} has {row_bytes(x)} bytes", hint=f"served are multiples of {multiple}")
+        raise ArgumentError(f"a row of {name} has {row_bytes(x)} bytes", hint=f"supported: multiples of {multiple}")
 
 
 @operator("moe_dispatch")

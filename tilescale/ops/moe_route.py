@@ -73,7 +73,7 @@ def moe_route(
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("chosen", chosen, 2, (torch.int32, torch.int64))

@@ -31,7 +31,7 @@ def reduce_scatter(
         backward.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=SUMS)

@@ -82,7 +82,7 @@ def rounded_rows(x: torch.Tensor, kind: torch.dtype, scaling: str) -> tuple[torc
     given, to = dense(x.t() if across else x).view(torch.int16), dtype_name(kind)
     if scaling == "rowwise" and not across:
         if columns > ROW_HELD * MOST_THREADS:
-            raise ArgumentError(f"a row has {columns} numbers", hint=f"served are {ROW_HELD * MOST_THREADS}")
+            raise ArgumentError(f"a row has {columns} numbers", hint=f"supported: {ROW_HELD * MOST_THREADS}")
         local_kernel(rows_program, columns, to)(given, made, scales)
         return made, scales
     peaks = x.new_zeros(rows if scaling == "rowwise" else 1, dtype=torch.int32)

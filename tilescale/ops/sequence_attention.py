@@ -56,7 +56,7 @@ def sequence_attention(
         A tensor like q. It can be differentiated.
 
     Raises:
-        ArgumentError: names the argument that is not served, and what is.
+        ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_flags(causal=causal, zigzag=zigzag, ring=ring)
@@ -73,7 +73,7 @@ def sequence_attention(
     if not k.shape[2] or q.shape[2] % k.shape[2]:
         raise ArgumentError(f"q has {q.shape[2]} heads, k {k.shape[2]}", hint="as many queries for each head of keys")
     if q.shape[3] not in (64, 128):
-        raise ArgumentError(f"D is {q.shape[3]}", hint="served are 64 and 128")
+        raise ArgumentError(f"D is {q.shape[3]}", hint="supported: 64 and 128")
     if q.shape[1] % PARTS:
         raise ArgumentError(f"q has {q.shape[1]} tokens", hint="give each rank an even number of tokens")
     given = causal, zigzag, ring, base2(scale, q.shape[3])
