@@ -176,6 +176,18 @@ def of_other_threads(X, ws, Z):
 
 
 @T.macro
+def next_threads(X, ws, Z):
+    T.copy(X, ws)
+    with T.Scale("thread") as (t, _):
+        for step in T.serial(STEPS):
+            if t < N - 1:
+                Z[t] = ws[t + 1] + step
+            if t < N - 1:
+                ws[t] = Z[t]
+    T.copy(ws, Z)
+
+
+@T.macro
 def sums_in_memory(X, ws, Z):
     a, b = T.alloc((M, M), "float16", level="l1"), T.alloc((M, M), "float16", level="l1")
     c = T.alloc((M, M), "float32", level="l0")
@@ -204,5 +216,6 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "sliding": lambda: program(256, (N,), sliding),
     "loaded_by_two": lambda: program(256, (N,), loaded_by_two),
     "of_other_threads": lambda: program(256, (N,), of_other_threads),
+    "next_threads": lambda: program(256, (N,), next_threads),
     "sums_in_memory": lambda: program(128, (M, M), sums_in_memory, "float16"),
 }

@@ -138,6 +138,29 @@ def overlapping_rows(X, Z, at, n):
         X[i * 8 + j] = Z[i * 8 + j]
 
 
+@T.macro
+def of_the_next_thread(X, Z, at, n):
+    with T.Scale("thread") as (t, _):
+        Z[t] = X[t]
+        if t < N - 1:
+            X[t] = Z[t + 1]
+
+
+@T.macro
+def of_the_thread_itself(X, Z, at, n):
+    with T.Scale("thread") as (t, _):
+        Z[t] = X[t]
+        X[t] = Z[t]
+
+
+@T.macro
+def sliding_by_threads(X, Z, at, n):
+    with T.Scale("thread") as (t, _):
+        for turn in T.serial(8):
+            if t < N - 8:
+                Z[turn + t] = Z[turn + t] + 1
+
+
 @pytest.mark.parametrize(
     ("body", "on", "needs"),
     [
@@ -154,6 +177,9 @@ def overlapping_rows(X, Z, at, n):
         (sliding, FEW, True),
         (found_in_memory, FEW, True),
         (by_warpgroups, FEW, True),
+        (of_the_next_thread, FEW, True),
+        (of_the_thread_itself, FEW, False),
+        (sliding_by_threads, FEW, True),
         (flat, FEW, False),
         (overlapping_rows, FEW, True),
         (turned, SQUARE, True),

@@ -110,7 +110,7 @@ class _Hazards:
         assert signature is not None, "the stage of devices has found out what the kernel takes"
         pairs = zip(signature.parameters, signature.arguments, strict=True)
         tensors = {b.data: b for (_, b), argument in pairs if b is not None and not _is_ours(argument)}
-        threads = frozenset(var for var, axis in launch.thread_vars if launch.threads[axis] > 1)
+        threads = {var: launch.threads[axis] for var, axis in launch.thread_vars if launch.threads[axis] > 1}
         zero = ir.IntImm("int32", 0)
         self.running = {var: (zero, count) for var, count in zip(launch.programs, launch.grid, strict=True)}
         self.names = ThreadNames(launch)

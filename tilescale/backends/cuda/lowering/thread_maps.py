@@ -29,17 +29,17 @@ class Known:
     """What the statements of a phase say of its buffers.
 
     Attributes:
-        threads: the variables that are thread indices.
+        threads: the variables that are thread indices, and how many values each takes.
         held: data variables of fragments of which each element is one thread's.
         steady: those of variables (`T.alloc_var`) that have one value wherever they are read in a statement's index.
     """
 
-    threads: frozenset[ir.Var]
+    threads: Mapping[ir.Var, int]
     held: frozenset[ir.Var] = frozenset()
     steady: frozenset[ir.Var] = frozenset()
 
     @classmethod
-    def of(cls, stmt: ir.Stmt, threads: frozenset[ir.Var], by: Executing) -> Known:
+    def of(cls, stmt: ir.Stmt, threads: Mapping[ir.Var, int], by: Executing) -> Known:
         """Of all statements of a phase."""
         return cls(threads, _held(stmt, by), _steady(stmt))
 

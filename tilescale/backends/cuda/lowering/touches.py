@@ -169,8 +169,20 @@ class Toucher:
             generic = not (bulk and _is_bulk_only(stmt))
             who = thread(access) if not bulk else None
             key = (stmt, len(made))
-            made.append(Touch(key, access, inside, by, who, generic, bulk, depth))
+            made.append(Touch(key, *self._by_any_thread(access, inside), by, who, generic, bulk, depth))
         return made
+
+    def _by_any_thread(self, access: Access, inside: Inside) -> tuple[Access, Inside]:
+        """An access with thread indices of its own: another one is other threads' at the same time."""
+        used = {v for part in (access.begins or (), access.extents or ()) for n in part for v in ir.variables(n)}
+        own = {v: ir.Var(v.name, str(v.dtype)) for v in used & self.known.threads.keys()}
+        if not own or access.begins is None or access.extents is None:
+            return access, inside
+        begins, extents = (tuple(ir.substitute(n, own) for n in part) for part in (access.begins, access.extents))
+        zero = ir.IntImm("int32", 0)
+        ranges = {new: (zero, ir.IntImm("int32", self.known.threads[v])) for v, new in own.items()}
+        running = replace(inside, ranges={**inside.ranges, **ranges}, names={*inside.names, *own.values()})
+        return replace(access, begins=begins, extents=extents), running
 
     def read(self, exprs: Iterable[Any], like: ir.Stmt, by: Executing, depth: int, once: Any) -> list[Touch]:
         """Those of expressions that a statement evaluates before all inside it."""
@@ -242,7 +254,7 @@ class Toucher:
         """Of a statement that all threads execute: the thread that its index says, if that is another one each."""
         if access.begins is None:
             return None
-        is_one = not any(ir.variables(index) & self.known.threads for index in access.begins)
+        is_one = not any(ir.variables(index) & self.known.threads.keys() for index in access.begins)
         return EVERY if is_one else of_index(access, self.known)
 
 
