@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tilescale.tuning.race import KEYS, MODES
+from tilescale.tuning.race import KEYS, MODES, RATES
 
 
 def faults(results: Any) -> list[str]:
@@ -18,7 +18,7 @@ def _row_faults(row: Mapping[str, Any]) -> Iterable[str]:
     if missing := [key for key in KEYS if key not in row]:
         yield f"has no {', '.join(missing)}"
         return
-    if unknown := row.keys() - {*KEYS, "failed", "tflops", "gb_s", "date"}:
+    if unknown := row.keys() - {*KEYS, *RATES, "failed", "date"}:
         yield f"has {', '.join(sorted(unknown))}"
     if row["mode"] not in MODES:
         yield f"mode {row['mode']!r}"

@@ -29,15 +29,32 @@ STEPS, BOUND = 3, 2.0**-4
 GRAPHS = 64
 """Compiled graphs of one function that are kept: each contender, work and model has its own."""
 
-CONTENDERS: dict[str, tuple[bool, dict[str, Any] | None]] = {
-    "torch": (False, None),
-    "tilescale": (True, None),
-    # Without dynamic=False, DTensor of torch 2.11 fails: "unhashable type: SymInt".
-    "torch, compiled": (False, {"dynamic": False}),
-    "tilescale, compiled": (True, {"dynamic": False}),
-    "torch, async TP": (False, {"dynamic": False, "options": {"_micro_pipeline_tp": True}}),
+
+@dataclass(frozen=True)
+class Way:
+    """How layers are parallelised.
+
+    Attributes:
+        ours: whether by TileScale.
+        compiled: how `torch.compile` compiles each; None: not at all. Without dynamic=False, DTensor of torch 2.11
+            fails: "unhashable type: SymInt".
+        keeps: whether gathered tokens are kept for the backward pass.
+    """
+
+    ours: bool
+    compiled: dict[str, Any] | None = None
+    keeps: bool = False
+
+
+ASYNC = {"_micro_pipeline_tp": True}
+CONTENDERS = {
+    "torch": Way(ours=False),
+    "tilescale": Way(ours=True),
+    "tilescale, gathered kept": Way(ours=True, keeps=True),
+    "torch, compiled": Way(ours=False, compiled={"dynamic": False}),
+    "tilescale, compiled": Way(ours=True, compiled={"dynamic": False}),
+    "torch, async TP": Way(ours=False, compiled={"dynamic": False, "options": ASYNC}),
 }
-"""Whether it is ours, and how layers are compiled; None: not at all."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
@@ -47,10 +64,11 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     for family in FAMILIES:
         for work, mode, batch, tokens in _works(family):
             entries = [
-                Contender(name, functools.partial(Work(family, work, batch, tokens).runner, *how))
-                for name, how in CONTENDERS.items()
+                Contender(name, functools.partial(Work(family, work, batch, tokens).runner, way))
+                for name, way in CONTENDERS.items()
                 # Asynchronous tensor parallelism is of sequences that lie over the ranks.
                 if "async" not in name or (tokens % gpus == 0 and not family.experts)
+                if not way.keeps or work == "training_step"
             ]
             shape = batch, tokens, family.hidden, family.layers
             yield Heat(f"{family.name} {work}", shape, "bfloat16", gpus, mode, "torch", entries, calls=3)
@@ -100,11 +118,11 @@ class Work:
         """This rank's tokens."""
         return whole.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous() if self.sequence else whole
 
-    def runner(self, ours: bool, compiled: dict[str, Any] | None) -> Runner:
+    def runner(self, way: Way) -> Runner:
         """A contender, checked on the losses of its first steps, or on its results."""
-        features = self.family.hidden
+        features, before = self.family.hidden, torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
         x = self.mine(torch.zeros(self.batch, self.tokens, features, device=trials.device(), dtype=torch.bfloat16))
-        call = self._made(x, ours, compiled)
+        call = self._made(x, way)
         if not self.trains:
             return checked(self.draw, trials.into(x), lambda: call(x))
 
@@ -112,14 +130,14 @@ class Work:
             case = self.draw(seed)
             x.copy_(*case.inputs)
             trials.skew(seed)
+            torch.cuda.reset_peak_memory_stats()
             trials.compare(torch.stack([call(x) for _ in range(STEPS)]), case)
 
-        return Runner(lambda: call(x), check)
+        return Runner(lambda: call(x), check, memory=lambda: (torch.cuda.max_memory_allocated() - before) / 2**30)
 
-    def _made(
-        self, x: torch.Tensor, ours: bool, compiled: dict[str, Any] | None
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _made(self, x: torch.Tensor, way: Way) -> Callable[[torch.Tensor], torch.Tensor]:
         """What takes this rank's tokens, such as x, and gives the result, or the loss before a step."""
+        from torch.distributed._symmetric_memory import enable_symm_mem_for_group
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.parallel import parallelize_module
 
@@ -128,18 +146,22 @@ class Work:
         mesh = init_device_mesh(trials.device().type, (tilescale.init().size,))
         model = self.model()
         if self.family.experts:
-            kind = expert_blocks.Ours if ours else expert_blocks.Torchs
+            kind = expert_blocks.Ours if way.ours else expert_blocks.Torchs
             for layer in model.layers:
                 layer.mlp = kind(layer.mlp)
-        parallelize = ops.parallelize_module if ours else parallelize_module
-        parallelize(model, mesh, self.family.plan(self.sequence))
-        with torch.set_grad_enabled(self.trains):
-            if ours:
+        plan = self.family.plan(self.sequence)
+        if way.ours:
+            ops.parallelize_module(model, mesh, plan, keep_gathered=way.keeps)
+            with torch.set_grad_enabled(self.trains):
                 ops.warm_up(model, x)
-        if compiled is not None:
+        else:
+            parallelize_module(model, mesh, plan)
+        if way.compiled is not None:
             torch._dynamo.config.recompile_limit = GRAPHS
+            if way.compiled.get("options") is ASYNC:
+                enable_symm_mem_for_group(mesh.get_group().group_name)
             for layer in model.layers:
-                layer.compile(**compiled)
+                layer.compile(**way.compiled)
         return Steps(model, self.batch * self.tokens * self.family.hidden) if self.trains else torch.no_grad()(model)
 
 

@@ -24,7 +24,10 @@ Step = Callable[[str, str], None]
 """Takes a contender's name and what it is about to do."""
 
 KEYS = ("work", "shape", "dtype", "gpus", "mode", "contender", "us", "spread", "baseline", "ratio")
-"""What every row of a results file has; some have `tflops`, `gb_s`, or `failed`, which says why there is no time."""
+"""What every row of a results file has; some have rates, and `failed`, which says why there is no time."""
+
+RATES = {"tflops": "TFLOP/s", "gb_s": "GB/s", "gib": "GiB"}
+"""What some rows have, and its unit; the last one is memory."""
 
 WORK = KEYS[:5]
 """What rows of one heat have in common."""
@@ -58,11 +61,13 @@ class Runner:
         call: does the work once.
         check: runs it on fresh inputs made from a seed; raises ValueError if the result is wrong.
         group: times a number of calls by itself, for who cannot be called from this process.
+        memory: the most device memory that it held until now, in GiB; asked after the checks.
     """
 
     call: Callable[[], Any]
     check: Callable[[int], None] | None = None
     group: Callable[[int], float] | None = None
+    memory: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,10 +118,12 @@ class Heat:
 
 @dataclass
 class Field:
-    """Contenders of a heat, as far as they got: what times each, its times by round, and why others are out."""
+    """Contenders of a heat, as far as they got: what times each, its times by round, its memory, and why others are
+    out."""
 
     groups: dict[str, Callable[[int], float]] = field(default_factory=dict)
     times: dict[str, dict[int, float]] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -155,6 +162,8 @@ def _admit(contender: Contender, entered: Field, timer: Timer, team: Team, seeds
         for seed in seeds if runner.check else ():
             step(contender.name, f"check with inputs {seed}")
             _on_all(team, lambda seed=seed: runner.check(seed))  # one by one: the next one begins with collectives
+        if runner.memory is not None:
+            entered.memory[contender.name] = _on_all(team, runner.memory)
         step(contender.name, "prepare")
         entered.groups[contender.name] = _on_all(team, lambda: runner.group or timer.prepare(runner.call))
         entered.times[contender.name] = {}
@@ -235,6 +244,7 @@ def _row(heat: Heat, name: str, entered: Field) -> dict[str, Any]:
     row |= {"us": round(us, 2), "spread": [round(f(times.values()), 2) for f in (min, max)]}
     row["ratio"] = None if compared is None else round(compared, 4)
     rates = {"tflops": round(heat.flops / us / 1e6, 1), "gb_s": round(heat.bytes / us / 1e3, 1)}
+    rates["gib"] = round(entered.memory.get(name, 0.0), 2)
     return {key: row[key] for key in KEYS} | {key: rate for key, rate in rates.items() if rate}
 
 
@@ -244,7 +254,7 @@ def line(row: Mapping[str, Any]) -> str:
         return f"{row['contender']:<24} failed: {row['failed'].splitlines()[0][:160]}"
     low, high = row["spread"]
     against = f"{row['ratio']:.3f} x {row['baseline']}" if row["ratio"] is not None else ""
-    rates = " ".join(f"{row[k]:g} {unit}" for k, unit in (("tflops", "TFLOP/s"), ("gb_s", "GB/s")) if k in row)
+    rates = " ".join(f"{row[k]:g} {unit}" for k, unit in RATES.items() if k in row)
     return f"{row['contender']:<24} {row['us']:>9.1f} us ({low:.1f} to {high:.1f})  {against:<28} {rates}".rstrip()
 
 
