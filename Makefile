@@ -20,12 +20,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # What stops, with a message, where there is an environment without a mark of ours. Older ones have the second mark.
 refuse_others = if [ -e $(VENV) -a ! -e $(OURS) -a ! -e $(READY) ]; then echo "$(1)" >&2; exit 1; fi
 
-.PHONY: help demo test test-cluster lint docs docs-serve clean
+.PHONY: help demo test test-cluster test-integrations lint docs docs-serve clean
 
 help:
 	@echo "make demo    all-gather and GEMM, in order and overlapped: on all GPUs, and emulated as one picture"
 	@echo "make test    check the source and run all tests"
 	@echo "make test-cluster   jobs on hosts that are network namespaces, and under a real Slurm (root; minutes)"
+	@echo "make test-integrations   behind the names of transformers, vLLM and SGLang, with their own packages (downloads 500 MB)"
 	@echo "make lint    check the source only"
 	@echo "make docs    build the documentation site into site/; make docs-serve shows it at port $(PORT)"
 	@echo "make clean   remove the virtual environment and all caches"
@@ -42,6 +43,15 @@ test: lint
 # What is missing is skipped with its reason; on Debian: apt-get install iproute2 slurm-wlm munge libpmix-dev libopenmpi3 openmpi-bin
 test-cluster: $(READY)
 	@$(BIN)/python -m pytest -q -n 0 tests/cluster/hosts.py tests/cluster/slurm.py
+
+# Packages of engines, without what they depend on: much of it is for GPUs, and they pin other versions of torch and
+# TileLang. What cannot be had or imported here is skipped with its reason.
+INTEGRATIONS := build/integrations
+test-integrations: $(READY)
+	@for package in accelerate vllm sglang flashinfer-python pyzmq orjson msgspec cbor2 cachetools; do \
+		[ -e $(INTEGRATIONS)/.$$package ] || { $(BIN)/python -m pip install --quiet --quiet --no-deps --no-compile \
+		--target $(INTEGRATIONS) $$package && touch $(INTEGRATIONS)/.$$package; } || echo "no $$package" >&2; done
+	@PYTHONPATH=$(CURDIR):$(CURDIR)/$(INTEGRATIONS) $(BIN)/python -m pytest -q -n 0 tests/integrations/*.py
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check --quiet .

@@ -37,6 +37,7 @@ from torch.utils import _pytree as pytree
 from tilescale.errors import ArgumentError
 from tilescale.ops import ways
 from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
+from tilescale.ops.arguments import PRODUCTS
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.group import team_of
 from tilescale.ops.symm_mem import gather_matmul, matmul_scatter
@@ -188,17 +189,20 @@ def is_impure(node: Node) -> bool:
 
 
 def _multiplies(node: Node, x: Node) -> bool:
-    """Whether a node is x @ b, or x @ b + bias for a bias of each column."""
-    if node.target is MM:
-        return node.args[0] is x
-    return node.target is ADDMM and node.args[1] is x and not node.kwargs and node.args[0].meta["val"].ndim == 1
+    """Whether a node is x @ b, or x @ b + bias for a bias of each column, of types whose GEMMs overlap."""
+    if node.target is ADDMM:
+        is_linear = node.args[1] is x and not node.kwargs and node.args[0].meta["val"].ndim == 1
+    else:
+        is_linear = node.target is MM and node.args[0] is x
+    return is_linear and node.meta["val"].dtype in PRODUCTS
 
 
 def _product(node: Node) -> Node | None:
     """The GEMM that a node is a view of, if it has no other use."""
     while _keeps_rows(node) and len(node.users) == 1:
         node = node.args[0]
-    return node if node.target is MM and len(node.users) == 1 else None
+    is_product = node.target is MM and _multiplies(node, node.args[0])
+    return node if is_product and len(node.users) == 1 else None
 
 
 def _keeps_rows(node: Node) -> bool:

@@ -84,6 +84,13 @@ class ParallelLinear(nn.Linear):
         linear.out_features, linear.in_features = local_tensor(linear.weight).shape
         if linear.bias is not None:
             linear.bias = _part(linear.bias, None if cls.cut else 0, group, src_data_rank)
+        return cls.adopt(linear, group, sequence, float8, keep_gathered)
+
+    @classmethod
+    def adopt(
+        cls, linear: nn.Linear, group: Any, sequence: bool, float8: Float8 | None = None, keep_gathered: bool = False
+    ) -> Any:
+        """As `shard`, of a layer whose features are this rank's, and whose parameters are, or will be, their parts."""
         linear.__class__ = cls
         linear.group, linear.sequence = group_name(group), sequence  # type: ignore[assignment]
         linear.float8, linear.keep_gathered = float8, keep_gathered  # type: ignore[assignment]

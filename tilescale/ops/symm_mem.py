@@ -25,6 +25,7 @@ calls: Counter[tuple[str, str]] = Counter()
 """How often each operator was called since `install`, by its name and why PyTorch's implementation ran; "" if ours."""
 
 _library: torch.library.Library | None = None
+_graphs = False
 
 
 def install(*, graphs: bool = False) -> None:
@@ -42,7 +43,7 @@ def install(*, graphs: bool = False) -> None:
     """
     global _library
     if graphs:
-        _graph_pass().install()
+        _install_graph_pass()
     if _library is not None:
         return
     _theirs()  # defines the operators
@@ -60,26 +61,38 @@ def uninstall() -> None:
     if _library is not None:
         _library._destroy()
         _library = None
-        _graph_pass().uninstall()
+    _uninstall_graph_pass()
 
 
 @contextlib.contextmanager
 def installed(*, graphs: bool = False) -> Iterator[None]:
-    """`install` until the block ends; if they were installed before, they stay."""
-    before = _library is not None
+    """`install` until the block ends; what was installed before stays."""
+    operators, passes = _library is not None, _graphs
     install(graphs=graphs)
     try:
         yield
     finally:
-        if not before:
+        if not operators:
             uninstall()
+        elif not passes:
+            _uninstall_graph_pass()
 
 
-def _graph_pass() -> Any:
-    """The pass; it loads inductor."""
-    from tilescale.ops import graph_pass
+def _install_graph_pass() -> None:
+    from tilescale.ops import graph_pass  # loads inductor
 
-    return graph_pass
+    global _graphs
+    graph_pass.install()
+    _graphs = True
+
+
+def _uninstall_graph_pass() -> None:
+    global _graphs
+    if _graphs:
+        from tilescale.ops import graph_pass
+
+        graph_pass.uninstall()
+    _graphs = False
 
 
 def _theirs() -> Any:
