@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from tests.comm.conftest import ROOT
+from tests.comm.conftest import ROOT, run_words
 from tilescale.comm import store_server, world
 from tilescale.comm.launchers import join, torchrun
 from tilescale.comm.launchers.base import Joined
@@ -195,6 +195,11 @@ def test_ranks_of_one_host_agree_on_a_key(monkeypatch, change: dict[str, str]) -
     monkeypatch.setattr(store_server, "connect", lambda host, port, timeout_s: HashStore())
     joined = join(SEVERAL_HOSTS | change, 1.0)
     assert joined.key is None and joined.host == "127.0.0.1"
+
+
+def test_ranks_that_a_program_starts_itself_join_by_its_process_group() -> None:
+    done = run_words([sys.executable, str(ROOT / "tests/comm/scripts/own_ranks.py"), "2"], TILESCALE_EMULATE="1")
+    assert done.code == 0 and done.output.count("passed") == 2, done.output
 
 
 def test_importing_comm_is_light() -> None:

@@ -11,6 +11,7 @@
     workspace.py                        memory beside the arguments, made once
     symm_mem.py                         behind PyTorch's own fused operators; install.py: what is replaced
     graph_pass.py graph_patterns.py     instead of functional collectives in inductor's graphs
+    communicator.py allreduce_fusion.py engine_plugins.py    what vLLM and SGLang call
     transformers_styles.py              the layers as styles of Hugging Face transformers
     warm_up.py                          all kernels of a model, compiled at once before it runs
     group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 
 from tilescale.comm.launchers.base import Joined, Launcher
 from tilescale.comm.launchers.mpi import Mpi
+from tilescale.comm.launchers.process_group import ProcessGroup
 from tilescale.comm.launchers.torchrun import Torchrun
 
 __all__ = ["LAUNCHERS", "Joined", "Launcher", "join"]
 
 # First match wins. torchrun is often itself started by srun or mpirun, whose variables its ranks then inherit.
-LAUNCHERS: tuple[Launcher, ...] = (Torchrun(), Mpi())
+# A process group is asked last: ranks of the others make one, too.
+LAUNCHERS: tuple[Launcher, ...] = (Torchrun(), Mpi(), ProcessGroup())
 
 
 def join(env: Mapping[str, str], timeout_s: float) -> Joined:

@@ -48,7 +48,7 @@ class Launcher(Protocol):
     """A way to start a job. One file each; listed in `LAUNCHERS`."""
 
     def started_this(self, env: Mapping[str, str]) -> bool:
-        """Whether `env` says that this launcher started the process. Looks at nothing but `env`."""
+        """Whether this launcher started the process, as `env` says, or a process group that is there already."""
         ...
 
     def join(self, env: Mapping[str, str], timeout_s: float) -> Joined:
