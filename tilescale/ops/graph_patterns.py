@@ -39,7 +39,7 @@ from tilescale.ops import ways
 from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
 from tilescale.ops.arguments import PRODUCTS
 from tilescale.ops.gemm_ar import matmul_all_reduce
-from tilescale.ops.group import team_of
+from tilescale.ops.group import otherwise, team_of
 from tilescale.ops.symm_mem import gather_matmul, matmul_scatter
 
 aten, c10d, prims = torch.ops.aten, torch.ops._c10d_functional, torch.ops.prims
@@ -167,7 +167,7 @@ def _replace(
         return fused(*pytree.tree_unflatten([next(given) if isinstance(x, Node) else x for x in flat], structure))
 
     try:
-        with V.fake_mode:
+        with V.fake_mode, otherwise():
             traced = fwd_only(call, [x.meta["val"] for x in nodes], run_functional_passes=False).graph
     except ArgumentError as error:
         replaced[name, error.message] += 1

@@ -7,7 +7,9 @@ Operators of `torch.library` take no objects, so a group travels as its name; th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     Group = ProcessGroup | DeviceMesh | str | None
 
+
+_otherwise = ContextVar("otherwise", default=False)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,10 +69,21 @@ def collective(function: F) -> F:
         try:
             return function(*args, **options)
         except (Exception, KeyboardInterrupt) as error:
-            refuse(_team_in(args, options), function.__name__, error)
+            if not (isinstance(error, ArgumentError) and _otherwise.get()):
+                refuse(_team_in(args, options), function.__name__, error)
             raise
 
     return call  # type: ignore[return-value]
+
+
+@contextmanager
+def otherwise() -> Iterator[None]:
+    """Where arguments that an operator refuses, on all ranks alike, are done otherwise: nobody is told of them."""
+    token = _otherwise.set(True)
+    try:
+        yield
+    finally:
+        _otherwise.reset(token)
 
 
 def _team_in(args: Sequence[Any], options: dict[str, Any]) -> Team | None:

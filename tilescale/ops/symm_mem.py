@@ -19,7 +19,7 @@ import torch
 from tilescale.errors import ArgumentError
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
-from tilescale.ops.group import size_of, team_of
+from tilescale.ops.group import otherwise, size_of, team_of
 
 calls: Counter[tuple[str, str]] = Counter()
 """How often each operator was called since `install`, by its name and why PyTorch's implementation ran; "" if ours."""
@@ -107,7 +107,7 @@ def _or_theirs(name: str, implementation: Callable[..., Any]) -> Callable[..., A
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), otherwise():
                 result = implementation(*args, **kwargs)
         except ArgumentError as error:
             _tell(name, error.message)

@@ -11,7 +11,7 @@ import torch.distributed._symmetric_memory as theirs
 
 import tilescale
 from tilescale.errors import ArgumentError
-from tilescale.ops.symm_mem import IMPLEMENTATIONS
+from tilescale.ops.symm_mem import IMPLEMENTATIONS, _or_theirs
 
 WORLD = tilescale.init()
 GROUP, SIZE = "", WORLD.size
@@ -54,9 +54,7 @@ SHAPES = (2 * SIZE, 4, 16), (1, 3 * SIZE, 16), (4 * SIZE, 16)
 
 
 def check_scatters(name: str) -> None:
-    for dim, op, shape in itertools.product(
-        (0, 1), ("sum", "avg"), SHAPES
-    ):
+    for dim, op, shape in itertools.product((0, 1), ("sum", "avg"), SHAPES):
         if dim >= len(shape) - 1 or shape[dim] % SIZE:
             continue
         parts, Bs = ([random(*s, seed=10 * rank + n) for rank in range(SIZE)] for n, s in ((1, shape), (2, (16, 24))))
@@ -108,7 +106,14 @@ def check_scaled_scatters(name: str) -> None:
 
 
 def check_refusals(name: str) -> None:
-    """Before any communication, so that PyTorch's implementation can run."""
+    """Before any communication, so that PyTorch's implementation can run; the other ranks are not told."""
+    install = theirs._fused_matmul_reduce_scatter
+    theirs._fused_matmul_reduce_scatter = lambda *given: "theirs"
+    replaced = _or_theirs("fused_matmul_reduce_scatter", IMPLEMENTATIONS["fused_matmul_reduce_scatter"])
+    theirs._fused_matmul_reduce_scatter = install
+    if WORLD.rank == 0:
+        assert replaced(random(4 * SIZE, 32), random(32, 16).int(), "sum", 0, name) == "theirs"
+    assert len(WORLD.all_gather(WORLD.rank)) == SIZE
     A, B = random(4 * SIZE, 32), random(32, 16)
     for operator, given in (
         ("fused_all_gather_matmul", (A, [B], 1, name)),
