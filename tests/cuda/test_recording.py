@@ -10,7 +10,7 @@ import torch
 import tilescale.language as T
 from tests.cuda.fakes import Device
 from tilescale.backends.cuda.running.plans import ALIGNED
-from tilescale.backends.cuda.running.recording import current_recording
+from tilescale.backends.cuda.running.recording import current_recording, layout
 from tilescale.errors import WaitTimeoutError
 from tilescale.ops import repeated
 from tilescale.ops.repeated import TRIED, Repeated
@@ -50,9 +50,10 @@ class Counted:
     def _call(self, x: torch.Tensor, *others: Any) -> Any:
         self.calls += 1
         self.room.copy_(x)
-        made = torch.empty(64 * 64)
-        self.own([self.room, made.view(64, 64)])
-        return self.after(made.view(64, 64), *others)
+        made = torch.empty(64 * 64 + ALIGNED)
+        tile = made[-made.data_ptr() % ALIGNED // 4 :][: 64 * 64].view(64, 64)
+        self.own([self.room, tile])
+        return self.after(tile, *others)
 
     def __call__(self, x: torch.Tensor, *others: Any) -> Any:
         return self.repeated((x, *others), [x])
@@ -60,8 +61,12 @@ class Counted:
 
 def drawn() -> torch.Tensor:
     """New numbers, where a GPU's allocator would put them."""
-    room = torch.randn(64 * 64 + ALIGNED)
-    return room[-room.data_ptr() % ALIGNED // 4 :][: 64 * 64].view(64, 64)
+    return drawn_rows(64)
+
+
+def drawn_rows(rows: int) -> torch.Tensor:
+    room = torch.randn(rows * 64 + ALIGNED)
+    return room[-room.data_ptr() % ALIGNED // 4 :][: rows * 64].view(rows, 64)
 
 
 def test_calls_of_a_form_are_one_call_of_c_at_any_places(device: Device):
@@ -158,6 +163,40 @@ def test_captured_calls_and_memory_that_is_replaced(device: Device):
     device.capturing = False
     function(drawn())
     assert function.calls == before + 1
-    repeated.replaced()
+    layout.replaced()
     function(drawn())
     assert function.calls == before + 2
+
+
+def test_tensors_that_lie_behind_one_another_are_a_form_of_their_own(device: Device):
+    """A function may take both for one."""
+    taken: list[bool] = []
+
+    def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        taken.append(y.data_ptr() == x.data_ptr() + x.nbytes)
+        both = x.as_strided((128, 64), (64, 1)) if taken[-1] else torch.cat([x, y])
+        return both + 0
+
+    function = Repeated(joined)
+    for number in range(4 * ENOUGH):
+        memory = drawn_rows(192)
+        x, y = memory[:64], memory[64:128] if number % 2 else memory[128:]
+        assert torch.equal(function((x, y), [x, y]), torch.cat([x, y]))
+    assert {True, False} == set(taken)
+
+
+def test_symmetric_tensors_of_the_caller_stay_where_they_are(device: Device):
+    """Where they are decides what is launched."""
+    own, calls = device.program(fetched()), 0
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        made = torch.empty(64, 64)
+        own([x, made])
+        return made
+
+    function, x = Repeated(call), device.heap.zeros((64, 64), torch.float32)
+    for _ in range(ENOUGH):
+        function((x,), [x])
+    assert calls == ENOUGH

@@ -19,10 +19,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.gpu.ops_support import compare, main, poison, random, say  # noqa: E402
 from tests.gpu.ranks import DEVICE, RANK, SIZE, barrier, everyones, total  # noqa: E402
-from tilescale import ops  # noqa: E402
+from tilescale import from_tensor, ops  # noqa: E402
 from tilescale.backends.cuda.running.replay import Replay  # noqa: E402
+from tilescale.ops import repeated  # noqa: E402
+from tilescale.ops.layer_products import column_parallel, row_parallel  # noqa: E402
 
-WARM, CALLS = 6, 6
+WARM, CALLS = 10, 6
+MOST_GROWN = 2
 LATE_CYCLES = 1_000_000
 
 Case = tuple[str, Callable[..., torch.Tensor], Callable[[], list[torch.Tensor]], Callable[..., torch.Tensor]]
@@ -107,6 +110,58 @@ def host_us(call: Callable[..., torch.Tensor], draw: Callable[[], list[torch.Ten
     return took / len(kept) * 1e6
 
 
+def check_recorded(_: slice) -> None:
+    """Calls that repeat are recorded, and right: elsewhere, in symmetric memory, in a workspace that has grown."""
+    for name, call, draw, right in cases():
+        for _ in range(WARM):
+            call(*draw())
+        calls, kept = len(recordings), []
+        for number in range(WARM + CALLS):
+            given = [from_tensor(x) if number % 4 == 3 else x for x in draw()]
+            if number == WARM and len(grown) < MOST_GROWN:
+                grown.append(name)
+                ops.workspace(8192, 8192 + 512 * len(grown))
+            if number % SIZE == RANK:
+                torch.cuda._sleep(LATE_CYCLES)
+            kept.append(call(*given))
+            compare(name, kept[-1], right(*given))
+        made = sum(recordings[calls:])
+        say(f"PASS {name}, recorded: {made} of {len(recordings) - calls} that were tried, again")
+
+
+grown: list[str] = []
+recordings: list[bool] = []
+"""Of each call that was to be recorded, whether it is."""
+
+
+def check_layers(_: slice) -> None:
+    """Gradients of layers that share a form but not where their weights lie, in many steps, as of one matrix."""
+    torch.manual_seed(1)
+    joined = torch.randn(2 * 768, 512, device=DEVICE, dtype=torch.bfloat16) / 16
+    apart = [torch.randn(768, 512, device=DEVICE, dtype=torch.bfloat16) / 16 for _ in range(2)]
+    pairs = [list(joined.split(768)), apart]
+    down = torch.randn(512, 768, device=DEVICE, dtype=torch.bfloat16) / 16
+    for rows in (64, 1536):
+        for number in range(2 * WARM):
+            weights = [w.detach().requires_grad_() for w in pairs[number % 2]]
+            x, last = random(1, rows, 512).requires_grad_(), down.detach().requires_grad_()
+            gate, up = column_parallel(x, weights, [], "", "", number % 3 == 0)[:2]
+            hidden = torch.nn.functional.silu(gate) * up
+            y = row_parallel(hidden, last, None, "", True, "")
+            grad = random(1, rows, 512)
+            got = torch.autograd.grad(y, [x, *weights, last], grad)
+            whole = everyones(x.detach()[0]).flatten(0, 1).float().requires_grad_()
+            wide = [w.detach().float().requires_grad_() for w in (*weights, last)]
+            made = (torch.nn.functional.silu(whole @ wide[0].t()) * (whole @ wide[1].t())) @ wide[2].t()
+            grads = everyones(grad[0]).flatten(0, 1).float()
+            want = torch.autograd.grad(made, [whole, *wide], grads)
+            mine_of = total(want[0]).chunk(SIZE)[RANK]
+            for what, one, other in zip(("x", "gate", "up", "down"), got, (mine_of[None], *want[1:]), strict=True):
+                size = 2 * (other.abs() + other.abs().mean())
+                compare(f"layers of {rows} rows, step {number}, gradient of {what}", one, other, size)
+        say(f"PASS gradients of layers, {rows} rows")
+
+
 def check_captures(_: slice) -> None:
     """An error in a capture ends that alone: the next calls, eager and captured, are right."""
     for name, call, draw, right in cases():
@@ -188,5 +243,13 @@ if __name__ == "__main__":
         made.append(own)
 
     Replay.__init__ = counted  # type: ignore[method-assign]
-    checks = {"places": check_places, "captures": check_captures, "threads": check_threads}
-    main(checks | {"compiled": check_compiled})
+    record = repeated.recorded
+
+    def noted(*given: object) -> object:
+        made_of, found = record(*given)  # type: ignore[arg-type]
+        recordings.append(found is not None)
+        return made_of, found
+
+    repeated.recorded = noted  # type: ignore[assignment]
+    checks = {"places": check_places, "recorded": check_recorded, "layers": check_layers, "captures": check_captures}
+    main(checks | {"threads": check_threads, "compiled": check_compiled})

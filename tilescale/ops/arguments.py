@@ -55,6 +55,8 @@ def check_tensor(
 
 def as_autocast(*tensors: torch.Tensor | None) -> list[Any]:
     """Tensors of the type that torch.autocast says, where it is on, as PyTorch's own products take theirs."""
+    if not torch._C._is_any_autocast_enabled():
+        return list(tensors)
     return [_as_autocast(x) if isinstance(x, torch.Tensor) and x.dtype in SUMS else x for x in tensors]
 
 

@@ -8,6 +8,7 @@ PyTorch's dispatcher takes longer over an operator written in Python than a smal
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,10 +29,11 @@ class Operator:
 
     def __init__(self, name: str, function: Callable[..., Any]):
         function = _gives_no_views(function)
-        self._defined = torch.library.custom_op(f"tilescale::{name}", function, mutates_args=())
+        called = wraps(function)(lambda *given: self._called(given))
+        self._defined = torch.library.custom_op(f"tilescale::{name}", called, mutates_args=())
         self.register_fake = self._defined.register_fake
         self.function, self._dispatched = function, getattr(torch.ops.tilescale, name)
-        self._repeated = Repeated(function)
+        self._repeated, self._repeated_backward = Repeated(function), Repeated(self._gradients)
         self._setup: Callable[..., None] | None = None
         self._gives_list = False
         _known[name] = self
@@ -43,8 +45,8 @@ class Operator:
             keep_machine(ctx)
             setup_context(ctx, inputs, output)
 
-        self._setup, self.backward = setup, with_machine(backward)
-        self._defined.register_autograd(self.backward, setup_context=setup)
+        self._setup, self._backward = setup, backward
+        self._defined.register_autograd(with_machine(backward), setup_context=setup)
 
     @property
     def is_seen(self) -> bool:
@@ -83,8 +85,22 @@ class Operator:
 
     def gradients(self, ctx: Any, grads: Sequence[Any]) -> Sequence[Any]:
         """Those of all arguments: a list for a list."""
-        found = self.backward(ctx, list(grads)) if self._gives_list else self.backward(ctx, *grads)
+        kept = tuple([(name, x) for name, x in ctx.__dict__.items() if name not in _OURS])
+        given = kept, list(ctx.saved_tensors), list(grads)
+        tensors = [x for x in (*given[1], *grads) if x is not None]
+        is_plain = all([x.__class__ in _PLAIN for x in tensors]) and not _tensors([x for _, x in kept])
+        is_plain = is_plain and not torch.is_grad_enabled()
+        with use_machine(ctx.machine):
+            found = self._repeated_backward(given, tensors) if is_plain else self._gradients(*given)
         return found if isinstance(found, tuple) else (found,)
+
+    def _gradients(self, kept: Sequence[tuple[str, Any]], saved: Sequence[Any], grads: list[Any]) -> Any:
+        ctx = SimpleNamespace(saved_tensors=saved, **dict(kept))
+        return self._backward(ctx, grads) if self._gives_list else self._backward(ctx, *grads)
+
+
+_OURS = {"machine", "operator", "counts", "lies"}
+"""What an operator keeps between its forward and its backward, beside what the latter asks for."""
 
 
 def _gives_no_views(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,7 +130,7 @@ class _Differentiated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, operator: Operator, given: Sequence[Any], *tensors: torch.Tensor) -> Any:  # noqa: D102
-        ctx.operator, ctx.counts = operator, [len(_tensors([x])) for x in given]
+        ctx.operator, ctx.counts = operator, list(map(_count, given))
         ctx.lies = [None if x.__class__ in _PLAIN else Lies.of(x) for x in tensors]
         return operator.differentiated(ctx, [_shard(x) for x in given] if any(ctx.lies) else given)
 
@@ -159,6 +175,11 @@ def _tensors(given: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors among arguments, and in lists among them."""
     flat = [x for each in given for x in (each if each.__class__ is list else (each,))]
     return [x for x in flat if isinstance(x, torch.Tensor)]
+
+
+def _count(x: Any) -> int:
+    """How many tensors an argument is, or has."""
+    return sum(map(_count, x)) if x.__class__ is list else int(isinstance(x, torch.Tensor))
 
 
 def _shard(x: Any) -> Any:

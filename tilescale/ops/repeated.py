@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tilescale.backends.cuda.running.native import PLACES, Forms
-from tilescale.backends.cuda.running.recording import Recorded, current_recording, recorded
+from tilescale.backends.cuda.running.recording import Recorded, current_recording, layout, recorded
 from tilescale.hda.current import current_machine
 
 TRIED = (6, 7, 8, 12, 20, 40)
@@ -58,15 +58,15 @@ class Repeated:
 
     def __call__(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
         """Call it; `tensors` are those among the arguments, and in lists there."""
-        if not is_recorded(tensors):
+        if not is_recorded(tensors) or any([x.is_neg() for x in tensors]):
             return self.function(*given)
         cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        key = id(current_machine()), layout_generation(), cast, *[_other(x) for x in given]
+        key = id(current_machine()), layout.generation, cast, *[_other(x) for x in given]
         table = self._tables.get(key)
         if table is None:
             if len(self._tables) == KEPT:
                 self._tables.clear()
-            table = self._tables[key] = Forms((0, 0)), []
+            table = self._tables[key] = Forms(layout.symmetric), []
         forms, known = table
         number = forms.find(forms.table, *tensors)
         if not number:
@@ -93,20 +93,6 @@ def not_recorded() -> None:
 def recorders() -> int:
     """How many of PyTorch's modes that look at operations are ours."""
     return int(current_recording() is not None)
-
-
-_generation = 0
-
-
-def layout_generation() -> int:
-    """How often memory was replaced that records name by address."""
-    return _generation
-
-
-def replaced() -> None:
-    """Memory is replaced that records may name: calls are recorded anew. On all ranks between the same calls."""
-    global _generation
-    _generation += 1
 
 
 def _other(x: Any) -> Any:

@@ -13,11 +13,11 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from tilescale.backends.cuda.running.recording import layout
 from tilescale.backends.cuda.running.streams import turns
 from tilescale.comm import SymmetricHeap, Team, init
 from tilescale.comm.heap.default import heap_for
 from tilescale.errors import ArgumentError, UsageError
-from tilescale.ops import repeated
 from tilescale.ops.arguments import MULTIPLE, check_count
 from tilescale.ops.group import group_name, team_of
 from tilescale.ops.products import RESULT_BYTES
@@ -108,7 +108,7 @@ class _Part:
         if nbytes > self.nbytes:
             self._made.append(self._new(nbytes))
             self._views.clear()
-            repeated.replaced()
+            layout.replaced()
             self.nbytes = nbytes
 
     def take(self, dtype: torch.dtype, shapes: tuple[Sequence[int], ...]) -> list[torch.Tensor]:

@@ -108,17 +108,21 @@ typedef struct {
 } Entry;
 
 // The forms of a program. Bits of `passed` and `fixed` are positions: of scalars that only kernels depend on, and of
-// tensors whose places are a part of the form, as places in symmetric memory are, from `first` to `end`.
+// tensors whose places are a part of the form, as places in symmetric memory are.
+typedef struct {
+  int64_t first, end;
+} Range;
+
 typedef struct {
   uint64_t passed, fixed;
-  int64_t first, end;
-  int64_t count, room;
+  const Range *symmetric;
+  int64_t symmetric_count, count, room;
   Entry *entries;
 } Table;
 
 // What a call passes: addresses, and scalars as they come.
 typedef struct {
-  int64_t words, count;
+  int64_t words, count, end;  // behind the last element of the last tensor
   int64_t form[MOST_WORDS];
   int64_t given[MOST_VALUES];
   int32_t types[MOST_VALUES];
@@ -129,9 +133,16 @@ enum { TENSOR = 'T', NONE = 'N', INTEGER = 'I', REAL = 'R' };
 static int add_tensor(const Table *table, Call *call, int position, const DLTensor *tensor) {
   if (call->words + 4 + 2 * tensor->ndim > MOST_WORDS || !tensor->strides) return 0;
   int64_t place = (int64_t)tensor->data + (int64_t)tensor->byte_offset, *form = call->form + call->words;
-  int stays = (table->fixed >> position & 1) || (table->first <= place && place < table->end);
+  int stays = table->fixed >> position & 1;
+  for (int64_t i = 0; i < table->symmetric_count; ++i)
+    stays |= table->symmetric[i].first <= place && place < table->symmetric[i].end;
   *form++ = TENSOR | (int64_t)tensor->ndim << 8 | (int64_t)tensor->device.device_id << 32;
-  *form++ = tensor->dtype.code | tensor->dtype.bits << 8 | (int64_t)tensor->dtype.lanes << 16 |
+  // What lies right behind the tensor before it may be taken for its next rows.
+  int follows = call->end == place;
+  int64_t elements = 1;
+  for (int i = 0; i < tensor->ndim; ++i) elements += (tensor->shape[i] - 1) * tensor->strides[i];
+  call->end = place + elements * (tensor->dtype.bits * tensor->dtype.lanes / 8);
+  *form++ = (int64_t)follows << 56 | tensor->dtype.code | tensor->dtype.bits << 8 | (int64_t)tensor->dtype.lanes << 16 |
             (int64_t)tensor->device.device_type << 32;
   *form++ = stays ? place : place % ALIGNED;
   for (int i = 0; i < tensor->ndim; ++i) *form++ = tensor->shape[i];
@@ -167,7 +178,7 @@ static int add(const Table *table, Call *call, int position, const TVMFFIAny *va
 }
 
 static int told(const Table *table, Call *call, const TVMFFIAny *values, int count) {
-  call->words = 0, call->count = count;
+  call->words = 0, call->count = count, call->end = 0;
   if (count > MOST_VALUES) return 0;
   for (int i = 0; i < count; ++i)
     if (!add(table, call, i, &values[i])) return 0;
@@ -215,9 +226,9 @@ static int encode(const Replay *replay, const Table *table, Call *call) {
 
 // -- what Python calls ------------------------------------------------------------------------------------------------
 
-Table *table_new(int64_t first, int64_t end) {
+Table *table_new(const Range *symmetric, int64_t count) {
   Table *table = (Table *)calloc(1, sizeof *table);
-  if (table) table->first = first, table->end = end;
+  if (table) table->symmetric = symmetric, table->symmetric_count = count;
   return table;
 }
 

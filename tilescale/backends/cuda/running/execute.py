@@ -32,7 +32,7 @@ from tilescale.backends.cuda.running.memory import Memory
 from tilescale.backends.cuda.running.near import Near, own_addresses, sizes_of
 from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.plans import Bind, Plan, Plans, standing_for
-from tilescale.backends.cuda.running.recording import Caller, current_recording
+from tilescale.backends.cuda.running.recording import Caller, current_recording, layout
 from tilescale.backends.cuda.running.replay import Given, kinds_of
 from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
 from tilescale.backends.cuda.running.streams import turns
@@ -95,6 +95,7 @@ class DeviceProgram:
         self._turns = turns(self.device)
         self._plans = Plans(lambda: self._turns.stream() is None, (0, 0) if self.is_alone else own_addresses(self.heap))
         self._lowered = lowered if lowered.target == self.target else cached(self.program, self.target)
+        layout.has(self._plans.symmetric)
         self.memory = Memory(self, self._plans.clear)
         self.exchanges = Workspaces()
         self.sums = Sums()
@@ -279,7 +280,7 @@ class DeviceProgram:
 
     @cached_property
     def _caller(self) -> Caller:
-        return Caller(self.guard if self._waits else None, self._turns)
+        return Caller(self.guard if self._waits else None, self._turns, self._plans.symmetric)
 
     def _launched(self, values: Sequence[Any], stream: int) -> bool:
         """Whether C knows the call, which is on the stream then."""

@@ -150,10 +150,11 @@ class Forms:
             values, and `find(table, *values)`, which gives the number, 0 if there is none.
     """
 
-    def __init__(self, symmetric: tuple[int, int]):
-        """`symmetric` are the addresses from which on, and up to which, places are a part of a form."""
+    def __init__(self, symmetric: Sequence[tuple[int, int]]):
+        """`symmetric` are addresses from which on, and up to which, places are a part of a form."""
         loaded = _replays()
-        self._plain, self.table = loaded.plain, int(loaded.plain.table_new(*symmetric))
+        self._symmetric = (ctypes.c_int64 * (2 * len(symmetric)))(*(at for each in symmetric for at in each))
+        self._plain, self.table = loaded.plain, int(loaded.plain.table_new(self._symmetric, len(symmetric)))
         self._keep, self.call, self.find = (loaded.functions[name] for name in ("keep", "call", "find"))
         self._masks = 0, 0
         weakref.finalize(self, loaded.plain.table_free, self.table)
@@ -228,7 +229,7 @@ def connect() -> None:
         "cuGraphExecKernelNodeSetParams_v2",
         "cuGraphExecMemcpyNodeSetParams",
         "cuGraphLaunch",
-        "cuMemcpyDtoDAsync_v2",
+        "cuMemcpyAsync",
     )
     _replays().plain.driver(*(ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in names))
 
@@ -248,7 +249,7 @@ def _replays() -> Library:
     for name, result, *given in (
         ("driver", None, address, address, address, address),
         ("launch", number, address, address, address),
-        ("table_new", address, number, number),
+        ("table_new", address, address, number),
         ("table_clear", None, address, ctypes.c_uint64, ctypes.c_uint64),
         ("table_drop", None, address, address),
         ("table_free", None, address),

@@ -167,7 +167,7 @@ class Plans:
         if plan.graph is None or not self._are_plain(values):
             return
         if self._forms is None:
-            self._forms = Forms(self.symmetric)
+            self._forms = Forms([self.symmetric])
         self._forms.keep(plan.graph.address, values, self.passed, self.fixed)
         self._graphs[plan.graph.address] = plan.graph
 

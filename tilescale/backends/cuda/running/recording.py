@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -44,10 +45,17 @@ _DYNAMIC = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 class Caller(NamedTuple):
-    """What a program's calls go by: what bounds its waits, None if it has none, and the order of streams."""
+    """What a program's calls go by.
+
+    Attributes:
+        guard: what bounds its waits; None if it has none.
+        turns: the order of streams.
+        symmetric: the addresses from which on, and up to which, where a tensor is decides what is launched.
+    """
 
     guard: Guard | None
     turns: Turns
+    symmetric: tuple[int, int]
 
 
 class View(NamedTuple):
@@ -69,11 +77,15 @@ class View(NamedTuple):
 
 
 class Recording(TorchDispatchMode):
-    """A call that is recorded."""
+    """A call that is recorded.
+
+    Attributes:
+        thread: in which it is made.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         super().__init__()
-        self._is_complete = True
+        self._is_complete, self.thread = True, get_ident()
         self._tensors: list[torch.Tensor] = list(tensors)  # the caller's, then those that are made
         self._given = len(tensors)
         self._spans = [_span(x) for x in tensors]
@@ -85,24 +97,25 @@ class Recording(TorchDispatchMode):
         self._has_computed = self._launches = False
         self._callers: set[Caller] = set()
         self._streams: set[int] = set()
+        self._spare: Any = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace != "aten":  # such as collectives of other libraries
+            self.fail()
         if func.is_view:
             return func(*args, **kwargs)
+        if not self._is_complete:
+            return self._elsewhere(func, args, kwargs) if func in _ALLOCATIONS else func(*args, **kwargs)
         if func is _COPY and _is_plain_copy(*args):
             self._steps.append(Step(None, [self._source(x.data_ptr()) for x in args[:2]], args[0].nbytes))
             return func(*args, **kwargs)
         before = None if func in _ALLOCATIONS else self._template((args, kwargs))
         is_pure = not func._schema.is_mutable
-        # Programs learn what follows a tensor's place from calls in which it is another one.
-        spare = func(*args, **kwargs) if is_pure else None
-        made = func(*args, **kwargs)
-        del spare
+        made = self._elsewhere(func, args, kwargs) if is_pure else func(*args, **kwargs)
         results = made if isinstance(made, tuple | list) else [made]
         if _DYNAMIC & set(func.tags) or not all(map(self._is_here, results)):
             self.fail()
-        if not self._is_complete:
             return made
         if before is None:
             self._allocated[len(self._tensors)] = len(self._made)
@@ -110,12 +123,23 @@ class Recording(TorchDispatchMode):
         else:
             self._close()
             self._has_computed = True
-            self._made.append(partial(_compute, func, before, is_pure))
+            self._made.append(partial(_compute, func._op, before, is_pure))
             if not is_pure:
                 return made
         for x in results:
             self._tensors.append(x)
             self._spans.append(_span(x))
+        return made
+
+    def _elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operation makes, where it would not have made it: programs learn what follows a tensor's place from
+        calls in which it is another one."""
+        try:
+            self._spare = func(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            pass
+        made = func(*args, **kwargs)
+        self._spare = None
         return made
 
     def _is_here(self, x: Any) -> bool:
@@ -132,7 +156,10 @@ class Recording(TorchDispatchMode):
         sources = [self._source(number) for number in graph.given]
         # Where the caller's tensors are can be asked before anything is done; others have to be right anywhere.
         own = [i for i, source in enumerate(sources) if source.tensor >= self._given]
-        self._is_complete &= all(map(graph.knows, own))
+        first, end = caller.symmetric
+        stay = [first <= number < end for number in graph.given]
+        if not all(map(graph.knows, own)) or any(stay[i] for i, source in enumerate(sources) if source.tensor >= 0):
+            self.fail()
         self._steps.append(Step(graph, sources))
         self._callers.add(caller)
         self._streams.add(stream)
@@ -173,22 +200,29 @@ class Recording(TorchDispatchMode):
                     return View(i, None)
                 self._is_complete &= not x.is_neg() and (x.dtype is base.dtype or base.is_contiguous())
                 return View(i, (x.dtype, x.shape, x.stride(), (first - begin) // x.dtype.itemsize))
+            if first < behind and begin < end:  # more than a tensor that is known
+                self.fail()
         return None
 
     def finished(self, made: Any) -> Recorded | None:
-        """The record of a call that has given this tensor, or some; None if there is none."""
+        """The record of a call that has given these tensors, in lists or not; None if there is none."""
         self._close()
-        kind = made.__class__ if isinstance(made, list | tuple) else None
-        views = [self._result(x) for x in ([made] if kind is None else made)]
-        found = [view for view in views if view is not None and view.number >= self._given]
-        few = len(self._tensors) <= PLACES
-        if not self._is_complete or not few or self._overlap() or len(found) < len(views):
-            return None
-        if len(self._streams) != 1:
+        results, few = self._results(made), len(self._tensors) <= PLACES
+        if not self._is_complete or not few or self._overlap() or len(self._streams) != 1:
             return None
         (turns,), guards = {caller.turns for caller in self._callers}, {caller.guard for caller in self._callers}
         bounded = [guard for guard in guards if guard is not None]
-        return Recorded(self._made, self._later, found, kind, bounded, turns, nccl.generation())
+        return Recorded(self._made, self._later, results, bounded, turns, nccl.generation())
+
+    def _results(self, made: Any) -> Any:
+        if isinstance(made, list | tuple):
+            return type(made)(map(self._results, made))
+        if not isinstance(made, torch.Tensor):
+            return made
+        view = self._result(made)
+        if view is None:
+            self.fail()
+        return view
 
     def _result(self, x: torch.Tensor) -> View | None:
         """A result; where it is all of an allocation, that is made in its shape."""
@@ -216,13 +250,11 @@ class Recorded:
         steps: the first one that does more than to allocate may say that it does not know the tensors.
         later: what later ones launch.
         results: among the tensors, in the end.
-        kind: list or tuple for several; None for one.
     """
 
     steps: Sequence[Do]
     later: Sequence[Record]
-    results: Sequence[View]
-    kind: type | None
+    results: Any
     guards: Sequence[Guard]
     turns: Turns
     generation: int
@@ -254,9 +286,7 @@ class Recorded:
                     guard.records.stop()
                 raise
             self.turns.end()
-        if self.kind is None:
-            return self.results[0].of(tensors)
-        return self.kind([view.of(tensors) for view in self.results])
+        return _filled(self.results, tensors)
 
 
 def _allocate(new: Callable[[], torch.Tensor], tensors: list[torch.Tensor], stream: int) -> bool:
@@ -314,8 +344,8 @@ _current: Recording | None = None
 
 
 def current_recording() -> Recording | None:
-    """The call that is recorded now, as a rank makes one at a time; None if there is none."""
-    return _current
+    """The call that this thread records now; None if there is none."""
+    return None if _current is None or _current.thread != get_ident() else _current
 
 
 def recorded(function: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, Recorded | None]:
@@ -328,3 +358,29 @@ def recorded(function: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tu
     finally:
         _current = None
     return made, recording.finished(made)
+
+
+class Layout:
+    """What records name by address: of the whole process.
+
+    Attributes:
+        generation: how often that was replaced. Older records are of no use; it is the same on all ranks.
+        symmetric: addresses from which on, and up to which, memory is symmetric.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.symmetric: list[tuple[int, int]] = []
+
+    def replaced(self) -> None:
+        """Memory is another one from now on."""
+        self.generation += 1
+
+    def has(self, symmetric: tuple[int, int]) -> None:
+        """A program has symmetric memory at these addresses."""
+        if symmetric not in self.symmetric:
+            self.symmetric.append(symmetric)
+            self.replaced()
+
+
+layout = Layout()
