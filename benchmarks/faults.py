@@ -3,9 +3,9 @@
 
     python benchmarks/faults.py [--only WORD]      prints the table; with UPDATE_DOCS=1 it goes into docs/faults.md
 
-Needs Linux and no GPU; the faults of the network need root and `ip`. The time is taken inside the job, from the fault
-to the error on the last rank that survives: CLOCK_MONOTONIC is one for a host. After each job the script looks whether
-a process or a file of it is left.
+Needs Linux and no GPU; the faults of the network need root and `ip`, that of the cache root. The time is taken inside
+the job, from the fault to the error on the last rank that survives: CLOCK_MONOTONIC is one for a host. After each job
+the script looks whether a process or a file of it is left.
 """
 
 from __future__ import annotations
@@ -185,6 +185,42 @@ def doubled(n, threads=32):
 say('FAULT')
 doubled.tune(128)
 """, run=with_full_cache),
+    Fault("the home of a rank is read-only", "import tilescale.language", """
+if os.environ['RANK'] == '1': os.environ['HOME'] = '/dev/null'
+say('FAULT')
+"""),
+    Fault("another user has planted a link in the cache", """
+from pathlib import Path
+from tilescale.backends.cuda.running.toolchain import objection
+from tilescale.errors import UntrustedCacheError
+link = Path(os.environ['TMPDIR']) / 'cache'
+if rank == 0: link.symlink_to('/etc'); os.lchown(link, 65534, 65534)
+world.barrier()
+say('FAULT')
+found = objection(link / 'kernels')
+world.barrier()
+if rank == 0: link.unlink()
+if found: raise UntrustedCacheError(found)
+"""),
+    Fault("the clock jumps by a year", """
+if rank == 1:
+    time.time = lambda now=time.time(): now + 31536000
+    time.time_ns = lambda: int(time.time() * 1e9)
+for _ in range(50): world.all_gather(rank)
+say('FAULT')
+if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+"""),
+    Fault("a rank calls a collective after it has left", """
+import atexit
+def late():
+    try: world.barrier()
+    except BaseException as error: say('ERROR', type(error).__name__ + ':', ' '.join(str(error).split()), '|')
+atexit._clear(); atexit.register(late)
+from tilescale.comm import shutdown
+shutdown.install(world._session, None)
+say('FAULT')
+sys.exit(0)
+"""),
     Fault("an intruder appends a pickle to the job's store", """
 if rank == 1:
     say('FAULT')
@@ -251,8 +287,9 @@ def readable(text: str) -> str:
     text = re.sub(r"process \d+", "process 4712", text).replace("a rank (process 4712)", "a rank (process 4711)")
     text = re.sub(r"/\S+/job.py:\d+", "job.py:12", text)
     text = re.sub(r"/\S+/cache/(\w+/\w+)-\w+", r"~/.cache/tilescale/\1", text)
+    text = re.sub(r"/\S+/cache belongs", "~/.cache/tilescale belongs", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:29500", text)
-    return re.split(r" at job\.py:12 (?:\(|with )", text.split(" hint: ")[0])[0]
+    return re.split(r" at job\.py:12 (?:\(|with |try:)", text.split(" hint: ")[0])[0]
 
 
 def cell(text: str) -> str:

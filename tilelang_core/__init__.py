@@ -38,9 +38,10 @@
 It is a leaf: it knows nothing of `tilescale`. An upstream rename is mended here.
 """
 
-from tilelang_core.version import TESTED, TileLangVersionError, require_tilelang
+from tilelang_core.version import TESTED, TileLangCacheError, TileLangVersionError, load_tilelang, require_tilelang
 
 require_tilelang()
+load_tilelang()
 
 from tilelang_core import dialect, logs, mixed, modules, parameters  # noqa: E402
 
@@ -50,4 +51,4 @@ mixed.install()
 modules.install()
 parameters.install()
 
-__all__ = ["TESTED", "TileLangVersionError", "require_tilelang"]
+__all__ = ["TESTED", "TileLangCacheError", "TileLangVersionError", "load_tilelang", "require_tilelang"]

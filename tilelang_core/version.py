@@ -13,6 +13,10 @@ class TileLangVersionError(ImportError):
     """TileLang is missing or is not a version that this release was tested with."""
 
 
+class TileLangCacheError(ImportError):
+    """TileLang makes the folders of its cache when it is imported, and cannot."""
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     parts = []
     for part in version.split("+")[0].split("."):
@@ -41,3 +45,18 @@ def require_tilelang() -> str:
             f"Install a tested one with: {install}"
         )
     return found
+
+
+def load_tilelang() -> None:
+    """Import TileLang.
+
+    Raises:
+        TileLangCacheError: the folder of its cache cannot be written, such as in a home that is read-only.
+    """
+    try:
+        import tilelang  # noqa: F401
+    except OSError as error:
+        raise TileLangCacheError(
+            f"TileLang cannot make the folder of its cache, {error.filename}: {error.strerror}. "
+            "Set TILELANG_CACHE_DIR to a folder that you can write"
+        ) from error

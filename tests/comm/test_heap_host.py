@@ -23,6 +23,7 @@ from tests import warm
 from tilescale.comm import SymmetricHeap, Team, heap_of
 from tilescale.comm.heap import descriptors, open_heaps, provider
 from tilescale.errors import (
+    ArgumentError,
     HeapExhaustedError,
     NotSymmetricError,
     RankMismatchError,
@@ -73,6 +74,22 @@ def test_systems_without_memory_files_have_temporary_ones(run_ranks, monkeypatch
         return found
 
     assert good(on_ranks(run_ranks, 2, work)) == [[1.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("of layout torch.sparse_coo", lambda: torch.ones(8).to_sparse()),
+        ("of layout torch.sparse_csr", lambda: torch.ones(2, 8).to_sparse_csr()),
+        ("nested", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+        ("quantized", lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
+        ("without data", lambda: torch.ones(3, device="meta")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # PyTorch's, of layouts that it may change
+def test_tensors_that_no_memory_holds_as_they_are(kind: str, make: Callable[[], torch.Tensor]) -> None:
+    with SymmetricHeap(ALONE, "cpu") as heap, pytest.raises(ArgumentError, match=f"tensor is {kind}"):
+        heap.from_tensor(make())
 
 
 def test_systems_whose_processes_share_no_memory_say_so(run_ranks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import socket
@@ -89,6 +90,23 @@ def test_mpirun() -> None:
     # With Python as it is: MPICH killed ranks at their end that the warm server had forked.
     done = run_words([str(ROOT / "launch/mpirun.sh"), "2", COLLECTIVES, "MPI", "2"])
     assert done.code == 0 and done.output.count("is content") == 2, done.output
+
+
+def test_memory_that_killed_ranks_of_mpich_left_is_given_back(tmp_path: Path) -> None:
+    """It is in nobody's address space; that of a job that runs is, and what is new may be on its way there."""
+    names = [Path(f"/dev/shm/mpich_shm_{kind}_{os.getpid()}") for kind in ("left", "used", "new")]
+    path = stand_in(tmp_path, mpirun="#!/usr/bin/env bash\nexit 143\n")
+    try:
+        for name in names:
+            name.write_bytes(bytes(4096))
+            if "new" not in name.name:
+                os.utime(name, (0, 0))
+        with open(names[1], "r+b") as file, mmap.mmap(file.fileno(), 4096):
+            assert run_words([str(ROOT / "launch/mpirun.sh"), "2", "script.py"], PATH=path).code == 143
+            assert [name.exists() for name in names] == [False, True, True]
+    finally:
+        for name in names:
+            name.unlink(missing_ok=True)
 
 
 def test_slurm(tmp_path: Path) -> None:

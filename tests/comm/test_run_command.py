@@ -52,6 +52,16 @@ def test_module_and_exit_code_of_the_failing_rank(tool: Path) -> None:
     assert done.output.rstrip().endswith("rank 1 failed first, with exit code 7: err")
 
 
+@pytest.mark.parametrize(("limit", "said"), [(1 << 36, " (`ulimit -v` is 67108864 here: raise it)"), (-1, "")])
+def test_a_limit_behind_a_failure_is_named(tool: Path, limit: int, said: str) -> None:
+    """Of the address space, where a rank has no memory."""
+    fails = tool.with_name("fails.py")
+    fails.write_text("raise MemoryError")
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))"
+    done = run_words([RUN[0], "-c", f"{limited}; {RUN[2]}", "-n", "1", str(fails)])
+    assert done.output.rstrip().endswith("MemoryError" + said)
+
+
 def test_failure_before_init_ends_the_others(run_job) -> None:
     done = run_job("tilescale run", 2, "failures.py", "early", "1")
     assert done.code == 1

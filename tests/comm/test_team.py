@@ -239,6 +239,18 @@ def test_what_leaves_a_call_on_all_ranks_is_no_failure(run_ranks) -> None:
     assert run_ranks(2, work) == [[], []]
 
 
+def test_a_rank_that_has_left_calls_nothing(run_ranks) -> None:
+    """As a function of atexit does that was registered before the job was joined."""
+
+    def work(team: Team):
+        team.barrier()
+        team._session.has_left = True
+        team.barrier()
+
+    for error in run_ranks(2, work):
+        assert isinstance(error, UsageError) and "calls barrier() after it has left the job" in error.message
+
+
 def test_calls_that_all_ranks_refuse_are_one_call(run_ranks) -> None:
     """Also where each rank refuses another number of them between two that they make."""
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The seam to TileLang: versions, source rewriting, and what is asked of the IR."""
 
+import os
+import subprocess
+import sys
 from importlib import metadata
 
 import pytest
@@ -8,7 +11,7 @@ import tilelang.language as stock
 from tilelang.language.eager import ast as eager_ast
 
 import tilescale.language as T
-from tilelang_core import TESTED, TileLangVersionError, dialect, ir, require_tilelang, trace
+from tilelang_core import TESTED, TileLangCacheError, TileLangVersionError, dialect, ir, require_tilelang, trace
 
 # -- versions ----------------------------------------------------------------------------------------------------------
 
@@ -37,6 +40,16 @@ def test_no_tilelang(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(TileLangVersionError, match="TileLang is not installed. Install it with: pip install"):
         require_tilelang()
     assert issubclass(TileLangVersionError, ImportError)
+
+
+def test_a_home_that_cannot_be_written():
+    """TileLang makes folders when it is imported: the error says which, and what to set."""
+    home = {"HOME": os.devnull}
+    words = [sys.executable, "-c", "import tilescale.language"]
+    failed = subprocess.run(words, env=os.environ | home, capture_output=True, text=True, check=False)
+    last = failed.stderr.splitlines()[-1]
+    assert f"the folder of its cache, {os.devnull}/.tilelang" in last and "Set TILELANG_CACHE_DIR" in last
+    assert issubclass(TileLangCacheError, ImportError)
 
 
 # -- rewriting ---------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from tilescale.comm import rank_process
+from tilescale.comm.limits import limit_behind
 from tilescale.comm.nodes import Failure, News, Others
 from tilescale.comm.rank_process import Place
 from tilescale.errors import JobError
@@ -135,7 +136,7 @@ class LocalJob:
         for reader in self._readers[2 * rank : 2 * rank + 2]:
             reader.join(_LAST_WORDS_S)
         said = self._last_said[rank] or "its stderr is empty"
-        return f"rank {self._place.first + rank} failed first, with {how}: {said}"
+        return f"rank {self._place.first + rank} failed first, with {how}: {said}{limit_behind(said)}"
 
     def _stop(self) -> None:
         for process in self._ranks:

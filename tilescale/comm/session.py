@@ -20,7 +20,7 @@ from tilescale.comm.liveness import LivenessConnection
 from tilescale.comm.liveness_server import LivenessServer
 from tilescale.comm.one_call import OneCall
 from tilescale.comm.transport import Transport
-from tilescale.errors import ForgedMessageError, RankFailedError, RankMismatchError
+from tilescale.errors import ForgedMessageError, RankFailedError, RankMismatchError, UsageError
 
 __all__ = ["Session"]
 
@@ -41,6 +41,7 @@ class Session:
         names: how to speak of each rank, e.g. "rank 2 (pid 77 on node3)".
         server: rank 0's ends of the liveness connections, None elsewhere.
         liveness: another rank's connection to rank 0, None at rank 0.
+        has_left: this rank's script has ended, and the others know.
         one_call: held while this rank is in a call.
     """
 
@@ -60,6 +61,7 @@ class Session:
         self.liveness = liveness
         self._calls: dict[tuple[int, ...], int] = {}
         self._kept: dict[tuple[int, ...], list[str]] = {}
+        self.has_left = False
         self.one_call = OneCall(rank)
 
     def rendezvous(self, ranks: tuple[int, ...], call: Call) -> str:
@@ -72,6 +74,12 @@ class Session:
             return self._rendezvous(ranks, call)
 
     def _rendezvous(self, ranks: tuple[int, ...], call: Call) -> str:
+        if self.has_left:
+            raise UsageError(
+                f"rank {self.rank} calls {call} after it has left the job: its script has ended",
+                hint="functions of atexit run after that if they were registered before tilescale.init()",
+                where=call.where,
+            )
         key = self._key(ranks)
         try:
             self._arrive(ranks, call)

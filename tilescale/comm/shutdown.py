@@ -89,6 +89,7 @@ def _leave(session: Session) -> bool:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
             stream.flush()
     session.transport.client.limit_s = min(session.timeout_s, _GRACE_S)  # who ends waits no longer for rank 0
+    session.has_left = True
     session.failure_log.left(session.rank)
     others = frozenset(range(session.size)) - {session.rank}
     end = time.monotonic() + _GRACE_S

@@ -24,6 +24,7 @@ from tilescale.comm.heap.tensors import contiguous_strides, extent, tensor_at
 from tilescale.comm.refusal import tells
 from tilescale.comm.team import Team
 from tilescale.errors import (
+    ArgumentError,
     HeapExhaustedError,
     Location,
     NoPathError,
@@ -171,11 +172,13 @@ class SymmetricHeap:
     def from_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Collective: a contiguous symmetric copy of `tensor`, which has the same shape and type on all ranks.
 
-        All ranks' copies are complete by the time that this returns. Raises as `empty`.
+        All ranks' copies are complete by the time that this returns. Raises as `empty`, and ArgumentError for a tensor
+        that is sparse, nested, quantized or without data (meta).
         """
         import torch
 
         check_type("tensor", tensor, "a torch.Tensor", torch.Tensor)
+        _check_dense(tensor)
         call, value = Call.here("from_tensor"), tensor.detach()
         # The heap's memory has no address on a GPU of which it is not a peer: the tensor comes to the heap's device.
         value = value.to(self.device) if value.is_cuda else value
@@ -361,6 +364,21 @@ class SymmetricHeap:
             hint=refusal.hint,
             where=call.at("asks for it"),
         )
+
+
+def _check_dense(tensor: torch.Tensor) -> None:
+    """Raises ArgumentError for a tensor whose elements do not lie in memory as its shape says."""
+    import torch
+
+    kinds = {
+        f"of layout {tensor.layout}": tensor.layout is not torch.strided,
+        "nested": tensor.is_nested,
+        "quantized": tensor.is_quantized,
+        "without data (meta)": tensor.is_meta,
+    }
+    for kind, found in kinds.items():
+        if found:
+            raise ArgumentError(f"tensor is {kind}", hint="pass a dense tensor with data")
 
 
 def _nothing(_kept_alive: object) -> None:
