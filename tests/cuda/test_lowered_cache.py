@@ -2,6 +2,7 @@
 """Lowered programs on disk: what is read is what was lowered, and another program or another world finds nothing."""
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ from tests.cuda import programs
 from tests.cuda.fakes import Device
 from tests.cuda.support import lowered
 from tests.cuda.test_execute_calls import put
+from tests.cuda.test_execute_queue import Queue
 from tests.cuda.test_golden_text import PROGRAMS
 from tilescale.backends.cuda import lowered_cache
+from tilescale.backends.cuda.running import execute, queued, queued_exchange
+from tilescale.ops import ag_gemm_programs, small
+from tilescale.ops.products import Product, at_once, beside_stores, tiling
 from tilescale.settings import settings
 
 
@@ -54,6 +59,38 @@ def test_what_was_read_runs(lowerings: list[Any], monkeypatch: pytest.MonkeyPatc
         device.program(put())([x, y])
         launched.append([entry if isinstance(entry, str) else (entry[0], len(entry)) for entry in device.log])
     assert launched[0] == launched[1] != [] and len(lowerings) == 1
+
+
+def product(rows: int) -> Product:
+    """A GEMM of an operator, for two ranks with so many rows each."""
+    return Product(2048, 1024, "bfloat16", tiling(rows, 2, 2048, True, 1), True, False)
+
+
+OPERATORS = {
+    "ag_gemm": lambda: ag_gemm_programs.program(2, product(512), True, 1),
+    "ag_gemm_persistent": lambda: ag_gemm_programs.in_turns(2, beside_stores(product(2048)), at_once(), True, 2048),
+    "gemm_rs": lambda: import_module("tilescale.ops.gemm_rs").program(2, product(512)),
+    "gemm_rs_persistent": lambda: import_module("tilescale.ops.gemm_rs").in_turns(
+        2, beside_stores(product(2048)), at_once()
+    ),
+    "gemm_ar": lambda: import_module("tilescale.ops.gemm_ar").program(2, product(512), 0),
+    "all_to_all": lambda: import_module("tilescale.ops.all_to_all").program(2, 64, "bfloat16", 1024, False),
+    "all_reduce": lambda: small.sum_program(2, 512, "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_are_built_from_it(name: str, lowerings: list[Any], monkeypatch: pytest.MonkeyPatch):
+    built = []
+    for module in (queued, queued_exchange):
+        monkeypatch.setattr(module, "copy_queue", lambda device: Queue([]))
+    for _ in range(2):
+        Device(monkeypatch)
+        own = execute.DeviceProgram(lowered(OPERATORS[name](), devices=2).lowered, {})
+        texts = [getattr(job, "text", "") or job._keyed.script(show_meta=True) for job in own.compilations()]
+        own.build()
+        built.append((texts, list(map(str, own.sites)), own.reached, own.fixed, own._waits))
+    assert built[0] == built[1] and len(lowerings) == 1
 
 
 def two_lines_apart(first: bool) -> Any:
