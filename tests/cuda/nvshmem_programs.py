@@ -3,8 +3,6 @@
 
 from typing import Any
 
-import torch
-
 import tilescale.language as T
 
 IMPL = "nvshmem"
@@ -120,43 +118,3 @@ def without() -> Any:
                 T.copy(tile, Y[bx * ROWS, 0], dst=(rank + 1) % size, impl="lsu")
 
     return ring_of_stores
-
-
-# -- collectives of whole tensors --------------------------------------------------------------------------------------
-
-PART = 3000
-"""Elements of a part."""
-
-
-def lengths(operation: str, size: int) -> tuple[int, int]:
-    """Elements of the source and of the target of a collective, which works in place between those that have one."""
-    source = PART if operation == "all_gather" else PART * size
-    return source, PART if operation == "reduce_scatter" else PART * size
-
-
-def whole_tensors(operation: str, size: int) -> Any:
-    """A collective by NVSHMEM's own."""
-    source, target = lengths(operation, size)
-
-    @T.prim_func
-    def collective(X: T.Tensor((source,), "bfloat16"), Y: T.Tensor((target,), "bfloat16")):
-        with T.Kernel(device=T.ALL):
-            with T.Scale("device"):
-                if operation in ("allreduce", "broadcast"):
-                    getattr(T, operation)(X, impl=IMPL)
-                else:
-                    getattr(T, operation)(X, Y, impl=IMPL)
-
-    return collective
-
-
-def result(operation: str, given: list[torch.Tensor], rank: int) -> torch.Tensor:
-    """What a rank gets, of sums that 16 bits hold."""
-    if operation == "all_gather":
-        return torch.cat(given)
-    if operation == "broadcast":
-        return given[0]
-    if operation == "all_to_all":
-        return torch.cat([x.chunk(len(given))[rank] for x in given])
-    total = torch.stack(given).float().sum(0).to(given[0].dtype)
-    return total if operation == "allreduce" else total.chunk(len(given))[rank]

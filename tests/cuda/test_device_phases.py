@@ -232,8 +232,8 @@ def test_the_choice_is_in_the_schedule():
 
 
 @T.macro
-def by_library(X, Y, L, flags, rank, size):
-    T.broadcast(X, impl="nvshmem")  # <-
+def by_groups(X, Y, L, flags, rank, size):
+    T.broadcast(X, impl="hierarchical_direct")  # <-
 
 
 @T.macro
@@ -282,7 +282,7 @@ def kept_across(X, Y, L, flags, rank, size):
     [
         (read_before, "'first', read from memory before"),
         (kept_across, "'total', which lives across"),
-        (by_library, "impl='nvshmem' of T.broadcast: available here: direct, nccl, copy_engine, hierarchical, ring"),
+        (by_groups, "impl='hierarchical_direct' of T.broadcast: available here: direct, nccl, copy_engine"),
         (by_bulk_copies, "impl='tma': moves shared memory, the tile lies in global memory"),
         (until_a_function, "'fabs' in what decides what to launch"),
         (until_a_value, "'first', read from memory before"),

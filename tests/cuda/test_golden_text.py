@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
 """The CUDA text of small programs, kernel by kernel: what the stock compiler makes of the lowering is looked at."""
 
+import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+import tilescale.language as T
 from tests.cuda import overlap_programs, programs, turn_programs
 from tests.cuda.support import bodies, lowered, source
 from tests.language import programs as reference
@@ -62,3 +64,22 @@ def test_text_carries_the_header_once():
     assert "tilescale::signal<" in text and "__device__ inline void signal(" in text
     kernels = lowered(programs.whole_copy()).kernels
     assert all("#ifndef TILESCALE_SYNC_CUH" in kernel.func.script(show_meta=True) for kernel in kernels)
+
+
+def test_a_gemm_is_waited_for_before_its_tiles_are_loaded_again():
+    """`wg_wait` leaves a GEMM running while the step's tiles go back to the producer: stock TileLang's own race."""
+
+    @T.prim_func
+    def f(A: T.Tensor((128, 512), "bfloat16"), B: T.Tensor((64, 512), "bfloat16"), C: T.Tensor((128, 64), "float32")):
+        with T.Kernel(device=1, block=1, threads=128):
+            a, b = T.alloc((128, 64), "bfloat16", level="l1"), T.alloc((64, 64), "bfloat16", level="l1")
+            c = T.alloc((128, 64), "float32", level="l0")
+            T.clear(c)
+            for k in T.Pipelined(8, num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[0, k * 64], b)
+                T.gemm(a, b, c, transpose_B=True, annotations={"wg_wait": 1})
+            T.copy(c, C)
+
+    waits = re.findall(r"tl::warpgroup_wait<(\d+)>", bodies(source(f)))
+    assert waits and {*waits} == {"0"}

@@ -66,7 +66,7 @@ def main() -> int:
         if form not in (PROGRAMS, THREAD_GROUPS) and world.size != UNITS:
             print(f"rank {world.rank} {operation} of {form} by {name}: skipped, it takes {UNITS} ranks", flush=True)
             continue
-        eight = ("float8_e4m3fn",) if form == TENSORS and name != "copy_engine" else ()
+        eight = ("float8_e4m3fn",) if form == TENSORS else ()
         for dtype in ("bfloat16", "float32", *eight):
             try:
                 check(operation, form, name, dtype)

@@ -342,9 +342,6 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"allreduce {impl} {dtype} {op}", lambda i=impl, d=dtype, o=op: sizes(Checked("allreduce", i, d, o))
         yield f"allreduce {impl} replays", lambda i=impl: replays(Checked("allreduce", i, "float32"))
         yield f"allreduce {impl} in a row", lambda i=impl: in_a_row(Checked("allreduce", i, "bfloat16"))
-    for name in ("allreduce", "reduce_scatter"):
-        yield f"{name} copy_engine", lambda n=name: sizes(Checked(n, "copy_engine", "bfloat16"))
-        yield f"{name} copy_engine replays", lambda n=name: replays(Checked(n, "copy_engine", "float32"))
     for dtype in ("bfloat16", "int32"):
         yield f"reduce_scatter {dtype}", lambda d=dtype: sizes(Checked("reduce_scatter", "direct", d))
     for name in ("all_gather", "all_to_all", "broadcast"):

@@ -58,8 +58,6 @@ PROGRAMS = {
     "rows": programs.rows_of_all(128, 64, 4096),
 }
 
-COLLECTIVES = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
-
 NODES = """
 extends: h200-sxm-8x4
 title: each GPU a node
@@ -81,7 +79,6 @@ class Job:
         torch.cuda.set_device(self.device)
         self.skew = random.Random(self.rank)
         self.kernels = {name: tilescale.compile(func) for name, func in PROGRAMS.items()}
-        self.kernels |= {name: tilescale.compile(programs.whole_tensors(name, self.size)) for name in COLLECTIVES}
         self.cases: dict[str, node_programs.Cases] = {}
         with tempfile.TemporaryDirectory() as folder:
             nodes = Path(folder) / "nodes.yaml"
@@ -249,36 +246,6 @@ def between_nodes(job: Job, name: str) -> None:
             same(mine[position].double().cpu(), expected.double(), f"launch {launch}, argument {position}")
 
 
-def collective(job: Job, operation: str, dtype: torch.dtype) -> None:
-    """NVSHMEM's own collectives of whole tensors: in the heap and outside of it, called and in a CUDA graph."""
-    kernel, (source, target) = job.kernels[operation], programs.lengths(operation, job.size)
-    ours = [tilescale.empty(n, dtype) for n in (source, target)]
-    others = [torch.empty(n, dtype=dtype, device=job.device) for n in (source, target)]
-    graph: torch.cuda.CUDAGraph | None = None
-
-    def captured() -> None:
-        nonlocal graph
-        if graph is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                kernel(*ours)
-        graph.replay()
-
-    for launch in job.launches():
-        given = [job.data(rank, launch, (source,), torch.float32).round().to(dtype) for rank in range(job.size)]
-        for tensors, call in (
-            (ours, lambda: kernel(*ours)), (others, lambda: kernel(*others)), (ours, captured),
-        ):  # fmt: skip
-            tensors[0].copy_(given[job.rank])
-            tensors[1].fill_(torch.nan)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                call()
-            kernel.synchronize()
-            found = tensors[0] if operation in ("allreduce", "broadcast") else tensors[1]
-            same(found, programs.result(operation, given, job.rank), f"launch {launch}")
-
-
 def check_bandwidth(job: Job) -> None:
     """64 MiB by 128 blocks, straight from memory to memory."""
     shape = (128 * 64, 4096)
@@ -303,8 +270,6 @@ def checks(job: Job) -> Iterator[tuple[str, Callable[[], None]]]:
     last = [check_tensors_outside_the_heap, check_bandwidth, check_plain_kernel, check_stores]
     for check in (*first, check_get, check_device_phase):
         yield check.__name__.removeprefix("check_"), partial(check, job)
-    for name in COLLECTIVES:
-        yield name, partial(collective, job, name, torch.bfloat16)
     for name in job.cases:
         yield f"between nodes: {name}", partial(between_nodes, job, name)
     for check in last:

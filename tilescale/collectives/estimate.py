@@ -81,7 +81,7 @@ def estimate(
     fastest: Estimate | None = None
     for cut in SEGMENTS if operation in record.segmented else SEGMENTS[:1]:
         plan = record.schedule(operation, extents, cut)
-        found = _evaluate(routes, record.name, plan, nbytes, mechanism or record.mechanism, parts)
+        found = _evaluate(routes, record.name, plan, nbytes, mechanism or "", parts)
         if fastest is not None and found.seconds >= fastest.seconds:
             break  # more latencies from here on
         fastest = found

@@ -52,14 +52,8 @@ def _needs(record: Algorithm, operation: str) -> list[str]:
         needs.append(", ".join(record.dtypes))
     if record.library:
         needs.append(f"the library {record.library}")
-    if record.mechanism:
-        needs.append(f"the mechanism {record.mechanism}")
     if record.by_host:
         needs.append("a mechanism that the host starts")
-    if record.on_request:
-        needs.append("to be asked for")
-    if combines and record.reductions:
-        needs.append(", ".join(record.reductions))
     if combines and not record.in_order:
         needs.append("no need of the emulator's bits")
     if not record.deterministic:

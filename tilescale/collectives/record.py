@@ -55,11 +55,8 @@ class Algorithm:
         power_of_two: whether it needs a power of two of units.
         dtypes: element types that it takes; () for all.
         moves_all: whether it takes all types where it only moves them.
-        reductions: what it combines by, of "sum", "prod", "max" and "min"; () for all.
         library: the software that makes it, in the words of machine descriptions; "" for this project's own.
-        mechanism: the one that carries its messages; "" for the fastest that each round's starter has.
         by_host: whether the host starts messages.
-        on_request: whether it is taken only where a program asks for it.
         most: with more units it is taken only where a program asks for it.
         takes_functions: whether a user's function can combine in its rounds. Elsewhere it gathers everybody's tensors,
             and each unit combines them in the order of ranks.
@@ -77,11 +74,8 @@ class Algorithm:
     power_of_two: bool = False
     dtypes: tuple[str, ...] = ()
     moves_all: bool = False
-    reductions: tuple[str, ...] = ()
     library: str = ""
-    mechanism: str = ""
     by_host: bool = False
-    on_request: bool = False
     most: float = math.inf
     takes_functions: bool = True
     only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -102,7 +96,7 @@ class Algorithm:
     def is_kept_back(self, units: int, dtype: str, reduction: str | None) -> bool:
         """Whether it is taken for so many units, elements of a type, and a combining operation only on request."""
         drops = not self.keeps_nan and reduction in ("max", "min") and "float" in dtype
-        return self.on_request or self.most < units or drops
+        return self.most < units or drops
 
     def schedule(self, operation: str, shape: Shape, segments: int = SEGMENTS) -> Schedule:
         """Its rounds.
@@ -126,6 +120,4 @@ class Algorithm:
         is_moved = self.moves_all and reduction is None
         if self.dtypes and dtype is not None and dtype not in self.dtypes and not is_moved:
             return f"it takes no {dtype}"
-        if self.reductions and reduction is not None and reduction not in self.reductions:
-            return f"it makes no {reduction}"
         return None

@@ -76,12 +76,11 @@ def everything(machine: Machine, wanted: Wanted) -> Available:
 
 
 def _is_there(machine: Machine, record: Algorithm) -> bool:
-    """Whether the networks of a machine have the library, and the mechanisms, that an algorithm is made of."""
-    mechanisms = [m for network in machine.networks for m in network.mechanisms]
+    """Whether the networks of a machine have the library, and the mechanism, that an algorithm needs."""
     libraries = {library.name for network in machine.networks for library in network.libraries}
-    carried = not record.mechanism or record.mechanism in {m.name for m in mechanisms}
+    mechanisms = (m for network in machine.networks for m in network.mechanisms)
     started = not record.by_host or any(m.started_by == "host" and m.put for m in mechanisms)
-    return carried and started and (not record.library or record.library in libraries)
+    return started and (not record.library or record.library in libraries)
 
 
 def select(machine: Machine, wanted: Wanted, available: Available, impl: str | None = None) -> Choice:

@@ -71,7 +71,7 @@ def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, im
         tiles: one tile; with `fn`, several that belong together. Later tiles may have fewer dimensions: they then
             speak of the leading ones (a log-sum for each row).
         op: "sum" (default), "max", "min" or "prod". A NaN of any unit stays in a maximum and a minimum; with
-            impl="nccl" and "nvshmem" it is dropped.
+            impl="nccl" it is dropped.
         fn: an associative combination of two units' elements, `fn((a1, a2), (b1, b2)) -> (c1, c2)` with scalars; for
             a single tile `fn(a, b) -> c`. It may use `and`, `or`, `not`, `if` and chained comparisons.
         impl: an algorithm that docs/collectives.md has for it, e.g. "one_shot", "ring" or "nccl"; left out, the machine

@@ -187,7 +187,7 @@ def _collectives(place: Place, operation: str, nbytes: int) -> Iterator[Probe]:
     n, fill = nbytes // 2 // place.units * place.units, Fill(kept={})
     for name in names(operation, TENSORS) if place.simulated else chosen_from(place.machine, place.units, operation, n):
         record = records()[name]
-        if record.on_request or record.against(place.units, TYPE) is not None:
+        if record.against(place.units, TYPE) is not None:
             continue
         point = partial(
             _timed, Collective, operation=operation, algorithm=name, units=place.units, nbytes=nbytes, dtype=TYPE

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tilelang_core import compile as stock
@@ -10,7 +11,6 @@ from tilelang_core import ir
 from tilescale.backends.cuda.lowering.check import Check
 from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
-from tilescale.backends.cuda.lowering.running_products import given_back_late
 from tilescale.backends.cuda.lowering.vectors import whole_vectors
 from tilescale.backends.cuda.upstream_errors import explained
 from tilescale.hda import Machine
@@ -21,7 +21,15 @@ STRIDE = 1 << 36
 """Bytes between devices in the address range that a text is generated for where there is no heap."""
 
 
-REWRITES = one_array_each, whole_vectors, given_back_late
+_RUNNING_GEMM = re.compile(r"tl::warpgroup_wait<[1-9]\d*>\(\);")
+
+
+def _waited_for(text: str) -> str:
+    """A text that waits for every GEMM (`wg_wait`): the producer overwrites the tiles of one that runs on."""
+    return _RUNNING_GEMM.sub("tl::warpgroup_wait<0>();", text)
+
+
+REWRITES = one_array_each, whole_vectors, _waited_for
 """What the text that stock TileLang generates goes through before nvcc gets it."""
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Everybody to everybody by copies that the host starts: no program moves data.
 
-The rounds of `direct.py`; what a copy engine cannot do, combining, programs do.
+The rounds of `direct.py` that combine nothing, which a copy engine cannot do.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ ALGORITHMS = (
         name="copy_engine",
         title="Parts go directly to their destinations, by copies that the host starts.",
         schedules={
-            "allreduce": copied(direct.two_shot),
-            "reduce_scatter": copied(direct.reduce_scatter),
             "all_gather": copied(direct.all_gather),
             "all_to_all": copied(direct.all_to_all),
             "broadcast": copied(direct.broadcast),

@@ -6,7 +6,7 @@ plan.py spread.py            device phases taken apart into operations of the ho
 host_step.py messages.py     what the host starts; copies and signals between devices that share no memory
 reach.py between.py          which devices share memory; what carries tensors, and operations of programs, to others
 queued.py                    what a device's copy queue executes, and why not the rest
-branches.py by_rank.py       programs of a grid that take different branches, and devices that do: a grid each
+branches.py                  programs of a grid that take different branches: a grid each
 stages.py phase.py           from a grid phase to a kernel: all stages in order, and what one hands to the next
 registry.py markers.py       how each operation is lowered; what stages mark for later ones
 specialisation.py            the stage of roles: which loops have a producer
@@ -36,7 +36,6 @@ split.py kernel.py           the last stages: threads that load ahead, and the f
 arguments.py                 what a generated kernel takes
 rendezvous.py                where all devices synchronize when a call begins and ends, and when its kernel does it
 check.py vectors.py          the generated text before it is compiled: what must not run, stores that stay whole
-running_products.py          the same: when tiles are given back that a running product reads
 
 Folders: `clusters` (programs of a cluster) and `groups` (units inside a program), a stage each; `copies` (a mechanism
 each).

@@ -6,6 +6,8 @@ grid have no order, so the two kernels may run at once, and processors that the 
 a product of 4096 x 3072 x 4096 whose tiles load from one of two tensors fills 2.9 rounds of 132 programs instead of 1.5
 and 1.5. Before: a grid phase. After: two phases, each with a launch of fewer programs; or the same phase, if its
 programs wait for one another, meet, or use their number as ranks.
+
+Worth: ag_gemm of `benchmarks/results/operators.json`.
 """
 
 from __future__ import annotations

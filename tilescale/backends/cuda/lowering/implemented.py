@@ -113,28 +113,11 @@ def _drops_nan(made: Collective, target: Target) -> bool:
     return records()["nccl"].is_kept_back(dict(target.sizes)[made.level], made.dtype, made.op)
 
 
-def _has_nvshmem(made: Collective, target: Target) -> bool:
-    """The heap is NVSHMEM's, all of whose ranks take part; of a type, an operation, and sizes that it takes."""
-    everybody = dict(target.sizes)[made.level] == target.devices
-    takes = records()["nvshmem"].against(target.devices, made.dtype, made.op) is None and len(_types(made)) == 1
-    return target.nvshmem and everybody and takes and made.combine is None and _is_constant(made, target)
-
-
 def _copied_by_host(made: Collective, target: Target) -> bool:
-    """A network between the units has a mechanism that the host starts, and devices have an address."""
+    """A network between the units has a mechanism that the host starts, devices have an address, sizes are known."""
     network = network_of(made.call, target.machine, dict(target.sizes))
     by_host = network is not None and any(m.started_by == "host" and m.put is not None for m in network.mechanisms)
-    return by_host and share_memory(target, made.level)
-
-
-def _copied_to_targets(made: Collective, target: Target) -> bool:
-    """The same where peers write into the target, of a size that is known."""
-    return _copied_by_host(made, target) and _is_constant(made, target)
-
-
-def _copied_and_combined(made: Collective, target: Target) -> bool:
-    """The same of what is combined, which comes into a workspace."""
-    return _copied_by_host(made, target) and made.combine is None and _types(made) <= {*ADDED}
+    return by_host and share_memory(target, made.level) and _is_constant(made, target)
 
 
 ADDED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -148,9 +131,7 @@ _NCCL = (Implementation(_has_nccl, on_request=_drops_nan),)
 # The host reads how many rows there are, and waits for the device.
 _NCCL_OF_ROWS = (Implementation(_has_nccl, on_request=_by_kernel),)
 # Peers write into the target: outside of symmetric memory that takes two more copies, which no estimate knows of.
-_COPIES = (Implementation(_copied_to_targets, on_request=_by_kernel),)
-_COPIED_SUMS = (Implementation(_copied_and_combined, on_request=_by_kernel),)
-_NVSHMEM = (Implementation(_has_nvshmem, on_request=lambda made, target: True),)
+_COPIES = (Implementation(_copied_by_host, on_request=_by_kernel),)
 _RAILS = (Implementation(_by_rail),)
 # Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
 _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
@@ -160,29 +141,22 @@ ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("allreduce", "two_shot"): (_KERNEL,),
     ("allreduce", "hierarchical_direct"): _RAILS,
     ("allreduce", "nccl"): _NCCL,
-    ("allreduce", "nvshmem"): _NVSHMEM,
-    ("allreduce", "copy_engine"): _COPIED_SUMS,
     ("reduce_scatter", "direct"): _PARTS,
     ("reduce_scatter", "hierarchical_direct"): _RAILS,
     ("reduce_scatter", "nccl"): _NCCL,
-    ("reduce_scatter", "nvshmem"): _NVSHMEM,
-    ("reduce_scatter", "copy_engine"): _COPIED_SUMS,
     ("all_gather", "direct"): _PARTS,
     ("all_gather", "hierarchical_direct"): _RAILS,
     ("all_gather", "nccl"): _NCCL,
-    ("all_gather", "nvshmem"): _NVSHMEM,
     ("all_gather", "copy_engine"): _COPIES,
     ("all_to_all", "direct"): _PARTS,
     ("all_to_all", "hierarchical_direct"): _RAILS,
     ("all_to_all", "nccl"): _NCCL,
-    ("all_to_all", "nvshmem"): _NVSHMEM,
     ("all_to_all", "copy_engine"): _COPIES,
     ("all_to_all_v", "direct"): (_KERNEL,),
     ("all_to_all_v", "nccl"): _NCCL_OF_ROWS,
     ("broadcast", "direct"): _PARTS,
     ("broadcast", "hierarchical_direct"): _RAILS,
     ("broadcast", "nccl"): _NCCL,
-    ("broadcast", "nvshmem"): _NVSHMEM,
     ("broadcast", "copy_engine"): _COPIES,
 }
 """(operation, algorithm) -> ways to make it of whole tensors, of which the first that is able is taken. Preferred
@@ -225,7 +199,7 @@ def _without_relays(made: Collective, name: str, units: int) -> bool:
 
 def _has_no_kernel(operation: str, name: str) -> bool:
     record = records()[name]
-    return (operation, name) not in ON_TENSORS and not (record.library or record.mechanism or record.by_host)
+    return (operation, name) not in ON_TENSORS and not (record.library or record.by_host)
 
 
 BY_ROUNDS = {

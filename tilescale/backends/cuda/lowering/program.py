@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering import branches, by_rank, implemented, stages
+from tilescale.backends.cuda.lowering import branches, implemented, stages
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
@@ -73,14 +73,13 @@ def lower(program: Program, target: Target) -> LoweredProgram:
         UnsupportedError: something that has no lowering, with its line.
     """
     implemented.check(program, target)
-    apart, decided = by_rank.decided(program, target.machine)
-    body, planned = plan(apart, target)
-    rendezvous = needed(program, body, target)  # of what was written: both ways together do that
+    body, planned = plan(program, target)
+    rendezvous = needed(program, body, target)
     within = small_grid(program, body, target) if rendezvous.entry or rendezvous.exit else None
     rendezvous = replace(rendezvous, inside=within is not None)
     lowering = _Lowering(program, target, rendezvous, within)
     lowered = lowering.part(body, None, ())
-    notes = tuple(dict.fromkeys([*planned, *decided, *lowering.notes]))
+    notes = tuple(dict.fromkeys([*planned, *lowering.notes]))
     return LoweredProgram(program, target, lowered, rendezvous, tuple(lowering.sites), notes)
 
 

@@ -178,18 +178,18 @@ def message_texts(own: Owner, step: HostStep) -> list[str]:
     if isinstance(step.stmt, ir.Bind) or _RULES.get((ir.op_name(step.call), step.impl)) is not _collective:
         return []
     made = Collective.of(step.call)
-    return [kernel.text for kernel in kernels_of(own, _stand(made, step, lambda: None, lambda: None), step.impl)]
+    return [kernel.text for kernel in kernels_of(own, _stand(made, step, lambda: None), step.impl)]
 
 
-def _stand(made: Collective, step: HostStep, written: Callable[[], None], read: Callable[[], None]) -> Stand:
+def _stand(made: Collective, step: HostStep, written: Callable[[], None]) -> Stand:
     (whole, *_), buffer = made.whole, ir.region_parts(made.source)[0]
-    return Stand(made, step.where, str(buffer.dtype), region_bytes(whole), written, read_by_peers=read)
+    return Stand(made, step.where, str(buffer.dtype), region_bytes(whole), written)
 
 
 def _collective(own: Owner, step: HostStep) -> Step:
     made = Collective.of(step.call)
     source, target, root = Part(own, made.source), Part(own, made.target), made.root
-    stand = _stand(made, step, target.reached, source.reached)
+    stand = _stand(made, step, target.reached)
     bound = LAUNCHERS[made.name, step.impl](own, stand)
     numbers = [None if region is None else Part(own, region) for region in (made.sent, made.received)]
 

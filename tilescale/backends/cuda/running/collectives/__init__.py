@@ -7,8 +7,7 @@ one_shot.py two_shot.py direct.py unequal.py  by a kernel of our own, which exch
 exchanges.py workspaces.py       grids, forms and memory of messages
 kernels.py                       their CUDA text, compilation and launch
 rounds.py                        by any algorithm, whose rounds one kernel plays
-copy_engine.py copied_sums.py    by the copy engine
-nccl.py nvshmem.py               by NCCL; by NVSHMEM
+copy_engine.py nccl.py           by the copy engine; by NCCL
 hierarchical.py                  over groups that share memory: kernels inside, messages between
 dense.py                         tensors with gaps, and cut along other dimensions than the first
 """
@@ -17,14 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS
+from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS, ON_TENSORS
 from tilescale.backends.cuda.running.collectives import (
-    copied_sums,
     copy_engine,
     direct,
     hierarchical,
     nccl,
-    nvshmem,
     one_shot,
     rounds,
     two_shot,
@@ -35,37 +32,25 @@ from tilescale.backends.cuda.running.collectives.kernels import Kernel
 from tilescale.backends.cuda.running.collectives.setting import Launcher, Stand
 from tilescale.backends.cuda.running.owner import Owner
 
-LAUNCHERS: dict[tuple[str, str], Launcher] = {
-    ("allreduce", "one_shot"): one_shot.allreduce,
-    ("allreduce", "two_shot"): two_shot.allreduce,
-    ("allreduce", "copy_engine"): copied_sums.allreduce,
-    ("allreduce", "hierarchical_direct"): hierarchical.allreduce,
-    ("allreduce", "nccl"): nccl.allreduce,
-    ("allreduce", "nvshmem"): nvshmem.allreduce,
-    ("reduce_scatter", "direct"): direct.reduce_scatter,
-    ("reduce_scatter", "copy_engine"): copied_sums.reduce_scatter,
-    ("reduce_scatter", "hierarchical_direct"): hierarchical.reduce_scatter,
-    ("reduce_scatter", "nccl"): nccl.reduce_scatter,
-    ("reduce_scatter", "nvshmem"): nvshmem.reduce_scatter,
-    ("all_gather", "direct"): direct.all_gather,
-    ("all_gather", "copy_engine"): copy_engine.all_gather,
-    ("all_gather", "hierarchical_direct"): hierarchical.all_gather,
-    ("all_gather", "nccl"): nccl.all_gather,
-    ("all_gather", "nvshmem"): nvshmem.all_gather,
-    ("all_to_all", "direct"): direct.all_to_all,
-    ("all_to_all", "copy_engine"): copy_engine.all_to_all,
-    ("all_to_all", "hierarchical_direct"): hierarchical.all_to_all,
-    ("all_to_all", "nccl"): nccl.all_to_all,
-    ("all_to_all", "nvshmem"): nvshmem.all_to_all,
-    ("all_to_all_v", "direct"): unequal.all_to_all_v,
-    ("all_to_all_v", "nccl"): nccl.all_to_all_v,
-    ("broadcast", "direct"): direct.broadcast,
-    ("broadcast", "copy_engine"): copy_engine.broadcast,
-    ("broadcast", "hierarchical_direct"): hierarchical.broadcast,
-    ("broadcast", "nccl"): nccl.broadcast,
-    ("broadcast", "nvshmem"): nvshmem.broadcast,
-    **{(operation, name): rounds.launcher(name) for operation, names in BY_ROUNDS.items() for name in names},
+_MODULES = {
+    "one_shot": one_shot,
+    "two_shot": two_shot,
+    "direct": direct,
+    "copy_engine": copy_engine,
+    "hierarchical_direct": hierarchical,
+    "nccl": nccl,
 }
+"""Algorithm -> the module with a launcher of each operation's name."""
+
+
+def _launcher(operation: str, algorithm: str) -> Launcher:
+    if algorithm in BY_ROUNDS.get(operation, ()):
+        return rounds.launcher(algorithm)
+    found: Launcher = getattr(_MODULES[algorithm], operation)
+    return found
+
+
+LAUNCHERS = {key: _launcher(*key) for key in ON_TENSORS}
 """(operation, algorithm) -> what makes it."""
 
 _USES: dict[tuple[str, str], Callable[[Owner, Stand], Use]] = {

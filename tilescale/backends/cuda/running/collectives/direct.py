@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.running.collectives import dense
+from tilescale.backends.cuda.running.collectives import dense, unequal
 from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts, Use
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
     from tilescale.backends.cuda.running.steps import Work
+
+
+all_to_all_v = unequal.all_to_all_v
 
 
 def reduce_scatter(own: Owner, stand: Stand) -> Bound:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.reach import chunk_bytes, split
 from tilescale.backends.cuda.running.collectives import dense
-from tilescale.backends.cuda.running.collectives.copied_sums import combined
 from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts, Use
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
@@ -92,6 +91,22 @@ class Groups:
         gives = [Message(sent[to], self.device(to, self.place)) for to, _ in turns]
         takes = [Message(received[origin], self.device(origin, self.place)) for _, origin in turns]
         return self.own.between.exchange(gives, takes)
+
+
+COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+"""What PyTorch calls combining operations."""
+
+
+def combined(parts: Sequence[torch.Tensor] | torch.Tensor, reduction: str) -> torch.Tensor:
+    """The combination of tensors in their order, of short floating types in float32."""
+    import torch
+
+    combine, dtype = getattr(torch, COMBINE[reduction]), parts[0].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    total: torch.Tensor = parts[0].to(wide)
+    for part in parts[1:]:
+        total = combine(total, part.to(wide))
+    return total
 
 
 class RailSum:

@@ -27,7 +27,6 @@ class Stand:
         nbytes: of its whole tensor; None if only calls know.
         written_by_peers: tells that peers write into the target, which then has to be symmetric.
         among: those of the level's devices between which it stands; None for all.
-        read_by_peers: tells the same of the source, which peers read.
     """
 
     made: Collective
@@ -36,7 +35,6 @@ class Stand:
     nbytes: int | None
     written_by_peers: Callable[[], None]
     among: Team | None = None
-    read_by_peers: Callable[[], None] = lambda: None
 
     def team(self, own: Owner) -> Team:
         """The devices between which it stands."""

@@ -70,20 +70,6 @@ class Inbox:
 
 
 @dataclass(frozen=True)
-class Landing:
-    """Memory of one device in which copies of the host come to lie: no blocks, no counts.
-
-    Attributes:
-        level: whose units copy.
-        nbytes: bytes.
-    """
-
-    level: str
-    nbytes: int
-    blocks: int = 0
-
-
-@dataclass(frozen=True)
 class Workspace:
     """A workspace of this device and its counts.
 
@@ -102,9 +88,9 @@ class Workspaces:
     """The workspaces of one program, made when they are first needed."""
 
     def __init__(self) -> None:
-        self._made: dict[Shape | Inbox | Landing, Workspace] = {}
+        self._made: dict[Shape | Inbox, Workspace] = {}
 
-    def get(self, shape: Shape | Inbox | Landing, near: Near) -> Workspace:
+    def get(self, shape: Shape | Inbox, near: Near) -> Workspace:
         """The workspace of a shape, zero when it is made. Collective if it is new."""
         import torch
 
