@@ -72,7 +72,7 @@ class Operator:
     def _differentiated(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
         if self._setup is None:  # PyTorch says that it has no backward
             return self._dispatched(*given)
-        made = _Differentiated.apply(self, given, *tensors)
+        made = _apply(self, given, *tensors)
         return list(made) if self._gives_list else made
 
     def differentiated(self, ctx: Any, given: Sequence[Any]) -> Any:
@@ -90,7 +90,7 @@ class Operator:
         tensors = [x for x in (*given[1], *grads) if x is not None]
         is_plain = all([x.__class__ in _PLAIN for x in tensors]) and not _tensors([x for _, x in kept])
         is_plain = is_plain and not torch.is_grad_enabled()
-        with use_machine(ctx.machine):
+        with _MACHINE_STAYS if ctx.machine is current_machine() else use_machine(ctx.machine):
             found = self._repeated_backward(given, tensors) if is_plain else self._gradients(*given)
         return found if isinstance(found, tuple) else (found,)
 
@@ -98,6 +98,8 @@ class Operator:
         ctx = SimpleNamespace(saved_tensors=saved, **dict(kept))
         return self._backward(ctx, grads) if self._gives_list else self._backward(ctx, *grads)
 
+
+_MACHINE_STAYS = nullcontext()
 
 _OURS = {"machine", "operator", "counts", "lies"}
 """What an operator keeps between its forward and its backward, beside what the latter asks for."""
@@ -140,6 +142,10 @@ class _Differentiated(torch.autograd.Function):
         for count, grad in zip(ctx.counts, ctx.operator.gradients(ctx, grads), strict=True):
             found += grad if grad.__class__ is list else [grad] * count
         return None, None, *(x if lies is None else lies.made_of(x) for x, lies in zip(found, ctx.lies, strict=True))
+
+
+_apply = super(torch.autograd.Function, _Differentiated).apply
+"""Without a look for functorch's tensors, which nobody has where this is called."""
 
 
 def keep_machine(ctx: Any) -> None:

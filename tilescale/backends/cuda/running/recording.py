@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tilescale.backends.cuda.running import driver, nccl
 from tilescale.backends.cuda.running.native import PLACES, UNKNOWN, Record, Source, Step
 from tilescale.comm import init
+from tilescale.errors import DeviceError
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.running.guard import Guard
@@ -281,11 +282,12 @@ class Recorded:
                 for step in self.steps:
                     if not step(tensors, stream):
                         return None
-            except BaseException:
+            except DeviceError:  # this rank's part of the call is not complete
                 for guard in self.guards:
                     guard.records.stop()
                 raise
-            self.turns.end()
+            finally:
+                self.turns.end()
         return _filled(self.results, tensors)
 
 
