@@ -85,10 +85,16 @@ class Fuzzed:
         """Tensors for each device."""
         return [[p.value(16 * launch + rank) for p in self.parameters] for rank in range(self.devices)]
 
-    def emulated(self, launch: int = 0, schedule_seed: int | None = None) -> list[list[torch.Tensor]]:
-        """What the emulator leaves in the tensors of each device; raises what its checks find."""
+    def emulated(
+        self, launch: int = 0, schedule_seed: int | None = None, check: str = "all", func: Any = None
+    ) -> list[list[torch.Tensor]]:
+        """What the emulator leaves in the tensors of each device; raises what its checks find.
+
+        Args:
+            func: the traced function, if there is one.
+        """
         args = self.arguments(launch)
-        tilescale.emulate(self.trace(), args, check="all", schedule_seed=schedule_seed)
+        tilescale.emulate(func or self.trace(), args, check=check, time=False, schedule_seed=schedule_seed)
         return args
 
     def is_accepted(self) -> bool:

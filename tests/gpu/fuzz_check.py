@@ -35,10 +35,10 @@ from tests.fuzz.generator import generate  # noqa: E402
 from tests.fuzz.program import Fuzzed, smaller  # noqa: E402
 from tests.fuzz.skew import skewed  # noqa: E402
 from tests.gpu.limits import bounded  # noqa: E402
-from tilelang_core.modules import COMPILE  # noqa: E402
+from tilelang_core.modules import COMPILE, with_flags  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
 
-SECONDS, WORKERS, LEAST = 110, 24, 500
+SECONDS, WORKERS, LEAST = 110, 32, 500
 """Seconds in which workers start a program, and how many programs have to run in them with so many workers."""
 EACH_S, GRACE_S = 30.0, 8.0
 """Seconds that one program may take, and that a worker may go on behind the time."""
@@ -54,8 +54,11 @@ def check(program: Fuzzed) -> None:
     """Several calls of a program, each against the emulator. Raises Refused, and whatever is wrong."""
     rank = tilescale.init().rank
     try:
-        expected = {call: program.emulated(call)[rank] for call in sorted(set(CALLS))}
-        kernel = tilescale.compile(program.trace(), schedule="sequential")
+        func = program.trace()
+        first, *others = sorted(set(CALLS))
+        expected = {first: program.emulated(first, func=func)[rank]}
+        expected |= {call: program.emulated(call, check="none", func=func)[rank] for call in others}
+        kernel = tilescale.compile(func, schedule="sequential")
         kernel.prepare()
     except TileScaleError as error:
         raise Refused(type(error).__name__) from error
@@ -87,9 +90,13 @@ def is_wrong(program: Fuzzed) -> bool:
 
 
 def delay_warps() -> None:
-    """From now on nvcc gets texts with delays: behind the checks of texts, and unknown to the cache of kernels."""
+    """From now on nvcc gets texts with delays, behind the checks of texts and unknown to the cache of kernels.
+
+    It optimizes them less: that takes a third of the time, and the order of a text is the same.
+    """
     compile_text = tvm_ffi.get_global_func(COMPILE)
-    delayed = lambda text, *given: compile_text(skewed(text), *given)  # noqa: E731
+    flags = ("-Xcicc=-O1", "-Xptxas=-O1")
+    delayed = lambda text, target, given=None: compile_text(skewed(text), target, with_flags(given, flags))  # noqa: E731
     tvm_ffi.register_global_func(COMPILE, delayed, override=True)
 
 
@@ -186,7 +193,7 @@ def supervise(devices: int, worker: int, workers: int, env: dict[str, str], tall
 def main() -> int:
     """Start all workers, and sum up."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
-    workers = int(sys.argv[2]) if len(sys.argv) > 2 else max(2, (os.cpu_count() or 2) * 3 // 4)
+    workers = int(sys.argv[2]) if len(sys.argv) > 2 else max(2, os.cpu_count() or 2)
     gpus, tally = torch.cuda.device_count(), Tally(time.time() + seconds)
     pairs = max(1, workers // 8) if gpus > 1 else 0
     env = {"TILESCALE_HEAP_BYTES": "64MiB", "OMP_NUM_THREADS": "1", "TILELANG_CACHE_DIR": tempfile.mkdtemp()}
