@@ -123,9 +123,14 @@ def test_output_that_nobody_takes_ends_the_job(tmp_path: Path, output: str, code
     assert ended([int(pid) for pid in re.findall(r"pid (\d+)", errors)])
 
 
-def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
-    (tmp_path / "loud.py").write_text(LOUD)
-    words = [*command("tilescale run", 2), str(tmp_path / "loud.py")]
+SILENT = LOUD.partition("while")[0] + "time.sleep(600)\n"
+
+
+@pytest.mark.parametrize("text", [LOUD, SILENT], ids=["loud", "silent"])
+def test_no_rank_outlives_its_launcher(tmp_path: Path, text: str) -> None:
+    """A loud one would die of its broken pipe; the kernel ends a silent one."""
+    (tmp_path / "rank.py").write_text(text)
+    words = [*command("tilescale run", 2), str(tmp_path / "rank.py")]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stderr is not None
     pids = [int(re.findall(r"pid (\d+)", process.stderr.readline())[0]) for _ in range(2)]

@@ -171,6 +171,13 @@ def guard_of(program: str, ranks: tuple[int, ...], *counts: int) -> Guard:
     return guard
 
 
+def test_a_barrier_waits_longer_than_what_keeps_ranks_from_it():
+    """A rank that waits in a kernel fails first, and says why."""
+    guard = guard_of("program", (0, 1, 2), 1, 1, 1)
+    guard.ranks = SimpleNamespace(barrier=lambda site, call, limit_ns, records: limit_ns)
+    assert guard.barrier(ENTRY) == 3 * guard.limit_ns and guard.barrier(ENTRY, patience=1) == guard.limit_ns
+
+
 def test_programs_of_other_ranks_are_told_in_the_numbers_of_this_one(monkeypatch: pytest.MonkeyPatch):
     """Each counts the ranks of its own team."""
     whole = guard_of("whole", (0, 1, 2, 3), 5, 4, 5, 4)

@@ -66,6 +66,25 @@ def test_each_stream_is_a_new_one_of_the_device(driver: Driver):
     assert driver.made == [(1, 0), (1, -1)] and driver.contexts == []
 
 
+def test_the_stream_of_the_caller_goes_on_after_what_the_queue_was_given(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+):
+    """Once for each start; what was held back is given before."""
+    queue, done = CopyQueue(GPU), []
+    event = SimpleNamespace(record_event=lambda: "event", wait_stream=lambda stream: done.append(("join", stream)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: event)
+    queue.stream = SimpleNamespace(wait_event=lambda event: done.append("start"))
+    queue.join()
+    assert done == [], "nothing was started"
+    queue.start()
+    queue.hold()
+    queue.add(lambda: done.append("copy"))
+    queue.join()
+    assert done == ["start", "copy", ("join", queue.stream)] and not queue.is_held
+    queue.join()
+    assert done.count(("join", queue.stream)) == 1
+
+
 def test_a_refusal_leaves_the_context_as_it_was(driver: Driver):
     driver.refuses = True
     with pytest.raises(DeviceError):
