@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""What reads the result of an overlapped reduction in the same program: no barrier at its end stands in for waits."""
+
+import torch
+
+import tilescale.language as T
+from tests.overlap.support import check_leaves, overlapped
+
+
+def test_a_grid_behind_an_all_reduce_by_tiles_sees_the_sums_of_all_devices():
+    """Peers write them, so it waits for them; each block reads rows that another device has summed."""
+    devices, rows, tile = 3, 4, 4
+    whole = (devices * rows, 4)
+
+    @T.prim_func
+    def reduce_then_read(X: T.Tensor(whole, "float32"), Y: T.Tensor(whole, "float32"), Z: T.Tensor(whole, "float32")):
+        with T.Kernel(device=devices, block=devices * rows // tile, threads=32) as b:
+            with T.Scale("device"), T.Scale("block"):
+                x = T.alloc((tile, 4), "float32", level="l1")
+                T.copy(X[b * tile, 0], x)
+                for i, j in T.Parallel(tile, 4):
+                    x[i, j] = x[i, j] + x[i, j]
+                T.copy(x, Y[b * tile, 0])
+            with T.Scale("device"):
+                T.allreduce(Y)
+            with T.Scale("device"), T.Scale("block"):
+                y = T.alloc((tile, 4), "float32", level="l1")
+                T.copy(Y[b * tile, 0], y)
+                T.copy(y, Z[b * tile, 0])
+
+    changed, schedule = overlapped(reduce_then_read, chunk=4, carrier="tiles")
+    (move,) = schedule.moves
+    assert move.overlapped and move.adds == "tiles"
+    rng = torch.Generator().manual_seed(0)
+    args = [[torch.randn(whole, generator=rng), *(torch.full(whole, 113.0) for _ in range(2))] for _ in range(devices)]
+    total = sum((x + x for x, *_ in args[1:]), start=args[0][0] + args[0][0])
+    check_leaves(changed, args, [[x, total, total] for x, *_ in args], seeds=(None, 1, 2))
