@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ from tilescale.backends.cuda.running import execute, native, replay, streams
 from tilescale.backends.cuda.running.collectives import exchanges
 from tilescale.backends.cuda.running.graph_nodes import Node
 from tilescale.comm import World
+from tilescale.errors import DeviceError
 
 STREAM = 7
 
@@ -76,6 +79,18 @@ class Guard:
         return lambda: self.log.append(("barrier", site, call))
 
 
+@dataclass(eq=False)
+class Captured:
+    """A captured graph, whose handles are of no use any more once nobody holds it."""
+
+    number: int
+    nodes: list[Node]
+    instantiate: Callable[[], None]
+
+    def raw_cuda_graph(self) -> int:
+        return self.number
+
+
 class Device:
     """What a program does on rank 0 of two.
 
@@ -93,7 +108,7 @@ class Device:
         self.graphs: list[list[Any]] = []
         self.replayed: list[list[list[Any]]] = []
         self.instantiated = 0
-        self._executables: list[Any] = []
+        self._alive: weakref.WeakValueDictionary[int, Captured] = weakref.WeakValueDictionary()
         self.heap, self.guard = Heap(), Guard(self.log)
         self.capturing = self.broken = False
         self.events: list[str] = []
@@ -113,8 +128,8 @@ class Device:
         patch.setattr(exchanges, "functions", self._functions)
         patch.setattr(exchanges, "launch", lambda name, *args: lambda: self._launched(name, *args))
         patch.setattr(replay, "captured", self._captured)
-        patch.setattr(replay, "nodes_of", lambda graph: graph.nodes)
-        patch.setattr(replay, "_executable", self._number)
+        patch.setattr(replay, "nodes_of", self._nodes_of)
+        patch.setattr(replay, "_executable", lambda graph: graph.number + 1)
         patch.setattr(native, "connect", self._connect)
         self.refuses = False
         patch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -150,8 +165,8 @@ class Device:
         begin = len(self.log)
         for launch in launches:
             launch()
-        graph = SimpleNamespace(nodes=[node(entry) for entry in self.log[begin:]])
-        graph.instantiate, graph.raw_cuda_graph = self._instantiated, lambda: graph
+        number = len(self.graphs)
+        graph = self._alive[number] = Captured(number, [node(entry) for entry in self.log[begin:]], self._instantiated)
         self.graphs.append(self.log[begin:])
         del self.log[begin:]
         return graph
@@ -159,9 +174,10 @@ class Device:
     def _instantiated(self) -> None:
         self.instantiated += 1
 
-    def _number(self, graph: Any) -> int:
-        self._executables.append(graph)
-        return len(self._executables)
+    def _nodes_of(self, handle: int) -> list[Node]:
+        if handle not in self._alive:
+            raise DeviceError("cuGraphGetNodes: CUDA_ERROR_INVALID_VALUE")
+        return self._alive[handle].nodes
 
     def _connect(self) -> None:
         """Let C call this device as the driver."""
@@ -178,8 +194,10 @@ class Device:
         return 0
 
     def _replay(self, executable: int, stream: int) -> int:
+        graph = self._alive.get(executable - 1)
+        if graph is None:
+            return 400  # CUDA_ERROR_INVALID_HANDLE
         self.log.append("replay")
-        graph = self._executables[executable - 1]
         self.replayed.append([[int.from_bytes(x, "little") for x in node.blocks] for node in graph.nodes])
         return 0
 

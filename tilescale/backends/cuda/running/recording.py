@@ -231,7 +231,8 @@ class Recording(TorchDispatchMode):
         if view is None or view.form is None or view.number not in self._allocated.keys() - self._shaped:
             return view
         base = self._tensors[view.number]
-        if x.dtype is not base.dtype or not x.is_contiguous() or x.numel() != base.numel():
+        is_whole = x.is_contiguous() and base.is_contiguous() and x.numel() == base.numel()
+        if x.dtype is not base.dtype or not is_whole:
             return view
         self._made[self._allocated[view.number]] = partial(_allocate, _allocation(x))
         self._shaped.add(view.number)
