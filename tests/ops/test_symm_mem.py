@@ -72,3 +72,4 @@ def test_the_command_says_what_is_replaced():
     done = subprocess.run([sys.executable, "-m", "tilescale.ops.install"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert all(f"symm_mem::{name}: " in done.stdout for name in symm_mem.IMPLEMENTATIONS)
+    assert all(f"-> tilescale.ops.{name}" in done.stdout for name in symm_mem.PATTERNS.values())

@@ -232,3 +232,11 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "fused_scaled_matmul_reduce_scatter": _scatter_scaled,
 }
 """TileScale's implementation of each operator of `torch.ops.symm_mem`."""
+
+PATTERNS = {
+    "all_gather_into_tensor, then mm or addmm by any number of weights": "all_gather_matmul",
+    "mm, then reduce_scatter_tensor": "matmul_reduce_scatter",
+    "mm, then all_reduce": "matmul_all_reduce",
+    "all_reduce, then add and RMSNorm": "all_reduce_rms_norm",
+}
+"""What graphs have in the place of each operator that `install(graphs=True)` puts there; see graph_patterns.py."""
