@@ -247,6 +247,13 @@ def test_the_times_of_gpus_are_those_that_were_measured():
         assert said == [us.get(contender, "") for contender in CONTENDERS], what
 
 
+def test_the_times_of_models_are_those_that_were_measured():
+    text = (ROOT / "docs" / "in-a-model.md").read_text(encoding="utf-8")
+    for row in json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())["rows"]:
+        ms, low, high = (f"{us / 1e3:.1f}" for us in (row["us"], *row["spread"]))
+        assert f"{ms} ms ({low} to {high})" in text, row["work"]
+
+
 def test_the_tested_range_of_tilelang_is_one():
     project = (ROOT / "pyproject.toml").read_text()
     assert f'"tilelang>={TESTED[0]},<{TESTED[1]}"' in project
