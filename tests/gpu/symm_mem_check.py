@@ -75,6 +75,45 @@ def check_inductor(_: slice) -> None:
             say(f"PASS compiled block of {rows} rows")
 
 
+def check_graphs(_: slice) -> None:
+    """The pass of `installed(graphs=True)`: patterns of forward and backward, values, and what was replaced."""
+    import torch.distributed._functional_collectives as functional
+
+    from tilescale.ops.graph_patterns import replaced
+
+    group, weight = dist.group.WORLD, as_first(random(1024))
+    up, down, residual = as_first(random(1024, 1536)), as_first(random(1536, 1024)), as_first(random(512, 1024))
+
+    def split(x: torch.Tensor) -> torch.Tensor:
+        gathered = functional.all_gather_tensor(x, 0, group)
+        return functional.reduce_scatter_tensor(torch.relu(gathered @ up) @ down, "sum", 0, group)
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(torch.relu(x @ up) @ down, "sum", group)
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        y = residual + functional.all_reduce(x * 2, "sum", group)
+        return torch.nn.functional.rms_norm(y, (1024,), weight, 1e-6)
+
+    wanted = {
+        split: {"all_gather_matmul": 1, "matmul_reduce_scatter": 1},
+        whole: {"matmul_all_reduce": 1},
+        normed: {"all_reduce_rms_norm": 1},
+    }
+    for function, expected in wanted.items():
+        torch._dynamo.reset()
+        with ops.installed(graphs=True), torch._inductor.config.patch(force_disable_caches=True):
+            replaced.clear()
+            compiled = torch.compile(function, fullgraph=True, dynamic=False)
+            for _call in range(5):  # the operators' calls from the third one on are graphs
+                x = random(512, 1024)
+                compare(function.__name__, compiled(x), function(x).float())
+            found = {name: count for (name, reason), count in replaced.items() if not reason}
+        if found != expected:
+            raise ValueError(f"{function.__name__}: {dict(replaced)} replaced, not {expected}")
+        say(f"PASS graph of {function.__name__}: {found}")
+
+
 if __name__ == "__main__":
     ops.install()
-    main({"eager": check_eager, "inductor": check_inductor})
+    main({"eager": check_eager, "inductor": check_inductor, "graphs": check_graphs})

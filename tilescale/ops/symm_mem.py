@@ -38,8 +38,8 @@ def install(*, graphs: bool = False) -> None:
     Args:
         graphs: whether inductor, in all that `torch.compile` compiles from now on, also replaces functional collectives
             beside GEMMs and RMSNorms, which DTensors are made of: all-gather and GEMMs, GEMM and reduce-scatter or
-            all-reduce, all-reduce with residual and RMSNorm. Unsupported ones stay as they are. What was compiled keeps
-            its operators after `uninstall`.
+            all-reduce, all-reduce with residual and RMSNorm (both the same on all ranks). Unsupported ones stay as they
+            are. What was compiled keeps its operators after `uninstall`.
     """
     global _library
     if graphs:
