@@ -27,6 +27,7 @@ from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.steps import Work, run
 from tilescale.backends.cuda.running.transports import Message
 from tilescale.hda import Machine
+from tilescale.program.mesh import Mesh
 
 HERE = Path(__file__).parent
 STRIDE = 1 << 22
@@ -211,7 +212,9 @@ class Ranks:
                 everywhere=heap.peers, slot=heap.addresses.slot,
             ),
             sizes=self.sizes,
-            target=SimpleNamespace(machine=machine, sizes=self.sizes, devices=self.size, near=self.near),
+            target=SimpleNamespace(
+                machine=machine, sizes=self.sizes, mesh=Mesh(self.sizes), devices=self.size, near=self.near
+            ),
             between=self._post.of(rank),
             sites=[],
             guard=guard,

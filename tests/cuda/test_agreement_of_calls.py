@@ -17,6 +17,7 @@ from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES, Wante
 from tilescale.hda.current import current_machine
 from tilescale.passes.pipeline import analyse
 from tilescale.program import extents
+from tilescale.program.mesh import Mesh
 from tilescale.program.model import Program, Sequence
 
 
@@ -86,7 +87,7 @@ def test_a_purpose_is_an_int32_that_names_its_place(site: int, call: int):
 @pytest.mark.parametrize("operation", ["allreduce", "all_gather"])
 def test_collectives_on_tiles_are_made_as_the_table_of_their_kind_says(form: str, operation: str):
     wanted, made = Wanted(operation, form, "device", (0, 1)), SimpleNamespace(name=operation, level="device")
-    target = SimpleNamespace(sizes=(("device", 2),), devices=2, near=2)
+    target = SimpleNamespace(sizes=(("device", 2),), mesh=Mesh((("device", 2),)), devices=2, near=2)
     assert available(made, wanted, target).names == (ON_TILES[form][operation],)
 
 

@@ -6,6 +6,7 @@
     asynchronous.py  which of them a unit's copy queue executes, and how the parts of a collective lie
     layout.py        how tiles lie over units
     model.py         launches, phases, parameters
+    mesh.py          numbers, ranks and siblings of units of several levels
     effects.py       what each statement reads, writes, signals and waits for, and when it is complete
     regions.py       whether two accesses may touch the same element
     dependence.py    what waits order, what signals publish, what may change places, what is live when

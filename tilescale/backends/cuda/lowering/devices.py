@@ -225,10 +225,7 @@ class DeviceStage(Signature):
 
     def device_number(self, level: str, rank: Any) -> Any:
         """The number, over all devices, of the one that `rank` at `level` names as seen from this one."""
-        number: Any = ir.IntImm("int32", 0)
-        for name, size in self.target.sizes:
-            number = number * size + (rank if name == level else self.rank(name))
-        return number
+        return self.target.mesh.number(lambda name: rank if name == level else self.rank(name))
 
     def programs(self) -> int:
         """Programs of the grid."""

@@ -20,6 +20,7 @@ from tilescale.cost.operations import copy_choice
 from tilescale.cost.reach import linked
 from tilescale.errors import Location, UnsupportedError
 from tilescale.hda import Machine
+from tilescale.program.mesh import Mesh
 from tilescale.program.model import Launch, Program
 
 
@@ -45,7 +46,12 @@ class Target:
     @property
     def devices(self) -> int:
         """Units that own tensors."""
-        return math.prod(n for _, n in self.sizes)
+        return self.mesh.size
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The numbers of these units."""
+        return Mesh(self.sizes)
 
     @cached_property
     def near(self) -> int:

@@ -10,7 +10,6 @@ devices and rounds of loops, with numbers where the host knows them; what it doe
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -216,7 +215,7 @@ class _Walk:
             word = (self._peer(found.level, found.peer, at), *self._index(found.signal, at))
             self.raised(call, at.device, iter([word]), at)
         elif isinstance(found, Collective) and found.flags is not None:
-            peers = (self._peer(found.level, peer, at) for peer in range(dict(self.target.sizes)[found.level]))
+            peers = (self._peer(found.level, peer, at) for peer in range(self.target.mesh.count(found.level)))
             self.raised(call, at.device, ((peer, at.ranks[found.level], None) for peer in peers), at)
 
     def _index(self, flag: ir.Call, at: _At) -> list[int | None]:
@@ -224,7 +223,7 @@ class _Walk:
 
     def _peer(self, level: str, peer: Any, at: _At) -> int | None:
         rank = evaluate(peer, at.known)
-        return None if rank is None else number(self.target.sizes, {**at.ranks, level: rank})
+        return None if rank is None else self.target.mesh.sibling(at.device, level, rank)
 
 
 def leads_out(part: Part, target: Target) -> bool:
@@ -238,20 +237,11 @@ def leads_out(part: Part, target: Target) -> bool:
     return any(leads_out(inner, target) for inner in ([part.body] if isinstance(part, Launch) else part.parts))
 
 
-def number(sizes: tuple[tuple[str, int], ...], ranks: Mapping[str, int]) -> int:
-    """A device's number over all devices: the coarsest level slowest."""
-    found = 0
-    for name, size in sizes:
-        found = found * size + ranks[name] % size
-    return found
-
-
 def _raised(program: Program, target: Target) -> dict[ir.Var, dict[Any, set[Word]]]:
     """For the data of each tensor of flags: sender -> what it raises. A sender None may raise anything at any time."""
     walk = _Walk(target)
-    for ranks in itertools.product(*(range(n) for _, n in target.sizes)):
-        by_level = {name: rank for (name, _), rank in zip(target.sizes, ranks, strict=True)}
-        walk.part(program.body, _At(number(target.sizes, by_level), by_level))
+    for device in range(target.devices):
+        walk.part(program.body, _At(device, target.mesh.ranks(device)))
     return walk.found
 
 

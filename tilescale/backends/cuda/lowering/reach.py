@@ -7,7 +7,6 @@ those that share memory are neighbours in number: `Target.near` of them.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,9 +45,7 @@ class Split:
 
 def split(target: Target, level: str) -> Split | None:
     """The siblings of a level; None if their groups are of different sizes."""
-    names = [name for name, _ in target.sizes]
-    size, near = dict(target.sizes)[level], target.near
-    step = math.prod(n for _, n in target.sizes[names.index(level) + 1 :])
+    size, near, step = target.mesh.count(level), target.near, target.mesh.step(level)
     if step >= near:
         return Split(1, size) if step % near == 0 else None
     inside = min(size, near // step)

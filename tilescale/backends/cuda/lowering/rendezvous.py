@@ -153,9 +153,7 @@ def enclosed(stage: DeviceStage, body: ir.Stmt, rendezvous: Rendezvous) -> ir.St
     Flags are zero when it ends, as the next call finds them: a launch of their own takes a quarter of a small call.
     """
     stage.headers.append("rendezvous.cuh")
-    devices, rank = stage.target.devices, ir.IntImm("int32", 0)
-    for name, size in stage.target.sizes:
-        rank = rank * size + stage.rank(name)
+    devices, rank = stage.target.devices, stage.target.mesh.number(stage.rank)
     words = tir.address_of(stage.everywhere(arg.RendezvousWords(), "rendezvous_words", (2 * devices,), "int64"))
     counts = tir.address_of(stage.tensor(arg.RendezvousCounts(), "rendezvous_counts", [3], "int32"))
     stride, slot = ir.IntImm("int64", stage.target.stride // 8), stage.slot(rank)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,7 +211,7 @@ def barrier(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
     Raises:
         UnsupportedError: groups of different sizes.
     """
-    groups, size = split(stage.target, level), dict(stage.target.sizes)[level]
+    groups, size = split(stage.target, level), stage.target.mesh.count(level)
     if groups is None:
         raise stage.unsupported(f"{what}, of which nodes have different numbers, has no CUDA lowering")
     rank = stage.rank(level)
@@ -270,8 +269,7 @@ def _barrier_of(
 
 def _siblings(stage: DeviceStage, level: str, rank: Any, size: int, first: Any, apart: int = 1) -> ir.PrimExpr:
     """What the device functions take for `size` siblings of a level, `apart` in their ranks from the first one on."""
-    names = [name for name, _ in stage.target.sizes]
-    step = apart * math.prod(n for _, n in stage.target.sizes[names.index(level) + 1 :])
+    step = apart * stage.target.mesh.step(level)
     shift = stage.scalar(SlotShift(), "slot_shift", "int32")
     return tir.extern(
         "tilescale::siblings", rank, size, stage.device_number(level, first), step, shift, stage.target.slots

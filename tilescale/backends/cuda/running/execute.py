@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -49,6 +48,7 @@ from tilescale.comm.heap.group import Group
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.passes.written import written_parameters
 from tilescale.program.arguments import bind
+from tilescale.program.mesh import Mesh
 from tilescale.program.model import Control, Launch, Part, location
 from tilescale.program.model import Sequence as Parts
 from tilescale.settings import settings
@@ -176,10 +176,8 @@ class DeviceProgram:
             self.sites += [Site(ENTRY, at), Site(EXIT, at)]
 
     def rank(self, level: str) -> int:
-        """This rank's rank at a level: devices are numbered row-major, the coarsest level slowest."""
-        names = [name for name, _ in self.sizes]
-        finer = math.prod(n for _, n in self.sizes[names.index(level) + 1 :])
-        return self.team.rank // finer % dict(self.sizes)[level]
+        """This rank's rank at a level."""
+        return Mesh(self.sizes).rank(self.team.rank, level)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -8,20 +8,19 @@ makes by itself. A flag is raised by the device whose it is, when what it tells 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.messages import MessageStep
-from tilescale.backends.cuda.lowering.queued import number
 from tilescale.backends.cuda.lowering.reach import BY_MESSAGES
 from tilescale.backends.cuda.running.phases import Part, runs
 from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.backends.cuda.running.transports import Message, Transport
 from tilescale.errors import OutOfBoundsError
 from tilescale.program import ops
+from tilescale.program.mesh import Mesh
 from tilescale.program.operations import Copy, Signal
 
 if TYPE_CHECKING:
@@ -76,14 +75,13 @@ class Messages:
 
     def _transfers(self, call: Call) -> Iterator[Transfer]:
         """Those of all devices, in the order of the devices that execute them."""
-        sizes = self.own.sizes
-        for ranks in itertools.product(*(range(n) for _, n in sizes)):
-            by_level = {name: rank for (name, _), rank in zip(sizes, ranks, strict=True)}
+        mesh = Mesh(self.own.sizes)
+        for me in range(mesh.size):
+            by_level = mesh.ranks(me)
             known = {**call.variables, **{var: by_level[level] for var, level in self.step.ranks}}
             at = Call(call.values, known, call.asked)
             if all(bool(at.evaluate(expr)) == value for expr, value in self.step.under):
-                me = number(sizes, by_level)
-                peer = number(sizes, {**by_level, self.level: at.evaluate(self.peer)})
+                peer = mesh.sibling(me, self.level, at.evaluate(self.peer))
                 yield Transfer(*((me, peer) if self.by_sender else (peer, me)), self.by_sender, at)
 
     def _is_near(self, transfer: Transfer) -> bool:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilescale.collectives import records
+from tilescale.program.mesh import Mesh
 from tilescale.settings import settings
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def joins(team: Team, world: World) -> bool:
 
 def group(own: Member, level: str) -> Any:
     """The process group of the devices that are siblings at a level. Collective: all ranks ask in the same order."""
-    return group_of(own, _teams(own, level))
+    return group_of(own, Mesh(own.sizes).groups(level))
 
 
 def group_of(own: Member, teams: Groups, processors: int | None = None) -> Any:
@@ -179,20 +180,6 @@ def renew() -> None:
     _groups.clear()
     _aborted = False
     _generation += 1
-
-
-def _teams(own: Member, level: str) -> Groups:
-    """Devices by group: those that agree in all levels but this one."""
-    names, sizes = [n for n, _ in own.sizes], [s for _, s in own.sizes]
-    axis = names.index(level)
-    stride = 1
-    for size in sizes[axis + 1 :]:
-        stride *= size
-    groups: dict[int, list[int]] = {}
-    for rank in range(own.team.size):
-        own_part = rank // stride % sizes[axis]
-        groups.setdefault(rank - own_part * stride, []).append(rank)
-    return tuple(tuple(ranks) for ranks in groups.values())
 
 
 def _start(world: World) -> None:

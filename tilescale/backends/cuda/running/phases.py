@@ -16,13 +16,13 @@ from tilelang_core.tiles import Fill
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.host_step import HostStep
-from tilescale.backends.cuda.lowering.queued import number
 from tilescale.backends.cuda.running.collectives import LAUNCHERS, kernels_of
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.steps import Call, Step, Work, copied
 from tilescale.cost.operations import region_bytes
 from tilescale.program import ops
 from tilescale.program.formulas import one
+from tilescale.program.mesh import Mesh
 from tilescale.program.operations import Collective, Copy, Rank
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _parts(own: Owner, call: ir.Call) -> list[Part]:
 
 def device_of(own: Owner, level: str, rank: int) -> int:
     """The number, over all devices, of a rank at a level as seen from this device."""
-    return number(own.sizes, {name: own.rank(name) for name, _ in own.sizes} | {level: rank})
+    return Mesh(own.sizes).sibling(own.team.rank, level, rank)
 
 
 @runs(tl.FILL)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.errors import Location
+from tilescale.program.mesh import Mesh
 from tilescale.program.operations import Collective
 
 if TYPE_CHECKING:
@@ -76,13 +77,9 @@ class Team:
 
     @classmethod
     def of(cls, own: Owner, level: str) -> Team:
-        """This rank's; devices are numbered row-major, the coarsest level slowest."""
-        names = [name for name, _ in own.sizes]
-        step = 1
-        for _, size in own.sizes[names.index(level) + 1 :]:
-            step *= size
-        rank = own.rank(level)
-        return cls(rank, dict(own.sizes)[level], own.team.rank - rank * step, step)
+        """This rank's."""
+        mesh, me = Mesh(own.sizes), own.team.rank
+        return cls(mesh.rank(me, level), mesh.count(level), mesh.sibling(me, level, 0), mesh.step(level))
 
     def device(self, rank: int) -> int:
         """The number, over all devices, of a rank."""
