@@ -20,13 +20,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # What stops, with a message, where there is an environment without a mark of ours. Older ones have the second mark.
 refuse_others = if [ -e $(VENV) -a ! -e $(OURS) -a ! -e $(READY) ]; then echo "$(1)" >&2; exit 1; fi
 
-.PHONY: help demo test test-cluster test-integrations lint docs docs-serve clean
+.PHONY: help demo test test-cluster test-integrations test-newest lint docs docs-serve clean
 
 help:
 	@echo "make demo    all-gather and GEMM, in order and overlapped: on all GPUs, and emulated as one picture"
 	@echo "make test    check the source and run all tests"
 	@echo "make test-cluster   jobs on hosts that are network namespaces, and under a real Slurm (root; minutes)"
 	@echo "make test-integrations   behind the names of transformers, vLLM and SGLang, with their own packages (downloads 500 MB)"
+	@echo "make test-newest   the newest TileLang, PyTorch, NCCL, NVSHMEM and CUDA bindings, each by itself (downloads gigabytes)"
 	@echo "make lint    check the source only"
 	@echo "make docs    build the documentation site into site/; make docs-serve shows it at port $(PORT)"
 	@echo "make clean   remove the virtual environment and all caches"
@@ -52,6 +53,10 @@ test-integrations: $(READY)
 		[ -e $(INTEGRATIONS)/.$$package ] || { $(BIN)/python -m pip install --quiet --quiet --no-deps --no-compile \
 		--target $(INTEGRATIONS) $$package && touch $(INTEGRATIONS)/.$$package; } || echo "no $$package" >&2; done
 	@PYTHONPATH=$(CURDIR):$(CURDIR)/$(INTEGRATIONS) $(BIN)/python -m pytest -q -n 0 tests/integrations/*.py
+
+# The newest of what we build on, in a folder of its own; downloads gigabytes.
+test-newest: $(READY)
+	@$(BIN)/python benchmarks/newest.py build/newest
 
 lint: $(READY)
 	@$(BIN)/python -m ruff check --quiet .

@@ -16,7 +16,7 @@ from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
 from tilescale.comm.trust.key import JobKey
-from tilescale.errors import RankFailedError, RankMismatchError, UsageError
+from tilescale.errors import RankFailedError, RankMismatchError, UsageError, WaitTimeoutError
 from tilescale.settings import Settings
 
 
@@ -237,6 +237,26 @@ def test_what_leaves_a_call_on_all_ranks_is_no_failure(run_ranks) -> None:
         return told
 
     assert run_ranks(2, work) == [[], []]
+
+
+def test_errors_that_all_ranks_raise_by_themselves_are_not_told(run_ranks) -> None:
+    """A wait on a device that failed, or what ranks were told already: once each."""
+
+    def work(team: Team):
+        told = []
+        team._session.refuse = lambda ranks, call: told.append(call.refusal)
+
+        @tells(lambda error: team)
+        def fails(error):
+            raise error
+
+        mine = ValueError("mine")
+        for error in (WaitTimeoutError("a flag"), RankFailedError("rank 1"), mine, mine):
+            with pytest.raises(type(error)):
+                fails(error)
+        return told
+
+    assert run_ranks(2, work) == [["ValueError: mine"]] * 2
 
 
 def test_a_rank_that_has_left_calls_nothing(run_ranks) -> None:

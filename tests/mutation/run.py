@@ -31,8 +31,8 @@ from typing import Any
 from tests.mutation.table import RESULTS, tables
 from tests.mutation.targets import ROOT, TARGETS, Target
 
-CPU_LIMIT_S = 120
-"""Of the tests of one mutant: many times what they take."""
+CPU_LIMIT_S, LIMIT_S = 120, 240
+"""Of a processor and of a clock for the tests of one mutant, which may wait: many times what they take."""
 
 
 def measured(
@@ -62,7 +62,8 @@ def _passes(test: str, tree: Path) -> bool:
 def _exit_code(tests: tuple[str, ...], tree: Path) -> int | None:
     child = multiprocessing.get_context("fork").Process(target=_test, args=(tests, tree))
     child.start()
-    child.join()
+    child.join(LIMIT_S)
+    child.kill()
     return child.exitcode
 
 

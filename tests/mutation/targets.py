@@ -62,6 +62,25 @@ def _calls(path: str, *functions: str) -> Target:
     return Target("what calls agree on", f"tilescale/backends/cuda/{path}", tests, functions)
 
 
+def _comm(name: str, *tests: str, functions: tuple[str, ...] = ()) -> Target:
+    tests = tuple(f"tests/comm/{test}.py" for test in tests)
+    return Target("what ranks tell each other", f"tilescale/comm/{name}.py", tests, functions)
+
+
+def _running(name: str, *tests: str, functions: tuple[str, ...] = ()) -> Target:
+    tests = tuple(f"tests/cuda/{test}.py" for test in tests)
+    return Target("calls on a GPU", f"tilescale/backends/cuda/running/{name}.py", tests, functions)
+
+
+def _overlap(name: str, *tests: str) -> Target:
+    tests = tuple(f"tests/overlap/{test}.py" for test in tests)
+    return Target("overlap", f"tilescale/passes/overlap/{name}.py", tests)
+
+
+_PROTOCOL = ("rendezvous", "_rendezvous", "refuse", "_arrive", "_key", "receive", "wait", "_wait", "refusal", "status",
+             "rank_gone", "_stop_if_hopeless", "_stop_if_elsewhere")  # fmt: skip
+"""Not those that word errors."""
+
 TARGETS = (
     _checks("clocks", f"{_MODELS}::test_clocks_know_what_happened_before", _CORPUS),
     _checks(
@@ -102,6 +121,15 @@ TARGETS = (
     _calls("running/memory.py", "digest"),
     _calls("running/barrier_kernel.py", "purpose", "site_of"),
     _calls("lowering/implemented.py", "available"),
+    _comm("session", "test_team", functions=_PROTOCOL),
+    _comm("refusal", "test_team"),
+    _comm("failure_log", "test_team"),
+    _comm("admission", "test_liveness", "test_nodes"),
+    _running("copy_queue", "test_own_streams", "test_execute_queue"),
+    _running("replay", "test_replay"),
+    _running("guard", "test_execute_failures", functions=("barrier", "blame", "_scene")),
+    _overlap("scatter", "test_reductions", "test_reads_behind"),
+    Target("arguments of operators", "tilescale/ops/arguments.py", ("tests/ops/test_arguments.py",)),
     Target("ledger of the heap", "tilescale/comm/heap/ledger.py", ("tests/comm/test_heap_arena.py",)),
     Target("ledger of the heap", "tilescale/comm/heap/arena.py", ("tests/comm/test_heap_arena.py",)),
 )
