@@ -13,6 +13,7 @@ specialisation.py            the stage of roles: which loops have a producer
 persistent.py                warps that keep their roles in all turns of a persistent loop
 exchanging.py storing.py     collectives that end its turns, or stores and signals: threads of their own, beside the
                              next turn
+mbarriers.py                 waits and arrivals of rings of tiles
 roles.py assignment.py       what a loop's producer executes: loads, and the waits before them
 statements.py                what a statement is
 waits.py declined.py         whether it may make a wait earlier than the program does; why a stage declines

@@ -11,9 +11,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from tilelang_core import ir, tl
+from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Fill, Gemm, data_of
+from tilescale.backends.cuda.lowering import mbarriers
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
 from tilescale.backends.cuda.lowering.clusters.regions import regions, stored
 from tilescale.backends.cuda.lowering.clusters.sharding import ROWS, Sharding
@@ -66,7 +67,7 @@ class Pair:
             # The first block reads the operands of both, and both wait for it.
             self.cluster.barrier(),
             product.by_two_blocks(operands[0], operands[1], result, clear, done),
-            tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, done, count % 2)),
+            mbarriers.wait(self._done, 0, count % 2),
             self.cluster.assign(self._count, count + 1),
             self.cluster.assign(state, IN_TENSOR_MEMORY),
         ]

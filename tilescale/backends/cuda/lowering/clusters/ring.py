@@ -22,6 +22,7 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering import mbarriers
 from tilescale.backends.cuda.lowering.clusters.roles import ahead
 from tilescale.backends.cuda.lowering.clusters.sharding import Shard
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
@@ -89,28 +90,26 @@ class Ring:
         """
         begin, end, earlier = self._continued()
         step = ir.Var(self.loop.loop_var.name, "int32")
-        stage, turn = self._place(earlier + step)
-        used = [_wait(self.full, stage, turn), *self._used(rest, step, stage), *self._release(stage)]
+        stage, turn = mbarriers.stage_of(earlier + step, self.stages)
+        used = [mbarriers.wait(self.full, stage, turn), *self._used(rest, step, stage), *self._release(stage)]
         free = [sync()] if self.done is None else []
         return [ahead(self._loading()), *begin, self._loop(step, used), *end, *free]
 
     def _loading(self) -> ir.Stmt:
         begin, end, earlier = self._continued()
         step = ir.Var(self.loop.loop_var.name, "int32")
-        stage, turn = self._place(earlier + step)
-        body = [_wait(self.empty, stage, 1 - turn), self._issue(step, stage, WARP)]
+        stage, turn = mbarriers.stage_of(earlier + step, self.stages)
+        body = [mbarriers.wait(self.empty, stage, 1 - turn), self._issue(step, stage, WARP)]
         return tir.sequence([*begin, self._loop(step, body), *end])
 
     def _release(self, stage: Any) -> list[ir.Stmt]:
         """Each warp tells whoever fills this stage that it has used it: lane i tells program i."""
         lane = self.cluster.thread % WARP
-        empty = ir.BufferLoad(self.empty, [stage])
-        arrive = tir.call(tl.ARRIVE_CLUSTER_BARRIER, empty, lane)
-        told = self.cluster.size
-        if not self.is_shared:
-            arrive, told = tir.call(tl.ARRIVE_BARRIER, empty), 1
         everyone = tir.evaluate(tir.call(tl.SYNC_WARP, dtype="void"))
-        return [everyone, ir.IfThenElse(lane < told, tir.evaluate(arrive), None)]
+        if not self.is_shared:
+            return [everyone, ir.IfThenElse(lane < 1, mbarriers.arrive(self.empty, stage), None)]
+        arrive = tir.evaluate(tir.call(tl.ARRIVE_CLUSTER_BARRIER, ir.BufferLoad(self.empty, [stage]), lane))
+        return [everyone, ir.IfThenElse(lane < self.cluster.size, arrive, None)]
 
     # -- all threads do both -----------------------------------------------------------------------------------------
 
@@ -125,12 +124,12 @@ class Ring:
             self._if_any(ir.IntImm("int32", n), self._issue(n, (earlier + n) % self.stages, threads))
             for n in range(self.stages)
         ]
-        stage, turn = self._place(earlier + step)
+        stage, turn = mbarriers.stage_of(earlier + step, self.stages)
         used = self._used(rest, step, stage)
         following = step + self.stages
         refill = [*self._until_empty(stage, turn), self._issue(following, stage, threads)]
         after = [sync(), *self._tell_first(stage), self._if_any(following, tir.sequence(refill))]
-        return [*begin, *first, self._loop(step, [_wait(self.full, stage, turn), *used, *after]), *end]
+        return [*begin, *first, self._loop(step, [mbarriers.wait(self.full, stage, turn), *used, *after]), *end]
 
     def _if_any(self, step: Any, stmt: ir.Stmt) -> ir.Stmt:
         """`stmt` if the loop has that iteration."""
@@ -147,7 +146,7 @@ class Ring:
     def _until_empty(self, stage: Any, turn: Any) -> list[ir.Stmt]:
         if self.empty is None:
             return []
-        return [ir.IfThenElse(self.cluster.rank < 1, _wait(self.empty, stage, turn), None)]
+        return [ir.IfThenElse(self.cluster.rank < 1, mbarriers.wait(self.empty, stage, turn), None)]
 
     # -- pieces of both ----------------------------------------------------------------------------------------------
 
@@ -159,10 +158,6 @@ class Ring:
         bound = ir.Bind(earlier, ir.BufferLoad(self.done, [0]))
         positive = tir.evaluate(tir.call(tl.ASSUME, earlier >= 0, dtype="bool"))
         return [bound, positive], [self.cluster.assign(self.done, earlier + self.extent)], earlier
-
-    def _place(self, number: Any) -> tuple[Any, Any]:
-        """The stage of a load, and the parity of that stage's turn."""
-        return number % self.stages, number // self.stages % 2
 
     def _loop(self, step: ir.Var, body: list[ir.Stmt]) -> ir.For:
         return ir.For(step, ir.IntImm("int32", 0), self.extent, ir.ForKind.SERIAL, tir.sequence(body))
@@ -183,8 +178,7 @@ class Ring:
         full = ir.BufferLoad(self.full, [stage])
         copies = [self._copy(load, step, stage, full) for load in self.loads]
         elected = tir.call(tl.ELECT, threads, dtype="bool")
-        arrive = tir.evaluate(tir.call(tl.ARRIVE_BARRIER, full))
-        return tir.sequence([*copies, ir.IfThenElse(elected, arrive, None)])
+        return tir.sequence([*copies, ir.IfThenElse(elected, mbarriers.arrive(self.full, stage), None)])
 
     def _copy(self, load: Load, step: Any, stage: Any, full: ir.BufferLoad) -> ir.Stmt:
         cluster, part, ring = self.cluster, self.whole[load.tile], self.rings[load.tile]
@@ -201,7 +195,3 @@ class Ring:
         inner = [ir.constant(n) for n in ring.shape[1:]]
         target = tir.region(ring, [stage, *[0] * len(inner)], [1, *inner], "w")
         return tir.tile_call("tma_copy", source, target, **notes)
-
-
-def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
-    return tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, ir.BufferLoad(barrier, [stage]), turn))

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from tilelang_core import ir, specialise, tiles, tl
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering import mbarriers
 from tilescale.backends.cuda.lowering.groups.clones import Clone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.handover import Handover, parts_of
@@ -118,19 +119,20 @@ class Pipelines:
         clone = Clone(self.stage, unit)
         step = clone.values[loop.stmt.loop_var] = ir.Var(loop.stmt.loop_var.name, str(loop.stmt.loop_var.dtype))
         begin, extent = (clone.expr(n) for n in (loop.stmt.min, loop.stmt.extent))
-        stage, turn = _turn(loop, _iterations(loop, clone.expr(loop.turn), extent, step - begin))
+        stage, turn = mbarriers.stage_of(_iterations(loop, clone.expr(loop.turn), extent, step - begin), loop.stages)
         full, empty = self._handed[loop.stmt]
         body = statements(loop.rest, unit, clone, self._kept(loop))
         parts = self._parts[loop.stmt]
         places = [stage * parts + part for part in range(parts)]
-        waits, arrivals = [_wait(full, at, turn) for at in places], [_arrive(empty, at) for at in places]
+        waits = [mbarriers.wait(full, at, turn) for at in places]
+        arrivals = [mbarriers.arrive(empty, at) for at in places]
         overlaps = self.stage.target.machine.has(ASYNCHRONOUS_PRODUCTS)
         hand = Handover(waits, arrivals, overlaps, first=bool(loop.gates))
         steps = hand.over(body, {tile.data: ir.integer(tile.shape[0]) // parts for tile in loop.tiles})
         body = self._on_rings(tir.sequence(steps), stage * parts)
         nest = tir.at(ir.For(step, begin, extent, ir.ForKind.SERIAL, body), loop.stmt)
         released = self._released.get(loop.stmt)
-        return nest if released is None else tir.sequence([acquired(), _arrive(released, 0), nest])
+        return nest if released is None else tir.sequence([acquired(), mbarriers.arrive(released, 0), nest])
 
     def _kept(self, loop: Loop) -> frozenset[ir.Var]:
         """The tiles that no unit writes in a loop."""
@@ -185,14 +187,15 @@ class Pipelines:
         step = fresh[loop.stmt.loop_var] = _again(loop.stmt.loop_var)
         begin, extent, turn = (ir.substitute(n, fresh) for n in (loop.stmt.min, loop.stmt.extent, loop.turn))
         inner = _named(loop.inner, fresh)
-        stage, parity = _turn(loop, _iterations(loop, turn, extent, step - begin))
+        stage, parity = mbarriers.stage_of(_iterations(loop, turn, extent, step - begin), loop.stages)
         issued: list[ir.Stmt] = []
         for part in range(self._parts[loop.stmt]):
             place = stage * self._parts[loop.stmt] + part
-            issued += [_wait(self._handed[loop.stmt][1], place, 1 - parity), *self._issued(loop, place, part, fresh)]
+            empty = mbarriers.wait(self._handed[loop.stmt][1], place, 1 - parity)
+            issued += [empty, *self._issued(loop, place, part, fresh)]
         nest = ir.For(step, begin, extent, ir.ForKind.SERIAL, tir.sequence([*inner, *issued]))
         released = self._released.get(loop.stmt)
-        comes = [] if released is None else [acquired(_wait(released, 0, turn % 2))]
+        comes = [] if released is None else [acquired(mbarriers.wait(released, 0, turn % 2))]
         return tir.sequence([*binds, *comes, nest])
 
     def _issued(self, loop: Loop, place: Any, part: int, fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
@@ -208,7 +211,7 @@ class Pipelines:
                 result += [ir.IfThenElse(elected, tir.sequence(copies), None)] if copies else []
                 result.append(tir.at(by_producer(ir.substitute(step, fresh)), step))
                 copies = []
-        return [*result, ir.IfThenElse(elected, tir.sequence([*copies, _arrive(full, place)]), None)]
+        return [*result, ir.IfThenElse(elected, tir.sequence([*copies, mbarriers.arrive(full, place)]), None)]
 
     def _copy(self, load: Load, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]) -> ir.Stmt:
         load = load.under(fresh)
@@ -241,16 +244,3 @@ def _named(binds: Iterable[ir.Bind], fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
 def _iterations(loop: Loop, turn: Any, extent: Any, now: Any) -> Any:
     """How many iterations of a loop have been before, in earlier turns of the loops around it too."""
     return turn * extent + now if loops_of(loop.around) else now
-
-
-def _turn(loop: Loop, done: Any) -> tuple[Any, Any]:
-    """The stage of an iteration, and the parity of the phase that its barriers complete in it."""
-    return done % loop.stages, done // loop.stages % 2
-
-
-def _wait(barrier: ir.Buffer, stage: Any, turn: Any) -> ir.Stmt:
-    return tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, ir.BufferLoad(barrier, [stage]), turn))
-
-
-def _arrive(barrier: ir.Buffer, stage: Any) -> ir.Stmt:
-    return tir.evaluate(tir.call(tl.ARRIVE_BARRIER, ir.BufferLoad(barrier, [stage])))
