@@ -262,6 +262,19 @@ def of_a_row_for_all(X, Z, at, n):
 
 
 @T.macro
+def elements_of_a_row_for_all(X, Z, at, n):
+    row = T.alloc((M,), "float32", level="l0")
+    tile = T.alloc((M, M), "float32", level="l0")
+    for j in T.Parallel(M):
+        row[j] = Z[0, j]
+    for i, j in T.Parallel(M, M):
+        tile[i, j] = row[j]
+    for j in T.Parallel(M):
+        Z[0, j] = row[j] + 1
+    T.copy(tile, X)
+
+
+@T.macro
 def in_turns(X, Z, at, n):
     tile = T.alloc((16, M), "float32", level="l0")
     T.clear(tile)
@@ -293,6 +306,7 @@ def sums_of_a_product(X, Z, at, n):
         (in_another_place, True),
         (of_fewer_elements_than_threads, True),
         (of_a_row_for_all, True),
+        (elements_of_a_row_for_all, True),
         (in_turns, True),
         (sums_of_a_product, False),
     ],
