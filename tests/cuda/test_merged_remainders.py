@@ -55,6 +55,14 @@ def test_stock_still_gets_them_wrong():
     assert offsets(storing(shifted(12, 3))) != expected(12, 3)
 
 
+def test_an_index_for_which_the_simplifier_divides_by_zero_keeps_its_value():
+    def swapped(i: Any) -> Any:
+        return [i // PARTS, i + (i % 3 + 1) % 3 - i % 3]
+
+    wanted = [i // PARTS * PARTS + i + (i % 3 + 1) % 3 - i % 3 for i in range(EXTENT * PARTS)]
+    assert offsets(with_kept_remainders(storing(swapped))) == wanted
+
+
 def test_a_function_that_stock_gets_right_stays_as_it_is():
     func = storing(lambda i: [i // PARTS, (i % PARTS + 3) % PARTS])
     assert with_kept_remainders(func).same_as(func)
