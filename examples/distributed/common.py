@@ -24,11 +24,8 @@ from tilescale.hda.units import format_bytes
 
 
 def options(*, size: int, devices: int = 4, machine: str | None = None) -> Callable[[Callable], click.Command]:
-    """A click command with --devices, --machine, --size, --seed and --timeline that runs a function for that machine.
-
-    Args:
-        machine: the machine whose levels the programs name, where that is not one of GPUs in one server.
-    """
+    """A click command with --devices, --machine, --size, --seed and --timeline that runs a function for that machine:
+    `machine`, whose levels the programs name, where that is not one of GPUs in one server."""
     own = machine
 
     def decorate(function: Callable) -> click.Command:
@@ -78,10 +75,10 @@ def whole(what: str, extent: int, part: int) -> None:
         raise ValueError(f"{what}={extent} is not made of whole parts of {part}; {above} would be")
 
 
-def grid_of(tiles: int, per_core: int = 2) -> int:
-    """Blocks of a persistent grid on the current machine: `per_core` on each core, at most one for each tile."""
+def grid_of(tiles: int) -> int:
+    """Blocks of a persistent grid on the current machine: two on each SM, at most one for each tile."""
     machine = tilescale.current_machine()
-    return min(tiles, per_core * machine.count(machine.program_level.name, machine.tensor_level.name))
+    return min(tiles, 2 * machine.count(machine.program_level.name, machine.tensor_level.name))
 
 
 def run(program: Any, args: Sequence[Sequence[Any]]) -> None:
@@ -111,11 +108,7 @@ def rounding(terms: int, magnitudes: torch.Tensor) -> torch.Tensor:
 def compare(what: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], bound: Any = None) -> None:
     """Compare the results of all devices (of this rank's, in a job) with float64 references, element by element.
 
-    Args:
-        bound: for each device, how far each element may be from its reference; None means not at all.
-
-    Raises:
-        ValueError: an element is wrong.
+    `bound` says how far each element of each device may be off, None not at all. Raises ValueError for a wrong one.
     """
     world = tilescale.init()
     devices = list(range(len(got))) if world.size == 1 else [world.rank]

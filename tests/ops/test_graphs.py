@@ -29,6 +29,8 @@ def restored() -> Iterator[None]:
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_compiled_functions_give_what_eager_ones_give(check: str):
+    if check == "check_llama":
+        pytest.importorskip("transformers")
     done = run_words([*command("tilescale run", 2), str(SCRIPT), check], **EMULATED)
     assert done.code == 0 and done.output.count(f"passed {check}") == 2, done.output
 
