@@ -43,9 +43,10 @@ class OperatorFusion(CustomGraphPass):
         graph.lint()
 
     def uuid(self) -> Any:
-        """The key of inductor's cache: graphs of other patterns are compiled again."""
-        ours = get_hash_for_files((__file__, graph_patterns.__file__))
-        return ours, *(getattr(other, "uuid", lambda: None)() for other in self._others)
+        """The key of inductor's cache: graphs of other patterns are compiled again. None, so that nothing is cached,
+        where another pass has no key."""
+        others = [getattr(other, "uuid", lambda: None)() for other in self._others]
+        return None if None in others else (get_hash_for_files((__file__, graph_patterns.__file__)), *others)
 
 
 def install() -> None:
