@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-import tilescale.language as T
 from tests.cuda.fakes import Device
+from tests.cuda.test_execute_calls import fetched
 from tilescale.backends.cuda.running.plans import ALIGNED
 from tilescale.backends.cuda.running.recording import current_recording, layout
 from tilescale.errors import WaitTimeoutError
@@ -23,20 +23,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Rank 0 of two, whose tensors count as a GPU's."""
     monkeypatch.setattr(repeated, "is_recorded", lambda tensors: current_recording() is None)
     return Device(monkeypatch)
-
-
-def fetched() -> Any:
-    """Every block takes a tile from the next device's memory."""
-
-    @T.prim_func
-    def fetched(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
-        with T.Kernel(device=2, block=4, threads=128) as bx:
-            tile = T.alloc((16, 64), "float32", level="l1")
-            with T.Scale("block"), T.Scale("device") as (rank, size):
-                T.copy(X[bx * 16, 0], tile, src=(rank + 1) % size)
-                T.copy(tile, Y[bx * 16, 0])
-
-    return fetched
 
 
 class Counted:
