@@ -108,7 +108,7 @@ def _is_remainder_of_sum(node: Any) -> bool:
 
 
 def _agree(one: tirx.PrimExpr, other: tirx.PrimExpr, used: set[tirx.Var], iters: Mapping[tirx.Var, Range]) -> bool:
-    """Whether two expressions have the same value at points drawn at random. IterMapSimplify goes wrong at most."""
+    """Whether two expressions have the same value at points drawn at random: most points show a lost term."""
     draw = random.Random(0)
     for _ in range(_SAMPLES):
         point: dict[Any, int] = {}
