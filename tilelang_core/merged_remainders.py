@@ -109,15 +109,27 @@ def _is_remainder_of_sum(node: Any) -> bool:
 
 def _agree(one: tirx.PrimExpr, other: tirx.PrimExpr, used: set[tirx.Var], iters: Mapping[tirx.Var, Range]) -> bool:
     """Whether two expressions have the same value at points drawn at random: most points show a lost term."""
-    draw = random.Random(0)
+    draw, compared = random.Random(0), False
     for _ in range(_SAMPLES):
         point: dict[Any, int] = {}
         for var in sorted(used, key=lambda var: var.name):
             begin, extent = (iters[var].min, iters[var].extent) if var in iters else (0, _UNKNOWN_EXTENT)
             point[var] = (constant(begin) or 0) + draw.randrange(constant(extent) or _UNKNOWN_EXTENT)
-        if _value(one, point) != _value(other, point):
+        wanted = _defined(one, point)
+        if wanted is None:
+            continue
+        if _defined(other, point) != wanted:
             return False
-    return True
+        compared = True
+    return compared
+
+
+def _defined(expr: tirx.PrimExpr, point: dict[Any, int]) -> int | None:
+    """The value of an expression at a point, None where it divides by zero: a size that no program runs with."""
+    try:
+        return _value(expr, point)
+    except ZeroDivisionError:
+        return None
 
 
 def _value(expr: tirx.PrimExpr, point: dict[Any, int]) -> int:

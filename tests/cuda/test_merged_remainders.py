@@ -63,6 +63,18 @@ def test_an_index_for_which_the_simplifier_divides_by_zero_keeps_its_value():
     assert offsets(with_kept_remainders(storing(swapped))) == wanted
 
 
+def test_an_index_divided_by_a_size_that_may_be_zero_stays_as_it_is():
+    odd = tirx.Var("n", "int32") % 2
+    func = storing(lambda i: [(i + 3) // odd % EXTENT, i % PARTS])
+    assert with_kept_remainders(func).same_as(func)
+
+
+def test_an_index_without_a_point_to_compare_at_is_written_opaquely():
+    n = tirx.Var("n", "int32")
+    func = storing(lambda i: [(i + 3) // (n % 2 * (1 - n % 2)) % EXTENT, i % PARTS])
+    assert not with_kept_remainders(func).same_as(func)
+
+
 def test_a_function_that_stock_gets_right_stays_as_it_is():
     func = storing(lambda i: [i // PARTS, (i % PARTS + 3) % PARTS])
     assert with_kept_remainders(func).same_as(func)
