@@ -251,6 +251,7 @@ def test_what_is_assumed_must_hold():
         tilescale.emulate(program, [torch.tensor([1, 1, 1, 0, 0, 0, 0, 0], dtype=torch.int32)])
 
 
+@pytest.mark.varies
 def test_atomics_of_active_threads_only():
     @T.prim_func
     def program(S: T.Tensor((4,), "int32"), P: T.Tensor((64,), "int32")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Random programs on GPUs against the emulator's values: `python tests/gpu/fuzz_check.py [seconds] [workers]`.
+"""Random programs on GPUs against the emulator's values: `python tests/gpu/fuzz_check.py [seconds] [workers] [first seed]`.
 
 ONE PROCESS that starts workers: most for programs of one device, each on one GPU, some for programs of two. A worker
 takes seed after seed until the time is up: it generates the program, emulates it with all checks, compiles it with
@@ -164,9 +164,9 @@ class Tally:
         print(f"INFO {self.until - time.time():.0f} s left, {dict(sorted(self.count.items()))}", flush=True)
 
 
-def supervise(devices: int, worker: int, workers: int, env: dict[str, str], tally: Tally) -> None:
+def supervise(devices: int, seed: int, workers: int, env: dict[str, str], tally: Tally) -> None:
     """Run a worker, which goes on behind a program that it ends with; in the end all its processes are killed."""
-    seed, port = worker, f"--master-port={29700 + 20 * worker}"
+    port = f"--master-port={29700 + 20 * (seed % workers)}"
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={devices}", port]
     while time.time() < tally.until:
         command = [*(launcher if devices > 1 else launcher[:1]), __file__, "worker"]
@@ -194,12 +194,13 @@ def main() -> int:
     """Start all workers, and sum up."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
     workers = int(sys.argv[2]) if len(sys.argv) > 2 else max(2, os.cpu_count() or 2)
+    first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     gpus, tally = torch.cuda.device_count(), Tally(time.time() + seconds)
     pairs = max(1, workers // 8) if gpus > 1 else 0
     env = {"TILESCALE_HEAP_BYTES": "64MiB", "OMP_NUM_THREADS": "1", "TILELANG_CACHE_DIR": tempfile.mkdtemp()}
     alone = max(1, workers - 2 * pairs)
-    jobs = [(1, n, alone, {**env, "CUDA_VISIBLE_DEVICES": str(n % gpus)}, tally) for n in range(alone)]
-    jobs += [(2, n, pairs, {**env, "CUDA_VISIBLE_DEVICES": "0,1"}, tally) for n in range(pairs)]
+    jobs = [(1, first + n, alone, {**env, "CUDA_VISIBLE_DEVICES": str(n % gpus)}, tally) for n in range(alone)]
+    jobs += [(2, first + n, pairs, {**env, "CUDA_VISIBLE_DEVICES": "0,1"}, tally) for n in range(pairs)]
     threads = [threading.Thread(target=supervise, args=job, daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
