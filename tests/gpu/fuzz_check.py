@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Random programs on GPUs against the emulator's values: `python tests/gpu/fuzz_check.py [seconds] [workers] [first seed]`.
+"""Random programs on GPUs against the emulator's values: `python tests/gpu/fuzz_check.py [seconds [workers [seed]]]`.
 
 ONE PROCESS that starts workers: most for programs of one device, each on one GPU, some for programs of two. A worker
 takes seed after seed until the time is up: it generates the program, emulates it with all checks, compiles it with
