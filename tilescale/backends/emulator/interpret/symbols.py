@@ -12,7 +12,7 @@ from tilescale.backends.emulator.interpret import flags
 from tilescale.backends.emulator.numerics import convert, element_type, numpy_dtype
 from tilescale.errors import Location
 from tilescale.hda import Machine
-from tilescale.program.effects import Surroundings, phases, statements
+from tilescale.program.effects import Surroundings, statements
 from tilescale.program.model import Launch, Program
 from tilescale.program.operations import Rank, TileView
 from tilescale.program.ops import RANK, VIEW
@@ -75,8 +75,6 @@ class Symbols:
             self._barriers.update((self.slot(data), counts) for data, counts in launch.barriers)
             self._survey_reducers(dict(launch.notes))
             self._used.update(var for buffer in launch.buffers for n in buffer.shape for var in ir.variables(n))
-        for phase, _ in phases(self.program.body):
-            ir.walk(phase.stmt, lambda node: self._used.add(node) if isinstance(node, ir.Var) else None)
         for stmt, _, _ in statements(self.program.body):
             self._survey_statement(stmt)
             self._used.update(ir.uses(stmt))
