@@ -40,7 +40,6 @@ __all__ = [
     "TextCompilation",
     "cache_folder",
     "checked_text",
-    "compile_kernel",
     "compiled",
     "cuda_source",
     "device_code",
@@ -256,16 +255,6 @@ def _is_cached(
     return Path(cache._get_cache_path(key)).exists()
 
 
-def compile_kernel(
-    func: tirx.PrimFunc,
-    rewrites: Sequence[Rewrite] = (),
-    check: Callable[[str, int], None] | None = None,
-    **options: Any,
-) -> Any:
-    """`tilelang.compile`: a kernel for the GPU at hand. `rewrites`, `check`: as for `Compilation`."""
-    return Compilation(func, tuple(rewrites), check, options).run()
-
-
 _DYNAMIC_SHARED = "\n// bytes of dynamic shared memory: "
 """The last line of the text of a kernel that was checked, before the number: the cache keeps no other place for it."""
 
@@ -276,7 +265,7 @@ def checked_text(made: Generated) -> str:
 
 
 def compiled(kernel: Any) -> Generated:
-    """What nvcc got for a kernel of `compile_kernel` with a check, in this process or in the one that compiled it."""
+    """What nvcc got for a kernel of a `Compilation` with a check, in this process or in the one that compiled it."""
     text = kernel.get_kernel_source()
     return Generated(text, int(text.rpartition(_DYNAMIC_SHARED)[2]))
 

@@ -75,7 +75,8 @@ def test_the_check_sees_what_nvcc_gets(nvcc: list[str], monkeypatch: pytest.Monk
     monkeypatch.setattr(Check, "__call__", lambda own, *given: seen.append(given))
     made = two_grids()
     kernel = made.kernels[0]
-    stock.compile_kernel(kernel.func, REWRITES, check_of(kernel, made.lowered.program, MACHINE), target=TARGET)
+    check = check_of(kernel, made.lowered.program, MACHINE)
+    stock.Compilation(kernel.func, REWRITES, check, {"target": TARGET}).run()
     shown = stock.generate(kernel.func, TARGET, None, REWRITES)
     assert seen == [(nvcc[0], shown.dynamic_shared)]
     assert nvcc == [stock.checked_text(shown)]
@@ -93,7 +94,7 @@ def test_what_fails_the_check_is_not_compiled(nvcc: list[str]):
         (lambda text: text.replace("float* X", "float* __restrict__ X"), GeneratedTextError, "__restrict__"),
     ):
         with pytest.raises(error, match=said):
-            stock.compile_kernel(kernel.func, [rewrite], check, target=TARGET)
+            stock.Compilation(kernel.func, (rewrite,), check, {"target": TARGET}).run()
     assert nvcc == []
 
 

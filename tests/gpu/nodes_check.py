@@ -273,7 +273,8 @@ def compile_share(parts: Sequence[str], number: int, count: int, folder: Path) -
             kernel = tilescale.compile(make()[0])
         target = Target.of(kernel.program, kernel.machine, None)
         for grid in support.lower(kernel.program, target).kernels:
-            stock.compile_kernel(grid.func, REWRITES, check_of(grid, kernel.program, kernel.machine))
+            check = check_of(grid, kernel.program, kernel.machine)
+            stock.Compilation(grid.func, REWRITES, check).run()
 
     for local in (1, 2):
         described = machine(local, folder)
