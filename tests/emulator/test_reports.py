@@ -105,7 +105,7 @@ def test_programs_that_ended_keep_no_tiles():
 
 @pytest.mark.parametrize("show", [True, False])
 def test_a_progress_bar_on_a_long_run(show, monkeypatch, capsys):
-    monkeypatch.setattr("tilescale.backends.emulator.progress.PATIENCE_S", 0.0)
+    monkeypatch.setattr("tilescale.backends.progress.PATIENCE_S", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")  # has rich write to what is no terminal
     program = copy_program(20, 64)
     tilescale.emulate(program, [torch.ones(20, 64), torch.empty(20, 64)], progress=show)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tilescale.backends import processes
+from tilescale.backends import processes, progress
 
 
 def touch(path: Path) -> None:
@@ -44,8 +44,8 @@ def test_processes_that_hang_are_ended(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_takes_long_shows_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv("TILESCALE_PROGRESS", "on")
     monkeypatch.setenv("FORCE_COLOR", "1")  # to rich a terminal
-    monkeypatch.setattr(processes, "PATIENCE_S", 0.0)
-    processes.settings.cache_clear()
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    progress.settings.cache_clear()
     processes.run_in_processes([partial(time.sleep, 0.3)] * 2, 2, "compiling kernels")
-    processes.settings.cache_clear()
+    progress.settings.cache_clear()
     assert "compiling kernels" in capsys.readouterr().err

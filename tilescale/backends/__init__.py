@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Back ends: `base.py` the manifest and the choice, `emulator/` the CPU, `cuda/` stock TileLang on a GPU.
 
-`processes.py` compiles several kernels at once.
+`processes.py` compiles several kernels at once; `progress.py` shows a bar.
 """
 
 from tilescale.backends import cuda, emulator

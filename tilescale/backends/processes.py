@@ -11,21 +11,17 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from typing import Any
 
 from tilescale.backends.base import Compilation
-from tilescale.settings import settings
+from tilescale.backends.progress import progress_bar
 
 COMPILING = "compiling kernels"
 """What a progress bar says."""
-
-PATIENCE_S = 2.0
-"""Seconds before progress is shown."""
 
 STALL_S = 300.0
 """Seconds without a finished job after which the processes are ended; no compilation takes as long."""
@@ -86,41 +82,16 @@ def _wait(workers: Sequence[Any], finished: Callable[[], int], total: int, what:
     """Wait for processes; they are ended where none has finished a job for long, or this one is interrupted."""
     seen, since = 0, time.monotonic()
     try:
-        with _progress(what, total) as show:
+        with progress_bar(what or "", None if what else False, total) as advance:
             while running := [worker.sentinel for worker in workers if worker.is_alive()]:
                 connection.wait(running, _POLL_S)
                 now = finished()
+                advance(now - seen)
                 if now != seen:
                     seen, since = now, time.monotonic()
-                show(now)
                 if time.monotonic() - since > STALL_S:
                     return
     finally:
         for worker in workers:
             worker.kill()
             worker.join()
-
-
-@contextlib.contextmanager
-def _progress(what: str | None, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function that shows how many jobs have finished, once they take long and a person watches."""
-    wanted = settings().progress
-    if what is None or not (wanted == "on" or (wanted == "auto" and sys.stderr.isatty())):
-        yield lambda finished: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    bar, begin = Progress(*columns, console=Console(stderr=True), transient=True), time.monotonic()
-    task = bar.add_task(what, total=total)
-
-    def show(finished: int) -> None:
-        bar.update(task, completed=finished)
-        if not bar.live.is_started and time.monotonic() - begin > PATIENCE_S:
-            bar.start()
-
-    try:
-        yield show
-    finally:
-        bar.stop()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The emulator: runs any program for any described machine on the CPU.
 
-    emulate.py      the entry: machine and extents; progress.py shows a bar
+    emulate.py      the entry: machine and extents
     report.py       what it returns: activity, time, pictures
     simulated.py    how long a call takes on the machine
     arguments.py    tensors bound to the program; pairs.py takes those apart that hold two elements in a byte

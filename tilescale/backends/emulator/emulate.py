@@ -17,11 +17,11 @@ from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.assumptions import Assumptions
 from tilescale.backends.emulator.checks import observers
 from tilescale.backends.emulator.pairs import Pairs
-from tilescale.backends.emulator.progress import progress_bar
 from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.remedies import FOUND, advise
 from tilescale.backends.emulator.report import Report
 from tilescale.backends.emulator.run import Run
+from tilescale.backends.progress import progress_bar
 from tilescale.errors import ArgumentError, LaunchError, UsageError, check_type
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
@@ -126,7 +126,7 @@ def emulate_program(
     seed = settings().schedule_seed if schedule_seed is None else schedule_seed
     assumptions = Assumptions(assume, program, len(per_unit)) if assume is not None else None
     begin, given = perf_counter(), Given(program, per_unit) if watching else None
-    with progress_bar(program.name, progress) as advance:
+    with progress_bar(f"emulating {program.name}", progress) as advance:
         run = Run(program, target, advance, watching, seed, recorder, data, assumptions)
         try:
             _launch(run, program, extents, mesh, per_unit, data)
