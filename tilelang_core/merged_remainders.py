@@ -24,6 +24,7 @@ from tvm.ir.transform import PassContext, Sequential
 from tvm.tirx.transform import prim_func_pass
 
 from tilelang_core.ir import constant, contains, walk
+from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.rewrite import at, rewrite
 
 __all__ = ["keeping_remainders", "with_kept_remainders"]
@@ -53,10 +54,8 @@ def _keep_remainders(func: tirx.PrimFunc, module: IRModule, context: PassContext
 
 def with_kept_remainders(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if FlattenBuffer would change an index's value one that computes the same."""
-    ranges = _ranges(func.body)
-    analyzer = Analyzer()
-    for var, extent in ranges.items():
-        analyzer.bind(var, extent)
+    ranges = loop_ranges(func.body)
+    analyzer = analyzer_of(ranges)
     changed = False
 
     def leave(node: Any) -> Any:
@@ -71,20 +70,6 @@ def with_kept_remainders(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     body = rewrite(func.body, leave=leave)
     return func.with_body(body) if changed else func
-
-
-def _ranges(body: tirx.Stmt) -> dict[tirx.Var, Range]:
-    """What loops and threads run over."""
-    found: dict[tirx.Var, Range] = {}
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.For):
-            found[node.loop_var] = Range.from_min_extent(node.min, node.extent)
-        elif isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent":
-            found[node.node.var] = Range.from_min_extent(0, node.value)
-
-    walk(body, visit)
-    return found
 
 
 def _loses_value(node: tirx.BufferLoad | tirx.BufferStore, ranges: Mapping[tirx.Var, Range]) -> bool:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import tirx
-from tvm.arith import Analyzer
-from tvm.ir import Range
 
 from tilelang_core.falling import loops_and_names, spelled_out
 from tilelang_core.ir import constant, walk
+from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.rewrite import at, rewrite
 
 __all__ = ["with_kept_extents"]
@@ -23,7 +22,7 @@ __all__ = ["with_kept_extents"]
 
 def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function itself, or if it has such loops one that computes the same and keeps doing so."""
-    analyzer, names = _bounds(func.body), loops_and_names(func.body)[1]
+    analyzer, names = analyzer_of(loop_ranges(func.body)), loops_and_names(func.body)[1]
     short: set[tirx.Var] = set()  # names of such extents
     same: dict[tirx.Var, tirx.Var] = {}  # names of names
     changed = False
@@ -60,17 +59,3 @@ def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
     walk(func.body, named)
     body = rewrite(func.body, leave=leave)
     return func.with_body(body) if changed else func
-
-
-def _bounds(body: tirx.Stmt) -> Analyzer:
-    """What is known of variables of loops and threads."""
-    analyzer = Analyzer()
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.For) and constant(node.extent) is not None:
-            analyzer.bind(node.loop_var, Range.from_min_extent(node.min, node.extent))
-        elif isinstance(node, tirx.AttrStmt) and isinstance(node.node, tirx.IterVar) and constant(node.value):
-            analyzer.bind(node.node.var, Range.from_min_extent(0, node.value))
-
-    walk(body, visit)
-    return analyzer
