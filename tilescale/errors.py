@@ -23,6 +23,7 @@ __all__ = [
     "DivergedReplicaError",
     "ForgedMessageError",
     "HeapExhaustedError",
+    "InternalError",
     "JobError",
     "LayoutError",
     "LaunchError",
@@ -183,6 +184,10 @@ class PhaseError(TileScaleError):
 
 class UnsupportedError(TileScaleError):
     """An operation that the chosen back end does not run. Names it and its line."""
+
+
+class InternalError(TileScaleError):
+    """A fault of TileScale itself, found while it compiled a program: what failed, and the program's line."""
 
 
 # -- machine descriptions ---------------------------------------------------------------------------------------------

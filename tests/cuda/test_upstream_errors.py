@@ -14,7 +14,7 @@ from tilelang_core import compile as stock
 from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering import stages
 from tilescale.backends.cuda.lowering.phase import Phase
-from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
+from tilescale.errors import InternalError, ShapeError, TileScaleError, UnsupportedError
 
 
 def reduced(threads: int) -> Any:
@@ -136,3 +136,10 @@ def test_what_a_stage_of_ours_trips_over_has_the_line(monkeypatch: pytest.Monkey
     with pytest.raises(UnsupportedError, match="TileLang cannot compile this: the extent is not constant") as error:
         tilescale.compile(only_cleared()).source  # noqa: B018
     assert "T.clear(used)" in str(error.value)
+
+
+def test_a_fault_of_our_own_code_asks_for_a_report(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(stages.barriers, "ir")
+    with pytest.raises(InternalError, match="NameError: name 'ir' is not defined") as error:
+        tilescale.compile(only_cleared()).source  # noqa: B018
+    assert "report it" in str(error.value.hint)

@@ -116,6 +116,7 @@ class Kernel(DropIn):
         Raises:
             UnsupportedError: the program uses what has no CUDA lowering, or the machine has no CUDA target.
             ShapeError: a product that cannot be shared out to the threads of its unit.
+            InternalError: TileScale itself failed; please report it.
         """
         return Text(self._lowered(backends.generator()).source(self.options))
 

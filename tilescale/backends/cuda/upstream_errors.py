@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tilelang_core import ir
 from tilelang_core.prefixes import first_failing
 from tilescale.backends.cuda.lowering.check import GeneratedTextError
-from tilescale.errors import Location, ShapeError, TileScaleError, UnsupportedError
+from tilescale.errors import InternalError, Location, ShapeError, TileScaleError, UnsupportedError
 from tilescale.program.model import location
 
 _OURS = (TileScaleError, GeneratedTextError, OSError, MemoryError)
+_FAULTS = (NameError, AttributeError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def explained(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], where: 
 
     Raises:
         ShapeError, UnsupportedError: instead of them.
+        InternalError: instead of a fault of our own code.
     """
     try:
         yield
@@ -106,6 +109,11 @@ def explained(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], where: 
 
 def _meaning(error: Exception) -> TileScaleError:
     """What TileLang says in our words."""
+    if _internal(error):
+        return InternalError(
+            f"TileScale failed while it compiled this: {type(error).__name__}: {error}",
+            hint="report it with the program and the whole traceback: the program may be right",
+        )
     said = str(error)
     for known in KNOWN:
         found = re.search(known.part, said, re.DOTALL)
@@ -114,6 +122,13 @@ def _meaning(error: Exception) -> TileScaleError:
     first = next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
     hint = "write it in another way; all that TileLang says is the cause of this error"
     return UnsupportedError(f"TileLang cannot compile this: {first[:300]}", hint=hint)
+
+
+def _internal(error: Exception) -> bool:
+    """Whether `error` is a mistake in our own code: a wrong name or key, raised there."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    return isinstance(error, _FAULTS) and package in ("tilescale", "tilelang_core")
 
 
 def _where(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], meant: TileScaleError) -> Location | None:
