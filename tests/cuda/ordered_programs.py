@@ -201,6 +201,45 @@ def sums_in_memory(X, ws, Z):
         T.copy(c, Z)
 
 
+@T.macro
+def read_in_a_branch(X, ws, Z):
+    """Both cases begin with a barrier, and then one of them reads the tile."""
+    tile, other = T.alloc((N,), "float32", level="l1"), T.alloc((N,), "float32", level="l1")
+    T.copy(X, tile)
+    T.copy(X, other)
+    if X[0] < 100:
+        for i in T.Parallel(N):
+            other[N - 1 - i] = tile[i] + 1
+        for i in T.Parallel(N):
+            Z[i] = other[i] + tile[N - 1 - i]
+    else:
+        for i in T.Parallel(N):
+            other[N - 1 - i] = X[i]
+        for i in T.Parallel(N):
+            Z[i] = other[i]
+    for i in T.Parallel(N):
+        tile[i] = 0.0
+    for i in T.Parallel(N):
+        Z[i] += tile[N - 1 - i]
+
+
+@T.macro
+def read_before_warps(X, ws, Z):
+    """All warps read rows that one of them then updates."""
+    tile, product = T.alloc((M, M), "float16", level="l1"), T.alloc((M, M), "float32", level="l0")
+    one = T.alloc((M, M), "float16", level="l1")
+    T.copy(X, tile)
+    for i, j in T.Parallel(M, M):
+        one[i, j] = T.Cast("float16", T.if_then_else(i == j, 1.0, 0.0))
+    T.clear(product)
+    T.gemm(tile, one, product)
+    with T.Scale("warp") as (w, _):
+        for i, j in T.Parallel(M // 2, M):
+            tile[w * (M // 2) + i, j] = tile[w * (M // 2) + i, j] + T.Cast("float16", 1.0)
+    for i, j in T.Parallel(M, M):
+        Z[i, j] = product[i, j] + T.Cast("float32", tile[j, i])
+
+
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "reversed_row": lambda: program(256, (N,), reversed_row),
     "stencil": lambda: program(256, (M, M), stencil),
@@ -218,4 +257,6 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "of_other_threads": lambda: program(256, (N,), of_other_threads),
     "next_threads": lambda: program(256, (N,), next_threads),
     "sums_in_memory": lambda: program(128, (M, M), sums_in_memory, "float16"),
+    "read_in_a_branch": lambda: program(256, (N,), read_in_a_branch),
+    "read_before_warps": lambda: program(64, (M, M), read_before_warps, "float16"),
 }

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Keep what the threads of a unit do to device memory, and store to shared memory, in the order of its statements.
+"""Keep what the threads of a unit do to device and shared memory in the order of its statements.
 
 Why: a tile operation is one statement of its unit, so it sees what the statement before it stored, whichever threads
 store and load. Stock TileLang synchronizes threads for shared memory alone, between loads and stores there but not
-between two stores, and waits for a bulk store until its source may be used again. Before: a phase in which threads
-synchronize for tiles, signals and waits. After: the same with a barrier of the unit wherever a statement touches what
-other threads have touched since the last one, and one of the two writes it; before it, bulk stores are completed, and
-behind it bulk copies are ordered, where such are among the two. A pipelined loop that loads what it stores runs in
-order. Declines nothing: a branch that only some threads take counts as one statement, so what is stored and loaded
-inside it is theirs to order.
+between two stores nor everywhere across the ends of branches and units, and waits for a bulk store until its source may
+be used again. Before: a phase in which threads synchronize for tiles, signals and waits. After: the same with a barrier
+of the unit wherever a statement touches what other threads have touched since the last one, and one of the two writes
+it; before it, bulk stores are completed, and behind it bulk copies are ordered, where such are among the two. A
+pipelined loop that loads what it stores runs in order. Declines nothing: a branch that only some threads take counts as
+one statement, so what is stored and loaded inside it is theirs to order.
 """
 
 from __future__ import annotations
@@ -170,12 +170,12 @@ class _Hazards:
         """A region of a unit, of threads that load ahead, or of nobody in particular."""
         if is_loading(stmt) or str(stmt.attr_key) == AHEAD:
             return stmt, state  # their loads are ordered where they are made to run ahead
-        unit = Executing.of(stmt)
+        unit, before = Executing.of(stmt), state
         if unit is None:
             body, state = self.block(stmt.body, state, at)
         else:
             body, state = self.block(stmt.body, state, at.inside(by=unit, unit=at.depth + 1, apart=None, once=None))
-            state = _outside(state, at)
+            state = _left(_outside(state, at), before)
         return (stmt if body is stmt.body else _with_body(stmt, body)), state
 
     def _branch(self, stmt: ir.IfThenElse, state: State, at: _At) -> tuple[ir.Stmt, State]:
@@ -188,7 +188,7 @@ class _Hazards:
         else_case, second = stmt.else_case, state
         if else_case is not None:
             else_case, second = self.block(else_case, state, replace(inner, once=at.once))
-        state = _outside(merged(first, second), at)
+        state = _left(_outside(merged(first, second), at), state)
         if then_case is stmt.then_case and else_case is stmt.else_case:
             return stmt, state
         return tir.at(ir.IfThenElse(stmt.condition, then_case, else_case), stmt), state
@@ -300,6 +300,8 @@ class _Hazards:
             for earlier in state.values():
                 if at.apart is not None and earlier.depth >= at.apart or _apart(earlier.by, later.by):
                     continue
+                if later.is_shared and not self._is_ours_to_order(earlier, later, at):
+                    continue
                 is_ahead = at.pipelined is not None and earlier.depth >= at.pipelined
                 if is_ahead and later.is_shared:
                     continue  # each iteration in flight has a tile of its own
@@ -315,6 +317,15 @@ class _Hazards:
             raise _Earlier(need, min(at.place(earlier) for earlier, _ in need.pairs))
         self.stored |= {t.access.root for t in touches if t.access.writes}
         return {**state, **{t.key: t for t in touches}}
+
+    def _is_ours_to_order(self, earlier: Touch, later: Touch, at: _At) -> bool:
+        """Whether stock TileLang may not order two touches of shared memory: two stores, or a store and a load of which
+        one stands in a branch or a unit without the other. Who sends from slots in turn orders them itself."""
+        if earlier.access.writes and later.access.writes:
+            return True
+        if at.pipelined is not None or any(tile.data.same_as(later.access.root) for tile in self.phase.roles.tiles):
+            return False
+        return earlier.left or earlier.depth < max(at.unit, at.apart or 0)
 
     def _between(self, need: Need, stmt: ir.Stmt) -> ir.Stmt:
         """What is needed before a statement, which is noted."""
@@ -364,6 +375,11 @@ def _apart(a: Executing, b: Executing) -> bool:
 def _outside(state: State, at: _At) -> State:
     """A state as what stands around it sees it."""
     return {k: replace(t, depth=min(t.depth, at.depth)) for k, t in state.items()}
+
+
+def _left(state: State, before: State) -> State:
+    """A state in which what was touched since another one stands in a branch or a unit that has ended."""
+    return {k: t if k in before else replace(t, left=True) for k, t in state.items()}
 
 
 def _is_one_thread(condition: Any, threads: Iterable[ir.Var]) -> bool:

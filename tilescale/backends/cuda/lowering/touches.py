@@ -3,7 +3,7 @@
 
 Stock TileLang decides which thread executes which element of a tile operation, and whether a copy is one in bulk. What
 it decides is not known here but for loops whose elements it gives to threads alike, so most touches are of any thread.
-Of shared memory, stores are touches: stock TileLang orders a load with the stores around it.
+Of shared memory, stock TileLang orders loads with the stores in the same sequence of statements.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Touch:
         synced: the threads that have synchronized since.
         complete: whether a bulk store is known to be.
         fenced: whether bulk copies are ordered behind it.
+        left: whether it stands in a branch or a unit that has ended.
     """
 
     key: Key
@@ -62,10 +63,11 @@ class Touch:
     synced: Executing | None = None
     complete: bool = False
     fenced: bool = False
+    left: bool = False
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is a store to shared memory."""
+        """Whether it is of shared memory."""
         return ir.scope_kind(self.access.buffer) == "shared"
 
     def conflicts(self, later: Touch, running: Mapping[ir.Var, tuple[Any, Any]]) -> bool:
@@ -211,11 +213,14 @@ class Toucher:
     # -- what a statement touches ------------------------------------------------------------------------------------
 
     def _accesses(self, stmt: ir.Stmt) -> Iterator[tuple[accesses.Access, bool]]:
-        """Accesses of device memory and stores to shared memory, and whether a bulk copy may make them."""
+        """Accesses of device and shared memory, and whether a bulk copy may make them."""
         for inner in ir.statements(stmt):
             for access in self._found(inner):
-                if access.writes and _is_shared_tile(access.buffer) and not _is_bulk_only(inner):
-                    yield replace(access, reads=False), False
+                if _is_shared_tile(access.buffer):
+                    if access.writes and not _is_bulk_only(inner):
+                        yield replace(access, reads=False), False
+                    if access.reads:
+                        yield replace(access, writes=False), False
                 elif access.buffer.data in self.buffers:
                     is_copy = isinstance(inner, ir.Evaluate) and ir.op_name(inner.value) in _COPIES
                     only = replace(access, reads=False) if is_copy and access.writes else access
