@@ -50,8 +50,9 @@ class Generator(Exchanges):
         self.kept = [b for b in self.buffers if b.kind == "global" and b.defined]
         self.buffers = [b for b in self.buffers if b.kind in ("input", "global")]
         self.at_head, self.at_begin = [], []
-        body = self.statements(Scope(), self.rng.randint(4, 10))
-        body += self.stores()
+        body: list[Line] = []
+        while not body:
+            body = self.statements(Scope(), self.rng.randint(4, 10)) + self.stores()
         cluster = f"cta_cluster={self.cluster}, " if self.cluster else ""
         names = f"device={self.devices}, {cluster}block={self.blocks}, threads={self.threads}"
         scale = 'with T.Scale("block"):'
