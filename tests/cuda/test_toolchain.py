@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tilescale.backends.cuda.running import toolchain
+from tilescale.backends.cuda.running import native, toolchain
 from tilescale.backends.cuda.running.toolchain import check_cache, objection
 from tilescale.errors import UntrustedCacheError
 
@@ -71,6 +71,13 @@ def test_a_group_of_the_user_alone(monkeypatch) -> None:
     for group, number, expected in ((own, 1000, True), (shared, 1000, False), (own, 1001, False)):
         monkeypatch.setattr(grp, "getgrgid", lambda _number, group=group: grp.struct_group(group))
         assert toolchain._is_own_group(number) == expected
+
+
+def test_no_library_of_the_host_is_loaded_then(folder: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(folder))
+    folder.chmod(0o777)
+    with pytest.raises(UntrustedCacheError, match="would run as this user"):
+        native._replays.__wrapped__()
 
 
 def test_nothing_is_compiled_or_loaded_then(folder: Path, monkeypatch) -> None:

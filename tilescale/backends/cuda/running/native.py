@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tilelang_core.native import Library, compiler, library
 from tilescale.backends.cuda.native import source
+from tilescale.backends.cuda.running.toolchain import check_cache
 from tilescale.errors import DeviceError
 
 UNKNOWN = 0
@@ -236,7 +237,8 @@ def connect() -> None:
 
 @cache
 def _replays() -> Library:
-    """Raises DeviceError without a C compiler, if nobody has compiled it before."""
+    """Raises UntrustedCacheError, and DeviceError without a C compiler, if nobody has compiled it before."""
+    check_cache()
     try:
         loaded = library(source("replays.c"))
     except (OSError, subprocess.SubprocessError) as error:
