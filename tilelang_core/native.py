@@ -16,7 +16,10 @@ import tilelang
 import tvm_ffi
 from tvm_ffi import libinfo
 
-__all__ = ["Library", "compiler", "library"]
+__all__ = ["FOLDER", "Library", "compiler", "library"]
+
+FOLDER = "native"
+"""Where libraries lie in the cache."""
 
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared")
 
@@ -47,7 +50,7 @@ def library(text: str) -> Library:
     """
     headers = libinfo.find_include_path(), libinfo.find_dlpack_include_path()
     name = hashlib.sha256(repr((text, tvm_ffi.__version__, _FLAGS)).encode()).hexdigest()[:24]
-    path = Path(tilelang.env.TILELANG_CACHE_DIR) / "native" / f"{name}.so"
+    path = Path(tilelang.env.TILELANG_CACHE_DIR) / FOLDER / f"{name}.so"
     if not path.exists():
         _compile(text, headers, path)
     return Library(tvm_ffi.load_module(str(path)), ctypes.CDLL(str(path)))

@@ -73,9 +73,11 @@ def test_a_group_of_the_user_alone(monkeypatch) -> None:
         assert toolchain._is_own_group(number) == expected
 
 
-def test_no_library_of_the_host_is_loaded_then(folder: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("part", ["", native.FOLDER])
+def test_no_library_of_the_host_is_loaded_then(folder: Path, monkeypatch, part: str) -> None:
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(folder))
-    folder.chmod(0o777)
+    (folder / part).mkdir(exist_ok=True)
+    (folder / part).chmod(0o777)
     with pytest.raises(UntrustedCacheError, match="would run as this user"):
         native._replays.__wrapped__()
 

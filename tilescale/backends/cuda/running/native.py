@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from tilelang_core.native import Library, compiler, library
+from tilelang_core.native import FOLDER, Library, compiler, library
 from tilescale.backends.cuda.native import source
 from tilescale.backends.cuda.running.toolchain import check_cache
 from tilescale.errors import DeviceError
@@ -238,7 +238,7 @@ def connect() -> None:
 @cache
 def _replays() -> Library:
     """Raises UntrustedCacheError, and DeviceError without a C compiler, if nobody has compiled it before."""
-    check_cache()
+    check_cache(FOLDER)
     try:
         loaded = library(source("replays.c"))
     except (OSError, subprocess.SubprocessError) as error:

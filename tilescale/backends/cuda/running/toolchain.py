@@ -16,9 +16,9 @@ from tilescale.errors import UntrustedCacheError
 __all__ = ["check_cache", "nvcc", "objection"]
 
 
-def check_cache() -> None:
-    """Raises UntrustedCacheError if another user can change what the cache holds, before anything is taken from it."""
-    folder = cache_folder()
+def check_cache(part: str = "") -> None:
+    """Raises UntrustedCacheError if another user can change what the cache, or a part of it, holds, before its use."""
+    folder = cache_folder() / part
     said = objection(folder)
     if said is not None:
         raise UntrustedCacheError(
