@@ -224,6 +224,29 @@ def read_in_a_branch(X, ws, Z):
 
 
 @T.macro
+def read_again(X, ws, Z):
+    """The threads that store last have read the whole tile themselves, others in a branch before."""
+    tile, other = T.alloc((N,), "float32", level="l1"), T.alloc((N,), "float32", level="l1")
+    T.copy(X, tile)
+    if X[0] < 100:
+        for i in T.Parallel(N):
+            other[i] = X[i]
+        for i in T.Parallel(N):
+            Z[i] = other[N - 1 - i] + tile[N - 1 - i]
+    else:
+        for i in T.Parallel(N):
+            other[i] = X[i] + 1
+        for i in T.Parallel(N):
+            Z[i] = other[N - 1 - i]
+    for i in T.Parallel(N):
+        Z[i] += tile[i]
+    for i in T.Parallel(N):
+        tile[i] = 0.0
+    for i in T.Parallel(N):
+        Z[i] += tile[N - 1 - i]
+
+
+@T.macro
 def read_before_warps(X, ws, Z):
     """All warps read rows that one of them then updates."""
     tile, product = T.alloc((M, M), "float16", level="l1"), T.alloc((M, M), "float32", level="l0")
@@ -258,5 +281,6 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "next_threads": lambda: program(256, (N,), next_threads),
     "sums_in_memory": lambda: program(128, (M, M), sums_in_memory, "float16"),
     "read_in_a_branch": lambda: program(256, (N,), read_in_a_branch),
+    "read_again": lambda: program(256, (N,), read_again),
     "read_before_warps": lambda: program(64, (M, M), read_before_warps, "float16"),
 }

@@ -146,7 +146,7 @@ def test_stores_to_shared_memory_by_different_threads_are_ordered(second: Any, b
     assert about_tile == ["before the store to tile: threads synchronize (stored)"] * barriers
 
 
-@pytest.mark.parametrize("name", ["read_in_a_branch", "read_before_warps"])
+@pytest.mark.parametrize("name", ["read_in_a_branch", "read_again", "read_before_warps"])
 def test_what_is_read_across_the_end_of_a_branch_or_a_unit_is_ordered(name: str):
     notes = [note for note in said(PROGRAMS[name]()) if "store to tile" in note]
     assert notes == ["before the store to tile: threads synchronize (read)"]

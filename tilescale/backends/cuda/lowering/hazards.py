@@ -280,7 +280,9 @@ class _Hazards:
         """A state without stores to the tiles that a statement loads: stock orders them with the load or before the
         next store, whichever other threads make."""
         whole = self.touches.loads_whole(stmt)
-        return {k: t for k, t in state.items() if not (t.is_shared and t.access.root in whole)} if whole else state
+        if not whole:
+            return state
+        return {k: t for k, t in state.items() if not (t.is_shared and t.access.writes and t.access.root in whole)}
 
     def _published(self, state: State, by: Executing | None, at: _At) -> State:
         """A state before units synchronize, those of some threads, or blocks. Raises `_Earlier` where bulk stores that
@@ -320,10 +322,11 @@ class _Hazards:
 
     def _is_ours_to_order(self, earlier: Touch, later: Touch, at: _At) -> bool:
         """Whether stock TileLang may not order two touches of shared memory: two stores, or a store and a load of which
-        one stands in a branch or a unit without the other. Who sends from slots in turn orders them itself."""
+        one stands in a branch or a unit without the other. Roles order what they hand on, and slots in turn."""
         if earlier.access.writes and later.access.writes:
             return True
-        if at.pipelined is not None or any(tile.data.same_as(later.access.root) for tile in self.phase.roles.tiles):
+        roles = self.phase.roles
+        if at.pipelined is not None or roles.beside or any(t.data.same_as(later.access.root) for t in roles.tiles):
             return False
         return earlier.left or earlier.depth < max(at.unit, at.apart or 0)
 
