@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tilelang
 import tvm_ffi
 from tvm_ffi import libinfo
+
+from tilelang_core.compile import cache_folder
 
 __all__ = ["FOLDER", "Library", "compiler", "library"]
 
@@ -50,7 +51,7 @@ def library(text: str) -> Library:
     """
     headers = libinfo.find_include_path(), libinfo.find_dlpack_include_path()
     name = hashlib.sha256(repr((text, tvm_ffi.__version__, _FLAGS)).encode()).hexdigest()[:24]
-    path = Path(tilelang.env.TILELANG_CACHE_DIR) / FOLDER / f"{name}.so"
+    path = cache_folder() / FOLDER / f"{name}.so"
     if not path.exists():
         _compile(text, headers, path)
     return Library(tvm_ffi.load_module(str(path)), ctypes.CDLL(str(path)))
