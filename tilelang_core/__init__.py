@@ -24,6 +24,8 @@
     products.py  whether warps can share a product out
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
     parameters.py parameters that share an annotation (installed likewise)
+    ellipsis.py  indices with an Ellipsis (installed likewise)
+    ellipsis.py  indices with an Ellipsis (installed likewise)
     mixed.py     products of both float8 types (installed likewise)
     native.py    C sources for TVM-FFI, compiled and loaded
     recent.py    a dictionary that forgets, for what is made again often
@@ -44,9 +46,11 @@ from tilelang_core.version import TESTED, TileLangCacheError, TileLangVersionErr
 require_tilelang()
 load_tilelang()
 
-from tilelang_core import dialect, logs, mixed, modules, parameters  # noqa: E402
+from tilelang_core import dialect, ellipsis, logs, mixed, modules, parameters  # noqa: E402
 
 dialect.install()
+ellipsis.install()
+ellipsis.install()
 logs.install()
 mixed.install()
 modules.install()

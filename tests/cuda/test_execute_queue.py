@@ -186,6 +186,27 @@ def test_a_gather_sends_chunk_by_chunk_to_the_next_device_first(monkeypatch):
     assert [what[1:] for what in sent[1 : 2 * FLAGS : 2]] == [(("flags", 2, at), 1) for at in flag]
 
 
+def test_a_gather_raises_the_flags_of_its_layer(monkeypatch):
+    @T.prim_func
+    def layers(X: T.Tensor((2, ROWS, COLUMNS), "float32"), Y: T.Tensor((2, DEVICES * ROWS, COLUMNS), "float32")):
+        with T.Kernel(device=DEVICES, block=1, threads=32):
+            arrived = T.alloc_flags((2, DEVICES, FLAGS))
+            with T.Scale("device"):
+                for layer in T.serial(2):
+                    T.all_gather(X[layer, ...], Y[layer, ...], dim=1, signal=arrived[layer, ...], chunk=CHUNK)
+
+    there = {
+        "X": torch.rand(DEVICES, 2, ROWS, COLUMNS),
+        "Y": torch.zeros(DEVICES, 2, DEVICES * ROWS, COLUMNS),
+        "arrived": torch.zeros(DEVICES, 2, DEVICES, FLAGS, dtype=torch.int32),
+    }
+    done = [Device(layers, rank, there).run(monkeypatch) for rank in range(DEVICES)][1]
+    assert torch.equal(there["Y"], torch.cat(list(there["X"]), dim=1).expand(DEVICES, -1, -1, -1))
+    assert bool((there["arrived"] == 1).all())
+    words = [what[1][2] for what in done if what[0] == "write" and what[1][1] == 2]
+    assert words == [4 * (FLAGS * (DEVICES * layer + 1) + chunk) for layer in range(2) for chunk in range(FLAGS)]
+
+
 def test_a_gather_in_place_copies_nothing_at_home(monkeypatch):
     @T.macro
     def in_place(X, Y, F, flags, done, rank, size):

@@ -380,29 +380,3 @@ def test_flags_of_a_call_are_part_of_the_launch():
     first, second = analyse(counted(), Machine.load("h200-sxm-8")).launches
     names = [{b.name for b in launch.buffers if b.data in launch.flags} for launch in (first, second)]
     assert names == [{"count"}, {"again"}]
-
-
-@pytest.mark.parametrize(("dim", "chunk"), [(0, None), (1, None), (1, 8)])
-def test_a_gather_of_slices_that_keep_a_leading_one(dim, chunk):
-    """One layer of a stack of weights into one slot of a ring; the other slot stays as it was."""
-    chunks = 1 if chunk is None else 16 // chunk
-
-    @T.prim_func
-    def program(W: T.Tensor((2, 16, 32), "float32"), whole: T.Tensor((2, 32, 32), "float32"), Y: T.Tensor((32, 32))):
-        with T.Kernel(device=2, block=1, threads=128):
-            arrived = T.alloc_flags((2, chunks))
-            with T.Scale("device"):
-                T.all_gather(W[1, 0:16, 0:32], whole[1, 0:32, 0:32], dim=dim, signal=arrived, chunk=chunk)
-            with T.Scale("block"):
-                tile = T.alloc((32, 32), "float32")
-                for r in T.serial(2):
-                    for c in T.serial(chunks):
-                        T.wait(arrived[r, c], ">=", 1)
-                T.copy(whole[1, 0, 0], tile)
-                T.copy(tile, Y)
-
-    per_device = [[torch.randn(2, 16, 32), torch.zeros(2, 32, 32), torch.zeros(32, 32)] for _ in range(2)]
-    tilescale.emulate(program, per_device)
-    wanted = torch.cat([weights[1] for weights, _, _ in per_device])
-    for _, whole, y in per_device:
-        assert torch.equal(y, wanted) and torch.equal(whole[1], wanted) and not whole[0].any()

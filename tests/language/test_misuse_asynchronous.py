@@ -107,6 +107,7 @@ def test_a_conversion_on_the_way(mistake):
         lambda X, Y, number, flags: T.copy(X, Y, dst=number[0], signal=flags[0, 0]),
         lambda X, Y, number, flags: T.copy(X, Y, dst=1, signal=flags[0, 0], value=number[0]),
         lambda X, Y, number, flags: T.copy(X, Y, dst=1, signal=flags[number[0], 0]),
+        lambda X, Y, number, flags: T.all_gather(X[0:16, ...], Y, signal=flags[0:4, number[0] : number[0] + 1]),
         lambda X, Y, number, flags: T.copy(X[number[0], :], Y[0, :], dst=1, signal=flags[0, 0]),
         lambda X, Y, number, flags: T.copy(
             X, Y, dst=1, signal=flags[0, 0], after=(flags[0, 1], ">=", number[0])
@@ -141,7 +142,9 @@ def test_a_gather_with_flags_in_a_block(mistake):
         (lambda X, G, flags: T.all_gather(X, signal=flags), "T.all_gather(signal=) without dst"),
         (lambda X, G, flags: T.all_gather(X, G, signal=flags, chunk=0), "chunk=0): a chunk is a positive number"),
         (lambda X, G, flags: T.all_gather(X, G, signal=flags, chunk="all"), "chunk='all'): a chunk is a positive"),
-        (lambda X, G, flags: T.all_gather(X, G, signal=flags[0, 0], chunk=16), "are a whole tensor"),
+        (lambda X, G, flags: T.all_gather(X, G, signal=flags[0, 0], chunk=16), "its flags are a tensor"),
+        (lambda X, G, flags: T.copy(X, G[0, ...], dst=1, signal=flags[0, ...]), "is one element of a tensor in device"),
+        (lambda X, G, flags: T.signal(flags[0, ...]), "is one element of a tensor in device memory, got flags[0, 0:4]"),
         (lambda X, G, flags: T.all_gather(X, G, signal=X), "a flag is an integer, 'X' is float32"),
         (lambda X, G, flags: T.all_gather(X, G, signal=flags, chunk=16, impl="ring"), "impl='ring' is not a mechanism"),
         (lambda X, G, flags: T.all_to_all(G, G, chunk=16), "T.all_to_all(chunk=) without signal"),
@@ -167,6 +170,7 @@ def test_arguments_of_a_collective(mistake, call, text: str):
         (lambda X, Y, G, f: T.all_to_all(X[0:62, :], Y[0:62, :], signal=f), "dimension 0, a multiple of 4"),
         (lambda X, Y, G, f: T.all_gather(X, G[0:3, :, :], signal=f), "the whole is (3, 64, 32), a part (64, 32)"),
         (lambda X, Y, G, f: T.all_gather(X, G, signal=f), "are (4, 1): 4 units, whole parts"),
+        (lambda X, Y, G, f: T.all_gather(X, G, signal=f[0, ...], chunk=16), "the flags are (1, 4)"),
         (lambda X, Y, G, f: T.all_gather(X, G, signal=f, chunk=15), "are (4, 5): 4 units, 64 rows in chunks of 15"),
     ],
 )

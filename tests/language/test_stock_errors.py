@@ -43,6 +43,18 @@ def test_what_tilelang_refuses_has_the_line():
     assert note.startswith(f"    at {__file__}:{line_of('refused')}\n        T.reshape(")
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
+def test_an_index_with_two_ellipses():
+    with pytest.raises(IndexError, match="A: an index has at most one Ellipsis, here are 2") as found:
+
+        @T.prim_func
+        def f(A: T.Tensor((64, 64), "float16")):
+            with T.Kernel(1, threads=128):
+                T.clear(A[..., ...])  # twice
+
+    assert found.value.__notes__[0].startswith(f"    at {__file__}:{line_of('twice')}\n        T.clear(")
+
+
 def test_tiles_that_make_no_product():
     with pytest.raises(ShapeError, match="K shape check failed: K_A = 64, K_B = 32") as found:
 

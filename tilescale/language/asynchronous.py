@@ -13,8 +13,8 @@ from tilescale.errors import NoPathError, PhaseError, ShapeError, UsageError, on
 from tilescale.hda import Level, Network
 from tilescale.hda.units import format_count
 from tilescale.language.checks import check_alike, expanded
-from tilescale.language.context import Context, extents_of, here, plain, shape_of
-from tilescale.language.signal import check_comparison, flag_region, flag_value
+from tilescale.language.context import Context, extents_of, here, plain
+from tilescale.language.signal import check_comparison, flag_region, flag_value, flags_region
 from tilescale.program.asynchronous import Parts, owns_a_queue, part_of
 from tilescale.program.ops import RANK
 
@@ -177,30 +177,32 @@ def _own(name: str, parts: Parts, part: list[Any]) -> str:
 
 
 def flags_of(context: Context, level: Level, flags: Any, rows: Any, chunk: int | None) -> ir.Call:
-    """The flags of a started collective as an argument: the whole tensor.
+    """The flags of a started collective as an argument: a tensor, or what it has at an index, `flags[i, ...]`.
 
     Raises:
-        UsageError: not a whole integer tensor in device memory.
+        UsageError: not integers in device memory, or an index that is read from memory.
         ShapeError: not (size, chunks).
     """
-    if not isinstance(flags, ir.Buffer):
+    if not isinstance(flags, ir.Buffer | ir.BufferRegion):
         raise UsageError(
-            f"{context.name}(signal={flags}): its flags are a whole tensor, one for each chunk of each rank",
+            f"{context.name}(signal={flags}): its flags are a tensor, one for each chunk of each rank",
             hint="flags = T.alloc_flags((size, chunks))",
             where=here(),
         )
-    flag_region(flags[(0,) * len(flags.shape)])
-    size, found = context.extent(level), shape_of(flags)
+    region = flags_region(flags[...] if isinstance(flags, ir.Buffer) else flags)
+    check_fixed(context, [region])
+    size, found = context.extent(level), extents_of(region)
     chunks = 1 if chunk is None else plain((rows + chunk - 1) // chunk)
-    if not _may_be(found, [size, chunks]):
+    if not _may_be(found, [*[1] * (len(found) - 2), size, chunks]):
+        name = ir.region_parts(region)[0].name
         of = f"{rows} rows in chunks of {chunk}" if chunk is not None else "whole parts"
         raise ShapeError(
-            f"{context.name}(signal={flags.name}): the flags are {tuple(found)}, one for each chunk of each rank are "
+            f"{context.name}(signal={name}): the flags are {tuple(found)}, one for each chunk of each rank are "
             f"({size}, {chunks}): {format_count(size, 'unit')}, {of}",
             hint=f"flags = T.alloc_flags(({size}, {chunks}))",
             where=here(),
         )
-    return trace.tile_region(flags, "rw")
+    return region
 
 
 def _may_be(found: list[Any], wanted: list[Any]) -> bool:

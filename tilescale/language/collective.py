@@ -135,15 +135,15 @@ def all_gather(
             it becomes whole for all its units.
         impl: an algorithm, e.g. "direct", "copy_engine" or "nccl"; with `signal` a mechanism of the network, as for
             `T.copy`.
-        signal: integers (size, chunks) in device memory: [r, c] of a unit grows by 1 when chunk c of rank r's part has
-            arrived there, the own part included.
+        signal: integers (size, chunks) in device memory, or such a slice, flags[i, ...]: [r, c] of a unit grows by 1
+            when chunk c of rank r's part has arrived there, the own part included.
         chunk: with `signal`, rows of a chunk; the last one may have fewer. Left out, a part is one chunk.
 
     Raises:
         ShapeError: the shapes do not fit.
         PhaseError: `signal` where programs execute.
         CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`; `chunk` without `signal`, or flags
-            that are no whole tensor.
+            that are no tensor.
     """
     if signal is not None or chunk is not None:
         return _started(Context("T.all_gather"), ALL_GATHER, src, dst, dim, impl, signal, chunk)
@@ -199,8 +199,8 @@ def all_to_all(
         src, dst: tiles of the same shape and type, whose extent along `dim` divides among the units.
         impl: an algorithm, e.g. "direct", "copy_engine" or "nccl"; with `signal` a mechanism of the network, as for
             `T.copy`.
-        signal: integers (size, chunks) in device memory: [r, c] of a unit grows by 1 when chunk c of what rank r has
-            for it has arrived there, its own part included.
+        signal: integers (size, chunks) in device memory, or such a slice, flags[i, ...]: [r, c] of a unit grows by 1
+            when chunk c of what rank r has for it has arrived there, its own part included.
         chunk: with `signal`, rows of a chunk; the last one may have fewer. Left out, a part is one chunk.
 
     Raises:

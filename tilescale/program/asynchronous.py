@@ -74,6 +74,12 @@ class Parts:
         return [*[0] * self.rows, first]
 
 
+def flag_of(begins: Sequence[Any], rank: Any, chunk: Any) -> list[Any]:
+    """Where the flag of a rank's chunk lies in a tensor whose flags (ranks, chunks) begin at `begins`."""
+    *lead, row, column = begins
+    return [*lead, row + rank, column + chunk]
+
+
 def part_of(whole: Sequence[Any], size: Any) -> list[Any]:
     """The shape of one of `size` parts that lie side by side along the first dimension."""
     first, size = ir.int_node(whole[0]), ir.int_node(size)

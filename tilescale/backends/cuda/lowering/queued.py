@@ -216,7 +216,9 @@ class _Walk:
             self.raised(call, at.device, iter([word]), at)
         elif isinstance(found, Collective) and found.flags is not None:
             peers = (self._peer(found.level, peer, at) for peer in range(self.target.mesh.count(found.level)))
-            self.raised(call, at.device, ((peer, at.ranks[found.level], None) for peer in peers), at)
+            *lead, first, _ = self._index(found.flags, at)
+            row = None if first is None else first + at.ranks[found.level]
+            self.raised(call, at.device, ((peer, *lead, row, None) for peer in peers), at)
 
     def _index(self, flag: ir.Call, at: _At) -> list[int | None]:
         return [evaluate(i, at.known) for i in ir.region_parts(flag)[1]]

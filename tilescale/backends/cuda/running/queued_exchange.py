@@ -20,7 +20,7 @@ from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.backends.cuda.running.transports import Message
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops
-from tilescale.program.asynchronous import Parts
+from tilescale.program.asynchronous import Parts, flag_of
 from tilescale.program.operations import Collective
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Exchange:
     def _told(self, on: int, sender: int, number: int, at: Call) -> Work:
         """The flag of a chunk on a rank."""
         flags = self._flags.tensor_on(device_of(self._own, self._made.level, on), at)
-        word = word_of(flags, [sender, number], self._step)
+        word = word_of(flags, flag_of(self._flags.index(at), sender, number), self._step)
         return told(self._queue, word, self._own.sums.after(at, word, 1, "add"))
 
     def _between_nodes(self, chunk: tuple[int, int, int], at: Call) -> list[Work]:

@@ -14,7 +14,7 @@ from tilescale.backends.emulator.interpret.regions import Block, Region
 from tilescale.backends.emulator.interpret.scales import instance
 from tilescale.backends.emulator.operations.remote import Flag, queued
 from tilescale.errors import UsageError
-from tilescale.program.asynchronous import Parts
+from tilescale.program.asynchronous import Parts, flag_of
 from tilescale.program.operations import Collective
 
 
@@ -58,8 +58,8 @@ class _Exchange:
     def _send(self, frame: Frame, peer: Unit, number: int, rows: range, count: int) -> None:
         rank = frame.unit.around(self.level).rank
         source, target = self._chunk(frame, peer, rank, rows, count)
-        flags = instance(self.compiler, self.flag.region.home.slot, frame, peer)
-        told = Block(flags, (rank, number), (1, 1))
+        flags = self.flag.region.block(frame, instance(self.compiler, self.flag.region.home.slot, frame, peer))
+        told = Block(flags.array, tuple(flag_of(flags.begins, rank, number)), (1,) * len(flags.begins))
         moves = not (self.to_all and peer is frame.unit and self._is_in_place(source, target))
         if self.record is not None:
             self.record(frame, peer, source if moves else None, told)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""Gathers that a device starts, of slices: what arrives, and which flags say so."""
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.emulator.support import assert_same, blank, values
+from tilescale.errors import RaceError
+
+SEEDS = (None, 0, 1, 2)
+
+
+@pytest.mark.parametrize(("dim", "chunk"), [(0, None), (1, None), (1, 8)])
+def test_a_gather_of_slices_that_keep_a_leading_one(dim, chunk):
+    """One layer of a stack of weights into one slot of a ring; the other slot stays as it was."""
+    chunks = 1 if chunk is None else 16 // chunk
+
+    @T.prim_func
+    def program(W: T.Tensor((2, 16, 32), "float32"), whole: T.Tensor((2, 32, 32), "float32"), Y: T.Tensor((32, 32))):
+        with T.Kernel(device=2, block=1, threads=128):
+            arrived = T.alloc_flags((2, chunks))
+            with T.Scale("device"):
+                T.all_gather(W[1, 0:16, 0:32], whole[1, 0:32, 0:32], dim=dim, signal=arrived, chunk=chunk)
+            with T.Scale("block"):
+                tile = T.alloc((32, 32), "float32")
+                for r in T.serial(2):
+                    for c in T.serial(chunks):
+                        T.wait(arrived[r, c], ">=", 1)
+                T.copy(whole[1, 0, 0], tile)
+                T.copy(tile, Y)
+
+    per_device = [[torch.randn(2, 16, 32), torch.zeros(2, 32, 32), torch.zeros(32, 32)] for _ in range(2)]
+    tilescale.emulate(program, per_device)
+    wanted = torch.cat([weights[1] for weights, _, _ in per_device])
+    for _, whole, y in per_device:
+        assert torch.equal(y, wanted) and torch.equal(whole[1], wanted) and not whole[0].any()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_indices_with_an_ellipsis_are_those_of_numpy(seed: int | None):
+    """Layers of weights are gathered, each with its own flags; the last program tells a neighbour of its part."""
+
+    @T.prim_func
+    def program(W: T.Tensor((3, 8, 4), "int32"), whole: T.Tensor((3, 16, 4), "int32"), Y: T.Tensor((3, 4), "int32")):
+        with T.Kernel(device=2, block=1, threads=32):
+            arrived, done, put = T.alloc_flags((3, 2, 2)), T.alloc_flags((3, 1)), T.alloc_flags(3)
+            with T.Scale("device") as (rank, size):
+                for layer in T.serial(3):
+                    T.all_gather(W[layer, ...], whole[layer, ...], dim=1, signal=arrived[layer, ...], chunk=4)
+                T.copy(W[2, 0, ...], Y[1, ...], dst=1 - rank, signal=put[1, ...])
+            with T.Scale("block"), T.Scale("device"):
+                for layer in T.serial(3):
+                    T.wait(arrived[layer, ...], ">=", 1)
+                    T.signal(done[layer, 0, ...], dst=1 - rank)
+                T.wait(done[...], ">=", 1)
+                T.wait(put[1, ...], ">=", 1)
+
+    weights = [values(r, 3, 8, 4, dtype="int32") for r in range(2)]
+    args = [[own.clone(), blank(3, 16, 4, dtype="int32"), blank(3, 4, dtype="int32")] for own in weights]
+    tilescale.emulate(program, args, schedule_seed=seed)
+    for rank, (_, whole, y) in enumerate(args):
+        assert_same(whole, torch.cat(weights, dim=1))
+        assert_same(y[1], weights[1 - rank][2, 0])
+
+
+def test_flags_of_layers_are_apart():
+    """A wait for one layer's flags does not know of another's."""
+
+    @T.prim_func
+    def program(W: T.Tensor((2, 8, 4), "int32"), whole: T.Tensor((2, 16, 4), "int32"), Y: T.Tensor((4,), "int32")):
+        with T.Kernel(device=2, block=1, threads=32):
+            arrived = T.alloc_flags((2, 2, 1))
+            with T.Scale("device"):
+                for layer in T.serial(2):
+                    T.all_gather(W[layer, ...], whole[layer, ...], dim=1, signal=arrived[layer, ...])
+            with T.Scale("block"):
+                T.wait(arrived[0, ...], ">=", 1)
+                T.copy(whole[1, 15, ...], Y)
+
+    weights = [values(r, 2, 8, 4, dtype="int32") for r in range(2)]
+    args = [[own, blank(2, 16, 4, dtype="int32"), blank(4, dtype="int32")] for own in weights]
+    with pytest.raises(RaceError):
+        tilescale.emulate(program, args)
