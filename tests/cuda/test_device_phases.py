@@ -192,6 +192,17 @@ def test_a_combination_of_many_devices_is_no_longer_text_than_a_few_make():
     assert of_eight < 2.5 * of_four
 
 
+def test_a_sum_into_another_tensor_is_one_step():
+    @T.macro
+    def statements(X, Y, L, flags, rank, size):
+        T.allreduce(X, out=Y)
+
+    assert steps(on_devices(statements)) == ["allreduce one_shot"]
+    assert steps(on_devices(statements, 1), {"device": 1}) == ["allreduce one_shot"], "its own tensor is copied"
+    text = tilescale.compile(on_devices(statements), machine="h200-sxm-8", schedule="sequential").python
+    assert "T.allreduce(X, out=Y)" in text
+
+
 def test_ranks_that_share_gpus_do_without_nccl():
     @T.macro
     def statements(X, Y, L, flags, rank, size):

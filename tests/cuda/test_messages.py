@@ -133,13 +133,15 @@ def check(
     """One call of all ranks with new numbers, into poisoned memory beside which nothing may change."""
     source = count * ranks if name in ("reduce_scatter", "all_to_all") else count
     target = count * ranks if name in ("all_gather", "all_to_all") else count
-    in_place, root = name in ("allreduce", "broadcast"), count % ranks
+    in_place, root = name == "broadcast" or name == "allreduce" and count % 2, count % ranks
     given = [numbers(source, dtype, shift) for _ in range(ranks)]
-    want = [wanted(name, [x.clone() for x in given], r, root, op) for r in range(ranks)]
+    brought = [x.clone() for x in given]
+    want = [wanted(name, brought, r, root, op) for r in range(ranks)]
     around = [torch.full((shift + target + 40,), 77).to(dtype) for _ in range(ranks)]
     outs = given if in_place else [x[shift + 16 : shift + 16 + target] for x in around]
     call([Operands(x, out, root) for x, out in zip(given, outs, strict=True)])
     for rank, out in enumerate(outs):
+        assert in_place or torch.equal(given[rank], brought[rank]), "what a rank brings stays"
         assert torch.equal(out, want[rank]), (name, count, rank, (out != want[rank]).nonzero()[:5])
         beside = torch.cat([around[rank][: shift + 16], around[rank][shift + 16 + target :]])
         assert beside.eq(77).all(), "nothing beside it changes"

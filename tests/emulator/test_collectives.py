@@ -64,6 +64,19 @@ def test_allreduce_over_every_world_size(world):
         assert_rounded(found, OPS["sum"]([wide(x) for x in sources]))
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_allreduce_into_another_tensor(op):
+    @T.prim_func
+    def program(X: T.Tensor((5, 7), "float32"), Y: T.Tensor((5, 7), "float32")):
+        with T.Kernel(device=4):
+            with T.Scale("device"):
+                T.allreduce(X, op=op, out=Y)
+
+    sources = [values(r, 5, 7) for r in range(4)]
+    for found in run(program, sources, (5, 7)):
+        assert_rounded(found, OPS[op]([wide(x) for x in sources]))
+
+
 def test_half_precision_sums_round_once():
     """8 times 2048 + 1: added in float16 every 1 would be lost."""
     sources = [torch.tensor([2048.0] if r == 0 else [1.0], dtype=torch.float16) for r in range(8)]

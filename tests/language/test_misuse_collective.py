@@ -7,7 +7,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.language.support import on_devices
-from tilescale.errors import CollectiveNotReachedError, ShapeError, UsageError
+from tilescale.errors import CollectiveNotReachedError, PhaseError, ShapeError, UsageError
 
 # -- collectives: arguments --------------------------------------------------------------------------------------------
 
@@ -72,6 +72,7 @@ def test_a_conversion_on_the_way(mistake, call):
         lambda t: T.allreduce(),
         lambda t: T.allreduce(t, op="sum", fn=lambda a, b: a),
         lambda t: T.allreduce(t, t, op="sum"),
+        lambda t: T.allreduce(t, out=t, fn=lambda a, b: a),
     ],
 )
 def test_tiles_and_functions_that_do_not_fit(mistake, call):
@@ -81,6 +82,25 @@ def test_tiles_and_functions_that_do_not_fit(mistake, call):
 
     with mistake(UsageError, "T.allreduce of", "fn=combine"):
         on_devices(wrong)
+
+
+def test_tiles_that_are_summed_into_others(mistake):
+    @T.macro
+    def wrong(X, tile, flags, reals, bx):
+        T.allreduce(tile, out=tile)  # <-
+
+    with mistake(PhaseError, "T.allreduce where a block executes", "outside of T.Scale"):
+        on_devices(wrong)
+
+
+def test_a_sum_of_another_shape(mistake):
+    with mistake(ShapeError, "T.allreduce of (4, 8) with an out of (8, 4)"):
+
+        @T.prim_func
+        def program(X: T.Tensor((4, 8), "float32"), Y: T.Tensor((8, 4), "float32")):
+            with T.Kernel(device=2):
+                with T.Scale("device"):
+                    T.allreduce(X, out=Y)  # <-
 
 
 @pytest.mark.parametrize("fn", [lambda a, b: (a[0],), lambda a, b: a[0] + b[0]])

@@ -45,9 +45,11 @@ def test_sum_residual_and_norm(size: int, M: int, N: int, dtype: torch.dtype, ha
     want, name = reference(x, residual, weight), str(dtype).removeprefix("torch.")
     ends = [[added, weight, nothing(M, N, dtype=dtype), nothing(M, N, dtype=dtype)] for _ in x]
     room = min(M, 2)  # more rows than there are
-    per_device = [[torch.cat([part, part[:room]]), *end] for part, end in zip(x, ends, strict=True)]
+    rows = [torch.cat([part, part[:room]]) for part in x]
+    per_device = [[part.clone(), torch.full_like(part, torch.nan), *end] for part, end in zip(rows, ends, strict=True)]
     tilescale.emulate(norm.program(size, M + room, N, name, has_residual, EPS), per_device)
-    for *_, normed, y in per_device:
+    for part, (given, *_, normed, y) in zip(rows, per_device, strict=True):
+        assert torch.equal(given, part), "what a rank gives stays"
         for got, right in zip((normed, y), want, strict=True):
             # A sum that falls to the other side of a rounding is off by one, before and after the residual.
             torch.testing.assert_close(got.float(), right, rtol=3 * eps, atol=8 * eps)

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tilelang_core import ir, stock, trace
 from tilelang_core.cases import TooManyCasesError, by_cases
-from tilescale.errors import ShapeError, UsageError
+from tilescale.errors import PhaseError, ShapeError, UsageError, one
 from tilescale.hda import Level
 from tilescale.hda.units import format_count
 from tilescale.language.asynchronous import check_parts, check_queue, flags_of
@@ -30,7 +30,7 @@ from tilescale.language.checks import (
     check_same,
 )
 from tilescale.language.context import Context, extents_of, here
-from tilescale.program.asynchronous import Parts
+from tilescale.program.asynchronous import Parts, owns_a_queue
 from tilescale.program.ops import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -64,8 +64,10 @@ def _done_in_order(collective: Callable[P, R]) -> Callable[P, R]:
 
 
 @_done_in_order
-def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, impl: str | None = None) -> ir.Call:
-    """Combine tiles over the units of the level, in place: afterwards every unit has the result.
+def allreduce(
+    *tiles: Any, op: str | None = None, fn: Callable | None = None, out: Any = None, impl: str | None = None
+) -> ir.Call:
+    """Combine tiles over the units of the level, in place or into `out`: afterwards every unit has the result.
 
     Args:
         tiles: one tile; with `fn`, several that belong together. Later tiles may have fewer dimensions: they then
@@ -74,29 +76,48 @@ def allreduce(*tiles: Any, op: str | None = None, fn: Callable | None = None, im
             impl="nccl" it is dropped.
         fn: an associative combination of two units' elements, `fn((a1, a2), (b1, b2)) -> (c1, c2)` with scalars; for
             a single tile `fn(a, b) -> c`. It may use `and`, `or`, `not`, `if` and chained comparisons.
+        out: of one tensor, in a phase of units that own tensors and without `fn`: where the result goes, of the same
+            shape and type. The tensor then stays as it is.
         impl: an algorithm that docs/collectives.md has for it, e.g. "one_shot", "ring" or "nccl"; left out, the machine
             model chooses.
 
     Raises:
         CollectiveNotReachedError: a condition around it tells the units apart.
         NoPathError: no network connects the units.
-        ShapeError: with `fn`, tiles that do not belong together.
-        UsageError: several tiles without `fn`, `op` together with `fn`, an unknown op, an impl
+        ShapeError: with `fn`, tiles that do not belong together; an `out` of another shape.
+        PhaseError: `out` where programs execute.
+        UsageError: several tiles without `fn`, `op` or `out` together with `fn`, an unknown op, an impl
             that there is not at this level.
     """
     context = Context("T.allreduce")
-    if fn is not None and op is not None or fn is None and len(tiles) != 1 or not tiles:
+    alone = op is not None or out is not None
+    if fn is not None and alone or fn is None and len(tiles) != 1 or not tiles:
         raise UsageError(
-            f"T.allreduce of {len(tiles)} tiles with op={op!r}, fn={'given' if fn else None}",
+            f"T.allreduce of {len(tiles)} tiles with op={op!r}, fn={'given' if fn else None}, "
+            f"out={'given' if out is not None else None}",
             hint="T.allreduce(x, op='sum') for one tile, T.allreduce(x, y, fn=combine) for several",
             where=here(),
         )
+    if out is not None:
+        return _allreduce_into(context, tiles[0], out, check_reduction(op or "sum"), impl)
     regions = [region_of(context, tile, "rw") for tile in tiles]
     level = entered(context, impl)
     if fn is None:
         return trace.call(ALLREDUCE, *regions, level=level.name, op=check_reduction(op or "sum"), impl=impl)
     _check_leading(regions)
     return trace.call(ALLREDUCE, *regions, _combine(fn, regions), level=level.name, impl=impl)
+
+
+def _allreduce_into(context: Context, src: Any, out: Any, op: str, impl: str | None) -> ir.Call:
+    """An all-reduce from one whole tensor to another."""
+    regions = _from_to(context, src, out)
+    check_whole_tensors(context)
+    a, b = map(extents_of, regions)
+    if [str(n) for n in a] != [str(n) for n in b]:
+        raise ShapeError(
+            f"T.allreduce of {tuple(a)} with an out of {tuple(b)}", hint="both have the same shape", where=here()
+        )
+    return trace.call(ALLREDUCE, *regions, level=entered(context, impl).name, op=op, impl=impl)
 
 
 @_done_in_order
@@ -279,6 +300,18 @@ def entered(context: Context, impl: str | None) -> Level:
     if level.kind == "unit":
         check_connected(context, level)
     return level
+
+
+def check_whole_tensors(context: Context) -> None:
+    """Raise PhaseError where programs execute."""
+    if owns_a_queue(context.executing, context.machine):
+        return
+    owner = context.machine.tensor_level.name
+    raise PhaseError(
+        f"{context.name} where {one(context.executing.name)} executes: {one(owner)} exchanges whole tensors",
+        hint=f"write it inside T.Scale({owner!r}), outside of T.Scale({context.program.name!r})",
+        where=here(),
+    )
 
 
 def _axis(context: Context, dim: int, shape: list[Any]) -> int:

@@ -8,11 +8,10 @@ from numbers import Integral
 from typing import Any
 
 from tilelang_core import ir, trace
-from tilescale.errors import PhaseError, ShapeError, UsageError, one
+from tilescale.errors import ShapeError, UsageError
 from tilescale.hda import Level
-from tilescale.language.collective import entered, region_of
+from tilescale.language.collective import check_whole_tensors, entered, region_of
 from tilescale.language.context import Context, extents_of, here
-from tilescale.program.asynchronous import owns_a_queue
 from tilescale.program.ops import ALL_TO_ALL_V, COUNTS
 
 
@@ -40,13 +39,7 @@ def all_to_all_v(src: Any, dst: Any, sent: Any, received: Any = None, impl: str 
     """
     context = Context("T.all_to_all_v")
     source, target = region_of(context, src, "r"), region_of(context, dst, "w")
-    if not owns_a_queue(context.executing, context.machine):
-        owner = context.machine.tensor_level.name
-        raise PhaseError(
-            f"T.all_to_all_v where {one(context.executing.name)} executes: {one(owner)} exchanges whole tensors",
-            hint=f"write it inside T.Scale({owner!r}), outside of T.Scale({context.program.name!r})",
-            where=here(),
-        )
+    check_whole_tensors(context)
     level = entered(context, impl)
     _check_rows(source, target)
     told = _counts(context, level, sent, source, target)

@@ -84,10 +84,10 @@ def _operator(
         return normed, y
     M, N = a.shape
     added = weight.new_empty(1, 1) if residual is None else dense(residual)
-    summed = a.new_empty(small.room(M), N)
-    summed[:M] = a
-    made = kernel(program, team_of(group), summed.shape[0], N, dtype_of(a), residual is not None, eps)
-    made(summed, added, dense(weight), normed, y)
+    rows = small.room(M)
+    given, summed = small.padded(dense(a), 1, rows), a.new_empty(rows, N)
+    made = kernel(program, team_of(group), rows, N, dtype_of(a), residual is not None, eps)
+    made(given, summed, added, dense(weight), normed, y)
     return normed, y
 
 
@@ -157,6 +157,7 @@ def program(size: int, rows: int, N: int, dtype: str, has_residual: bool, eps: f
     @T.prim_func
     def all_reduce_rms_norm(
         X: T.Tensor((rows, N), dtype),
+        S: T.Tensor((rows, N), dtype),
         R: T.Tensor((M, N) if has_residual else (1, 1), dtype),
         W: T.Tensor((N,), dtype),
         Out: T.Tensor((M, N), dtype),
@@ -164,13 +165,13 @@ def program(size: int, rows: int, N: int, dtype: str, has_residual: bool, eps: f
     ):
         with T.Kernel(device=size, block=T.ceildiv(M, high), threads=THREADS) as tile:
             with T.Scale("device"):
-                T.allreduce(X)
+                T.allreduce(X, out=S)
             with T.Scale("block"):
                 total = T.alloc((high, wide), "float32", level="l0")
                 T.clear(total)
                 for i, j in T.Parallel(high, wide):
                     if (tile * high + i < rows) & (j < N):
-                        total[i, j] = X[tile * high + i, j]
+                        total[i, j] = S[tile * high + i, j]
                 normalise(total, R, W, Out, Y, tile * high, M, N, has_residual, eps)
 
     return all_reduce_rms_norm

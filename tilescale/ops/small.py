@@ -59,7 +59,7 @@ def gathered(
     """
     _compare(a, team, count)
     rows, known = _made_for(a, 1, team)
-    given, result = _padded(a, 1, rows), _room(into, a, team.size * rows)
+    given, result = padded(a, 1, rows), _room(into, a, team.size * rows)
     x, y = (_moved(t, a.dtype if a.dtype in SUMS else torch.uint8) for t in (given, result))
     kernel(program, team, "all_gather", x.numel() if known else None, dtype_of(x))(x, y)
     return _cut(result, team.size, a.shape[0])
@@ -71,7 +71,7 @@ def scattered(
     """The own rows of the sum of contiguous tensors (ranks * rows, ...)."""
     _compare(a, team, count)
     rows, known = _made_for(a, team.size, team)
-    given, result = _padded(a, team.size, rows), _room(into, a, rows)
+    given, result = padded(a, team.size, rows), _room(into, a, rows)
     x, y = _moved(given, a.dtype), _moved(result, a.dtype)
     made = kernel(program, team, "reduce_scatter", y.numel() if known else None, dtype_of(a))
     made(x, y)
@@ -82,7 +82,7 @@ def exchanged(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Te
     """Of contiguous tensors (ranks * rows, ...) the parts that are for this rank."""
     _compare(a, team, count)
     rows, known = _made_for(a, team.size, team)
-    given = _padded(a, team.size, rows)
+    given = padded(a, team.size, rows)
     result = torch.empty_like(given)
     x, y = _moved(given, torch.uint8), _moved(result, torch.uint8)
     made = kernel(program, team, "all_to_all", x.numel() // team.size if known else None, "uint8")
@@ -127,7 +127,7 @@ def _room(into: torch.Tensor | None, a: torch.Tensor, rows: int) -> torch.Tensor
     return into if into is not None and len(into) == rows else a.new_empty(rows, *a.shape[1:])
 
 
-def _padded(a: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
+def padded(a: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
     """(parts * rows, ...) with room for so many rows of each part, whatever is in them."""
     if a.shape[0] == parts * rows:
         return a

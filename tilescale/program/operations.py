@@ -277,7 +277,7 @@ class Collective:
     @property
     def is_in_place(self) -> bool:
         """Whether its tiles are both what it begins with and its result; else they are a source and a target."""
-        return self.name in ("allreduce", "broadcast") or len(self.tiles) == 1
+        return self.name == "broadcast" or self.combine is not None or len(self.tiles) == 1
 
     @property
     def axis(self) -> int:

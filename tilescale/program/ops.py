@@ -59,7 +59,8 @@ INVOKE_ONE = register_op("tilescale.invoke_one")
 BARRIER = register_op("tilescale.barrier")
 """barrier(; level): all units of the level arrive before any leaves."""
 ALLREDUCE = register_op("tilescale.allreduce")
-"""allreduce(x, ...[, combine]; level, op?, impl?): combine in place over the units of the level."""
+"""allreduce(x[, out]; level, op, impl?): combine over the units of the level, in place or into `out`. Or
+allreduce(x, ..., combine; level, impl?), in place."""
 COMBINE = register_op("tilescale.combine", pure=True)
 """combine(a..., b..., result...): a traced combining function: its 2n variables and its n results."""
 REDUCE_SCATTER = register_op("tilescale.reduce_scatter")

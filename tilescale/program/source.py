@@ -340,7 +340,10 @@ class _Writer:
             notes.insert(0, repr([list(made.counts[r * size : (r + 1) * size]) for r in range(size)]))
         if made.received is not None:
             notes.append(f"received={text.region(made.received)}")
-        return f"T.{made.name}({', '.join([*map(text.region, made.tiles), *notes])})"
+        tiles = [*map(text.region, made.tiles)]
+        if made.name == "allreduce" and not made.is_in_place:
+            tiles[1] = f"out={tiles[1]}"
+        return f"T.{made.name}({', '.join([*tiles, *notes])})"
 
     def _wordless(self, stmt: ir.Stmt) -> UnsupportedError:
         what = ir.op_name(stmt.value) if isinstance(stmt, ir.Evaluate) else type(stmt).__name__

@@ -74,6 +74,8 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
     made = site.made
     if made.op not in COMBINED:
         raise Declined("it combines tiles by a function", location(site.stmt))
+    if made.name == "allreduce" and not made.is_in_place:
+        raise Declined("its result is another tensor", location(site.stmt))
     everywhere = made.name == "allreduce"
     rows = _rows(site, uses, everywhere)
     move.axis = rows.axis

@@ -66,6 +66,11 @@ def _by_tiles(made: Collective, target: Target) -> bool:
     return _is_constant(made, target) and len(target.sizes) == 1 and target.near == target.devices
 
 
+def _by_tiles_in_place(made: Collective, target: Target) -> bool:
+    """The same of a collective whose tiles are replaced by its results."""
+    return made.is_in_place and _by_tiles(made, target)
+
+
 def _by_kernel(made: Collective, target: Target) -> bool:
     """Stores reach the peers, and elements of whole bytes are moved, or known ones combined."""
     return share_memory(target, made.level) and _sends_inside(made, target)
@@ -137,7 +142,7 @@ _RAILS = (Implementation(_by_rail),)
 _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
 
 ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
-    ("allreduce", "one_shot"): (_KERNEL, Implementation(_by_tiles, on_tiles=True)),
+    ("allreduce", "one_shot"): (_KERNEL, Implementation(_by_tiles_in_place, on_tiles=True)),
     ("allreduce", "two_shot"): (_KERNEL,),
     ("allreduce", "hierarchical_direct"): _RAILS,
     ("allreduce", "nccl"): _NCCL,

@@ -38,9 +38,6 @@ from tilescale.program import model, ops
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program
 from tilescale.program.operations import Collective, Combine, Copy, Signal
 
-IN_PLACE = (ops.ALLREDUCE.name, ops.BROADCAST.name)
-"""Collectives that leave a single unit's tensor as it is."""
-
 _HOST_CALLS = tl.HOST_ARITHMETIC
 """Calls of TIR that fold to a number when their operands are numbers."""
 
@@ -293,8 +290,8 @@ class _Planner(Grids):
         made = Collective.of(call)
         if made.flags is not None:
             return [self._asynchronous_collective(made)]
-        name, short, level = call.op.name, made.name, made.level
-        if name in IN_PLACE and dict(self.target.sizes).get(level) == 1:
+        short, level = made.name, made.level
+        if made.is_in_place and dict(self.target.sizes).get(level) == 1:
             self.notes.append(f"T.{short} of {self._tensors(call.args)} between {level}s: nothing, there is one")
             return []
         choice = self._chosen(lambda: implemented.choice(made, self.target, in_program=False))

@@ -158,14 +158,14 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
     if made.combine is not None:
         return _allreduce_function(compiler, made, made.combine)
-    op = made.reduction
+    op, result = made.reduction, len(made.tiles) - 1
 
     def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
-        flat = [(tile.reshape(-1),) for (tile,) in values]
+        flat = [(tile.reshape(-1),) for tile, *_ in values]
         sums = pieces.allreduce(plan, flat, _reduction(op, values[0][0].dtype))
-        return [{0: total.reshape(tile.shape)} for (total,), (tile,) in zip(sums, values, strict=True)]
+        return [{result: total.reshape(tile.shape)} for (total,), (tile, *_) in zip(sums, values, strict=True)]
 
-    return _collective(compiler, made, compute)
+    return _collective(compiler, made, compute, lambda frame: 1)
 
 
 def _allreduce_function(compiler: Compiler, made: Collective, combine: Combine) -> Closure:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.running.steps import Work, run
+from tilescale.backends.cuda.running.collectives.setting import Operands
+from tilescale.backends.cuda.running.steps import Work, copied, run
 
 if TYPE_CHECKING:
     import torch
@@ -21,17 +22,19 @@ Exchange = Callable[["torch.Tensor", "torch.Tensor"], list[Work]]
 """What makes a contiguous tensor, the second, of another, each cut into its parts along the first dimension."""
 
 
-def in_place(tensor: torch.Tensor, change: Change) -> list[Work]:
-    """`change` of any tensor."""
+def in_place(given: Operands, change: Change) -> list[Work]:
+    """`change` of any target, which is made what the source is first."""
+    tensor = given.target
+    before = [] if given.source.data_ptr() == tensor.data_ptr() else [copied(given.source, tensor)]
     if tensor.is_contiguous():
-        return change(tensor)
+        return [*before, *change(tensor)]
 
     def launch() -> None:
         dense = tensor.contiguous()
         run(change(dense))
         tensor.copy_(dense)
 
-    return [launch]
+    return [*before, launch]
 
 
 def by_parts(axis: int, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

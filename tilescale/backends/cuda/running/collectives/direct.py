@@ -59,7 +59,7 @@ def broadcast(own: Owner, stand: Stand) -> Bound:
         def change(x: torch.Tensor) -> list[Work]:
             return messages.between(x, x, Parts(x.nbytes, x.nbytes * messages.team.size), given.root)
 
-        return dense.in_place(given.target, change)
+        return dense.in_place(given, change)
 
     return bind
 

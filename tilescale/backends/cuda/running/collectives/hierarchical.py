@@ -159,7 +159,7 @@ def allreduce(own: Owner, stand: Stand) -> Bound:
     def change(x: torch.Tensor) -> list[Work]:
         return [lambda: _padded(x.view(-1), groups.inside, launch)]
 
-    return lambda given: dense.in_place(given.target, change)
+    return lambda given: dense.in_place(given, change)
 
 
 def reduce_scatter(own: Owner, stand: Stand) -> Bound:
@@ -254,7 +254,7 @@ def broadcast(own: Owner, stand: Stand) -> Bound:
             run(spread.between(part, part, Parts(part.nbytes, part.nbytes * groups.inside), place))
 
     def bind(given: Operands) -> list[Work]:
-        return dense.in_place(given.target, lambda x: [lambda: launch(x.view(-1), given.root)])
+        return dense.in_place(given, lambda x: [lambda: launch(x.view(-1), given.root)])
 
     return bind
 

@@ -24,7 +24,7 @@ def allreduce(own: Owner, stand: Stand) -> Bound:
     import torch.distributed as dist
 
     op, team = reduce_op(stand.made.reduction), group(own, stand.made.level)
-    return lambda given: dense.in_place(given.target, lambda x: [partial(dist.all_reduce, x, op, group=team)])
+    return lambda given: dense.in_place(given, lambda x: [partial(dist.all_reduce, x, op, group=team)])
 
 
 def broadcast(own: Owner, stand: Stand) -> Bound:
@@ -35,7 +35,7 @@ def broadcast(own: Owner, stand: Stand) -> Bound:
 
     def bind(given: Operands) -> list[Work]:
         root = own.team.ranks[ranks.device(given.root)]
-        return dense.in_place(given.target, lambda x: [partial(dist.broadcast, moved(x), root, group=team)])
+        return dense.in_place(given, lambda x: [partial(dist.broadcast, moved(x), root, group=team)])
 
     return bind
 

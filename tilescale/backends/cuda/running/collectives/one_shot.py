@@ -21,10 +21,10 @@ def allreduce(own: Owner, stand: Stand) -> Bound:
     """`T.allreduce`. Collective."""
     messages = Messages(own, stand, use(own, stand))
 
-    def change(x: torch.Tensor) -> list[Work]:
-        return messages.between(x, x, Parts(x.nbytes, x.nbytes * messages.team.size))
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+        return messages.between(source, target, Parts(source.nbytes, source.nbytes * messages.team.size))
 
-    return lambda given: dense.in_place(given.target, change)
+    return lambda given: dense.along(0, given.source, given.target, exchange)
 
 
 def use(own: Owner, stand: Stand) -> Use:

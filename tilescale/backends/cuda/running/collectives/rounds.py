@@ -161,7 +161,7 @@ def _in_place(played: Played, stand: Stand) -> Bound:
     """An all-reduce, or a broadcast."""
 
     def bind(given: Operands) -> list[Work]:
-        return dense.in_place(given.target, lambda x: played.between(x, x, given.root))
+        return dense.in_place(given, lambda x: played.between(x, x, given.root))
 
     return bind
 

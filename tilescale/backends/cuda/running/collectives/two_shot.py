@@ -24,11 +24,11 @@ def allreduce(own: Owner, stand: Stand) -> Bound:
     """`T.allreduce`. Collective."""
     ranks, messages = stand.team(own).size, Messages(own, stand, use(own, stand))
 
-    def change(x: torch.Tensor) -> list[Work]:
-        part = _part(x.nbytes, ranks)
-        return messages.between(x, x, Parts(part, x.nbytes, source_step=part, target_step=part))
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+        part = _part(source.nbytes, ranks)
+        return messages.between(source, target, Parts(part, source.nbytes, source_step=part, target_step=part))
 
-    return lambda given: dense.in_place(given.target, change)
+    return lambda given: dense.along(0, given.source, given.target, exchange)
 
 
 def use(own: Owner, stand: Stand) -> Use:
