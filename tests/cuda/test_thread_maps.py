@@ -14,6 +14,8 @@ FEW = (N,), N
 """A tensor of an element for each thread, and the threads."""
 MANY = (4 * N,), N
 """A tensor of a vector for each thread."""
+RAGGED = (1000,), 128
+"""A tensor of whole vectors that some threads have one less of."""
 SQUARE = (M, M), 128
 
 
@@ -172,6 +174,9 @@ def sliding_by_threads(X, Z, at, n):
         (chosen_by_the_index, MANY, True),
         (with_another_tensor, FEW, False),
         (with_another_tensor, MANY, True),
+        (stored_and_loaded, RAGGED, False),
+        (loaded_under_a_condition, RAGGED, True),
+        (with_another_tensor, RAGGED, True),
         (of_another_index, FEW, True),
         (shared_by_two, FEW, True),
         (sliding, FEW, True),

@@ -18,6 +18,7 @@ from tilelang_core import accesses, ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm
 from tilescale.backends.cuda.lowering.markers import Executing
+from tilescale.program.parallel_loops import is_fragment, loops_of, vector_lengths
 from tilescale.program.regions import Inside
 
 _AXES = tuple(ir.Var(f"axis{axis}", "int32") for axis in range(8))
@@ -102,7 +103,7 @@ def of_loops(
     nest: ir.For, found: list[accesses.Access], known: Known, threads: int
 ) -> Callable[[Any], ThreadMap | None]:
     """Of a nest of parallel loops: the map of each access."""
-    loops = _loops(nest)
+    loops = loops_of(nest)
     extents, begins = ir.constants(loop.extent for loop in loops), ir.constants(loop.min for loop in loops)
     if extents is None or begins is None or any(begins) or len(loops) > len(_AXES):
         return lambda access: None
@@ -124,7 +125,7 @@ def _held(stmt: ir.Stmt, by: Executing) -> frozenset[ir.Var]:
     sums: set[ir.Var] = set()
     spread: dict[ir.Var, bool] = {}
     for leaf, threads in _leaves(stmt, by.threads):
-        fragments = [a for inner in ir.statements(leaf) for a in _found(inner) if _is_fragment(a)]
+        fragments = [a for inner in ir.statements(leaf) for a in _found(inner) if is_fragment(a)]
         product = Gemm.of(leaf.value) if isinstance(leaf, ir.Evaluate) and ir.op_name(leaf.value) == tl.GEMM else None
         if product is not None:
             sums.add(ir.region_parts(product.c)[0].data)
@@ -173,7 +174,7 @@ def _is_spread(leaf: ir.Stmt, fragments: list[accesses.Access], threads: int) ->
     if not isinstance(leaf, ir.For):
         is_copy = isinstance(leaf, ir.Evaluate) and ir.op_name(leaf.value) in (tl.COPY, tl.FILL)
         return is_copy and all(map(_is_whole, fragments))
-    loops = _loops(leaf)
+    loops = loops_of(leaf)
     plain = not any(loop.annotations for loop in loops) and ir.constants(loop.extent for loop in loops) == shape
     return plain and all(_are(a.begins, [loop.loop_var for loop in loops]) for a in fragments)
 
@@ -187,11 +188,11 @@ def _rule(
         order = _order(access.begins, variables)
         if access.buffer.data in held and order is not None:
             return ("held", access.buffer.data), order
-    plain = list(range(len(loops)))
-    if any(map(_is_fragment, found)) or any(loop.annotations for loop in loops):
+    plain, lengths = list(range(len(loops))), vector_lengths(loops, found, threads)
+    if lengths is None:
         return None, plain
     extents = [ir.integer(loop.extent) for loop in loops]
-    if math.prod(extents) % (2 * threads):  # an iteration at a time
+    if lengths == [1]:
         return ("loops", *extents), plain
     alike = _vectors(nest, variables, found)
     return None if alike is None else ("loops", *extents, *alike), plain
@@ -277,27 +278,14 @@ def _alike(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _loops(nest: ir.For) -> list[ir.For]:
-    """The parallel loops of a nest, from the outermost one."""
-    loops, stmt = [], nest
-    while isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
-        loops.append(stmt)
-        stmt = stmt.body
-    return loops
-
-
 def _by_kind(found: Iterable[accesses.Access]) -> tuple[list[accesses.Access], list[accesses.Access]]:
     """Accesses of device memory, and of fragments."""
     listed = list(found)
-    return [a for a in listed if a.buffer.scope() == "global"], [a for a in listed if _is_fragment(a)]
+    return [a for a in listed if a.buffer.scope() == "global"], [a for a in listed if is_fragment(a)]
 
 
 def _found(stmt: ir.Stmt) -> list[accesses.Access]:
     return accesses.accesses_of(stmt, lambda name: False).accesses
-
-
-def _is_fragment(access: accesses.Access) -> bool:
-    return ir.scope_kind(access.buffer) == "fragment" and not _is_variable(access.buffer)
 
 
 def _is_whole(access: accesses.Access) -> bool:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""How stock TileLang distributes the iterations of parallel loops over the threads of a unit.
+
+A nest of parallel loops is one loop, its iterations numbered in row-major order. With vectors of n iterations and t
+threads, iteration i is executed by thread i // n % t (`PlanLoopPartition` in TileLang's loop_partition.cc). TileLang
+decides n from what the loop computes, so several lengths may be possible here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tilelang_core import accesses, ir
+
+_VECTOR_BITS = 256
+"""Of the widest load or store of a thread."""
+
+
+def loops_of(nest: ir.For) -> list[ir.For]:
+    """The parallel loops of a nest, from the outermost one."""
+    loops, stmt = [], nest
+    while isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
+        loops.append(stmt)
+        stmt = stmt.body
+    return loops
+
+
+def is_fragment(access: accesses.Access) -> bool:
+    """Whether an access is of a tile in registers; variables are not tiles."""
+    return ir.scope_kind(access.buffer) == "fragment" and access.buffer.scope() != ir.VARIABLE
+
+
+def vector_lengths(loops: Sequence[ir.For], found: Sequence[accesses.Access], threads: int) -> list[int] | None:
+    """How many iterations a thread may execute at a time, ascending from 1; None where the layout of a fragment or an
+    annotation decides which thread executes an iteration, or an extent is not a constant.
+
+    TileLang takes the longest vector that leaves no more lanes without an iteration than single iterations do.
+
+    Args:
+        loops: a nest, from the outermost loop.
+        found: all accesses in it.
+    """
+    extents = ir.constants(loop.extent for loop in loops)
+    if extents is None or any(loop.annotations for loop in loops) or any(map(is_fragment, found)):
+        return None
+    lanes = lambda length: -(-math.prod(extents) // (threads * length)) * threads * length  # noqa: E731
+    longest = _VECTOR_BITS // min((ir.bits(str(access.buffer.dtype)) for access in found), default=_VECTOR_BITS)
+    lengths = (2**power for power in range(longest.bit_length()))
+    return [length for length in lengths if lanes(length) == lanes(1)]
