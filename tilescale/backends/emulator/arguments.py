@@ -11,7 +11,7 @@ import numpy as np
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.memory import meta_array
 from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.numerics import numpy_dtype, to_numpy
+from tilescale.backends.emulator.numerics import element_type, lane_axis, numpy_dtype, to_numpy
 from tilescale.backends.emulator.pairs import Pairs
 from tilescale.errors import RankMismatchError, UnsupportedError
 from tilescale.program.arguments import bind, shape_of
@@ -82,8 +82,9 @@ def _without_data(compiler: Compiler, parameter: Parameter, value: Any, rank: in
     """An array of the argument's shape: without data, but for what is assumed, and flags: a copy of it, or zero."""
     import torch
 
-    dtype = numpy_dtype(str(parameter.buffer.dtype))
-    shape = shape_of(parameter, value)
+    declared = str(parameter.buffer.dtype)
+    dtype = numpy_dtype(element_type(declared))
+    shape = (*shape_of(parameter, value), *lane_axis(declared))
     values = compiler.assumptions.of(parameter.name, rank, shape, dtype) if compiler.assumptions is not None else None
     if values is not None:
         return values
@@ -100,7 +101,7 @@ def _array(parameter: Parameter, value: Any, written: bool, pairs: Pairs) -> np.
     elements = pairs.elements(parameter, array, written)
     if elements is not None:
         return elements
-    wanted = numpy_dtype(str(parameter.buffer.dtype))
+    wanted = numpy_dtype(element_type(str(parameter.buffer.dtype)))
     if wanted.kind == "b":
         return array.view(wanted)
     if array.dtype != wanted:

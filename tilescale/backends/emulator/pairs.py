@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.backends.emulator.numerics import numpy_dtype
+from tilescale.backends.emulator.numerics import element_type, lane_axis, numpy_dtype
 from tilescale.program.arguments import TWO_IN_A_BYTE
 from tilescale.program.model import Parameter
 
@@ -25,14 +25,15 @@ class Pairs:
     def elements(self, parameter: Parameter, array: np.ndarray, written: bool) -> np.ndarray | None:
         """The elements of an argument, one in each place of an array; None if it holds no pairs."""
         declared = str(parameter.buffer.dtype)
-        if declared not in TWO_IN_A_BYTE or array.dtype not in (np.uint8, np.int8):
+        if element_type(declared) not in TWO_IN_A_BYTE or array.dtype not in (np.uint8, np.int8):
             return None
         given = array.view(np.uint8)
         key = given.__array_interface__["data"][0], given.shape, given.strides, declared
         found = self._known.get(key)
         if found is None:
             halves = np.stack([given & 0xF, given >> _HALF], axis=-1)
-            elements = halves.reshape(*given.shape[:-1], -1).view(numpy_dtype(declared))
+            shape = given.shape if lane_axis(declared) else given.shape[:-1]
+            elements = halves.reshape(*shape, -1).view(numpy_dtype(element_type(declared)))
         else:
             elements, written = found[1], written or found[2]
         self._known[key] = given, elements, written

@@ -7,7 +7,7 @@
     closures.py     what rules return
     phases.py       launches and phases
     statements.py branches.py expr.py vectors.py    the rules of TIR
-    addresses.py    tensors whose address is in memory
+    addresses.py    tensors whose address is in memory; packed.py has views of elements that share a byte
     buffers.py access.py slices.py regions.py       how buffers are found; their elements and regions
     reducers.py     contributions to reducers
     scales.py       `T.Scale` regions and views; selections.py has those that no strides describe

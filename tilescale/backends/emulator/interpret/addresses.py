@@ -61,16 +61,15 @@ def _memories() -> Iterator[tuple[int, int, Any]]:
 
 
 def placed(memory: np.ndarray, name: str, shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """A tensor that begins where some bytes do. Strides are in elements; without any it is contiguous.
+    """A tensor that begins where some bytes do. Strides are in elements.
 
     Raises:
         OutOfBoundsError: the bytes end before it does.
     """
-    steps = strides or [int(np.prod(shape[axis + 1 :], dtype=int)) for axis in range(len(shape))]
-    need = dtype.itemsize * (1 + sum((n - 1) * step for n, step in zip(shape, steps, strict=True)))
+    need = dtype.itemsize * (1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)))
     if 0 not in shape and need > memory.size:
         raise OutOfBoundsError(
             f"{name} of shape {tuple(shape)} takes {need} bytes, its tensor has {memory.size} from there on",
             hint="make it as large as the tensor whose address it is",
         )
-    return np.ndarray(shape, dtype, memory, 0, [step * dtype.itemsize for step in steps])
+    return np.ndarray(shape, dtype, memory, 0, [step * dtype.itemsize for step in strides])

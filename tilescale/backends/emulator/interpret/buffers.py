@@ -16,9 +16,10 @@ from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.addresses import placed
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.packed import Packed, seen_as
 from tilescale.backends.emulator.interpret.selections import located
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
-from tilescale.backends.emulator.numerics import element_type, numpy_dtype
+from tilescale.backends.emulator.numerics import element_type, lane_axis, numpy_dtype
 from tilescale.errors import OutOfBoundsError, UnsupportedError
 from tilescale.program.model import declaration
 
@@ -42,18 +43,16 @@ class Home:
         self.name = buffer.name
         self.private = buffer.scope() in PRIVATE
         self.guarded = buffer.scope() == "global"
+        self.lanes = lane_axis(str(buffer.dtype))
         self.dtype = numpy_dtype(element_type(str(buffer.dtype)))
         self.safe = compiler.safe_value(buffer, of_tile)
         self.shared = not self.private and not buffer.scope().startswith("local")
         home = compiler.home(buffer)
-        same = home is None or ([str(n) for n in home[0]], home[1]) == (
-            [str(n) for n in buffer.shape],
-            str(buffer.dtype),
-        )
+        same = home is None or _form(*home) == _form(buffer.shape, str(buffer.dtype), buffer.strides)
         self._declared = (compiler.buffer_named(buffer.data) or buffer).name
         self._addressed = self.slot in compiler.addressed
-        self._shape = None if same and not self._addressed else [compiler.expr(n) for n in buffer.shape]
-        self._strides = [compiler.expr(n) for n in buffer.strides] if self._addressed else []
+        self._shape = None if same and not self._addressed else [compiler.expr(n) for n in (*buffer.shape, *self.lanes)]
+        self._strides = [compiler.expr(n * math.prod(self.lanes)) for n in buffer.strides]
         self.replicated = compiler.replicated_root(buffer)
         self.where = compiler.where
         self._watched_by: list[Observer] | None = None
@@ -69,8 +68,8 @@ class Home:
         if self._shape is None:
             return array
         shape = tuple(uniform(n(frame), frame, "a shape") for n in self._shape)
+        strides = self._strides_of(shape, frame)
         if self._addressed:
-            strides = [uniform(n(frame), frame, "a stride") for n in self._strides]
             return placed(array, self.name, shape, strides, self.dtype)
         if isinstance(array, np.ndarray) and not array.flags.writeable and not isinstance(array, Assumed):
             return meta_array(shape, self.dtype)
@@ -79,20 +78,19 @@ class Home:
         flat = array.reshape(-1)
         if not np.shares_memory(flat, array):
             raise UnsupportedError(f"a view of another shape of {self.name!r}, whose elements are not contiguous here")
-        seen = flat.view(self.dtype)
-        if seen.size != math.prod(shape):
-            raise UnsupportedError(
-                f"a view of {self._declared!r} as another type: in memory several of its elements share a byte, "
-                "which the emulator keeps apart",
-                hint="copy the elements, converted one by one, or take bytes as a parameter",
-            )
-        return seen.reshape(shape)
+        return seen_as(flat, self._declared, shape, strides, self.dtype)
+
+    def _strides_of(self, shape: tuple[int, ...], frame: Frame) -> list[int]:
+        """Those that the buffer declares, in elements; without any it is contiguous."""
+        if self._strides:
+            return [*(uniform(n(frame), frame, "a stride") for n in self._strides), *(1 for _ in self.lanes)]
+        return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
     def touched(self, frame: Frame, kind: str, array: Any, index: Any = ()) -> None:
         """Tell the observers of an access to `array[index]`; of elements that are given one by one, the active ones."""
         watching = self.watched_by(frame)
         if watching:
-            array, index = located(array, index)
+            array, index = array.memory(index) if isinstance(array, Packed) else located(array, index)
         for observer in watching:
             observer.accesses(frame, self, kind, array, index)
 
@@ -127,3 +125,7 @@ class Home:
             hint=hint or (_NOT_CUT_OFF if self.guarded else _ON_CHIP),
             where=declaration(self.buffer),
         )
+
+
+def _form(shape: Sequence[Any], dtype: str, strides: Sequence[Any]) -> tuple[list[str], str, list[str]]:
+    return [str(n) for n in shape], dtype, [str(n) for n in strides]

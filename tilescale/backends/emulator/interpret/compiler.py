@@ -30,7 +30,7 @@ from tilescale.backends.emulator.interpret.registry import (
     VALUES,
 )
 from tilescale.backends.emulator.interpret.symbols import Symbols
-from tilescale.backends.emulator.numerics import element_type, lanes_of, numpy_dtype
+from tilescale.backends.emulator.numerics import element_type, lane_axis, numpy_dtype
 from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
 from tilescale.passes.structure import location
@@ -152,14 +152,14 @@ class Compiler(Symbols):
 
     def _shape(self, buffer: ir.Buffer, frame: Frame) -> tuple[int, ...]:
         slot = self.slot(buffer.data)
+        extents = [*buffer.shape, *lane_axis(str(buffer.dtype))]
         if slot not in self._shapes:
-            lanes = lanes_of(str(buffer.dtype))
-            constants = [ir.constant(n) for n in buffer.shape] + ([lanes] if lanes > 1 else [])
+            constants = [ir.constant(n) for n in extents]
             self._shapes[slot] = None if None in constants else tuple(constants)
         known = self._shapes[slot]
         if known is not None:
             return known
-        return tuple(uniform(self.expr(n)(frame), frame, f"the shape of {buffer.name!r}") for n in buffer.shape)
+        return tuple(uniform(self.expr(n)(frame), frame, f"the shape of {buffer.name!r}") for n in extents)
 
     def private(self, buffers: list[ir.Buffer], frame: Frame) -> dict[int, PrivateBuffer]:
         """Fresh thread-private buffers, by slot."""

@@ -65,6 +65,7 @@ class Region:
     def __init__(self, compiler: Compiler, region: Any):
         buffer, begins, extents = ir.region_parts(region)
         self.home = Home(compiler, buffer, of_tile=True)
+        begins, extents = [*begins, *(0 for _ in self.home.lanes)], [*extents, *self.home.lanes]
         self.begins = [compiler.expr(b) for b in begins]
         numbers = [ir.constant(b) for b in begins]
         self._begins = None if None in numbers else tuple(numbers)

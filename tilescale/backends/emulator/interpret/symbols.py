@@ -131,15 +131,15 @@ class Symbols:
         """How many slots a frame has."""
         return len(self._slots)
 
-    def home(self, buffer: ir.Buffer) -> tuple[Sequence[Any], str] | None:
-        """Shape and type with which the memory of a buffer was declared; None if it is not known."""
+    def home(self, buffer: ir.Buffer) -> tuple[Sequence[Any], str, Sequence[Any]] | None:
+        """Shape, type and strides with which the memory of a buffer was declared; None if it is not known."""
         slot = self.slot(buffer.data)
         if slot in self.views:
-            return self.views[slot].shape, str(buffer.dtype)
+            return self.views[slot].shape, str(buffer.dtype), buffer.strides
         if slot in self.addressed:
             self._homes.setdefault(slot, buffer)  # whose only declarations are its uses
         home = self._homes.get(slot)
-        return (home.shape, str(home.dtype)) if home is not None else None
+        return (home.shape, str(home.dtype), home.strides) if home is not None else None
 
     def root(self, slot: int) -> int:
         """The slot of the tile or tensor behind a view."""

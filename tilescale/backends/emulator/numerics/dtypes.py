@@ -100,6 +100,12 @@ def lanes_of(tilelang_name: str) -> int:
     return int(found[2]) if found is not None else 1
 
 
+def lane_axis(tilelang_name: str) -> tuple[int, ...]:
+    """The extent that an array of a TileLang type has behind those of its shape: (4,) for "float16x4", else ()."""
+    lanes = lanes_of(tilelang_name)
+    return (lanes,) if lanes > 1 else ()
+
+
 @functools.cache
 def element_type(tilelang_name: str) -> str:
     """The type of one lane, e.g. "float16" of "float16x4"."""
@@ -111,6 +117,12 @@ def element_type(tilelang_name: str) -> str:
 def is_float(dtype: np.dtype) -> bool:
     """True for every floating-point type, ml_dtypes' included."""
     return dtype.kind == "f" or dtype in _SMALL_FLOATS
+
+
+@functools.cache
+def is_half_byte(dtype: np.dtype) -> bool:
+    """True for the types of which memory holds two elements in a byte."""
+    return dtype in _SMALL_INTS or dtype == _DTYPES["float4_e2m1fn"]
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
