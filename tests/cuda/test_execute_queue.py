@@ -207,6 +207,36 @@ def test_a_gather_raises_the_flags_of_its_layer(monkeypatch):
     assert words == [4 * (FLAGS * (DEVICES * layer + 1) + chunk) for layer in range(2) for chunk in range(FLAGS)]
 
 
+@pytest.mark.parametrize("exchanges", [False, True])
+def test_columns_go_as_one_copy_for_each_chunk(monkeypatch, exchanges: bool):
+    wide, chunks = DEVICES * COLUMNS, -(-COLUMNS // CHUNK)
+
+    @T.prim_func
+    def columns(X: T.Tensor((ROWS, wide if exchanges else COLUMNS)), Y: T.Tensor((ROWS, wide))):
+        with T.Kernel(device=DEVICES, block=1, threads=32):
+            flags = T.alloc_flags((DEVICES, chunks))
+            with T.Scale("device"):
+                if exchanges:
+                    T.all_to_all(X, Y, dim=1, signal=flags, chunk=CHUNK)
+                else:
+                    T.all_gather(X, Y, dim=1, signal=flags, chunk=CHUNK)
+
+    there = {
+        "X": torch.rand(DEVICES, ROWS, wide if exchanges else COLUMNS),
+        "Y": torch.zeros(DEVICES, ROWS, wide),
+        "flags": torch.zeros(DEVICES, DEVICES, chunks, dtype=torch.int32),
+    }
+    done = [Device(columns, rank, there).run(monkeypatch) for rank in range(DEVICES)][1]
+    for rank, found in enumerate(there["Y"]):
+        mine = slice(rank * COLUMNS, (rank + 1) * COLUMNS) if exchanges else slice(None)
+        assert torch.equal(found, torch.cat([x[:, mine] for x in there["X"]], dim=1))
+    assert bool((there["flags"] == 1).all())
+    assert [what[0] for what in done[2 + chunks : -1]] == ["copy", "write"] * chunks * (DEVICES - 1)
+    assert [what[1] for what in done[2 + chunks : -1 : 2]][:chunks] == [
+        ("Y", 2, 4 * (COLUMNS + CHUNK * n)) for n in range(chunks)
+    ]
+
+
 def test_a_gather_in_place_copies_nothing_at_home(monkeypatch):
     @T.macro
     def in_place(X, Y, F, flags, done, rank, size):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Gathers that a device starts, of slices: what arrives, and which flags say so."""
+"""Gathers that a device starts, of slices and along columns: what arrives, and which flags say so."""
 
 import pytest
 import torch
 
 import tilescale
 import tilescale.language as T
-from tests.emulator.support import assert_same, blank, values
+from tests.emulator.support import WORLDS, assert_same, blank, values
 from tilescale.errors import RaceError
 
 SEEDS = (None, 0, 1, 2)
@@ -83,3 +83,73 @@ def test_flags_of_layers_are_apart():
     args = [[own, blank(2, 16, 4, dtype="int32"), blank(4, dtype="int32")] for own in weights]
     with pytest.raises(RaceError):
         tilescale.emulate(program, args)
+
+
+# -- along columns -----------------------------------------------------------------------------------------------------
+
+ROWS, COLUMNS, CHUNK = 6, 7, 3  # the last chunk has one column
+CHUNKS = 3
+
+
+def along_columns(world: int, form: str):
+    """Every device gathers, or exchanges, columns; its blocks, one for each chunk, copy what has arrived into Y."""
+    slots = (ROWS, world, COLUMNS)
+    whole = slots if form.startswith("slots") else (ROWS, world * COLUMNS)
+
+    @T.prim_func
+    def program(X: T.Tensor((ROWS, world, COLUMNS), "int32"), Y: T.Tensor((world, ROWS, COLUMNS), "int32")):
+        with T.Kernel(device=world, block=(world, CHUNKS), threads=32) as (r, c):
+            given, G = T.alloc(whole, "int32", level="l2"), T.alloc(whole, "int32", level="l2")
+            part, arrived = T.alloc((ROWS, COLUMNS), "int32", level="l2"), T.alloc_flags((world, CHUNKS))
+            with T.Scale("device") as (rank, size):
+                if form == "joined":
+                    T.copy(X[:, 0, :], part)
+                    T.all_gather(part, G, dim=1, signal=arrived, chunk=CHUNK)
+                if form == "slots":
+                    T.copy(X[:, 0, :], part)
+                    T.all_gather(part, G, dim=-2, signal=arrived, chunk=CHUNK)
+                if form == "joined in place":
+                    T.copy(X[:, 0, :], G[:, rank * COLUMNS : (rank + 1) * COLUMNS])
+                    T.all_gather(G[:, rank * COLUMNS : (rank + 1) * COLUMNS], G, dim=-1, signal=arrived, chunk=CHUNK)
+                if form == "slots in place":
+                    T.copy(X[:, 0, :], G[:, rank, :])
+                    T.all_gather(G[:, rank, :], G, dim=1, signal=arrived, chunk=CHUNK)
+                if form == "slots exchanged":
+                    T.all_to_all(X, G, dim=1, signal=arrived, chunk=CHUNK)
+                if form == "joined exchanged":
+                    for peer in T.serial(size):
+                        T.copy(X[:, peer, :], given[:, peer * COLUMNS : (peer + 1) * COLUMNS])
+                    T.all_to_all(given, G, dim=1, signal=arrived, chunk=CHUNK)
+            with T.Scale("block"):
+                T.wait(arrived[r, c], ">=", 1)
+                for i, j in T.Parallel(ROWS, CHUNK):
+                    if c * CHUNK + j < COLUMNS:
+                        if form.startswith("slots"):
+                            Y[r, i, c * CHUNK + j] = G[i, r, c * CHUNK + j]
+                        else:
+                            Y[r, i, c * CHUNK + j] = G[i, r * COLUMNS + c * CHUNK + j]
+
+    return program
+
+
+@pytest.mark.parametrize("form", ["joined", "slots", "joined in place", "slots in place"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_gather_along_columns(world: int, form: str):
+    sent = [values(r, ROWS, world, COLUMNS, dtype="int32") for r in range(world)]
+    args = [[x.clone(), blank(world, ROWS, COLUMNS, dtype="int32")] for x in sent]
+    report = tilescale.emulate(along_columns(world, form), args)
+    for _, found in args:
+        assert_same(found, torch.stack([x[:, 0] for x in sent]))
+    for did in report.activity:
+        assert did.sent == did.received == (world - 1) * ROWS * COLUMNS * 4
+        assert did.signals == world * CHUNKS
+
+
+@pytest.mark.parametrize("form", ["joined exchanged", "slots exchanged"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_an_exchange_along_columns(world: int, form: str):
+    sent = [values(r, ROWS, world, COLUMNS, dtype="int32") for r in range(world)]
+    args = [[x.clone(), blank(world, ROWS, COLUMNS, dtype="int32")] for x in sent]
+    tilescale.emulate(along_columns(world, form), args)
+    for rank, (_, found) in enumerate(args):
+        assert_same(found, torch.stack([x[:, rank] for x in sent]))

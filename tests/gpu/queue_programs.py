@@ -51,6 +51,31 @@ def gather(in_place: bool, rows: int = 6 * CHUNK - 20) -> Any:
     return gathers
 
 
+def columns(layers: int = 2, chunk: int = 24) -> Any:
+    """All devices' columns of each layer on every device, by flags of the layer; the last chunk is smaller."""
+    devices, chunks = tilescale.init().size, -(-COLUMNS // chunk)
+
+    @T.prim_func
+    def gathers(
+        X: T.Tensor((layers, CHUNK, COLUMNS), "float32"),
+        G: T.Tensor((layers, CHUNK, devices * COLUMNS), "float32"),
+        Y: T.Tensor((layers, devices, CHUNK, COLUMNS), "float32"),
+    ):
+        with T.Kernel(device=devices, block=(chunks, layers, devices), threads=THREADS) as (c, back, turn):
+            flags = T.alloc_flags((layers, devices, chunks))
+            with T.Scale("device") as (rank, size):
+                for layer in T.serial(layers):
+                    T.all_gather(X[layer, ...], G[layer, ...], dim=2, signal=flags[layer, ...], chunk=chunk)
+            with T.Scale("block"):
+                sender, layer = (rank + devices - 1 - turn) % devices, layers - 1 - back
+                T.wait(flags[layer, sender, c], ">=", 1)
+                for i, j in T.Parallel(CHUNK, chunk):
+                    if c * chunk + j < COLUMNS:
+                        Y[layer, sender, i, c * chunk + j] = G[layer, i, sender * COLUMNS + c * chunk + j] + 1
+
+    return gathers
+
+
 def put(chunks: int = 6) -> Any:
     """Rows that programs have made leave as soon as their chunk is complete, into columns of the next device's tensor.
 
@@ -126,6 +151,14 @@ def gathered(ranks: list[list[torch.Tensor]], in_place: bool) -> None:
         out.copy_(everything + 1)
 
 
+def side_by_side(ranks: list[list[torch.Tensor]]) -> None:
+    """After `columns`."""
+    parts = torch.stack([x for x, _, _ in ranks], dim=1)
+    for _, whole, out in ranks:
+        whole.copy_(torch.cat([x for x, _, _ in ranks], dim=2))
+        out.copy_(parts + 1)
+
+
 def arrived(ranks: list[list[torch.Tensor]]) -> None:
     """After `put`."""
     for x, made, _, _ in ranks:
@@ -149,6 +182,7 @@ def checks() -> dict[str, tuple[Any, Callable[[list[Any]], None]]]:
     return {
         "gather in place": (gather(True), lambda ranks: gathered(ranks, True)),
         "gather of parts": (gather(False), lambda ranks: gathered(ranks, False)),
+        "gather of columns": (columns(), side_by_side),
         "put after signals": (put(), arrived),
         "put to all": (everywhere(), spread),
     }

@@ -165,7 +165,10 @@ def test_arguments_of_a_collective(mistake, call, text: str):
     [
         (lambda X, Y, G, f: T.all_gather(X, Y, signal=f, chunk=16), "the whole of such parts is (256, 32)"),
         (lambda X, Y, G, f: T.all_gather(X[0:32, :], G, signal=f), "the whole of such parts is (4, 32, 32)"),
-        (lambda X, Y, G, f: T.all_gather(X, G, signal=f, chunk=16, dim=1), "side by side along dimension 0"),
+        (lambda X, Y, G, f: T.all_gather(X, G, signal=f, chunk=16, dim=1), "along dimension 1: the whole"),
+        (lambda X, Y, G, f: T.all_gather(X, Y, signal=f, dim=-1), "the whole of such parts is (64, 128)"),
+        (lambda X, Y, G, f: T.all_gather(X, Y, signal=f, dim=2), "dim=2) of a tensor with 2 dimensions"),
+        (lambda X, Y, G, f: T.all_to_all(X[:, 0:30], Y[:, 0:30], dim=1, signal=f), "dimension 1, a multiple of 4"),
         (lambda X, Y, G, f: T.all_to_all(X, G, signal=f), "from (64, 32) to (4, 64, 32)"),
         (lambda X, Y, G, f: T.all_to_all(X[0:62, :], Y[0:62, :], signal=f), "dimension 0, a multiple of 4"),
         (lambda X, Y, G, f: T.all_gather(X, G[0:3, :, :], signal=f), "the whole is (3, 64, 32), a part (64, 32)"),

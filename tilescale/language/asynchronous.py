@@ -86,12 +86,12 @@ def check_fixed(context: Context, regions: Sequence[ir.Call], values: Sequence[A
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 
-def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int, chunk: Any) -> list[Any]:
-    """Check the tensors of a started collective, and return the shape of a part.
+def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int, chunk: Any) -> Parts:
+    """Check the tensors of a started collective, and return how its parts lie.
 
     Raises:
         PhaseError: not in a phase of units that own tensors.
-        ShapeError: parts that do not make the whole, another dimension than the first.
+        ShapeError: parts that do not make the whole, or a dimension that they do not have.
         UsageError: a chunk that is no positive number, other types, a result in the place of what is sent.
     """
     if not owns_a_queue(context.executing, context.machine):
@@ -110,38 +110,43 @@ def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call
         )
     check_fixed(context, [source, target])
     check_alike(context, source, target, "a copy engine")
-    if context.name == "T.all_gather":
-        return _parts_of_gather(context, level, source, target, dim)
-    return _parts_of_exchange(context, level, source, target, dim)
-
-
-def _parts_of_gather(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int) -> list[Any]:
     part, whole = extents_of(source), extents_of(target)
-    parts = Parts.of(part, whole)
-    size = context.extent(level)
-    lead = parts.lead
-    joined = [size, *part[parts.rows :]] if parts.slots else [part[lead] * size, *part[lead + 1 :]]
-    wanted = [*part[:lead], *joined]
-    if dim not in (0, -len(whole), lead, lead - len(whole)) or not _may_be(whole, wanted):
+    axis = dim + len(whole) if dim < 0 else dim
+    if not 0 <= axis < len(part):
+        raise ShapeError(
+            f"{context.name}(signal=, dim={dim}) of a tensor with {len(part)} dimensions",
+            hint="choose a dimension that the tensor has",
+            where=here(),
+        )
+    check = _check_gather if context.name == "T.all_gather" else _check_exchange
+    return check(context, level, source, target, axis)
+
+
+def _check_gather(context: Context, level: Level, source: ir.Call, target: ir.Call, axis: int) -> Parts:
+    part, whole = extents_of(source), extents_of(target)
+    parts, size = Parts.of(part, whole, axis), context.extent(level)
+    wanted = parts.whole(part, size)
+    if not _may_be(whole, wanted):
         raise ShapeError(
             f"T.all_gather(signal=) over {format_count(size, 'unit')}: the whole is {tuple(whole)}, a part "
-            f"{tuple(part)}, along dimension {dim}",
-            hint=f"parts lie side by side along dimension 0: the whole of such parts is {tuple(map(plain, wanted))}",
+            f"{tuple(part)}, along dimension {axis}",
+            hint=f"parts lie side by side along dimension {parts.lead}: the whole of such parts is "
+            f"{tuple(map(plain, wanted))}",
             where=here(),
         )
     _check_own(level, parts, source, target)
-    return part
+    return parts
 
 
-def _parts_of_exchange(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int) -> list[Any]:
+def _check_exchange(context: Context, level: Level, source: ir.Call, target: ir.Call, axis: int) -> Parts:
     a, b = extents_of(source), extents_of(target)
     size = context.extent(level)
-    left = ir.constant(ir.int_node(a[0]) % ir.int_node(size))
-    if dim not in (0, -len(a)) or not _may_be(a, b) or left not in (0, None):
+    left = ir.constant(ir.int_node(a[axis]) % ir.int_node(size))
+    if not _may_be(a, b) or left not in (0, None):
         raise ShapeError(
             f"T.all_to_all(signal=) over {format_count(size, 'unit')} from {tuple(a)} to {tuple(b)} along "
-            f"dimension {dim}",
-            hint=f"parts lie side by side along dimension 0, a multiple of {size}, and both have the same shape",
+            f"dimension {axis}",
+            hint=f"parts lie side by side along dimension {axis}, a multiple of {size}, and both have the same shape",
             where=here(),
         )
     if ir.region_parts(source)[0].data == ir.region_parts(target)[0].data:
@@ -151,7 +156,7 @@ def _parts_of_exchange(context: Context, level: Level, source: ir.Call, target: 
             hint="give the result a tensor of its own",
             where=here(),
         )
-    return [plain(n) for n in part_of(a, size)]
+    return Parts.of(part_of(a, size, axis), a, axis)
 
 
 def _check_own(level: Level, parts: Parts, source: ir.Call, target: ir.Call) -> None:
@@ -171,9 +176,9 @@ def _check_own(level: Level, parts: Parts, source: ir.Call, target: ir.Call) -> 
 
 
 def _own(name: str, parts: Parts, part: list[Any]) -> str:
-    rest = ", :" * (len(part) - parts.rows - 1)
     rows = part[parts.rows]
-    return f"{name}[rank, 0:{rows}{rest}]" if parts.slots else f"{name}[rank * {rows} : (rank + 1) * {rows}{rest}]"
+    joined = ["rank", f"0:{rows}"] if parts.slots else [f"rank * {rows} : (rank + 1) * {rows}"]
+    return f"{name}[{', '.join([*[':'] * parts.lead, *joined, *[':'] * (len(part) - parts.rows - 1)])}]"
 
 
 def flags_of(context: Context, level: Level, flags: Any, rows: Any, chunk: int | None) -> ir.Call:

@@ -29,8 +29,8 @@ from tilescale.language.checks import (
     check_reduction,
     check_same,
 )
-from tilescale.language.context import Context, extents_of, here
-from tilescale.program.asynchronous import Parts, owns_a_queue
+from tilescale.language.context import Context, extents_of, here, plain
+from tilescale.program.asynchronous import owns_a_queue, part_of
 from tilescale.program.ops import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -148,7 +148,8 @@ def all_gather(
     With `signal`, in a phase of units that own tensors, the gather is only *started*, as a `T.copy` with a signal is:
     each unit's copy queue sends its part to all, the next rank first, and only waits for the flags know what has
     arrived. Parts of shape (rows, ...) lie one after the other in dst (size * rows, ...), or in slots of their own in
-    dst (size, rows, ...); src may be the unit's own part of dst, which then is not copied.
+    dst (size, rows, ...); with another `dim`, "rows" are what lies along that one. src may be the unit's own part of
+    dst, which then is not copied.
 
     Args:
         src: this unit's part.
@@ -198,14 +199,16 @@ def _started(
     source, target = region_of(context, src, "r"), region_of(context, dst, "w")
     level = context.selected()
     check_reached(context, level)
-    part = check_parts(context, level, source, target, dim, chunk)
-    parts = Parts.of(part, extents_of(target))
+    parts = check_parts(context, level, source, target, dim, chunk)
     network = check_path(context, level, ir.region_parts(target)[0])
     check_impl(network, impl)
     check_queue(context, network, impl)
-    flags = flags_of(context, level, signal, part[parts.rows], chunk)
-    notes = {} if operation is ALL_GATHER else {"slots": parts.slots}
-    return trace.call(operation, source, target, flags, level=level.name, dim=0, impl=impl, chunk=chunk, **notes)
+    part, notes = extents_of(source), dict[str, Any]()
+    if operation is ALL_TO_ALL:
+        part, notes = part_of(part, context.extent(level), parts.lead), {"slots": parts.slots}
+    flags = flags_of(context, level, signal, plain(part[parts.rows]), chunk)
+    notes |= {"level": level.name, "dim": parts.lead, "impl": impl, "chunk": chunk}
+    return trace.call(operation, source, target, flags, **notes)
 
 
 def all_to_all(
@@ -214,7 +217,8 @@ def all_to_all(
     """Part j of src, along `dim`, goes to rank j, where it becomes part (my rank) of dst.
 
     With `signal`, in a phase of units that own tensors, it is only *started*, as `T.all_gather` is: each unit's copy
-    queue sends its parts, the next rank's first. In tensors (size, rows, ...) a part has the rows of one slot.
+    queue sends its parts, the next rank's first. In tensors (size, rows, ...) a part has the rows of one slot; with
+    another `dim` "rows" are what lies along that one.
 
     Args:
         src, dst: tiles of the same shape and type, whose extent along `dim` divides among the units.

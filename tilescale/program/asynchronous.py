@@ -36,10 +36,10 @@ class Parts:
     """How parts lie in the whole of a gather or an all-to-all: rows one after the other, or in slots of their own.
 
     Attributes:
-        slots: whether the whole has a dimension for the ranks, in front of those of a part.
+        slots: whether the whole has a dimension for the ranks, in front of the rows.
         rows: the dimension of a part's region that its rows lie along: a part that is a slot of the whole has a
             1 in front of it.
-        lead: leading dimensions of one element that both have, as slices of a tensor at an index.
+        lead: the dimensions in front of that along which the parts lie; part and whole agree in them.
     """
 
     slots: bool
@@ -47,13 +47,15 @@ class Parts:
     lead: int = 0
 
     @staticmethod
-    def of(part: Sequence[Any], whole: Sequence[Any]) -> Parts:
-        """From the extents of both."""
+    def of(part: Sequence[Any], whole: Sequence[Any], dim: int = 0) -> Parts:
+        """From the extents of both. Along the first dimension of slices at an index is along the first one of more
+        than one element."""
         if len(whole) > len(part):
-            return Parts(slots=True, rows=0)
-        lead, is_whole = 0, list(map(str, part)) == list(map(str, whole))  # of a single unit
-        while not is_whole and lead < len(part) - 1 and ir.constant(part[lead]) == ir.constant(whole[lead]) == 1:
-            lead += 1
+            return Parts(slots=True, rows=dim, lead=dim)
+        lead, is_whole = dim, list(map(str, part)) == list(map(str, whole))  # of a single unit
+        if dim == 0 and not is_whole:
+            while lead < len(part) - 1 and ir.constant(part[lead]) == ir.constant(whole[lead]) == 1:
+                lead += 1
         one = lead < len(part) - 1 and ir.constant(part[lead]) == 1
         return Parts(slots=one, rows=lead + int(one), lead=lead)
 
@@ -61,17 +63,23 @@ class Parts:
     def moved(made: Collective) -> Parts:
         """Of what an asynchronous gather or all-to-all moves."""
         if made.slots is not None:
-            return Parts(made.slots, rows=int(made.slots))
-        return Parts.of(*(ir.region_parts(region)[2] for region in (made.source, made.target)))
+            return Parts(made.slots, rows=made.axis + int(made.slots), lead=made.axis)
+        part, whole = (ir.region_parts(region)[2] for region in (made.source, made.target))
+        return Parts.of(part, whole, made.axis)
 
     def in_whole(self, rank: Any, count: Any, first: Any) -> list[Any]:
-        """Where row `first` of a rank's part of `count` rows lies: offsets along the leading dimensions of the
-        whole."""
+        """Where row `first` of a rank's part of `count` rows lies: offsets along the whole's dimensions, those of
+        further ones are 0."""
         return [*[0] * self.lead, *([rank, first] if self.slots else [rank * count + first])]
 
     def in_part(self, first: Any) -> list[Any]:
         """The same in the part's region."""
         return [*[0] * self.rows, first]
+
+    def whole(self, part: Sequence[Any], size: Any) -> list[Any]:
+        """The extents of the whole of `size` such parts."""
+        joined = [size, part[self.rows]] if self.slots else [part[self.rows] * size]
+        return [*part[: self.lead], *joined, *part[self.rows + 1 :]]
 
 
 def flag_of(begins: Sequence[Any], rank: Any, chunk: Any) -> list[Any]:
@@ -80,8 +88,8 @@ def flag_of(begins: Sequence[Any], rank: Any, chunk: Any) -> list[Any]:
     return [*lead, row + rank, column + chunk]
 
 
-def part_of(whole: Sequence[Any], size: Any) -> list[Any]:
-    """The shape of one of `size` parts that lie side by side along the first dimension."""
-    first, size = ir.int_node(whole[0]), ir.int_node(size)
-    count = ir.IntImm("int32", 1) if str(first) == str(size) else ir.simplify(first // size, {})
-    return [count, *whole[1:]]
+def part_of(whole: Sequence[Any], size: Any, dim: int = 0) -> list[Any]:
+    """The shape of one of `size` parts that lie side by side along a dimension."""
+    extent, size = ir.int_node(whole[dim]), ir.int_node(size)
+    count = ir.IntImm("int32", 1) if str(extent) == str(size) else ir.simplify(extent // size, {})
+    return [*whole[:dim], count, *whole[dim + 1 :]]

@@ -72,15 +72,14 @@ class _Exchange:
 
     def _chunk(self, frame: Frame, peer: Unit, rank: int, rows: range, count: int) -> tuple[Block, Block]:
         """Where some rows of a part lie, and where they go."""
-        axis, given = self.parts.rows, self.source.block(frame)
+        lead, axis, given = self.parts.lead, self.parts.rows, self.source.block(frame)
         whole = self.target.block(frame, instance(self.compiler, self.target.home.slot, frame, peer))
         to = peer.around(self.level).rank
         offsets = self.parts.in_part(rows.start) if self.to_all else self.parts.in_whole(to, count, rows.start)
-        extents = (*(1 for _ in range(axis)), len(rows), *given.extents[axis + 1 :])
-        source = Block(given.array, _moved(given.begins, offsets), extents)
-        slot = (1,) * (self.parts.lead + self.parts.slots)
+        front, chunk = given.extents[:lead], (len(rows), *given.extents[axis + 1 :])
+        source = Block(given.array, _moved(given.begins, offsets), (*front, *[1] * (axis - lead), *chunk))
         places = self.parts.in_whole(rank, count, rows.start)
-        return source, Block(whole.array, _moved(whole.begins, places), (*slot, *extents[axis:]))
+        return source, Block(whole.array, _moved(whole.begins, places), (*front, *[1] * self.parts.slots, *chunk))
 
     def _is_in_place(self, source: Block, target: Block) -> bool:
         """Whether the unit's own part lies where it belongs.
