@@ -12,14 +12,17 @@ import logging
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import tilelang
+from tilelang.language.eager import utils
 
 from tilelang_core.logs import LOGGER
 
-__all__ = ["TILELANG_ROOT", "install", "is_traced"]
+__all__ = ["TILELANG_ROOT", "install", "is_traced", "raises_without_source"]
 
 TILELANG_ROOT = str(Path(tilelang.__file__).parent)
 
@@ -42,9 +45,26 @@ _HABITS = {
 """What messages of Python and TileLang mean where somebody writes as in other languages."""
 
 
+_stock_get_ast = utils.get_ast
+_without_source: list[Callable[[Any], OSError]] = []
+
+
 def install() -> None:
-    """Look at what TileLang's builder logs."""
+    """Look at what TileLang's builder logs, and at what it cannot read."""
     logging.getLogger("tilelang.language.eager.builder").addFilter(_Refused())
+    utils.get_ast = _get_ast
+
+
+def raises_without_source(make: Callable[[Any], OSError]) -> None:
+    """Raise what `make` makes of a function whose source Python cannot read, in place of its bare OSError."""
+    _without_source[:] = [make]
+
+
+def _get_ast(func: Any) -> Any:
+    try:
+        return _stock_get_ast(func)
+    except OSError as error:
+        raise next((make(func) for make in _without_source), error) from None
 
 
 class _Refused(logging.Filter):

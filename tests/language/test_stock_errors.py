@@ -182,3 +182,28 @@ def test_a_phase_that_is_over_before_somebody_looks():
     with pytest.raises(DeadlockError, match="if the wait is for phase 0, let no thread arrive at phase 1") as found:
         tilescale.emulate(f, [torch.zeros(8)])
     assert [place.line for place in found.value.where] == [line_of("late")]
+
+
+UNREADABLE = {
+    "prim_func": '@T.prim_func\ndef program(X: T.Tensor((8,), "float32")):\n    pass\n',
+    "prim_func with options": '@T.prim_func()\ndef program(X: T.Tensor((8,), "float32")):\n    pass\n',
+    "macro": "@T.macro\ndef program(x):\n    pass\n",
+    "jit": '@tilescale.jit\ndef program(X):\n    X: T.Tensor[(8,), "float32"]\n',
+    "jit with options": '@tilescale.jit(machine="h100-sxm-8")\ndef program(X):\n    X: T.Tensor[(8,), "float32"]\n',
+}
+
+
+@pytest.mark.parametrize("source", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_a_program_without_a_file_is_refused_with_its_line(source):
+    with pytest.raises(UsageError, match="the source of 'program' cannot be read: .* standard input") as caught:
+        exec(compile(source, "<stdin>", "exec"), {"T": T, "tilescale": tilescale})
+    assert [(place.file, place.line) for place in caught.value.where] == [("<stdin>", 1)]
+    assert "write the program to a file" in caught.value.hint
+
+
+def test_a_missing_file_that_a_program_reads_is_its_own_error():
+    with pytest.raises(FileNotFoundError):
+
+        @T.prim_func
+        def f(A: T.Tensor((8,), "float32")):
+            open("/nowhere/at/all")
