@@ -97,6 +97,28 @@ def numbered(devices: int):
     return program
 
 
+def synchronized(devices: int):
+    """Warpgroups of a block exchange tiles; after that the blocks of a device wait for each other."""
+
+    @T.prim_func
+    def program(X: T.Tensor((64, 64, 64), "float32")):
+        with T.Kernel(device=devices, block=64, threads=256) as bx:
+            with T.Scale("block"):
+                c = T.alloc((64, 64), "float32", level="l0")
+                with T.Scale("warpgroup"):
+                    T.clear(T.view(c, layout=T.Replica))
+                    T.allreduce(T.view(c, layout=T.Replica))
+                T.copy(c, X[bx, 0, 0])
+            with T.Scale("device"):
+                T.barrier()
+            with T.Scale("block"):
+                again = T.alloc((64, 64), "float32", level="l0")
+                T.copy(X[bx, 0, 0], again)
+                T.sync_grid()
+
+    return program
+
+
 def spans(timeline):
     every = ((s.row, s.engine, s.begin_s, s.end_s, s.name, s.unit, s.nbytes, s.flops, s.where) for s in timeline.spans)
     return sorted(every, key=lambda span: span[:5])
@@ -136,7 +158,7 @@ def test_few_programs_run_for_all(monkeypatch):
     assert len(started) < 16
 
 
-@pytest.mark.parametrize("program, same", [(gemm, True), (causal, True), (by_rank, False)])
+@pytest.mark.parametrize("program, same", [(gemm, True), (causal, True), (synchronized, True), (by_rank, False)])
 def test_devices_in_lockstep_are_simulated_once(program, same, monkeypatch):
     _, quick = found(program(4), H200)
     assert isinstance(quick.spans, Copies) == same

@@ -6,10 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.timing.sharing import Action
-from tilescale.timing.steps import Acquire, Publish, Task, Work
-
-Place = tuple[int, int]
-"""A program unit: row and number."""
+from tilescale.timing.steps import Acquire, Publish, Task
 
 
 class Live:
@@ -17,8 +14,8 @@ class Live:
 
     Attributes:
         row, unit: number of the tensor-owning unit that it belongs to, and who it is, for a person.
-        place: the program unit on which it runs, None for phases of a tensor-owning unit.
-        scope: whose the places are that its steps name, None for everybody's.
+        place: row and number of the program unit on which it runs, None for phases of a tensor-owning unit.
+        scope: the task whose places its steps name by number.
         engine: what its spans are shown on.
         ended: called at its end.
         last: the span that it could not go on without, as a position.
@@ -30,18 +27,18 @@ class Live:
         "waits",
     )  # fmt: skip
 
-    def __init__(self, task: Task, parent: Live | None, place: Place | None, engine: str, ended: Action):
+    def __init__(self, task: Task, parent: Live | None, place: tuple[int, int] | None, engine: str, ended: Action):
         self.task, self.place, self.engine, self.ended = task, place, engine, ended
-        self.row, self.unit, self.scope, self.last = task.row, task.unit, None, None
+        self.row, self.unit, self.scope, self.last = task.row, task.unit, self, None
         if parent is not None:
             self.row, self.scope, self.last = parent.row, parent.scope, parent.last
             self.unit = f"{parent.unit}, {task.unit}" if task.unit else parent.unit
         self.at = 0
         self.visible_s = 0.0
-        # Works that run ahead of it, how many of them it waits to have left, and publications that wait for some.
-        self.ahead: set[Work] = set()
+        # Tokens of works that run ahead of it, how many it waits to have left, and publications that wait for some.
+        self.ahead: set[object] = set()
         self.waits: int | None = None
-        self.held: list[tuple[set[Work], Publish]] = []
+        self.held: list[tuple[set[object], Publish]] = []
         self.since = 0.0
 
 

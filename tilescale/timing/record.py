@@ -61,6 +61,8 @@ class Log:
         # Works of the loops around, the innermost last.
         self.loops: list[list[Work]] = []
         self._times: list[int] = list(parent._times) if parent is not None else []
+        # Places of the task's scope, by number.
+        self.places: dict[Hashable, int] = parent.places if parent is not None else {}
         # A part of a program inside a collected loop is collected itself.
         self.collected = bool(parent is not None and parent.loops)
         if self.collected:
@@ -84,6 +86,10 @@ class Log:
         if not self.muted:
             self.flush()
             self.task.steps.append(step)
+
+    def place(self, inside: Hashable) -> int:
+        """The number of a place of the task's scope."""
+        return self.places.setdefault(inside, len(self.places))
 
     def flush(self) -> None:
         """Write down the collected works of all loops around as they are: they cannot be taken together."""
@@ -130,6 +136,8 @@ class Log:
     def begins(self, unit: str) -> Log:
         """The log of a task that this one makes."""
         side = Log(Task(unit, self.task.row), self)
+        if isinstance(self.family, Launch) and self.family.alike:
+            side.places = {}
         if self.muted or side.collected:
             self.sides.append(side)
             return side
@@ -182,7 +190,7 @@ def pipelined(works: list[Work], times: int, stages: int) -> list[Work]:
     """
     loads = [work for work in works if work.parts[0].kind == "transfer"]
     round_ = _round(works)
-    rest = [work for work in works if work not in loads]
+    rest = [work for work in works if work.parts[0].kind != "transfer"]
     first = [Work(_sum(loads, 1), max(alone(work) for work in loads))] if loads else []
     products, others = _sum(rest, times), _sum(loads, times - 1) if times > 1 else []
     waits = max(map(alone, loads), default=0.0) > max(map(alone, rest), default=0.0)
@@ -194,7 +202,7 @@ def _round(works: list[Work]) -> float:
     """Seconds of an iteration on an idle machine, whose loads are on their way side by side."""
     loads = [work for work in works if work.parts[0].kind == "transfer"]
     side_by_side = Work(_sum(loads, 1), max((work.floor_s for work in loads), default=0.0))
-    return alone(side_by_side) + sum(alone(work) for work in works if work not in loads)
+    return alone(side_by_side) + sum(alone(work) for work in works if work.parts[0].kind != "transfer")
 
 
 def _sum(works: list[Work], times: int) -> list[Part]:

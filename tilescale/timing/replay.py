@@ -8,7 +8,6 @@ simulated time, programs start when others have ended in simulated time.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tilescale.collectives.links import Link
@@ -17,7 +16,7 @@ from tilescale.timing.grids import Grid
 from tilescale.timing.live import Channel, Live
 from tilescale.timing.lockstep import in_lockstep
 from tilescale.timing.sharing import Action, Events, Server
-from tilescale.timing.steps import Acquire, Fork, Launch, Owned, Publish, Rendezvous, Settle, Task, Work
+from tilescale.timing.steps import Acquire, Fork, Launch, Owned, Place, Publish, Rendezvous, Settle, Task, Work
 from tilescale.timing.timeline import Copies, Span, Timeline, Use
 
 
@@ -42,9 +41,8 @@ class Replay:
         self._rendezvous: dict[Hashable, list[tuple[int, Live]]] = {}
         self._running = 0
         self._end_s = 0.0
-        # How many units one is simulated for, and the rows of each rendezvous of all of them.
+        # How many units one is simulated for.
         self._units = 1
-        self._all: Mapping[int, tuple[int, ...]] = {}
 
     def run(self, tasks: Sequence[Task], beside: Sequence[Task] = ()) -> Timeline:
         """Simulate tasks that start together, and all that they start.
@@ -56,11 +54,10 @@ class Replay:
         Raises:
             RuntimeError: tasks wait for what no recorded task does.
         """
-        together = in_lockstep(tasks) if not beside else None
-        if together is not None:
-            self._units, self._all = len(tasks), together
+        if not beside and in_lockstep(tasks):
+            self._units = len(tasks)
         with no_cyclic_collection():
-            for task in tasks[:1] if together is not None else (*tasks, *beside):
+            for task in (*(tasks if self._units == 1 else tasks[:1]), *beside):
                 live = Live(task, None, None, task.engine or self.level, lambda: None)
                 live.ended = lambda live=live: self.land(live, lambda: None)
                 self._begin(live)
@@ -68,7 +65,9 @@ class Replay:
         if self._running:
             raise RuntimeError(f"the simulation stopped with {self._running} tasks that wait")
         end = max([self._end_s, *(span.end_s for span in self.spans)])
-        spans = tuple(self.spans) if together is None else Copies(tuple(self.spans), [task.unit for task in tasks])
+        spans: Sequence[Span] = tuple(self.spans)
+        if self._units > 1:
+            spans = Copies(spans, [task.unit for task in tasks])
         return Timeline(self.level, spans, tuple(self._uses()), end)
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -114,12 +113,12 @@ class Replay:
 
             self._perform(live, step, done)
             return False
-        work = replace(step)  # one of its own for each time that the step is taken
-        live.ahead.add(work)
+        token = object()
+        live.ahead.add(token)
 
         def landed(last: int) -> None:
-            live.ahead.discard(work)
-            self._release(live, work)
+            live.ahead.discard(token)
+            self._release(live, token)
             if live.waits is not None and len(live.ahead) <= live.waits:
                 live.waits, live.last = None, last
                 if self.events.now > live.since:
@@ -209,8 +208,8 @@ class Replay:
 
     # -- flags and barriers --------------------------------------------------------------------------------------------
 
-    def _channel(self, live: Live, place: Hashable) -> Channel:
-        key = place if live.scope is None else (live.scope, place)
+    def _channel(self, live: Live, place: Place) -> Channel:
+        key = _found(live, place)
         channel = self._channels.get(key)
         if channel is None:
             channel = self._channels[key] = Channel(self.values.get(place))
@@ -224,13 +223,13 @@ class Replay:
             self._show(live, step)
         return True
 
-    def _release(self, live: Live, landed: Work) -> None:
+    def _release(self, live: Live, landed: object) -> None:
         """Publish what waited for a work that has landed, and for no other."""
-        for works, step in live.held:
-            works.discard(landed)
-            if not works:
+        for tokens, step in live.held:
+            tokens.discard(landed)
+            if not tokens:
                 self._show(live, step)
-        live.held = [(works, step) for works, step in live.held if works]
+        live.held = [(tokens, step) for tokens, step in live.held if tokens]
 
     def _show(self, live: Live, step: Publish) -> None:
         begin, due = self.events.now, max(self.events.now, live.visible_s) + step.delay_s
@@ -302,15 +301,17 @@ class Replay:
 
     def _arrive(self, live: Live, step: Rendezvous) -> None:
         live.since = self.events.now
-        rows = self._all.get(id(step))
-        members = self._rendezvous.setdefault((live.scope, step.place), [])
+        key = _found(live, step.place)
+        members = self._rendezvous.setdefault(key, [])
         members.append((step.rank, live))
-        if len(members) < step.size and rows is None:
+        # One unit stands for all: it meets its likes.
+        alike = self._units > 1 and key is step.place
+        if len(members) < step.size and not alike:
             return
-        del self._rendezvous[live.scope, step.place]
+        del self._rendezvous[key]
         begin, cause = self.events.now, live.last
         members.sort(key=lambda member: member[0])
-        work = step.work(rows or tuple(member.row for _, member in members))
+        work = step.work(tuple(range(self._units)) if alike else tuple(member.row for _, member in members))
         part = work.parts[0]
 
         def over(_: list[float]) -> None:
@@ -383,6 +384,11 @@ class Replay:
                 label = f"{self.level} {row}", name, self.kinds.get(name, "network")
                 total[label] = total.get(label, 0.0) + server.busy_s / share
         return [Use(unit, name, busy, kind) for (unit, name, kind), busy in total.items()]
+
+
+def _found(live: Live, place: Place) -> Hashable:
+    """A place that a task names, whoever does."""
+    return (live.scope, place) if isinstance(place, int) else place
 
 
 _STEPS: dict[type, Callable[[Replay, Live, Any], bool]] = {

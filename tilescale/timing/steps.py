@@ -3,6 +3,9 @@
 
 A task is a thread of control: a device's phases, a program, one role of it. Its steps follow one another. What a step
 needs of a resource is given in seconds of that resource working for it alone.
+
+Steps name relative to their task what belongs to its unit: resources, and the places where the unit's tasks
+synchronize. So units and programs that do the same have equal steps, or share them.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ class Owned(NamedTuple):
     row: int | None
     name: str
 
+Place = Hashable
+"""Where tasks synchronize. A number belongs to the scope of the task that names it: the program, if its launch is
+`alike`, else the tensor-owning unit. Anything else names the same place for all tasks."""
+
 
 @dataclass(slots=True)
 class Part:
@@ -38,7 +45,7 @@ class Part:
     flops: float = 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Work:
     """Something that takes time: all demands of all parts are met side by side.
 
@@ -73,7 +80,7 @@ class Publish:
         delay_s: until they can see it.
     """
 
-    place: Hashable
+    place: Place
     change: Callable[[Any], Any] | None = None
     delay_s: float = 0.0
     name: str = "signal"
@@ -93,7 +100,7 @@ class Acquire:
         idle: whether the task has nothing to do until then, so that nobody waits.
     """
 
-    place: Hashable
+    place: Place
     count: int
     name: str
     where: Location | None
@@ -113,15 +120,15 @@ class Rendezvous:
         work: makes the step for all, given the rows of the tasks in the order of ranks; called once.
     """
 
-    place: Hashable
+    place: Place
     size: int
-    rank: int
+    rank: int = field(compare=False)
     name: str
     where: Location | None
-    work: Callable[[tuple[int, ...]], Work]
+    work: Callable[[tuple[int, ...]], Work] = field(compare=False)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(slots=True)
 class Task:
     """One thread of control.
 
@@ -134,7 +141,7 @@ class Task:
     """
 
     unit: str
-    row: int
+    row: int = field(compare=False)
     steps: list[Any] = field(default_factory=list)
     engine: str = ""
 
@@ -155,7 +162,7 @@ class Launch:
         each: programs that each of them holds.
         group: programs that start together.
         seconds: until the first starts.
-        alike: whether programs may share their steps: the places that these name are each program's own.
+        alike: whether programs may share their steps: each is a scope of its own.
         tasks: all programs, in launch order.
     """
 

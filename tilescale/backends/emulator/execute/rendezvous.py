@@ -88,7 +88,6 @@ class Rendezvous:
     """One collective call of one group of units.
 
     Attributes:
-        number: what tells it from all others of the run.
         parts: bytes from each unit to each, row by row, where they are not equal; known when all have come.
     """
 
@@ -97,7 +96,6 @@ class Rendezvous:
         self.name, self.where, self.first = name, where, first
         self.payloads: dict[int, Any] = {}
         self.done = False
-        self.number = 0
         self.parts: tuple[int, ...] = ()
 
     def absent(self) -> str:

@@ -56,13 +56,11 @@ class Recorder(Observer):
         # What a queue still waits for before it moves the first bytes of an operation.
         self._starting: dict[Log, Acquire] = {}
         self._logs: dict[Task, Log] = {}
-        self._places: dict[Hashable, int] = {}
         self._counts: dict[Hashable, int] = {}
         self._values: dict[Hashable, Any] = {}
         # Flags by place, and what they hold as far as was told.
         self._flags: dict[Hashable, np.ndarray] = {}
         self._seen: dict[Hashable, Any] = {}
-        self._rendezvous = 0
         self._caches: dict[int, Cache] = {}
         self._memory = self.rates.layers["global"]
         self._startup = _startup(machine)
@@ -157,20 +155,19 @@ class Recorder(Observer):
     def publishes(self, place: Hashable) -> None:
         if isinstance(place, Rendezvous):
             return
-        number = self._places.setdefault(place, len(self._places))
-        self._counts[number] = self._counts.get(number, 0) + 1
-        self.log.step(Publish(number, name="arrival"))
+        self._counts[place] = self._counts.get(place, 0) + 1
+        named = place if isinstance(place, Start) else self.log.place(place)
+        self.log.step(Publish(named, name="arrival"))
 
     def acquires(self, place: Hashable) -> None:
-        number = self._places.get(place)
-        if number is None:
+        if place not in self._counts:
             return
         if isinstance(place, Start):
-            self.log.step(Acquire(number, 1, "start", place.where, idle=True))
-            self._starting[self.log] = Acquire(number, 1, "start-up", place.where, lag_s=self._startup)
+            self.log.step(Acquire(place, 1, "start", place.where, idle=True))
+            self._starting[self.log] = Acquire(place, 1, "start-up", place.where, lag_s=self._startup)
         else:
             delay = self.machine.program_level.barrier
-            self.log.step(Acquire(number, self._counts[number], "barrier", None, delay_s=delay))
+            self.log.step(Acquire(self.log.place(place), self._counts[place], "barrier", None, delay_s=delay))
 
     def flag(self, element: np.ndarray) -> Hashable:
         """The place that a flag is, of which the value is known from now on."""
@@ -223,10 +220,8 @@ class Recorder(Observer):
     ) -> None:
         """The current task takes part in a collective of a level."""
         on_tiles = frame.program is not None
-        if not rendezvous.number:
-            self._rendezvous += 1
-            rendezvous.number = self._rendezvous
-        where = rendezvous.where
+        inside = self.machine.index(level) < self.machine.index(self.machine.tensor_level.name)
+        place, where = self.log.place(rendezvous) if inside else rendezvous, rendezvous.where
 
         def work(rows: tuple[int, ...]) -> Work:
             sent = moves.operation, level, rows, moves.nbytes, moves.algorithm, on_tiles
@@ -234,7 +229,6 @@ class Recorder(Observer):
             kind = "sync" if name == "barrier" else "collective"
             return Work([Part(f"{name} ({plan.algorithm})", kind, where, plan.links, plan.nbytes)], plan.seconds)
 
-        place = "rendezvous", rendezvous.number
         self.log.step(steps.Rendezvous(place, rendezvous.size, rank, f"wait for {name}", where, work))
 
     # -- memory --------------------------------------------------------------------------------------------------------
