@@ -9,7 +9,6 @@
     schedule.py    schedules of roles: who executes which statement of a persistent loop
     specialise.py  which statements stock TileLang gives to a producer
     compile.py   lowering and compiling with the stock compiler
-    catalogue.py the operations of CUDA programs
     accesses.py  what TileLang's own statements read and write
     jit_kernel.py  its compiled kernel and the profiler, to extend; targets
     tl.py        names of TileLang's and TVM's operations

@@ -3,13 +3,13 @@
 
 from pathlib import Path
 
+from tests.collectives.algorithm_tables import OPERATIONS, kinds, table
 from tests.page_tables import compare_tables
 from tilescale.backends.cuda.lowering.implemented import IMPLEMENTED
-from tilescale.collectives import page
 
 PAGE = Path(__file__).parents[2] / "docs" / "collectives.md"
-MADE = {"kinds": page.kinds()} | {
-    f"algorithms: {operation}": page.table(operation, lambda *key: key in IMPLEMENTED) for operation in page.OPERATIONS
+MADE = {"kinds": kinds()} | {
+    f"algorithms: {operation}": table(operation, lambda *key: key in IMPLEMENTED) for operation in OPERATIONS
 }
 """Marker -> what follows it."""
 
@@ -19,5 +19,5 @@ def test_tables_are_those_of_the_records():
 
 
 def test_rows_say_what_is_sent():
-    row = next(line for line in page.table("allreduce", lambda *key: False).splitlines() if "`ring`" in line)
+    row = next(line for line in table("allreduce", lambda *key: False).splitlines() if "`ring`" in line)
     assert row.endswith("| tensors, tiles | - | 14 | 1.75 | - |")

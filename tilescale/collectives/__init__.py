@@ -11,7 +11,6 @@ links.py         links as shared resources, and what a collective demands of the
 estimate.py      seconds of a schedule on a machine, with shared links
 request.py       a collective of a program, as it is chosen for
 select.py        the choice
-page.py          all of them as tables, for docs/collectives.md
 
 from tilescale.collectives import estimate
 estimate(machine, "device", "allreduce", "ring", 1 << 30).seconds

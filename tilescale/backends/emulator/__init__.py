@@ -6,7 +6,6 @@
     simulated.py    how long a call takes on the machine
     arguments.py    tensors bound to the program; pairs.py takes those apart that hold two elements in a byte
     assumptions.py  values that a run without data takes for granted
-    coverage.py     which of stock TileLang's operations run
     remedies.py     which statement is missing, found by runs that are made again (again.py) with one more (edits.py)
     run.py          one emulation: units, accounts, deadlock reports
     interpret/      statements and expressions of TIR as closures
