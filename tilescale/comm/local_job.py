@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import queue
+import resource
 import signal
 import subprocess
 import threading
@@ -18,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from tilescale.comm import rank_process
-from tilescale.comm.limits import limit_behind
 from tilescale.comm.nodes import Failure, News, Others
 from tilescale.comm.rank_process import Place
 from tilescale.errors import JobError
@@ -30,6 +30,11 @@ _TERM_S = 2.0  # between SIGTERM and SIGKILL
 _LAST_WORDS_S = 2.0  # for what a rank has written before its end; a grandchild may hold its pipe open
 _LONGEST_LINE = 1 << 16  # characters; what is longer is passed on in pieces
 _NO_OUTPUT_CODE, _IO_ERROR_CODE = 128 + signal.SIGPIPE, 74  # as if SIGPIPE had ended it; EX_IOERR of sysexits.h
+
+_SIGNS_OF_LIMITS = {
+    ("MemoryError", "failed to map segment", "Cannot allocate memory", "std::bad_alloc"): (resource.RLIMIT_AS, "-v"),
+    ("Too many open files",): (resource.RLIMIT_NOFILE, "-n"),
+}
 
 Print = Callable[[int, str, bool], None]
 
@@ -136,7 +141,7 @@ class LocalJob:
         for reader in self._readers[2 * rank : 2 * rank + 2]:
             reader.join(_LAST_WORDS_S)
         said = self._last_said[rank] or "its stderr is empty"
-        return f"rank {self._place.first + rank} failed first, with {how}: {said}{limit_behind(said)}"
+        return f"rank {self._place.first + rank} failed first, with {how}: {said}{_limit_behind(said)}"
 
     def _stop(self) -> None:
         for process in self._ranks:
@@ -179,3 +184,12 @@ class LocalJob:
                 except OSError as error:
                     self._quiet = True
                     self._events.put(error)
+
+
+def _limit_behind(said: str) -> str:
+    """Which limit to raise, after the last words of a rank; empty where no limit is set that explains them."""
+    for signs, (limit, option) in _SIGNS_OF_LIMITS.items():
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY and any(sign in said for sign in signs):
+            return f" (`ulimit {option}` is {soft >> 10 if option == '-v' else soft} here: raise it)"
+    return ""

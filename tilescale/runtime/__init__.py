@@ -10,5 +10,4 @@
     placement.py   DTensor arguments against the program's views
     symmetry.py    arguments that peers reach, and that GPUs need in symmetric memory
     schedule.py    a program's phases in words
-    text.py        texts of several lines, as prompts show them
 """

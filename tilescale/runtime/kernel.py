@@ -37,10 +37,18 @@ from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
 from tilescale.runtime.schedule import describe
 from tilescale.runtime.symmetry import reached_by_peers, warn_of_plain_tensors
-from tilescale.runtime.text import Text
 
 if TYPE_CHECKING:
     import torch
+
+
+class Text(str):
+    """A string that prompts and notebooks show as its lines, not quoted with "\\n" between them."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class Kernel(DropIn):

@@ -3,7 +3,6 @@
 
     emulate.py      the entry: machine and extents
     report.py       what it returns: activity, time, pictures
-    simulated.py    how long a call takes on the machine
     arguments.py    tensors bound to the program; pairs.py takes those apart that hold two elements in a byte
     assumptions.py  values that a run without data takes for granted
     remedies.py     which statement is missing, found by runs that are made again (again.py) with one more (edits.py)
@@ -41,8 +40,7 @@ class _Emulated:
         return ()
 
     def build(self, options: dict[str, Any]) -> Executable:
-        from tilescale.backends.emulator.emulate import emulate_program
-        from tilescale.backends.emulator.simulated import simulated_s
+        from tilescale.backends.emulator.emulate import emulate_program, simulated_s
 
         program, machine = self.program, self.target.machine
         return Executable(

@@ -22,7 +22,7 @@ from tilescale.backends.emulator.remedies import FOUND, advise
 from tilescale.backends.emulator.report import Report
 from tilescale.backends.emulator.run import Run
 from tilescale.backends.progress import progress_bar
-from tilescale.errors import ArgumentError, LaunchError, UsageError, check_type
+from tilescale.errors import ArgumentError, LaunchError, NoDataError, UsageError, check_type
 from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
 from tilescale.hda.names import BuiltIn
@@ -138,6 +138,20 @@ def emulate_program(
     wall_s = perf_counter() - begin
     found = run.missed, run.redundant_waits, run.clipped, run.negative, run.unwritten, run.diverged
     return Report(program.name, target, tuple(run.activity), wall_s, recorder, *found)
+
+
+def simulated_s(program: Program, machine: Machine, values: Sequence[Any]) -> float:
+    """Seconds that a call takes in which each unit passes arguments like these, which stay as they are.
+
+    Where it depends on values, it runs on copies of them. Raises as `emulate`.
+    """
+    units = units_of(program, machine)
+    try:
+        report = emulate(program.func, [list(values)] * units, machine=machine, data=False)
+    except NoDataError:
+        copies = [[v.clone() if hasattr(v, "clone") else v for v in values] for _ in range(units)]
+        report = emulate(program.func, copies, machine=machine)
+    return report.time_us * 1e-6
 
 
 def _launch(

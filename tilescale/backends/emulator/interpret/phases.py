@@ -9,13 +9,13 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.grid import Grid, Plan
-from tilescale.backends.emulator.execute.residency import resident
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.statements import thread_index
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
-from tilescale.errors import ArgumentError
+from tilescale.errors import ArgumentError, LaunchError
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
+from tilescale.program.residency import held
 
 
 def compile_part(compiler: Compiler, part: Part) -> Closure:
@@ -128,7 +128,7 @@ def _plan(compiler: Compiler, phase: GridPhase, launch: Launch, slots: list[int]
         machine.program_level,
         machine.tensor_level,
         cluster,
-        resident(phase, launch, compiler.surroundings, machine),
+        _resident(compiler, phase, launch),
         slots,
         threads,
         allocate=lambda unit, frame: compiler.allocate(own, unit, frame),
@@ -136,6 +136,21 @@ def _plan(compiler: Compiler, phase: GridPhase, launch: Launch, slots: list[int]
         private=lambda frame: compiler.private(private, frame),
         in_order=launch.in_order or _meets_others(compiler, phase),
     )
+
+
+def _resident(compiler: Compiler, phase: GridPhase, launch: Launch) -> int:
+    """Programs that a tensor-owning unit holds at once. Raises LaunchError if not even one fits."""
+    machine = compiler.machine
+    count = held(phase, launch, compiler.surroundings, machine)
+    if count == 0:
+        program = machine.program_level
+        raise LaunchError(
+            f"a program of {launch.thread_count} threads does not fit one {program.title or program.name} of "
+            f"{machine.name!r}",
+            hint="use fewer threads",
+            where=launch.where,
+        )
+    return count
 
 
 def _meets_others(compiler: Compiler, phase: GridPhase) -> bool:
