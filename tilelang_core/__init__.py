@@ -24,7 +24,6 @@
     modules.py   CUDA modules: options for some, being told of all (installed likewise)
     parameters.py parameters that share an annotation (installed likewise)
     ellipsis.py  indices with an Ellipsis (installed likewise)
-    ellipsis.py  indices with an Ellipsis (installed likewise)
     mixed.py     products of both float8 types (installed likewise)
     native.py    C sources for TVM-FFI, compiled and loaded
     recent.py    a dictionary that forgets, for what is made again often
@@ -48,7 +47,6 @@ load_tilelang()
 from tilelang_core import dialect, ellipsis, logs, mixed, modules, parameters  # noqa: E402
 
 dialect.install()
-ellipsis.install()
 ellipsis.install()
 logs.install()
 mixed.install()

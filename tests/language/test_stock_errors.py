@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What stock TileLang and wrong names of one kind raise while a program is traced: with the user's line."""
 
+import subprocess
 import sys
 
 import pytest
@@ -207,3 +208,9 @@ def test_a_missing_file_that_a_program_reads_is_its_own_error():
         @T.prim_func
         def f(A: T.Tensor((8,), "float32")):
             open("/nowhere/at/all")
+
+
+def test_so_is_a_jit_function_where_the_language_is_tilelangs():
+    source = "import tilescale, tilelang.language as T\n@tilescale.jit\ndef f(X):\n    X: T.Tensor[(8,), 'float32']\n"
+    done = subprocess.run([sys.executable, "-"], input=source, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "the source of 'f' cannot be read" in done.stderr

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
-from tilelang_core import ir, refused, trace
+from tilelang_core import ir, trace
 from tilescale.errors import LevelNotLaunchedError, Location, ShapeError, TileScaleError, UsageError
 from tilescale.hda import Level, Machine
 from tilescale.hda.current import current_machine
@@ -17,21 +16,6 @@ from tilescale.program.ops import EXTENT
 
 class NotTracedError(UsageError, trace.JITNoBuilderError):
     """A construct used in plain Python. TileLang's error too: by it `jit` sees that a function is in eager style."""
-
-
-class NoSourceError(UsageError, OSError):
-    """A function whose source cannot be read. Python's error too."""
-
-
-def _no_source(func: FunctionType) -> NoSourceError:
-    return NoSourceError(
-        f"the source of {func.__name__!r} cannot be read: it comes from standard input, a prompt or exec()",
-        hint="write the program to a file and run that file: TileLang reads the lines of a function",
-        where=Location(func.__code__.co_filename, func.__code__.co_firstlineno),
-    )
-
-
-refused.raises_without_source(_no_source)
 
 
 def here(what: str = "") -> tuple[Location, ...]:

@@ -24,4 +24,7 @@
     source.py        programs as source text of the language
     expressions.py   expressions and tile arguments as such text
     arguments.py     what all back ends ask of the arguments of a call
+    no_source.py     functions whose source cannot be read
 """
+
+from tilescale.program import no_source as no_source
