@@ -50,6 +50,9 @@ class Log:
         answers: whether the cache has each of these tiles, where that was found before.
     """
 
+    width = 1
+    """How many tasks a step is written down for."""
+
     def __init__(self, task: Task, parent: Log | None = None):
         self.task, self.parent = task, parent
         self.family: Fork | Launch | None = None
@@ -117,7 +120,7 @@ class Log:
         if self.muted or not works or times < 1:
             return
         if summed:
-            works = [Work(_scaled(work.parts, 1 / times), work.floor_s / times, work.tail_s / times) for work in works]
+            works = [Work(scaled(work.parts, 1 / times), work.floor_s / times, work.tail_s / times) for work in works]
         if self.loops:
             self.loops[-1].append(together(works, times, stages))
         elif stages > 1:
@@ -178,7 +181,7 @@ def in_turns(works: list[Work], times: int) -> list[Work]:
     """A loop whose operations wait for each other: a few turns, each of several iterations."""
     turns = min(times, TURNS) if len(works) > 1 else 1
     share = times / turns
-    turn = [Work(_scaled(work.parts, share), work.floor_s * share, work.tail_s, work.ahead) for work in works]
+    turn = [Work(scaled(work.parts, share), work.floor_s * share, work.tail_s, work.ahead) for work in works]
     return turn * turns
 
 
@@ -222,7 +225,8 @@ def _sum(works: list[Work], times: int) -> list[Part]:
     ]  # fmt: skip
 
 
-def _scaled(parts: list[Part], factor: float) -> list[Part]:
+def scaled(parts: list[Part], factor: float) -> list[Part]:
+    """Parts of which each is so many times as large."""
     return [
         Part(p.name, p.kind, p.where, merged([p.demands], factor), p.nbytes * factor, p.flops * factor) for p in parts
     ]

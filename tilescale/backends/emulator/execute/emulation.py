@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tilescale.backends.emulator.execute.observe import Actor, Observer
 from tilescale.backends.emulator.execute.scheduler import Scheduler
+from tilescale.backends.emulator.execute.tasks import Task
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import Location
 
@@ -18,6 +19,12 @@ class Recorder(Protocol):
 
     def launches(self, count: int, resident: int, group: int, where: Location | None, same: bool) -> None:
         """The current task starts a grid of so many programs."""
+
+    def unites(self, tasks: Sequence[Task]) -> None:
+        """The current task acts for all of a cluster's programs, until `divides`."""
+
+    def divides(self) -> None:
+        """It acts for itself again."""
 
     def rendezvous(self, frame: Actor, rendezvous: Any, rank: int, name: str, level: str, moves: Any) -> None:
         """The current task takes part in a collective of a level."""

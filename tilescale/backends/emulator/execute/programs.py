@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.emulator.execute.barriers import CountingBarrier, Participants
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.scheduler import TaskGroup
-from tilescale.backends.emulator.execute.tasks import Wait
+from tilescale.backends.emulator.execute.tasks import Task, Wait
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import PeerOutOfRangeError
 
 if TYPE_CHECKING:
+    from tilescale.backends.emulator.execute.emulation import Recorder
     from tilescale.backends.emulator.execute.grid import Grid
 
 
@@ -51,15 +53,16 @@ class Cluster:
         """All programs of the cluster arrive; then the body, which binds `bound`, runs once, for all as one unit."""
         run, ticket = frame.run, self.round
         arrival, departure = (self, "arrives", ticket), (self, "leaves", ticket)
-        frame.program.arrived = frame.slots
+        frame.program.arrived, frame.program.task = frame.slots, run.scheduler.current
         run.publishes(arrival)
         self.arrivals.append(frame.program)
         if len(self.arrivals) == len(self.programs):
             self.arrivals, self.bound = [], bound
             first = self.programs[0]
-            run.acquires(arrival)
-            body(Frame(frame.run, self.unit, first.arrived.copy(), frame.threads, first))
-            run.publishes(departure)
+            with self._as_one(run.recorder):
+                run.acquires(arrival)
+                body(Frame(frame.run, self.unit, first.arrived.copy(), frame.threads, first))
+                run.publishes(departure)
             self.round += 1
             run.scheduler.progress += 1
         run.scheduler.block(
@@ -71,6 +74,16 @@ class Cluster:
             )
         )
         run.acquires(departure)
+
+    @contextlib.contextmanager
+    def _as_one(self, recorder: Recorder | None) -> Iterator[None]:
+        """What the current task does, all programs do a share of."""
+        if recorder is None:
+            yield
+            return
+        recorder.unites([program.task for program in self.programs])
+        yield
+        recorder.divides()
 
     def fork(self, body: Callable[[Frame], Any], frame: Frame, where: Any) -> None:
         """From the cluster as one unit back to each of its programs."""
@@ -111,7 +124,9 @@ class ProgramInstance:
         self.participants = Participants(plan.launch.thread_count)
         self.frame = Frame(device.run, self.unit, device.slots.copy(), plan.launch.thread_count, self)
         plan.allocate(self.unit, self.frame)
+        # At the last region that its cluster executed as one unit: the values of its slots, and who ran it.
         self.arrived: list[Any] = []
+        self.task: Task | None = None
         self.bind(dict(zip(plan.slots, index, strict=True)))
         self.bind(plan.threads)
         self.bind(plan.private(self.frame))

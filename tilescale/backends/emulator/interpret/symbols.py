@@ -17,6 +17,7 @@ from tilescale.program.model import Launch, Program
 from tilescale.program.operations import Rank, TileView
 from tilescale.program.ops import RANK, VIEW
 from tilescale.program.pointers import is_address
+from tilescale.program.shares import held_whole
 
 PRIVATE = ("local", ir.VARIABLE)
 """Scopes of which every thread has its own."""
@@ -35,6 +36,7 @@ class Symbols:
         signals: root of a flag tensor -> the lines that signal it; for reports.
         addressed: slots of tensors whose address is in memory.
         reached: roots of buffers whose instance of one unit another unit accesses by its rank.
+        held_whole: roots of tiles of clusters of which each program holds all, wherever they are one unit.
         loop_variables: of the loops that are not around all that is compiled.
     """
 
@@ -52,6 +54,7 @@ class Symbols:
         self.signals: dict[int, list[Location | None]] = {}
         self.addressed: set[int] = set()
         self.reached: set[int] = set()
+        self.held_whole: set[int] = set()
         self._replicated: set[int] = set()
         self._reducers: dict[int, str] = {}
         # Those of `T.alloc_reducer(replication=...)`: fragments to which iterations of parallel loops add their parts.
@@ -73,6 +76,7 @@ class Symbols:
                 self._homes.setdefault(self.slot(buffer.data), buffer)
             self._owners.update((self.slot(data), level) for data, level in launch.owners)
             self._barriers.update((self.slot(data), counts) for data, counts in launch.barriers)
+            self.held_whole.update(map(self.slot, held_whole(self.machine, launch)))
             self._survey_reducers(dict(launch.notes))
             self._used.update(var for buffer in launch.buffers for n in buffer.shape for var in ir.variables(n))
         for stmt, _, _ in statements(self.program.body):

@@ -44,17 +44,25 @@ class Traffic:
         self.latency = 0.0 if writes else layer.latency
         self.per_program = layer.per_program
         self.itemsize = self.region.home.dtype.itemsize
+        self.is_whole = self.root in compiler.held_whole
 
-    def demands(self, frame: Frame) -> tuple[Demands, float, int]:
-        """What it demands, how long it takes at least, and how many bytes it is."""
+    def instances(self, frame: Frame) -> int:
+        """In how many programs the tile lies: all of a cluster's if each of them holds all of it."""
+        return len(frame.program.cluster.programs) if self.is_whole else 1
+
+    def demands(self, frame: Frame, instances: int = 1) -> tuple[Demands, float, int]:
+        """What it demands, how long it takes at least, and how many bytes it is.
+
+        Args:
+            instances: programs that each get all of it: memory is read once for all of them.
+        """
         if self.region.home.private:
             return {}, 0.0, 0
         if self.kind != "global":
             _, nbytes = self._tile(frame)
-            return self.recorder.rates.on_chip(self.kind, nbytes), self.latency, nbytes
+            return self.recorder.rates.on_chip(self.kind, nbytes * instances), self.latency, nbytes
         demands, nbytes = self.recorder.touches(frame, self._tile, self.writes)
-        floor = nbytes / self.per_program if self.per_program and frame.program is not None else 0.0
-        return demands, floor + self.latency, nbytes
+        return demands, at_least(frame, nbytes * instances, self.per_program) + self.latency, nbytes
 
     def _tile(self, frame: Frame) -> tuple[Hashable, int]:
         """What names the elements, and their bytes."""
@@ -71,13 +79,25 @@ class Traffic:
         return (self.root, begins.tobytes(), extents), begins.shape[1] * math.prod(extents) * self.itemsize
 
 
+def at_least(frame: Frame, nbytes: float, per_program: float | None) -> float:
+    """Seconds that bytes take through what each of the programs that move them reaches."""
+    return nbytes / per_program / executing(frame) if per_program and frame.program is not None else 0.0
+
+
+def executing(frame: Frame) -> int:
+    """How many programs execute as the frame's unit."""
+    cluster = frame.program.cluster
+    return len(cluster.programs) if frame.unit is cluster.unit else 1
+
+
 def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bool = False) -> Closure:
     """A step that moves tiles; it is a transfer if one of them lies in device memory."""
     recorder, where = compiler.instrumentation.recorder, compiler.where
     kind = "transfer" if any(side.kind == "global" for side in sides) else "compute"
 
     def record(frame: Frame) -> None:
-        found = [side.demands(frame) for side in sides]
+        instances = sides[-1].instances(frame)
+        found = [side.demands(frame, instances) for side in sides]
         nbytes = max(size for _, _, size in found)
         floor = max(seconds for _, seconds, _ in found)
         part = Part(name, kind, where, merged([demands for demands, _, _ in found]), nbytes)
@@ -130,7 +150,7 @@ def _product(view: type[Gemm] | type[SparseGemm]) -> Callable[[Compiler, ir.Call
             shape, out = left.block(frame).extents[-2:], result.block(frame).extents[-2:]
             flops = 2 * math.prod(out) * shape[0 if product.transpose_a else 1] * dense
             arithmetic = recorder.rates.product(flops / dense, str(left.home.buffer.dtype))
-            moved = [side.demands(frame)[0] for side in operands if side.kind == "shared"]
+            moved = [side.demands(frame, side.instances(frame))[0] for side in operands if side.kind == "shared"]
             recorder.work(frame, Part("gemm", "compute", where, merged([arithmetic, *moved]), flops=flops))
 
         return record
@@ -248,8 +268,7 @@ def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, t
             moved, _ = recorder.touches(frame, _mine(slot, nbytes), access.writes)
             parts.append(moved)
         floor = layer.latency if any(not access.writes for _, access in slots) else 0.0
-        if layer.per_program and frame.program is not None:
-            floor += total / layer.per_program
+        floor += at_least(frame, total, layer.per_program)
         recorder.work(frame, Part(name, kind, where, merged(parts), total, flops * every), floor)
 
     programs = [compiler.slot(var) for var in compiler.launch.programs] if compiler.launch is not None else []

@@ -28,7 +28,8 @@ def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closu
         body: the closure of its body.
         loop: makes the closure that runs a body as often as the loop says.
     """
-    depth, free = max(stages_of(stmt), 1), not ir.contains(stmt.body, lambda node: _orders(compiler, node))
+    depth = max(stages_of(stmt), 1)
+    free = not ir.contains(stmt.body, lambda node: _orders(compiler, node, depth))
     if free and _is_uniform(stmt):
         return _counted(compiler, stmt, body, loop, depth)
     if depth == 1:
@@ -100,12 +101,16 @@ def _ahead(compiler: Compiler, plain: Closure, depth: int) -> Closure:
     return run
 
 
-def _orders(compiler: Compiler, node: Any) -> bool:
-    """Whether a node orders tasks, or may leave the loop around it."""
+def _orders(compiler: Compiler, node: Any, stages: int) -> bool:
+    """Whether a node orders tasks, or may leave the loop of so many stages around it.
+
+    Where a cluster executes the loop, its programs load ahead into several buffers, and do not meet at each load.
+    """
     if isinstance(node, ir.While) or compiler.reaches_flags(node):
         return True
     if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
-        return compiler.machine.level(str(node.value.value)).kind in ("program", "cluster")
+        kind = compiler.machine.level(str(node.value.value)).kind
+        return kind == "cluster" or kind == "program" and stages == 1
     name, ours = ir.op_name(node), operation(node)
     if isinstance(ours, Copy):
         return ours.signal is not None

@@ -30,6 +30,7 @@ from tilescale.timing.replay import Replay
 from tilescale.timing.steps import Acquire, Launch, Owned, Part, Publish, Settle, Work
 from tilescale.timing.steps import Task as Recorded
 from tilescale.timing.timeline import Timeline
+from tilescale.timing.united import United
 
 COPY_QUEUE = "copy queue"
 """What the queue of a tensor-owning unit is called among its engines."""
@@ -55,7 +56,7 @@ class Recorder(Observer):
         self._queues: list[Log] = []
         # What a queue still waits for before it moves the first bytes of an operation.
         self._starting: dict[Log, Acquire] = {}
-        self._logs: dict[Task, Log] = {}
+        self._logs: dict[Task, Log | United] = {}
         self._counts: dict[Hashable, int] = {}
         self._values: dict[Hashable, Any] = {}
         # Flags by place, and what they hold as far as was told.
@@ -70,7 +71,7 @@ class Recorder(Observer):
         self.current, self.row_of = current, row_of
 
     @property
-    def log(self) -> Log:
+    def log(self) -> Log | United:
         """What the current task does."""
         return self._logs[self.current()]
 
@@ -101,6 +102,15 @@ class Recorder(Observer):
         self.log.joins()
         for task in ended:
             del self._logs[task]
+
+    def unites(self, tasks: Sequence[Task]) -> None:
+        """The current task acts for all of a cluster's programs, until `divides`: each does its share."""
+        own, barrier = self.log, self.machine.program_level.barrier
+        self._logs[self.current()] = United([self._logs[task] for task in tasks], own, barrier)
+
+    def divides(self) -> None:
+        """The current task acts for itself again."""
+        self._logs[self.current()] = self.log.own
 
     def launches(self, count: int, resident: int, group: int, where: Location | None, same: bool) -> None:
         """The current task starts a grid of programs, of which the machine holds so many at once. Where they do the
@@ -155,7 +165,7 @@ class Recorder(Observer):
     def publishes(self, place: Hashable) -> None:
         if isinstance(place, Rendezvous):
             return
-        self._counts[place] = self._counts.get(place, 0) + 1
+        self._counts[place] = self._counts.get(place, 0) + self.log.width
         named = place if isinstance(place, Start) else self.log.place(place)
         self.log.step(Publish(named, name="arrival"))
 

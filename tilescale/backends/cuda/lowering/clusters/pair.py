@@ -17,7 +17,8 @@ from tilelang_core.tiles import Fill, Gemm, data_of
 from tilescale.backends.cuda.lowering import mbarriers
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
 from tilescale.backends.cuda.lowering.clusters.regions import regions, stored
-from tilescale.backends.cuda.lowering.clusters.sharding import ROWS, Sharding
+from tilescale.backends.cuda.lowering.clusters.sharding import Sharding
+from tilescale.program.shares import ROWS
 
 ACCESS = (ir.BufferLoad, ir.BufferStore)
 

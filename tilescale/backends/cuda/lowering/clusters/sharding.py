@@ -18,16 +18,10 @@ from tilescale.backends.cuda.ptx import WARPGROUP
 from tilescale.program import ops
 from tilescale.program.model import location
 from tilescale.program.operations import TileView
+from tilescale.program.shares import paired, split
 
 SCOPES = (*ir.SHARED, "local.fragment")
 """Where tiles of a cluster may lie."""
-
-
-PAIRS = "cta-pair"
-"""The capability of processors that multiply the operands of two blocks by one instruction."""
-
-ROWS = 128
-"""Rows of the accumulator in each block: as many as tensor memory has lanes."""
 
 
 @dataclass(frozen=True)
@@ -115,18 +109,19 @@ class Sharding:
         if not all(x in self._tiles for x in (a, b, c)):
             raise self.cluster.unsupported("a product of a cluster with operands that the cluster does not own")
         by_rows = 1 not in self._viewed.get(c, ())
-        along_m, along_n = (1 if product.transpose_a else 0), (0 if product.transpose_b else 1)
-        if by_rows and paired(self.cluster, [self._tiles[x] for x in (a, b, c)]):
+        pair = by_rows and self._paired([self._tiles[x] for x in (a, b, c)])
+        if pair:
             self.results.append(self._tiles[c])
-            wanted: dict[ir.Var, int | None] = {a: along_m, b: along_n, c: 0}
-        else:
-            wanted = {a: along_m, b: None, c: 0} if by_rows else {a: None, b: along_n, c: 1}
-        for data, dim in wanted.items():
+        for data, dim in split(product, by_rows, pair).items():
             name = self._tiles[data].name
             if self._dims.setdefault(data, dim) != dim:
                 raise self.cluster.unsupported(f"{name!r} in two products that need it split differently")
             if dim is not None and ir.integer(self._tiles[data].shape[dim]) % self.cluster.size:
                 raise self.cluster.unsupported(f"{name!r} does not divide among {self.cluster.size} programs")
+
+    def _paired(self, tiles: list[ir.Buffer]) -> bool:
+        launch = self.cluster.launch
+        return paired(self.cluster.target.machine, launch, tiles) and launch.thread_count % WARPGROUP == 0
 
     def _shard(self, tile: ir.Buffer) -> Shard:
         viewed = self._viewed.get(tile.data, {0})
@@ -142,18 +137,3 @@ class Sharding:
         local = tir.local_buffer(tile.name, shape, str(tile.dtype), tile.scope())
         self.cluster.tiles.append(local)
         return Shard(local, dim, share)
-
-
-def paired(cluster: Cluster, tiles: list[ir.Buffer]) -> bool:
-    """Whether a cluster's two blocks multiply tiles A, B and C as a pair: in shapes that the instruction has."""
-    launch = cluster.launch
-    if not cluster.target.machine.has(PAIRS) or cluster.size != 2 or launch.cluster[2] != 1:
-        return False
-    a, b, c = tiles
-    shape = ir.constants(c.shape)
-    if shape is None:
-        return False
-    rows, columns = shape
-    fits = rows == 2 * ROWS and columns % 32 == 0 and columns <= 256 and launch.thread_count % WARPGROUP == 0
-    operands = all(t.scope() == "shared.dyn" and str(t.dtype) in ("float16", "bfloat16") for t in (a, b))
-    return fits and operands and str(c.dtype) == "float32" and c.scope() == "local.fragment"

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""Recording a cluster that executes as one unit: each of its programs does its share of every step, on its own SM."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from tilescale.timing.record import Log, scaled
+from tilescale.timing.steps import Acquire, Part, Publish, Rendezvous, Settle, Task
+
+
+class United:
+    """The logs of a cluster's programs as one; see `Log` for what is not described here.
+
+    Args:
+        logs: of the programs, in the order of their ranks.
+        own: of the program whose task acts for all.
+        barrier_s: that a barrier of the cluster takes.
+    """
+
+    family = looks = answers = None
+
+    def __init__(self, logs: Sequence[Log], own: Log, barrier_s: float):
+        self.logs, self.own, self._barrier_s = logs, own, barrier_s
+        self._apart = iter(logs)
+
+    @property
+    def width(self) -> int:
+        """How many logs a step is written to."""
+        return len(self.logs)
+
+    @property
+    def task(self) -> Task:
+        return self.own.task
+
+    @property
+    def repeats(self) -> int:
+        return self.own.repeats
+
+    @property
+    def muted(self) -> bool:
+        return self.own.muted
+
+    @muted.setter
+    def muted(self, muted: bool) -> None:
+        for log in self.logs:
+            log.muted = muted
+
+    @property
+    def ahead(self) -> int | None:
+        return self.own.ahead
+
+    @ahead.setter
+    def ahead(self, ahead: int | None) -> None:
+        for log in self.logs:
+            log.ahead = ahead
+
+    def place(self, inside: Hashable) -> int:
+        return self.own.place(inside)
+
+    def work(self, part: Part, floor_s: float = 0.0, tail_s: float = 0.0, asynchronous: bool = False) -> None:
+        """Something that takes time, of which each program does an equal share."""
+        (share,) = scaled([part], 1 / self.width)
+        for log in self.logs:
+            log.work(share, floor_s, tail_s, asynchronous)
+
+    def step(self, step: Publish | Acquire | Rendezvous | Settle) -> None:
+        """What others hear of once, one program does when all have come; every program does the rest."""
+        if isinstance(step, Rendezvous) or isinstance(step, Publish) and step.change is not None:
+            self._meet()
+            self.own.step(step)
+            self._meet()
+        else:
+            for log in self.logs:
+                log.step(step)
+
+    def begin_loop(self, times: int) -> None:
+        for log in self.logs:
+            log.begin_loop(times)
+
+    def end_loop(self, times: int, stages: int, summed: bool = False) -> None:
+        for log in self.logs:
+            log.end_loop(times, stages, summed)
+
+    def begins(self, unit: str) -> Log:
+        """The log of the next program, which acts for itself until `joins`."""
+        return next(self._apart)
+
+    def joins(self) -> None:
+        """All programs act as one again. They synchronize, except where loads run ahead through a ring of buffers."""
+        self._apart = iter(self.logs)
+        if not self.own.loops and self.ahead is None:
+            self._meet()
+
+    def _meet(self) -> None:
+        place = self.own.place(object())
+        for log in self.logs:
+            log.step(Publish(place, name="arrival"))
+        for log in self.logs:
+            log.step(Acquire(place, self.width, "barrier of the cluster", None, delay_s=self._barrier_s))
