@@ -71,10 +71,6 @@ REASONS = {
         "between 1 and 16 MiB a block makes a few transfers only. The model's wire is full from the first one on; that "
         "filling and draining it takes the rest is likely, and was not measured."
     ),
-    "races": (
-        "what a cluster executes as one unit is simulated on one of its blocks, in turns with what its blocks load. On "
-        "the machine all blocks share it out, and loads run ahead."
-    ),
     "sequence": "the host's start of NCCL, as above; it matters where the product is too short to hide it.",
 }
 """Group -> why some of its rows are off by more than a quarter."""

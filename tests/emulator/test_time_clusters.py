@@ -9,8 +9,8 @@ import pytest
 import tilescale
 import tilescale.language as T
 from tests.emulator.timing import H200, product, seconds
-from tilescale.program.shares import held_whole
 from tilescale.passes.pipeline import analyse
+from tilescale.program.shares import held_whole
 
 DEPTH = 64
 

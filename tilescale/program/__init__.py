@@ -5,6 +5,7 @@
     operations.py    typed views of calls of them
     asynchronous.py  which of them a unit's copy queue executes, and how the parts of a collective lie
     layout.py        how tiles lie over units
+    shares.py        how the programs of a cluster split the operands of a GEMM
     model.py         launches, phases, parameters
     mesh.py          numbers, ranks and siblings of units of several levels
     effects.py       what each statement reads, writes, signals and waits for, and when it is complete

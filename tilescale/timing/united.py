@@ -67,9 +67,9 @@ class United:
     def step(self, step: Publish | Acquire | Rendezvous | Settle) -> None:
         """What others hear of once, one program does when all have come; every program does the rest."""
         if isinstance(step, Rendezvous) or isinstance(step, Publish) and step.change is not None:
-            self._meet()
+            self._synchronize()
             self.own.step(step)
-            self._meet()
+            self._synchronize()
         else:
             for log in self.logs:
                 log.step(step)
@@ -90,9 +90,9 @@ class United:
         """All programs act as one again. They synchronize, except where loads run ahead through a ring of buffers."""
         self._apart = iter(self.logs)
         if not self.own.loops and self.ahead is None:
-            self._meet()
+            self._synchronize()
 
-    def _meet(self) -> None:
+    def _synchronize(self) -> None:
         place = self.own.place(object())
         for log in self.logs:
             log.step(Publish(place, name="arrival"))

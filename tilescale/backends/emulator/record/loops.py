@@ -104,7 +104,7 @@ def _ahead(compiler: Compiler, plain: Closure, depth: int) -> Closure:
 def _orders(compiler: Compiler, node: Any, stages: int) -> bool:
     """Whether a node orders tasks, or may leave the loop of so many stages around it.
 
-    Where a cluster executes the loop, its programs load ahead into several buffers, and do not meet at each load.
+    Programs of a cluster that executes the loop load ahead into several buffers, without a barrier at each load.
     """
     if isinstance(node, ir.While) or compiler.reaches_flags(node):
         return True
