@@ -11,6 +11,7 @@
     effects.py       what each statement reads, writes, signals and waits for, and when it is complete
     regions.py       whether two accesses may touch the same element
     parallel_loops.py  which threads execute the iterations of parallel loops
+    fragments.py     which threads hold the elements of tiles in registers, and share out what touches them
     dependence.py    what waits order, what signals publish, what may change places, what is live when
     rendezvous.py    whether devices must come together when a call begins or ends
     arrivals.py      the signals that flags get during a call, and whether all are waited for

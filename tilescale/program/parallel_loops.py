@@ -13,12 +13,15 @@ from collections.abc import Sequence
 
 from tilelang_core import accesses, ir
 
-_VECTOR_BITS = 256
+VECTOR_BITS = 256
 """Of the widest load or store of a thread."""
 
+LENGTHS = (1, 2, 4, 8, 16, 32, 64)
+"""Of vectors of such elements."""
 
-def loops_of(nest: ir.For) -> list[ir.For]:
-    """The parallel loops of a nest, from the outermost one."""
+
+def loops_of(nest: ir.Stmt) -> list[ir.For]:
+    """The parallel loops of a nest, from the outermost one; none of another statement."""
     loops, stmt = [], nest
     while isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
         loops.append(stmt)
@@ -33,7 +36,8 @@ def is_fragment(access: accesses.Access) -> bool:
 
 def vector_lengths(loops: Sequence[ir.For], found: Sequence[accesses.Access], threads: int) -> list[int] | None:
     """How many iterations a thread may execute at a time, ascending from 1; None where the layout of a fragment or an
-    annotation decides which thread executes an iteration, or an extent is not a constant.
+    annotation decides which thread executes an iteration, or an extent is not a constant, or a loop begins elsewhere
+    than at 0.
 
     TileLang takes the longest vector that leaves no more lanes without an iteration than single iterations do.
 
@@ -41,10 +45,11 @@ def vector_lengths(loops: Sequence[ir.For], found: Sequence[accesses.Access], th
         loops: a nest, from the outermost loop.
         found: all accesses in it.
     """
-    extents = ir.constants(loop.extent for loop in loops)
-    if extents is None or any(loop.annotations for loop in loops) or any(map(is_fragment, found)):
+    extents, begins = ir.constants(loop.extent for loop in loops), ir.constants(loop.min for loop in loops)
+    if extents is None or begins is None or any(begins):
+        return None
+    if any(loop.annotations for loop in loops) or any(map(is_fragment, found)):
         return None
     lanes = lambda length: -(-math.prod(extents) // (threads * length)) * threads * length  # noqa: E731
-    longest = _VECTOR_BITS // min((ir.bits(str(access.buffer.dtype)) for access in found), default=_VECTOR_BITS)
-    lengths = (2**power for power in range(longest.bit_length()))
-    return [length for length in lengths if lanes(length) == lanes(1)]
+    longest = VECTOR_BITS // min((ir.bits(str(access.buffer.dtype)) for access in found), default=VECTOR_BITS)
+    return [length for length in LENGTHS if length <= longest and lanes(length) == lanes(1)]

@@ -9,8 +9,7 @@ index tells which iteration touches it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from tilelang_core import accesses, ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm
 from tilescale.backends.cuda.lowering.markers import Executing
+from tilescale.program.fragments import is_whole, spread, steps
 from tilescale.program.parallel_loops import is_fragment, loops_of, vector_lengths
 from tilescale.program.regions import Inside
 
@@ -85,7 +85,7 @@ def of_index(access: Any, known: Known) -> ThreadMap | None:
 def of_copy(found: Iterable[accesses.Access], known: Known) -> ThreadMap | None:
     """Of a copy between a tensor and all of a fragment that threads hold: by element of the fragment."""
     tensors, fragments = _by_kind(found)
-    if len(tensors) != 1 or len(fragments) != 1 or not _is_whole(fragments[0]):
+    if len(tensors) != 1 or len(fragments) != 1 or not is_whole(fragments[0]):
         return None
     tensor, fragment = tensors[0], fragments[0]
     extents, shape = ir.constants(tensor.extents or ()), ir.constants(fragment.buffer.shape)
@@ -116,23 +116,15 @@ def of_loops(
 
 
 def _held(stmt: ir.Stmt, by: Executing) -> frozenset[ir.Var]:
-    """Data variables of fragments of which each element is one thread's.
+    """Data variables of fragments of which each element is one thread's: the sums of products, and spread fragments."""
+    found = list(steps(stmt, by.threads, _unit))
+    products = [Gemm.of(s.value) for s, _ in found if isinstance(s, ir.Evaluate) and ir.op_name(s.value) == tl.GEMM]
+    return spread(found) | {ir.region_parts(product.c)[0].data for product in products}
 
-    Those are the sums of products, and fragments that are only touched element by element, in order, if that gives each
-    thread equally many: TileLang replicates what has fewer elements than there are threads, and what it has to
-    broadcast.
-    """
-    sums: set[ir.Var] = set()
-    spread: dict[ir.Var, bool] = {}
-    for leaf, threads in _leaves(stmt, by.threads):
-        fragments = [a for inner in ir.statements(leaf) for a in _found(inner) if is_fragment(a)]
-        product = Gemm.of(leaf.value) if isinstance(leaf, ir.Evaluate) and ir.op_name(leaf.value) == tl.GEMM else None
-        if product is not None:
-            sums.add(ir.region_parts(product.c)[0].data)
-        for access in fragments:
-            data = access.buffer.data
-            spread[data] = spread.get(data, True) and _is_spread(leaf, fragments, threads)
-    return frozenset(sums | {data for data, is_even in spread.items() if is_even})
+
+def _unit(stmt: ir.Stmt) -> int | None:
+    unit = Executing.of(stmt)
+    return unit.threads if unit is not None else None
 
 
 def _steady(stmt: ir.Stmt) -> frozenset[ir.Var]:
@@ -150,33 +142,6 @@ def _steady(stmt: ir.Stmt) -> frozenset[ir.Var]:
 
 def _is_variable(buffer: ir.Buffer) -> bool:
     return bool(buffer.scope() == ir.VARIABLE)
-
-
-def _leaves(stmt: ir.Stmt, threads: int) -> Iterator[tuple[ir.Stmt, int]]:
-    """Statements with none inside but elements of them, and how many threads execute each."""
-    if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
-        yield stmt, threads
-        return
-    unit = Executing.of(stmt)
-    inner = list(ir.children(stmt))
-    if not inner:
-        yield stmt, threads
-    for child in inner:
-        yield from _leaves(child, unit.threads if unit is not None else threads)
-
-
-def _is_spread(leaf: ir.Stmt, fragments: list[accesses.Access], threads: int) -> bool:
-    """Whether a statement touches one fragment, all of it in order, by vectors of which all threads have as many."""
-    shape = ir.constants(fragments[0].buffer.shape)
-    alone = all(a.buffer.data.same_as(fragments[0].buffer.data) for a in fragments)
-    if shape is None or not alone or math.prod(shape) % threads:
-        return False
-    if not isinstance(leaf, ir.For):
-        is_copy = isinstance(leaf, ir.Evaluate) and ir.op_name(leaf.value) in (tl.COPY, tl.FILL)
-        return is_copy and all(map(_is_whole, fragments))
-    loops = loops_of(leaf)
-    plain = not any(loop.annotations for loop in loops) and ir.constants(loop.extent for loop in loops) == shape
-    return plain and all(_are(a.begins, [loop.loop_var for loop in loops]) for a in fragments)
 
 
 def _rule(
@@ -282,17 +247,3 @@ def _by_kind(found: Iterable[accesses.Access]) -> tuple[list[accesses.Access], l
     """Accesses of device memory, and of fragments."""
     listed = list(found)
     return [a for a in listed if a.buffer.scope() == "global"], [a for a in listed if is_fragment(a)]
-
-
-def _found(stmt: ir.Stmt) -> list[accesses.Access]:
-    return accesses.accesses_of(stmt, lambda name: False).accesses
-
-
-def _is_whole(access: accesses.Access) -> bool:
-    shape = ir.constants(access.buffer.shape)
-    begins, extents = ir.constants(access.begins or ()), ir.constants(access.extents or ())
-    return shape is not None and not any(begins or [1]) and extents == shape
-
-
-def _are(indices: tuple[Any, ...] | None, variables: list[ir.Var]) -> bool:
-    return indices is not None and all(v.same_as(n) for v, n in zip(variables, indices, strict=True))

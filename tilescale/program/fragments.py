@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""Fragments that stock TileLang spreads over the threads of a unit: each element is one thread's, in order, and each
+thread has equally many.
+
+Why: what touches an element of a fragment is executed by the thread that holds it. Spread are those fragments that are
+only touched alone, element by element, in order, if that gives each thread equally many: TileLang replicates what has
+fewer elements than there are threads, and what it has to broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import accesses, ir, tl
+from tilescale.program.parallel_loops import LENGTHS, VECTOR_BITS, is_fragment, loops_of, vector_lengths
+
+
+def steps(stmt: ir.Stmt, threads: int, unit: Callable[[ir.Stmt], int | None]) -> Iterator[tuple[ir.Stmt, int]]:
+    """Statements with none inside but elements of them, and how many threads execute each.
+
+    Args:
+        threads: those who execute the statement.
+        unit: how many execute what is inside a statement; None for as many as execute that.
+    """
+    if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
+        yield stmt, threads
+        return
+    inner = list(ir.children(stmt))
+    if not inner:
+        yield stmt, threads
+    for child in inner:
+        yield from steps(child, unit(stmt) or threads, unit)
+
+
+def spread(steps: Iterable[tuple[ir.Stmt, int]]) -> frozenset[ir.Var]:
+    """Data variables of the spread fragments of a phase, by all its steps."""
+    found: dict[ir.Var, bool] = {}
+    for step, threads in steps:
+        fragments = [a for a in accesses_in(step) if is_fragment(a)]
+        for access in fragments:
+            data = access.buffer.data
+            found[data] = found.get(data, True) and _is_spread(step, fragments, threads)
+    return frozenset(data for data, is_even in found.items() if is_even)
+
+
+def accesses_in(stmt: ir.Stmt) -> list[accesses.Access]:
+    """Accesses of a statement and all inside it."""
+    return [a for inner in ir.statements(stmt) for a in accesses.accesses_of(inner, lambda name: False).accesses]
+
+
+def _is_spread(step: ir.Stmt, fragments: list[accesses.Access], threads: int) -> bool:
+    """Whether a step touches one fragment, all of it in order, by vectors of which all threads have as many."""
+    shape = ir.constants(fragments[0].buffer.shape)
+    alone = all(a.buffer.data.same_as(fragments[0].buffer.data) for a in fragments)
+    if shape is None or not alone or math.prod(shape) % threads:
+        return False
+    if not isinstance(step, ir.For):
+        is_copy = isinstance(step, ir.Evaluate) and ir.op_name(step.value) in (tl.COPY, tl.FILL)
+        return is_copy and all(map(is_whole, fragments))
+    loops = loops_of(step)
+    plain = not any(loop.annotations for loop in loops) and ir.constants(loop.extent for loop in loops) == shape
+    return plain and all(_are(a.begins, [loop.loop_var for loop in loops]) for a in fragments)
+
+
+def is_whole(access: accesses.Access) -> bool:
+    """Whether an access is of all of a buffer."""
+    shape = ir.constants(access.buffer.shape)
+    begins, extents = ir.constants(access.begins or ()), ir.constants(access.extents or ())
+    return shape is not None and not any(begins or [1]) and extents == shape
+
+
+def _are(indices: tuple[Any, ...] | None, variables: list[ir.Var]) -> bool:
+    return indices is not None and all(v.same_as(n) for v, n in zip(variables, indices, strict=True))
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How threads share out a step.
+
+    Attributes:
+        items: iterations of parallel loops, or elements of a tile that is copied, in row-major order.
+        lengths: how many of them may be one vector, ascending from 1; item i is that of thread i // length % threads.
+    """
+
+    items: int
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, step: ir.Stmt, threads: int, spread: Collection[ir.Var]) -> Distribution | None:
+        """Of a step; None where something else decides. `spread` are the data variables of its phase's fragments."""
+        found, loops = accesses_in(step), loops_of(step)
+        fragments = [access.buffer for access in found if is_fragment(access)]
+        if fragments and all(buffer.data in spread for buffer in fragments):
+            size, longest = math.prod(map(ir.integer, fragments[0].shape)), VECTOR_BITS // ir.bits(fragments[0].dtype)
+            return cls(size, tuple(n for n in LENGTHS if n <= longest and size % (threads * n) == 0))
+        lengths = vector_lengths(loops, found, threads) if loops else None
+        return cls(math.prod(ir.integer(loop.extent) for loop in loops), tuple(lengths)) if lengths else None
