@@ -223,8 +223,8 @@ class OutOfBoundsError(TileScaleError):
 class RaceError(TileScaleError):
     """Two accesses to one place, one a write, without happens-before between them: who, which elements, both lines.
 
-    It says what orders them. Or a wait for a phase of an mbarrier and the end of the next phase, which the wait could
-    mistake for it.
+    It says what orders them. Or two such accesses by threads of one block, without a barrier between, in plain
+    TileLang. Or a wait for a phase of an mbarrier and the end of the next phase, which the wait could mistake for it.
     """
 
 

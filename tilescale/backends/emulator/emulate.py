@@ -79,8 +79,8 @@ def emulate(
         UsageError: the program was traced for another machine and cannot be traced again; an unknown check, options of
             other types; loops that TileLang refuses.
         DeadlockError: a wait that nobody can satisfy.
-        RaceError: two accesses to one place, one of them a write, that nothing orders; a wait for a phase of an
-            mbarrier that the next phase may overtake.
+        RaceError: two accesses to one place, one of them a write, that nothing orders, of two threads of a block too in
+            programs of plain TileLang; a wait for a phase of an mbarrier that the next phase may overtake.
         UninitializedReadError: a read of a tile, workspace or variable that nobody has written.
         DivergedReplicaError: what is viewed with `T.Replica` is read as a whole, or the program ends, while the units
             hold different values.

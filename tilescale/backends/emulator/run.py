@@ -209,6 +209,11 @@ class Run:
         for observer in self.listeners:
             observer.acquires(place)
 
+    def synchronizes(self, frame: Frame) -> None:
+        """The threads of a frame, which run in step, synchronize, or may."""
+        for observer in self.observers:
+            observer.synchronizes(frame)
+
     # -- accounts ------------------------------------------------------------------------------------------------------
 
     @property

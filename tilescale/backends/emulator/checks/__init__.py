@@ -5,6 +5,7 @@
                         states.py what is kept of the past of an element, explain.py what a report says,
                         phases.py mbarriers whose next phase may end before a wait for the last one,
                         redundant.py waits that no access needs, witness.py all races of a run, for remedies
+    threads.py          threads of one program, on device memory, where TileScale inserts no barriers
     initialization.py   reads of what was never written
     replicas.py         replicas that should be one and are not
     outputs.py          remarks: outputs that are written in part, tensors that were the same on all units and are not
@@ -19,14 +20,15 @@ from tilescale.backends.emulator.checks.initialization import Initialization
 from tilescale.backends.emulator.checks.outputs import Outputs
 from tilescale.backends.emulator.checks.races import Races
 from tilescale.backends.emulator.checks.replicas import Replicas
+from tilescale.backends.emulator.checks.threads import Threads
 from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.errors import UsageError, check_type
 
-_CHECKS: dict[str, type[Observer]] = {
-    "races": Races,
-    "uninitialized": Initialization,
-    "replicas": Replicas,
-    "outputs": Outputs,
+_CHECKS: dict[str, tuple[type[Observer], ...]] = {
+    "races": (Races, Threads),
+    "uninitialized": (Initialization,),
+    "replicas": (Replicas,),
+    "outputs": (Outputs,),
 }
 
 CHECKS = tuple(_CHECKS)
@@ -49,4 +51,4 @@ def observers(check: str | Iterable[str]) -> list[Observer]:
             f"check={', '.join(map(repr, unknown))}: the checks are {', '.join(map(repr, CHECKS))}",
             hint='name one or several of them, or "all", or "none"',
         )
-    return [_CHECKS[name]() for name in CHECKS if name in names]
+    return [observer() for name in CHECKS if name in names for observer in _CHECKS[name]]

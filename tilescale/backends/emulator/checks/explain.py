@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 LATELY = 15
 """Signals and waits of a task that are kept for reports beside the last one."""
 
-_VERBS = {READ: "reads", WRITE: "writes"}
+VERBS = {READ: "reads", WRITE: "writes"}
+"""What accesses do that are not atomic."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def who(access: Access) -> str:
 
 def verb(access: Access) -> str:
     """What an access does."""
-    return _VERBS.get(access.kind, "atomically updates")
+    return VERBS.get(access.kind, "atomically updates")
 
 
 def _flags(first: Access, second: Access) -> list[str]:
@@ -152,7 +153,7 @@ def _remedy(run: Run, race: Race) -> str:
             return _remedy_of_queue(queued, other)
     if race.reuse is not None:
         return _credit(run, *race.reuse)
-    atomic = [a for a in (first, second) if a.kind not in _VERBS]
+    atomic = [a for a in (first, second) if a.kind not in VERBS]
     level = apart(first.unit, second.unit)
     order = primitives(run, level)
     one, other = _line(first), _line(second)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ class Shadow:
         cells: one for each `grain` bytes from its first to its last element, 0 at first.
     """
 
-    def __init__(self, owner: np.ndarray, dtype: type):
+    def __init__(self, owner: np.ndarray, dtype: Any):
         self._owner = weakref.ref(owner)
         self._begin, end = np.lib.array_utils.byte_bounds(owner)
         self.grain = owner.itemsize
@@ -34,9 +35,21 @@ class Shadow:
     def view(self, array: np.ndarray) -> np.ndarray:
         """The cells of the elements of a view of the memory, with the same indices; where an element has several cells
         they lie along one more dimension."""
+        self._fit(array)
+        return self._view(self.cells, array)
+
+    def numbers(self, array: np.ndarray) -> np.ndarray:
+        """The numbers of these cells."""
+        self._fit(array)
+        return self._view(self._all, array)
+
+    @cached_property
+    def _all(self) -> np.ndarray:
+        return np.arange(self.cells.size)
+
+    def _fit(self, array: np.ndarray) -> None:
         while array.itemsize % self.grain:
             self._refine()
-        return self._view(self.cells, array)
 
     def _view(self, cells: np.ndarray, array: np.ndarray) -> np.ndarray:
         grain, size = self.grain, cells.itemsize
@@ -49,6 +62,7 @@ class Shadow:
     def _refine(self) -> None:
         """Elements smaller than a cell: a cell becomes two."""
         self.cells = np.repeat(self.cells, 2)
+        self.__dict__.pop("_all", None)
         self.grain //= 2
 
     def box(self, array: np.ndarray, index: Any, hit: np.ndarray) -> Box:
@@ -58,9 +72,12 @@ class Shadow:
             array, index: an access.
             hit: which cells of the access are meant.
         """
-        numbers = np.asarray(self._view(np.arange(self.cells.size), array)[index])
+        return self.around(np.asarray(self.numbers(array)[index])[hit])
+
+    def around(self, numbers: np.ndarray) -> Box:
+        """The same around the elements of cells."""
         chosen = np.zeros(self.cells.size, bool)
-        chosen[numbers[hit]] = True
+        chosen[numbers] = True
         found = self._view(chosen, self.owner)
         found = found.any(axis=-1) if found.ndim > self.owner.ndim else found
         places = np.nonzero(found) if found.ndim else ()

@@ -59,6 +59,9 @@ class Emulation(Protocol):
     def acquires(self, place: Hashable) -> None:
         """The current task leaves a barrier or rendezvous that was open to it."""
 
+    def synchronizes(self, frame: Actor) -> None:
+        """The threads of a frame synchronize, or may."""
+
     def number(self, unit: Unit) -> int:
         """The number of the tensor-owning unit that a unit is or lies in."""
 

@@ -37,6 +37,7 @@ class Access(Protocol):
         name: the buffer's.
         slot, root: numbers of the buffer, and of the tile or tensor behind it if it is a view.
         private: whether every thread has its own.
+        shared: whether other threads can reach it.
         guarded: whether it lies in device memory, where accesses outside of it are cut off.
         replicated: the tile that a write changes, if units may hold replicas of that.
     """
@@ -45,6 +46,7 @@ class Access(Protocol):
     slot: int
     root: int
     private: bool
+    shared: bool
     guarded: bool
     replicated: int | None
     where: Location | None
@@ -90,6 +92,9 @@ class Observer:
 
     def acquires(self, place: Hashable) -> None:
         """The current task leaves a place, and sees all that was published there until now."""
+
+    def synchronizes(self, frame: Actor) -> None:
+        """The threads of a frame, which run in step, come to a barrier of theirs, or to what may contain one."""
 
     def passes(self, frame: Actor, barrier: Any, phase: int, where: Location | None) -> None:
         """A unit goes on after a wait for a parity, at which `(barrier, phase)` was open to it.

@@ -33,11 +33,15 @@ _ON_CHIP = "only accesses to device memory are cut off: slice the tile, or put t
 class Home:
     """How a buffer is found in a frame, whatever shape or type it is viewed with.
 
-    `of_tile`: whether a tile operation accesses it, not elements one by one.
+    Attributes:
+        of_tile: whether a tile operation accesses it, not elements one by one.
+        step: the statement that accesses it; the outermost one of the parallel loops around that.
+        apart: whether a condition that differs between threads is around the step.
     """
 
     def __init__(self, compiler: Compiler, buffer: ir.Buffer, of_tile: bool = False):
-        self.buffer = buffer
+        self.buffer, self.of_tile = buffer, of_tile
+        self.step, self.apart = compiler.step, bool(compiler.threads_apart)
         self.slot = compiler.slot(buffer.data)
         self.root = compiler.root(self.slot)
         self.name = buffer.name

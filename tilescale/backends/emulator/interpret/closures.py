@@ -34,6 +34,17 @@ def interruptible(closure: Closure, signals: bool) -> Closure:
     return run
 
 
+def synchronizing(closure: Closure | None) -> Closure:
+    """`closure`, or nothing, and then a barrier of the threads that execute it, for those who watch."""
+
+    def run(frame: Any) -> Any:
+        left = closure(frame) if closure is not None else None
+        frame.run.synchronizes(frame)
+        return left
+
+    return run
+
+
 def located(closure: Closure, where: Location | None) -> Closure:
     """`closure` with the line of its statement added to errors that name none yet."""
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilescale.backends.emulator.execute.barriers import MBarrier
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.memory import PrivateBuffer, meta_array, poison, poisoned
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.addresses import HostMemory
-from tilescale.backends.emulator.interpret.closures import Closure, interruptible, is_step, located
+from tilescale.backends.emulator.interpret.closures import Closure, interruptible, is_step, located, synchronizing
 from tilescale.backends.emulator.interpret.flags import signals
 from tilescale.backends.emulator.interpret.registry import (
     EXPRESSIONS,
@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.assumptions import Assumptions
     from tilescale.backends.emulator.interpret.instrumentation import Instrumentation
 
+_MOVES = {tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY, tl.FILL}
+"""What threads execute together without a barrier of their own."""
+
+_UNKNOWN = (tl.SYNC_WARP, tl.CALL_EXTERN)
+"""What each thread executes for itself, and may wait for others in."""
+
 
 class Compiler(Symbols):
     """Compiles one program for one machine.
@@ -53,6 +59,7 @@ class Compiler(Symbols):
 
     Attributes:
         axes: variables of the parallel loops around what is being compiled, and their axes of the space.
+        step: the statement that is being compiled; inside parallel loops, the outermost one of them.
         scales: levels of the scales around it; `vector_level`, that whose ranks are an array over threads.
         deferred: bindings that are read where used: pointers, and those that stand outside the loop whose variable
             they use (T.Persistent emits such). `bindings`: how the other ones get their values.
@@ -77,6 +84,7 @@ class Compiler(Symbols):
         self.preempts = preempts
         self.assumptions = assumptions
         self.axes: dict[ir.Var, int] = {}
+        self.step: ir.Stmt | None = None
         self.sliceable = True
         self.scales: list[Level] = []
         self.deferred: dict[ir.Var, ir.PrimExpr] = {}
@@ -195,7 +203,8 @@ class Compiler(Symbols):
         rule = STATEMENTS.get(type(stmt))
         if rule is None:
             raise UnsupportedError(f"the emulator does not run {type(stmt).__name__} statements")
-        outer, self.where = self.where, location(stmt) or self.where
+        outer = self.where, self.step
+        self.where, self.step = location(stmt) or self.where, self.step if self.axes else stmt
         try:
             closure = rule(self, stmt)
             if self.instrumentation is not None and not self.axes:
@@ -206,7 +215,7 @@ class Compiler(Symbols):
         except TileScaleError as error:
             raise error.at(self.where) if self.where and not error.where else error from None
         finally:
-            self.where = outer
+            self.where, self.step = outer
 
     def evaluate(self, call: ir.Call) -> Closure | None:
         """The closure of a call used as a statement; None if it has no effect here."""
@@ -220,9 +229,15 @@ class Compiler(Symbols):
                     hint="express it with tile operations, or run this program on the hardware it is written for",
                 )
             closure = rule(self, call)
+        if self._may_synchronize(name):
+            closure = synchronizing(closure)
         if self.instrumentation is None or self.is_queued(call):
             return closure
         return self.instrumentation.operation(self, call, closure)
+
+    def _may_synchronize(self, name: str) -> bool:
+        """Whether an operation may contain a barrier of the threads that execute it; asked of plain TileLang alone."""
+        return not (self.program.is_hierarchical or self.axes) and name in {*TOGETHER, *_UNKNOWN} - _MOVES
 
     def is_queued(self, call: ir.Call) -> bool:
         """Whether a call is one that the unit's copy queue executes, which then writes down its costs too."""

@@ -163,6 +163,7 @@ def _program_vote(combine: Callable[[np.ndarray], Any]) -> Callable[[Compiler, i
 
         def run(frame: Frame) -> int:
             values = np.array(spread(predicate(frame), frame)) != 0
+            frame.run.synchronizes(frame)
             return int(combine(values[active(frame)]))
 
         return run

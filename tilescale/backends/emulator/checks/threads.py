@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: MIT
+"""Accesses to one element of device memory by two threads of a program, one of them a store, without a barrier between.
+
+Why: TileScale inserts such barriers, but a program without its constructs is compiled as it is, and stock TileLang
+orders the threads of a block on shared memory alone. Which thread makes an access is known of statements that each
+thread executes for itself, and of parallel loops and copies without fragments or with spread ones (fragments.py). They
+may be distributed by vectors of several lengths (parallel_loops.py): a race is what is one for all of them. Whatever
+may contain a barrier counts as one: operations that threads execute together, and accesses to shared memory between
+which TileLang inserts one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from tilelang_core import ir
+from tilescale.backends.emulator.checks.explain import VERBS
+from tilescale.backends.emulator.checks.shadow import Memory, Shadow
+from tilescale.backends.emulator.checks.text import declared_name, owner_of, region_text
+from tilescale.backends.emulator.execute.frame import active
+from tilescale.backends.emulator.execute.observe import READ, WRITE, Observer
+from tilescale.errors import RaceError
+from tilescale.program.effects import phases, statements
+from tilescale.program.fragments import Distribution, spread, steps
+from tilescale.program.parallel_loops import loops_of
+
+if TYPE_CHECKING:
+    from tilescale.backends.emulator.execute.frame import Frame
+    from tilescale.backends.emulator.execute.programs import ProgramInstance
+    from tilescale.backends.emulator.execute.tasks import Task
+    from tilescale.backends.emulator.interpret.buffers import Home
+    from tilescale.backends.emulator.run import Run
+
+_SEVERAL = -1
+"""In place of a thread: more than one."""
+
+_EACH = Distribution(0, (1,))
+"""Of what each thread executes for itself."""
+
+
+@dataclass
+class _Epoch:
+    """What the threads of a program have done since they last synchronized.
+
+    Attributes:
+        number: no other epoch of any program has it.
+        loaded, stored: tiles in shared memory.
+    """
+
+    number: int
+    loaded: set[int] = field(default_factory=set)
+    stored: set[int] = field(default_factory=set)
+
+
+class Threads(Observer):
+    """Raises a RaceError at the second of two accesses by different threads of a program of plain TileLang."""
+
+    def starts(self, run: Run) -> None:
+        self._run = run
+        self._tensors = set() if run.program.is_hierarchical else _written_and_used_again(run)
+        self._distributions = dict(_distributions(run)) if self._tensors else {}
+        self._rows = max((len(known.lengths) for known in self._distributions.values()), default=1)
+        last = np.dtype([("epoch", "i4"), ("place", "i4"), ("threads", "i4", (self._rows,))])
+        cell = np.dtype([("loaded", last), ("stored", last)])
+        self._memory: Memory[Shadow] = Memory(lambda owner, given: Shadow(owner, cell))
+        self._numbers = itertools.count(1)
+        self._epochs: WeakKeyDictionary[ProgramInstance, _Epoch] = WeakKeyDictionary()
+        self._acting: WeakKeyDictionary[Task, ProgramInstance] = WeakKeyDictionary()
+        self._places: list[Home] = []
+        self._place_of: dict[Home, int] = {}
+
+    def looks_at(self, home: Home) -> bool:
+        return bool(self._tensors) and home.shared and (not home.guarded or home.root in self._tensors)
+
+    # -- order ---------------------------------------------------------------------------------------------------------
+
+    def synchronizes(self, frame: Frame) -> None:
+        self._epochs.pop(frame.program, None)
+
+    def _meets(self) -> None:
+        """The current task comes to a place where it meets others."""
+        program = self._acting.get(self._run.scheduler.current)
+        if program is not None:
+            self._epochs.pop(program, None)
+
+    def publishes(self, place: Hashable) -> None:
+        self._meets()
+
+    def acquires(self, place: Hashable) -> None:
+        self._meets()
+
+    def joins(self, ended: Sequence[Task]) -> None:
+        self._meets()
+
+    def orders(self, frame: Frame, array: np.ndarray, index: Any, op: str, order: str) -> None:
+        if order != "relaxed":
+            self.synchronizes(frame)
+
+    # -- accesses ------------------------------------------------------------------------------------------------------
+
+    def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
+        if frame.program is None or array.size == 0:
+            return
+        self._acting[self._run.scheduler.current] = frame.program
+        if home.guarded:
+            self._of_device(frame, home, kind, array, index)
+        else:
+            self._of_program(frame, home, kind)
+
+    def _epoch(self, frame: Frame) -> _Epoch:
+        found = self._epochs.get(frame.program)
+        if found is None:
+            found = self._epochs[frame.program] = _Epoch(next(self._numbers))
+        return found
+
+    def _of_program(self, frame: Frame, home: Home, kind: str) -> None:
+        """An access to shared memory: TileLang inserts a barrier between a load and a store of a tile."""
+        epoch = self._epoch(frame)
+        if home.root in (epoch.stored if kind == READ else epoch.loaded):
+            self.synchronizes(frame)
+            epoch = self._epoch(frame)
+        (epoch.loaded if kind == READ else epoch.stored).add(home.root)
+
+    def _of_device(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
+        shadow = self._memory.of(array)
+        numbers = shadow.numbers(array)
+        found = self._by_thread(frame, home, numbers, index) if kind in (READ, WRITE) else None
+        if found is not None:
+            self._record(frame, home, kind, shadow, *found)
+        elif kind != READ:
+            shadow.cells[numbers[index]] = 0
+
+    def _by_thread(
+        self, frame: Frame, home: Home, numbers: np.ndarray, index: Any
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """The cells that an access touches and the threads that do, a row for each length of vectors; None if they are
+        not known."""
+        together = home.of_tile or bool(loops_of(home.step))
+        known = self._distributions.get(home.step) if together else _EACH
+        if known is None or (together and (home.apart or frame.own is not None)):
+            return None
+        items = np.arange(known.items) if home.of_tile else np.flatnonzero(active(frame))
+        cells = _touched(frame, home, numbers, index, items)
+        if cells.size != items.size:
+            return None  # some of them lie outside of the tensor
+        longest = [known.lengths[min(row, len(known.lengths) - 1)] for row in range(self._rows)]
+        return cells, np.stack([items // n % frame.threads for n in longest])
+
+    def _record(
+        self, frame: Frame, home: Home, kind: str, shadow: Shadow, cells: np.ndarray, threads: np.ndarray
+    ) -> None:
+        """Note an access.
+
+        Raises:
+            RaceError: another thread has made one that it has to be ordered with.
+        """
+        now = self._epoch(frame).number
+        for earlier, verb in (("stored", WRITE), ("loaded", READ))[: 1 + (kind == WRITE)]:
+            before = shadow.cells[earlier][cells]
+            hit = (before["epoch"] == now) & _differ(before["threads"].T, threads)
+            if hit.any():
+                raise self._error(
+                    frame, (self._places[before["place"][hit][0]], verb), (home, kind), shadow, cells[hit]
+                )
+        last = shadow.cells["stored" if kind == WRITE else "loaded"]
+        if kind == READ:
+            before = last[cells]
+            others = (before["epoch"] == now) & _differ(before["threads"].T, threads)
+            threads = np.where(others, _SEVERAL, threads)
+        last["threads"][cells], last["place"][cells], last["epoch"][cells] = threads.T, self._place(home), now
+        apart = last["threads"][cells].T != threads  # several iterations touch the element
+        if kind == WRITE:
+            last["epoch"][cells[apart.any(axis=0)]] = 0
+        else:
+            last["threads"][cells[apart.all(axis=0)]] = _SEVERAL
+
+    def _place(self, home: Home) -> int:
+        if home not in self._place_of:
+            self._place_of[home] = len(self._places)
+            self._places.append(home)
+        return self._place_of[home]
+
+    def _error(
+        self, frame: Frame, first: tuple[Home, str], second: tuple[Home, str], shadow: Shadow, cells: np.ndarray
+    ) -> RaceError:
+        home, lines = second[0], [place.where for place, _ in (first, second)]
+        region = region_text(declared_name(self._run, home), shadow.around(cells))
+        holder = owner_of(frame.unit, home.root, shadow.owner)
+        place = f" of {holder}" if holder is not None and holder.level else ""
+        acts = " and another thread ".join(f"{VERBS[kind]} it" for _, kind in (first, second))
+        between = f"line {lines[0].line} and line {lines[1].line}" if all(lines) else "the two"
+        hint = f"T.sync_threads() between {between}: TileLang itself orders threads on shared memory alone"
+        if all(lines) and lines[0] == lines[1]:
+            hint = f"in line {lines[0].line}, load, T.sync_threads(), then store; or T.atomic_add, if threads add up"
+        error = RaceError(
+            f"{region}{place}: a thread of {frame.unit} {acts}, with no barrier between them",
+            hint=hint,
+            where=[replace(place.where, what=f"{VERBS[kind]} here") for place, kind in (first, second) if place.where],
+        )
+        error.located = True
+        return error
+
+
+def _differ(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Where two accesses are by different threads, whatever the lengths of vectors of either."""
+    return (some[:, None] != others[None]).all(axis=(0, 1))
+
+
+def _touched(frame: Frame, home: Home, numbers: np.ndarray, index: Any, items: np.ndarray) -> np.ndarray:
+    """The cell that each of some threads, iterations, or elements of a tile touches; not as many where one touches
+    none, or several."""
+    if home.of_tile or (isinstance(index, tuple) and index):
+        cells = np.asarray(numbers[index])
+        return cells.reshape(-1) if cells.ndim else np.broadcast_to(cells, items.shape)
+    if any(n not in (1, m) for n, m in itertools.zip_longest(numbers.shape, frame.space)):
+        return np.empty(0, int)
+    return np.broadcast_to(numbers, frame.space).reshape(-1)[items]
+
+
+def _distributions(run: Run) -> Iterator[tuple[ir.Stmt, Distribution]]:
+    """Steps of programs of which it is known how threads share them out."""
+    for phase, launch in phases(run.program.body):
+        if launch is None or launch.thread_count != launch.threads[0]:
+            continue
+        found = list(steps(phase.stmt, launch.thread_count, lambda stmt: None))
+        held = spread(found) - set(dict(launch.notes).get("layout_map", ()))
+        known = ((step, Distribution.of(step, threads, held)) for step, threads in found)
+        yield from ((step, one) for step, one in known if one is not None)
+
+
+def _written_and_used_again(run: Run) -> set[int]:
+    """Tensors that some statements write, and others, or the same, touch besides."""
+    compiler, written, uses = run.compiler, set(), Counter()
+    for stmt, _, _ in statements(run.program.body):
+        effects = compiler.surroundings.effects(stmt)
+        written |= {compiler.root(compiler.slot(access.root)) for access in effects.writes}
+        uses.update(compiler.root(compiler.slot(access.root)) for access in effects.accesses)
+    return {root for root in written if uses[root] > 1}
