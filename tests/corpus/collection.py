@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The whole corpus: a file for each kind of mistake."""
 
-from tests.corpus import atomicity, bounds, deadlocks, fences, flags, races, signals, stale, uninitialised
+from tests.corpus import atomicity, bounds, deadlocks, fences, flags, races, signals, stale, threads, uninitialised
 
-KINDS = [module.label for module in (races, signals, flags, stale, fences, atomicity, deadlocks, bounds, uninitialised)]
+MODULES = (races, signals, flags, stale, fences, atomicity, deadlocks, bounds, uninitialised, threads)
+
+KINDS = [module.label for module in MODULES]
 
 PROGRAMS = [program for kind in KINDS for program in kind.programs]

@@ -26,8 +26,8 @@ import torch
 import tilescale
 from tilescale.errors import RaceError, TileScaleError, UninitializedReadError
 
-LEVELS = ("device", "cta_cluster", "block", "warpgroup")
-"""Whose synchronisation a program is about."""
+LEVELS = ("device", "cta_cluster", "block", "warpgroup", "thread")
+"""Whose synchronisation a program is about; threads are those of a block in launches of plain TileLang."""
 
 SEEDS = range(20)
 """Orders of the units that the corpus is measured in."""
