@@ -8,9 +8,9 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.copies import lsu, tma
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.markers import BY_THREAD, by_nvshmem
+from tilescale.backends.cuda.lowering.reach import BULK, STORES
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.signals import first_of, place_of
 from tilescale.backends.cuda.lowering.statements import is_bulk_store
@@ -68,18 +68,18 @@ def _unused(stage: DeviceStage, buffer: ir.Buffer) -> ir.Call:
 def _tile(stage: DeviceStage, made: AtomicAdd) -> ir.Stmt:
     near, far = (ir.region_parts(region)[0].name.removesuffix("_view") for region in (made.value, made.target))
     what = f"T.atomic_add({far}, {near}, dst=)"
-    if made.impl == tma.MECHANISM:
-        stage.notes.append(f"{what}: {tma.MECHANISM} (cp.reduce.async.bulk)")
+    if made.impl == BULK:
+        stage.notes.append(f"{what}: {BULK} (cp.reduce.async.bulk)")
         return _by_bulk(stage, made)
-    stage.notes.append(f"{what}: {lsu.MECHANISM}, element by element")
+    stage.notes.append(f"{what}: {STORES}, element by element")
     return _by_elements(stage, made)
 
 
 def _by_bulk(stage: DeviceStage, made: AtomicAdd) -> ir.Stmt:
     copy = tir.tile_call("copy", made.value, made.target).value
-    if not is_bulk_store(copy) or not stage.target.machine.has(tma.MECHANISM):
+    if not is_bulk_store(copy) or not stage.target.machine.has(BULK):
         raise stage.unsupported(
-            f"T.atomic_add(impl={tma.MECHANISM!r}) of {ir.region_parts(made.value)[0].name!r}",
+            f"T.atomic_add(impl={BULK!r}) of {ir.region_parts(made.value)[0].name!r}",
             "it takes a whole tile in shared memory, with rows of a multiple of 16 bytes; leave impl out",
         )
     buffer, begins, extents = ir.region_parts(made.target)

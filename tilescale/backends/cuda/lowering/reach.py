@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tilescale.backends.cuda.lowering.phase import Target
     from tilescale.hda.route import Path
 
-STORES = "lsu"
-"""The mechanism by which kernels send messages: stores of their threads."""
+STORES, BULK = "lsu", "tma"
+"""Mechanisms by which kernels reach peers: loads and stores of threads, which messages are sent by; bulk copies."""
 
 BY_MEMORY, BY_MESSAGES, BY_BOTH = "peer memory", "NCCL", "peer memory inside, NCCL between"
 """What carries whole tensors between devices, in words."""

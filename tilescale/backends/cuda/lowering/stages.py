@@ -22,7 +22,7 @@ from tilescale.backends.cuda.lowering import (  # noqa: F401 - they register the
 from tilescale.backends.cuda.lowering import split as loaders
 from tilescale.backends.cuda.lowering.assignment import without_single_turns
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
-from tilescale.backends.cuda.lowering.copies import lsu, nvshmem, tma  # noqa: F401 - they register their rules
+from tilescale.backends.cuda.lowering.copies import nvshmem, peer_memory  # noqa: F401 - they register their rules
 from tilescale.backends.cuda.lowering.copies.rows import with_loaded_extents
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.groups import barriers

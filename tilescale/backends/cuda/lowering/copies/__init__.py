@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Copies between units: one file for each mechanism, which registers its rule.
 
-tma.py lsu.py                between devices, by bulk copies and by loads and stores of threads
-remote.py                    what these two share: where the peer's tile lies, and the signal behind a copy
+peer_memory.py               between devices, by bulk copies and by loads and stores of threads
 rows.py                      copies of as many rows as memory says, local ones too
-ahead.py                     copies from peers by bulk copies ahead of their use
 nvshmem.py                   between devices, by NVSHMEM, where a program asks for it
 dsmem.py                     between programs of a cluster, through distributed shared memory
 shared.py                    between units of a program, through its shared memory

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilelang_core import ir, tiles
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.copies.ahead import ahead
+from tilescale.backends.cuda.lowering.copies.peer_memory import ahead
 from tilescale.backends.cuda.lowering.markers import BARRIER
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.statements import is_load, is_pull

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What copies to and from addresses of other devices share."""
+"""Copies between devices that reach each other's memory: by loads and stores of all threads, or by bulk copies, which
+one thread issues.
+
+A bulk copy that is completed later, or by the thread that signals behind it, is only begun here (`completion.py`); so
+is a load that a barrier in shared memory tells of.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,46 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.copies.rows import LOADED, nest
 from tilescale.backends.cuda.lowering.deferred import KEPT, NO_SIGNAL
 from tilescale.backends.cuda.lowering.devices import DeviceStage
-from tilescale.backends.cuda.lowering.markers import AHEAD
+from tilescale.backends.cuda.lowering.markers import AHEAD, BARRIER, by_nvshmem
+from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.reach import BULK, STORES
+from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.signals import signal_peer
+from tilescale.errors import UnsupportedError
+from tilescale.program import ops
 from tilescale.program.operations import Copy
+
+
+@lowers(ops.COPY.name, impl=STORES)
+def _by_threads(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
+    return RemoteCopy.of(stage, call).made("copy", disable_tma=1)
+
+
+@lowers(ops.COPY.name, impl=BULK)
+def _in_bulk(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
+    remote = RemoteCopy.of(stage, call)
+    barrier = ir.attribute(call, BARRIER)
+    if barrier is not None:
+        return remote.made("tma_copy", barrier=stage.expr(barrier), is_tma_copy=1)
+    is_left_open = ir.attribute(call, KEPT) is not None
+    is_completed_by_signal = remote.copy.signal is not None and stage.roles.elects
+    if remote.copy.to_peer and (is_left_open or is_completed_by_signal):
+        return remote.made("tma_copy")
+    return remote.made("copy", prefer_instruction=ir.StringImm(BULK))
+
+
+def ahead(phase: Phase, call: ir.Call) -> ir.Call | None:
+    """A copy from a peer as a bulk copy that a producer issues ahead of its use; None if it cannot be one, or another
+    mechanism is asked for."""
+    if by_nvshmem(call) or ir.attribute(call, "impl") not in (None, BULK):
+        return None
+    notes = {**dict(call.annotations), "impl": ir.StringImm(BULK), AHEAD: ir.IntImm("int32", 1)}
+    made = ir.Call(call.dtype, call.op, list(call.args), notes)
+    try:
+        phase.choice(made)
+    except UnsupportedError:
+        return None
+    return made
 
 
 @dataclass(frozen=True)
