@@ -8,4 +8,5 @@
     uniformity.py whether threads come together to what their unit executes as one
     retrace.py    traces a program again for another machine
     written.py    which arguments a program changes
+    declined.py   why a rewrite is not made
 """

@@ -13,7 +13,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.hda import Machine
-from tilescale.passes.overlap.schedule import Declined
+from tilescale.passes.declined import Declined
 from tilescale.program.model import (
     Control,
     DevicePhase,

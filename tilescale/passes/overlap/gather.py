@@ -16,6 +16,7 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
+from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.chunks import Chunks, flag, put
 from tilescale.passes.overlap.columns import overlap_columns
 from tilescale.passes.overlap.edits import Edits, located, rank_of
@@ -23,7 +24,7 @@ from tilescale.passes.overlap.estimate import Travel, choose_chunk, gathered, in
 from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting
 from tilescale.passes.overlap.order import Arrival, tiles_in, with_tiles
 from tilescale.passes.overlap.rows import Rows
-from tilescale.passes.overlap.schedule import Declined, Move
+from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sides import check_some, readers_of
 from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.uses import Use, Uses

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tilelang_core import ir
 from tilescale.errors import one
 from tilescale.hda import Machine
-from tilescale.passes.overlap.schedule import Declined
+from tilescale.passes.declined import Declined
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.effects import Effects, statements
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Program, Sequence, location

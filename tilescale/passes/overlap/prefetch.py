@@ -17,13 +17,14 @@ from typing import Any
 from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
+from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.chunks import flag, put, signal
 from tilescale.passes.overlap.edits import Edits, bound, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, in_order
 from tilescale.passes.overlap.gather import rows_of
 from tilescale.passes.overlap.legality import Site
 from tilescale.passes.overlap.rows import Rows
-from tilescale.passes.overlap.schedule import Declined, Move
+from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.turns import Turns, grids_of
 from tilescale.passes.overlap.uses import Use, Uses

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tilelang_core import ir
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
+from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.estimate import pays
 from tilescale.passes.overlap.exchange import overlap_exchange
 from tilescale.passes.overlap.gather import overlap_gather
@@ -20,7 +21,7 @@ from tilescale.passes.overlap.legality import Shift, Site, check, sites
 from tilescale.passes.overlap.prefetch import overlap_prefetch
 from tilescale.passes.overlap.rotation import grids_first
 from tilescale.passes.overlap.scatter import overlap_reduction
-from tilescale.passes.overlap.schedule import WIRES, Declined, Move, Schedule
+from tilescale.passes.overlap.schedule import WIRES, Move, Schedule
 from tilescale.passes.overlap.shift import overlap_shift
 from tilescale.passes.overlap.uses import Uses
 from tilescale.passes.retrace import for_machine

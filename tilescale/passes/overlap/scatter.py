@@ -21,6 +21,7 @@ from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
 from tilescale.cost.choose import TIE
 from tilescale.hda.units import format_time
+from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
 from tilescale.passes.overlap.edits import Edits, located
 from tilescale.passes.overlap.epilogue import Tile, add_where_made, stored
@@ -28,7 +29,7 @@ from tilescale.passes.overlap.estimate import WORTH, Travel, choose_chunk, in_or
 from tilescale.passes.overlap.legality import Site, check_unwritten
 from tilescale.passes.overlap.order import Departure, stairs, tiles_in, with_tiles
 from tilescale.passes.overlap.rows import Rows
-from tilescale.passes.overlap.schedule import ANY, GRID, QUEUE, TILES, WIRES, Declined, Move
+from tilescale.passes.overlap.schedule import ANY, GRID, QUEUE, TILES, WIRES, Move
 from tilescale.passes.overlap.sides import counted, maker_of
 from tilescale.passes.overlap.sums import COMBINED, Arrivals, copy, sum_of, tile_shape, whole
 from tilescale.passes.overlap.uses import Use, Uses

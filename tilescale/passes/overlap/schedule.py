@@ -13,20 +13,6 @@ from html import escape
 from tilescale.errors import Location, UsageError
 from tilescale.hda.units import format_time
 
-
-class Declined(Exception):  # noqa: N818 - no error: the collective stays as the user wrote it
-    """Why a collective is not overlapped.
-
-    Args:
-        reason: in words for a person.
-        where: the statement that stands against it.
-    """
-
-    def __init__(self, reason: str, where: Location | None = None):
-        super().__init__(reason)
-        self.reason, self.where = reason, where
-
-
 QUEUE, TILES, GRID = "queue", "tiles", "grid"
 """Who moves rows: the copy queue of a device, or the tiles that make them. Who adds up: these, or a grid behind."""
 

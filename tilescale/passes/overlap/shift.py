@@ -21,11 +21,12 @@ from tilelang_core import rewrite as tir
 from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.errors import one
+from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.chunks import flag, put, wait
 from tilescale.passes.overlap.edits import Edits
 from tilescale.passes.overlap.legality import Shift, synchronizes_programs
 from tilescale.passes.overlap.rows import Rows
-from tilescale.passes.overlap.schedule import Declined, Move
+from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.turns import Turns
 from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.passes.overlap.work import Work

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.errors import Location
+from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.edits import spread
-from tilescale.passes.overlap.schedule import Declined
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
 from tilescale.program.waiting import TRIED
 

@@ -16,7 +16,7 @@ exchanging.py storing.py     collectives that end its turns, or stores and signa
 mbarriers.py                 waits and arrivals of rings of tiles
 roles.py assignment.py       what a loop's producer executes: loads, and the waits before them
 statements.py                what a statement is
-waits.py declined.py         whether it may make a wait earlier than the program does; why a stage declines
+waits.py                     whether it may make a wait earlier than the program does
 deferred.py senders.py       copies and signals that are completed later: at the end of a turn, by who only sends
 devices.py signature.py      the stage of devices, and the parameters that it asks for
 operands.py                  peers, values and flag indices that are read from memory

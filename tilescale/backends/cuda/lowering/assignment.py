@@ -21,7 +21,6 @@ from typing import Any
 from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy, data_of
-from tilescale.backends.cuda.lowering.declined import DeclinedError
 from tilescale.backends.cuda.lowering.deferred import Deferral, flush
 from tilescale.backends.cuda.lowering.exchanging import Ending, ending, narrowed
 from tilescale.backends.cuda.lowering.markers import AHEAD, BY_PRODUCER, by_producer
@@ -49,6 +48,7 @@ from tilescale.backends.cuda.lowering.storing import stored
 from tilescale.backends.cuda.lowering.waits import is_lasting, waits_in
 from tilescale.backends.cuda.ptx import WARP, registers_of
 from tilescale.hda import Machine
+from tilescale.passes.declined import Declined
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
@@ -115,7 +115,7 @@ class _Phase:
             return Roles(self.stmt)
         try:
             return self._specialised(loops)
-        except DeclinedError as reason:
+        except Declined as reason:
             return declined(self.stmt, str(reason)) if has_order else Roles(self.stmt)
 
     def _repeats(self, loop: ir.For) -> bool:
@@ -129,9 +129,9 @@ class _Phase:
 
     def _specialised(self, loops: Sequence[ir.For]) -> Roles:
         if not self.machine.has("warp-specialization"):
-            raise DeclinedError(f"{self.machine.name} has no warp specialisation")
+            raise Declined(f"{self.machine.name} has no warp specialisation")
         if len(loops) > 1:
-            raise DeclinedError(f"the phase has {len(loops)} such loops")
+            raise Declined(f"the phase has {len(loops)} such loops")
         return _Placement(self, loops[0]).roles()
 
     @property
@@ -232,20 +232,20 @@ class _Placement:
         self.body = flat(self.loop.body)
         while self.body and is_wait(self.body[0]):
             if not is_movable(self.body[0]):
-                raise DeclinedError("a wait in it depends on a variable that changes")
+                raise Declined("a wait in it depends on a variable that changes")
             self.gates.append(by_producer(self.body.pop(0)))
         self.body = [self._bulk(s) for s in self.body]
         loads = [found for s in self.body if (found := _loaded(s)) is not None]
         rest = [s for s in self.body if _loaded(s) is None]
         if any(ir.contains(s, orders) for s in rest):
-            raise DeclinedError("it waits, signals or copies to peers after its first load")
+            raise Declined("it waits, signals or copies to peers after its first load")
         if not loads:
-            raise DeclinedError("it loads nothing into shared memory")
+            raise Declined("it loads nothing into shared memory")
         if any(in_device_memory(s) for s in rest):
-            raise DeclinedError("threads that compute read or write device memory in it")
+            raise Declined("threads that compute read or write device memory in it")
         inside = {ir.region_parts(target)[0] for _, target, _ in loads}
         if inside & tiles_named(self.phase.stmt, besides=self.loop):
-            raise DeclinedError("a tile that it loads is used outside it too")
+            raise Declined("a tile that it loads is used outside it too")
         return loads
 
     def _bulk(self, stmt: ir.Stmt) -> ir.Stmt:
@@ -272,7 +272,7 @@ class _Placement:
             return self._list(flat(stmt))
         if isinstance(stmt, ir.AttrStmt):
             return ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, self._statement(stmt.body))
-        raise DeclinedError("it stands in a loop that is not serial")
+        raise Declined("it stands in a loop that is not serial")
 
     def _branch(self, stmt: ir.IfThenElse) -> ir.Stmt:
         """A branch with the loop in one arm.
@@ -283,12 +283,12 @@ class _Placement:
         if stmt.else_case is None:
             return tir.at(ir.IfThenElse(stmt.condition, self._statement(stmt.then_case), None), stmt)
         if self.taken is not None or self.around is not None or not is_movable(ir.Evaluate(stmt.condition)):
-            raise DeclinedError("it stands in one arm of a branch inside another one, a loop, or on what changes")
+            raise Declined("it stands in one arm of a branch inside another one, a loop, or on what changes")
         is_then = self._has(stmt.then_case)
         self.taken = stmt.condition if is_then else ir.Not(stmt.condition)
         before, inner, after = self._parts(flat(stmt.then_case if is_then else stmt.else_case))
         if any(not is_scalar(s) and not is_fill(s) for s in before) or not isinstance(flat(inner)[0], ir.For):
-            raise DeclinedError("the arm of a branch that has it begins with something else")
+            raise Declined("the arm of a branch that has it begins with something else")
         arms = [(self.taken, tir.sequence(after)), (ir.Not(self.taken), stmt.else_case if is_then else stmt.then_case)]
         # One after the other, not two arms of one branch: their tiles can then lie in the same place.
         rest = [tir.at(ir.IfThenElse(taken, arm, None), stmt) for taken, arm in arms if not tir.is_nothing(arm)]
@@ -329,7 +329,7 @@ class _Placement:
             if not (is_wait(stmt) or is_scalar(stmt) or is_setting(stmt) or is_of_turn):
                 where = location(stmt)
                 place = f" (line {where.line})" if where is not None else ""
-                raise DeclinedError(f"more than waits, scalars and fills stands before it{place}")
+                raise Declined(f"more than waits, scalars and fills stands before it{place}")
         if is_loop and ir.proves(ir.GE(self.loop.extent, 1), {}):
             before = self._sink(before)
         if self.around is not None:
@@ -380,14 +380,14 @@ class _Placement:
         effects = order.names.all_effects(self.around)
         tensors = {order.names.root(data) for data in loaded}
         if effects.opaque or tensors & {access.root for access in effects.writes}:
-            raise DeclinedError("the loop around it writes what it loads")
+            raise Declined("the loop around it writes what it loads")
         waits: list[ir.Call] = []
         ir.walk(self.around, lambda n: waits.append(n) if acquires(n) and not ir.attribute(n, BY_PRODUCER) else None)
         if any(order.gates(wait, tensor) for wait in waits for tensor in tensors):
-            raise DeclinedError("the loop around it waits for what may order its loads")
+            raise Declined("the loop around it waits for what may order its loads")
         whole = order.names.all_effects(self.phase.stmt)
         if not all(is_lasting(order, wait, whole) for gate in self.gates for wait in waits_in(gate)):
-            raise DeclinedError("the program changes a flag for which it waits, and the wait would come too early")
+            raise Declined("the program changes a flag for which it waits, and the wait would come too early")
 
 
 def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:

@@ -18,9 +18,9 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm
-from tilescale.backends.cuda.lowering.declined import DeclinedError
 from tilescale.backends.cuda.lowering.markers import Executing, by_nvshmem, executed
 from tilescale.backends.cuda.lowering.statements import is_fill, is_scalar, orders
+from tilescale.passes.declined import Declined
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
@@ -89,11 +89,11 @@ def ending(
     what = f"T.{name}{_line(collective)}"
     try:
         if not fits:
-            raise DeclinedError("its tile has no room beside those that are loaded, or its loop is no persistent one")
+            raise Declined("its tile has no room beside those that are loaded, or its loop is no persistent one")
         split = Split(phase, loop, last, list(last[:at]), list(last[at:]), order)
         split.check()
         first, rest, tiles = split.through_shared_memory()
-    except DeclinedError as reason:
+    except Declined as reason:
         return Ending(list(last), note=f"{what} ends before the next tile is computed: {reason}")
     made = tir.at(beside(first_thread, THREADS, tir.sequence(rest)), collective)
     note = f"{what} and what follows it: a warpgroup of their own, while the others compute the next tile"
@@ -128,14 +128,14 @@ class Split:
         which begins with a collective."""
         self._check_operations()
         if self._effects(self._computing()).orders:
-            raise DeclinedError("what computes the tile waits, signals or synchronizes")
+            raise Declined("what computes the tile waits, signals or synchronizes")
         self.check_data()
 
     def check_data(self) -> None:
         """The same for tensors and tiles, whatever the rest is."""
         before, after = self._effects(self._computing()), self._effects(self.rest)
         if before.opaque or after.opaque or before.fixed or after.fixed:
-            raise DeclinedError("it calls functions of which nothing is known, or synchronizes its threads")
+            raise Declined("it calls functions of which nothing is known, or synchronizes its threads")
         self._check_tensors(before, after)
         self._check_tiles(before, after)
         self._check_outside()
@@ -144,45 +144,45 @@ class Split:
         for stmt in self.rest:
             calls = _calls(stmt, orders)
             if any(map(by_nvshmem, calls)):
-                raise DeclinedError("it goes to devices without common memory")
+                raise Declined("it goes to devices without common memory")
             if not all(map(_is_collective, calls)):
-                raise DeclinedError(f"waits, signals or copies to peers follow it{_line(stmt)}")
+                raise Declined(f"waits, signals or copies to peers follow it{_line(stmt)}")
 
     def _check_tensors(self, before: Effects, after: Effects) -> None:
         """Device memory: nothing of it is written by who computes, and what he reads stays as it is."""
         written = [a for a in before.writes if self._is_shared(a)]
         if written:
-            raise DeclinedError(f"what computes the tile writes {self._name(written[0])!r}")
+            raise Declined(f"what computes the tile writes {self._name(written[0])!r}")
         read = [a for a in before.reads if self._is_shared(a)]
         # What goes to a peer's instance, and flags, have an order of their own: who reads there waits for it.
         changed = {a.root for a in after.writes if a.at is None and not a.atomic}
         if any(a.root in changed for a in read):
-            raise DeclinedError("what follows it writes what the next tile is computed of")
+            raise Declined("what follows it writes what the next tile is computed of")
         calls = [call for stmt in self.rest for call in _calls(stmt, _is_collective)]
         for access in read:
             if any(self.order.gates(call, access.root) for call in calls):
-                raise DeclinedError(f"devices may write {self._name(access)!r} before it, of which tiles are computed")
+                raise Declined(f"devices may write {self._name(access)!r} before it, of which tiles are computed")
 
     def _check_tiles(self, before: Effects, after: Effects) -> None:
         """Tiles: both parts share those that the first one writes when it is about to hand them over."""
         both = self._tiles(before) & self._tiles(after)
         if early := both & self._tiles(self._effects([_without(self.loop, self.last)])):
-            raise DeclinedError(f"{self._named(early)!r} is used where the next tile is computed, too")
+            raise Declined(f"{self._named(early)!r} is used where the next tile is computed, too")
         for root in both - self._in_registers:
             if not self._scope(root).startswith("shared"):
-                raise DeclinedError(f"{self._named({root})!r} is each thread's own")
+                raise Declined(f"{self._named({root})!r} is each thread's own")
         for stmt in self.rest:
             named = self._tiles(self._effects([stmt])) & both & self._in_registers
             if named and not _is_elementwise(stmt):
-                raise DeclinedError(f"{self._named(named)!r} lies in registers, and not only copied{_line(stmt)}")
+                raise Declined(f"{self._named(named)!r} lies in registers, and not only copied{_line(stmt)}")
 
     def _check_outside(self) -> None:
         """What stands around the loop does not wait for its end."""
         around = self._effects([_without(self.phase, [self.loop])])
         if around.orders or around.writes and not all(self._scope(a.root).startswith("local") for a in around.writes):
-            raise DeclinedError("more than scalars stands around the loop")
+            raise Declined("more than scalars stands around the loop")
         if self._tiles(around) & self._tiles(self._effects(self.rest)):
-            raise DeclinedError("its tile is used outside of the loop, too")
+            raise Declined("its tile is used outside of the loop, too")
 
     def through_shared_memory(self) -> tuple[list[ir.Stmt], list[ir.Stmt], tuple[ir.Buffer, ...]]:
         """Both parts, tiles in registers being handed over in shared memory, and what is allocated for these."""

@@ -16,10 +16,10 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.declined import DeclinedError
 from tilescale.backends.cuda.lowering.deferred import is_sent
 from tilescale.backends.cuda.lowering.exchanging import Ending, Split, beside
 from tilescale.backends.cuda.lowering.statements import flat, reads_memory
+from tilescale.passes.declined import Declined
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
 from tilescale.program.operations import Copy
@@ -44,7 +44,7 @@ def stored(phase: ir.Stmt, loop: ir.For, last: Sequence[ir.Stmt], order: Depende
     try:
         _check_scalars(first, rest)
         Split(phase, loop, last, first, rest, order).check_data()
-    except DeclinedError:
+    except Declined:
         return Ending(list(last))
     note = "stores that end a turn, and their signals: threads of their own, while the others compute the next tile"
     return Ending([*first, beside(end - THREADS, THREADS, tir.sequence(rest))], (), note, THREADS)
@@ -100,4 +100,4 @@ def _check_scalars(first: Sequence[ir.Stmt], rest: Sequence[ir.Stmt]) -> None:
     for stmt in rest:
         ir.walk(stmt, lambda n: used.append(n) if isinstance(n, ir.Var) else None)
     if bound & set(used):
-        raise DeclinedError("who stores the tile uses what is known only when it has been computed")
+        raise Declined("who stores the tile uses what is known only when it has been computed")

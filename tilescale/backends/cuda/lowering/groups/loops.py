@@ -22,7 +22,6 @@ from typing import Any
 from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
-from tilescale.backends.cuda.lowering.declined import DeclinedError
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.gates import Gates, Step
 from tilescale.backends.cuda.lowering.groups.loads import Load
@@ -34,6 +33,7 @@ from tilescale.backends.cuda.lowering.statements import is_load, is_pipelined, i
 from tilescale.backends.cuda.lowering.waits import flag_of, is_lasting, waits_in
 from tilescale.backends.cuda.ptx import WARPGROUP, most_threads
 from tilescale.hda import Level
+from tilescale.passes.declined import Declined
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
@@ -82,21 +82,21 @@ class _Search:
         """A loop of a program that has units; nothing leads to one to which they do not come together."""
         try:
             if leading is None:
-                raise DeclinedError("it is a loop of one unit, or stands in one that is not serial")
+                raise Declined("it is a loop of one unit, or stands in one that is not serial")
             self._check_room(around)
             self.found.append(self._taken_apart(stmt, binds, around, leading))
-        except DeclinedError as reason:
+        except Declined as reason:
             self.stage.notes.append(f"T.Pipelined over {stmt.loop_var.name} without a loader: {reason}")
 
     def _check_room(self, around: Around) -> None:
         launch, machine = self.stage.launch, self.stage.target.machine
         threads = launch.thread_count
         if not machine.has("tma"):
-            raise DeclinedError(f"{machine.name} has no bulk copies")
+            raise Declined(f"{machine.name} has no bulk copies")
         if self._has_met_cluster or any(ir.contains(loop, is_barrier) for loop in loops_of(around)):
-            raise DeclinedError("programs of a cluster synchronize in front of it, for which all threads have to come")
+            raise Declined("programs of a cluster synchronize in front of it, for which all threads have to come")
         if threads % WARPGROUP or threads + WARPGROUP > most_threads(machine):
-            raise DeclinedError(f"a warpgroup that loads does not fit beside {threads} threads")
+            raise Declined(f"a warpgroup that loads does not fit beside {threads} threads")
 
     def _waits_for_others(self, stmt: ir.Stmt) -> list[ir.Call]:
         """Where a statement waits for other programs or devices."""
@@ -115,13 +115,13 @@ class _Search:
 
     def _taken_apart(self, stmt: ir.For, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt]) -> Loop:
         if set(stmt.annotations) != {specialise.STAGES}:
-            raise DeclinedError("it has a schedule of its own")
+            raise Declined("it has a schedule of its own")
         body = self._statements(stmt.body)
         made = [(Load.of(inner, self.stage.phase), inner) for inner in body]
         steps = [load or inner for load, inner in made if load is not None or is_wait(inner)]
         rest = [inner for load, inner in made if load is None and not is_wait(inner)]
         if not any(isinstance(step, Load) for step in steps):
-            raise DeclinedError("it loads no whole tile in bulk")
+            raise Declined("it loads no whole tile in bulk")
         inner = [bind for bind in rest if isinstance(bind, ir.Bind)]
         level = self._level([s for s in rest if not isinstance(s, ir.Bind)])
         self._check_waits(body, Gates(self._order, steps))
@@ -155,9 +155,9 @@ class _Search:
             is_copy = by_all is not None and (is_load(by_all) or is_pull(by_all))
             what = "a copy in it is none in bulk" if is_copy else "the program itself works in it"
             where = location(by_all) if by_all is not None else None
-            raise DeclinedError(what + (f" (line {where.line})" if where is not None else ""))
+            raise Declined(what + (f" (line {where.line})" if where is not None else ""))
         if any(other != level for other in levels) or threads_of(level) % WARPGROUP:
-            raise DeclinedError("its units are no warpgroups, or of several levels")
+            raise Declined("its units are no warpgroups, or of several levels")
         return level
 
     def _check_waits(self, body: list[ir.Stmt], gates: Gates) -> None:
@@ -165,11 +165,11 @@ class _Search:
         works = [self.stage.level_of(inner) is not None for inner in body]
         first = works.index(True) if True in works else len(works)
         if any(is_wait(inner) for inner in body[first:]):
-            raise DeclinedError("it waits behind what units do in it")
+            raise Declined("it waits behind what units do in it")
         if gates.wait_for(call for inner in body if not is_wait(inner) for call in self._waits_for_others(inner)):
-            raise DeclinedError("units wait in it for what it loads")
+            raise Declined("units wait in it for what it loads")
         if not all(is_lasting(self._order, wait, self._effects) for wait in gates.waits):
-            raise DeclinedError(
+            raise Declined(
                 "the program changes a flag for which it waits in it, and the wait would come too early"
             )
 
@@ -194,7 +194,7 @@ class _Search:
         # What is loaded from a peer may be its own, which it has written in the order of the program.
         released = gates.wait_for(others) or bool(self._far(gates.steps) & _written(self._effects))
         if released and loops_of(around) and not ir.proves(ir.GE(stmt.extent, 1), {}):
-            raise DeclinedError("it may have no iteration in a turn of the loop around it, which waits for its loads")
+            raise Declined("it may have no iteration in a turn of the loop around it, which waits for its loads")
         return released
 
     def _check_foreseen(self, stmt: ir.For, around: Around, binds: list[ir.Bind], asked: list[Any]) -> None:
@@ -203,19 +203,19 @@ class _Search:
         for bind in binds:
             threads.note(bind)
         if any(threads.tell_apart(expr) for expr in asked):
-            raise DeclinedError("threads differ in what it loads")
+            raise Declined("threads differ in what it loads")
         outer = loops_of(around)
         if any(ir.contains(loop, lambda node: ir.op_name(node) in tl.LEAVE_LOOP) for loop in outer):
-            raise DeclinedError("the loop around it may be left")
+            raise Declined("the loop around it may be left")
         if outer and not isinstance(around[-len(outer)], ir.For):
-            raise DeclinedError("it stands under a condition in a loop")
+            raise Declined("it stands under a condition in a loop")
         variables = {loop.loop_var for loop in outer}
         extents = [stmt.extent, *(loop.extent for loop in outer)]
         spelled = [*extents, *(bind.value for bind in used_binds(binds, extents))]
         if any(ir.variables(expr) & variables for expr in spelled):
-            raise DeclinedError("its length changes from turn to turn of the loop around it")
+            raise Declined("its length changes from turn to turn of the loop around it")
         if outer and sum(map(is_pipelined, ir.statements(outer[0]))) > 1:
-            raise DeclinedError("the loop around it has several such loops")
+            raise Declined("the loop around it has several such loops")
 
     @cached_property
     def _order(self) -> Dependence:
@@ -231,14 +231,14 @@ class _Search:
         noted = any(isinstance(note, dict) and tiles & set(note) for _, note in self.stage.launch.notes)
         held = any(self.stage.distributions.of(tile) or self.stage.owner(tile) for tile in loop.tiles)
         if len(tiles) < len(loop.loads) or noted or held:
-            raise DeclinedError("a tile that it loads is loaded twice, held by units, or has a layout of its own")
+            raise Declined("a tile that it loads is loaded twice, held by units, or has a layout of its own")
         inside = [*self._named(loop.stmt)]
         everywhere = [*self._named(self.phase)]
         outside = sum(data in tiles for data, _ in everywhere) - sum(data in tiles for data, _ in inside)
         if outside or ir.contains(self.phase, _is_pointer):
-            raise DeclinedError("a tile that it loads is used outside it too")
+            raise Declined("a tile that it loads is used outside it too")
         if sum(data in tiles and writes for data, writes in everywhere) > len(tiles):
-            raise DeclinedError("the program writes a tile that it loads")
+            raise Declined("the program writes a tile that it loads")
         flags = {self.stage.distributions.base(flag) for flag in map(flag_of, loop.waits)}
         far = self._far(loop.steps)
         near = [load for load in loop.loads if not load.is_far]
@@ -248,7 +248,7 @@ class _Search:
         # What it writes at peers they load behind a wait, or a barrier.
         own = {access.root for access in self._effects.writes if access.at is None}
         if (read - tiles) & own or far & _written(self._order.names.all_effects(loop.stmt)):
-            raise DeclinedError("the program writes what it loads")
+            raise Declined("the program writes what it loads")
 
     def _named(self, node: Any) -> Iterator[tuple[ir.Var, bool]]:
         """The tiles and tensors that a node names, behind views, and whether it writes them."""
