@@ -34,7 +34,9 @@ struct Block {
   std::barrier<> together;
   std::atomic<bool> all{true};
   std::vector<Line> lines;
-  explicit Block(int threads) : together(threads), lines(threads / LINE_THREADS_HERE) {}
+  std::vector<float> parts[2];
+  explicit Block(int threads)
+      : together(threads), lines(threads / LINE_THREADS_HERE), parts{std::vector<float>(threads), std::vector<float>(threads)} {}
 };
 static thread_local Block* block;
 
@@ -48,6 +50,8 @@ inline int __syncthreads_and(int mine) {
   __syncthreads();
   return result;
 }
+
+inline float rsqrtf(float value) { return 1 / sqrtf(value); }
 
 typedef _Float16 __half;
 struct __nv_bfloat16 {
@@ -172,6 +176,14 @@ inline unsigned number_of_line(Words words) {
   unsigned result = line.number;
   line.together.arrive_and_wait();
   return result;
+}
+// As on a GPU, a barrier before the parts are read, and none behind that.
+inline float sum_of_block(float mine, int turn) {
+  block->parts[turn][threadIdx.x] = mine;
+  __syncthreads();
+  float total = 0;
+  for (float part : block->parts[turn]) total += part;
+  return total;
 }
 inline void order_stores() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 

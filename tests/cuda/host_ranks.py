@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels, rounds, unequal
+from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels, normalised, rounds, unequal
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
 from tilescale.backends.cuda.running.steps import Work, run
@@ -34,8 +34,8 @@ STRIDE = 1 << 22
 LIMIT_NS = 20 * 10**9
 PROCESSORS, THREADS = 3, 4
 
-HOST_HEADERS = kernels.HEADERS[2:]
-"""Those that are no PTX: `host_blocks.h` stands for the first two."""
+HOST_HEADERS = kernels.HEADERS[3:]
+"""Those that are no PTX: `host_blocks.h` stands for the first three."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,7 @@ class Ranks:
         self.limit_ns = LIMIT_NS
         for module in (exchanges, rounds, unequal):
             patch.setattr(module, "THREADS", THREADS)
+        for module in (exchanges, rounds, unequal, normalised):
             patch.setattr(module, "launch", self._launch)
             patch.setattr(module, "functions", lambda code, kernel, device: library.functions(kernel))
         patch.setattr(rounds, "shape_of", lambda machine, level, units, sizes: (len(units),))

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from tilescale.backends.cuda.running.collectives import exchanges
-from tilescale.backends.cuda.running.collectives.exchanges import SHARING, data_bytes, short_grid, slots_grid
-from tilescale.backends.cuda.running.collectives.kernels import C_TYPES, Exchange, Kernel, combining, moving
+from tilescale.backends.cuda.running.collectives.exchanges import SHARING, data_bytes, rows_grid, short_grid, slots_grid
+from tilescale.backends.cuda.running.collectives.kernels import (
+    C_TYPES,
+    Exchange,
+    Kernel,
+    combining,
+    moving,
+    normalising,
+)
 
 KIB, MIB, PROCESSORS = 1 << 10, 1 << 20, 132
 
@@ -19,6 +26,7 @@ ORDERING = re.compile(r"\b(?:ld|st)\.(?:acquire|release|relaxed)[\w.]*|\bfence[\
 KERNELS = [
     Kernel("reduce", "words", combining("bfloat16", "sum"), 3, ("true",)),
     Kernel("reduce", "lines", combining("bfloat16", "sum"), 3, ("true",)),
+    Kernel("reduce_norm", "lines", normalising("bfloat16"), 2, ("2",)),
     Kernel("reduce_twice", "slots", combining("float32", "max"), 2),
     Kernel("broadcast", "slots", moving("float16"), 3),
     Kernel("reduce", "slots", combining("float8_e4m3", "sum"), 2, ("true",)),
@@ -42,7 +50,7 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("kernel", KERNELS[:2], ids=lambda kernel: kernel.form)
+@pytest.mark.parametrize("kernel", KERNELS[:3], ids=lambda kernel: f"{kernel.function} {kernel.form}")
 def test_short_messages_need_no_fence(kernel: Kernel, aligned: bool, entries: dict[str, list[str]]):
     found = [what for what in entries[kernel.name(aligned)] if what != "bar.warp.sync"]
     assert set(found) == {"st.relaxed.sys.global.v2.u64", "ld.relaxed.sys.global.v2.u64", "bar.sync"}
@@ -51,13 +59,14 @@ def test_short_messages_need_no_fence(kernel: Kernel, aligned: bool, entries: di
 
 
 @pytest.mark.parametrize("aligned", [True, False])
-def test_the_threads_of_a_line_store_and_load_together(aligned: bool, entries: dict[str, list[str]]):
-    found = entries[KERNELS[1].name(aligned)]
+@pytest.mark.parametrize("kernel", KERNELS[1:3], ids=lambda kernel: kernel.function)
+def test_the_threads_of_a_line_store_and_load_together(kernel: Kernel, aligned: bool, entries: dict[str, list[str]]):
+    found = entries[kernel.name(aligned)]
     at = [i for i, what in enumerate(found) if what.endswith("relaxed.sys.global.v2.u64")]
     assert at and all("bar.warp.sync" in found[max(0, i - 2) : i] for i in at), found
 
 
-@pytest.mark.parametrize("kernel", KERNELS[2:], ids=lambda kernel: kernel.function)
+@pytest.mark.parametrize("kernel", KERNELS[3:], ids=lambda kernel: kernel.function)
 def test_flags_are_told_after_a_barrier_and_a_fence(kernel: Kernel, entries: dict[str, list[str]]):
     found = entries[kernel.name(True)]
     told = [i for i, x in enumerate(found) if x.startswith("st.relaxed")]
@@ -95,6 +104,26 @@ def test_grids_of_short_messages_have_room_for_all(nbytes: int, sharing: int, mo
     flags = -(-nbytes // data_bytes(sharing))
     assert grid.blocks <= PROCESSORS and grid.threads <= most and grid.threads % 32 == 0
     assert grid.slot >= 16 * sharing * -(-flags // grid.blocks) and grid.slot & (grid.slot - 1) == 0
+
+
+@pytest.mark.parametrize("most", [512, 640])
+@pytest.mark.parametrize("sharing", SHARING.values())
+@pytest.mark.parametrize("nbytes", [16, 120, 128, 12 * KIB, 16 * KIB, 32 * KIB])
+@pytest.mark.parametrize("rows", [1, 6, 132, 133, 512, 5000])
+def test_grids_of_rows_have_room_for_all(rows: int, nbytes: int, sharing: int, most: int):
+    (blocks, threads, slot), each = rows_grid(rows, nbytes, PROCESSORS, sharing, most)
+    units = sharing * -(-nbytes // data_bytes(sharing))
+    assert blocks <= PROCESSORS and threads <= most and threads % 32 == 0
+    assert threads * each >= units and each <= 8, "a thread has them in registers"
+    assert slot >= 16 * units * -(-rows // blocks) and -(-rows // blocks) * (blocks - 1) < rows, "no block has nothing"
+
+
+def test_the_grids_of_usual_rows():
+    """12 KiB: three words of each thread, two of a line."""
+    assert [rows_grid(rows, 12 * KIB, PROCESSORS, 8, 640)[0][:2] for rows in (1, 138, 512)] == [
+        (1, 416), (69, 416), (128, 416)
+    ]  # fmt: skip
+    assert rows_grid(6, 12 * KIB, PROCESSORS, 1, 640) == ((6, 512, 32 * KIB), 3)
 
 
 def test_small_tensors_are_spread_over_the_processors():

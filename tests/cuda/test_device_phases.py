@@ -203,6 +203,35 @@ def test_a_sum_into_another_tensor_is_one_step():
     assert "T.allreduce(X, out=Y)" in text
 
 
+def norm(devices: int, residual: bool = True) -> Any:
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def f(
+        X: T.Tensor((rows, 64), "float16"),
+        R: T.Tensor((rows, 64), "float16"),
+        W: T.Tensor((64,), "float16"),
+        Z: T.Tensor((rows, 64), "float16"),
+    ):
+        with T.Kernel(device=devices):
+            with T.Scale("device"):
+                T.allreduce_rms_norm(X, W, Z, R, residual=R if residual else None, eps=0.25)
+
+    return f
+
+
+def test_a_sum_with_a_norm_is_one_step():
+    assert steps(norm(4)) == ["allreduce one_shot"]
+    with pytest.raises(UnsupportedError, match="T.allreduce of X, R, W, Z between devices has no CUDA lowering"):
+        steps(norm(1), {"device": 1})
+
+
+@pytest.mark.parametrize(("residual", "words"), [(True, "residual=R, eps=0.25"), (False, "eps=0.25")])
+def test_a_sum_with_a_norm_in_words(residual: bool, words: str):
+    text = tilescale.compile(norm(4, residual), machine="h200-sxm-8", schedule="sequential").python
+    assert f"T.allreduce_rms_norm(X, W, Z, R, {words})" in text
+
+
 def test_ranks_that_share_gpus_do_without_nccl():
     @T.macro
     def statements(X, Y, L, flags, rank, size):

@@ -81,7 +81,7 @@ def job(request: pytest.FixtureRequest, library: Library, monkeypatch: pytest.Mo
 
 def stand(name: str, dtype: str = "bfloat16", op: str = "sum", level: str = "device", axis: int = 0) -> Stand:
     reduction = {"reduction": op} if name in ("allreduce", "reduce_scatter") else {}  # others have none to ask for
-    made = SimpleNamespace(name=name, level=level, axis=axis, call=None, **reduction)
+    made = SimpleNamespace(name=name, level=level, axis=axis, call=None, norm=None, **reduction)
     return Stand(made, None, dtype, None, lambda: None)
 
 

@@ -103,6 +103,38 @@ def test_a_sum_of_another_shape(mistake):
                     T.allreduce(X, out=Y)  # <-
 
 
+@pytest.mark.parametrize(
+    ("normed", "columns", "dtype", "error", "text"),
+    [
+        ((4, 16), 8, "float32", ShapeError, "of (4, 8) with (4, 16)"),
+        ((4, 9000), 9000, "float32", ShapeError, "rows of 9000 float32"),
+        ((4, 8), 8, "int32", UsageError, "T.allreduce_rms_norm of int32"),
+    ],
+)
+def test_a_norm_that_does_not_fit(mistake, normed, columns: int, dtype: str, error, text: str):
+    with mistake(error, text):
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((4, columns), dtype),
+            W: T.Tensor((columns,), dtype),
+            Y: T.Tensor((4, columns), dtype),
+            Z: T.Tensor(normed, dtype),
+        ):
+            with T.Kernel(device=2):
+                with T.Scale("device"):
+                    T.allreduce_rms_norm(X, W, Z, Y)  # <-
+
+
+def test_a_norm_of_tiles(mistake):
+    @T.macro
+    def wrong(X, tile, flags, reals, bx):
+        T.allreduce_rms_norm(tile, tile, tile, tile)  # <-
+
+    with mistake(PhaseError, "T.allreduce_rms_norm where a block executes"):
+        on_devices(wrong)
+
+
 @pytest.mark.parametrize("fn", [lambda a, b: (a[0],), lambda a, b: a[0] + b[0]])
 def test_a_function_that_returns_too_little(mistake, fn):
     @T.macro

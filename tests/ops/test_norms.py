@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,9 +49,45 @@ def test_sum_residual_and_norm(size: int, M: int, N: int, dtype: torch.dtype, ha
     rows = [torch.cat([part, part[:room]]) for part in x]
     per_device = [[part.clone(), torch.full_like(part, torch.nan), *end] for part, end in zip(rows, ends, strict=True)]
     tilescale.emulate(norm.program(size, M + room, N, name, has_residual, EPS), per_device)
-    for part, (given, *_, normed, y) in zip(rows, per_device, strict=True):
+    for part, (given, *_) in zip(rows, per_device, strict=True):
         assert torch.equal(given, part), "what a rank gives stays"
+    check_results(per_device, want, eps)
+    if size > 1:
+        ends = [[added, weight, nothing(M, N, dtype=dtype), nothing(M, N, dtype=dtype)] for _ in x]
+        per_device = [[part, *end] for part, end in zip(x, ends, strict=True)]
+        tilescale.emulate(norm.one_step(size, N, name, has_residual, EPS), per_device)
+        check_results(per_device, want, eps)
+
+
+def check_results(per_device: list[list[torch.Tensor]], want: list[torch.Tensor], eps: float) -> None:
+    """The last two tensors of each device."""
+    for *_, normed, y in per_device:
         for got, right in zip((normed, y), want, strict=True):
             # A sum that falls to the other side of a rounding is off by one, before and after the residual.
             torch.testing.assert_close(got.float(), right, rtol=3 * eps, atol=8 * eps)
     assert all(torch.equal(tensors[-2], per_device[0][-2]) for tensors in per_device)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "row", "ranks", "short"),
+    [
+        (12 << 10, 12 << 10, 1, False),
+        (12 << 10, 12 << 10, 2, True),
+        (8 << 20, 12 << 10, 2, True),
+        (9 << 20, 12 << 10, 2, False),
+        (64 << 10, 64 << 10, 2, False),
+        (1 << 20, 16 << 10, 4, True),
+        (2 << 20, 16 << 10, 4, False),
+        (256 << 10, 16 << 10, 8, True),
+        (512 << 10, 16 << 10, 8, False),
+    ],
+)
+def test_few_rows_are_made_by_one_kernel(nbytes: int, row: int, ranks: int, short: bool):
+    """By so many ranks that more steps would send less, fewer."""
+    with tilescale.use_machine("h100-sxm-8"):
+        assert norm._is_short(nbytes, row, SimpleNamespace(size=ranks)) == short
+
+
+def test_no_kernel_where_programs_do_not_store_to_peers():
+    with tilescale.use_machine("rtx4090-pcie-2"):
+        assert not norm._is_short(1 << 10, 1 << 10, SimpleNamespace(size=2))

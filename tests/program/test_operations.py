@@ -110,6 +110,20 @@ def test_an_all_to_all_of_unequal_parts():
     assert (view.sent, view.received, view.counts) == (None, None, (1, 2, 0, 4))
 
 
+def test_a_sum_with_a_norm():
+    weight, normed, residual = (tile(access) for access in "rwr")
+    eps = ir.FloatImm("float32", 1e-5)
+    call_of = lambda *tiles: tir.call(  # noqa: E731
+        ops.ALLREDUCE.name, *tiles, annotations={"level": ir.StringImm("device"), "eps": eps}
+    )
+    view = Collective.of(call_of(tile("r"), tile("w"), weight, normed, residual))
+    assert len(view.tiles) == 2 and not view.is_in_place and view.norm.columns == 4
+    assert view.norm.eps == pytest.approx(1e-5) and view.norm.normed.same_as(normed)
+    assert [a.same_as(b) for a, b in zip(view.norm.read, (weight, residual), strict=True)] == [True, True]
+    alone = Collective.of(call_of(tile("r"), tile("w"), weight, normed))
+    assert alone.norm.residual is None and len(alone.norm.read) == 1
+
+
 def test_what_only_some_collectives_have():
     assert ir.constant(Collective.of(call(ops.BROADCAST, tile("rw"), number(2), level="device")).root) == 2
     assert Collective.of(call(ops.ALLREDUCE, tile("rw"), level="device", op="max")).op == "max"

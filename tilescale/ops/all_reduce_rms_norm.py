@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: MIT
 """All-reduce, residual and RMSNorm (Zhang and Sennrich, arXiv:1910.07467), as they follow one another in a transformer.
 
-The tensor is summed as a whole, by the fastest algorithm for its size; then blocks add the residual and normalise, each
-row in one pass. Blocks that normalise parts of the sum as a copy queue brings them were slower: 72 us for 8 MiB and 727
-for 128 MiB on two H200, where the sum alone takes 31 and 387.
+Of few rows one kernel makes all of it (`T.allreduce_rms_norm`): two kernels one after the other take longer to start
+than the data to travel. Others are summed as a whole, by the fastest algorithm for their size; then blocks add the
+residual and normalise, each row in one pass. Blocks that normalise parts of the sum as a copy queue brings them were
+slower: 72 us for 8 MiB and 727 for 128 MiB on two H200, where the sum alone takes 31 and 387.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
 
 import tilescale.language as T
+from tilescale.comm import Team
 from tilescale.errors import ArgumentError
+from tilescale.hda import Machine
+from tilescale.hda.current import current_machine
+from tilescale.language.norm import ROW_BYTES
 from tilescale.ops import small
 from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_number, check_tensor, dense
 from tilescale.ops.flat import THREADS, dtype_of
@@ -21,6 +27,12 @@ from tilescale.ops.operator import operator, operator_of
 
 TILE = 16384
 """Elements that a block normalises at once; a row may have so many and twice as many."""
+
+LARGEST = 8 << 20
+"""Bytes that a rank gives the one kernel at most: its lines take longer for more than plain messages and a norm."""
+
+SAVED = 1800 << 10
+"""Bytes that a network moves in what one kernel saves, some 5 us: so many more than in two steps a rank may send."""
 
 COLUMNS = 1024
 """Columns that the threads of a block load at once."""
@@ -84,11 +96,29 @@ def _operator(
         return normed, y
     M, N = a.shape
     added = weight.new_empty(1, 1) if residual is None else dense(residual)
+    team, has_residual = team_of(group), residual is not None
+    if _is_short(M * N * a.itemsize, N * a.itemsize, team):
+        kernel(one_step, team, N, dtype_of(a), has_residual, eps)(dense(a), added, dense(weight), normed, y)
+        return normed, y
     rows = small.room(M)
     given, summed = small.padded(dense(a), 1, rows), a.new_empty(rows, N)
-    made = kernel(program, team_of(group), rows, N, dtype_of(a), residual is not None, eps)
-    made(given, summed, added, dense(weight), normed, y)
+    kernel(program, team, rows, N, dtype_of(a), has_residual, eps)(given, summed, added, dense(weight), normed, y)
     return normed, y
+
+
+def _is_short(nbytes: int, row: int, team: Team) -> bool:
+    """Whether one kernel makes all of it: everybody sends everything to everybody, by stores of its threads."""
+    ranks = team.size
+    if ranks == 1 or row > ROW_BYTES or nbytes > LARGEST or small.spans_nodes(team):
+        return False
+    return nbytes * (ranks - 1) * (ranks - 2) // ranks <= SAVED and _has_stores(current_machine())
+
+
+@cache
+def _has_stores(machine: Machine) -> bool:
+    """Whether programs store into the memory of other devices."""
+    network = machine.network(machine.tensor_level.name)
+    return network is not None and any(m.started_by == "program" and m.put for m in network.mechanisms)
 
 
 @_operator.register_fake
@@ -148,6 +178,25 @@ def normalise(y, R, W, Out, Y, row, M, N, has_residual, eps):
         if (row + i < M) & (j < N):
             Y[row + i, j] = y[i, j]
             Out[row + i, j] = y[i, j] * T.rsqrt(total[i] / N + eps) * T.cast(W[j], "float32")
+
+
+def one_step(size: int, N: int, dtype: str, has_residual: bool, eps: float) -> Any:
+    """All of it, for any number of rows."""
+    M = T.dynamic("M")
+
+    @T.prim_func
+    def all_reduce_rms_norm(
+        X: T.Tensor((M, N), dtype),
+        R: T.Tensor((M, N) if has_residual else (1, 1), dtype),
+        W: T.Tensor((N,), dtype),
+        Out: T.Tensor((M, N), dtype),
+        Y: T.Tensor((M, N), dtype),
+    ):
+        with T.Kernel(device=size):
+            with T.Scale("device"):
+                T.allreduce_rms_norm(X, W, Out, Y, residual=R if has_residual else None, eps=eps)
+
+    return all_reduce_rms_norm
 
 
 def program(size: int, rows: int, N: int, dtype: str, has_residual: bool, eps: float) -> Any:

@@ -314,7 +314,11 @@ class Surroundings:
             tiles.append(self.region(made.sent, "r"))
         if made.received is not None:
             tiles.append(self.region(made.received, "w"))
-        read = self._values([*made.tiles, made.sent, made.received], made.root)
+        norm = made.norm
+        if norm is not None:
+            tiles += [*(self.region(tile, "r") for tile in norm.read), self.region(norm.normed, "w")]
+        ends = [] if norm is None else [*norm.read, norm.normed]
+        read = self._values([*made.tiles, made.sent, made.received, *ends], made.root)
         together = Synchronization(made.level, made.name != "broadcast")
         return union([read, Effects(tuple(tiles), synchronizes=(together,))])
 

@@ -223,6 +223,7 @@ class Collective:
         sent: of an all-to-all of unequal parts, the tensor (size,) that says how many rows go to each rank.
         counts: the same as numbers, of all ranks: those of rank r to rank s at r * size + s.
         received: the tensor (size,) that gets how many rows have come from each rank.
+        norm: what an all-reduce makes of the rows of its result.
     """
 
     call: ir.Call
@@ -240,12 +241,15 @@ class Collective:
     sent: ir.Call | None = None
     counts: tuple[int, ...] = ()
     received: ir.Call | None = None
+    norm: Norm | None = None
 
     @classmethod
     def of(cls, call: ir.Call) -> Collective:
         """A call of one of our collectives but the barrier."""
         tiles, root, combine, flags = list(call.args), None, None, None
-        sent, received, counts = None, None, tuple[int, ...]()
+        sent, received, counts, norm = None, None, tuple[int, ...](), Norm.of(call)
+        if norm is not None:
+            tiles = tiles[:2]
         if call.op.name == ops.BROADCAST.name:
             root = tiles.pop()
         elif call.op.name == ops.ALL_TO_ALL_V.name:
@@ -272,6 +276,7 @@ class Collective:
             sent=sent,
             counts=counts,
             received=received,
+            norm=norm,
         )
 
     @property
@@ -312,6 +317,40 @@ class Collective:
         if self.is_in_place:
             return self.tiles
         return (self.target if self.name == "all_gather" else self.source,)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm (arXiv:1910.07467) of the rows of a sum with a residual.
+
+    Attributes:
+        weight: one element for each column.
+        normed: where the normalised rows go.
+        residual: what is added to the sum first; None for nothing.
+        eps: is added to the mean of the squares.
+        columns: of a row; None if they are known at launch only.
+    """
+
+    weight: ir.Call
+    normed: ir.Call
+    residual: ir.Call | None
+    eps: float
+    columns: int | None
+
+    @classmethod
+    def of(cls, call: ir.Call) -> Norm | None:
+        """That of a collective; None if it has none."""
+        eps = ir.attribute(call, "eps")
+        if eps is None:
+            return None
+        _, _, weight, normed, *residual = call.args
+        columns = ir.constant(ir.region_parts(normed)[2][-1])
+        return cls(weight, normed, residual[0] if residual else None, float(eps), columns)
+
+    @property
+    def read(self) -> tuple[ir.Call, ...]:
+        """What is read beside the sum."""
+        return (self.weight,) if self.residual is None else (self.weight, self.residual)
 
 
 @dataclass(frozen=True)

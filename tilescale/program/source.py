@@ -25,6 +25,7 @@ from tilescale.program.operations import (
     Collective,
     Copy,
     InvokeOne,
+    Norm,
     Rank,
     Signal,
     TileView,
@@ -341,9 +342,17 @@ class _Writer:
         if made.received is not None:
             notes.append(f"received={text.region(made.received)}")
         tiles = [*map(text.region, made.tiles)]
+        if made.norm is not None:
+            return self._norm(made, made.norm)
         if made.name == "allreduce" and not made.is_in_place:
             tiles[1] = f"out={tiles[1]}"
         return f"T.{made.name}({', '.join([*tiles, *notes])})"
+
+    def _norm(self, made: Collective, norm: Norm) -> str:
+        region = self.text.region
+        tiles = [*map(region, (made.source, norm.weight, norm.normed, made.target))]
+        notes = [] if norm.residual is None else [f"residual={region(norm.residual)}"]
+        return f"T.allreduce_rms_norm({', '.join([*tiles, *notes, f'eps={norm.eps!r}'])})"
 
     def _wordless(self, stmt: ir.Stmt) -> UnsupportedError:
         what = ir.op_name(stmt.value) if isinstance(stmt, ir.Evaluate) else type(stmt).__name__

@@ -5,8 +5,8 @@ sync.cuh: signals, bounded waits, barriers; siblings.cuh: barriers of one level 
 synchronize as a call begins and ends; combine.cuh: how two elements are combined; cluster.cuh: shared memory of a
 cluster; units.cuh: barriers of units inside a program; atomics.cuh: additions between GPUs; told.cuh: what one thread
 finds out for all; polling.cuh: loops that poll; nvshmem.cuh: copies, signals and barriers by NVSHMEM. words.cuh,
-messages.cuh, sums.cuh, short_messages.cuh, long_messages.cuh, moved_messages.cuh, row_messages.cuh, rounds.cuh:
-collectives on whole tensors.
+messages.cuh, sums.cuh, short_messages.cuh, norm_messages.cuh, long_messages.cuh, moved_messages.cuh, row_messages.cuh,
+rounds.cuh: collectives on whole tensors. block_sum.cuh: sums over a block.
 """
 
 from __future__ import annotations

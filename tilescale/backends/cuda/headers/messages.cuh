@@ -42,6 +42,11 @@ struct Exchange {
   // Of what is moved straight (moved_messages.cuh): how many units the target lies behind the workspace of its device, 0
   // if peers cannot store into it.
   i64 behind;
+  // Of an all-reduce with a norm (norm_messages.cuh), where `bytes` are those of a row, and `total` the whole tensor's.
+  const char* residual;  // none: null
+  const char* weight;
+  char* normed;
+  float eps;
 };
 
 // Bytes as they are loaded and stored.
@@ -93,11 +98,11 @@ __device__ __forceinline__ void write(char* at, i64 left, Pack<BYTES> pack) {
     if (i * ELEMENT < left) reinterpret_cast<U*>(at)[i] = reinterpret_cast<const U*>(&pack)[i];
 }
 
-// The share of this block of `units`: contiguous, and the same on all ranks.
+// The share of this block of `units`, of which so many stay `together`: contiguous, and the same on all ranks.
 struct Share {
   i64 begin, end;
-  __device__ __forceinline__ explicit Share(i64 units) {
-    i64 each = (units + gridDim.x - 1) / gridDim.x;
+  __device__ __forceinline__ explicit Share(i64 units, i64 together = 1) {
+    i64 each = (units / together + gridDim.x - 1) / gridDim.x * together;
     begin = each * blockIdx.x < units ? each * blockIdx.x : units;
     end = begin + each < units ? begin + each : units;
   }

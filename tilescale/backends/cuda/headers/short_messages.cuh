@@ -83,9 +83,12 @@ struct Short {
   const unsigned number;
 
   __device__ __forceinline__ explicit Short(const Exchange& exchange)
+      : Short(exchange, (exchange.bytes + Form::DATA - 1) / Form::DATA, 1) {}
+  // Of so many flags in all.
+  __device__ __forceinline__ Short(const Exchange& exchange, i64 flags, i64 together)
       : x(exchange),
         group{exchange},
-        share((exchange.bytes + Form::DATA - 1) / Form::DATA),
+        share(flags, together),
         number(share.begin < share.end ? group.next() : 0) {}
 
   __device__ __forceinline__ Words* words(int sender, int receiver, int set, i64 unit) const {

@@ -45,12 +45,14 @@ class Implementation:
         on_tiles: whether it is a grid of collectives on tiles; else the host starts it.
         by_kernel: whether what the host starts is a kernel that exchanges messages with those of the peers.
         on_request: whether it is used only where a program asks for it.
+        normalises: whether it is for sums whose rows are normalised; else for all others.
     """
 
     able: Condition
     on_tiles: bool = False
     by_kernel: bool = False
     on_request: Condition = lambda made, target: False
+    normalises: bool = False
 
 
 def _types(made: Collective) -> set[str]:
@@ -74,6 +76,12 @@ def _by_tiles_in_place(made: Collective, target: Target) -> bool:
 def _by_kernel(made: Collective, target: Target) -> bool:
     """Stores reach the peers, and elements of whole bytes are moved, or known ones combined."""
     return share_memory(target, made.level) and _sends_inside(made, target)
+
+
+def _with_norm(made: Collective, target: Target) -> bool:
+    """Of several devices, too, and rows of a known length: each thread of a kernel has a known part of one."""
+    norm, several = made.norm, target.mesh.count(made.level) > 1
+    return several and norm is not None and norm.columns is not None and _by_kernel(made, target)
 
 
 def _sends_inside(made: Collective, target: Target) -> bool:
@@ -132,6 +140,7 @@ COMBINED = (*ADDED, "int16", "uint16", "uint32", "uint64", "float8_e4m3", "float
 """Types whose elements kernels combine."""
 
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
+_NORM = Implementation(_with_norm, by_kernel=True, normalises=True)
 _NCCL = (Implementation(_has_nccl, on_request=_drops_nan),)
 # The host reads how many rows there are, and waits for the device.
 _NCCL_OF_ROWS = (Implementation(_has_nccl, on_request=_by_kernel),)
@@ -142,7 +151,7 @@ _RAILS = (Implementation(_by_rail),)
 _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
 
 ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
-    ("allreduce", "one_shot"): (_KERNEL, Implementation(_by_tiles_in_place, on_tiles=True)),
+    ("allreduce", "one_shot"): (_KERNEL, _NORM, Implementation(_by_tiles_in_place, on_tiles=True)),
     ("allreduce", "two_shot"): (_KERNEL,),
     ("allreduce", "hierarchical_direct"): _RAILS,
     ("allreduce", "nccl"): _NCCL,
@@ -226,7 +235,8 @@ IMPLEMENTED = frozenset(
 
 def implementation(made: Collective, target: Target, name: str) -> Implementation | None:
     """How an algorithm makes a collective of whole tensors; None if it cannot."""
-    return next((way for way in ON_TENSORS[made.name, name] if way.able(made, target)), None)
+    ways = (way for way in ON_TENSORS[made.name, name] if way.normalises == (made.norm is not None))
+    return next((way for way in ways if way.able(made, target)), None)
 
 
 def available(made: Collective, wanted: Wanted, target: Target) -> Available:

@@ -191,11 +191,13 @@ def _collective(own: Owner, step: HostStep) -> Step:
     source, target, root = Part(own, made.source), Part(own, made.target), made.root
     stand = _stand(made, step, target.reached)
     bound = LAUNCHERS[made.name, step.impl](own, stand)
-    numbers = [None if region is None else Part(own, region) for region in (made.sent, made.received)]
+    norm = made.norm
+    others = made.sent, made.received, *((norm.weight, norm.normed, norm.residual) if norm is not None else ())
+    parts = [None if region is None else Part(own, region) for region in others]
 
     def bind(at: Call) -> list[Work]:
-        told = [None if part is None else part.local(at) for part in numbers]
-        return bound(Operands(source.local(at), target.local(at), 0 if root is None else at.evaluate(root), *told))
+        more = [None if part is None else part.local(at) for part in parts]
+        return bound(Operands(source.local(at), target.local(at), 0 if root is None else at.evaluate(root), *more))
 
     return bind
 

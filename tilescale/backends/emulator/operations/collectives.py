@@ -27,7 +27,7 @@ from tilescale.collectives.request import wanted_of
 from tilescale.collectives.select import everything, moved, refusal
 from tilescale.errors import RankMismatchError
 from tilescale.program import ops
-from tilescale.program.operations import Collective, Combine
+from tilescale.program.operations import Collective, Combine, Norm
 
 DIVIDED = ("reduce_scatter", "all_to_all")
 """Collectives that send each unit a part of what one brings."""
@@ -109,10 +109,12 @@ def _collective(
     made: Collective,
     compute: Callable[[Frame, Schedule, Values], Results],
     brings: Callable[[Frame], int] | None = None,
+    tiles: Sequence[Any] = (),
 ) -> Closure:
-    """A collective on tiles, of which a unit `brings` the first, or all; `compute` plays its rounds."""
+    """A collective on tiles, of which a unit `brings` the first, or all; `compute` plays its rounds. `tiles`: those
+    that it computes with, if these are others than it exchanges."""
     name, level, where, chosen = made.name, made.level, compiler.where, Chosen(compiler, made)
-    arguments = _Tiles(compiler, made.tiles, brings or (lambda frame: len(made.tiles)))
+    arguments = _Tiles(compiler, tiles or made.tiles, brings or (lambda frame: len(made.tiles)))
     brought, whole = _bytes_of(compiler, made.tiles), _bytes_of(compiler, made.whole)
     sent = brought if made.combine is not None else _bytes_of(compiler, [made.source])
 
@@ -158,6 +160,8 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
     if made.combine is not None:
         return _allreduce_function(compiler, made, made.combine)
+    if made.norm is not None:
+        return _allreduce_norm(compiler, made, made.norm)
     op, result = made.reduction, len(made.tiles) - 1
 
     def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
@@ -166,6 +170,26 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
         return [{result: total.reshape(tile.shape)} for (total,), (tile, *_) in zip(sums, values, strict=True)]
 
     return _collective(compiler, made, compute, lambda frame: 1)
+
+
+def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure:
+    """An all-reduce, the residual, and RMSNorm in float32 of what these leave."""
+    tiles = (made.source, *norm.read, made.target, norm.normed)
+    brought = len(tiles) - 2
+
+    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+        dtype = values[0][0].dtype
+        sums = pieces.allreduce(plan, [(mine[0].reshape(-1),) for mine in values], _reduction(made.reduction, dtype))
+        results = []
+        for (total,), (tile, weight, *residual, _, _) in zip(sums, values, strict=True):
+            y = numerics.reduce_many([total.reshape(tile.shape), *residual], "sum", dtype)
+            wide = y.astype(np.float32)
+            scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + np.float32(norm.eps))
+            normed = numerics.convert(wide * scale * weight.astype(np.float32), dtype)
+            results.append({brought: y, brought + 1: normed})
+        return results
+
+    return _collective(compiler, made, compute, lambda frame: brought, tiles)
 
 
 def _allreduce_function(compiler: Compiler, made: Collective, combine: Combine) -> Closure:

@@ -2,8 +2,8 @@
 """Collectives on whole tensors: what a device puts on its stream for each, by algorithm.
 
 setting.py                       the program around a collective, the tensors of a call, the ranks of a level
-one_shot.py two_shot.py direct.py unequal.py  by a kernel of our own, which exchanges messages with those of the peers,
-                                 through:
+one_shot.py two_shot.py direct.py unequal.py normalised.py  by a kernel of our own, which exchanges messages with those
+                                 of the peers, through:
 exchanges.py workspaces.py       grids, forms and memory of messages
 kernels.py                       their CUDA text, compilation and launch
 rounds.py                        by any algorithm, whose rounds one kernel plays
@@ -22,6 +22,7 @@ from tilescale.backends.cuda.running.collectives import (
     direct,
     hierarchical,
     nccl,
+    normalised,
     one_shot,
     rounds,
     two_shot,
@@ -67,5 +68,7 @@ def kernels_of(own: Owner, stand: Stand, algorithm: str) -> list[Kernel]:
     """Kernels of messages that a collective compiles, as far as they are known before it is made."""
     if (stand.made.name, algorithm) == ("all_to_all_v", "direct"):
         return unequal.kernels(own, stand)
+    if stand.made.norm is not None:
+        return normalised.kernels(own, stand)
     use = _USES.get((stand.made.name, algorithm))
     return [] if use is None else list(Forms(own, stand, use(own, stand)).kernels.values())

@@ -105,6 +105,15 @@ def short_grid(nbytes: int, processors: int, sharing: int, most: int) -> Grid:
     return Grid(blocks, threads, power_of_two(-(-flags // blocks) * sharing * UNIT_BYTES))
 
 
+def rows_grid(rows: int, nbytes: int, processors: int, sharing: int, most: int) -> tuple[Grid, int]:
+    """For short messages of which a block has whole rows of so many bytes, so many rows of which it takes after one
+    another; and the units that a thread has of each."""
+    units = -(-nbytes // data_bytes(sharing)) * sharing
+    each = -(-units // most)
+    threads, together = round_up(-(-units // each), WARP), -(-rows // processors)
+    return Grid(-(-rows // together), threads, power_of_two(together * units * UNIT_BYTES)), each
+
+
 def data_bytes(sharing: int) -> int:
     """Bytes of data that so many threads send with one flag."""
     return sharing * UNIT_BYTES - FLAG_BYTES

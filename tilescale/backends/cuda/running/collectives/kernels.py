@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 HEADERS = (
-    "sync.cuh", "words.cuh", "messages.cuh", "combine.cuh", "sums.cuh", "short_messages.cuh", "long_messages.cuh",
-    "moved_messages.cuh", "row_messages.cuh", "rounds.cuh",
+    "sync.cuh", "words.cuh", "block_sum.cuh", "messages.cuh", "combine.cuh", "sums.cuh", "short_messages.cuh",
+    "norm_messages.cuh", "long_messages.cuh", "moved_messages.cuh", "row_messages.cuh", "rounds.cuh",
 )  # fmt: skip
 
 C_TYPES = {
@@ -51,6 +51,11 @@ Element = tuple[str, ...]
 def combining(dtype: str, reduction: str) -> Element:
     """Elements of a type that are combined."""
     return C_TYPES[dtype], f"tilescale::{reduction.upper()}"
+
+
+def normalising(dtype: str) -> Element:
+    """Elements of a type that are summed, and whose rows are normalised."""
+    return (C_TYPES[dtype],)
 
 
 def moving(dtype: str) -> Element:
@@ -134,6 +139,8 @@ class Exchange(ctypes.Structure):
         ("pieces", ctypes.c_int32),
         ("received", ctypes.c_uint64),
         ("behind", ctypes.c_int64),
+        *((name, ctypes.c_uint64) for name in ("residual", "weight", "normed")),
+        ("eps", ctypes.c_float),
     ]
 
 

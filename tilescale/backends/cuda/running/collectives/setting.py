@@ -50,13 +50,17 @@ class Stand:
 @dataclass(frozen=True)
 class Operands:
     """The tensors of a call on this device, the same one where it works in place; the root of a broadcast; and of an
-    all-to-all of unequal parts the tensors of how many rows go to each rank, and have come from each."""
+    all-to-all of unequal parts the tensors of how many rows go to each rank, and have come from each; of an all-reduce
+    with a norm the weight, where the normalised rows go, and the residual."""
 
     source: torch.Tensor
     target: torch.Tensor
     root: int = 0
     sent: torch.Tensor | None = None
     received: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+    normed: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
 
 
 Bound = Callable[[Operands], list[Work]]

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: MIT
+"""The kernel that sums, adds a residual and normalises, on the host: all ranks, blocks and threads at once."""
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks, shorten
+from tilescale.backends.cuda.running.collectives import exchanges
+from tilescale.backends.cuda.running.collectives.exchanges import SHARING, rows_grid
+from tilescale.backends.cuda.running.collectives.kernels import Kernel, normalising
+from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
+from tilescale.backends.cuda.running.timeouts import Kind
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+EPS, SEVERAL = 1e-3, 3
+COLUMNS = {"words": {8: 1, 24: 2, 40: 3}, "lines": {8: 1, 24: 1, 40: 2}}
+"""Columns of 16 bits, and how many units of a row a thread of a block of four has then. A line has 12 columns here: two
+threads, the last one of which has half as many."""
+
+ROWS = (1, 3, 4, 7, 2)
+"""Blocks have one row, several, or none."""
+
+
+def compiled() -> Iterator[Kernel]:
+    """All kernels that these tests run."""
+    for form, columns in COLUMNS.items():
+        for units in sorted({*columns.values()}):
+            for ranks in (2, SEVERAL):
+                yield Kernel("reduce_norm", form, normalising("bfloat16"), ranks, (str(units),))
+    for form, units in (("words", {"float16": 2, "float32": 3}), ("lines", {"float16": 1, "float32": 2})):
+        for dtype, each in units.items():
+            yield Kernel("reduce_norm", form, normalising(dtype), 2, (str(each),))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return Library(tuple(compiled()), tmp_path_factory.mktemp("host"))
+
+
+@pytest.fixture(params=["words", "lines"])
+def job(request: pytest.FixtureRequest, library: Library, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Makes a job of so many ranks, and a sum of rows of so many columns."""
+    shorten(monkeypatch, request.param, 400)
+
+    def make(ranks: int, columns: int, dtype: str = "bfloat16") -> tuple[Ranks, Callable[..., None]]:
+        made = Ranks(monkeypatch, library, {"device": ranks})
+        norm = SimpleNamespace(eps=EPS, columns=columns)
+        collective = SimpleNamespace(name="allreduce", level="device", call=None, reduction="sum", norm=norm)
+        return made, made.collective(Stand(collective, None, dtype, None, lambda: None), "one_shot")
+
+    make.form = request.param
+    return make
+
+
+def wanted(parts: list[torch.Tensor], residual: torch.Tensor | None, weight: torch.Tensor) -> list[torch.Tensor]:
+    """The sum, rounded after each step, and what becomes of its rows."""
+    dtype = weight.dtype
+    y = parts[0].float()
+    for part in parts[1:]:
+        y = y + part.float()
+    y = y.to(dtype)
+    if residual is not None:
+        y = (y.float() + residual.float()).to(dtype)
+    scale = (y.double().pow(2).mean(1, keepdim=True) + EPS).rsqrt()
+    return [y, (y.double() * scale * weight.double())]
+
+
+def at(x: torch.Tensor, shift: int) -> torch.Tensor:
+    """The same numbers, so many elements behind a multiple of 16 bytes, contiguous."""
+    room = torch.zeros(x.numel() + shift + 16, dtype=x.dtype)
+    begin = -room.data_ptr() // x.itemsize % (16 // x.itemsize) + shift
+    return room[begin : begin + x.numel()].view(x.shape).copy_(x)
+
+
+def check(call: Any, ranks: int, shape: tuple[int, int], dtype: torch.dtype, shift: int, has_residual: bool) -> None:
+    """One call of all ranks with new numbers into poisoned memory."""
+    parts = [at(torch.randn(shape).to(dtype), shift) for _ in range(ranks)]
+    weight, residual = at(torch.randn(shape[1]).to(dtype), 0), at(torch.randn(shape).to(dtype), shift)
+    added = residual if has_residual else None
+    y, normed = wanted(parts, added, weight)
+    brought = [part.clone() for part in parts]
+    outs = [[at(torch.full(shape, torch.nan).to(dtype), s) for s in (shift, 0)] for _ in parts]
+    call(
+        [
+            Operands(part, out, weight=weight, normed=rows, residual=added)
+            for part, (out, rows) in zip(parts, outs, strict=True)
+        ]
+    )
+    for part, before, (out, rows) in zip(parts, brought, outs, strict=True):
+        assert torch.equal(part, before), "what a rank brings stays"
+        assert torch.equal(out, y)
+        torch.testing.assert_close(rows.double(), normed, rtol=torch.finfo(dtype).eps, atol=1e-6)
+        assert torch.equal(rows, outs[0][1]), "all ranks have the same bits"
+
+
+@pytest.mark.parametrize("columns", [8, 24, 40])
+@pytest.mark.parametrize("ranks", [2, SEVERAL])
+def test_rows_of_several_units_and_blocks(ranks: int, columns: int, job: Callable[..., Any]):
+    several, call = job(ranks, columns)
+    threads = exchanges.most_threads(job.form, ranks)
+    assert rows_grid(1, 2 * columns, 3, SHARING[job.form], threads)[1] == COLUMNS[job.form][columns]
+    chance = random.Random(columns)
+    for rows in ROWS:
+        check(call, ranks, (rows, columns), torch.bfloat16, chance.choice([0, 0, 1]), chance.random() < 0.7)
+    assert not several.reports.any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_other_types(dtype: str, job: Callable[..., Any]):
+    _, call = job(2, 24, dtype)
+    for rows, shift in ((1, 0), (5, 1)):
+        check(call, 2, (rows, 24), getattr(torch, dtype), shift, True)
+
+
+def test_results_may_take_the_place_of_what_is_read(job: Callable[..., Any]):
+    _, call = job(2, 24)
+    parts = [torch.randn(4, 24).bfloat16() for _ in range(2)]
+    weight, residual = torch.randn(24).bfloat16(), torch.randn(4, 24).bfloat16()
+    y, normed = wanted([part.clone() for part in parts], residual, weight)
+    residuals = [residual.clone() for _ in parts]
+    call(
+        [
+            Operands(part, added, weight=weight, normed=part, residual=added)
+            for part, added in zip(parts, residuals, strict=True)
+        ]
+    )
+    for part, added in zip(parts, residuals, strict=True):
+        assert torch.equal(added, y)
+        torch.testing.assert_close(part.double(), normed, rtol=2**-7, atol=1e-6)
+
+
+def test_tensors_with_gaps(job: Callable[..., Any]):
+    _, call = job(2, 24)
+    wide = [torch.randn(5, 48).bfloat16() for _ in range(2)]
+    outs = [torch.full((5, 48), torch.nan).bfloat16() for _ in range(2)]
+    weight = torch.randn(24).bfloat16()
+    y, normed = wanted([x[:, ::2].clone() for x in wide], None, weight)
+    call([Operands(x[:, ::2], o[:, :24], weight=weight, normed=o[:, 24:]) for x, o in zip(wide, outs, strict=True)])
+    for out in outs:
+        assert torch.equal(out[:, :24], y)
+        torch.testing.assert_close(out[:, 24:].double(), normed, rtol=2**-7, atol=1e-6)
+
+
+def test_who_does_not_come_is_named(job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    """No thread is left at the barrier of its block, and nothing is written."""
+    monkeypatch.setattr("tests.cuda.host_ranks.LIMIT_NS", LIMIT_NS // 100)
+    three, call = job(SEVERAL, 40)
+    outs = [torch.zeros(7, 40, dtype=torch.bfloat16) for _ in range(2)]
+    x, weight = torch.randn(7, 40).bfloat16(), torch.ones(40, dtype=torch.bfloat16)
+    call([Operands(x, out, weight=weight, normed=out) for out in outs], ranks=[0, 1])
+    for rank, out in enumerate(outs):
+        stopped, kind, site, absent = three.reports[rank, :4].tolist()
+        assert (stopped, kind - 1, site, absent) == (1, Kind.ABSENT, 0, 2)
+        assert not out.any()
+
+
+def test_nothing_is_launched_for_no_rows(job: Callable[..., Any]):
+    _, call = job(2, 24)
+    none = torch.zeros(0, 24, dtype=torch.bfloat16)
+    call([Operands(none, none, weight=torch.ones(24).bfloat16(), normed=none) for _ in range(2)])

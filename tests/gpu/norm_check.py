@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: MIT
+"""All-reduce, residual and RMSNorm by one kernel, against float64; then how long it takes.
+
+    torchrun --nproc-per-node 2 tests/gpu/norm_check.py [names]
+
+Every check has new random numbers in each call, results full of NaN before it, and ranks out of step. Sums have the
+bits of float32 additions in the order of ranks. Prints PASS or FAIL for each check and rank; then, by the first rank,
+the slowest rank's median times: of one kernel, of a sum and a norm one after the other, and of NCCL and PyTorch's norm.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.gpu import named_checks  # noqa: E402
+from tests.gpu.ranks import DEVICE, RANK, SHARED, SIZE, as_first, barrier, everyones, join, say, slowest  # noqa: E402
+from tilescale import ops  # noqa: E402
+from tilescale.ops import small  # noqa: E402
+from tilescale.ops.flat import dtype_of  # noqa: E402
+from tilescale.ops.group import team_of  # noqa: E402
+from tilescale.ops.kernels import kernel  # noqa: E402
+
+norm = import_module("tilescale.ops.all_reduce_rms_norm")
+
+LIMIT_S, EPS, LATE_CYCLES = 400.0, 1e-5, 2_000_000
+SHAPES = [(1, 6144), (6, 6144), (16, 8192), (32, 4096), (138, 6144), (512, 6144)]
+OTHERS = [(1, 8), (3, 72), (133, 1032), (7, 5120), (300, 16384), (2000, 64), (1, 12288), (40, 7168)]
+TIMED = [(1, 6144), (6, 6144), (138, 6144), (512, 6144), (16, 8192)]
+ROUNDS, CALLS = 15, 40
+
+Result = tuple[torch.Tensor, torch.Tensor]
+"""The normalised rows, and what they are made of."""
+
+
+class Rows(NamedTuple):
+    """What a call reads."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    residual: torch.Tensor | None
+
+    def renew(self) -> None:
+        """New numbers in the same memory."""
+        self.x.copy_(torch.randn(self.x.shape, device=DEVICE))
+        self.weight.copy_(as_first(torch.randn(self.weight.shape, device=DEVICE)))
+        if self.residual is not None:
+            self.residual.copy_(as_first(torch.randn(self.x.shape, device=DEVICE)))
+
+
+def rows_of(shape: tuple[int, int], dtype: torch.dtype, has_residual: bool = True) -> Rows:
+    x = torch.empty(shape, dtype=dtype, device=DEVICE)
+    made = Rows(x, torch.empty_like(x[0]), torch.empty_like(x) if has_residual else None)
+    made.renew()
+    return made
+
+
+def by_one(rows: Rows, result: Result) -> Callable[[], Result]:
+    """The kernel as the operator calls it, into memory that is there."""
+    dtype, has_residual = dtype_of(rows.x), rows.residual is not None
+    made = kernel(norm.one_step, team_of(""), rows.x.shape[1], dtype, has_residual, EPS)
+    added = rows.weight.new_empty(1, 1) if rows.residual is None else rows.residual
+    return lambda: (made(rows.x, added, rows.weight, *result), result)[1]
+
+
+def by_two(rows: Rows, result: Result) -> Callable[[], Result]:
+    """A sum, and a norm behind it."""
+    M, N = rows.x.shape
+    room, dtype, has_residual = small.room(M), dtype_of(rows.x), rows.residual is not None
+    made = kernel(norm.program, team_of(""), room, N, dtype, has_residual, EPS)
+    added, summed = rows.weight.new_empty(1, 1) if rows.residual is None else rows.residual, rows.x.new_empty(room, N)
+    return lambda: (made(small.padded(rows.x, 1, room), summed, added, rows.weight, *result), result)[1]
+
+
+def by_library(rows: Rows, result: Result) -> Callable[[], Result]:
+    """NCCL, then PyTorch."""
+    _, y = result
+
+    def call() -> Result:
+        y.copy_(rows.x)
+        dist.all_reduce(y)
+        if rows.residual is not None:
+            y.add_(rows.residual)
+        return torch.nn.functional.rms_norm(y, y.shape[1:], rows.weight, EPS), y
+
+    return call
+
+
+def check_result(rows: Rows, result: Result) -> None:
+    """Raises ValueError where a result is not what its roundings leave."""
+    normed, y = result
+    parts, dtype = everyones(rows.x), rows.x.dtype
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    want = total.to(dtype)
+    if rows.residual is not None:
+        want = (want.float() + rows.residual.float()).to(dtype)
+    if not torch.equal(y, want):
+        raise ValueError(f"{int((y != want).sum())} of {y.numel()} sums are wrong, rows {wrong_rows(y != want)}")
+    exact = parts.double().sum(0) + (0 if rows.residual is None else rows.residual.double())
+    size = parts.double().abs().sum(0) + (0 if rows.residual is None else rows.residual.double().abs())
+    if ((y.double() - exact).abs() > 2 * torch.finfo(dtype).eps * size + 1e-6).any():
+        raise ValueError("sums are further from float64 than two roundings")
+    right = y.double() * (y.double().pow(2).mean(1, keepdim=True) + EPS).rsqrt() * rows.weight.double()
+    off = (normed.double() - right).abs()
+    far = ~(off <= max(torch.finfo(dtype).eps, 2.0**-20) * right.abs() + 1e-6)
+    if far.any():
+        raise ValueError(f"{int(far.sum())} of {y.numel()} normalised are wrong, rows {wrong_rows(far)}")
+    if not all(torch.equal(every, normed) for every in everyones(normed)):
+        raise ValueError("ranks have other bits")
+
+
+def wrong_rows(wrong: torch.Tensor) -> list[int]:
+    return wrong.any(1).nonzero()[:8].view(-1).tolist()
+
+
+def poison(result: Result) -> None:
+    for x in result:
+        x.fill_(torch.nan)
+
+
+def repeated(rows: Rows, call: Callable[[], Result], before: Callable[[], None]) -> None:
+    """Eager calls, then a graph, each with new numbers and ranks out of step."""
+    for turn in range(4):
+        once(turn, rows, call, before)
+    torch.cuda.synchronize()
+    graph, made = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        made += call()
+
+    def replayed() -> Result:
+        graph.replay()
+        return made[0], made[1]
+
+    for turn in range(3):
+        once(turn, rows, replayed, before)
+
+
+def once(turn: int, rows: Rows, call: Callable[[], Result], before: Callable[[], None]) -> None:
+    rows.renew()
+    before()
+    if turn % SIZE == RANK:
+        torch.cuda._sleep(LATE_CYCLES)
+    check_result(rows, call())
+
+
+def check_kernel(shape: tuple[int, int], dtype: torch.dtype, has_residual: bool) -> None:
+    rows = rows_of(shape, dtype, has_residual)
+    result = torch.empty_like(rows.x), torch.empty_like(rows.x)
+    repeated(rows, by_one(rows, result), lambda: poison(result))
+
+
+def check_operator(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    rows = rows_of(shape, dtype)
+    repeated(rows, lambda: ops.all_reduce_rms_norm(*rows, eps=EPS), lambda: None)
+
+
+def check_unaligned(dtype: torch.dtype) -> None:
+    """Rows that begin where no 16 bytes do."""
+
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty(x.numel() + 1, dtype=dtype, device=DEVICE)[1:].view(x.shape)
+
+    rows = Rows(*map(shifted, rows_of((4, 512), dtype)))
+    result = shifted(rows.x), shifted(rows.x)
+    repeated(rows, by_one(rows, result), lambda: poison(result))
+
+
+def check_changing_sizes() -> None:
+    """One program, whose calls have few rows, many, and few again."""
+    dtype = torch.bfloat16
+    for turn, count in enumerate((1, 512, 3, 138, 1, 40, 512, 2)):
+        rows = rows_of((count, 6144), dtype)
+        result = torch.empty_like(rows.x), torch.empty_like(rows.x)
+        once(turn, rows, by_one(rows, result), lambda result=result: poison(result))
+
+
+def checks() -> Iterator[tuple[str, Callable[[], None]]]:
+    """All checks by name."""
+    for shape in SHAPES:
+        name = "x".join(map(str, shape))
+        yield f"{name} bfloat16", lambda shape=shape: check_kernel(shape, torch.bfloat16, True)
+        yield f"{name} operator", lambda shape=shape: check_operator(shape, torch.bfloat16)
+    for number, shape in enumerate(OTHERS):
+        dtype = (torch.bfloat16, torch.float16)[number % 2]
+        name = f"{'x'.join(map(str, shape))} {dtype_of(torch.empty(0, dtype=dtype))}"
+        yield name, lambda shape=shape, dtype=dtype, more=number % 3 > 0: check_kernel(shape, dtype, more)
+    for shape in ((1, 8192), (5, 4096), (100, 8192)):
+        yield f"{'x'.join(map(str, shape))} float32", lambda shape=shape: check_kernel(shape, torch.float32, True)
+    for dtype in (torch.bfloat16, torch.float32):
+        yield f"unaligned {dtype}", lambda dtype=dtype: check_unaligned(dtype)
+    yield "changing sizes", check_changing_sizes
+    if not SHARED:
+        for shape in TIMED:
+            yield f"time {'x'.join(map(str, shape))}", lambda shape=shape: time_graphs(shape)
+        yield "time eager 32x6144", lambda: time_eager((32, 6144))
+
+
+# -- times -------------------------------------------------------------------------------------------------------------
+
+
+def variants(shape: tuple[int, int]) -> dict[str, Callable[[], Result]]:
+    """The ways to make it, each with tensors of its own."""
+    made: dict[str, Callable[[], Result]] = {}
+    for name, way in ("one kernel", by_one), ("two", by_two), ("nccl", by_library):
+        rows = rows_of(shape, torch.bfloat16)
+        made[name] = way(rows, (torch.empty_like(rows.x), torch.empty_like(rows.x)))
+    return made
+
+
+def time_graphs(shape: tuple[int, int]) -> None:
+    """Calls one after another in a CUDA graph."""
+    graphs: dict[str, Callable[[], None]] = {}
+    for name, call in variants(shape).items():
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(CALLS):
+                call()
+        graphs[name] = graph.replay
+    report(f"{shape[0]} x {shape[1]}, graph", in_turns(graphs))
+
+
+def time_eager(shape: tuple[int, int]) -> None:
+    """Calls one after another from Python; that of the operator allocates its results."""
+    rows, made = rows_of(shape, torch.bfloat16), variants(shape)
+    made["operator"] = lambda: ops.all_reduce_rms_norm(*rows, eps=EPS)
+
+    def often(call: Callable[[], Result]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(CALLS):
+                call()
+
+        return run
+
+    report(f"{shape[0]} x {shape[1]}, eager", in_turns({name: often(call) for name, call in made.items()}))
+
+
+def in_turns(runs: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Median microseconds of a call, of `CALLS` a run; the ways take turns."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for round_ in range(ROUNDS + 2):
+        for name, run in runs.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            barrier()
+            torch.cuda._sleep(200_000)  # until everybody has launched
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            if round_ >= 2:
+                times[name].append(begin.elapsed_time(end) / CALLS * 1e3)
+    return {name: slowest(statistics.median(found)) for name, found in times.items()}
+
+
+def report(title: str, times: dict[str, float]) -> None:
+    found = ", ".join(f"{name} {us:.2f} us" for name, us in times.items())
+    say(f"TIME {title}: {found} ({torch.cuda.get_device_name()})")
+
+
+if __name__ == "__main__":
+    join()
+    named_checks.run(checks(), LIMIT_S)

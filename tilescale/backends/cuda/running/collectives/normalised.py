@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""All-reduce in one step whose kernel adds the residual and normalises each row of the sum.
+
+One after the other these take two kernels, and the sum goes to memory and back. A block has whole rows here, so that it
+knows their mean squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilelang_core import ir
+from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.running.collectives import exchanges
+from tilescale.backends.cuda.running.collectives.exchanges import (
+    SHARING,
+    SHORT_SLOTS,
+    UNIT_BYTES,
+    Grid,
+    exchange_of,
+    rows_grid,
+)
+from tilescale.backends.cuda.running.collectives.kernels import Kernel, functions, launch, normalising
+from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand
+from tilescale.backends.cuda.running.collectives.workspaces import Shape
+from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.steps import Work
+
+if TYPE_CHECKING:
+    import torch
+
+
+def allreduce(own: Owner, stand: Stand) -> Bound:
+    """`T.allreduce_rms_norm`. Collective."""
+    rows = _Rows(own, stand)
+
+    def bind(given: Operands) -> list[Work]:
+        assert given.weight is not None and given.normed is not None, "a norm has both"
+        read, written = (given.source, given.weight, given.residual), (given.target, given.normed)
+        if not given.source.numel():
+            return []
+        if all(x is None or x.is_contiguous() for x in (*read, *written)):
+            return [rows.summed(read, written)]
+
+        def start() -> None:
+            source, weight, residual = (None if x is None else x.contiguous() for x in read)
+            y, normed = (x.contiguous() for x in written)
+            rows.summed((source, weight, residual), (y, normed))()
+            for out, made in zip(written, (y, normed), strict=True):
+                out.copy_(made)
+
+        return [start]
+
+    return bind
+
+
+def kernels(own: Owner, stand: Stand) -> list[Kernel]:
+    """The kernel of each form in which messages may go."""
+    rows = _Shape(own, stand)
+    return [rows.kernel(form) for form in rows.forms]
+
+
+class _Shape:
+    """Rows of a sum, and how they go."""
+
+    def __init__(self, own: Owner, stand: Stand):
+        norm, machine = stand.made.norm, own.target.machine
+        assert norm is not None and norm.columns is not None, "the plan has asked for it"
+        self.team, self.eps, self._dtype = stand.team(own), norm.eps, stand.dtype
+        self.row = norm.columns * ir.bits(stand.dtype) // 8
+        self.blocks = machine.count(machine.program_level.name, machine.tensor_level.name)
+        self._short = exchanges.short(own, stand, self.team.size)
+        self.forms = [form for form, _ in self._short]
+
+    def form(self, nbytes: int) -> str:
+        """The form of messages for so many bytes: of several the first, as far as it goes."""
+        return next((form for form, most in self._short if nbytes <= most), self.forms[-1])
+
+    def grid(self, form: str, rows: int) -> tuple[Grid, int]:
+        """That of a kernel, and the units of a row that each of its threads has."""
+        return rows_grid(rows, self.row, self.blocks, SHARING[form], exchanges.most_threads(form, self.team.size))
+
+    def kernel(self, form: str) -> Kernel:
+        """The one for a form of messages."""
+        _, units = self.grid(form, 1)
+        return Kernel("reduce_norm", form, normalising(self._dtype), self.team.size, (str(units),))
+
+
+class _Rows:
+    """One such collective of a program."""
+
+    def __init__(self, own: Owner, stand: Stand):
+        """Collective."""
+        self._own, self._level, self._shape = own, stand.made.level, _Shape(own, stand)
+        self._functions: dict[str, dict[bool, Any]] = {}
+        for form in self._shape.forms:
+            kernel = self._shape.kernel(form)
+            self._functions[form] = functions(own.device_code(kernel.text), kernel, own.device.index)
+        own.sites.append(Site(stand.what, stand.where))
+        self._site = len(own.sites) - 1
+
+    def summed(self, read: Sequence[torch.Tensor | None], written: Sequence[torch.Tensor]) -> Work:
+        """What sums and normalises the rows of contiguous tensors. Collective if it needs a new workspace.
+
+        Args:
+            read: a rank's rows, the weight, the residual.
+            written: the sums with the residual, and these normalised.
+        """
+        own, of, (target, normed) = self._own, self._shape, written
+        form = of.form(target.nbytes)
+        grid, _ = of.grid(form, target.nbytes // of.row)
+        shape = Shape(self._level, of.team.size, 1, SHORT_SLOTS, of.blocks, grid.slot, form)
+        exchange = exchange_of(own, of.team, shape, self._site)
+        exchange.source, exchange.weight, exchange.residual = (0 if x is None else x.data_ptr() for x in read)
+        exchange.target, exchange.normed = target.data_ptr(), normed.data_ptr()
+        exchange.bytes, exchange.total, exchange.eps = of.row, target.nbytes, of.eps
+        places = (exchange.source, exchange.weight, exchange.residual, exchange.target, exchange.normed, of.row)
+        aligned = all(place % UNIT_BYTES == 0 for place in places)
+        return launch(self._functions[form][aligned], grid.blocks, grid.threads, exchange, own.device)
