@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tilescale.ops import small
-from tilescale.ops.arguments import SUMS, check_out, check_tensor
+from tilescale.ops.arguments import SUMS, check_out, check_tensor, dense
 from tilescale.ops.flat import WIDTHS, delivered, place_in
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.operator import operator
@@ -53,10 +53,9 @@ def _summed(a: torch.Tensor, group: str, out: torch.Tensor | None) -> torch.Tens
     elements = WIDTHS[-1] * small.room(-(-a.numel() // WIDTHS[-1]))
     place = place_in(out, 0, 1) if elements == a.numel() else None
     summed = a.new_empty(elements) if place is None else place.view(-1)
-    result = (summed if elements == a.numel() else summed[: a.numel()]).view(a.shape)
-    result.copy_(a)
-    small.summed(summed, team_of(group), a.numel())
-    return delivered(result, out)
+    given = small.padded(dense(a).view(-1), 1, elements)
+    small.summed(given, team_of(group), a.numel(), into=summed)
+    return delivered((summed if elements == a.numel() else summed[: a.numel()]).view(a.shape), out)
 
 
 @_operator.register_fake

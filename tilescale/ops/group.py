@@ -52,7 +52,7 @@ def group_name(group: Group) -> str:
                 f"group is a mesh of {group.ndim} dimensions {group.mesh_dim_names}",
                 hint='pass the slice that the operator spans, such as mesh["tp"]',
             )
-        group = group.get_group()
+        return _name_of_mesh(group)
     if not hasattr(group, "group_name"):
         what = "one that this rank is not in" if group == NOT_A_MEMBER else type(group).__name__
         raise ArgumentError(f"group is {what}", hint="pass a process group, a slice of a DeviceMesh, or None for all")
@@ -135,8 +135,13 @@ def _ranks(name: str) -> tuple[int, ...]:
     return tuple(c10d.get_process_group_ranks(group))
 
 
+def _name_of_mesh(mesh: DeviceMesh) -> str:
+    return str(mesh.get_group().group_name)
+
+
 # What torch.compiler.assume_constant_result says of a function, without loading the compiler with each process: 1.4 s.
-_ranks._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# PyTorch 2.11 breaks graphs at what both do.
+_ranks._dynamo_marked_constant = _name_of_mesh._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

@@ -3,6 +3,8 @@
 
 PyTorch's dispatcher takes longer over an operator written in Python than a small product takes on a GPU. Who needs it
 (a compiler, autograd, a mode that looks at each operator, a profiler) gets it; else the function is called by itself.
+A compiled graph calls the dispatcher. There the operator has one kernel for autograd and all that is below it:
+`torch.library.custom_op` has two in Python, and takes three times as long.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,24 +21,32 @@ from tilescale.ops.repeated import Repeated, recorders
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
+_Call = Callable[[Sequence[Any]], Any]
+"""Calls an operator, or its function, with all arguments."""
+
+
+_library = torch.library.Library("tilescale", "FRAGMENT")
+
 
 class Operator:
-    """A function as the operator `tilescale::<name>`.
-
-    Attributes:
-        register_fake: as that of `torch.library.custom_op`.
-    """
+    """A function as the operator `tilescale::<name>`."""
 
     def __init__(self, name: str, function: Callable[..., Any]):
-        function = _gives_no_views(function)
-        called = wraps(function)(lambda *given: self._called(given))
-        self._defined = torch.library.custom_op(f"tilescale::{name}", called, mutates_args=())
-        self.register_fake = self._defined.register_fake
-        self.function, self._dispatched = function, getattr(torch.ops.tilescale, name)
-        self._repeated, self._repeated_backward = Repeated(function), Repeated(self._gradients)
+        schema = torch.library.infer_schema(function, mutates_args=())
+        _library.define(name + schema, tags=torch.Tag.pt2_compliant_tag)
+        _library.impl(name, lambda *given: self._called(given), "CompositeExplicitAutograd")
+        _library.impl(name, self._called_by_dispatcher, "Autograd")
+        self.name, self.function = name, _gives_no_views(function)
+        self._dispatched = getattr(torch.ops.tilescale, name).default
+        self._repeated, self._repeated_backward = Repeated(self.function), Repeated(self._gradients)
         self._setup: Callable[..., None] | None = None
         self._gives_list = False
         _known[name] = self
+
+    def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
+        """As that of `torch.library.custom_op`."""
+        torch.library.register_fake(f"tilescale::{self.name}", fake, lib=_library)
+        return fake
 
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
         """As that of `torch.library.custom_op`; backward goes on with the machine of the call."""
@@ -46,7 +56,6 @@ class Operator:
             setup_context(ctx, inputs, output)
 
         self._setup, self._backward = setup, backward
-        self._defined.register_autograd(with_machine(backward), setup_context=setup)
 
     @property
     def is_seen(self) -> bool:
@@ -62,29 +71,40 @@ class Operator:
         special = [x for x in tensors if x.__class__ not in _PLAIN]
         if any([x.is_meta for x in tensors]) or not all(map(is_dtensor, special)):
             return self._dispatched(*given)
-        if torch.is_grad_enabled() and any([x.requires_grad for x in tensors]):
-            return self._differentiated(given, tensors)
+        if _differentiates(tensors):
+            return self._differentiated(given, tensors, self._called)
         return self._called(list(map(_shard, given))) if special else self._repeated(given, tensors)
+
+    def _called_by_dispatcher(self, *given: Any) -> Any:
+        """As PyTorch's own kernels of autograd, and at once where nobody looks at what is below them."""
+        tensors = _tensors(given)
+        is_plain = not _somebody_looks() and all([x.__class__ in _PLAIN and not x.is_meta for x in tensors])
+        call = self._called if is_plain else self._called_below_autograd
+        return self._differentiated(given, tensors, call) if _differentiates(tensors) else call(given)
 
     def _called(self, given: Sequence[Any]) -> Any:
         return self._repeated(given, _tensors(given))
 
-    def _differentiated(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        if self._setup is None:  # PyTorch says that it has no backward
+    def _called_below_autograd(self, given: Sequence[Any]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
             return self._dispatched(*given)
-        made = _apply(self, given, *tensors)
+
+    def _differentiated(self, given: Sequence[Any], tensors: Sequence[torch.Tensor], call: _Call) -> Any:
+        made = _apply(self, call, given, *tensors)
         return list(made) if self._gives_list else made
 
-    def differentiated(self, ctx: Any, given: Sequence[Any]) -> Any:
-        """The result for plain tensors, with what its backward needs in `ctx`."""
-        assert self._setup is not None
-        made = self._called(given)
-        self._setup(ctx, given, made)
+    def differentiated(self, ctx: Any, call: _Call, given: Sequence[Any]) -> Any:
+        """The result of a call of shards, with what its backward needs in `ctx`."""
+        made = call(given)
+        if self._setup is not None:
+            self._setup(ctx, given, made)
         self._gives_list = made.__class__ is list
         return tuple(made) if self._gives_list else made
 
     def gradients(self, ctx: Any, grads: Sequence[Any]) -> Sequence[Any]:
-        """Those of all arguments: a list for a list."""
+        """Those of all arguments: a list for a list. Raises RuntimeError if it has no backward."""
+        if self._setup is None:
+            raise RuntimeError(f"tilescale::{self.name} has no backward")
         kept = tuple([(name, x) for name, x in ctx.__dict__.items() if name not in _OURS])
         given = kept, list(ctx.saved_tensors), list(grads)
         tensors = [x for x in (*given[1], *grads) if x is not None]
@@ -128,20 +148,22 @@ def operator_of(name: str) -> Operator:
 
 
 class _Differentiated(torch.autograd.Function):
-    """An operator that nobody but autograd looks at: by way of `torch.library` the host takes several times as long."""
+    """A call of an operator as one step of autograd: that of `torch.library` takes the host several times as long."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, given: Sequence[Any], *tensors: torch.Tensor) -> Any:  # noqa: D102
+    def forward(  # noqa: D102
+        ctx: Any, operator: Operator, call: _Call, given: Sequence[Any], *tensors: torch.Tensor
+    ) -> Any:
         ctx.operator, ctx.counts = operator, list(map(_count, given))
-        ctx.lies = [None if x.__class__ in _PLAIN else Lies.of(x) for x in tensors]
-        return operator.differentiated(ctx, [_shard(x) for x in given] if any(ctx.lies) else given)
+        ctx.lies = [None if x.__class__ in _PLAIN or not is_dtensor(x) else Lies.of(x) for x in tensors]
+        return operator.differentiated(ctx, call, [_shard(x) for x in given] if any(ctx.lies) else given)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:  # noqa: D102
         found: list[Any] = []
         for count, grad in zip(ctx.counts, ctx.operator.gradients(ctx, grads), strict=True):
             found += grad if grad.__class__ is list else [grad] * count
-        return None, None, *(x if lies is None else lies.made_of(x) for x, lies in zip(found, ctx.lies, strict=True))
+        return None, None, None, *(x if lies is None else lies.made_of(x) for x, lies in zip(found, ctx.lies, strict=True))
 
 
 _apply = super(torch.autograd.Function, _Differentiated).apply
@@ -166,6 +188,10 @@ def with_machine(backward: Callable[..., Any]) -> Callable[..., Any]:
 def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
     """Make a function, whose annotations say its schema, an operator."""
     return lambda function: Operator(name, function)
+
+
+def _differentiates(tensors: Sequence[torch.Tensor]) -> bool:
+    return torch.is_grad_enabled() and any([x.requires_grad for x in tensors])
 
 
 _dispatching, _transforming = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack

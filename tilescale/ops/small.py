@@ -90,12 +90,13 @@ def exchanged(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Te
     return _cut(result, team.size, a.shape[0] // team.size)
 
 
-def summed(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
-    """Change a contiguous tensor to the sum of those of all ranks; its rows are as many as `room` says."""
+def summed(a: torch.Tensor, team: Team, count: int | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
+    """The sum of contiguous tensors of all ranks, whose rows are as many as `room` says; without `into`, in place."""
     _compare(a, team, count)
-    x = _moved(a, a.dtype)
-    kernel(sum_program, team, x.numel(), dtype_of(a))(x)
-    return a
+    result = a if into is None else into
+    x, y = _moved(a, a.dtype), _moved(result, a.dtype)
+    kernel(sum_program, team, x.numel(), dtype_of(a))(x, y)
+    return result
 
 
 def _compare(a: torch.Tensor, team: Team, count: int | None) -> None:
@@ -164,12 +165,12 @@ def program(size: int, name: str, elements: int | None, dtype: str) -> Any:
 
 
 def sum_program(size: int, elements: int, dtype: str) -> Any:
-    """The sum of whole tensors, in place."""
+    """The sum of whole tensors, which may be in place."""
 
     @T.prim_func
-    def whole_sum(X: T.Tensor((elements,), dtype)):
+    def whole_sum(X: T.Tensor((elements,), dtype), Y: T.Tensor((elements,), dtype)):
         with T.Kernel(device=size):
             with T.Scale("device"):
-                T.allreduce(X)
+                T.allreduce(X, out=Y)
 
     return whole_sum
