@@ -52,7 +52,7 @@ CONTENDERS = {
     "tilescale": Way(ours=True),
     "tilescale, gathered kept": Way(ours=True, keeps=True),
     "torch, compiled": Way(ours=False, compiled={"dynamic": False}),
-    "tilescale, compiled": Way(ours=True, compiled={"dynamic": False}),
+    "tilescale, compiled": Way(ours=True, compiled={"dynamic": False, "fullgraph": True}),
     "torch, async TP": Way(ours=False, compiled={"dynamic": False, "options": ASYNC}),
 }
 

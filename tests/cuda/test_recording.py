@@ -13,6 +13,7 @@ from tilescale.backends.cuda.running.plans import ALIGNED
 from tilescale.backends.cuda.running.recording import current_recording, layout
 from tilescale.errors import WaitTimeoutError
 from tilescale.ops import repeated
+from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.repeated import TRIED, Repeated
 
 ENOUGH = TRIED[2] + 1
@@ -101,6 +102,31 @@ def test_other_forms_and_other_arguments_are_told_apart(device: Device):
     x = torch.randn(5)
     assert function((x, [1, 2]), [x]).equal(x + 3)
     assert [3, 4] in seen and seen[-1] == [1, 2]
+
+
+def test_plain_calls_of_a_public_function_are_recorded_with_its_choices(device: Device):
+    counted = Counted(device, lambda y, scales: [y * scale for scale in scales])
+    chosen: list[Any] = []
+
+    @plain_calls_repeat
+    def public(x: torch.Tensor, others: Any, *, scales: Any = (2, 3), group: Any = None) -> Any:
+        chosen.append(scales)
+        return tuple(counted._call(x, scales)) if others is None else public(others[0], None, scales=scales)
+
+    for options in ({}, {"scales": [2.0, 3]}, {"scales": (True, 3), "group": "tp"}):
+        before = len(chosen)
+        for _ in range(ENOUGH + 4):
+            x = drawn()
+            made = public(x, (x.clone(), [1]), **options)
+            assert made.__class__ is tuple and torch.equal(counted.room, x)
+            for y, scale in zip(made, options.get("scales", (2, 3)), strict=True):
+                torch.testing.assert_close(y, scale * made[1] / 3)
+        assert len(chosen) - before < 2 * (ENOUGH + 4), "the last ones are done as recorded"
+    calls = len(chosen)
+    public(drawn().requires_grad_(), None)
+    with torch.no_grad():
+        public(drawn(), [drawn()], scales={4})
+    assert len(chosen) == calls + 3, "autograd sees the function, and so does an argument that cannot be hashed"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.padding import padded, trimmed
+from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
     ROWS,
     TURNS,
@@ -58,6 +59,7 @@ ACTIVATIONS = {
 
 
 @collective
+@plain_calls_repeat
 @takes_dtensors(1, a=0, b=1, bias=0)
 def all_gather_matmul(
     a: torch.Tensor,

@@ -10,9 +10,11 @@ from tilescale.ops.arguments import BYTES, SCALED, as_moved, check_dim, check_ou
 from tilescale.ops.flat import delivered, join, parts_of, place_in, whole
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.operator import operator, operator_of
+from tilescale.ops.plain_calls import plain_calls_repeat
 
 
 @collective
+@plain_calls_repeat
 def all_gather(
     a: torch.Tensor, dim: int = 0, *, out: torch.Tensor | None = None, group: Any = None
 ) -> torch.Tensor:

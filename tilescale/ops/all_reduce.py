@@ -14,9 +14,11 @@ from tilescale.ops.arguments import SUMS, check_out, check_tensor, dense
 from tilescale.ops.flat import WIDTHS, delivered, place_in
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.operator import operator
+from tilescale.ops.plain_calls import plain_calls_repeat
 
 
 @collective
+@plain_calls_repeat
 def all_reduce(a: torch.Tensor, *, out: torch.Tensor | None = None, group: Any = None) -> torch.Tensor:
     """The sum of all ranks' tensors, as a new tensor. Collective.
 

@@ -24,6 +24,7 @@ from tilescale.ops.flat import THREADS, dtype_of
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator, operator_of
+from tilescale.ops.plain_calls import plain_calls_repeat
 
 TILE = 16384
 """Elements that a block normalises at once; a row may have so many and twice as many."""
@@ -42,6 +43,7 @@ TALL = 64
 
 
 @collective
+@plain_calls_repeat
 def all_reduce_rms_norm(
     a: torch.Tensor,
     weight: torch.Tensor,

@@ -20,11 +20,13 @@ from tilescale.ops.flat import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, jo
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
+from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.ways import exchanges_as_a_whole
 from tilescale.ops.workspace import workspace_of
 
 
 @collective
+@plain_calls_repeat
 def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = None) -> torch.Tensor:
     """Cut every rank's tensor along a dimension, and join what the others have for this rank along one. Collective.
 

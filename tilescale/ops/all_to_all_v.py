@@ -15,9 +15,11 @@ from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
+from tilescale.ops.plain_calls import plain_calls_repeat
 
 
 @collective
+@plain_calls_repeat
 def all_to_all_v(
     a: torch.Tensor, sent: Any, received: Sequence[int] | None = None, *, most: int | None = None, group: Any = None
 ) -> Any:

@@ -18,6 +18,7 @@ from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
+from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import at_once
 from tilescale.ops.softmax import NOTHING, base2, begin, log_sum, mean, softmax_step
 from tilescale.ops.workspace import workspace_of
@@ -45,6 +46,7 @@ LEAST = -3e4
 
 
 @collective
+@plain_calls_repeat
 def flash_decode(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -89,6 +91,7 @@ def flash_decode(
 
 
 @collective
+@plain_calls_repeat
 def mla_decode(
     q: torch.Tensor,
     cache: torch.Tensor,

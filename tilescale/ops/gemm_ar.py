@@ -22,6 +22,7 @@ from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.padding import padded, trimmed
+from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
     ROWS,
     Product,
@@ -35,6 +36,7 @@ from tilescale.runtime.kernel import Kernel
 
 
 @collective
+@plain_calls_repeat
 @takes_dtensors(None, a=-1, b=0, bias=None)
 def matmul_all_reduce(
     a: torch.Tensor,

@@ -34,6 +34,7 @@ from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.padding import padded, trimmed
+from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
     CHUNK,
     CHUNKS,
@@ -59,6 +60,7 @@ from tilescale.runtime.kernel import Kernel
 
 
 @collective
+@plain_calls_repeat
 @takes_dtensors(0, a=1, b=0, bias=None)
 def matmul_reduce_scatter(
     a: torch.Tensor,

@@ -19,7 +19,8 @@ from tilescale.hda.current import current_machine, use_machine
 from tilescale.ops.dtensors import Lies, is_dtensor
 from tilescale.ops.repeated import Repeated, recorders
 
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+"""Classes of tensors that are what they seem."""
 
 _Call = Callable[[Sequence[Any]], Any]
 """Calls an operator, or its function, with all arguments."""
@@ -60,7 +61,7 @@ class Operator:
     @property
     def is_seen(self) -> bool:
         """Whether a compiler, a mode, or a profiler is to see it, and not only what it computes."""
-        return torch.compiler.is_compiling() or _somebody_looks()
+        return torch.compiler.is_compiling() or somebody_looks()
 
     def __call__(self, *given: Any) -> Any:
         """Call it with all of its arguments, in order. A DTensor among them stands for its shard, and its gradient is a
@@ -68,19 +69,19 @@ class Operator:
         if self.is_seen:
             return self._dispatched(*map(_shard, given))
         tensors = _tensors(given)
-        special = [x for x in tensors if x.__class__ not in _PLAIN]
+        special = [x for x in tensors if x.__class__ not in PLAIN]
         if any([x.is_meta for x in tensors]) or not all(map(is_dtensor, special)):
             return self._dispatched(*given)
-        if _differentiates(tensors):
+        if differentiates(tensors):
             return self._differentiated(given, tensors, self._called)
         return self._called(list(map(_shard, given))) if special else self._repeated(given, tensors)
 
     def _called_by_dispatcher(self, *given: Any) -> Any:
         """As PyTorch's own kernels of autograd, and at once where nobody looks at what is below them."""
         tensors = _tensors(given)
-        is_plain = not _somebody_looks() and all([x.__class__ in _PLAIN and not x.is_meta for x in tensors])
+        is_plain = not somebody_looks() and all([x.__class__ in PLAIN and not x.is_meta for x in tensors])
         call = self._called if is_plain else self._called_below_autograd
-        return self._differentiated(given, tensors, call) if _differentiates(tensors) else call(given)
+        return self._differentiated(given, tensors, call) if differentiates(tensors) else call(given)
 
     def _called(self, given: Sequence[Any]) -> Any:
         return self._repeated(given, _tensors(given))
@@ -108,7 +109,7 @@ class Operator:
         kept = tuple([(name, x) for name, x in ctx.__dict__.items() if name not in _OURS])
         given = kept, list(ctx.saved_tensors), list(grads)
         tensors = [x for x in (*given[1], *grads) if x is not None]
-        is_plain = all([x.__class__ in _PLAIN for x in tensors]) and not _tensors([x for _, x in kept])
+        is_plain = all([x.__class__ in PLAIN for x in tensors]) and not _tensors([x for _, x in kept])
         is_plain = is_plain and not torch.is_grad_enabled()
         with _MACHINE_STAYS if ctx.machine is current_machine() else use_machine(ctx.machine):
             found = self._repeated_backward(given, tensors) if is_plain else self._gradients(*given)
@@ -155,7 +156,7 @@ class _Differentiated(torch.autograd.Function):
         ctx: Any, operator: Operator, call: _Call, given: Sequence[Any], *tensors: torch.Tensor
     ) -> Any:
         ctx.operator, ctx.counts = operator, list(map(_count, given))
-        ctx.lies = [None if x.__class__ in _PLAIN or not is_dtensor(x) else Lies.of(x) for x in tensors]
+        ctx.lies = [None if x.__class__ in PLAIN or not is_dtensor(x) else Lies.of(x) for x in tensors]
         return operator.differentiated(ctx, call, [_shard(x) for x in given] if any(ctx.lies) else given)
 
     @staticmethod
@@ -163,7 +164,8 @@ class _Differentiated(torch.autograd.Function):
         found: list[Any] = []
         for count, grad in zip(ctx.counts, ctx.operator.gradients(ctx, grads), strict=True):
             found += grad if grad.__class__ is list else [grad] * count
-        return None, None, None, *(x if lies is None else lies.made_of(x) for x, lies in zip(found, ctx.lies, strict=True))
+        pairs = zip(found, ctx.lies, strict=True)
+        return None, None, None, *(x if lies is None else lies.made_of(x) for x, lies in pairs)
 
 
 _apply = super(torch.autograd.Function, _Differentiated).apply
@@ -190,7 +192,8 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
     return lambda function: Operator(name, function)
 
 
-def _differentiates(tensors: Sequence[torch.Tensor]) -> bool:
+def differentiates(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether autograd is to see what becomes of these tensors."""
     return torch.is_grad_enabled() and any([x.requires_grad for x in tensors])
 
 
@@ -198,7 +201,7 @@ _dispatching, _transforming = torch._C._len_torch_dispatch_stack, torch._C._func
 _profiling, _tracing = torch._C._autograd._profiler_enabled, torch._C._get_tracing_state
 
 
-def _somebody_looks() -> bool:
+def somebody_looks() -> bool:
     """Whether a mode, a transformation of functions, a profiler or a tracer is to see the operator."""
     return _dispatching() > recorders() or _transforming() is not None or _profiling() or _tracing() is not None
 

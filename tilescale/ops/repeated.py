@@ -57,12 +57,15 @@ class Repeated:
         self._tables: dict[Any, tuple[Forms, list[_Form]]] = {}
 
     def __call__(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """Call it; `tensors` are those among the arguments, and in lists there."""
+        """Call it; `tensors` are those among the arguments, and in lists, tuples and dictionaries there."""
         if not is_recorded(tensors) or any([x.is_neg() for x in tensors]):
             return self.function(*given)
         cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         key = id(current_machine()), layout.generation, cast, *[_other(x) for x in given]
-        table = self._tables.get(key)
+        try:
+            table = self._tables.get(key)
+        except TypeError:  # an argument that is not supported, as the function says
+            return self.function(*given)
         if table is None:
             if len(self._tables) == KEPT:
                 self._tables.clear()
@@ -99,8 +102,10 @@ def _other(x: Any) -> Any:
     """An argument but for its tensors."""
     kind = x.__class__
     if kind is list or kind is tuple:
-        return tuple([_other(each) for each in x])
-    return _TENSOR if issubclass(kind, torch.Tensor) else x
+        return kind, *[_other(each) for each in x]
+    if kind is dict:
+        return tuple([(name, _other(each)) for name, each in x.items()])
+    return _TENSOR if issubclass(kind, torch.Tensor) else x if kind is str else (kind, x)
 
 
 _TENSOR = object()

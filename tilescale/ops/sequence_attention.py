@@ -20,6 +20,7 @@ from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import collective, group_name, rank_of, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
+from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.sequence_parts import COMPUTING, LOADING, PARTS, THREADS, keys_seen, part_of, send_halves, wait_for
 from tilescale.ops.softmax import NOTHING, base2, begin, log_sum, mean, softmax_step
 from tilescale.ops.workspace import workspace_of
@@ -29,6 +30,7 @@ QUERIES, KEYS = 128, 128
 
 
 @collective
+@plain_calls_repeat
 @takes_dtensors(1, q=1, k=1, v=1)
 def sequence_attention(
     q: torch.Tensor,
