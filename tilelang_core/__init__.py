@@ -32,6 +32,7 @@
     falling.py   indices that fall, in a form that the stock compiler gets right
     short_loops.py loops of at most one step, in a form that it leaves alone
     merged_remainders.py indices with several remainders, in a form that it does not merge
+    uneven_copies.py copies between tiles of different extents, in a form that all instructions take
     loop_ranges.py the ranges of variables of loops and threads
     zero_trip_loops.py waits and barriers of loops and branches that are not executed
     texts.py     rewrites of generated text, by which compiled kernels are told apart

@@ -32,6 +32,7 @@ from tilelang_core.recent import Recent
 from tilelang_core.rewrite import renamed
 from tilelang_core.short_loops import with_kept_extents
 from tilelang_core.texts import Rewrite, keyed, through
+from tilelang_core.uneven_copies import with_like_extents
 
 __all__ = [
     "JIT",
@@ -116,7 +117,7 @@ def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
     after it than on ranks that have not lowered it.
     """
     own = func.with_body(renamed(func.body, binds_threads))
-    return with_kept_extents(with_rising_dividends(own))
+    return with_like_extents(with_kept_extents(with_rising_dividends(own)))
 
 
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:

@@ -18,6 +18,7 @@ REWRITES: tuple[Callable[[Program, Machine], Program], ...] = (
 CHECKS: tuple[Callable[[Program, Machine], None], ...] = (
     validate.check_launches,  # there are some, of the same units
     validate.check_loops,  # no loops that TileLang refuses
+    validate.check_copies,  # nor copies between tiles of other extents
     validate.check_whole_uses,  # what is split over units is used through its view
     validate.check_extents,  # memory has a size before anything runs
     validate.check_device_phases,  # no index and no tile of a program where a device executes

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from tilelang_core import ir, tl
 from tilelang_core.dialect import names_bound_at
-from tilescale.errors import Location, PhaseError, UsageError, one
+from tilelang_core.uneven_copies import COPIES, executed
+from tilescale.errors import Location, PhaseError, ShapeError, UsageError, one
 from tilescale.hda import Machine
 from tilescale.passes.room import check_room
 from tilescale.passes.rules import check_rules
@@ -58,6 +59,26 @@ def check_loops(program: Program, machine: Machine) -> None:
     """
     if program.is_hierarchical:
         check_rules(program)
+
+
+def check_copies(program: Program, machine: Machine) -> None:
+    """Both sides of each copy have extents with which TileLang copies something.
+
+    Raises:
+        ShapeError: one has not.
+    """
+    for stmt, _, _ in statements(program.body):
+        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) not in COPIES:
+            continue
+        if executed(stmt.value) is not None:
+            continue
+        source, target = (ir.region_parts(region) for region in ir.regions_of_copy(stmt.value))
+        extents = [f"({', '.join(map(str, extents))}) of {buffer.name!r}" for buffer, _, extents in (source, target)]
+        raise ShapeError(
+            f"a copy between tiles of different extents: {' and '.join(extents)}",
+            hint="slice both to the same extents",
+            where=location(stmt),
+        )
 
 
 def check_rooms(program: Program, machine: Machine) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilelang_core import ir, tl
 from tilelang_core.tiles import Fill, Gemm, Im2col, Reduce, Scan, SparseGemm, TileCopy
+from tilelang_core.uneven_copies import executed
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.memory import PrivateBuffer
@@ -61,7 +62,9 @@ def copy_tile(
 
 @operation(tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY)
 def _copy(compiler: Compiler, call: ir.Call) -> Closure:
-    notes, copy = call.annotations or {}, TileCopy.of(call)
+    alike = executed(call)
+    assert alike is not None, "the analysis has refused it"
+    notes, copy = call.annotations or {}, TileCopy.of(alike)
     source, target = Region(compiler, copy.source), Region(compiler, copy.target)
     if "gather4_rows" in notes:
         return rows_copy(compiler, source, target, notes)
