@@ -15,12 +15,10 @@
     dependence.py    what waits order, what signals publish, what may change places, what is live when
     rendezvous.py    whether devices must come together when a call begins or ends
     arrivals.py      the signals that flags get during a call, and whether all are waited for
-    footprint.py     what a program holds in shared memory and registers, with the copies of pipelined loops
-    residency.py     how many programs a device holds at once
+    footprint.py     what a program holds in shared memory and registers, and how many of them a device holds
     waiting.py       whether programs of a grid wait for one another
     grids.py         values of expressions in all programs of a grid
-    extents.py       symbolic extents
-    lengths.py       those in which ranks may differ, and rows that do not fit
+    extents.py       symbolic extents, and those in which ranks may differ
     formulas.py      integer expressions as Python functions
     pointers.py      tensors that are made of addresses
     source.py        programs as source text of the language

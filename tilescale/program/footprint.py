@@ -3,7 +3,7 @@
 
 The compiler gives tiles that are not needed at the same time the same place. Of a tile that a pipelined loop loads it
 has as many as the loop has stages, from the loop's first turn to its last one. What else it adds, such as tiles for
-exchanges between devices, is not known here.
+exchanges between devices, is not known here. From that follows how many programs a device holds at once.
 """
 
 from __future__ import annotations
@@ -137,3 +137,16 @@ def _directly(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
             yield inner
         elif isinstance(inner, ir.SeqStmt | ir.AttrStmt | ir.SBlock | ir.SBlockRealize):
             yield from _directly(inner)
+
+
+def held(phase: GridPhase, launch: Launch, names: Surroundings, machine: Machine) -> int:
+    """Programs of a grid that one tensor-owning unit holds at once; 0 if not even one fits."""
+    program = machine.program_level
+    if program.count is not None and not program.virtual:
+        return program.count
+    room = machine.capacity(machine.layer_for("shared").name)
+    shared = min(fullest(phase, launch, names, machine).nbytes, room)
+    registers = machine.capacity(machine.layer_for("fragment").name, launch.thread_count)
+    fragments = min(sum(tile_bytes(machine, launch, names, FRAGMENTS).values()), registers)
+    per_unit = machine.residency(threads=launch.thread_count, shared_bytes=shared, fragment_bytes=fragments)
+    return per_unit * machine.count(program.name, machine.tensor_level.name)

@@ -15,7 +15,7 @@ from tilescale.backends.emulator.numerics import element_type, lane_axis, numpy_
 from tilescale.backends.emulator.pairs import Pairs
 from tilescale.errors import RankMismatchError, UnsupportedError
 from tilescale.program.arguments import bind, shape_of
-from tilescale.program.lengths import agreed
+from tilescale.program.extents import agreed
 from tilescale.program.model import Parameter, Program
 
 

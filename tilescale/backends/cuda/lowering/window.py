@@ -27,8 +27,8 @@ from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.statements import flat
 from tilescale.program import ops
 from tilescale.program.effects import Surroundings
+from tilescale.program.footprint import held
 from tilescale.program.model import GridPhase
-from tilescale.program.residency import held
 from tilescale.program.waiting import waits_across
 
 PATIENCE = 3

@@ -11,7 +11,7 @@ from tilescale.backends.cuda.running.barrier_kernel import Standing, site_of
 from tilescale.backends.cuda.running.queue_watch import PATIENCE
 from tilescale.backends.cuda.running.timeouts import Kind, Report
 from tilescale.errors import OutOfBoundsError, RankMismatchError, TileScaleError, WaitTimeoutError
-from tilescale.program.lengths import UNFIT, unfit
+from tilescale.program.extents import UNFIT, unfit
 
 _RESET = "then kernel.reset() on all ranks lets it run again"
 

@@ -15,7 +15,7 @@ from tilelang_core import ir
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.running.barrier_kernel import purpose
 from tilescale.backends.cuda.running.steps import Call, Work
-from tilescale.program.lengths import agreed
+from tilescale.program.extents import agreed
 
 if TYPE_CHECKING:
     import torch

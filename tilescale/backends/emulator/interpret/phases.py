@@ -14,8 +14,8 @@ from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.statements import thread_index
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.errors import ArgumentError, LaunchError
+from tilescale.program.footprint import held
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
-from tilescale.program.residency import held
 
 
 def compile_part(compiler: Compiler, part: Part) -> Closure:

@@ -20,7 +20,7 @@ from tilescale.backends.emulator.operations import pieces
 from tilescale.backends.emulator.operations.collectives import Chosen
 from tilescale.errors import Location, OutOfBoundsError, RankMismatchError
 from tilescale.program import ops
-from tilescale.program.lengths import UNFIT, unfit
+from tilescale.program.extents import UNFIT, unfit
 from tilescale.program.operations import Collective
 
 

@@ -13,7 +13,7 @@ from tilescale.backends.cuda.running.nccl import group, moved, reduce_op
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.errors import OutOfBoundsError
-from tilescale.program.lengths import UNFIT, unfit
+from tilescale.program.extents import UNFIT, unfit
 
 if TYPE_CHECKING:
     import torch
