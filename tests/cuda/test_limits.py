@@ -9,6 +9,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.cuda.support import lowered
+from tilescale.backends.cuda import support
 from tilescale.errors import ShapeError
 
 
@@ -72,3 +73,94 @@ def test_a_product_that_warps_share_out(m: int, n: int, threads: int, scale: str
     tilescale.emulate(product(m, n, threads, scale), values)
     assert values[2][0].unique().tolist() == [32]
     assert lowered(product(m, n, threads, scale)).source({})
+
+
+# -- tiles in registers ------------------------------------------------------------------------------------------------
+
+
+def passed_through(shape: tuple[int, int], threads: int, scale: str = "block") -> Any:
+    """A tile is added to in registers, by a block or by its second warpgroup."""
+
+    @T.prim_func
+    def run(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32")):
+        with T.Kernel(device=1, block=1, threads=threads):
+            with T.Scale("block"), T.Scale(scale):
+                tile = T.alloc(shape, "float32", level="l0")
+                T.copy(X, tile)  # the tile
+                for i, j in T.Parallel(*shape):
+                    tile[i, j] = tile[i, j] + 1
+                T.copy(tile, Y)
+
+    return run
+
+
+def reduced(shape: tuple[int, int], threads: int) -> Any:
+    @T.prim_func
+    def run(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32")):
+        with T.Kernel(1, threads=threads):
+            tile = T.alloc_fragment(shape, "float32")
+            sums = T.alloc_fragment(shape[:1], "float32")
+            T.copy(X, tile)
+            T.reduce_sum(tile, sums, dim=1)  # the sums
+            for i, j in T.Parallel(*shape):
+                Y[i, j] = X[i, j] + 1
+
+    return run
+
+
+def runs(func: Any, shape: tuple[int, int], machine: str | None = None) -> None:
+    x, y = torch.randn(shape), torch.full(shape, float("nan"))
+    tilescale.emulate(func, [x, y], machine=machine)
+    assert torch.equal(y, x + 1)
+
+
+@pytest.mark.parametrize(
+    ("func", "shape", "line"),
+    [
+        (passed_through((3, 11), 32), (3, 11), "the tile"),
+        (passed_through((33, 7), 64), (33, 7), "the tile"),
+        (passed_through((64, 64), 48), (64, 64), "the tile"),
+        (passed_through((64, 33), 256, "warpgroup"), (64, 33), "the tile"),
+        (reduced((32, 48), 256), (32, 48), "the sums"),
+        (reduced((48, 48), 48), (48, 48), "the sums"),
+    ],
+)
+def test_a_tile_in_registers_that_threads_cannot_share_out(func: Any, shape: tuple[int, int], line: str):
+    for _ in range(2):
+        with pytest.raises(ShapeError, match=f"T.*# {line}") as error:
+            runs(func, shape)
+        assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("shape", "threads", "scale"),
+    [((3, 11), 64, "block"), ((48, 48), 48, "block"), ((5, 32), 32, "block"), ((64, 34), 128, "block")],
+)
+def test_a_tile_in_registers_that_threads_share_out(shape: tuple[int, int], threads: int, scale: str):
+    """Also one with fewer elements than threads."""
+    runs(passed_through(shape, threads, scale), shape)
+    assert lowered(passed_through(shape, threads, scale)).source({})
+
+
+def test_a_tile_whose_layout_others_say(monkeypatch: pytest.MonkeyPatch):
+    """Each thread has all 100 numbers, which 32 threads could not share out; TileLang is asked once."""
+
+    @T.prim_func
+    def scaled(X: T.Tensor((100, 128), "float32"), Y: T.Tensor((100, 128), "float32")):
+        with T.Kernel(1, threads=32):
+            ones = T.alloc_fragment((100,), "float32")
+            T.fill(ones, 1)
+            for row in T.serial(100):
+                for j in T.Parallel(128):
+                    Y[row, j] = X[row, j] + ones[row]
+
+    asked: list[Any] = []
+    lower = support.lower
+    monkeypatch.setattr(support, "lower", lambda *given: asked.append(given) or lower(*given))
+    for _ in range(2):
+        runs(scaled, (100, 128))
+    assert len(asked) == 1
+
+
+def test_the_emulator_of_another_machine_shares_out_any_tile():
+    runs(passed_through((3, 11), 32), (3, 11), "mi300x-8")

@@ -16,8 +16,7 @@ Folders: `lowering` (a program to TileLang functions), `headers` (device functio
 from __future__ import annotations
 
 from tilescale.backends.base import Backend
-from tilescale.backends.cuda.limits import check_threads
-from tilescale.backends.cuda.support import collectives, lower, serves
+from tilescale.backends.cuda.support import check, collectives, lower, serves
 from tilescale.backends.cuda.target import target_for
 from tilescale.settings import settings
 
@@ -37,5 +36,5 @@ BACKEND = Backend(
     serves=serves,
     target=target_for,
     collectives=collectives,
-    check=check_threads,
+    check=check,
 )

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tilelang_core import ir, tl
 from tilelang_core.products import WARP, refusal
 from tilelang_core.tiles import Gemm
 from tilescale.backends.cuda.target import target_for
-from tilescale.errors import ShapeError
+from tilescale.errors import Location, ShapeError
 from tilescale.hda import Machine
 from tilescale.program.effects import Surroundings, phases
 from tilescale.program.footprint import FRAGMENTS
@@ -25,20 +26,37 @@ def check_threads(program: Program, machine: Machine) -> None:
     """
     names = Surroundings(program)
     divided = {names.root(view) for view in names.views}
-    for phase, launch in phases(program.body):
-        if not isinstance(phase, GridPhase) or launch is None:
+    for stmt, threads, where in _of_units(program, machine):
+        if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) not in (tl.GEMM, tl.WGMMA_GEMM):
             continue
-        for stmt, product, threads in _products(phase.stmt, launch, launch.thread_count, machine):
-            result = ir.region_parts(product.c)[0]
-            if names.root(result.data) in divided or result.scope() not in FRAGMENTS:
-                continue
-            reason = refusal(product, threads, target_for(machine))
-            if reason is not None:
-                raise ShapeError(
-                    f"T.gemm of {product.sizes[0]} x {product.sizes[1]} by {threads} threads: {reason}",
-                    hint=_hint(product, threads),
-                    where=location(stmt) or launch.where,
-                )
+        product = Gemm.of(stmt.value)
+        result = ir.region_parts(product.c)[0]
+        if names.root(result.data) in divided or result.scope() not in FRAGMENTS:
+            continue
+        reason = refusal(product, threads, target_for(machine))
+        if reason is not None:
+            raise ShapeError(
+                f"T.gemm of {product.sizes[0]} x {product.sizes[1]} by {threads} threads: {reason}",
+                hint=_hint(product, threads),
+                where=where,
+            )
+
+
+def may_be_uneven(program: Program, machine: Machine) -> bool:
+    """Whether a tile in registers has elements that its threads may not hold evenly, or reduce by halves."""
+    return any(_is_uneven(stmt, threads) for stmt, threads, _ in _of_units(program, machine))
+
+
+def _is_uneven(stmt: ir.Stmt, threads: int) -> bool:
+    found: list[ir.Buffer] = []
+    ir.walk(stmt, lambda node: found.append(node.buffer) if isinstance(node, ir.BufferLoad | ir.BufferStore) else None)
+    shapes = [ir.constants(buffer.shape) for buffer in found if buffer.scope() in FRAGMENTS]
+    reduces = isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.REDUCE
+    for shape in filter(None, shapes):
+        count = math.prod(shape)
+        if count > threads and count % threads or reduces and any(n & (n - 1) for n in (*shape, threads)):
+            return True
+    return False
 
 
 def _hint(product: Gemm, threads: int) -> str:
@@ -51,16 +69,25 @@ def _hint(product: Gemm, threads: int) -> str:
     return f"launch another number of threads, a multiple of {WARP} and at most {most}, or make the tile larger"
 
 
-def _products(stmt: ir.Stmt, launch: Launch, threads: int, machine: Machine) -> Iterator[tuple[ir.Stmt, Gemm, int]]:
-    """The products in a statement, each with the threads of the unit that computes it, where that is known."""
+def _of_units(program: Program, machine: Machine) -> Iterator[tuple[ir.Stmt, int, Location | None]]:
+    """Operations and parallel loops of programs, each with the threads of the unit that executes it, where these are
+    known, and its line."""
+    for phase, launch in phases(program.body):
+        if isinstance(phase, GridPhase) and launch is not None:
+            for stmt, threads in _inside(phase.stmt, launch, launch.thread_count, machine):
+                yield stmt, threads, location(stmt) or launch.where
+
+
+def _inside(stmt: ir.Stmt, launch: Launch, threads: int, machine: Machine) -> Iterator[tuple[ir.Stmt, int]]:
     if isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == SCALE:
         level = machine.level(str(stmt.value.value))
         if level.kind == "cluster":
-            return  # its programs share the product out first
+            return  # its programs share it out first
         threads = level.threads if level.kind == "thread_group" and level.threads else threads
     if isinstance(stmt, ir.IfThenElse) and ir.variables(stmt.condition) & {var for var, _ in launch.thread_vars}:
         return  # some threads of the unit, as the user has counted them
-    if isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) in (tl.GEMM, tl.WGMMA_GEMM):
-        yield stmt, Gemm.of(stmt.value), threads
-    for inner in ir.children(stmt):
-        yield from _products(inner, launch, threads, machine)
+    is_parallel = isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL
+    if isinstance(stmt, ir.Evaluate) or is_parallel:
+        yield stmt, threads
+    for inner in () if is_parallel else ir.children(stmt):
+        yield from _inside(inner, launch, threads, machine)

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
+from tilelang_core.recent import Recent
 from tilescale.backends.base import Compilation, Executable
 from tilescale.backends.base import Target as AnyTarget
-from tilescale.backends.cuda.limits import check_threads
+from tilescale.backends.cuda.limits import check_threads, may_be_uneven
 from tilescale.backends.cuda.lowered_cache import cached
 from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
@@ -24,7 +26,7 @@ from tilescale.backends.cuda.target import target_for
 from tilescale.backends.cuda.text import STRIDE, checked
 from tilescale.backends.cuda.upstream_errors import explained
 from tilescale.collectives import Available, Wanted
-from tilescale.errors import UnsupportedError
+from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
 from tilescale.program.model import Program
@@ -52,6 +54,29 @@ def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:
     again = lambda func: lower_for(analyse(func, target.machine), made)  # noqa: E731
     with explained(program.func, again, program.launches[0].where):
         return DeviceLowered(cached(program, made))
+
+
+_even: Recent[Hashable, bool] = Recent(256)
+"""Programs that were lowered to see whether their tiles can be shared out, by function and machine."""
+
+
+def check(program: Program, machine: Machine) -> None:
+    """What no lowering for a machine can make of a program. TileLang alone knows which layouts it finds for tiles in
+    registers, so it is asked where that is in doubt.
+
+    Raises:
+        ShapeError: what a unit computes cannot be shared out to its threads.
+    """
+    check_threads(program, machine)
+    key = program.func, machine.digest
+    if key not in _even and may_be_uneven(program, machine):
+        try:
+            lower(program, AnyTarget.of(program, machine)).source({})
+        except ShapeError:
+            raise
+        except TileScaleError:
+            pass  # the emulator need not be refused what has no lowering yet
+        _even[key] = True
 
 
 def serves(machine: Machine) -> bool:

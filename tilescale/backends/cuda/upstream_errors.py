@@ -31,7 +31,8 @@ class Known:
 
 _EVEN = (
     "let the number of elements be a multiple of the number of threads, by a larger tile (copies fill what is beyond a "
-    'tensor with 0) or other threads=, or put the tile into shared memory (level="l1")'
+    'tensor with 0) or other threads=, or put the tile into shared memory (level="l1"); of a tile that is reduced let '
+    "the extents be powers of two"
 )
 KNOWN = (
     Known(
@@ -66,7 +67,7 @@ KNOWN = (
     ),
     Known(
         r"XOR-butterfly AllReduce requires .*? power of two, got (\d+)",
-        UnsupportedError,
+        ShapeError,
         "the elements that are reduced to one lie on {0} threads, or so far apart, which is no power of two",
         "let the extents of the tile, and the number of threads, be powers of two",
     ),

@@ -85,7 +85,7 @@ def emulate(
         DivergedReplicaError: what is viewed with `T.Replica` is read as a whole, or the program ends, while the units
             hold different values.
         OutOfBoundsError: an access outside a tile or a flag tensor.
-        ShapeError: a product that GPUs of this kind cannot share out to the threads of its unit.
+        ShapeError: a product, or a tile in registers, that GPUs of this kind cannot share out to its unit's threads.
         UnsupportedError: an operation that the emulator does not run, with its line.
         NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor of which nothing
             is assumed.
