@@ -342,6 +342,61 @@ def tile_of_the_next_warp(order):
     return program, alone((4, 8))
 
 
+@label("warpgroup", HIRACE("warps of a block"), wrong={"nothing": RaceError, "after": RaceError}, right=["barrier"])
+def loads_after_a_bulk_store(order):
+    """A warpgroup stores a tile as a whole, and the other one loads it element by element."""
+
+    @T.prim_func
+    def program(X: T.Tensor((128, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            tile = T.alloc((64, 64), "float32")
+            with T.Scale("warpgroup") as (rank, _):
+                if rank == 0:
+                    T.fill(tile, 5)
+                    T.copy(tile, X[0:64, :])  # named
+                if order == "barrier":
+                    T.barrier()
+                if rank == 1:
+                    for i, j in T.Parallel(64, 64):
+                        Y[i, j] = X[63 - i, j] * 2  # named
+                if order == "after":
+                    T.barrier()
+
+    return program, alone((128, 64), (64, 64))
+
+
+@label(
+    "warpgroup",
+    FAIAL("divergent branch"),
+    wrong={"nothing": RaceError, "barrier before": RaceError, "read before": RaceError},
+    right=["barrier", "own branch"],
+)
+def store_in_a_branch_of_one_warp(order):
+    """One warp stores what all warps load; a barrier in front of the store does not order the two."""
+
+    @T.prim_func
+    def program(Y: T.Tensor((4, 32), "float32")):
+        with T.Kernel(1, threads=128):
+            row = T.alloc((32,), "float32")
+            T.clear(row)
+            with T.Scale("warp") as (rank, _):
+                if order == "barrier before":
+                    T.barrier()
+                if order == "read before":
+                    T.copy(row, Y[rank, 0:32])  # named: read before
+                if rank == 2:
+                    for i in T.Parallel(32):
+                        row[i] = i  # named
+                    if order == "own branch":
+                        T.copy(row, Y[rank, 0:32])
+                if order == "barrier":
+                    T.barrier()
+                if order in ("nothing", "barrier before", "barrier"):
+                    T.copy(row, Y[rank, 0:32])  # named: nothing, barrier before
+
+    return program, alone((4, 32))
+
+
 @label("warpgroup", SIMULEE("missing barrier"), wrong={"nothing": RaceError}, right=["barrier"])
 def fragment_that_is_handed_over(order):
     """A warpgroup copies into a tile that the other one has in registers."""

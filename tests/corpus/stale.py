@@ -281,6 +281,37 @@ def row_that_is_written_again(order):
 
 @label(
     "warpgroup",
+    INDIGO("stencil of neighbours"),
+    wrong={"nothing": RaceError, "before": RaceError, "stored again": RaceError},
+    right=["barrier", "two tiles"],
+)
+def stencil_of_warps(order):
+    """Each warp stores a row, and reads those of its neighbours; in a second step it stores its row again."""
+
+    @T.prim_func
+    def program(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((2, 4, 32), "float32")):
+        with T.Kernel(1, threads=128):
+            rows = T.alloc((12, 32), "float32")
+            T.clear(rows)
+            with T.Scale("warp") as (rank, _):
+                for step in T.serial(2):
+                    mine = 6 * step + rank + 1 if order == "two tiles" else rank + 1
+                    if order == "before":
+                        T.barrier()
+                    for i in T.Parallel(32):
+                        rows[mine, i] = X[rank, i] + step  # named
+                    if order in ("barrier", "two tiles", "stored again"):
+                        T.barrier()
+                    for i in T.Parallel(32):
+                        Y[step, rank, i] = rows[mine - 1, i] + rows[mine + 1, i]  # named
+                    if order == "barrier":
+                        T.barrier()
+
+    return program, alone((4, 32), (2, 4, 32))
+
+
+@label(
+    "warpgroup",
     FAIAL("producer and consumer, in a loop"),
     wrong={"1 for 2": RaceError, "2 for 3": RaceError},
     right=["1 for 1", "2 for 2", "3 for 2"],
