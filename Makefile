@@ -26,7 +26,7 @@ help:
 	@echo "make demo    all-gather and GEMM, in order and overlapped: on all GPUs, and emulated as one picture"
 	@echo "make test    check the source and run all tests"
 	@echo "make test-cluster   jobs on hosts that are network namespaces, and under a real Slurm (root; minutes)"
-	@echo "make test-integrations   behind the names of transformers, vLLM and SGLang, with their own packages (downloads 500 MB)"
+	@echo "make test-integrations   behind the names of transformers, vLLM and SGLang, with their own packages (downloads 1 GB)"
 	@echo "make test-newest   the newest TileLang, PyTorch, NCCL, NVSHMEM and CUDA bindings, each by itself (downloads gigabytes)"
 	@echo "make lint    check the source only"
 	@echo "make docs    build the documentation site into site/; make docs-serve shows it at port $(PORT)"
@@ -48,11 +48,16 @@ test-cluster: $(READY)
 # Packages of engines, without what they depend on: much of it is for GPUs, and they pin other versions of torch and
 # TileLang. What cannot be had or imported here is skipped with its reason.
 INTEGRATIONS := build/integrations
-test-integrations: $(READY)
-	@for package in accelerate vllm sglang flashinfer-python pyzmq orjson msgspec cbor2 cachetools; do \
-		[ -e $(INTEGRATIONS)/.$$package ] || { $(BIN)/python -m pip install --quiet --quiet --no-deps --no-compile \
-		--target $(INTEGRATIONS) $$package && touch $(INTEGRATIONS)/.$$package; } || echo "no $$package" >&2; done
+test-integrations: $(INTEGRATIONS)/.ready
 	@PYTHONPATH=$(CURDIR):$(CURDIR)/$(INTEGRATIONS) $(BIN)/python -m pytest -q -n 0 tests/integrations/*.py
+
+PACKAGES := tests/integrations/packages.txt
+$(INTEGRATIONS)/.ready: $(PACKAGES) $(READY)
+	@rm -rf $(INTEGRATIONS)
+	@install="$(BIN)/python -m pip install --quiet --quiet --no-deps --no-compile --target $(INTEGRATIONS)"; \
+		$$install --requirement $(PACKAGES) || for package in $$(grep -v '^#' $(PACKAGES)); do \
+		$$install $$package || echo "no $$package" >&2; done
+	@touch $@
 
 # The newest of what we build on, in a folder of its own; downloads gigabytes.
 test-newest: $(READY)
