@@ -35,6 +35,7 @@ class Settings:
             (TILESCALE_HEAP_BYTES).
         share_gpus: let ranks of a node share its GPUs in turn where there are more ranks (TILESCALE_SHARE_GPUS).
         wait_s: longest time in seconds that a kernel waits for another device (TILESCALE_WAIT_S).
+        plugin: let serving engines that load the plugins of this package use its operators (TILESCALE_PLUGIN).
         progress: progress bars, "on", "off", or "auto" for "when a person watches" (TILESCALE_PROGRESS).
         check: what the emulator checks where the caller does not say: "all", "none", or names of checks with commas
             between them (TILESCALE_CHECK).
@@ -52,6 +53,7 @@ class Settings:
     wait_s: float = 30.0
     heap: str | None = None
     heap_bytes: int | None = None
+    plugin: bool = False
     progress: str = "auto"
     check: tuple[str, ...] = ("all",)
     schedule_seed: int | None = None
@@ -149,6 +151,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "heap": ("TILESCALE_HEAP", str, "the name of a heap provider, e.g. cuda_vmm"),
     "heap_bytes": ("TILESCALE_HEAP_BYTES", _bytes, "a number of bytes, or one with KiB, MiB, GiB or TiB, e.g. 16GiB"),
     "wait_s": ("TILESCALE_WAIT_S", _seconds, "a number of seconds above 0, e.g. 30"),
+    "plugin": ("TILESCALE_PLUGIN", _switch, f"one of {', '.join(_TRUE + _FALSE)}"),
     "progress": ("TILESCALE_PROGRESS", _progress, "auto, on or off"),
     "check": ("TILESCALE_CHECK", _names, "all, none, or names of checks with commas between them, e.g. races"),
     "schedule_seed": ("TILESCALE_SCHEDULE_SEED", _number, "a whole number from 0 on"),

@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from types import ModuleType
 
-import torch
-import torch.distributed as dist
+os.environ |= {
+    "VLLM_PLUGINS": "tilescale",  # none of its own
+    "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0",  # the second version needs a GPU to be imported
+}
+LOADERS = {"vllm": ("vllm.plugins", "load_general_plugins"), "sglang": ("sglang.srt.plugins", "load_plugins")}
+"""The function of each engine that finds and loads plugins."""
 
-import tilescale
-
-WORLD = tilescale.init()
+SLOTS = {
+    "vllm": "vllm.distributed.device_communicators.custom_all_reduce",
+    "sglang": "sglang.srt.distributed.device_communicators.custom_all_reduce",
+}
+"""The module of each engine that has its custom all-reduce."""
 
 
 def needed(name: str) -> ModuleType:
@@ -24,19 +31,7 @@ def needed(name: str) -> ModuleType:
         sys.exit(0)
 
 
-def entry_points(group: str) -> metadata.EntryPoints:
-    """The plugin that pyproject.toml names for a group."""
-    function = group.partition(".")[0]
-    point = metadata.EntryPoint("tilescale", f"tilescale.ops.engine_plugins:{function}", group)
-    return metadata.EntryPoints([point])
-
-
-def members() -> tuple[dist.ProcessGroup, torch.Tensor, torch.Tensor]:
-    """A group of all ranks, a tensor of this one, and the sum of all, in float64."""
-    dist.init_process_group("gloo")
-    given = [torch.randn(6, 64, generator=torch.Generator().manual_seed(rank)).bfloat16() for rank in range(WORLD.size)]
-    return dist.new_group(list(range(WORLD.size))), given[WORLD.rank], torch.stack([x.double() for x in given]).sum(0)
-
-
-def close(got: torch.Tensor, want: torch.Tensor) -> None:
-    torch.testing.assert_close(got.double(), want, rtol=1e-2, atol=1e-2)
+def load_plugins(engine: str) -> None:
+    """Let the engine find and load its plugins."""
+    module, function = LOADERS[engine]
+    getattr(needed(module), function)()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import torch
@@ -12,6 +13,7 @@ import tilescale
 from tilescale.errors import ArgumentError
 from tilescale.ops.allreduce_fusion import AllReduceFusionPattern, allreduce_fusion, create_allreduce_fusion_workspace
 from tilescale.ops.communicator import Communicator
+from tilescale.ops.engine_plugins import VllmCommunicator
 
 WORLD = tilescale.init()
 SIZE, RANK = WORLD.size, WORLD.rank
@@ -62,6 +64,18 @@ def check_communicator(group: dist.ProcessGroup) -> None:
         close(comm.custom_all_reduce(rows[RANK]), total(rows))
 
 
+def check_log(group: dist.ProcessGroup) -> None:
+    """The first rank says in the engine's log what an engine's communicator does."""
+    lines: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("vllm")
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    VllmCommunicator(group=group, device="cpu", symm_mem_enabled=False)
+    assert len(lines) == (RANK == 0)
+    assert all(f"a group of {SIZE} ranks: all-reduce, all-gather, reduce-scatter" in line for line in lines), lines
+
+
 def check_another_thread(group: dist.ProcessGroup) -> None:
     comm, given, results = Communicator(group), each(4, 16), []
     thread = threading.Thread(target=lambda: results.append(comm.custom_all_reduce(given[RANK])))
@@ -102,7 +116,7 @@ def check_fusion(group: dist.ProcessGroup) -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     members = dist.new_group(list(range(SIZE)))
-    for check in (check_communicator, check_another_thread, check_fusion):
+    for check in (check_communicator, check_log, check_another_thread, check_fusion):
         check(members)
         print(f"passed {check.__name__}", flush=True)
     dist.destroy_process_group()
