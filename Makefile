@@ -52,8 +52,8 @@ test-integrations: $(INTEGRATIONS)/.ready
 	@PYTHONPATH=$(CURDIR):$(CURDIR)/$(INTEGRATIONS) $(BIN)/python -m pytest -q -n 0 tests/integrations/*.py
 
 PACKAGES := tests/integrations/packages.txt
-$(INTEGRATIONS)/.ready: $(PACKAGES) $(READY)
-	@rm -rf $(INTEGRATIONS)
+$(INTEGRATIONS)/.ready: $(PACKAGES) | $(READY)
+	@rm -rf $(INTEGRATIONS) && mkdir -p $(INTEGRATIONS)
 	@install="$(BIN)/python -m pip install --quiet --quiet --no-deps --no-compile --target $(INTEGRATIONS)"; \
 		$$install --requirement $(PACKAGES) || for package in $$(grep -v '^#' $(PACKAGES)); do \
 		$$install $$package || echo "no $$package" >&2; done
