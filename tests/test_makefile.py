@@ -9,19 +9,24 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+PACKAGES = "tests/integrations/packages.txt"
+
 PYTHON = """#!/bin/sh
-# Stands for Python: writes down its arguments, and `-m venv FOLDER` makes an environment with the same program.
+# Stands for Python: writes down its arguments, and `-m venv FOLDER` makes an environment with the same program. It
+# cannot install what comes in files, or vllm.
 echo "$@" >> {log}
 for last; do :; done
 if [ "$1 $2" = "-m venv" ]; then mkdir -p "$last/bin"; cp "$0" "$last/bin/python"; touch "$last/pyvenv.cfg"; fi
+case "$*" in *--requirement*|*vllm==*) exit 1;; esac
 """
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of what make needs, and a Python that only writes down what is asked of it."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", PACKAGES):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     python = tmp_path / "stub"
     python.write_text(PYTHON.format(log=tmp_path / "log"))
     python.chmod(0o755)
@@ -70,3 +75,14 @@ def test_another_folder_beside_an_environment_of_others(tree: Path):
     (tree / ".venv").mkdir()
     assert make(tree, "lint", "VENV=build/venv").returncode == 0
     assert (tree / "build" / "venv" / "pyvenv.cfg").exists()
+
+
+def test_packages_of_engines_are_installed_once_but_for_those_that_cannot_be_had(tree: Path):
+    for said in "no vllm==", "":
+        done = make(tree, "test-integrations")
+        assert done.returncode == 0 and done.stderr.startswith(said) and bool(done.stderr) == bool(said)
+        (tree / ".venv" / ".ready").touch()
+    calls = asked(tree)
+    wanted = [line for line in (tree / PACKAGES).read_text().splitlines() if line and not line.startswith("#")]
+    assert [call.split()[-1] for call in calls if "--no-deps" in call] == [PACKAGES, *wanted]
+    assert len([call for call in calls if "pytest" in call]) == 2
