@@ -155,6 +155,23 @@ def check_all_reduce(only: slice) -> None:
         runs(f"all_reduce {shape}", lambda x=x: ops.all_reduce(x), lambda c, want=want: compare("sum", c, want))
 
 
+def check_all_reduce_types(only: slice) -> None:
+    """Combinations that are exact, of integers and of floats that are integers; a NaN of one rank stays."""
+    floats = (torch.float64, torch.float32, torch.bfloat16)
+    for dtype in (*floats, torch.int64, torch.int32, torch.int8, torch.uint8)[only]:
+        for shape in [(100, 33), (1024, 2048)]:
+            x = torch.randint(-30, 30, shape, device=DEVICE).to(dtype)
+            if dtype in floats and RANK == 0:
+                x.view(-1)[1] = torch.nan
+            every = everyones(x)
+            for op, want in ("sum", every.sum(0, dtype=dtype)), ("max", every.amax(0)), ("min", every.amin(0)):
+                runs(
+                    f"all_reduce {op} {dtype} {shape}",
+                    lambda x=x, op=op: ops.all_reduce(x, op=op),
+                    lambda c, want=want: torch.testing.assert_close(c, want, rtol=0, atol=0, equal_nan=True),
+                )
+
+
 def check_all_reduce_rms_norm(only: slice) -> None:
     for m, n in [(1, 1024), (70, 1032), (300, 4096), (2050, 7168), (1024, 16384)][only]:
         x, weight, residual = random(m, n), random(n), random(m, n)

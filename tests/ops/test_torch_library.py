@@ -108,7 +108,7 @@ def experts(x: torch.Tensor, w: torch.Tensor, share: torch.Tensor) -> torch.Tens
         ("matmul_float8", lambda x, w: (x, w, None, FLOAT8)),
         ("all_gather", lambda x, w: (x, 1, "")),
         ("reduce_scatter", lambda x, w: (x, 0, "")),
-        ("all_reduce", lambda x, w: (x, "")),
+        ("all_reduce", lambda x, w: (x, "sum", "")),
         ("all_to_all", lambda x, w: (x, 0, 1, "")),
         ("all_reduce_rms_norm", lambda x, w: (x, w[0], x, 1e-6, "")),
     ],
@@ -180,7 +180,7 @@ def test_backward_is_for_the_machine_of_its_forward():
     with pytest.MonkeyPatch.context() as patch, tilescale.use_machine("wafer-mesh") as machine:
         result = made(leaf(3))
         layered = everywhere(leaf(4, 16))
-        summed = lambda grad, group: seen.append(current_machine().name) or grad  # noqa: E731
+        summed = lambda grad, op, group: seen.append(current_machine().name) or grad  # noqa: E731
         patch.setattr(linear, "operator_of", lambda name: summed)
         for y in (result, layered):
             thread = threading.Thread(target=y.sum().backward)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-reduce: the sum of the ranks' tensors, on every rank.
+"""All-reduce: the sum of the ranks' tensors, or their maximum or minimum, on every rank.
 
 By `T.allreduce`, for which the machine model chooses the algorithm. Its kernels were at least as fast as every other
 way from 4 KiB to 256 MiB (docs/collectives.md), so no copy queue takes part.
@@ -9,68 +9,79 @@ from typing import Any
 
 import torch
 
+from tilescale.errors import ArgumentError
 from tilescale.ops import small
-from tilescale.ops.arguments import SUMS, check_out, check_tensor, dense
+from tilescale.ops.arguments import COMBINES, check_out, check_tensor, dense
 from tilescale.ops.flat import WIDTHS, delivered, place_in
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
 
+OPS = ("sum", "max", "min")
+
 
 @collective
 @plain_calls_repeat
-def all_reduce(a: torch.Tensor, *, out: torch.Tensor | None = None, group: Any = None) -> torch.Tensor:
-    """The sum of all ranks' tensors, as a new tensor. Collective.
+def all_reduce(
+    a: torch.Tensor, *, op: str = "sum", out: torch.Tensor | None = None, group: Any = None
+) -> torch.Tensor:
+    """The sum of all ranks' tensors, or their maximum or minimum, as a new tensor. Collective.
 
     Args:
-        a: of the same shape on all ranks; bfloat16, float16 or float32. What a rank adds up at once is added up in
-            float32, and rounded.
+        a: of the same shape on all ranks; bfloat16, float16, float32, float64, int64, int32, int8 or uint8. Of
+            bfloat16 and float16, what a rank adds up at once is added up in float32, and rounded. Sums of integers wrap
+            around as PyTorch's.
+        op: "sum", "max" or "min", element by element. A NaN of any rank stays.
         out: the result's memory, where no gradients are recorded; `a` itself for a sum in place.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        A tensor like `a`. It can be differentiated: its backward is the sum of the gradients.
+        A tensor like `a`. A sum can be differentiated: its backward is the sum of the gradients.
 
     Raises:
         ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
-    check_tensor("a", a, served=SUMS)
+    check_tensor("a", a, served=COMBINES)
+    if op not in OPS:
+        raise ArgumentError(f"op is {op!r}", hint=f"supported: {', '.join(OPS)}")
+    if op != "sum" and a.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(f"a requires a gradient, op is {op!r}", hint="pass a.detach(), or use torch.no_grad()")
     name = group_name(group)
     if out is None:
-        return _operator(a, name)
+        return _operator(a, op, name)
     check_out(out, a.shape, a)
-    return out.copy_(_operator(a, name)) if _operator.is_seen else _summed(a, name, out)
+    return out.copy_(_operator(a, op, name)) if _operator.is_seen else _combined(a, op, name, out)
 
 
 @operator("all_reduce")
-def _operator(a: torch.Tensor, group: str) -> torch.Tensor:
-    """The sum."""
-    return _summed(a, group, None)
+def _operator(a: torch.Tensor, op: str, group: str) -> torch.Tensor:
+    """The sum, maximum or minimum."""
+    return _combined(a, op, group, None)
 
 
-def _summed(a: torch.Tensor, group: str, out: torch.Tensor | None) -> torch.Tensor:
+def _combined(a: torch.Tensor, op: str, group: str, out: torch.Tensor | None) -> torch.Tensor:
     if not a.numel():
         return torch.empty_like(a, memory_format=torch.contiguous_format) if out is None else out
     elements = WIDTHS[-1] * small.room(-(-a.numel() // WIDTHS[-1]))
     place = place_in(out, 0, 1) if elements == a.numel() else None
-    summed = a.new_empty(elements) if place is None else place.view(-1)
+    made = a.new_empty(elements) if place is None else place.view(-1)
     given = small.padded(dense(a).view(-1), 1, elements)
-    small.summed(given, team_of(group), a.numel(), into=summed)
-    return delivered((summed if elements == a.numel() else summed[: a.numel()]).view(a.shape), out)
+    small.summed(given, team_of(group), a.numel(), into=made, op=op)
+    return delivered((made if elements == a.numel() else made[: a.numel()]).view(a.shape), out)
 
 
 @_operator.register_fake
-def _(a: torch.Tensor, group: str) -> torch.Tensor:
+def _(a: torch.Tensor, op: str, group: str) -> torch.Tensor:
     return torch.empty_like(a, memory_format=torch.contiguous_format)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.group = inputs
+    _, ctx.op, ctx.group = inputs
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return _operator(grad, ctx.group), None
+    return _operator(grad, ctx.op, ctx.group), None, None
 
 
 _operator.register_autograd(_backward, setup_context=_setup)

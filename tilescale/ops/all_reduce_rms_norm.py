@@ -143,7 +143,7 @@ def _backward(ctx: Any, of_normed: torch.Tensor, of_y: torch.Tensor) -> tuple[An
     n, d = y.float() * scale, of_normed.float()
     g = d * weight.float()
     dy = (scale * (g - n * (g * n).mean(1, keepdim=True)) + of_y.float()).to(y.dtype)
-    da = operator_of("all_reduce")(dy, ctx.group)
+    da = operator_of("all_reduce")(dy, "sum", ctx.group)
     return da, (d * n).sum(0).to(weight.dtype), dy if ctx.has_residual else None, None, None
 
 

@@ -22,7 +22,10 @@ PRODUCTS = (torch.bfloat16, torch.float16)
 SUMS = (*PRODUCTS, torch.float32)
 """Types of which there are sums, made in float32; and GEMMs, in float32 by PyTorch, beside no communication."""
 
-MOVES = (*SUMS, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+COMBINES = (*SUMS, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8)
+"""Types of which there are sums, maxima and minima as PyTorch makes them, or in float32."""
+
+MOVES = (*COMBINES, torch.int16)
 """Types that are moved."""
 
 NARROW = (torch.float8_e4m3fn,)

@@ -311,7 +311,7 @@ class _Everywhere(torch.autograd.Function):
     @staticmethod
     @with_machine
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: D102 - see the class
-        return operator_of("all_reduce")(grad, ctx.group), None
+        return operator_of("all_reduce")(grad, "sum", ctx.group), None
 
 
 def _times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: Float8 | None) -> torch.Tensor:

@@ -90,12 +90,17 @@ def exchanged(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Te
     return _cut(result, team.size, a.shape[0] // team.size)
 
 
-def summed(a: torch.Tensor, team: Team, count: int | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
-    """The sum of contiguous tensors of all ranks, whose rows are as many as `room` says; without `into`, in place."""
+def summed(
+    a: torch.Tensor, team: Team, count: int | None = None, into: torch.Tensor | None = None, op: str = "sum"
+) -> torch.Tensor:
+    """The sum, or what else `op` names, of contiguous tensors of all ranks; without `into`, in place.
+
+    Rows are as many as `room` says.
+    """
     _compare(a, team, count)
     result = a if into is None else into
     x, y = _moved(a, a.dtype), _moved(result, a.dtype)
-    kernel(sum_program, team, x.numel(), dtype_of(a))(x, y)
+    kernel(sum_program, team, x.numel(), dtype_of(a), op)(x, y)
     return result
 
 
@@ -164,13 +169,13 @@ def program(size: int, name: str, elements: int | None, dtype: str) -> Any:
     return whole_tensors
 
 
-def sum_program(size: int, elements: int, dtype: str) -> Any:
-    """The sum of whole tensors, which may be in place."""
+def sum_program(size: int, elements: int, dtype: str, op: str = "sum") -> Any:
+    """The sum of whole tensors, or what else `op` names, which may be in place."""
 
     @T.prim_func
     def whole_sum(X: T.Tensor((elements,), dtype), Y: T.Tensor((elements,), dtype)):
         with T.Kernel(device=size):
             with T.Scale("device"):
-                T.allreduce(X, out=Y)
+                T.allreduce(X, op=op, out=Y)
 
     return whole_sum
