@@ -5,7 +5,7 @@ import pytest
 
 import tilescale.language as T
 from tests.program.support import effects_at, taken_apart, text
-from tilescale.passes.written import written_by_peers, written_parameters
+from tilescale.passes.mod_analysis import written_by_peers, written_parameters
 from tilescale.program.effects import Completion
 from tilescale.program.model import Program
 

@@ -16,8 +16,8 @@ from tests.kernels.registry import KERNELS
 from tests.runtime import programs
 from tilescale.errors import ArgumentError
 from tilescale.hda.current import current_machine
+from tilescale.passes.mod_analysis import written_parameters
 from tilescale.passes.pipeline import analyse
-from tilescale.passes.written import written_parameters
 from tilescale.runtime.placement import local_tensor
 
 both_calls = pytest.mark.parametrize(

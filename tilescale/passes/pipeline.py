@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from tilelang_core import ir
 from tilescale.hda import Machine
-from tilescale.passes import carry, retrace, structure, uniformity, validate
+from tilescale.passes import rematerialize, retrace, smem_capacity, structure, uniformity, validate
 from tilescale.program.model import Program
 
 REWRITES: tuple[Callable[[Program, Machine], Program], ...] = (
-    carry.carry,  # each phase gets the values of earlier ones that it uses
+    rematerialize.rematerialize,  # each phase gets the values of earlier ones that it uses
 )
 """What changes a program once it is taken apart."""
 
@@ -24,7 +24,7 @@ CHECKS: tuple[Callable[[Program, Machine], None], ...] = (
     validate.check_device_phases,  # no index and no tile of a program where a device executes
     validate.check_tiles,  # what a program holds on chip ends with its phase
     uniformity.check_together,  # threads come together to what a unit does as one
-    validate.check_rooms,  # and fits there
+    smem_capacity.check_capacity,  # and fits there
 )
 """What looks at the result and changes nothing."""
 

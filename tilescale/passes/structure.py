@@ -6,8 +6,8 @@ Before: one PrimFunc whose kernel body mixes `T.Scale` regions. After: a `Progra
 
 A kernel body's top-level statements run on the grid, except those inside a scale of a level above the program, which
 are a device phase; a finer scale inside a device phase opens the grid again. Control flow that contains a device
-phase stays outside the grid. Values that one phase computes and another uses are computed in both (carry.py); what has
-no order is an error (validate.py).
+phase stays outside the grid. Values that one phase computes and another uses are computed in both
+(rematerialize.py); what has no order is an error (validate.py).
 """
 
 from __future__ import annotations

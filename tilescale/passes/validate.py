@@ -13,9 +13,8 @@ from tilelang_core.dialect import names_bound_at
 from tilelang_core.uneven_copies import COPIES, executed
 from tilescale.errors import Location, PhaseError, ShapeError, UsageError, one
 from tilescale.hda import Machine
-from tilescale.passes.room import check_room
-from tilescale.passes.rules import check_rules
-from tilescale.program.effects import Surroundings, phases, statements
+from tilescale.passes.upstream_rules import check_rules
+from tilescale.program.effects import phases, statements
 from tilescale.program.model import (
     Control,
     DevicePhase,
@@ -79,18 +78,6 @@ def check_copies(program: Program, machine: Machine) -> None:
             hint="slice both to the same extents",
             where=location(stmt),
         )
-
-
-def check_rooms(program: Program, machine: Machine) -> None:
-    """The tiles of each grid phase fit.
-
-    Raises:
-        AllocationTooLargeError: they do not.
-    """
-    names = Surroundings(program)
-    for phase, launch in phases(program.body):
-        if isinstance(phase, GridPhase) and launch is not None:
-            check_room(phase, launch, names, machine)
 
 
 def _text(launch: Launch) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tilescale.backends.processes import COMPILING, compile_missing, processors
 from tilescale.comm import init
 from tilescale.errors import UsageError
-from tilescale.passes.written import written_parameters
+from tilescale.passes.mod_analysis import written_parameters
 from tilescale.runtime.outputs import output_positions
 
 if TYPE_CHECKING:

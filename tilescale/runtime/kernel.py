@@ -20,13 +20,13 @@ from tilescale.comm.refusal import refuse
 from tilescale.errors import ArgumentError, LaunchError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_count
+from tilescale.passes.mod_analysis import written_parameters
 from tilescale.passes.overlap.legality import has_sites
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import name_of, structure
-from tilescale.passes.written import written_parameters
 from tilescale.program.arguments import check_device, check_present, check_writable, count_writes, readable, scalar
 from tilescale.program.model import Program
 from tilescale.program.pointers import follows_addresses

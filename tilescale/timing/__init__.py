@@ -6,7 +6,7 @@
     united.py       records a cluster that executes as one unit: each program does its share
     replay.py       the simulation; sharing.py has its events and resources, grids.py the programs of a launch
     live.py         a task that runs, and the places where tasks publish and wait
-    lockstep.py     units that do the same are simulated once; collector.py keeps the others fast too
+    lockstep.py     units that do the same are simulated once; no_gc.py keeps the others fast too
     timeline.py     the result: spans, utilisation, roofline, critical path, waits
     plans.py        what the collectives of a launch take
     draw/           timelines as text, pictures and traces

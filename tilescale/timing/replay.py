@@ -11,10 +11,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from tilescale.collectives.links import Link
-from tilescale.timing.collector import no_cyclic_collection
 from tilescale.timing.grids import Grid
 from tilescale.timing.live import Channel, Live
 from tilescale.timing.lockstep import in_lockstep
+from tilescale.timing.no_gc import no_cyclic_collection
 from tilescale.timing.sharing import Action, Events, Server
 from tilescale.timing.steps import Acquire, Fork, Launch, Owned, Place, Publish, Rendezvous, Settle, Task, Work
 from tilescale.timing.timeline import Copies, Span, Timeline, Use

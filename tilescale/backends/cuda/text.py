@@ -14,7 +14,7 @@ from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.vectors import whole_vectors
 from tilescale.backends.cuda.upstream_errors import explained
 from tilescale.hda import Machine
-from tilescale.passes.written import written_by_peers
+from tilescale.passes.mod_analysis import written_by_peers
 from tilescale.program.model import Program
 
 STRIDE = 1 << 36

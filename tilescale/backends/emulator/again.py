@@ -18,8 +18,8 @@ from tilescale.backends.emulator.pairs import Pairs
 from tilescale.backends.emulator.run import Run
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
+from tilescale.passes.mod_analysis import written_parameters
 from tilescale.passes.pipeline import analyse
-from tilescale.passes.written import written_parameters
 from tilescale.program.model import Program
 
 

@@ -28,11 +28,11 @@ from tilescale.hda.current import as_machine
 from tilescale.hda.names import BuiltIn
 from tilescale.hda.units import format_count
 from tilescale.passes.pipeline import analyse
-from tilescale.passes.rules import check_rules
+from tilescale.passes.upstream_rules import check_rules
 from tilescale.program.arguments import count_writes
 from tilescale.program.model import Program
 from tilescale.settings import settings
-from tilescale.timing.collector import no_cyclic_collection
+from tilescale.timing.no_gc import no_cyclic_collection
 
 _LONGEST_S = 5.0
 """How long a run may have taken that is made again to find what is missing from the program."""

@@ -48,7 +48,7 @@ from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.errors import DeadlockError, Location
 from tilescale.hda import Machine
 from tilescale.hda.units import format_count
-from tilescale.passes.written import written_parameters
+from tilescale.passes.mod_analysis import written_parameters
 from tilescale.program.model import Program
 
 

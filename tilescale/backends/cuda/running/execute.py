@@ -46,7 +46,7 @@ from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
 from tilescale.comm.heap.group import Group
 from tilescale.errors import LaunchError, Location, UnsupportedError
-from tilescale.passes.written import written_parameters
+from tilescale.passes.mod_analysis import written_parameters
 from tilescale.program.arguments import bind
 from tilescale.program.mesh import Mesh
 from tilescale.program.model import Control, Launch, Part, location

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether what a program holds at one time fits its shared memory.
+"""Whether the tiles that a program holds at one time fit its shared memory.
 
 It changes nothing. The compiler gives tiles that are not needed at the same time the same place, so their sum may
 exceed the layer; but a tile that is used before and after a statement is there while the statement runs, and so are the
@@ -13,17 +13,24 @@ from tilelang_core import ir
 from tilescale.errors import AllocationTooLargeError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_bytes
-from tilescale.program.effects import Surroundings
+from tilescale.program.effects import Surroundings, phases
 from tilescale.program.footprint import Fullest, fullest
-from tilescale.program.model import GridPhase, Launch, declaration, location
+from tilescale.program.model import GridPhase, Launch, Program, declaration, location
 
 
-def check_room(phase: GridPhase, launch: Launch, names: Surroundings, machine: Machine) -> None:
-    """Check one grid phase.
+def check_capacity(program: Program, machine: Machine) -> None:
+    """Check all grid phases.
 
     Raises:
         AllocationTooLargeError: the tiles that live at one statement, with their stages, are larger than the layer.
     """
+    names = Surroundings(program)
+    for phase, launch in phases(program.body):
+        if isinstance(phase, GridPhase) and launch is not None:
+            _check(phase, launch, names, machine)
+
+
+def _check(phase: GridPhase, launch: Launch, names: Surroundings, machine: Machine) -> None:
     layer = machine.layer_for("shared")
     room, most = machine.capacity(layer.name), fullest(phase, launch, names, machine)
     if most.nbytes <= room:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Carry values from the phase that computes them to the phases that use them.
+"""Rematerialize values in the phases that use them, where another phase computes them.
 
 Why: a name bound between device phases, `row = bx * 128`, is a value of every program; the grid phase that binds it
 ends before the next one begins. Before: such a binding stands in one grid phase only. After: every later phase that
@@ -20,7 +20,7 @@ from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Par
 from tilescale.program.ops import VIEW
 
 
-def carry(program: Program, machine: Machine) -> Program:
+def rematerialize(program: Program, machine: Machine) -> Program:
     """The program, in which each phase has all bindings of earlier grid phases that it uses.
 
     Raises:
@@ -31,13 +31,13 @@ def carry(program: Program, machine: Machine) -> Program:
 
 def _in_launches(part: Part) -> Part:
     if isinstance(part, Launch):
-        return replace(part, body=_Carrier().part(part.body))
+        return replace(part, body=_Rematerializer().part(part.body))
     if isinstance(part, Sequence | Control):
         return replace(part, parts=tuple(map(_in_launches, part.parts)))
     return part
 
 
-class _Carrier:
+class _Rematerializer:
     def __init__(self) -> None:
         self.bound: dict[ir.Var, ir.Bind] = {}
 
