@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What threads of stock TileLang do by vectors and words: ramps, wide loads, cp.async, ldmatrix, reductions."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -329,16 +331,89 @@ def test_threads_draw_from_streams_of_their_own():
     assert all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(args, again, strict=True))
 
 
-def test_random_numbers_of_parallel_iterations_are_refused():
-    @T.prim_func
-    def program(X: T.Tensor((32,), "float32")):
-        with T.Kernel(1, threads=32):
-            T.rng_init(1)
-            for i in T.Parallel(32):
-                X[i] = T.rng_rand_float()
+def drawn(parallel, count, threads, draws):
+    """Numbers that iterations get: those of parallel loops, or of a loop of each thread over iterations of its own."""
 
-    with pytest.raises(UnsupportedError, match="T.Parallel"):
-        tilescale.emulate(program, [blank(32)])
+    @T.prim_func
+    def program(X: T.Tensor((count,), "float32")):
+        with T.Kernel(1, threads=threads):
+            T.rng_init(1)
+            if parallel:
+                for i in T.Parallel(count):
+                    if i % 5 != 2:
+                        X[i] = draws()
+            else:
+                t = T.get_thread_binding()
+                for turn in T.serial((count + threads - 1) // threads):
+                    if turn * threads + t < count:
+                        if (turn * threads + t) % 5 != 2:
+                            X[turn * threads + t] = draws()
+            for i in T.Parallel(threads):
+                X[i] = X[i] + draws()
+
+    return program
+
+
+@pytest.mark.parametrize(
+    "draws", [T.rng_rand, T.rng_rand_float, functools.partial(T.rng_rand_float, dist="normal")], ids=["word", "u", "n"]
+)
+@pytest.mark.parametrize(("count", "threads"), [(32, 32), (24, 64), (300, 128)])
+def test_parallel_iterations_draw_from_the_streams_of_their_threads(count, threads, draws):
+    found, wanted = torch.zeros(count), torch.zeros(count)
+    tilescale.emulate(drawn(True, count, threads, draws), [found])
+    tilescale.emulate(drawn(False, count, threads, draws), [wanted])
+    assert torch.equal(found, wanted) and found.unique().numel() > 0.7 * count
+
+
+def test_tilelang_gives_threads_an_iteration_at_a_time_where_vectors_would_leave_some_idle():
+    text = tilescale.compile(drawn(True, 300, 128, T.rng_rand), target={"kind": "cuda", "arch": "sm_90a"}).source
+    assert "X[((i * 128) + ((int)threadIdx.x))] = ((float)curand(&" in text
+
+
+def refused(count, body):
+    @T.prim_func
+    def program(X: T.Tensor((count,), "float32")):
+        with T.Kernel(1, threads=128):
+            T.rng_init(1)
+            body(X)
+
+    with pytest.raises(UnsupportedError) as caught:
+        tilescale.emulate(program, [blank(count)])
+    return caught.value.message
+
+
+@T.macro
+def one_each(X):
+    for i in T.Parallel(X.shape[0]):
+        X[i] = T.rng_rand_float()
+
+
+@T.macro
+def two_each(X):
+    for i in T.Parallel(X.shape[0]):
+        X[i] = T.rng_rand_float() + T.rng_rand_float()
+
+
+@T.macro
+def some_each(X):
+    for i in T.Parallel(X.shape[0]):
+        for _ in T.serial(2):
+            X[i] = T.rng_rand_float()
+
+
+@T.macro
+def of_fragments(X):
+    tile = T.alloc_fragment((128,), "float32")
+    for i in T.Parallel(128):
+        tile[i] = T.rng_rand_float()
+    T.copy(tile, X)
+
+
+def test_random_numbers_whose_order_is_up_to_tilelang_are_refused():
+    for count, body in [(1024, one_each), (128, of_fragments)]:
+        assert "up to TileLang" in refused(count, body)
+    for body in (two_each, some_each):
+        assert "several random numbers for an iteration" in refused(128, body)
 
 
 def test_threads_are_bound_along_two_axes():
