@@ -26,7 +26,7 @@ ORDERING = re.compile(r"\b(?:ld|st)\.(?:acquire|release|relaxed)[\w.]*|\bfence[\
 KERNELS = [
     Kernel("reduce", "words", combining("bfloat16", "sum"), 3, ("true",)),
     Kernel("reduce", "lines", combining("bfloat16", "sum"), 3, ("true",)),
-    Kernel("reduce_norm", "lines", normalising("bfloat16"), 2, ("2",)),
+    Kernel("reduce_norm", "lines", normalising("bfloat16"), 2, ("2", "false")),
     Kernel("reduce_twice", "slots", combining("float32", "max"), 2),
     Kernel("broadcast", "slots", moving("float16"), 3),
     Kernel("reduce", "slots", combining("float8_e4m3", "sum"), 2, ("true",)),

@@ -203,7 +203,7 @@ def test_a_sum_into_another_tensor_is_one_step():
     assert "T.allreduce(X, out=Y)" in text
 
 
-def norm(devices: int, residual: bool = True) -> Any:
+def norm(devices: int, residual: bool = True, impl: str | None = "one_shot") -> Any:
     rows = T.dynamic("rows")
 
     @T.prim_func
@@ -215,21 +215,23 @@ def norm(devices: int, residual: bool = True) -> Any:
     ):
         with T.Kernel(device=devices):
             with T.Scale("device"):
-                T.allreduce_rms_norm(X, W, Z, R, residual=R if residual else None, eps=0.25)
+                T.allreduce_rms_norm(X, W, Z, R, residual=R if residual else None, eps=0.25, impl=impl)
 
     return f
 
 
 def test_a_sum_with_a_norm_is_one_step():
-    assert steps(norm(4)) == ["allreduce one_shot"]
+    for impl in ("one_shot", "two_shot"):
+        assert steps(norm(4, impl=impl)) == [f"allreduce {impl}"]
     with pytest.raises(UnsupportedError, match="T.allreduce of X, R, W, Z between devices has no CUDA lowering"):
         steps(norm(1), {"device": 1})
 
 
 @pytest.mark.parametrize(("residual", "words"), [(True, "residual=R, eps=0.25"), (False, "eps=0.25")])
 def test_a_sum_with_a_norm_in_words(residual: bool, words: str):
-    text = tilescale.compile(norm(4, residual), machine="h200-sxm-8", schedule="sequential").python
-    assert f"T.allreduce_rms_norm(X, W, Z, R, {words})" in text
+    for impl, by in (None, ""), ("two_shot", ', impl="two_shot"'):
+        text = tilescale.compile(norm(4, residual, impl), machine="h200-sxm-8", schedule="sequential").python
+        assert f"T.allreduce_rms_norm(X, W, Z, R, {words}{by})" in text
 
 
 def test_ranks_that_share_gpus_do_without_nccl():

@@ -5,12 +5,14 @@
 
 Every check has new random numbers in each call, results full of NaN before it, and ranks out of step. Sums have the
 bits of float32 additions in the order of ranks. Prints PASS or FAIL for each check and rank; then, by the first rank,
-the slowest rank's median times: of one kernel, of a sum and a norm one after the other, and of NCCL and PyTorch's norm.
+the slowest rank's median times: of one kernel in one step and in two, of a sum and a norm one after the other, and of
+NCCL and PyTorch's norm.
 """
 
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +37,7 @@ SHAPES = [(1, 6144), (6, 6144), (16, 8192), (32, 4096), (138, 6144), (512, 6144)
 OTHERS = [(1, 8), (3, 72), (133, 1032), (7, 5120), (300, 16384), (2000, 64), (1, 12288), (40, 7168)]
 TIMED = [(1, 6144), (6, 6144), (138, 6144), (512, 6144), (16, 8192)]
 ROUNDS, CALLS = 15, 40
+ALGORITHMS = ("one_shot", "two_shot")
 
 Result = tuple[torch.Tensor, torch.Tensor]
 """The normalised rows, and what they are made of."""
@@ -62,10 +65,10 @@ def rows_of(shape: tuple[int, int], dtype: torch.dtype, has_residual: bool = Tru
     return made
 
 
-def by_one(rows: Rows, result: Result) -> Callable[[], Result]:
-    """The kernel as the operator calls it, into memory that is there."""
+def by_one(rows: Rows, result: Result, algorithm: str = "one_shot") -> Callable[[], Result]:
+    """One kernel, into memory that is there."""
     dtype, has_residual = dtype_of(rows.x), rows.residual is not None
-    made = kernel(norm.one_step, team_of(""), rows.x.shape[1], dtype, has_residual, EPS)
+    made = kernel(norm.by_one_kernel, team_of(""), rows.x.shape[1], dtype, has_residual, EPS, algorithm)
     added = rows.weight.new_empty(1, 1) if rows.residual is None else rows.residual
     return lambda: (made(rows.x, added, rows.weight, *result), result)[1]
 
@@ -153,9 +156,10 @@ def once(turn: int, rows: Rows, call: Callable[[], Result], before: Callable[[],
 
 
 def check_kernel(shape: tuple[int, int], dtype: torch.dtype, has_residual: bool) -> None:
-    rows = rows_of(shape, dtype, has_residual)
-    result = torch.empty_like(rows.x), torch.empty_like(rows.x)
-    repeated(rows, by_one(rows, result), lambda: poison(result))
+    for algorithm in ALGORITHMS:
+        rows = rows_of(shape, dtype, has_residual)
+        result = torch.empty_like(rows.x), torch.empty_like(rows.x)
+        repeated(rows, by_one(rows, result, algorithm), lambda result=result: poison(result))
 
 
 def check_operator(shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -179,9 +183,10 @@ def check_changing_sizes() -> None:
     """One program, whose calls have few rows, many, and few again."""
     dtype = torch.bfloat16
     for turn, count in enumerate((1, 512, 3, 138, 1, 40, 512, 2)):
-        rows = rows_of((count, 6144), dtype)
-        result = torch.empty_like(rows.x), torch.empty_like(rows.x)
-        once(turn, rows, by_one(rows, result), lambda result=result: poison(result))
+        for algorithm in ALGORITHMS:
+            rows = rows_of((count, 6144), dtype)
+            result = torch.empty_like(rows.x), torch.empty_like(rows.x)
+            once(turn, rows, by_one(rows, result, algorithm), lambda result=result: poison(result))
 
 
 def checks() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -211,7 +216,8 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
 def variants(shape: tuple[int, int]) -> dict[str, Callable[[], Result]]:
     """The ways to make it, each with tensors of its own."""
     made: dict[str, Callable[[], Result]] = {}
-    for name, way in ("one kernel", by_one), ("two", by_two), ("nccl", by_library):
+    ways = {name: partial(by_one, algorithm=name) for name in ALGORITHMS}
+    for name, way in {**ways, "two kernels": by_two, "nccl": by_library}.items():
         rows = rows_of(shape, torch.bfloat16)
         made[name] = way(rows, (torch.empty_like(rows.x), torch.empty_like(rows.x)))
     return made

@@ -104,14 +104,15 @@ def test_a_sum_of_another_shape(mistake):
 
 
 @pytest.mark.parametrize(
-    ("normed", "columns", "dtype", "error", "text"),
+    ("normed", "columns", "dtype", "impl", "error", "text"),
     [
-        ((4, 16), 8, "float32", ShapeError, "of (4, 8) with (4, 16)"),
-        ((4, 9000), 9000, "float32", ShapeError, "rows of 9000 float32"),
-        ((4, 8), 8, "int32", UsageError, "T.allreduce_rms_norm of int32"),
+        ((4, 16), 8, "float32", None, ShapeError, "of (4, 8) with (4, 16)"),
+        ((4, 9000), 9000, "float32", "two_shot", ShapeError, "rows of 9000 float32"),
+        ((4, 8), 8, "int32", None, UsageError, "T.allreduce_rms_norm of int32"),
+        ((4, 8), 8, "float32", "ring", UsageError, "by impl='ring'"),
     ],
 )
-def test_a_norm_that_does_not_fit(mistake, normed, columns: int, dtype: str, error, text: str):
+def test_a_norm_that_does_not_fit(mistake, normed, columns: int, dtype: str, impl: str | None, error, text: str):
     with mistake(error, text):
 
         @T.prim_func
@@ -123,7 +124,7 @@ def test_a_norm_that_does_not_fit(mistake, normed, columns: int, dtype: str, err
         ):
             with T.Kernel(device=2):
                 with T.Scale("device"):
-                    T.allreduce_rms_norm(X, W, Z, Y)  # <-
+                    T.allreduce_rms_norm(X, W, Z, Y, impl=impl)  # <-
 
 
 def test_a_norm_of_tiles(mistake):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,10 +52,11 @@ def test_sum_residual_and_norm(size: int, M: int, N: int, dtype: torch.dtype, ha
         assert torch.equal(given, part), "what a rank gives stays"
     check_results(per_device, want, eps)
     if size > 1:
-        ends = [[added, weight, nothing(M, N, dtype=dtype), nothing(M, N, dtype=dtype)] for _ in x]
-        per_device = [[part, *end] for part, end in zip(x, ends, strict=True)]
-        tilescale.emulate(norm.one_step(size, N, name, has_residual, EPS), per_device)
-        check_results(per_device, want, eps)
+        for algorithm in ("one_shot", "two_shot"):
+            ends = [[added, weight, nothing(M, N, dtype=dtype), nothing(M, N, dtype=dtype)] for _ in x]
+            per_device = [[part, *end] for part, end in zip(x, ends, strict=True)]
+            tilescale.emulate(norm.by_one_kernel(size, N, name, has_residual, EPS, algorithm), per_device)
+            check_results(per_device, want, eps)
 
 
 def check_results(per_device: list[list[torch.Tensor]], want: list[torch.Tensor], eps: float) -> None:
@@ -69,25 +69,27 @@ def check_results(per_device: list[list[torch.Tensor]], want: list[torch.Tensor]
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "row", "ranks", "short"),
+    ("nbytes", "row", "ranks", "algorithm"),
     [
-        (12 << 10, 12 << 10, 1, False),
-        (12 << 10, 12 << 10, 2, True),
-        (8 << 20, 12 << 10, 2, True),
-        (9 << 20, 12 << 10, 2, False),
-        (64 << 10, 64 << 10, 2, False),
-        (1 << 20, 16 << 10, 4, True),
-        (2 << 20, 16 << 10, 4, False),
-        (256 << 10, 16 << 10, 8, True),
-        (512 << 10, 16 << 10, 8, False),
+        (12 << 10, 12 << 10, 1, None),
+        (12 << 10, 12 << 10, 2, "one_shot"),
+        (8 << 20, 12 << 10, 2, "one_shot"),
+        (9 << 20, 12 << 10, 2, None),
+        (64 << 10, 64 << 10, 2, None),
+        (256 << 10, 16 << 10, 4, "one_shot"),
+        (512 << 10, 16 << 10, 4, "two_shot"),
+        (96 << 10, 16 << 10, 8, "one_shot"),
+        (256 << 10, 16 << 10, 8, "two_shot"),
+        (4 << 20, 16 << 10, 8, "two_shot"),
+        (5 << 20, 16 << 10, 8, None),
     ],
 )
-def test_few_rows_are_made_by_one_kernel(nbytes: int, row: int, ranks: int, short: bool):
-    """By so many ranks that more steps would send less, fewer."""
+def test_few_rows_are_made_by_one_kernel(nbytes: int, row: int, ranks: int, algorithm: str | None):
+    """In two steps where that sends much less."""
     with tilescale.use_machine("h100-sxm-8"):
-        assert norm._is_short(nbytes, row, SimpleNamespace(size=ranks)) == short
+        assert norm._algorithm(nbytes, row, ranks) == algorithm
 
 
 def test_no_kernel_where_programs_do_not_store_to_peers():
     with tilescale.use_machine("rtx4090-pcie-2"):
-        assert not norm._is_short(1 << 10, 1 << 10, SimpleNamespace(size=2))
+        assert norm._algorithm(1 << 10, 1 << 10, 2) is None

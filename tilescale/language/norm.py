@@ -16,15 +16,18 @@ from tilescale.program.ops import ALLREDUCE
 ROW_BYTES = 32 << 10
 """Bytes of a row at most: so many stay in the registers of a block."""
 
+ALGORITHMS = ("one_shot", "two_shot")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-def allreduce_rms_norm(x: Any, weight: Any, normed: Any, out: Any, residual: Any = None, eps: float = 1e-6) -> ir.Call:
+def allreduce_rms_norm(
+    x: Any, weight: Any, normed: Any, out: Any, residual: Any = None, eps: float = 1e-6, impl: str | None = None
+) -> ir.Call:
     """Sum x over the units and add the residual into `out`; `normed` gets the rows of `out`, normalised.
 
     The sum is rounded, `out` is rounded, and the norm is that of the rounded rows: out * weight / sqrt(mean(out ** 2) +
-    eps). It stands in a phase of units that own tensors. On GPUs one kernel does all of it, which sends each x to all
-    others: it is for few rows.
+    eps). It stands in a phase of units that own tensors. On GPUs one kernel does all of it, by short messages: it is
+    for few rows.
 
     Args:
         x: (..., columns) of this unit, float32, float16 or bfloat16; a row has at most 32 KiB.
@@ -32,11 +35,12 @@ def allreduce_rms_norm(x: Any, weight: Any, normed: Any, out: Any, residual: Any
         normed, out: like x; `out` may be x or the residual itself.
         residual: like x, the same on all units; None for zeros.
         eps: is added to the mean of the squares.
+        impl: "one_shot" or "two_shot"; left out, the machine model chooses.
 
     Raises:
         ShapeError: tensors that do not fit x; a row that is longer.
         PhaseError: where programs execute.
-        CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`; another type.
+        CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`; another type or impl.
     """
     context = Context("T.allreduce_rms_norm")
     check_whole_tensors(context)
@@ -46,6 +50,8 @@ def allreduce_rms_norm(x: Any, weight: Any, normed: Any, out: Any, residual: Any
     shape, dtype = extents_of(like[0]), str(ir.region_parts(like[0])[0].dtype)
     if dtype not in DTYPES:
         raise UsageError(f"T.allreduce_rms_norm of {dtype}", hint=f"supported: {', '.join(DTYPES)}", where=here())
+    if impl not in (None, *ALGORITHMS):
+        raise UsageError(f"T.allreduce_rms_norm by impl={impl!r}", hint=f"it has {', '.join(ALGORITHMS)}", where=here())
     for region in (*like[1:], *more, scale):
         check_alike(context, like[0], region, "a collective")
     for region, wanted in (*((r, shape) for r in (*like[1:], *more)), (scale, shape[-1:])):
@@ -63,4 +69,5 @@ def allreduce_rms_norm(x: Any, weight: Any, normed: Any, out: Any, residual: Any
         )
     source, target, rows = like
     level, number = entered(context, None), ir.FloatImm("float32", float(eps))
-    return trace.call(ALLREDUCE, source, target, scale, rows, *more, level=level.name, op="sum", eps=number)
+    notes = {"level": level.name, "op": "sum", "eps": number, "impl": impl}
+    return trace.call(ALLREDUCE, source, target, scale, rows, *more, **notes)

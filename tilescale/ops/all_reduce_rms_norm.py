@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import tilescale.language as T
-from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
@@ -30,10 +29,10 @@ TILE = 16384
 """Elements that a block normalises at once; a row may have so many and twice as many."""
 
 LARGEST = 8 << 20
-"""Bytes that a rank gives the one kernel at most: its lines take longer for more than plain messages and a norm."""
+"""Bytes that a rank sends in one kernel at most: its lines take longer for more than plain messages and a norm."""
 
-SAVED = 1800 << 10
-"""Bytes that a network moves in what one kernel saves, some 5 us: so many more than in two steps a rank may send."""
+STEP = 512 << 10
+"""Bytes that a network moves in what a second step takes, some 1.5 us: so many more a rank may send in one."""
 
 COLUMNS = 1024
 """Columns that the threads of a block load at once."""
@@ -99,8 +98,10 @@ def _operator(
     M, N = a.shape
     added = weight.new_empty(1, 1) if residual is None else dense(residual)
     team, has_residual = team_of(group), residual is not None
-    if _is_short(M * N * a.itemsize, N * a.itemsize, team):
-        kernel(one_step, team, N, dtype_of(a), has_residual, eps)(dense(a), added, dense(weight), normed, y)
+    algorithm = _algorithm(M * N * a.itemsize, N * a.itemsize, team.size)
+    if algorithm is not None and not small.spans_nodes(team):
+        made = kernel(by_one_kernel, team, N, dtype_of(a), has_residual, eps, algorithm)
+        made(dense(a), added, dense(weight), normed, y)
         return normed, y
     rows = small.room(M)
     given, summed = small.padded(dense(a), 1, rows), a.new_empty(rows, N)
@@ -108,12 +109,12 @@ def _operator(
     return normed, y
 
 
-def _is_short(nbytes: int, row: int, team: Team) -> bool:
-    """Whether one kernel makes all of it: everybody sends everything to everybody, by stores of its threads."""
-    ranks = team.size
-    if ranks == 1 or row > ROW_BYTES or nbytes > LARGEST or small.spans_nodes(team):
-        return False
-    return nbytes * (ranks - 1) * (ranks - 2) // ranks <= SAVED and _has_stores(current_machine())
+def _algorithm(nbytes: int, row: int, ranks: int) -> str | None:
+    """How one kernel makes all of it; None where that is not possible, or takes longer."""
+    twice = 2 * nbytes * (ranks - 1) // ranks
+    if ranks == 1 or row > ROW_BYTES or twice > LARGEST or not _has_stores(current_machine()):
+        return None
+    return "one_shot" if nbytes * (ranks - 1) - twice <= STEP else "two_shot"
 
 
 @cache
@@ -182,7 +183,7 @@ def normalise(y, R, W, Out, Y, row, M, N, has_residual, eps):
             Out[row + i, j] = y[i, j] * T.rsqrt(total[i] / N + eps) * T.cast(W[j], "float32")
 
 
-def one_step(size: int, N: int, dtype: str, has_residual: bool, eps: float) -> Any:
+def by_one_kernel(size: int, N: int, dtype: str, has_residual: bool, eps: float, algorithm: str) -> Any:
     """All of it, for any number of rows."""
     M = T.dynamic("M")
 
@@ -196,7 +197,7 @@ def one_step(size: int, N: int, dtype: str, has_residual: bool, eps: float) -> A
     ):
         with T.Kernel(device=size):
             with T.Scale("device"):
-                T.allreduce_rms_norm(X, W, Out, Y, residual=R if has_residual else None, eps=eps)
+                T.allreduce_rms_norm(X, W, Out, Y, residual=R if has_residual else None, eps=eps, impl=algorithm)
 
     return all_reduce_rms_norm
 

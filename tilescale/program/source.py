@@ -352,7 +352,9 @@ class _Writer:
         region = self.text.region
         tiles = [*map(region, (made.source, norm.weight, norm.normed, made.target))]
         notes = [] if norm.residual is None else [f"residual={region(norm.residual)}"]
-        return f"T.allreduce_rms_norm({', '.join([*tiles, *notes, f'eps={norm.eps!r}'])})"
+        notes.append(f"eps={norm.eps!r}")
+        notes += [] if made.impl is None else [f"impl={quoted(made.impl)}"]
+        return f"T.allreduce_rms_norm({', '.join([*tiles, *notes])})"
 
     def _wordless(self, stmt: ir.Stmt) -> UnsupportedError:
         what = ir.op_name(stmt.value) if isinstance(stmt, ir.Evaluate) else type(stmt).__name__

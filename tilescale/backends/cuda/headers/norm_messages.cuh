@@ -19,7 +19,10 @@ struct Elements {
 
 // Each row of the target becomes the sum over all ranks plus the residual, and that of `normed` the same divided by its
 // root mean square, times the weight. The sum is rounded, and so is what the residual is added to.
-template <typename Form, typename T, int RANKS, bool ALIGNED, int UNITS>
+//
+// In one step everybody sends each row to all. In two (TWICE) everybody sends it to one rank, another one for the next row,
+// which sends all what it has made of it. All normalise all rows: so no more is sent than of the sum alone.
+template <typename Form, typename T, int RANKS, bool ALIGNED, int UNITS, bool TWICE>
 __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   typedef Pack<Form::BYTES> Data;
   typedef Elements<T, Form::BYTES> In;
@@ -32,11 +35,19 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   auto write_row = [&](char* row, int unit, Data data) {
     write_unit<Form, sizeof(T), ALIGNED>(row, x.bytes, Place<Form>(unit), data);
   };
+  auto root_of = [&](i64 row) { return static_cast<int>(row % RANKS); };
+  auto send_all = [&](int set, i64 unit, Data data) {
+#pragma unroll
+    for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), set, unit, data);
+  };
   auto send_row = [&](i64 row) {
+    if (TWICE && root_of(row) == x.rank) return;
     for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
       const Data data = read_row(x.source + row * x.bytes, unit);
-#pragma unroll
-      for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), 0, row * units + unit, data);
+      if (TWICE)
+        by.send(root_of(row), 0, row * units + unit, data);
+      else
+        send_all(0, row * units + unit, data);
     }
   };
   if (begin < end) send_row(begin);
@@ -44,11 +55,13 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   for (i64 row = begin; row < end; ++row) {
     if (row + 1 < end) send_row(row + 1);
     const i64 at = row * x.bytes;
+    const int root = root_of(row);
+    const bool sums = !TWICE || root == x.rank;
     Data mine[UNITS], added[UNITS] = {}, weight[UNITS];
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
       const int unit = u * blockDim.x + threadIdx.x;
-      if (unit >= units) continue;
+      if (unit >= units || !sums) continue;
       mine[u] = read_row(x.source + at, unit);
       if (x.residual != nullptr) added[u] = read_row(x.residual + at, unit);
     }
@@ -59,12 +72,21 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
       if (unit >= units) continue;
       Data given[RANKS];
       // Threads whose peers do not come go on to the barrier with the others, and write nothing.
-      here = by.receive(0, row * units + unit, [](int) { return true; }, given) && here;
-      mine[u] = reduced<T, SUM>(given, mine[u], x.rank);
+      if (sums) {
+        here = by.receive(0, row * units + unit, [](int) { return true; }, given) && here;
+        mine[u] = reduced<T, SUM>(given, mine[u], x.rank);
+#pragma unroll
+        for (int i = 0; i < In::COUNT; ++i) In::set(mine[u], i, In::at(mine[u], i) + In::at(added[u], i));
+        if (TWICE && here) send_all(1, row * units + unit, mine[u]);
+      } else {
+        here = by.receive(1, row * units + unit, [&](int r) { return r == root; }, given) && here;
+#pragma unroll
+        for (int r = 0; r < RANKS; ++r)
+          if (r == root) mine[u] = given[r];
+      }
       const int room = Place<Form>(unit).room;
 #pragma unroll
       for (int i = 0; i < In::COUNT; ++i) {
-        In::set(mine[u], i, In::at(mine[u], i) + In::at(added[u], i));
         const float y = In::at(mine[u], i);
         if (i * static_cast<int>(sizeof(T)) < room) squares += y * y;
       }

@@ -120,7 +120,9 @@ struct Short {
         if (r != x.rank && wanted(r)) all = Form::have(found[r], number) && all;
       return all;
     };
-    Outcome outcome = await(here, 2 * x.limit, x.report, typename Form::Any());
+    // What others make of a set is in the next one, for which one waits longer: who misses some of the first set is to fail
+    // first, and says of whom.
+    Outcome outcome = await(here, 2 * (1 + set) * x.limit, x.report, typename Form::Any());
 #pragma unroll
     for (int r = 0; r < RANKS; ++r) {
       if (r == x.rank || !wanted(r)) continue;

@@ -152,7 +152,7 @@ _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl
 
 ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("allreduce", "one_shot"): (_KERNEL, _NORM, Implementation(_by_tiles_in_place, on_tiles=True)),
-    ("allreduce", "two_shot"): (_KERNEL,),
+    ("allreduce", "two_shot"): (_KERNEL, _NORM),
     ("allreduce", "hierarchical_direct"): _RAILS,
     ("allreduce", "nccl"): _NCCL,
     ("reduce_scatter", "direct"): _PARTS,

@@ -69,6 +69,6 @@ def kernels_of(own: Owner, stand: Stand, algorithm: str) -> list[Kernel]:
     if (stand.made.name, algorithm) == ("all_to_all_v", "direct"):
         return unequal.kernels(own, stand)
     if stand.made.norm is not None:
-        return normalised.kernels(own, stand)
+        return normalised.kernels(own, stand, steps=1 if algorithm == "one_shot" else 2)
     use = _USES.get((stand.made.name, algorithm))
     return [] if use is None else list(Forms(own, stand, use(own, stand)).kernels.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-reduce in one step whose kernel adds the residual and normalises each row of the sum.
+"""All-reduce in one step, or in two, whose kernel adds the residual and normalises each row of the sum.
 
 One after the other these take two kernels, and the sum goes to memory and back. A block has whole rows here, so that it
 knows their mean squares.
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def allreduce(own: Owner, stand: Stand) -> Bound:
+def allreduce(own: Owner, stand: Stand, steps: int) -> Bound:
     """`T.allreduce_rms_norm`. Collective."""
-    rows = _Rows(own, stand)
+    rows = _Rows(own, stand, steps)
 
     def bind(given: Operands) -> list[Work]:
         assert given.weight is not None and given.normed is not None, "a norm has both"
@@ -55,27 +55,28 @@ def allreduce(own: Owner, stand: Stand) -> Bound:
     return bind
 
 
-def kernels(own: Owner, stand: Stand) -> list[Kernel]:
+def kernels(own: Owner, stand: Stand, steps: int) -> list[Kernel]:
     """The kernel of each form in which messages may go."""
-    rows = _Shape(own, stand)
+    rows = _Shape(own, stand, steps)
     return [rows.kernel(form) for form in rows.forms]
 
 
 class _Shape:
-    """Rows of a sum, and how they go."""
+    """Rows of a sum, and how they go in so many steps."""
 
-    def __init__(self, own: Owner, stand: Stand):
+    def __init__(self, own: Owner, stand: Stand, steps: int):
         norm, machine = stand.made.norm, own.target.machine
         assert norm is not None and norm.columns is not None, "the plan has asked for it"
-        self.team, self.eps, self._dtype = stand.team(own), norm.eps, stand.dtype
+        self.team, self.eps, self.steps, self._dtype = stand.team(own), norm.eps, steps, stand.dtype
         self.row = norm.columns * ir.bits(stand.dtype) // 8
         self.blocks = machine.count(machine.program_level.name, machine.tensor_level.name)
         self._short = exchanges.short(own, stand, self.team.size)
         self.forms = [form for form, _ in self._short]
 
     def form(self, nbytes: int) -> str:
-        """The form of messages for so many bytes: of several the first, as far as it goes."""
-        return next((form for form, most in self._short if nbytes <= most), self.forms[-1])
+        """The form of messages for a tensor of so many bytes: of several the first, as far as it goes."""
+        part = nbytes if self.steps == 1 else nbytes // self.team.size  # to each peer
+        return next((form for form, most in self._short if part <= most), self.forms[-1])
 
     def grid(self, form: str, rows: int) -> tuple[Grid, int]:
         """That of a kernel, and the units of a row that each of its threads has."""
@@ -84,15 +85,16 @@ class _Shape:
     def kernel(self, form: str) -> Kernel:
         """The one for a form of messages."""
         _, units = self.grid(form, 1)
-        return Kernel("reduce_norm", form, normalising(self._dtype), self.team.size, (str(units),))
+        flags = str(units), str(self.steps == 2).lower()
+        return Kernel("reduce_norm", form, normalising(self._dtype), self.team.size, flags)
 
 
 class _Rows:
     """One such collective of a program."""
 
-    def __init__(self, own: Owner, stand: Stand):
+    def __init__(self, own: Owner, stand: Stand, steps: int):
         """Collective."""
-        self._own, self._level, self._shape = own, stand.made.level, _Shape(own, stand)
+        self._own, self._level, self._shape = own, stand.made.level, _Shape(own, stand, steps)
         self._functions: dict[str, dict[bool, Any]] = {}
         for form in self._shape.forms:
             kernel = self._shape.kernel(form)
@@ -110,7 +112,7 @@ class _Rows:
         own, of, (target, normed) = self._own, self._shape, written
         form = of.form(target.nbytes)
         grid, _ = of.grid(form, target.nbytes // of.row)
-        shape = Shape(self._level, of.team.size, 1, SHORT_SLOTS, of.blocks, grid.slot, form)
+        shape = Shape(self._level, of.team.size, of.steps, SHORT_SLOTS, of.blocks, grid.slot, form)
         exchange = exchange_of(own, of.team, shape, self._site)
         exchange.source, exchange.weight, exchange.residual = (0 if x is None else x.data_ptr() for x in read)
         exchange.target, exchange.normed = target.data_ptr(), normed.data_ptr()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def allreduce(own: Owner, stand: Stand) -> Bound:
     """`T.allreduce`, also with a norm. Collective."""
     if stand.made.norm is not None:
-        return normalised.allreduce(own, stand)
+        return normalised.allreduce(own, stand, steps=1)
     messages = Messages(own, stand, use(own, stand))
 
     def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:

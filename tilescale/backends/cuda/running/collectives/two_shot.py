@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.running.collectives import dense
+from tilescale.backends.cuda.running.collectives import dense, normalised
 from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, Messages, Parts, Use
 from tilescale.backends.cuda.running.collectives.kernels import combining
 from tilescale.backends.cuda.running.collectives.setting import Bound, Stand
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def allreduce(own: Owner, stand: Stand) -> Bound:
-    """`T.allreduce`. Collective."""
+    """`T.allreduce`, also with a norm. Collective."""
+    if stand.made.norm is not None:
+        return normalised.allreduce(own, stand, steps=2)
     ranks, messages = stand.team(own).size, Messages(own, stand, use(own, stand))
 
     def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
