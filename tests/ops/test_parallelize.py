@@ -123,7 +123,7 @@ def test_without_a_plan_nothing_is_done(mesh: DeviceMesh):
 
 @pytest.mark.parametrize("norm", [lambda: nn.RMSNorm(16), lambda: nn.LayerNorm(16), lambda: nn.Dropout(0.0)])
 def test_norms_of_tokens_work_on_shards(mesh: DeviceMesh, norm: Callable[[], nn.Module]):
-    """As PyTorch's: the same results, gradients, parameters; what is no norm stays as it is."""
+    """As PyTorch's: the same results, gradients, parameters; what is no norm stays as it is. Gradients are summed."""
     ours, theirs = (nn.Sequential(norm().bfloat16()) for _ in range(2))
     ops.parallelize_module(ours, mesh, {"0": SequenceParallel()})
     parallelize_module(theirs, mesh, {"0": SequenceParallel()})
@@ -138,8 +138,23 @@ def test_norms_of_tokens_work_on_shards(mesh: DeviceMesh, norm: Callable[[], nn.
         assert y.placements == (Shard(1),)
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
-    assert [p.grad.placements for p in ours.parameters()] == [p.grad.placements for p in theirs.parameters()]
+    assert {p.grad.placements for p in ours.parameters()} <= {(Replicate(),)}
     assert list(ours.state_dict()) == list(theirs.state_dict()) and type(ours[0]).__name__ == type(theirs[0]).__name__
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_gradients_of_norms_are_summed_once_however_they_are_made(mesh: DeviceMesh, compiled: bool):
+    with torch.device("meta"):
+        norm = nn.Sequential(nn.RMSNorm(16)).bfloat16()
+    made = ops.parallelize_module(norm, mesh, {"0": SequenceParallel()}).to_empty(device="cpu")
+    nn.init.normal_(made[0].weight)
+    run = torch.compile(made, backend="aot_eager", fullgraph=True) if compiled else made
+    x, wanted = torch.randn(2, 8, 16).bfloat16(), 0.0
+    for _ in range(3):
+        run(x).to_local().float().sum().backward()
+        wanted = wanted + nn.functional.rms_norm(x.float(), (16,), eps=None).sum((0, 1))
+        assert made[0].weight.grad.placements == (Replicate(),)
+        torch.testing.assert_close(made[0].weight.grad.to_local().float(), wanted, rtol=0.1, atol=0.5)
 
 
 def test_of_others_nothing_is_said(mesh: DeviceMesh):

@@ -4,6 +4,8 @@
 PyTorch's `SequenceParallel` lets each operation of such a module see DTensors, which takes the host longer than the
 device. A token's result depends on that token and on parameters that all ranks have, so the shard is enough. What a
 compiler traces stays PyTorch's: in a graph nothing of DTensors is left.
+
+Each rank has a part of the gradient of such parameters. As PyTorch leaves it, AdamW's update sums it up three times.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from tilescale.ops.arguments import SUMS
 from tilescale.ops.dtensors import Lies, is_dtensor
+from tilescale.ops.group import group_name
+from tilescale.ops.operator import operator_of
 
 
 def work_on_shards(module: nn.Module) -> None:
@@ -22,6 +27,7 @@ def work_on_shards(module: nn.Module) -> None:
     own = list(module.parameters(recurse=False))
     if own and not list(module.children()) and all(is_dtensor(each) for each in own):
         module.__class__ = _on_shards(type(module))
+        _sum_gradients(module)
 
 
 @cache
@@ -48,6 +54,37 @@ class _OnShards(nn.Module):
             for name in shards:
                 del self.__dict__[name]
         return Lies.of(x).made_of(made)
+
+    def __setstate__(self, state: Any) -> None:
+        """A copy has no hooks of its parameters."""
+        super().__setstate__(state)
+        _sum_gradients(self)
+
+    def _apply(self, *given: Any, **options: Any) -> Any:
+        """Nor has a parameter that is put on another device."""
+        made = super()._apply(*given, **options)
+        _sum_gradients(self)
+        return made
+
+
+def _sum_gradients(module: nn.Module) -> None:
+    """Let gradients of a module's parameters be summed over the ranks once, where they have been accumulated."""
+    for parameter in module.parameters(recurse=False):
+        hooks = parameter._post_accumulate_grad_hooks
+        if hooks and _sum_gradient in hooks.values():
+            parameter._post_accumulate_grad_hooks = hooks  # a tensor that was swapped for another has them in name only
+        elif parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_sum_gradient)
+
+
+def _sum_gradient(parameter: torch.Tensor) -> None:
+    grad = parameter.grad
+    if not is_dtensor(grad) or grad.dtype not in SUMS or not all(each.is_partial("sum") for each in grad.placements):
+        return
+    from torch.distributed.tensor import Replicate
+
+    summed = operator_of("all_reduce")(grad.to_local(), group_name(grad.device_mesh))
+    parameter.grad = Lies(grad.device_mesh, (Replicate(),), grad.shape, grad.stride()).made_of(summed)
 
 
 def _has_whole_tokens(x: Any) -> bool:
