@@ -55,9 +55,9 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
     """What the others have for this rank, joined."""
     team = team_of(group)
     part = [n // team.size if dim == cut else n for dim, n in enumerate(a.shape)]
-    result = a.new_empty([n * team.size if dim == joined else n for dim, n in enumerate(part)])
+    shape = [n * team.size if dim == joined else n for dim, n in enumerate(part)]
     if not a.numel():
-        return result
+        return a.new_empty(shape)
     inner = [math.prod(part[dim:]) for dim in (cut, joined)]
     width = next((w for w in WIDTHS if not any(n % w for n in inner)), None)
     transposed = (cut > 0) + (joined > 0)
@@ -66,7 +66,7 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
         parts = small.exchanged(parts_of(split(a, cut, team.size), team.size), team, a.numel())
         return join(whole(parts, (team.size * part[0], *part[1:]), team.size), joined, team.size)
     (Q, Q2), rows = (n // width for n in inner), math.prod(part) // width
-    given = dense(a).view(rows // Q, team.size, Q, width)
+    given, result = dense(a).view(rows // Q, team.size, Q, width), a.new_empty(shape)
     _exchange(given, result.view(rows // Q2, team.size, Q2, width), team)
     return result
 
