@@ -108,6 +108,21 @@ def reduced(shape: tuple[int, int], threads: int) -> Any:
     return run
 
 
+def cleared(shape: tuple[int, int], threads: int) -> Any:
+    """A tile in shared memory has a dimension in front of those of the tensors."""
+
+    @T.prim_func
+    def run(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32")):
+        with T.Kernel(1, threads=threads):
+            tile = T.alloc_shared((2, *shape), "float32")
+            T.clear(tile)  # two tiles
+            T.copy(X, tile[1, :, :])
+            for i, j in T.Parallel(*shape):
+                Y[i, j] = tile[0, i, j] + tile[1, i, j] + 1
+
+    return run
+
+
 def runs(func: Any, shape: tuple[int, int], machine: str | None = None) -> None:
     x, y = torch.randn(shape), torch.full(shape, float("nan"))
     tilescale.emulate(func, [x, y], machine=machine)
@@ -123,9 +138,11 @@ def runs(func: Any, shape: tuple[int, int], machine: str | None = None) -> None:
         (passed_through((64, 33), 256, "warpgroup"), (64, 33), "the tile"),
         (reduced((32, 48), 256), (32, 48), "the sums"),
         (reduced((48, 48), 48), (48, 48), "the sums"),
+        (cleared((6, 32), 128), (6, 32), "two tiles"),
+        (cleared((6, 64), 64), (6, 64), "two tiles"),
     ],
 )
-def test_a_tile_in_registers_that_threads_cannot_share_out(func: Any, shape: tuple[int, int], line: str):
+def test_a_tile_that_threads_cannot_share_out(func: Any, shape: tuple[int, int], line: str):
     for _ in range(2):
         with pytest.raises(ShapeError, match=f"T.*# {line}") as error:
             runs(func, shape)
@@ -140,6 +157,11 @@ def test_a_tile_in_registers_that_threads_share_out(shape: tuple[int, int], thre
     """Also one with fewer elements than threads."""
     runs(passed_through(shape, threads, scale), shape)
     assert lowered(passed_through(shape, threads, scale)).source({})
+
+
+@pytest.mark.parametrize(("shape", "threads"), [((3, 512), 128), ((5, 128), 32), ((3, 5), 64)])
+def test_a_tile_of_three_dimensions_that_threads_share_out(shape: tuple[int, int], threads: int):
+    runs(cleared(shape, threads), shape)
 
 
 def test_a_tile_whose_layout_others_say(monkeypatch: pytest.MonkeyPatch):

@@ -43,20 +43,32 @@ def check_threads(program: Program, machine: Machine) -> None:
 
 
 def may_be_uneven(program: Program, machine: Machine) -> bool:
-    """Whether a tile in registers has elements that its threads may not hold evenly, or reduce by halves."""
+    """Whether threads may not be able to share out the elements of a tile, or the iterations of a loop."""
     return any(_is_uneven(stmt, threads) for stmt, threads, _ in _of_units(program, machine))
 
 
 def _is_uneven(stmt: ir.Stmt, threads: int) -> bool:
     found: list[ir.Buffer] = []
     ir.walk(stmt, lambda node: found.append(node.buffer) if isinstance(node, ir.BufferLoad | ir.BufferStore) else None)
-    shapes = [ir.constants(buffer.shape) for buffer in found if buffer.scope() in FRAGMENTS]
+    tiles = [(ir.constants(buffer.shape), buffer.scope()) for buffer in found if buffer.scope() != "global"]
     reduces = isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.REDUCE
-    for shape in filter(None, shapes):
-        count = math.prod(shape)
-        if count > threads and count % threads or reduces and any(n & (n - 1) for n in (*shape, threads)):
+    for shape, scope in [*tiles, (_iterations(stmt), "")]:
+        if shape is None:
+            continue
+        count, odd = math.prod(shape), any(n & (n - 1) for n in (*shape, threads))
+        in_registers = count > threads and count % threads and scope in FRAGMENTS
+        if in_registers or odd and (reduces or count > threads and sum(n > 1 for n in shape) > 2):
             return True
     return False
+
+
+def _iterations(stmt: ir.Stmt) -> list[int] | None:
+    """The extents of parallel loops, one directly inside the other, where these are known."""
+    extents = []
+    while isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
+        extents.append(stmt.extent)
+        stmt = stmt.body
+    return ir.constants(extents)
 
 
 def _hint(product: Gemm, threads: int) -> str:

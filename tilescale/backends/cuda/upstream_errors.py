@@ -31,8 +31,8 @@ class Known:
 
 _EVEN = (
     "let the number of elements be a multiple of the number of threads, by a larger tile (copies fill what is beyond a "
-    'tensor with 0) or other threads=, or put the tile into shared memory (level="l1"); of a tile that is reduced let '
-    "the extents be powers of two"
+    'tensor with 0) or other threads=, or put the tile into shared memory (level="l1"); of a tile that is reduced, or '
+    "has three dimensions, let the extents be powers of two"
 )
 KNOWN = (
     Known(
@@ -44,7 +44,7 @@ KNOWN = (
     Known(
         r"no available layout found|Layout Layout\(.* has errors",
         ShapeError,
-        "the elements of a tile in registers cannot be shared out evenly to the threads",
+        "the elements of a tile in registers, or of three dimensions, cannot be shared out evenly to the threads",
         _EVEN,
     ),
     Known(
