@@ -107,6 +107,15 @@ def check_gathers(only: slice) -> None:
         x = random(*shape)
         want = everyones(x).flatten(0, 1)
         runs(f"all_gather {shape}", lambda x=x: ops.all_gather(x), lambda c, want=want: compare("gather", c, want))
+    for kind in (torch.bool, torch.complex64, torch.complex128):
+        x = torch.complex(random(100, 33, dtype=torch.float64), random(100, 33, dtype=torch.float64))
+        x = x.real > 0 if kind == torch.bool else x.to(kind)
+        want = everyones(x).flatten(0, 1)
+
+        def check(c: torch.Tensor, want: torch.Tensor = want) -> None:
+            torch.testing.assert_close(c, want, rtol=0, atol=0)
+
+        runs(f"all_gather {kind}", lambda x=x: ops.all_gather(x), check)
 
 
 def check_scatters(only: slice) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tilescale.ops import small
-from tilescale.ops.arguments import BYTES, SCALED, as_moved, check_dim, check_out, check_tensor
+from tilescale.ops.arguments import BYTES, as_moved, as_numbers, check_dim, check_out, check_tensor
 from tilescale.ops.flat import delivered, join, parts_of, place_in, whole
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.operator import operator, operator_of
@@ -39,7 +39,7 @@ def all_gather(
     if out is None:
         return as_moved(_operator, a, dim, name)
     check_out(out, [n * size_of(name) if i == dim else n for i, n in enumerate(a.shape)], a)
-    given, place = (a.view(torch.uint8), out.view(torch.uint8)) if a.dtype in SCALED else (a, out)
+    given, place = as_numbers(a.resolve_conj()), as_numbers(out)
     if _operator.is_seen:
         place.copy_(_operator(given, dim, name))
     else:

@@ -114,7 +114,7 @@ def _exchange(a: torch.Tensor, sent: torch.Tensor, result: torch.Tensor, group: 
     """Rows of all ranks into their results; returns how many have come from each."""
     team, received = team_of(group), torch.empty_like(sent)
     unit = UNITS[min(a.itemsize, 8)]
-    given, made = (_as_rows(dense(x)).view(unit) for x in (a, result))
+    given, made = (_as_rows(dense(x)).view(unit) for x in (a.resolve_conj(), result))
     kernel(program, team, dtype_of(given))(given, sent, made, received)
     return received
 

@@ -25,7 +25,7 @@ SUMS = (*PRODUCTS, torch.float32)
 COMBINES = (*SUMS, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8)
 """Types of which there are sums, maxima and minima as PyTorch makes them, or in float32."""
 
-MOVES = (*COMBINES, torch.int16)
+MOVES = (*COMBINES, torch.int16, torch.bool, torch.complex64, torch.complex128)
 """Types that are moved."""
 
 NARROW = (torch.float8_e4m3fn,)
@@ -33,6 +33,8 @@ NARROW = (torch.float8_e4m3fn,)
 
 SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Types that have scales beside them."""
+
+_AS_BYTES = (*SCALED, torch.bool)
 
 BYTES = (*MOVES, *SCALED)
 """Types that are moved byte by byte."""
@@ -69,8 +71,18 @@ def _as_autocast(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_moved(move: Callable[..., torch.Tensor], a: torch.Tensor, *given: Any) -> torch.Tensor:
-    """What moves a tensor, for any type: of float8, which has fewer operations, its bytes are moved."""
-    return move(a.view(torch.uint8), *given).view(a.dtype) if a.dtype in SCALED else move(a, *given)
+    """What moves a tensor, for any type: see `as_numbers`."""
+    made = move(as_numbers(a.resolve_conj()), *given)
+    if a.is_complex():
+        return torch.view_as_complex(made)
+    return made.view(a.dtype) if a.dtype in _AS_BYTES else made
+
+
+def as_numbers(a: torch.Tensor) -> torch.Tensor:
+    """The tensor as what is moved in its place: bytes of types that have fewer operations, parts of complex numbers."""
+    if a.is_complex():
+        return torch.view_as_real(a)
+    return a.view(torch.uint8) if a.dtype in _AS_BYTES else a
 
 
 def check_like(name: str, x: torch.Tensor, other_name: str, other: torch.Tensor) -> None:

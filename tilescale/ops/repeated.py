@@ -58,7 +58,7 @@ class Repeated:
 
     def __call__(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
         """Call it; `tensors` are those among the arguments, and in lists, tuples and dictionaries there."""
-        if not is_recorded(tensors) or any([x.is_neg() for x in tensors]):
+        if not is_recorded(tensors) or any([x.is_neg() or x.is_conj() for x in tensors]):
             return self.function(*given)
         cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         key = id(current_machine()), layout.generation, cast, *[_other(x) for x in given]

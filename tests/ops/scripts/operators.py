@@ -245,6 +245,23 @@ def check_float8_is_moved():
         assert torch.equal(swapped.float(), torch.cat([part.chunk(SIZE, 1)[RANK] for part in parts]))
 
 
+def check_bits_and_complex_numbers_are_moved():
+    for kind in (torch.bool, torch.complex64, torch.complex128):
+        parts = [torch.complex(x, x.flip(0)) for x in everyones(3, 2 * SIZE, 5, dtype=torch.float64)]
+        parts = [(x.real > 0) if kind == torch.bool else x.to(kind).conj() for x in parts]
+        x, sizes = parts[RANK], [2] * SIZE
+        assert torch.equal(ops.all_gather(x, 1), torch.cat(parts, 1))
+        out = torch.empty(3 * SIZE, 2 * SIZE, 5, dtype=kind)
+        assert ops.all_gather(x, out=out) is out and torch.equal(out, torch.cat(parts))
+        mine = [part.chunk(SIZE, 1)[RANK] for part in parts]
+        assert torch.equal(ops.all_to_all(x, 1, 0), torch.cat(mine))
+        rows = ops.all_to_all_v(x.transpose(0, 1), sizes, sizes)
+        assert torch.equal(rows, torch.cat([part.transpose(0, 1) for part in mine]))
+    leaf = parts[RANK].detach().clone().requires_grad_()
+    ops.all_gather(leaf, 1).abs().pow(2).sum().backward()
+    torch.testing.assert_close(leaf.grad, 2 * SIZE * leaf.detach())
+
+
 def check_tokens_to_heads_and_back():
     x = everyones(2, 3, 2 * SIZE, 8)
     heads = ops.all_to_all(x[RANK], 2, 1)
