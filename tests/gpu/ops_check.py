@@ -265,6 +265,25 @@ def check_all_to_all_v(only: slice) -> None:
             lambda x=x, sent=on_device, most=shape[0]: ops.all_to_all_v(x, sent, most=most)[0],
             lambda c, want=want: compare("exchange", c[: len(want)], want),
         )
+        for sizes in [on_device, sent] * 8:  # more calls than are tried to be recorded
+            poison()
+            got, came = ops.all_to_all_v(x, sizes)
+            compare("exchange", got, want)
+            assert came.tolist() == received
+        say(f"PASS all_to_all_v {shape}, sizes exchanged")
+
+
+def check_all_gather_v(only: slice) -> None:
+    for shape in [(3,), (1000, 33), (4096, 2048)][only]:
+        for most in range(shape[0], shape[0] - 3, -1):
+            poison()
+            counts = [most * rank // SIZE for rank in range(SIZE)]
+            x = random(*shape)
+            want = torch.cat([part[:n] for part, n in zip(everyones(x), counts, strict=True)])
+            got, came = ops.all_gather_v(x[: counts[RANK]])
+            compare("gather", got, want)
+            assert came.tolist() == counts
+        say(f"PASS all_gather_v {shape}")
 
 
 def check_experts(only: slice) -> None:

@@ -2,7 +2,7 @@
 """Finished operators for PyTorch, each a program of the language behind a `torch.library` operator.
 
     ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them; ag_gemm_programs.py: the first one's
-    all_gather.py reduce_scatter.py all_reduce.py all_to_all.py all_to_all_v.py    collectives
+    all_gather.py reduce_scatter.py all_reduce.py all_to_all.py all_to_all_v.py all_gather_v.py    collectives
     all_reduce_rms_norm.py              what ends a block of a transformer
     moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
     decode.py sequence_attention.py attention_backward.py    attention over several ranks
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 from tilescale.errors import unknown_attribute
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.all_gather import all_gather
+from tilescale.ops.all_gather_v import all_gather_v
 from tilescale.ops.all_reduce import all_reduce
 from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
 from tilescale.ops.all_to_all import all_to_all
@@ -58,6 +59,7 @@ __all__ = [
     "Workspace",
     "all_gather",
     "all_gather_matmul",
+    "all_gather_v",
     "all_reduce",
     "all_reduce_rms_norm",
     "all_to_all",

@@ -10,12 +10,14 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
+from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.arguments import BYTES, check_count, check_tensor, dense
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
+from tilescale.ops.repeated import not_recorded
 
 
 @collective
@@ -28,16 +30,17 @@ def all_to_all_v(
     Args:
         a: (rows, ...); first those for rank 0, then those for rank 1, and so on.
         sent: how many rows go to each rank. Numbers, as `torch.distributed.all_to_all_single` takes them; or a tensor
-            of integers on the device of `a`, which the host does not look at.
-        received: how many rows come from each rank. Numbers where `sent` is numbers; else None.
+            of integers on the device of `a`.
+        received: how many rows come from each rank. Numbers where `sent` is numbers. Left out, it is a result: devices
+            exchange the sizes, and the host waits for them, which no CUDA graph can have, unless `most` is given.
         most: rows that any rank sends to any other one at most, the same on all ranks: with sizes on the device the
-            result has room for so many from each. Numbers it bounds, if it is given.
+            host does not look at them, and the result has room for so many from each. Numbers it bounds.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        The rows of rank 0, of rank 1, and so on. With sizes on the device: a tensor with room for ranks * most rows,
-        of which those that have come are first and the others are anything; and how many came from each rank, int32.
-        It can be differentiated: its backward sends the gradients back.
+        The rows of rank 0, of rank 1, and so on; without `received`, and how many came from each rank, int32. With
+        sizes on the device and `most`, the rows are a tensor with room for ranks * most, of which those that have come
+        are first and the others are anything. It can be differentiated: its backward sends the gradients back.
 
     Raises:
         ArgumentError: an argument is not supported: names it, and what is supported.
@@ -53,8 +56,14 @@ def all_to_all_v(
         check_count("most", most)
     if isinstance(sent, torch.Tensor):
         return _of_device(a, sent, received, most, name)
-    for argument, sizes in ("sent", sent), ("received", received):
-        _check_sizes(argument, sizes, size_of(name), most)
+    _check_sizes("sent", sent, size_of(name), most)
+    if received is None:
+        return _learned(a, on_device(tuple(sent), a.device), name)
+    _check_sizes("received", received, size_of(name), most)
+    return _of_host(a, list(sent), list(received), name)
+
+
+def _of_host(a: torch.Tensor, sent: list[int], received: list[int], name: str) -> torch.Tensor:
     rank = team_of(name).rank
     if sent[rank] != received[rank]:
         raise ArgumentError(
@@ -62,28 +71,37 @@ def all_to_all_v(
         )
     if sum(sent) != a.shape[0]:
         raise ArgumentError(f"a has {a.shape[0]} rows, sent names {sum(sent)}", hint="name each row of a once")
-    return _operator(a, list(sent), list(received), name)
+    return _operator(a, sent, received, name)
 
 
 def _of_device(a: torch.Tensor, sent: torch.Tensor, received: Any, most: int | None, name: str) -> Any:
     size = size_of(name)
     if received is not None:
         raise ArgumentError("received is given, and sent is a tensor", hint="leave received out: it is a result")
-    if most is None:
-        raise ArgumentError("most is None, and sent is a tensor", hint="say how many rows a rank sends at most")
     check_tensor("sent", sent, 1, (torch.int32, torch.int64))
     if sent.shape[0] != size:
         raise ArgumentError(f"sent has {sent.shape[0]} numbers, the group {size} ranks", hint="one for each rank")
+    if most is None:
+        return _learned(a, sent.to(torch.int32), name)
     if a.shape[0] > size * most:
         raise ArgumentError(f"a has {a.shape[0]} rows, ranks send {size} times {most} at most", hint="raise most")
     return _counted(a, sent, most, name)
+
+
+def _learned(a: torch.Tensor, sent: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that have come, as many as they are, and how many from each rank."""
+    not_recorded()
+    received = all_to_all(sent, group=name)
+    numbers = torch.stack([sent, received]).tolist()
+    _check_sizes("sent", numbers[0], size_of(name), None)
+    return _of_host(a, *numbers, name), received
 
 
 def _check_sizes(argument: str, sizes: Any, size: int, most: int | None) -> None:
     if not isinstance(sizes, Sequence) or isinstance(sizes, str):
         raise ArgumentError(
             f"{argument} is {type(sizes).__name__}",
-            hint="give sent and received as numbers, one for each rank, or sent alone as a tensor on the device",
+            hint="give numbers, one for each rank, or sent alone as a tensor on the device",
         )
     if len(sizes) != size:
         raise ArgumentError(
@@ -99,7 +117,7 @@ def _check_sizes(argument: str, sizes: Any, size: int, most: int | None) -> None
 def _operator(a: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
     """The rows that have come."""
     result = a.new_empty(sum(received), *a.shape[1:])
-    _exchange(a, _on_device(tuple(sent), a.device), result, group)
+    _exchange(a, on_device(tuple(sent), a.device), result, group)
     return result
 
 
@@ -129,7 +147,7 @@ UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @lru_cache(256)
-def _on_device(sent: tuple[int, ...], device: torch.device) -> torch.Tensor:
+def on_device(sent: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Numbers that the host knows, kept: a graph that is captured may not copy them to the device."""
     return torch.tensor(sent, dtype=torch.int32).to(device)
 

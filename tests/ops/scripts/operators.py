@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -333,7 +334,12 @@ def check_unequal_parts():
         assert torch.equal(received.long(), counts[:, RANK])
         return got[: len(want)]
 
-    for call in (on_host, on_device):
+    def learned(sizes: Any, x: torch.Tensor) -> torch.Tensor:
+        got, received = ops.all_to_all_v(x, sizes)
+        assert torch.equal(received.long(), counts[:, RANK])
+        return got
+
+    for call in (on_host, on_device, partial(learned, counts[RANK]), partial(learned, counts[RANK].tolist())):
         leaf = rows[RANK].clone().requires_grad_()
         got = call(leaf)
         assert torch.equal(got.detach(), want)
@@ -341,6 +347,18 @@ def check_unequal_parts():
         assert torch.equal(leaf.grad, users)
     narrow = ops.all_to_all_v(rows[RANK].to(torch.float8_e5m2), counts[RANK].tolist(), counts[:, RANK].tolist(), most=5)
     assert torch.equal(narrow.float(), want.to(torch.float8_e5m2).float())
+
+
+def check_unequal_gathers_and_gradients():
+    for sizes in [3, 0, 5], [0, 0, 0], [1, 1, 1]:
+        rows = [x[:n] for x, n in zip(everyones(5, 3, dtype=torch.float32), sizes, strict=False)]
+        leaf = rows[RANK].clone().requires_grad_()
+        got, counts = ops.all_gather_v(leaf)
+        assert torch.equal(got.detach(), torch.cat(rows)) and counts.tolist() == sizes[:SIZE]
+        (got * (RANK + 1)).sum().backward()
+        assert torch.equal(leaf.grad, torch.full_like(leaf, sum(range(SIZE + 1))))
+        for kind in (torch.bool, torch.float8_e5m2, torch.complex64):
+            assert torch.equal(ops.all_gather_v(rows[RANK].to(kind))[0].cfloat(), torch.cat(rows).to(kind).cfloat())
 
 
 def check_experts_and_gradients():
