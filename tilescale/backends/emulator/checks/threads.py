@@ -163,17 +163,14 @@ class Threads(Observer):
         """
         now = self._epoch(frame).number
         for earlier, verb in (("stored", WRITE), ("loaded", READ))[: 1 + (kind == WRITE)]:
-            before = shadow.cells[earlier][cells]
-            hit = (before["epoch"] == now) & _differ(before["threads"].T, threads)
-            if hit.any():
-                raise self._error(
-                    frame, (self._places[before["place"][hit][0]], verb), (home, kind), shadow, cells[hit]
-                )
+            last = shadow.cells[earlier]
+            hit = cells[_by_others(last, cells, now, threads)]
+            if hit.size:
+                first = self._places[last["place"][hit[0]]]
+                raise self._error(frame, (first, verb), (home, kind), shadow, hit)
         last = shadow.cells["stored" if kind == WRITE else "loaded"]
         if kind == READ:
-            before = last[cells]
-            others = (before["epoch"] == now) & _differ(before["threads"].T, threads)
-            threads = np.where(others, _SEVERAL, threads)
+            threads = np.where(_by_others(last, cells, now, threads), _SEVERAL, threads)
         last["threads"][cells], last["place"][cells], last["epoch"][cells] = threads.T, self._place(home), now
         apart = last["threads"][cells].T != threads  # several iterations touch the element
         if kind == WRITE:
@@ -208,9 +205,13 @@ class Threads(Observer):
         return error
 
 
-def _differ(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Where two accesses are by different threads, whatever the lengths of vectors of either."""
-    return (some[:, None] != others[None]).all(axis=(0, 1))
+def _by_others(last: np.ndarray, cells: np.ndarray, now: int, threads: np.ndarray) -> np.ndarray:
+    """Which cells other threads have accessed last, in an epoch, whatever the lengths of vectors of either access."""
+    lately = last["epoch"][cells] == now
+    if lately.any():
+        before = last["threads"][cells].T
+        lately &= (before[:, None] != threads[None]).all(axis=(0, 1))
+    return lately
 
 
 def _touched(frame: Frame, home: Home, numbers: np.ndarray, index: Any, items: np.ndarray) -> np.ndarray:
