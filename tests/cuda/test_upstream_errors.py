@@ -14,7 +14,9 @@ from tilelang_core import compile as stock
 from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering import stages
 from tilescale.backends.cuda.lowering.phase import Phase
-from tilescale.errors import InternalError, ShapeError, TileScaleError, UnsupportedError
+from tilescale.errors import InternalError, ShapeError, TileScaleError, UnsupportedError, UsageError
+from tilescale.passes import pipeline
+from tilescale.runtime import kernel
 
 
 def reduced(threads: int) -> Any:
@@ -143,3 +145,83 @@ def test_a_fault_of_our_own_code_asks_for_a_report(monkeypatch: pytest.MonkeyPat
     with pytest.raises(InternalError, match="NameError: name 'ir' is not defined") as error:
         tilescale.compile(only_cleared()).source  # noqa: B018
     assert "report it" in str(error.value.hint)
+
+
+def endless(*_: Any) -> Any:
+    return endless()
+
+
+FAULTS: dict[str, Callable[..., Any]] = {
+    "TypeError": lambda *_: int(None),  # type: ignore[call-overload]
+    "IndexError": lambda *_: [][1],
+    "KeyError": lambda *_: {}["key"],
+    "AttributeError": lambda *_: None.nothing,  # type: ignore[attr-defined]
+    "ZeroDivisionError": lambda *_: 1 // 0,
+    "RecursionError": endless,
+    "AssertionError": lambda *_: impossible(),
+}
+
+
+def impossible() -> None:
+    raise AssertionError("it cannot be")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("place", ["a stage", "a pass", "the analysis of overlap"])
+def test_faults_of_all_kinds_have_the_line(name: str, place: str, monkeypatch: pytest.MonkeyPatch):
+    broken = FAULTS[name]
+    if place == "a stage":
+        monkeypatch.setattr(stages.barriers, "lower", broken)
+    elif place == "a pass":
+        monkeypatch.setattr(pipeline, "CHECKS", (*pipeline.CHECKS, broken))
+    else:
+        monkeypatch.setattr(kernel, "has_sites", lambda program: True)
+        monkeypatch.setattr(kernel, "overlap", broken)
+    with pytest.raises(InternalError, match=f"TileScale failed while it compiled this: {name}") as error:
+        tilescale.compile(only_cleared()).source  # noqa: B018
+    assert error.value.where[0].file == __file__
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (lambda: ir.For(None, 0, 1, 0, None), InternalError),
+        (lambda: ir.simplify(ir.Var("n", "int32") // 0, {}), UsageError),
+    ],
+)
+def test_what_tvm_says_of_arguments_of_ours(
+    wrong: Callable[[], Any], found: type[TileScaleError], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stages.barriers, "lower", lambda phase: wrong())
+    with pytest.raises(found) as error:
+        tilescale.compile(only_cleared()).source  # noqa: B018
+    assert error.value.where
+
+
+def indexed(wrong: Callable[[Any, Any], Any]) -> Any:
+    @T.prim_func
+    def run(X: T.Tensor((64,), "int32")):
+        with T.Kernel(device=1, block=1, threads=64):
+            with T.Scale("block"):
+                for i in T.Parallel(64):
+                    X[i] = wrong(X, i)
+
+    return run
+
+
+ODD: dict[str, Callable[[Any, Any], Any]] = {
+    "an index divided by zero": lambda X, i: X[i // (i - i)],
+    "an index of another type": lambda X, i: X[T.Cast("int64", i)],
+    "an index far outside": lambda X, i: X[i + (1 << 40)],
+    "a function that nobody has": lambda X, i: T.call_extern("int32", "nobody", X[i]),
+    "a shift by its own value": lambda X, i: X[i] << X[i],
+    "a negative number of lanes away": lambda X, i: X[i - 1000],
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_programs_end_with_an_error_of_ours_or_text(name: str):
+    try:
+        tilescale.compile(indexed(ODD[name])).source  # noqa: B018
+    except TileScaleError as error:
+        assert error.where and not isinstance(error, InternalError)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tilelang_core import ir
 from tilescale.hda import Machine
-from tilescale.passes import rematerialize, retrace, smem_capacity, structure, uniformity, validate
+from tilescale.passes import faults, rematerialize, retrace, smem_capacity, structure, uniformity, validate
 from tilescale.program.model import Program
 
 REWRITES: tuple[Callable[[Program, Machine], Program], ...] = (
@@ -34,8 +34,15 @@ def analyse(func: ir.PrimFunc, machine: Machine) -> Program:
 
     Raises:
         PhaseError, UsageError, AllocationTooLargeError: as the passes say.
+        InternalError: a pass failed.
     """
-    program = structure.structure(retrace.for_machine(func, machine), machine)
+    traced = retrace.for_machine(func, machine)
+    with faults.faults_told(traced, lambda func: _analysed(func, machine)):
+        return _analysed(traced, machine)
+
+
+def _analysed(func: ir.PrimFunc, machine: Machine) -> Program:
+    program = structure.structure(func, machine)
     for rewrite in REWRITES:
         program = rewrite(program, machine)
     for check in CHECKS:

@@ -20,6 +20,7 @@ from tilescale.comm.refusal import refuse
 from tilescale.errors import ArgumentError, LaunchError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_count
+from tilescale.passes.faults import faults_told
 from tilescale.passes.mod_analysis import written_parameters
 from tilescale.passes.overlap.legality import has_sites
 from tilescale.passes.overlap.rewrite import overlap
@@ -105,7 +106,8 @@ class Kernel(DropIn):
         given = self._asked if isinstance(self._asked, Schedule) else None
         if given is None and not has_sites(self._analysed):
             return self._written, Schedule()
-        return overlap(self._written, self.machine, given)
+        with faults_told(self._written, lambda func: overlap(func, self.machine, given)):
+            return overlap(self._written, self.machine, given)
 
     @cached_property
     def _analysed(self) -> Program:

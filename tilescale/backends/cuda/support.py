@@ -46,13 +46,14 @@ def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:
     Raises:
         UnsupportedError: something that has no lowering, with its line.
         ShapeError: what a unit computes cannot be shared out to its threads.
+        InternalError: TileScale itself failed.
     """
-    check_threads(program, target.machine)
-    if not program.is_hierarchical:
-        return PlainLowered(program, target.machine)
     made = _target(target)
     again = lambda func: lower_for(analyse(func, target.machine), made)  # noqa: E731
     with explained(program.func, again, program.launches[0].where):
+        check_threads(program, target.machine)
+        if not program.is_hierarchical:
+            return PlainLowered(program, target.machine)
         return DeviceLowered(cached(program, made))
 
 

@@ -57,5 +57,5 @@ def checked(
 
     with explained(kernel.func, generate, program.launches[0].where):
         generated = generate(kernel.func)
-    check_of(kernel, program, machine)(generated.text, generated.dynamic_shared)
+        check_of(kernel, program, machine)(generated.text, generated.dynamic_shared)
     return generated.text

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tilelang_core import ir
-from tilelang_core.prefixes import first_failing
 from tilescale.backends.cuda.lowering.check import GeneratedTextError
-from tilescale.errors import InternalError, Location, ShapeError, TileScaleError, UnsupportedError
-from tilescale.program.model import location
+from tilescale.errors import Location, ShapeError, TileScaleError, UnsupportedError
+from tilescale.passes.faults import fault, line_of_failure
 
 _OURS = (TileScaleError, GeneratedTextError, OSError, MemoryError)
-_FAULTS = (NameError, AttributeError, KeyError)
+_PACKAGES = ("tilescale", "tilelang_core")
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def explained(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], where: 
         where: what to name where no statement is found.
 
     Raises:
-        ShapeError, UnsupportedError: instead of them.
+        ShapeError, UnsupportedError, UsageError: instead of them.
         InternalError: instead of a fault of our own code.
     """
     try:
@@ -111,10 +110,7 @@ def explained(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], where: 
 def _meaning(error: Exception) -> TileScaleError:
     """What TileLang says in our words."""
     if _internal(error):
-        return InternalError(
-            f"TileScale failed while it compiled this: {type(error).__name__}: {error}",
-            hint="report it with the program and the whole traceback: the program may be right",
-        )
+        return fault(error)
     said = str(error)
     for known in KNOWN:
         found = re.search(known.part, said, re.DOTALL)
@@ -126,21 +122,13 @@ def _meaning(error: Exception) -> TileScaleError:
 
 
 def _internal(error: Exception) -> bool:
-    """Whether `error` is a mistake in our own code: a wrong name or key, raised there."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    package = frame.f_globals.get("__name__", "").partition(".")[0]
-    return isinstance(error, _FAULTS) and package in ("tilescale", "tilelang_core")
+    """Whether `error` is a mistake in our own code: raised there, or below without TileLang, by wrong arguments."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames]
+    below = packages[max((n + 1 for n, package in enumerate(packages) if package in _PACKAGES), default=0) :]
+    return not below or ("tilelang" not in below and not isinstance(error, ValueError))
 
 
 def _where(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], meant: TileScaleError) -> Location | None:
     """The line of the first statement with which a function fails in the same way."""
-
-    def fails(candidate: ir.PrimFunc) -> bool:
-        try:
-            lower(candidate)
-        except Exception as error:
-            return _meaning(error).message == meant.message
-        return False
-
-    stmt = first_failing(func, fails)
-    return None if stmt is None else location(stmt)
+    return line_of_failure(func, lower, lambda error: _meaning(error).message == meant.message)
