@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""Collectives as PyTorch programs call them: eagerly, on tensors that change, each call with a result of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import trials
+from trials import Case
+
+import tilescale
+from tilescale import ops
+from tilescale.tuning.race import Contender, Heat, Runner
+
+KIB = 1 << 10
+SIZES = tuple(4 * KIB << n for n in range(0, 15, 2))
+"""Bytes of what a rank gives: 4 KiB to 64 MiB."""
+
+ROWS, INPUTS = 64, 4
+"""Rows of a tensor, and tensors that take turns."""
+
+Call = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _like(x: torch.Tensor, rows: int) -> torch.Tensor:
+    return x.new_empty(rows, *x.shape[1:])
+
+
+def _all_reduced(x: torch.Tensor) -> torch.Tensor:
+    made = x.clone()
+    dist.all_reduce(made)
+    return made
+
+
+def _all_gathered(x: torch.Tensor) -> torch.Tensor:
+    made = _like(x, len(x) * dist.get_world_size())
+    dist.all_gather_into_tensor(made, x)
+    return made
+
+
+def _reduce_scattered(x: torch.Tensor) -> torch.Tensor:
+    made = _like(x, len(x) // dist.get_world_size())
+    dist.reduce_scatter_tensor(made, x)
+    return made
+
+
+def _exchanged(x: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_like(x)
+    dist.all_to_all_single(made, x)
+    return made
+
+
+WAYS: dict[str, tuple[Call, Call]] = {
+    "all_reduce": (_all_reduced, ops.all_reduce),
+    "all_gather": (_all_gathered, ops.all_gather),
+    "reduce_scatter": (_reduce_scattered, ops.reduce_scatter),
+    "all_to_all": (_exchanged, ops.all_to_all),
+}
+"""Of each collective NCCL's, as PyTorch calls it, and ours."""
+
+
+def heats(quick: bool, gpus: int) -> Iterator[Heat]:
+    """All collectives at all sizes."""
+    if gpus == 1:
+        return
+    for name, nbytes in itertools.product(WAYS, SIZES[:3] if quick else SIZES):
+        yield Work(name, nbytes).heat(gpus)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A collective of what each rank gives so many bytes of."""
+
+    name: str
+    nbytes: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of what a rank gives, in bfloat16."""
+        return ROWS, self.nbytes // 2 // ROWS
+
+    def heat(self, gpus: int) -> Heat:
+        """Both ways, in turns."""
+        theirs, own = WAYS[self.name]
+        entries = [Contender("nccl", lambda: self.runner(theirs)), Contender("tilescale", lambda: self.runner(own))]
+        return Heat(self.name, self.shape, "bfloat16", gpus, "eager", "nccl", entries, calls=20)
+
+    def draw(self, seed: int) -> Case:
+        """This rank's tensor, and its result by PyTorch in float32."""
+        (x,) = trials.randoms(seed, torch.bfloat16, self.shape)
+        want, magnitudes = (WAYS[self.name][0](each) for each in (x.float(), x.float().abs()))
+        sums = tilescale.init().size if "reduce" in self.name else 0
+        return Case((x,), want, sums * 2.0**-8 * magnitudes)
+
+    def runner(self, call: Call) -> Runner:
+        """Calls on tensors in turns; all have the case's numbers."""
+        given = [trials.nothing(*self.shape) for _ in range(INPUTS)]
+        turn = itertools.cycle(given)
+        return trials.checked(self.draw, lambda x: [each.copy_(x) for each in given], lambda: call(next(turn)))
