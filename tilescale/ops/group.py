@@ -46,17 +46,16 @@ def group_name(group: Group) -> str:
     """
     if group is None or isinstance(group, str):
         return group or ""
-    if is_mesh(group):
-        if group.ndim != 1:
-            raise ArgumentError(
-                f"group is a mesh of {group.ndim} dimensions {group.mesh_dim_names}",
-                hint='pass the slice that the operator spans, such as mesh["tp"]',
-            )
-        return _name_of_mesh(group)
-    if not hasattr(group, "group_name"):
+    if is_mesh(group) and group.ndim != 1:
+        raise ArgumentError(
+            f"group is a mesh of {group.ndim} dimensions {group.mesh_dim_names}",
+            hint='pass the slice that the operator spans, such as mesh["tp"]',
+        )
+    name = _name_of(group)
+    if name is None:
         what = "one that this rank is not in" if group == NOT_A_MEMBER else type(group).__name__
         raise ArgumentError(f"group is {what}", hint="pass a process group, a slice of a DeviceMesh, or None for all")
-    return str(group.group_name)
+    return name
 
 
 def collective(function: F) -> F:
@@ -135,13 +134,15 @@ def _ranks(name: str) -> tuple[int, ...]:
     return tuple(c10d.get_process_group_ranks(group))
 
 
-def _name_of_mesh(mesh: DeviceMesh) -> str:
-    return str(mesh.get_group().group_name)
+def _name_of(group: Any) -> str | None:
+    if is_mesh(group):
+        group = group.get_group()
+    return str(group.group_name) if hasattr(group, "group_name") else None
 
 
 # What torch.compiler.assume_constant_result says of a function, without loading the compiler with each process: 1.4 s.
 # PyTorch 2.11 breaks graphs at what both do.
-_ranks._dynamo_marked_constant = _name_of_mesh._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_ranks._dynamo_marked_constant = _name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

@@ -83,7 +83,7 @@ def _sum_gradient(parameter: torch.Tensor) -> None:
         return
     from torch.distributed.tensor import Replicate
 
-    summed = operator_of("all_reduce")(grad.to_local(), group_name(grad.device_mesh))
+    summed = operator_of("all_reduce")(grad.to_local(), "sum", group_name(grad.device_mesh))
     parameter.grad = Lies(grad.device_mesh, (Replicate(),), grad.shape, grad.stride()).made_of(summed)
 
 
