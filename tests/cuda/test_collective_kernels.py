@@ -120,10 +120,10 @@ def test_grids_of_rows_have_room_for_all(rows: int, nbytes: int, sharing: int, m
 
 def test_the_grids_of_usual_rows():
     """12 KiB: three words of each thread, two of a line."""
-    assert [rows_grid(rows, 12 * KIB, PROCESSORS, 8, 640)[0][:2] for rows in (1, 138, 512)] == [
+    assert [rows_grid(rows, 12 * KIB, PROCESSORS, 8, 512)[0][:2] for rows in (1, 138, 512)] == [
         (1, 416), (69, 416), (128, 416)
     ]  # fmt: skip
-    assert rows_grid(6, 12 * KIB, PROCESSORS, 1, 640) == ((6, 512, 32 * KIB), 3)
+    assert rows_grid(6, 12 * KIB, PROCESSORS, 1, 512) == ((6, 512, 32 * KIB), 3)
 
 
 def test_small_tensors_are_spread_over_the_processors():

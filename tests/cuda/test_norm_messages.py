@@ -113,8 +113,7 @@ def check(call: Any, ranks: int, shape: tuple[int, int], dtype: torch.dtype, shi
 @pytest.mark.parametrize("ranks", [2, SEVERAL])
 def test_rows_of_several_units_and_blocks(ranks: int, columns: int, job: Callable[..., Any]):
     several, call = job(ranks, columns)
-    threads = exchanges.most_threads(job.form, ranks)
-    assert rows_grid(1, 2 * columns, 3, SHARING[job.form], threads)[1] == COLUMNS[job.form][columns]
+    assert rows_grid(1, 2 * columns, 3, SHARING[job.form], exchanges.THREADS)[1] == COLUMNS[job.form][columns]
     chance = random.Random(columns)
     for rows in ROWS:
         check(call, ranks, (rows, columns), torch.bfloat16, chance.choice([0, 0, 1]), chance.random() < 0.7)

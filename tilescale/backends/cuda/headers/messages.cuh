@@ -98,11 +98,12 @@ __device__ __forceinline__ void write(char* at, i64 left, Pack<BYTES> pack) {
     if (i * ELEMENT < left) reinterpret_cast<U*>(at)[i] = reinterpret_cast<const U*>(&pack)[i];
 }
 
-// The share of this block of `units`, of which so many stay `together`: contiguous, and the same on all ranks.
+// The share of this block of `units`: contiguous, and the same on all ranks.
 struct Share {
   i64 begin, end;
-  __device__ __forceinline__ explicit Share(i64 units, i64 together = 1) {
-    i64 each = (units / together + gridDim.x - 1) / gridDim.x * together;
+  __device__ __forceinline__ Share(i64 first, i64 last) : begin(first), end(last) {}
+  __device__ __forceinline__ explicit Share(i64 units) {
+    i64 each = (units + gridDim.x - 1) / gridDim.x;
     begin = each * blockIdx.x < units ? each * blockIdx.x : units;
     end = begin + each < units ? begin + each : units;
   }

@@ -83,12 +83,11 @@ struct Short {
   const unsigned number;
 
   __device__ __forceinline__ explicit Short(const Exchange& exchange)
-      : Short(exchange, (exchange.bytes + Form::DATA - 1) / Form::DATA, 1) {}
-  // Of so many flags in all.
-  __device__ __forceinline__ Short(const Exchange& exchange, i64 flags, i64 together)
+      : Short(exchange, Share((exchange.bytes + Form::DATA - 1) / Form::DATA)) {}
+  __device__ __forceinline__ Short(const Exchange& exchange, Share flags)
       : x(exchange),
         group{exchange},
-        share(flags, together),
+        share(flags),
         number(share.begin < share.end ? group.next() : 0) {}
 
   __device__ __forceinline__ Words* words(int sender, int receiver, int set, i64 unit) const {
@@ -109,27 +108,41 @@ struct Short {
   // The unit that each peer has sent, of those that `wanted(rank)`; other elements of `given` stay. False: a wait failed.
   template <typename Wanted>
   __device__ __forceinline__ bool receive(int set, i64 unit, Wanted wanted, Data (&given)[RANKS]) const {
-    Words found[RANKS];
+    auto sender_of = [&](int r) { return r != x.rank && wanted(r) ? r : -1; };
+    return receive_several(set, [&](int) { return unit; }, sender_of, reinterpret_cast<Data(&)[1][RANKS]>(given));
+  }
+  // The same of several units at once, `unit_of(i)` from `sender_of(s)`; below 0 is none.
+  template <int COUNT, int SENDERS, typename UnitOf, typename SenderOf>
+  __device__ __forceinline__ bool receive_several(int set, UnitOf unit_of, SenderOf sender_of,
+                                                  Data (&given)[COUNT][SENDERS]) const {
+    Words found[COUNT][SENDERS];
+    auto comes = [&](int i, int s) { return unit_of(i) >= 0 && sender_of(s) >= 0; };
     auto here = [&] {
       bool all = true;
 #pragma unroll
-      for (int r = 0; r < RANKS; ++r)
-        if (r != x.rank && wanted(r)) found[r] = Form::load(words(r, x.rank, set, unit));
+      for (int i = 0; i < COUNT; ++i)
 #pragma unroll
-      for (int r = 0; r < RANKS; ++r)
-        if (r != x.rank && wanted(r)) all = Form::have(found[r], number) && all;
+        for (int s = 0; s < SENDERS; ++s)
+          if (comes(i, s)) found[i][s] = Form::load(words(sender_of(s), x.rank, set, unit_of(i)));
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+        for (int s = 0; s < SENDERS; ++s)
+          if (comes(i, s)) all = Form::have(found[i][s], number) && all;
       return all;
     };
     // What others make of a set is in the next one, for which one waits longer: who misses some of the first set is to fail
     // first, and says of whom.
     Outcome outcome = await(here, 2 * (1 + set) * x.limit, x.report, typename Form::Any());
 #pragma unroll
-    for (int r = 0; r < RANKS; ++r) {
-      if (r == x.rank || !wanted(r)) continue;
-      if (outcome == LATE && !Form::have(found[r], number))
-        report_absent(x.report, x.site, r, number, Form::number(found[r]));
-      given[r] = Form::data(found[r]);
-    }
+    for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+      for (int s = 0; s < SENDERS; ++s) {
+        if (!comes(i, s)) continue;
+        if (outcome == LATE && !Form::have(found[i][s], number))
+          report_absent(x.report, x.site, sender_of(s), number, Form::number(found[i][s]));
+        given[i][s] = Form::data(found[i][s]);
+      }
     return outcome == READY;
   }
   // All threads, last of all.

@@ -44,6 +44,9 @@ SHORT = {"words": "tilescale::InWords", "lines": "tilescale::InLines"}
 LONG = ("slots", "straight")
 """Forms of long messages."""
 
+OF_ROWS = ("reduce_norm",)
+"""Functions whose threads have several units of a row in registers."""
+
 Element = tuple[str, ...]
 """What elements are, as the first arguments of a template."""
 
@@ -115,7 +118,8 @@ class Kernel:
     def _entry(self, aligned: bool) -> str:
         how, *which = ("short", SHORT[self.form]) if self.form in SHORT else (self.form,)
         arguments = ", ".join([*which, *self.element, str(self.ranks), str(aligned).lower(), *self.flags])
-        bounds = f"__launch_bounds__({most_threads(self.form, self.ranks)}, {self.blocks_per_processor})"
+        threads = THREADS if self.function in OF_ROWS else most_threads(self.form, self.ranks)
+        bounds = f"__launch_bounds__({threads}, {self.blocks_per_processor})"
         return (
             f'extern "C" __global__ void {bounds}\n'
             f"{self.name(aligned)}(const __grid_constant__ tilescale::Exchange x) {{\n"

@@ -80,7 +80,7 @@ class _Shape:
 
     def grid(self, form: str, rows: int) -> tuple[Grid, int]:
         """That of a kernel, and the units of a row that each of its threads has."""
-        return rows_grid(rows, self.row, self.blocks, SHARING[form], exchanges.most_threads(form, self.team.size))
+        return rows_grid(rows, self.row, self.blocks, SHARING[form], exchanges.THREADS)
 
     def kernel(self, form: str) -> Kernel:
         """The one for a form of messages."""
