@@ -244,6 +244,13 @@ def _dense(shape: Sequence[Any]) -> list[Any]:
     return strides
 
 
+def alias(buffer: tirx.Buffer, shape: Sequence[Any], dtype: str, strides: Sequence[Any]) -> tirx.Buffer:
+    """The memory of a buffer in another shape and type."""
+    return tirx.decl_buffer(
+        list(shape), dtype, buffer.name, data=buffer.data, strides=list(strides), scope=buffer.scope()
+    )
+
+
 def local_buffer(name: str, shape: Sequence[Any], dtype: str, scope: str) -> tirx.Buffer:
     """A buffer to allocate inside a kernel."""
     return tirx.decl_buffer(list(shape), dtype, name, scope=scope)

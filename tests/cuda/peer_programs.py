@@ -301,6 +301,37 @@ def check_handled(ranks: Ranks) -> None:
         assert sorted(order.tolist()) == list(range(len(ranks)))
 
 
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+def views(devices: int) -> Any:
+    """The next device's tensor, seen as rows and as wider numbers: a put, signals, additions, a get."""
+
+    @T.prim_func
+    def views(X: T.Tensor((8,), "int32"), Y: T.Tensor((4,), "int32")):
+        with T.Kernel(device=devices, block=1, threads=32):
+            rows, wide = T.view(X, (2, 4)), T.view(X, (4,), "int64")
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                tile = T.alloc((4,), "int32")
+                T.fill(tile, rank + 1)
+                T.copy(tile, rows[1, 0:4], dst=(rank + 1) % size)
+                T.signal(wide[0], 7, op="set", dst=(rank + 1) % size)
+                T.atomic_add(wide[1], 2**33 + 5, dst=(rank + 1) % size)
+                for i in T.Parallel(2):
+                    T.atomic_add(wide[1], 2 + i, dst=(rank + 1) % size)
+                T.barrier()
+                T.copy(rows[1, 0:4], tile, src=(rank + 1) % size)
+                T.copy(tile, Y)
+
+    return views
+
+
+def check_views(ranks: Ranks) -> None:
+    for rank, (x, y) in enumerate(ranks):
+        left = len(ranks) if rank == 0 else rank
+        assert x.tolist() == [7, 0, 10, 2] + [left] * 4 and y.tolist() == [rank + 1] * 4
+
+
 CASES = {
     "tickets": Case(tickets, lambda r, n: [integers(BLOCKS, 64), integers(1)], check_tickets),
     "own_tickets": Case(
@@ -318,6 +349,7 @@ CASES = {
     "row_sums": Case(row_sums, lambda r, n: [data(r, ROWS, COLUMNS), integers(BLOCKS, ROWS - 8)], check_row_sums),
     "gathered": Case(gathered, lambda r, n: [data(r, 32), integers(n, 32)], check_gathered),
     "handled": Case(handled, lambda r, n: [data(r, 32), integers(32), integers(n)], check_handled),
+    "views": Case(views, lambda r, n: [integers(8), integers(4)], check_views),
     **{
         f"numbers_{kind}": Case(
             lambda n, kind=kind: numbers(n, kind), lambda r, n, kind=kind: [torch.zeros(n, dtype=getattr(torch, kind))],

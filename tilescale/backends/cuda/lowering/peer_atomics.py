@@ -85,7 +85,7 @@ def _by_bulk(stage: DeviceStage, made: AtomicAdd) -> ir.Stmt:
     buffer, begins, extents = ir.region_parts(made.target)
     slot = _slot(stage, made)
     begins, extents = ([stage.expr(n) for n in part] for part in (begins, extents))
-    remote = tir.region(stage.peers(buffer.data), [slot, *begins], [1, *extents], "w")
+    remote = tir.region(stage.far(buffer), [slot, *begins], [1, *extents], "w")
     return tir.tile_call("atomicadd", stage.expr(made.value), remote, use_tma=1)
 
 
@@ -140,5 +140,5 @@ def _call(
 ) -> ir.PrimExpr:
     """A call of a device function for the first element of a region of the peer."""
     buffer, index, extent = place_of(stage, region)
-    first = first_of(stage.peers(buffer.data), _slot(stage, made))
+    first = first_of(stage.far(buffer), _slot(stage, made))
     return tir.extern(name, first, index, extent, value, stage.record(), site, dtype=dtype or str(buffer.dtype))

@@ -86,7 +86,7 @@ def _told(call: ir.Call) -> tuple[ir.Call, ir.PrimExpr]:
 def signal_peer(stage: DeviceStage, call: ir.Call, slot: Any) -> ir.Stmt:
     """Update the flag of the device at `slot` that a copy or signal names."""
     buffer = ir.region_parts(_told(call)[0])[0]
-    return _signal_at(stage, call, first_of(stage.peers(buffer.data), slot))
+    return _signal_at(stage, call, first_of(stage.far(buffer), slot))
 
 
 def signal_here(stage: DeviceStage, call: ir.Call) -> ir.Stmt:

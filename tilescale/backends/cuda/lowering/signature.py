@@ -145,3 +145,11 @@ class Signature(Stage):
         position, buffer, shape, dtype, name = self._global(data)
         argument = Workspace.of(buffer, peers=True) if position is None else Peers(position)
         return self.everywhere(argument, f"{name}_peers", shape, dtype)
+
+    def far(self, buffer: ir.Buffer) -> ir.Buffer:
+        """All devices' instances of a tensor, in the shape and type that a view of it has."""
+        whole, shape, dtype = self.peers(buffer.data), [self.expr(n) for n in buffer.shape], str(buffer.dtype)
+        seen, held = ([str(n) for n in extents] for extents in (shape, whole.shape[1:]))
+        if buffer.data in self.phase.parameters_of_views or (seen, dtype) == (held, str(whole.dtype)):
+            return whole
+        return tir.alias(whole, (self.target.slots, *shape), dtype, self._peer_strides(shape, dtype))

@@ -69,6 +69,10 @@ class Home:
                 f"{self.name!r}: a buffer of scope {self.buffer.scope()!r} made where no program's threads run as one",
                 hint="allocate it in the scale of the program, or in device memory with T.alloc(..., level=)",
             )
+        return self.seen(frame, array)
+
+    def seen(self, frame: Frame, array: Any) -> Any:
+        """An instance in the buffer's shape and type, which are others than those of its memory if it is a view."""
         if self._shape is None:
             return array
         shape = tuple(uniform(n(frame), frame, "a shape") for n in self._shape)

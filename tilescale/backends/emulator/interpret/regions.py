@@ -79,7 +79,7 @@ class Region:
         Raises:
             OutOfBoundsError: outside a tile in shared memory or registers.
         """
-        array = self.home.array(frame) if array is None else array
+        array = self.home.array(frame) if array is None else self.home.seen(frame, array)
         begins = self._begins or tuple([uniform(b(frame), frame, "where a tile begins") for b in self.begins])
         extents = self._fixed or tuple([uniform(e(frame), frame, "a tile's extent") for e in self.extents])
         block = Block(array, begins, extents)

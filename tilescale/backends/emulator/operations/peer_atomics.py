@@ -93,7 +93,8 @@ def _each_element(compiler: Compiler, made: operations.AtomicAdd) -> Closure:
         for rank in np.unique(ranks[taken]):
             unit = there.at(frame, int(rank))
             mine = taken & (ranks == rank)
-            _update(frame, target, instance(compiler, target.home.slot, frame, unit), unit, index, values, mine)
+            array = target.home.seen(frame, instance(compiler, target.home.slot, frame, unit))
+            _update(frame, target, array, unit, index, values, mine)
 
     def _update(
         frame: Frame, target: Any, array: np.ndarray, unit: Any, index: Sequence[Any], values: Any, mine: np.ndarray

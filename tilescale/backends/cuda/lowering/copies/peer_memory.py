@@ -80,7 +80,7 @@ class RemoteCopy:
         slot = stage.slot(stage.device_number(copy.level, stage.expr(copy.peer)))
         begins, extents = ([stage.expr(n) for n in part] for part in (begins, extents))
         access = "w" if copy.to_peer else "r"
-        remote = tir.region(stage.peers(buffer.data), [slot, *begins], [1, *extents], access)
+        remote = tir.region(stage.far(buffer), [slot, *begins], [1, *extents], access)
         local = stage.expr(copy.near)
         names = [name.removesuffix("_view") for name in (ir.region_parts(copy.near)[0].name, buffer.name)]
         what = f"T.copy({names[0]}, {names[1]}, {'dst' if copy.to_peer else 'src'}=)"
