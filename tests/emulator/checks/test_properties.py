@@ -13,7 +13,7 @@ from tilescale.backends.emulator.checks.clocks import Clock, Place
 from tilescale.backends.emulator.checks.flags import Flag, Update
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.states import Access, Conflict, Table
-from tilescale.backends.emulator.execute.observe import ATOMIC, READ, WRITE
+from tilescale.backends.emulator.execute.observe import ATOMIC, ATOMIC_LOAD, READ, WRITE
 
 quick = settings(deadline=None, max_examples=150)
 
@@ -153,7 +153,9 @@ def necessary(values, before, known, wanted):
 # -- states: against all accesses that there were ----------------------------------------------------------------------
 
 
-one_access = st.tuples(st.integers(0, 3), st.sampled_from([READ, READ, WRITE, ATOMIC]), st.sets(st.integers(0, 3)))
+one_access = st.tuples(
+    st.integers(0, 3), st.sampled_from([READ, READ, WRITE, ATOMIC, ATOMIC_LOAD]), st.sets(st.integers(0, 3))
+)
 
 
 @settings(deadline=None, max_examples=400)
@@ -168,8 +170,12 @@ def test_states_keep_what_can_still_race(accesses):
             clocks[other].tick()
         access = Access(clock, clock.time, kind, None, None)
         racing = [
-            a for a in past if {a.kind, kind} not in ({READ}, {ATOMIC}) and not clock.knows(a.clock, a.time)
-        ]  # fmt: skip
+            a
+            for a in past
+            if not {a.kind, kind} <= {READ, ATOMIC_LOAD}
+            and not {a.kind, kind} <= {ATOMIC, ATOMIC_LOAD}
+            and not clock.knows(a.clock, a.time)
+        ]
         if racing:
             with pytest.raises(Conflict) as caught:
                 table.after(number, access)

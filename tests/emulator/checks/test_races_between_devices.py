@@ -309,6 +309,22 @@ def test_a_flag_that_is_cleared_while_others_signal():
     in_every_order(counter(plain=False), lambda: tensors(4, (1,)))
 
 
+@pytest.mark.parametrize("first", ["narrow", "wide"])
+def test_atomics_of_different_widths(first):
+    @T.prim_func
+    def program(C: T.Tensor((2,), "int32")):
+        with T.Kernel(device=2, block=2, threads=1) as b:
+            wide = T.view(C, (1,), "int64")
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                if b == (0 if first == "narrow" else 1):
+                    T.signal(C[1], dst=1 - rank)  # narrow
+                else:
+                    T.signal(wide[0], dst=1 - rank)  # wide
+
+    error = race(program, tensors(2, (2,)), "narrow", "wide")
+    assert error.hint.endswith("; or use one type for both: atomics of different widths are not atomic with each other")
+
+
 def test_devices_that_were_given_the_same_tensor():
     @T.prim_func
     def program(X: T.Tensor((8, 8), "float32")):

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilescale.backends.emulator.checks.states import Access, State
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owner_of, region_text, same_memory
-from tilescale.backends.emulator.execute.observe import READ, WRITE
+from tilescale.backends.emulator.execute.observe import ATOMIC_LOAD, READ, WRITE
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import RaceError
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 LATELY = 15
 """Signals and waits of a task that are kept for reports beside the last one."""
 
-VERBS = {READ: "reads", WRITE: "writes"}
-"""What accesses do that are not atomic."""
+VERBS = {READ: "reads", WRITE: "writes", ATOMIC_LOAD: "atomically reads"}
+"""What accesses do that are no updates."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _remedy(run: Run, race: Race) -> str:
             return _remedy_of_queue(queued, other)
     if race.reuse is not None:
         return _credit(run, *race.reuse)
-    atomic = [a for a in (first, second) if a.kind not in VERBS]
+    atomic = [a for a in (first, second) if a.kind not in (READ, WRITE)]
     level = apart(first.unit, second.unit)
     order = primitives(run, level)
     one, other = _line(first), _line(second)
@@ -163,6 +163,8 @@ def _remedy(run: Run, race: Race) -> str:
         text = f"{_told_early(first, second)}between {one} and {other}: {order}"
     else:
         text = f"order {one} and {other}: {order}"
+    if len(atomic) == 2 and first.width != second.width:
+        return f"{text}; or use one type for both: atomics of different widths are not atomic with each other"
     if len(atomic) == 2:
         return f"{text}; or T.atomic_add(..., dst=rank) for both: without dst= it is atomic within one device"
     if len(atomic) == 1:

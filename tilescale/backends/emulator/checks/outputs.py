@@ -14,7 +14,7 @@ import numpy as np
 from tilescale.backends.emulator.checks.replicas import different
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.text import Box, region_text
-from tilescale.backends.emulator.execute.observe import READ, Observer
+from tilescale.backends.emulator.execute.observe import READS, Observer
 from tilescale.program.effects import statements
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Outputs(Observer):
         return home.root in self._names
 
     def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
-        if kind == READ:
+        if kind in READS:
             return
         self._first.setdefault(home.root, home.where)
         if home.root in self._outputs:

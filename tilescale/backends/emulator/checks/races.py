@@ -194,9 +194,9 @@ class Races(Observer):
         shadow = self._memory.of(array)
         cells = shadow.view(array)
         try:
-            self._record(cells, index, self._access(clock, kind, home, frame))
+            self._record(cells, index, self._access(clock, kind, home, frame, shadow))
         except Conflict as conflict:
-            access = self._access(clock, kind, home, frame)
+            access = self._access(clock, kind, home, frame, shadow)
             hit = np.asarray(cells[index]) == conflict.number
             race = Race(conflict.other, access, self._table[conflict.number])
             raise race_error(self._run, race, shadow.box(array, index, hit), shadow.owner) from None
@@ -205,15 +205,15 @@ class Races(Observer):
         """Whether memory on chip is reached by others than a program's own task."""
         return clock.depth > _PROGRAM or self._in_clusters or home.root in self._run.compiler.reached
 
-    def _access(self, clock: Clock, kind: str, home: Home, frame: Frame) -> Access:
+    def _access(self, clock: Clock, kind: str, home: Home, frame: Frame, shadow: _Cells) -> Access:
         key = kind, home, frame.unit
         found = clock.notes.get(key)
         if found is None:
             if kind == DEVICE_ATOMIC and home.root in self._run.compiler.reached:
                 self._of_one_device.add(home.root)
-            scoped = kind not in (READ, WRITE) and home.root in self._of_one_device
-            number = self._run.number(frame.unit)
-            found = Access(clock, clock.time, kind, home, frame.unit, clock.waits, number, scoped)
+            mixed = kind not in (READ, WRITE) and (shadow.mixed or home.root in self._of_one_device)
+            number, width = self._run.number(frame.unit), home.dtype.itemsize
+            found = Access(clock, clock.time, kind, home, frame.unit, clock.waits, number, width, mixed)
             clock.notes[key] = found
         return found
 

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from tilescale.backends.emulator.checks.text import Box, acting, declared_name, owners, region_text
-from tilescale.backends.emulator.execute.observe import READ, Observer
+from tilescale.backends.emulator.execute.observe import READS, Observer
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.numerics import is_float
 from tilescale.errors import DivergedReplicaError, Location
@@ -40,9 +40,9 @@ class Replicas(Observer):
 
     def accesses(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
         if home.replicated is None:
-            if kind != READ:
+            if kind not in READS:
                 self._written[home.root, frame.unit.owner(home.root)] = home.where
-        elif kind == READ:
+        elif kind in READS:
             self._check(frame, home, array, index)
 
     def _check(self, frame: Frame, home: Home, array: np.ndarray, index: Any) -> None:

@@ -19,6 +19,7 @@ class Shadow:
     Attributes:
         owner: an array over the whole of it.
         cells: one for each `grain` bytes from its first to its last element, 0 at first.
+        mixed: whether it has been viewed with types of several widths.
     """
 
     def __init__(self, owner: np.ndarray, dtype: Any):
@@ -26,6 +27,7 @@ class Shadow:
         self._begin, end = np.lib.array_utils.byte_bounds(owner)
         self.grain = owner.itemsize
         self.cells = np.zeros((end - self._begin) // self.grain, dtype)
+        self.mixed = False
 
     @property
     def owner(self) -> np.ndarray:
@@ -48,6 +50,7 @@ class Shadow:
         return np.arange(self.cells.size)
 
     def _fit(self, array: np.ndarray) -> None:
+        self.mixed = self.mixed or array.itemsize != self.grain
         while array.itemsize % self.grain:
             self._refine()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.backends.emulator.checks.clocks import Clock
-from tilescale.backends.emulator.execute.observe import DEVICE_ATOMIC, READ, WRITE
+from tilescale.backends.emulator.execute.observe import ATOMIC_LOAD, DEVICE_ATOMIC, READ, READS, WRITE
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.units import Unit
@@ -32,7 +32,8 @@ class Access:
         unit: who, as the program sees it.
         waits: the flags that the task waited for, the last one last.
         device: the number of the unit that owns the tensors of its own.
-        scoped: whether atomics on the element may be of one device alone, and of others.
+        width: of the type of the element, in bytes.
+        mixed: whether atomics on the element may be of one device alone and of others, or of several widths.
     """
 
     clock: Clock
@@ -42,11 +43,13 @@ class Access:
     unit: Unit
     waits: tuple[Any, ...] = ()
     device: int = 0
-    scoped: bool = False
+    width: int = 0
+    mixed: bool = False
 
     def is_atomic_with(self, other: Access) -> bool:
         """Whether two atomic accesses do not disturb each other."""
-        return self.device == other.device or DEVICE_ATOMIC not in (self.kind, other.kind)
+        in_scope = self.device == other.device or DEVICE_ATOMIC not in (self.kind, other.kind)
+        return in_scope and self.width == other.width
 
 
 MOST = 1 << 16
@@ -60,12 +63,13 @@ Chain = tuple[Access, Any] | None
 class State:
     """The accesses to an element that a later one may race with; and for reports the write `before` the last one.
 
-    Of several by one task it is the first.
+    Of several by one task it is the first. `loads` are the atomic ones.
     """
 
     write: Access | None = None
     reads: Chain = None
     atomics: Chain = None
+    loads: Chain = None
     before: Access | None = None
 
     def conflict(self, access: Access) -> Access | None:
@@ -77,9 +81,10 @@ class State:
             for other in _members(chain):
                 if not clock.knows(other.clock, other.time):
                     return other
-        for other in _members(self.atomics if access.scoped else None):
-            if not access.is_atomic_with(other) and not clock.knows(other.clock, other.time):
-                return other
+        for chain in self._atomic_too(access):
+            for other in _members(chain):
+                if not access.is_atomic_with(other) and not clock.knows(other.clock, other.time):
+                    return other
         return None
 
     def accesses(self) -> Iterator[Access]:
@@ -88,11 +93,18 @@ class State:
             yield self.write
         yield from _members(self.reads)
         yield from _members(self.atomics)
+        yield from _members(self.loads)
 
     def _others(self, kind: str) -> tuple[Chain, ...]:
-        if kind == READ:
-            return (self.atomics,)
-        return (self.reads, self.atomics) if kind == WRITE else (self.reads,)
+        """Those that another access of that kind must come after, whatever else is known of them."""
+        if kind in READS:
+            return (self.atomics,) if kind == READ else ()
+        return (self.reads, self.atomics, self.loads) if kind == WRITE else (self.reads,)
+
+    def _atomic_too(self, access: Access) -> tuple[Chain, ...]:
+        if not access.mixed:
+            return ()
+        return (self.atomics,) if access.kind == ATOMIC_LOAD else (self.atomics, self.loads)
 
     def after(self, access: Access) -> State:
         """The state when a new access has been made that races with none."""
@@ -101,6 +113,8 @@ class State:
             return State(access, before=first)
         if access.kind == READ:
             return replace(self, reads=_added(access, self.reads))
+        if access.kind == ATOMIC_LOAD:
+            return replace(self, loads=_added(access, self.loads))
         return replace(self, atomics=_added(access, self.atomics))
 
 

@@ -17,9 +17,14 @@ from tilescale.backends.emulator.execute.tasks import Task
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.errors import Location
 
-READ, WRITE, ATOMIC, ATOMIC_STORE, DEVICE_ATOMIC = "read", "write", "atomic", "atomic store", "device atomic"
+READ, WRITE, ATOMIC, ATOMIC_STORE = "read", "write", "atomic", "atomic store"
+ATOMIC_LOAD, DEVICE_ATOMIC = "atomic load", "device atomic"
 """Kinds of access. A tile that is updated in place is read and written; flags are accessed by atomics. An atomic store
-does not look at what was there before. A device atomic is atomic among the threads of one device, no further."""
+does not look at what was there before, an atomic load leaves it. A device atomic is atomic among the threads of one
+device, no further."""
+
+READS = (READ, ATOMIC_LOAD)
+"""Those that change nothing."""
 
 
 class Actor(Protocol):
@@ -76,7 +81,7 @@ class Observer:
 
         Args:
             home: the buffer, and the line of the access.
-            kind: READ, WRITE, ATOMIC or ATOMIC_STORE.
+            kind: READ, WRITE, or one of the atomic ones.
             array: the instance that is accessed, or a view of it.
             index: all that numpy takes as an index; `()` for the whole.
         """

@@ -12,7 +12,7 @@ from tilelang_core import ir, tl
 from tilelang_core.scalars import Atomic
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, active, spread
-from tilescale.backends.emulator.execute.observe import ATOMIC, ATOMIC_STORE, DEVICE_ATOMIC
+from tilescale.backends.emulator.execute.observe import ATOMIC_LOAD, ATOMIC_STORE, DEVICE_ATOMIC
 from tilescale.backends.emulator.interpret.abstract import known_or_not
 from tilescale.backends.emulator.interpret.access import Element
 from tilescale.backends.emulator.interpret.closures import Closure
@@ -68,7 +68,7 @@ def _update_at(
     target: Element, array: np.ndarray, index: tuple, value: Any, op: str, frame: Frame, returns: bool = False
 ) -> Any:
     taken = active(frame) & target.inside(index, array.shape, frame)
-    target.touched(frame, {"store": ATOMIC_STORE, "load": ATOMIC}.get(op, DEVICE_ATOMIC), array, index, taken)
+    target.touched(frame, {"store": ATOMIC_STORE, "load": ATOMIC_LOAD}.get(op, DEVICE_ATOMIC), array, index, taken)
     if not taken.all():
         index = tuple(np.where(taken, i, 0) for i in index)
     index = tuple(spread(i, frame) for i in index)

@@ -13,7 +13,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.memory import address
-from tilescale.backends.emulator.execute.observe import ATOMIC, ATOMIC_STORE
+from tilescale.backends.emulator.execute.observe import ATOMIC, ATOMIC_LOAD, ATOMIC_STORE
 from tilescale.backends.emulator.execute.tasks import Wait
 from tilescale.backends.emulator.execute.units import Unit
 from tilescale.backends.emulator.interpret.closures import Closure, located
@@ -186,7 +186,7 @@ def waits(compiler: Compiler, wait: operations.Wait) -> Closure:
             chosen = range(found, found + 1)
         for number in chosen:
             flag = _single(view, number)
-            flags.home.touched(frame, ATOMIC, flag)
+            flags.home.touched(frame, ATOMIC_LOAD, flag)
             for observer in frame.run.listeners:
                 observer.waited(frame, flags.home, flag, lambda seen: bool(holds(seen, wanted)))
 
