@@ -91,6 +91,78 @@ def sum_of_devices(by):
     return program, each(3, (8,), (3, 8), 1)
 
 
+@label("device", RMARACEBENCH("atomic: types"), wrong={"two widths": RaceError}, right=["one width"])
+def widths_of_a_counter(types):
+    """Two devices count at a third one: both in 32 bits, or one of them in the 64 bits that these are half of."""
+
+    @T.prim_func
+    def program(C: T.Tensor((2,), "int32")):
+        with T.Kernel(device=3, block=1, threads=1):
+            wide = T.view(C, (1,), "int64")
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                if rank == 1:
+                    T.atomic_add(C[0], 1, dst=0)  # named
+                if rank == 2:
+                    if types == "one width":
+                        T.atomic_add(C[0], 1, dst=0)
+                    else:
+                        T.atomic_add(wide[0], 1, dst=0)  # named
+
+    return program, each(3, 2)
+
+
+@label("device", RMARACEBENCH("atomic: domains"), wrong={"of the device": RaceError}, right=["of all devices"])
+def scopes_of_a_counter(scope):
+    """A device counts at another one, which counts there itself: with everybody, or with its own threads only."""
+
+    @T.prim_func
+    def program(C: T.Tensor((1,), "int32")):
+        with T.Kernel(device=2, block=1, threads=1):
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                if rank == 1:
+                    T.atomic_add(C[0], 1, dst=0)  # named
+                else:
+                    if scope == "of all devices":
+                        T.atomic_add(C[0], 1, dst=0)
+                    else:
+                        T.atomic_add(C[0], 1)  # named
+
+    return program, each(2, 1)
+
+
+@label(
+    "device",
+    RMARACEBENCH("conflict, remote: atomic read"),
+    wrong={"store": RaceError, "fetch-add": RaceError},
+    right=["load", "atomic load"],
+)
+def access_beside_an_atomic_load(access):
+    """A block loads an element atomically for a peer, while another one of its device uses the element."""
+
+    @T.prim_func
+    def program(C: T.Tensor((1,), "int32"), Y: T.Tensor((2,), "int32"), Z: T.Tensor((1,), "int32")):
+        with T.Kernel(device=2, block=1, threads=1):
+            C[0] = 5
+        with T.Kernel(device=2, block=2, threads=1) as b:
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                seen = T.alloc((1,), "int32")
+                if b == 0:
+                    if access == "fetch-add":
+                        seen[0] = T.atomic_add(C[0], 1, dst=rank, return_prev=True)  # named: fetch-add
+                    else:
+                        seen[0] = T.atomic_load(C[0], memory_order="relaxed")  # named: store
+                    T.copy(seen, Z, dst=1 - rank)
+                else:
+                    if access == "store":
+                        C[0] = 7  # named: store
+                    elif access == "atomic load":
+                        Y[1] = T.atomic_load(C[0], memory_order="relaxed")
+                    else:
+                        Y[1] = C[0]  # named: fetch-add
+
+    return program, each(2, 1, 2, 1)
+
+
 # -- clusters ----------------------------------------------------------------------------------------------------------
 
 

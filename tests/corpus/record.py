@@ -82,7 +82,8 @@ SIMULEE = Source(
     "ICSE 2020",
 )
 SCORD = Source("ScoRD", "Kamath, George, Basu: ScoRD: A Scoped Race Detector for GPUs, ISCA 2020")
-SOURCES = (RMARACEBENCH, INDIGO, HIRACE, FAIAL, SIMULEE, SCORD)
+GSAN = Source("GSan", "Triton: GSan, a concurrency sanitizer for global memory, tests in triton-lang/triton, 2026")
+SOURCES = (RMARACEBENCH, INDIGO, HIRACE, FAIAL, SIMULEE, SCORD, GSAN)
 
 
 @dataclass(frozen=True)
