@@ -263,6 +263,23 @@ def read_before_warps(X, ws, Z):
         Z[i, j] = product[i, j] + T.Cast("float32", tile[j, i])
 
 
+@T.macro
+def ragged(X, ws, Z):
+    for i in T.Parallel(1000):
+        ws[i] = X[i]
+    for i in T.Parallel(1000):
+        Z[i] = T.if_then_else(i % 3 == 0, ws[i], X[i] + 1)
+
+
+@T.macro
+def random_numbers(X, ws, Z):
+    T.rng_init(5)
+    for i in T.Parallel(300):
+        ws[i] = X[i] * T.Cast("float32", T.rng_rand())
+    for i in T.Parallel(300):
+        Z[i] = ws[299 - i]
+
+
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "reversed_row": lambda: program(256, (N,), reversed_row),
     "stencil": lambda: program(256, (M, M), stencil),
@@ -275,6 +292,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "updates": lambda: program(256, (N,), updates),
     "stored_again": lambda: program(256, (N,), stored_again),
     "vectors_and_elements": lambda: program(256, (4 * N,), vectors_and_elements),
+    "ragged": lambda: program(128, (1000,), ragged),
+    "random_numbers": lambda: program(128, (300,), random_numbers),
     "sliding": lambda: program(256, (N,), sliding),
     "loaded_by_two": lambda: program(256, (N,), loaded_by_two),
     "of_other_threads": lambda: program(256, (N,), of_other_threads),
