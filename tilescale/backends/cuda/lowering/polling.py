@@ -62,7 +62,8 @@ class _Polls:
         if isinstance(node, ir.While):
             return self._while(node)
         if isinstance(node, ir.For) and node.kind == ir.ForKind.PARALLEL:
-            return tir.rewrite(node, leave=self._load) if loads_atomically(node) else self._progress(node)
+            loads = ir.contains(node, is_atomic_load)
+            return tir.rewrite(node, leave=self._load) if loads else self._progress(node)
         if isinstance(node, ir.Bind | ir.BufferStore | ir.Evaluate | ir.IfThenElse):
             own = node.condition if isinstance(node, ir.IfThenElse) else node.value
             if loads_atomically(own):
