@@ -60,3 +60,41 @@ def test_fragments_are_multiplied(kind):
 def test_other_shapes_are_refused_by_name():
     with pytest.raises(UnsupportedError, match="does not run mma of shape m8n8k4"):
         tilescale.emulate(product(*KINDS[0], shape="m8n8k4"), data=False)
+
+
+def described(kind, make, fill):
+    @T.prim_func
+    def program(A: T.Tensor((64, 16), kind), B: T.Tensor((64, 16), kind)):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((64, 16), kind)
+            one = make()
+            T.copy(A, a)
+            fill(one, T.access_ptr(a, "r"))
+            T.copy(a, B)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("make", "fill", "name", "machine"),
+    [
+        (
+            T.alloc_wgmma_desc,
+            lambda one, begin: T.initialize_wgmma_descriptor(one, begin, 0, 8, 16),
+            "initialize_wgmma_descriptor",
+            "h200-sxm-8",
+        ),
+        (
+            T.alloc_tcgen05_smem_desc,
+            lambda one, begin: T.initialize_tcgen05_descriptor(one, begin, 1, 64),
+            "initialize_tcgen05_descriptor",
+            "b200-sxm-8",
+        ),
+    ],
+)
+def test_descriptors_say_what_the_emulator_does_not_model(make, fill, name, machine):
+    x = torch.rand(64, 16).half()
+    found = f"T.{name}: the emulator does not model where the bytes of a tile lie in shared memory"
+    with pytest.raises(UnsupportedError, match=found) as caught:
+        tilescale.emulate(described("float16", make, fill), [x, x.clone()], machine=machine)
+    assert caught.value.where and "T.gemm" in str(caught.value.hint)

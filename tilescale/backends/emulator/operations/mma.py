@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products of a warp's registers: `T.ptx_mma`, as TileLang's emitters of tensor core instructions call it.
+"""Products of a warp's registers: `T.ptx_mma`, as TileLang's emitters of tensor core instructions call it; no others.
 
 PTX ISA, "Matrix Fragments for mma": in a product of 16 x 8 x k, lane 4 g + t holds, of each register of 32 bits, the
 elements of row g (of a, in every other register row g + 8) whose columns begin at t times the elements of a register.
@@ -94,3 +94,13 @@ def _matrix(lanes: np.ndarray, places: Places, shape: tuple[int, int]) -> np.nda
     made = np.zeros(shape, lanes.dtype)
     made[places] = lanes
     return made
+
+
+@operation(*tl.OF_DESCRIPTORS)
+def _of_descriptors(compiler: Compiler, call: ir.Call) -> Closure:
+    name = str(ir.op_name(call)).removeprefix("tl.")
+    raise UnsupportedError(
+        f"T.{name}: the emulator does not model where the bytes of a tile lie in shared memory, of which matrix "
+        "descriptors speak (swizzles, leading and stride offsets)",
+        hint="multiply the tiles: T.gemm, or T.wgmma_gemm and T.tcgen05_gemm, which do not wait",
+    )
