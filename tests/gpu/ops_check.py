@@ -273,6 +273,18 @@ def check_all_to_all_v(only: slice) -> None:
         say(f"PASS all_to_all_v {shape}, sizes exchanged")
 
 
+def check_broadcast(only: slice) -> None:
+    for shape in [(3,), (1000, 33), (4096, 2048)][only]:
+        for root in range(SIZE):
+            x = random(*shape)
+            want = everyones(x)[root]
+            runs(
+                f"broadcast {shape} from {root}",
+                lambda x=x, root=root: ops.broadcast(x, root),
+                lambda c, want=want: torch.testing.assert_close(c, want, rtol=0, atol=0),
+            )
+
+
 def check_all_gather_v(only: slice) -> None:
     for shape in [(3,), (1000, 33), (4096, 2048)][only]:
         for most in range(shape[0], shape[0] - 3, -1):

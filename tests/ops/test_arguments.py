@@ -105,6 +105,8 @@ def routing() -> ops.Routing:
         (lambda: ops.all_to_all_v(half(3, 8), [3], [2]), "sent has 3 for rank 0 itself, received 2"),
         (lambda: ops.all_to_all_v(half(3, 8), torch.tensor([2])), "a has 3 rows, sent names 2"),
         (lambda: ops.all_to_all_v(half(3, 8), torch.tensor([-3])), r"sent\[0\] is -3"),
+        (lambda: ops.broadcast(half(3), 1), "root is 1, the group has 1 ranks"),
+        (lambda: ops.broadcast(half(3), -1), "root is -1"),
         (lambda: ops.all_gather_v(half(1, 1)[0, 0]), r"a has shape \(\)"),
         (lambda: ops.moe_route(torch.ones(4, 2), 2), "chosen is torch.float32"),
         (lambda: ops.moe_route(torch.ones(4, 2).int(), 0), "experts is 0"),

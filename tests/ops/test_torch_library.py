@@ -110,6 +110,7 @@ def experts(x: torch.Tensor, w: torch.Tensor, share: torch.Tensor) -> torch.Tens
         ("reduce_scatter", lambda x, w: (x, 0, "")),
         ("all_reduce", lambda x, w: (x, "sum", "")),
         ("all_to_all", lambda x, w: (x, 0, 1, "")),
+        ("broadcast", lambda x, w: (x, 0, "")),
         ("all_reduce_rms_norm", lambda x, w: (x, w[0], x, 1e-6, "")),
     ],
 )

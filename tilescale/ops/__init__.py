@@ -2,7 +2,8 @@
 """Finished operators for PyTorch, each a program of the language behind a `torch.library` operator.
 
     ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them; ag_gemm_programs.py: the first one's
-    all_gather.py reduce_scatter.py all_reduce.py all_to_all.py all_to_all_v.py all_gather_v.py    collectives
+    all_gather.py reduce_scatter.py all_reduce.py broadcast.py all_to_all.py    collectives
+    all_gather_v.py all_to_all_v.py     collectives of unequal parts
     all_reduce_rms_norm.py              what ends a block of a transformer
     moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
     decode.py sequence_attention.py attention_backward.py    attention over several ranks
@@ -35,6 +36,7 @@ from tilescale.ops.all_reduce import all_reduce
 from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
 from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.all_to_all_v import all_to_all_v
+from tilescale.ops.broadcast import broadcast
 from tilescale.ops.decode import flash_decode, mla_decode
 from tilescale.ops.float8 import Float8
 from tilescale.ops.gemm_ar import matmul_all_reduce
@@ -64,6 +66,7 @@ __all__ = [
     "all_reduce_rms_norm",
     "all_to_all",
     "all_to_all_v",
+    "broadcast",
     "flash_decode",
     "gather_once",
     "grouped_matmul",

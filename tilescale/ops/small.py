@@ -90,6 +90,17 @@ def exchanged(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Te
     return _cut(result, team.size, a.shape[0] // team.size)
 
 
+def sent_to_all(a: torch.Tensor, team: Team, root: int, count: int) -> torch.Tensor:
+    """The root's contiguous tensor."""
+    _compare(a, team, count)
+    rows, known = _made_for(a, 1, team)
+    result = a.new_empty(rows, *a.shape[1:])
+    result[: len(a)] = a
+    x = _moved(result, torch.uint8)
+    kernel(broadcast_program, team, root, x.numel() if known else None)(x)
+    return _cut(result, 1, len(a))
+
+
 def summed(
     a: torch.Tensor, team: Team, count: int | None = None, into: torch.Tensor | None = None, op: str = "sum"
 ) -> torch.Tensor:
@@ -167,6 +178,19 @@ def program(size: int, name: str, elements: int | None, dtype: str) -> Any:
                     T.reduce_scatter(X, Y)
 
     return whole_tensors
+
+
+def broadcast_program(size: int, root: int, nbytes: int | None) -> Any:
+    """Whole bytes of the root, in place; None for as many as a call brings."""
+    extent = T.dynamic("nbytes") if nbytes is None else nbytes
+
+    @T.prim_func
+    def whole_broadcast(X: T.Tensor((extent,), "uint8")):
+        with T.Kernel(device=size):
+            with T.Scale("device"):
+                T.broadcast(X, root)
+
+    return whole_broadcast
 
 
 def sum_program(size: int, elements: int, dtype: str, op: str = "sum") -> Any:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""Broadcast: one rank's tensor, on every rank."""
+
+from typing import Any
+
+import torch
+
+from tilescale.errors import ArgumentError
+from tilescale.ops import small
+from tilescale.ops.arguments import BYTES, as_moved, check_count, check_tensor
+from tilescale.ops.flat import parts_of, whole
+from tilescale.ops.group import collective, group_name, rank_of, size_of, team_of
+from tilescale.ops.operator import operator, operator_of
+from tilescale.ops.plain_calls import plain_calls_repeat
+
+
+@collective
+@plain_calls_repeat
+def broadcast(a: torch.Tensor, root: int = 0, *, group: Any = None) -> torch.Tensor:
+    """The root's tensor, as a new tensor on every rank. Collective.
+
+    Args:
+        a: of the same shape on all ranks; only that of the root is read.
+        root: a rank of the group.
+        group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+
+    Returns:
+        A tensor like `a`. It can be differentiated: the root's gradient is the sum of those of all ranks.
+
+    Raises:
+        ArgumentError: an argument is not supported: names it, and what is supported.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    check_tensor("a", a, served=BYTES)
+    check_count("root", root, least=0)
+    name = group_name(group)
+    if root >= size_of(name):
+        raise ArgumentError(f"root is {root}, the group has {size_of(name)} ranks", hint="count from 0")
+    return as_moved(_operator, a, int(root), name)
+
+
+@operator("broadcast")
+def _operator(a: torch.Tensor, root: int, group: str) -> torch.Tensor:
+    """The root's tensor."""
+    if not a.numel():
+        return torch.empty_like(a, memory_format=torch.contiguous_format)
+    return whole(small.sent_to_all(parts_of(a), team_of(group), root, a.numel()), a.shape)
+
+
+@_operator.register_fake
+def _(a: torch.Tensor, root: int, group: str) -> torch.Tensor:
+    return torch.empty_like(a, memory_format=torch.contiguous_format)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, ctx.root, ctx.group = inputs
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    total = operator_of("all_reduce")(grad, "sum", ctx.group)
+    return total if rank_of(ctx.group) == ctx.root else torch.zeros_like(total), None, None
+
+
+_operator.register_autograd(_backward, setup_context=_setup)
