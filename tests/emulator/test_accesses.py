@@ -325,6 +325,8 @@ def test_print(capsys):
 
 
 def test_overlapping_shift_reads_before_it_writes():
+    """As the threads of a warp do, which is a race by the memory model."""
+
     @T.prim_func
     def program(X: T.Tensor((9,), "int32")):
         with T.Kernel(1, threads=32):
@@ -332,7 +334,7 @@ def test_overlapping_shift_reads_before_it_writes():
                 X[i + 1] = X[i]
 
     args = [torch.arange(9, dtype=torch.int32)]
-    tilescale.emulate(program, args)
+    tilescale.emulate(program, args, check="none")
     assert args[0].tolist() == [0, *range(8)]
 
 

@@ -253,7 +253,7 @@ def test_loops_that_spin_and_write_are_given_up(monkeypatch):
 
     @T.prim_func
     def program(F: T.Tensor((3,), "int32")):
-        with T.Kernel(2, threads=32) as b:
+        with T.Kernel(2, threads=1) as b:
             while F[0] == 0:  # counts its looks
                 F[1 + b] += 1
 
@@ -268,7 +268,7 @@ def test_all_that_spin_are_named_with_their_lines(monkeypatch, limit):
 
     @T.prim_func
     def program(F: T.Tensor((5,), "int32")):
-        with T.Kernel(3, threads=32) as b:
+        with T.Kernel(3, threads=1) as b:
             if b == 0:
                 while F[0] == 0:  # the first one's loop
                     F[2] += 1
@@ -293,7 +293,7 @@ def test_a_loop_that_stands_still_is_given_up_soon_one_that_counts_is_not(monkey
     def program(n):
         @T.prim_func
         def counts(F: T.Tensor((3,), "int32")):
-            with T.Kernel(2, threads=32) as b:
+            with T.Kernel(2, threads=1) as b:
                 while F[b] < n:  # counts to n
                     F[b] += 1
                 while F[2] > 0:  # for ever
