@@ -22,6 +22,18 @@ def program(work: str, shape: list[int], devices: int, form: str) -> Any:
     return RACED[work, form](devices, *shape)
 
 
+def form(name: str, dtype: str, m: int, n: int, k: int) -> tuple[Any, list[Any]]:
+    """A GEMM of one device in a form that `benchmarks/products.py` has raced, and its arguments, without data."""
+    import torch
+
+    sys.path[:0] = [str(BENCHMARKS / "works")]
+    program = importlib.import_module("product_forms").forms(m, n, k, dtype)[name]()
+    buffers = [program.buffer_map[parameter] for parameter in program.params]
+    extents = [[n if isinstance(n, int) else getattr(n, "value", m) for n in buffer.shape] for buffer in buffers]
+    types = [getattr(torch, str(buffer.dtype)) for buffer in buffers]
+    return program, [torch.empty(s, dtype=t, device="meta") for s, t in zip(extents, types, strict=True)]
+
+
 def _tiling(**changed: int) -> Any:
     return importlib.import_module("programs").Tiling(**changed)
 

@@ -32,6 +32,7 @@ from tilescale.hda.units import format_bytes  # noqa: E402
 
 REFERENCE = ROOT / "benchmarks" / "reference" / "h200.json"
 COLLECTIVES = ROOT / "benchmarks" / "results" / "collectives.json"
+FORMS = ROOT / "benchmarks" / "results" / "products.json"
 RACES = ROOT / "benchmarks" / "results" / "asynchrony.json"
 RESULTS = ROOT / "benchmarks" / "results" / "predictions.json"
 PAGE = ROOT / "docs" / "predictions.md"
@@ -79,9 +80,10 @@ REASONS = {
 # -- simulations: the fields of a row -> seconds -------------------------------------------------------------------
 
 
-def simulated(program: Any) -> float:
-    """Seconds of a program."""
-    return tilescale.emulate(program, machine=machine(), data=False, progress=False).time_us * US
+def simulated(program: Any, arguments: list[Any] | None = None) -> float:
+    """Seconds of a program; with the arguments of one device, where it leaves extents open."""
+    given = None if arguments is None else [arguments]
+    return tilescale.emulate(program, given, machine=machine(), data=False, progress=False).time_us * US
 
 
 @cache
@@ -156,6 +158,11 @@ def race(work: str, shape: list[int], devices: int, form: str) -> float:
         return simulated(races.program(work, shape, devices, form)) / US
 
 
+def form(form: str, dtype: str, shape: list[int]) -> float:
+    with use_machine(machine()):
+        return simulated(*races.form(form, dtype, *shape)) / US
+
+
 SIMULATIONS: dict[str, Callable[..., float]] = {
     "gemm": lambda shape: gemm(*shape) / US,
     "gemm_rate": lambda shape: 2 * shape[0] * shape[1] * shape[2] / gemm(*shape) / TERA,
@@ -172,6 +179,7 @@ SIMULATIONS: dict[str, Callable[..., float]] = {
     "fused": fused,
     "examples": lambda example, sizes, devices: simulated(programs.example(example, devices, sizes)) / US,
     "races": race,
+    "forms": form,
 }
 """Group -> what a row of it is by simulation, in the unit of the group."""
 
@@ -188,7 +196,7 @@ def reference() -> dict[str, Any]:
     ]
     method = f"{results['machine']['gpus']} x {results['machine']['gpu']}, in a graph; median of the rounds"
     own = {"name": "collectives", "unit": "us", "title": "Collectives of TileScale on two GPUs", "method": method}
-    return {**found, "groups": [*found["groups"], {**own, "rows": rows}, raced()]}
+    return {**found, "groups": [*found["groups"], {**own, "rows": rows}, raced(), formed()]}
 
 
 def raced() -> dict[str, Any]:
@@ -204,6 +212,21 @@ def raced() -> dict[str, Any]:
     ]  # fmt: skip
     method = f"{results['machine']['gpu']}, benchmarks/asynchrony.py: in turns with libraries, median of the rounds"
     return {"name": "races", "unit": "us", "title": "Whole programs of TileScale", "method": method, "rows": rows}
+
+
+def formed() -> dict[str, Any]:
+    """What `benchmarks/products.py` has measured of forms of a GEMM."""
+    results = json.loads(FORMS.read_text())
+    rows = [
+        {
+            "what": f"{row['contender']}, {row['dtype']}, {' x '.join(map(str, row['shape']))}",
+            "form": row["contender"], "dtype": row["dtype"], "shape": row["shape"], "measured": row["us"],
+        }
+        for row in results["rows"]
+        if row["contender"] != row["baseline"]
+    ]  # fmt: skip
+    method = f"{results['machine']['gpu']}, benchmarks/products.py: in turns with cuBLAS, median of the rounds"
+    return {"name": "forms", "unit": "us", "title": "Forms of a GEMM on one GPU", "method": method, "rows": rows}
 
 
 def compare(group: dict[str, Any]) -> list[dict[str, Any]]:
@@ -252,6 +275,9 @@ def with_tables(page: str, results: dict[str, Any], reasons: dict[str, str] = RE
         begin, end = f"<!-- measured: {group['name']} -->", "<!-- end -->"
         text = f"{begin}\n\n{table(group, reasons)}\n\n{end}"
         page = re.sub(f"{begin}.*?{end}", lambda _, text=text: text, page, flags=re.DOTALL)
+    page = re.sub(
+        "<!-- errors -->.*?<!-- end -->", f"<!-- errors -->\n\n{errors(results)}\n\n<!-- end -->", page, flags=re.DOTALL
+    )
     rows = [row for group in results["groups"] for row in group["rows"]]
     said = {"share": f"{sum(map(is_close, rows))} of {len(rows)}", "mean": f"{mean_error(results['groups']):.1%}"}
     for name, text in said.items():
@@ -259,12 +285,24 @@ def with_tables(page: str, results: dict[str, Any], reasons: dict[str, str] = RE
     return page
 
 
+def errors(results: dict[str, Any]) -> str:
+    """The mean error of each group that has changed since the simulation that `before` tells of, as Markdown."""
+    before = results["before"]["errors"]
+    lines = [f"| | rows | {results['before']['what']} | now |", "|---|---:|---:|---:|"]
+    for group in results["groups"]:
+        if group["name"] in before:
+            now = mean_error([group])
+            lines.append(f"| {group['title']} | {len(group['rows'])} | {before[group['name']]:.1%} | {now:.1%} |")
+    return "\n".join(lines)
+
+
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--only", metavar="TEXT", default="", help="Simulate groups whose name contains this; the others stay.")
 def main(only: str) -> None:
     """Simulate, show, and write the results and the page."""
     measured = reference()
-    known = {group["name"]: group for group in json.loads(RESULTS.read_text())["groups"]} if only else {}
+    committed = json.loads(RESULTS.read_text())
+    known = {group["name"]: group for group in committed["groups"]} if only else {}
     console, groups, unexplained = Console(), [], []
     for group in measured["groups"]:
         if only not in group["name"]:
@@ -279,7 +317,7 @@ def main(only: str) -> None:
                 unexplained.append(f"{group['title']}: {row['what']}")
     if unexplained:
         raise click.ClickException("off by more than a quarter, and nothing says why:\n" + "\n".join(unexplained))
-    results = {"machine": measured["machine"], "source": measured["source"], "groups": groups}
+    results = {key: measured[key] for key in ("machine", "source")} | {"before": committed["before"], "groups": groups}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     PAGE.write_text(with_tables(PAGE.read_text(), results))
 

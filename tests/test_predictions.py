@@ -90,6 +90,23 @@ def test_raced_programs_are_those_of_this_source(predictions: ModuleType):
     assert simulated_again(predictions, "races", lambda row: row["work"] in QUICK) == 6
 
 
+def test_forms_in_clusters_are_those_of_this_source(predictions: ModuleType):
+    smallest = [4096, 3584, 8192]
+    assert simulated_again(predictions, "forms", lambda r: r["form"] == "clusters" and r["shape"] == smallest) == 2
+
+
+def test_the_form_that_is_simulated_to_be_fastest_is_fast():
+    """Within 5 % of the form that was measured to be the fastest: tuning without a GPU takes it, clusters or others."""
+    forms: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    (rows,) = [group["rows"] for group in results()["groups"] if group["name"] == "forms"]
+    for row in rows:
+        forms.setdefault((*row["shape"], row["dtype"]), []).append(row)
+    assert len(forms) == 8 and all("clusters" in {row["form"] for row in each} for each in forms.values())
+    for each in forms.values():
+        chosen = min(each, key=lambda row: row["simulated"])
+        assert chosen["measured"] <= 1.05 * min(row["measured"] for row in each)
+
+
 def test_examples_are_those_of_this_source(predictions: ModuleType):
     assert simulated_again(predictions, "examples", lambda row: True)
 

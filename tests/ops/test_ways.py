@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,19 @@ import torch
 
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
-from tilescale.ops import ways
+from tilescale.ops import gemm_rs, ways
+from tilescale.ops.products import (
+    SUM_TURNS,
+    Product,
+    at_once,
+    beside_stores,
+    compiled_rows,
+    in_parts,
+    takes_turns,
+    tiling,
+)
 from tilescale.ops.ways import Job
+from tilescale.tuning.places import simulated_us
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "ways.json"
 TWO: Any = SimpleNamespace(size=2)
@@ -58,6 +70,37 @@ def test_what_is_small_goes_in_order_and_what_is_large_beside(collective: str):
             assert not ways.overlaps(job(collective, 16, 8192, 3584, dtype=dtype), TWO)
             assert ways.overlaps(job(collective, 16384, 8192, 3584, dtype=dtype), TWO)
         assert ways.overlaps(job(collective, 16, 8192, 3584), SimpleNamespace(size=1)), "nothing to move"
+
+
+def simulated(rows: int, N: int, K: int) -> float:
+    """Microseconds of the operator's program on two devices, by simulation."""
+    tiles = in_parts(tiling(rows, 2, N, True), rows)
+    of = Product(N, K, "bfloat16", tiles, transposed=True, biased=False)
+    program = gemm_rs.program(2, of)
+    if takes_turns(rows, SUM_TURNS):
+        program = gemm_rs.in_turns(2, beside_stores(of), at_once(), compiled_rows(rows))
+    shapes = (2, rows, K), (N, K), (1,), (1, 1), (1,), (2, rows, N), (2, rows, N), (rows, N)
+    arguments = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+    return simulated_us(program, Machine.load("h200-sxm-8"), arguments)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_estimates_agree_with_the_simulation(seed: int):
+    """Within 12 %, tails of chunks included, from shards of 1024 rows on."""
+    random = Random(seed)
+    rows, N, K = random.randrange(1024, 4096, 64), 2048 * random.randint(2, 4), 512 * random.randint(4, 8)
+    machine = Machine.load("h200-sxm-8")
+    with use_machine(machine):
+        estimated = ways.beside(machine, job("reduce_scatter", 2 * rows, N, K), 2) * 1e6
+        assert estimated == pytest.approx(simulated(rows, N, K), rel=0.12)
+
+
+@pytest.mark.parametrize("rows", [320, 640])
+def test_estimates_of_few_rows_are_longer_than_the_simulation(rows: int):
+    machine = Machine.load("h200-sxm-8")
+    with use_machine(machine):
+        estimated = ways.beside(machine, job("reduce_scatter", 2 * rows, 4096, 2048), 2) * 1e6
+        assert 1 < estimated / simulated(rows, 4096, 2048) < 1.4
 
 
 # -- all-to-alls -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
     asynchronous.py  which of them a unit's copy queue executes, and how the parts of a collective lie
     layout.py        how tiles lie over units
     shares.py        how the programs of a cluster split the operands of a GEMM
+    persistent_loops.py  what overlaps with the next tile of a persistent loop
     model.py         launches, phases, parameters
     mesh.py          numbers, ranks and siblings of units of several levels
     effects.py       what each statement reads, writes, signals and waits for, and when it is complete

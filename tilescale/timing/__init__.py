@@ -3,6 +3,7 @@
 
     steps.py        what a program did, task by task: the input
     record.py       writes them down, loops as wholes; rates.py has what operations demand of a machine
+    epilogues.py    records a persistent loop, whose epilogues overlap with the next tile
     united.py       records a cluster that executes as one unit: each program does its share
     replay.py       the simulation; sharing.py has its events and resources, grids.py the programs of a launch
     live.py         a task that runs, and the places where tasks publish and wait

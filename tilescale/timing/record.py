@@ -48,6 +48,8 @@ class Log:
         ahead: copies run ahead of the task, so many at most; None: they do not.
         looks: where it touches tiles in the memory that holds tensors; None where nobody asks.
         answers: whether the cache has each of these tiles, where that was found before.
+        primed: whether the first loads of a pipelined loop have been made before it begins.
+        parts: in a loop with one buffer for each tile, the parts of it that thread groups hand over one by one; else 0.
     """
 
     width = 1
@@ -61,6 +63,9 @@ class Log:
         self.ahead: int | None = None
         self.looks: list[Look] | None = parent.looks if parent is not None else None
         self.answers: Iterator[bool] | None = parent.answers if parent is not None else None
+        self.primed = False
+        self.parts = 0
+        self._loads: list[Work] = []
         # Works of the loops around, the innermost last.
         self.loops: list[list[Work]] = []
         self._times: list[int] = list(parent._times) if parent is not None else []
@@ -79,6 +84,10 @@ class Log:
             return
         ahead = UNBOUNDED if asynchronous else self.ahead if part.kind == "transfer" else None
         work = Work([part], floor_s, tail_s, ahead)
+        if self.parts and part.kind == "transfer" and not self.loops:
+            self._loads.append(work)
+            return
+        self._load()
         if self.loops:
             self.loops[-1].append(work)
         else:
@@ -90,12 +99,23 @@ class Log:
             self.flush()
             self.task.steps.append(step)
 
+    def _load(self) -> None:
+        """The task needs what was loaded last. It waits for one part of that; it went on with others meanwhile."""
+        loads, self._loads = self._loads, []
+        if loads:
+            share, floor = 1 / self.parts, max(work.floor_s for work in loads)
+            self.task.steps.append(Work(scaled(_sum(loads, 1), share), floor * share))
+            if self.parts > 1:
+                others = scaled(_sum(loads, 1), 1 - share)
+                self.task.steps.append(Work(others, floor * (1 - share), ahead=1))
+
     def place(self, inside: Hashable) -> int:
         """The number of a place of the task's scope."""
         return self.places.setdefault(inside, len(self.places))
 
     def flush(self) -> None:
         """Write down the collected works of all loops around as they are: they cannot be taken together."""
+        self._load()
         for works in self.loops:
             self.task.steps += works
             works.clear()
@@ -109,6 +129,7 @@ class Log:
 
     def begin_loop(self, times: int) -> None:
         """Collect works from now on, each of which stands for so many."""
+        self._load()
         self.loops.append([])
         self._times.append(times)
 
@@ -124,9 +145,12 @@ class Log:
         if self.loops:
             self.loops[-1].append(together(works, times, stages))
         elif stages > 1:
-            self.task.steps += pipelined(works, times, stages)
+            self._pipelined(works, times, stages)
         else:
             self.task.steps += in_turns(works, times)
+
+    def _pipelined(self, works: list[Work], times: int, stages: int) -> None:
+        self.task.steps += pipelined(works, times, stages, self.primed)
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -138,6 +162,7 @@ class Log:
 
     def begins(self, unit: str) -> Log:
         """The log of a task that this one makes."""
+        self._load()
         side = Log(Task(unit, self.task.row), self)
         if isinstance(self.family, Launch) and self.family.alike:
             side.places = {}
@@ -185,8 +210,8 @@ def in_turns(works: list[Work], times: int) -> list[Work]:
     return turn * turns
 
 
-def pipelined(works: list[Work], times: int, stages: int) -> list[Work]:
-    """A software-pipelined loop: its first loads, then everything side by side.
+def pipelined(works: list[Work], times: int, stages: int, primed: bool = False) -> list[Work]:
+    """A software-pipelined loop: its first loads, unless they are made before (`primed`), then everything side by side.
 
     Each of its `stages` buffers goes round load, wait, product; so an iteration takes at least a round's time divided
     by the buffers, whatever is idle.
@@ -194,11 +219,13 @@ def pipelined(works: list[Work], times: int, stages: int) -> list[Work]:
     loads = [work for work in works if work.parts[0].kind == "transfer"]
     round_ = _round(works)
     rest = [work for work in works if work.parts[0].kind != "transfer"]
-    first = [Work(_sum(loads, 1), max(alone(work) for work in loads))] if loads else []
-    products, others = _sum(rest, times), _sum(loads, times - 1) if times > 1 else []
+    first = [Work(_sum(loads, 1), max(alone(work) for work in loads))] if loads and not primed else []
+    left = times if primed else times - 1
+    others = _sum(loads, left) if left else []
+    products = _sum(rest, times)
     waits = max(map(alone, loads), default=0.0) > max(map(alone, rest), default=0.0)
     parts = [*others, *products] if waits else [*products, *others]
-    return [*first, Work(parts, (times - 1) * round_ / stages)] if parts else first
+    return [*first, Work(parts, left * round_ / stages)] if parts else first
 
 
 def _round(works: list[Work]) -> float:

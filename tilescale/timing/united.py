@@ -4,9 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 from tilescale.timing.record import Log, scaled
 from tilescale.timing.steps import Acquire, Part, Publish, Rendezvous, Settle, Task
+
+
+def _of_all(name: str) -> Any:
+    """An attribute that all logs have alike."""
+
+    def assign(united: United, value: Any) -> None:
+        for log in united.logs:
+            setattr(log, name, value)
+
+    return property(lambda united: getattr(united.own, name), assign)
 
 
 class United:
@@ -19,6 +30,7 @@ class United:
     """
 
     family = looks = answers = None
+    muted, ahead, parts = map(_of_all, ("muted", "ahead", "parts"))
 
     def __init__(self, logs: Sequence[Log], own: Log, barrier_s: float):
         self.logs, self.own, self._barrier_s = logs, own, barrier_s
@@ -36,24 +48,6 @@ class United:
     @property
     def repeats(self) -> int:
         return self.own.repeats
-
-    @property
-    def muted(self) -> bool:
-        return self.own.muted
-
-    @muted.setter
-    def muted(self, muted: bool) -> None:
-        for log in self.logs:
-            log.muted = muted
-
-    @property
-    def ahead(self) -> int | None:
-        return self.own.ahead
-
-    @ahead.setter
-    def ahead(self, ahead: int | None) -> None:
-        for log in self.logs:
-            log.ahead = ahead
 
     def place(self, inside: Hashable) -> int:
         return self.own.place(inside)
@@ -73,6 +67,10 @@ class United:
         else:
             for log in self.logs:
                 log.step(step)
+
+    def flush(self) -> None:
+        for log in self.logs:
+            log.flush()
 
     def begin_loop(self, times: int) -> None:
         for log in self.logs:

@@ -18,6 +18,7 @@ from tilescale.backends.emulator.record.equivalence import equivalence
 from tilescale.backends.emulator.record.flags import watched
 from tilescale.backends.emulator.record.loops import timed
 from tilescale.backends.emulator.record.memoization import Memoization
+from tilescale.backends.emulator.record.persistent import PersistentLoops
 from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.record.registry import COSTS, RUN_WITHOUT_DATA
 from tilescale.backends.emulator.record.tally import tally
@@ -32,10 +33,13 @@ class Recording:
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
+        self._persistent: PersistentLoops | None = None
 
     def statement(self, compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
         """The closure of any statement."""
-        return watched(compiler, stmt, closure)
+        if self._persistent is None:
+            self._persistent = PersistentLoops(compiler)
+        return self._persistent.told(stmt, watched(compiler, stmt, closure))
 
     def operation(self, compiler: Compiler, call: ir.Call, closure: Closure | None) -> Closure | None:
         """The closure of an operation, None where it has no effect of its own."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, tl
 from tilelang_core.tiles import Gemm, regions_of
 from tilescale.backends.emulator.execute.frame import Frame, is_vector
 from tilescale.backends.emulator.interpret.closures import Closure
@@ -19,6 +19,7 @@ from tilescale.backends.emulator.record.registry import has_cost, orders
 from tilescale.program.footprint import stages_of
 from tilescale.program.operations import Copy, operation
 from tilescale.program.ops import SCALE
+from tilescale.program.persistent_loops import ROLES
 
 
 def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closure], Closure]) -> Closure:
@@ -33,7 +34,7 @@ def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closu
     if free and _is_uniform(stmt):
         return _counted(compiler, stmt, body, loop, depth)
     if depth == 1:
-        return loop(body)
+        return _by_parts(compiler, stmt, loop(body)) if stages_of(stmt) else loop(body)
     return _collected(compiler, stmt, loop(body), depth) if free else _ahead(compiler, loop(body), depth)
 
 
@@ -83,6 +84,42 @@ def _collected(compiler: Compiler, stmt: ir.For, plain: Closure, depth: int) -> 
         return None
 
     return run
+
+
+def _by_parts(compiler: Compiler, stmt: ir.For, plain: Closure) -> Closure:
+    """A loop with one buffer for each tile: its loads are on their way side by side. Where thread groups share the
+    work, they hand the tiles over in as many parts, each of which is loaded again once all have used it."""
+    recorder, parts = compiler.instrumentation.recorder, _parts(compiler, stmt)
+
+    def run(frame: Frame) -> Any:
+        log = recorder.log
+        before, log.parts = log.parts, parts
+        left = plain(frame)
+        log.flush()
+        log.parts = before
+        return left
+
+    return run
+
+
+def _parts(compiler: Compiler, stmt: ir.For) -> int:
+    """Into how many parts, along their rows, the tiles of a loop are handed over: one for each of the thread groups
+    that share the work, or one where tiles have different rows."""
+    groups: list[int] = []
+    rows: set[Any] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
+            level = compiler.machine.level(str(node.value.value))
+            if level.kind == "thread_group":
+                groups.append(compiler.launch.thread_count // level.threads)
+        elif ir.op_name(node) == tl.COPY:
+            source, target = (ir.region_parts(region)[0] for region in regions_of(node)[:2])
+            if source.scope() == "global" and ir.scope_kind(target) == "shared":
+                rows.add(ir.constant(target.shape[0]))
+
+    ir.walk(stmt, visit)
+    return min(groups, default=1) if compiler.machine.has(ROLES) and len(rows) == 1 else 1
 
 
 def _ahead(compiler: Compiler, plain: Closure, depth: int) -> Closure:

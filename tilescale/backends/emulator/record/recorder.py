@@ -7,7 +7,8 @@ are told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,12 @@ from tilescale.collectives.select import numbering
 from tilescale.errors import Location
 from tilescale.hda import Machine
 from tilescale.timing import steps
+from tilescale.timing.epilogues import Persistent
 from tilescale.timing.plans import Plans
 from tilescale.timing.rates import Cache, Rates, bandwidth, cache_name
 from tilescale.timing.record import Log, Look
 from tilescale.timing.replay import Replay
-from tilescale.timing.steps import Acquire, Launch, Owned, Part, Publish, Settle, Work
+from tilescale.timing.steps import Acquire, Launch, Owned, Part, Publish, Settle, Work, merged
 from tilescale.timing.steps import Task as Recorded
 from tilescale.timing.timeline import Timeline
 from tilescale.timing.united import United
@@ -64,7 +66,7 @@ class Recorder(Observer):
         self._seen: dict[Hashable, Any] = {}
         self._caches: dict[int, Cache] = {}
         self._memory = self.rates.layers["global"]
-        self._startup = _startup(machine)
+        self.startup = _startup(machine)
 
     def watches(self, current: Callable[[], Task], row_of: Callable[[Any], int]) -> None:
         """What to ask a run: the task that acts, and the number of the tensor-owning unit around a unit."""
@@ -111,6 +113,36 @@ class Recorder(Observer):
     def divides(self) -> None:
         """The current task acts for itself again."""
         self._logs[self.current()] = self.log.own
+
+    def begins_persistent_loop(self) -> bool:
+        """The current task begins a persistent loop; whether its roles are recorded, until `ends_persistent_loop`."""
+        log = self.log
+        if not isinstance(log, Log) or log.loops or log.muted or log.ahead is not None:
+            return False
+        self._logs[self.current()] = Persistent(log)
+        return True
+
+    def waits_for_epilogue(self) -> None:
+        """What follows writes the tile that the last epilogue of the loop has been handed."""
+        if isinstance(self.log, Persistent):
+            self.log.waits_for_room()
+
+    @contextlib.contextmanager
+    def as_epilogue(self, begins: bool, ends: bool) -> Iterator[None]:
+        """What follows is done by the epilogue role of the current task's loop."""
+        log = self.log
+        if not isinstance(log, Persistent):
+            yield
+            return
+        self._logs[self.current()] = log.hands_over() if begins else log.epilogue
+        yield
+        self._logs[self.current()] = log
+        if ends:
+            log.is_taken()
+
+    def ends_persistent_loop(self) -> None:
+        """The loop is over, and so are its epilogues."""
+        self._logs[self.current()] = self.log.around
 
     def launches(self, count: int, resident: int, group: int, where: Location | None, same: bool) -> None:
         """The current task starts a grid of programs, of which the machine holds so many at once. Where they do the
@@ -174,7 +206,7 @@ class Recorder(Observer):
             return
         if isinstance(place, Start):
             self.log.step(Acquire(place, 1, "start", place.where, idle=True))
-            self._starting[self.log] = Acquire(place, 1, "start-up", place.where, lag_s=self._startup)
+            self._starting[self.log] = Acquire(place, 1, "start-up", place.where, lag_s=self.startup)
         else:
             delay = self.machine.program_level.barrier
             self.log.step(Acquire(self.log.place(place), self._counts[place], "barrier", None, delay_s=delay))
@@ -232,14 +264,34 @@ class Recorder(Observer):
         on_tiles = frame.program is not None
         inside = self.machine.index(level) < self.machine.index(self.machine.tensor_level.name)
         place, where = self.log.place(rendezvous) if inside else rendezvous, rendezvous.where
+        in_slots = on_tiles and not inside and moves.nbytes > 0
 
         def work(rows: tuple[int, ...]) -> Work:
             sent = moves.operation, level, rows, moves.nbytes, moves.algorithm, on_tiles
             plan = self.plans.plan(*sent, rendezvous.parts)
             kind = "sync" if name == "barrier" else "collective"
-            return Work([Part(f"{name} ({plan.algorithm})", kind, where, plan.links, plan.nbytes)], plan.seconds)
+            written = [self._slots(row, plan.nbytes + moves.nbytes) for row in set(rows) if in_slots]
+            part = Part(f"{name} ({plan.algorithm})", kind, where, merged([plan.links, *written]), plan.nbytes)
+            return Work([part], plan.seconds)
 
         self.log.step(steps.Rendezvous(place, rendezvous.size, rank, f"wait for {name}", where, work))
+        if in_slots:
+            sent = moves.operation, level, tuple(range(rendezvous.size)), moves.nbytes, moves.algorithm, on_tiles
+            self._reads_slots(name, level, where, self.plans.plan(*sent).nbytes + moves.nbytes)
+
+    def _slots(self, row: int, nbytes: int) -> dict[Hashable, float]:
+        """Demands for writing tiles into the memory through which programs of several units exchange them."""
+        rate, cache = bandwidth(self._memory), self._memory.cache_bandwidth
+        written = {Owned(row, self._memory.name): nbytes / rate} if rate else {}
+        return {**written, Owned(row, cache_name(self._memory)): nbytes / cache} if cache else written
+
+    def _reads_slots(self, name: str, level: str, where: Location | None, nbytes: int) -> None:
+        """The current task reads its own tile, and those that have come, once flags say that they have."""
+        layer, network = self._memory, self.machine.network(level)
+        demands = {Owned(None, cache_name(layer)): nbytes / layer.cache_bandwidth} if layer.cache_bandwidth else {}
+        floor = layer.latency + (nbytes / layer.per_program if layer.per_program else 0.0)
+        flag = network.latency if network is not None else 0.0
+        self.log.work(Part(f"{name}, read", "collective", where, demands, nbytes), flag + floor)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
