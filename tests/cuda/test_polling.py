@@ -13,7 +13,7 @@ CALLS = re.compile(r"tilescale::(begins|turn<\d>|mixed|noted|look|tell|wait)(?=[
 
 
 def text(statements: Any) -> str:
-    """The text of the macro `statements(X, F, tile, word)`."""
+    """The text of the macro `statements(X, F, tile, word)`, with the functions that it calls."""
 
     @T.prim_func
     def program(X: T.Tensor((128,), "int32"), F: T.Tensor((4, 8), "int32")):
@@ -25,13 +25,17 @@ def text(statements: Any) -> str:
                 statements(X, F, tile, word)
                 T.copy(tile, X)
 
-    return bodies(source(program))
+    return source(program)
 
 
 def calls(statements: Any) -> list[str]:
     """Its calls that have to do with polling, and marks of iterations that are not idle."""
-    found = [next(filter(None, match.groups())) for match in CALLS.finditer(text(statements))]
-    return ["busy" if name.startswith("loop") else name for name in found]
+    functions, _, _ = (found := text(statements)).partition('extern "C" __global__')
+    body = bodies(found)
+    called = re.findall(r"tilescale::(\w+)[<(]", body)
+    assert not [name for name in called if not re.search(rf"\b{name}\(", functions)]
+    names = [next(filter(None, match.groups())) for match in CALLS.finditer(body)]
+    return ["busy" if name.startswith("loop") else name for name in names]
 
 
 @T.macro
@@ -114,6 +118,30 @@ def beside_iterations_of_all(X, F, tile, word):
 
 
 @T.macro
+def around_a_parallel_loop(X, F, tile, word):
+    while T.atomic_load(F[3, 5]) < 7:
+        for i in T.Parallel(128):
+            tile[i] = i
+
+
+@T.macro
+def around_a_serial_loop(X, F, tile, word):
+    n = T.alloc_var("int32", init=0)
+    while n < 7:
+        for i in T.serial(8):
+            n = T.atomic_load(F[3, i])
+
+
+@T.macro
+def left_by_a_break(X, F, tile, word):
+    n = T.alloc_var("int32", init=0)
+    while n >= 0:
+        if T.atomic_load(F[3, 5]) > 3:
+            T.loop_break()
+        n += 1
+
+
+@T.macro
 def with_a_branch(X, F, tile, word):
     n = T.alloc_var("int32", init=0)
     while n < 7:
@@ -138,6 +166,9 @@ def with_a_branch(X, F, tile, word):
                                     "tell", "noted", "look"]),
         (around_a_wait, ["begins", "tell", "turn<0>", "mixed", "busy", "wait"]),
         (beside_iterations_of_all, ["begins", "tell", "turn<1>", "noted", "look", "noted", "look"]),
+        (around_a_parallel_loop, ["begins", "tell", "turn<1>", "noted", "look", "busy"]),
+        (around_a_serial_loop, ["begins", "tell", "turn<1>", "mixed", "tell", "noted", "look"]),
+        (left_by_a_break, ["begins", "tell", "turn<1>", "mixed", "tell", "noted", "look"]),
         (with_a_branch, ["begins", "tell", "turn<1>", "mixed", "tell", "noted", "look", "busy"]),
         (without_others, []),
         (in_one_thread, ["begins", "turn<1>", "noted", "look"]),
@@ -171,4 +202,4 @@ def test_a_load_outside_of_a_loop_is_one_of_the_unit():
 
 def test_a_failed_wait_has_the_index_of_the_flag():
     """And how many flags there are."""
-    assert "look((&(F[0])), 29, 32," in text(of_device_memory)
+    assert "look((&(F[0])), 29, 32," in bodies(text(of_device_memory))

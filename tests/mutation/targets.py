@@ -57,6 +57,12 @@ def _order(name: str) -> Target:
     return Target("order within a block", f"tilescale/backends/cuda/lowering/{name}.py", tests)
 
 
+def _remedies(name: str) -> Target:
+    functions = "test_rounds_of_a_loop", "test_a_flag_of_the_last_call", "test_the_search_leaves_the_tensors_alone"
+    tests = tuple(f"tests/corpus/test_remedies.py::{test}" for test in functions)
+    return Target("remedies", f"tilescale/backends/emulator/{name}.py", tests)
+
+
 def _calls(path: str, *functions: str) -> Target:
     tests = ("tests/cuda/test_agreement_of_calls.py",)
     return Target("what calls agree on", f"tilescale/backends/cuda/{path}", tests, functions)
@@ -116,6 +122,10 @@ TARGETS = (
     _order("touches"),
     _order("thread_maps"),
     _order("places"),
+    Target("what threads do together", "tilescale/passes/uniformity.py", ("tests/program/test_uniformity.py",)),
+    Target("what threads do together", "tilescale/backends/cuda/lowering/polling.py", ("tests/cuda/test_polling.py",)),
+    _remedies("remedies"),
+    _remedies("edits"),
     Target("routes", "tilescale/hda/route.py", ("tests/hda/test_machine_routes.py",), _ROUTES),
     Target("routes", "tilescale/collectives/routes.py", ("tests/collectives/test_routes.py",)),
     _calls("running/memory.py", "digest"),
