@@ -64,4 +64,4 @@ def _right(row: Mapping[str, Any]) -> str:
 
 
 def _listed(said: Mapping[str, str]) -> str:
-    return "\n".join(f"- `{name}`: {text}" for name, text in said.items()) or "- none"
+    return "\n".join(f"- {name}: {text}" for name, text in said.items()) or "- none"
