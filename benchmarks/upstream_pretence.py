@@ -49,7 +49,14 @@ class OnCpu(TorchFunctionMode):
         kwargs = {name: _cpu(value) for name, value in (kwargs or {}).items()}
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch._scaled_mm:
+            return _scaled_mm(*args, **kwargs)
         return func(*(_cpu(value) for value in args), **kwargs)
+
+
+def _scaled_mm(a: Any, b: Any, scale_a: Any, scale_b: Any, out_dtype: Any) -> Any:
+    """PyTorch's GEMM of float8 operands, which on a CPU takes 40 ms for 128 x 128 x 128."""
+    return (a.float() * scale_a @ (b.float() * scale_b)).to(out_dtype)
 
 
 def _cpu(value: Any) -> Any:
