@@ -145,6 +145,26 @@ def test_a_gather_along_columns(world: int, form: str):
         assert did.signals == world * CHUNKS
 
 
+def test_a_part_that_has_a_name():
+    """A name of a slice loads nothing, whatever its indices are."""
+
+    @T.prim_func
+    def program(X: T.Tensor((ROWS, COLUMNS), "int32"), G: T.Tensor((ROWS, 2 * COLUMNS), "int32")):
+        with T.Kernel(device=2, block=1, threads=32):
+            arrived = T.alloc_flags((2, 1))
+            with T.Scale("device") as (rank, _):
+                mine = G[:, rank * COLUMNS : (rank + 1) * COLUMNS]
+                T.copy(X, mine)
+                T.all_gather(mine, G, dim=1, signal=arrived)
+            with T.Scale("block"):
+                T.wait(arrived[...], ">=", 1)
+
+    args = [[values(r, ROWS, COLUMNS, dtype="int32"), blank(ROWS, 2 * COLUMNS, dtype="int32")] for r in range(2)]
+    tilescale.emulate(program, args)
+    for _, whole in args:
+        assert_same(whole, torch.cat([x for x, _ in args], dim=1))
+
+
 @pytest.mark.parametrize("form", ["joined exchanged", "slots exchanged"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_an_exchange_along_columns(world: int, form: str):

@@ -281,6 +281,8 @@ def _broadcast_tile(x: Any, root: Any = 0, impl: str | None = None) -> ir.Call:
 
 
 def region_of(context: Context, tile: Any, access: str) -> ir.Call:
+    named = trace.definition(tile) if isinstance(tile, ir.Var) else None
+    tile = tile if named is None else named
     if not isinstance(tile, ir.Buffer | ir.BufferRegion | ir.BufferLoad):
         raise UsageError(
             f"{context.name} works on tiles, got {tile!r}",

@@ -121,7 +121,7 @@ class Symbols:
         return (
             stmt.var not in self._used
             and ir.contains(stmt.value, lambda node: isinstance(node, ir.BufferLoad))
-            and not ir.contains(stmt.value, lambda node: isinstance(node, ir.Call))
+            and not ir.contains(stmt.value, lambda node: isinstance(node, ir.Call) and not ir.is_pure(node))
         )
 
     # -- names ---------------------------------------------------------------------------------------------------------
