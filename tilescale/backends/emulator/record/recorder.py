@@ -66,7 +66,7 @@ class Recorder(Observer):
         self._seen: dict[Hashable, Any] = {}
         self._caches: dict[int, Cache] = {}
         self._memory = self.rates.layers["global"]
-        self.startup = _startup(machine)
+        self._startup = _startup(machine)
 
     def watches(self, current: Callable[[], Task], row_of: Callable[[Any], int]) -> None:
         """What to ask a run: the task that acts, and the number of the tensor-owning unit around a unit."""
@@ -206,7 +206,7 @@ class Recorder(Observer):
             return
         if isinstance(place, Start):
             self.log.step(Acquire(place, 1, "start", place.where, idle=True))
-            self._starting[self.log] = Acquire(place, 1, "start-up", place.where, lag_s=self.startup)
+            self._starting[self.log] = Acquire(place, 1, "start-up", place.where, lag_s=self._startup)
         else:
             delay = self.machine.program_level.barrier
             self.log.step(Acquire(self.log.place(place), self._counts[place], "barrier", None, delay_s=delay))
@@ -291,7 +291,7 @@ class Recorder(Observer):
         demands = {Owned(None, cache_name(layer)): nbytes / layer.cache_bandwidth} if layer.cache_bandwidth else {}
         floor = layer.latency + (nbytes / layer.per_program if layer.per_program else 0.0)
         flag = network.latency if network is not None else 0.0
-        self.log.work(Part(f"{name}, read", "collective", where, demands, nbytes), flag + floor)
+        self.log.work(Part(f"{name}, read", "sync", where, demands, nbytes), flag + floor)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 

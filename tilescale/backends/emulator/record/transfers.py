@@ -38,7 +38,7 @@ def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
     name = "put" if copy.to_peer else "get"
     tells = None
     if copy.signal is not None:
-        tells = _tells(compiler, copy.signal, copy.value, copy.op, peer, recorder.startup if is_queued else 0.0)
+        tells = _tells(compiler, copy.signal, copy.value, copy.op, peer)
 
     def record(frame: Frame) -> None:
         here, there = frame.run.number(frame.unit), frame.run.number(peer.unit(frame))
@@ -46,9 +46,8 @@ def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
         way = _way(recorder, here, there, nbytes, name, choose, copy.level, frame.program is not None)
         far = recorder.far_memory(there, nbytes) if there != here else {}
         part = Part(name, "transfer", where, merged([demands, way.demands, far]), nbytes)
-        if is_queued:  # what waits for a flag is started once that has come, all else while others are before it
-            startup = way.startup if copy.after is not None else 0.0
-            recorder.work(frame, part, startup + way.moving + way.latency)
+        if is_queued:
+            recorder.work(frame, part, way.moving + way.latency)
         elif copy.to_peer:
             recorder.work(frame, part, way.startup + way.moving, way.latency)
         else:
@@ -82,7 +81,7 @@ def chunk_cost(
             part = Part(made.name, "transfer", where, merged([demands, way.demands, far]), nbytes)
             recorder.work(frame, part, way.moving + way.latency)
         if element.within:
-            recorder.signal(element.view(), "add", 1, recorder.startup + _delay(recorder, here, there), where, told)
+            recorder.signal(element.view(), "add", 1, _delay(recorder, here, there), where, told)
 
     return record
 
@@ -176,10 +175,7 @@ def _signal(compiler: Compiler, call: ir.Call) -> Closure:
     return _tells(compiler, signal.flag, signal.value, signal.op, peer)
 
 
-def _tells(
-    compiler: Compiler, flag: Any, value: Any, op: str, peer: Peer | None, startup: float = 0.0
-) -> Closure:
-    """A signal; one that a copy queue writes is an operation of the queue, which begins when the copy has ended."""
+def _tells(compiler: Compiler, flag: Any, value: Any, op: str, peer: Peer | None) -> Closure:
     recorder, where = compiler.instrumentation.recorder, compiler.where
     region, amount = Region(compiler, flag), compiler.expr(value)
 
@@ -188,7 +184,7 @@ def _tells(
         array = None if unit is None else instance(compiler, region.home.slot, frame, unit)
         block = region.block(frame, array)
         here = frame.run.number(frame.unit)
-        delay = startup + _delay(recorder, here, here if unit is None else frame.run.number(unit))
+        delay = _delay(recorder, here, here if unit is None else frame.run.number(unit))
         if block.within:
             name = f"signal {region.home.name}"
             recorder.signal(block.view(), op, uniform(amount(frame), frame, "a signal's value"), delay, where, name)
