@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.check import Check
+from tilescale.backends.cuda.lowering.gemm_waits import wait_for_gemms
 from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.vectors import whole_vectors
@@ -19,18 +19,6 @@ from tilescale.program.model import Program
 
 STRIDE = 1 << 36
 """Bytes between devices in the address range that a text is generated for where there is no heap."""
-
-_LEAVES_GEMMS = re.compile(r"tl::warpgroup_wait<[1-9]\d*>\(\);")
-
-
-def wait_for_gemms(text: str) -> str:
-    """A text that waits for every GEMM in its step.
-
-    With `wg_wait` stock TileLang leaves a GEMM running while the tiles of its step go back to the producer, which
-    overwrites them.
-    """
-    return _LEAVES_GEMMS.sub("tl::warpgroup_wait<0>();", text)
-
 
 REWRITES = one_array_each, whole_vectors, wait_for_gemms
 """What the text that stock TileLang generates goes through before nvcc gets it."""

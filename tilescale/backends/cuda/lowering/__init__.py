@@ -37,6 +37,7 @@ split.py kernel.py           the last stages: threads that load ahead, and the f
 arguments.py                 what a generated kernel takes
 rendezvous.py                where all devices synchronize when a call begins and ends, and when its kernel does it
 check.py vectors.py          the generated text before it is compiled: what must not run, stores that stay whole
+gemm_waits.py                GEMMs that end in their step
 
 Folders: `clusters` (programs of a cluster) and `groups` (units inside a program), a stage each; `copies` (a mechanism
 each).
