@@ -275,9 +275,9 @@ def with_tables(page: str, results: dict[str, Any], reasons: dict[str, str] = RE
         begin, end = f"<!-- measured: {group['name']} -->", "<!-- end -->"
         text = f"{begin}\n\n{table(group, reasons)}\n\n{end}"
         page = re.sub(f"{begin}.*?{end}", lambda _, text=text: text, page, flags=re.DOTALL)
-    page = re.sub(
-        "<!-- errors -->.*?<!-- end -->", f"<!-- errors -->\n\n{errors(results)}\n\n<!-- end -->", page, flags=re.DOTALL
-    )
+    if "<!-- errors -->" in page:
+        text = f"<!-- errors -->\n\n{errors(results)}\n\n<!-- end -->"
+        page = re.sub("<!-- errors -->.*?<!-- end -->", lambda _: text, page, flags=re.DOTALL)
     rows = [row for group in results["groups"] for row in group["rows"]]
     said = {"share": f"{sum(map(is_close, rows))} of {len(rows)}", "mean": f"{mean_error(results['groups']):.1%}"}
     for name, text in said.items():

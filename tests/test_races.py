@@ -24,7 +24,7 @@ from tilescale.tuning import chart
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 OLDER = {"corpus", "emulator", "many_nodes", "mutants", "overlap_bound", "predictions", "scaling"}
-OLDER |= {"white_paper_1", "white_paper_2"}
+OLDER |= {"rmaracebench", "white_paper_1", "white_paper_2"}
 """Results of scripts with forms of their own, beside those of checks."""
 
 

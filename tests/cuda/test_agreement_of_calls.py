@@ -107,7 +107,7 @@ def test_algorithms_on_tensors_are_those_that_are_able_in_the_order_of_the_table
         ("allreduce", "nccl"): (can,),
     }
     monkeypatch.setattr("tilescale.backends.cuda.lowering.implemented.ON_TENSORS", table)
-    made = SimpleNamespace(name="allreduce")
+    made = SimpleNamespace(name="allreduce", norm=None)
     plain = available(made, Wanted("allreduce", TENSORS, "device", (0, 1)), None)
     assert plain.names == ("one_shot", "ring", "nccl") and plain.on_request == {"ring"}
     # What takes no function gathers, and the function comes after that.

@@ -266,13 +266,13 @@ def test_tensors_whole(size: int, known: bool):
     tilescale.emulate(small.program(size, "reduce_scatter", made, "bfloat16"), scatters)
     swaps = [[part, unwritten(size * n)] for part in x]
     tilescale.emulate(small.program(size, "all_to_all", made, "bfloat16"), swaps)
-    sums = [[part.clone()] for part in x]
+    sums = [[part, unwritten(size * n)] for part in x]
     tilescale.emulate(small.sum_program(size, size * n, "bfloat16"), sums)
     for r in range(size):
         assert torch.equal(gathers[r][1], torch.cat([part[:n] for part in x]))
         close(scatters[r][1], total.chunk(size)[r])
         assert torch.equal(swaps[r][1], torch.cat([part.chunk(size)[r] for part in x]))
-        close(sums[r][0], total)
+        close(sums[r][1], total)
 
 
 def test_few_numbers_of_rows_have_programs():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import tilescale
 import tilescale.language as T
+from tests.emulator.support import drawn_tiles
 from tests.overlap.support import H200, Tensors, check_leaves, check_same, line, overlapped
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
@@ -141,7 +142,8 @@ def test_results_are_the_same(
     if not schedule.moves[0].overlapped:
         return
     args = arguments(func, devices)
-    check_leaves(changed, args, in_order_of_ranks(args, kind[1], "everywhere" in shape), seeds=(None, 1))
+    with drawn_tiles():
+        check_leaves(changed, args, in_order_of_ranks(args, kind[1], "everywhere" in shape), seeds=(None, 1))
 
 
 def test_a_number_that_is_none_stays_in_a_maximum():
@@ -218,7 +220,8 @@ def test_columns_are_scattered_alike(chunk: int | None, carrier: str | None, **s
     assert schedule.moves[0].overlapped or carrier == "tiles", schedule
     if schedule.moves[0].overlapped:
         args = arguments(func, shape["devices"])
-        check_leaves(changed, args, in_order_of_ranks(args, "sum", False, dim=1), seeds=(None, 1))
+        with drawn_tiles():
+            check_leaves(changed, args, in_order_of_ranks(args, "sum", False, dim=1), seeds=(None, 1))
 
 
 def test_others_columns_come_first_and_own_tiles_add_up():
