@@ -14,9 +14,10 @@ from tests.ladder import EXAMPLES, FOLDER, NUMBERED, load
 
 USUAL = ["--devices=1 --size=64", "--devices=2 --size=128", "--devices=3 --size=96", "--devices=4 --size=200"]
 USUAL += ["--devices=8 --size=128"]
-LARGE = "--machine=gb200-nvl72 --devices=9 --size=90"
+LARGE = "--machine=gb200-nvl72 --devices=9 --size=256"
 RUNS: dict[int, list[str]] = {
     16: [USUAL[0], USUAL[3], "--devices=9 --size=100 --machine=gb200-nvl72"],
+    18: [*USUAL[:3], "--devices=4 --size=256", USUAL[4]],
     19: [*USUAL[1::2], "--devices=12 --nodes=4 --size=100", "--devices=3 --nodes=1 --size=96"],
     20: ["--devices=1 --size=56", "--devices=4 --size=100", "--devices=9 --size=96", "--devices=64 --size=72"],
     21: [*USUAL[:2], "--devices=35 --size=70", *USUAL[2:]],
