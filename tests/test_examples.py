@@ -14,7 +14,7 @@ from tests.ladder import EXAMPLES, FOLDER, NUMBERED, load
 
 USUAL = ["--devices=1 --size=64", "--devices=2 --size=128", "--devices=3 --size=96", "--devices=4 --size=200"]
 USUAL += ["--devices=8 --size=128"]
-LARGE = "--machine=gb200-nvl72 --devices=9 --size=256"
+LARGE, LARGE_SIZES = "--machine=gb200-nvl72 --devices=9", {18: 256}  # of others 144: all tiles can be shared out
 RUNS: dict[int, list[str]] = {
     16: [USUAL[0], USUAL[3], "--devices=9 --size=100 --machine=gb200-nvl72"],
     18: [*USUAL[:3], "--devices=4 --size=256", USUAL[4]],
@@ -81,7 +81,7 @@ def test_emulated(number: int, given: str, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize("number", NUMBERED)
 def test_on_another_machine(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """It has more devices than the default machine: the programs are traced for the machine that is asked for."""
-    given = LARGE
+    given = f"{LARGE} --size={LARGE_SIZES.get(number, 144)}"
     if number in ELSEWHERE:
         machine = tmp_path / "another.yaml"
         machine.write_text(ELSEWHERE[number][1], encoding="utf-8")
