@@ -30,7 +30,7 @@ MACHINE = "h200-sxm-8"
 PROGRAMS_OF_A_TEST = 6
 """More of one test, such as hypothesis makes, are only emulated."""
 
-SAMPLE = 32
+SAMPLE = 64
 """Without a GPU, one in so many cases of a test is lowered, beside its first: that takes longer than to emulate it."""
 
 NO_LAYOUT = "no available layout found"
