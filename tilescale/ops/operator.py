@@ -80,8 +80,9 @@ class Operator:
         """As PyTorch's own kernels of autograd, and at once where nobody looks at what is below them."""
         tensors = _tensors(given)
         is_plain = not somebody_looks() and all([x.__class__ in PLAIN and not x.is_meta for x in tensors])
-        call = self._called if is_plain else self._called_below_autograd
-        return self._differentiated(given, tensors, call) if differentiates(tensors) else call(given)
+        if differentiates(tensors):
+            return self._differentiated(given, tensors, self._called if is_plain else self._called_below_autograd)
+        return self._repeated(given, tensors) if is_plain else self._called_below_autograd(given)
 
     def _called(self, given: Sequence[Any]) -> Any:
         return self._repeated(given, _tensors(given))
