@@ -7,7 +7,9 @@ Through `torch.ops.symm_mem`, eagerly and in graphs, and in what inductor makes 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,9 @@ from tilescale.ops.symm_mem import calls  # noqa: E402
 
 SHAPES = [((2, 640, 512), 384), ((1, 1504, 1024), 2048), ((4096, 512), 1792), ((3, 128, 256), 264)]
 """Extents of A, whose last but one lies over the ranks, and columns of B."""
+
+Reference = tuple[torch.Tensor, torch.Tensor | None]
+"""What is expected, and how large the parts of its sums are."""
 
 
 def check_eager(_: slice) -> None:
@@ -95,19 +100,29 @@ def check_graphs(_: slice) -> None:
         y = residual + functional.all_reduce(x * 2, "sum", group)
         return torch.nn.functional.rms_norm(y, (1024,), weight, 1e-6)
 
+    def products(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Reference:
+        return function(x).float(), None
+
+    def of_normed(_: Any, x: torch.Tensor) -> Reference:
+        """In float32: PyTorch rounds the sum at every rank on its way, and the residual cancels what it rounds by."""
+        summed = total(x * 2)
+        y = residual.float() + summed
+        scale = y.square().mean(-1, keepdim=True).add(1e-6).rsqrt() * weight.float()
+        return y * scale, (residual.float().abs() + summed.abs()) * scale.abs()
+
     wanted = {
-        split: {"all_gather_matmul": 1, "matmul_reduce_scatter": 1},
-        whole: {"matmul_all_reduce": 1},
-        normed: {"all_reduce_rms_norm": 1},
+        split: (products, {"all_gather_matmul": 1, "matmul_reduce_scatter": 1}),
+        whole: (products, {"matmul_all_reduce": 1}),
+        normed: (of_normed, {"all_reduce_rms_norm": 1}),
     }
-    for function, expected in wanted.items():
+    for function, (reference, expected) in wanted.items():
         torch._dynamo.reset()
         with ops.installed(graphs=True), torch._inductor.config.patch(force_disable_caches=True):
             replaced.clear()
             compiled = torch.compile(function, fullgraph=True, dynamic=False)
             for _call in range(5):  # the operators' calls from the third one on are graphs
                 x = random(512, 1024)
-                compare(function.__name__, compiled(x), function(x).float())
+                compare(function.__name__, compiled(x), *reference(function, x))
             found = {name: count for (name, reason), count in replaced.items() if not reason}
         if found != expected:
             raise ValueError(f"{function.__name__}: {dict(replaced)} replaced, not {expected}")
