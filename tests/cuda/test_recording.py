@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import fetched
@@ -91,6 +92,26 @@ def test_operations_of_pytorch_between_programs_are_computed_again(device: Devic
             torch.testing.assert_close(product, torch.full((64, 64), scale) @ weight)
             assert rows.shape == (3, 64) and rows.stride() == (1, 64) and (rows == scale).all()
     assert TRIED[0] < function.calls <= TRIED[2] + TRIED[0], "and not called in every call"
+
+
+@pytest.mark.parametrize("before", [0, ENOUGH])
+def test_a_graph_of_the_caller_holds_each_operation_once(device: Device, before: int):
+    weight, counted, products = torch.randn(64, 64), Counted(device), 0
+    function = Repeated(lambda x: counted._call(x @ weight))
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal products
+            products += func is torch.ops.aten.mm.default
+            return func(*args, **kwargs or {})
+
+    for _ in range(before):
+        function([x := drawn()], [x])
+    device.capturing = True
+    with Counting():
+        for _ in range(4 * ENOUGH):
+            function([x := drawn()], [x])
+    assert products == 4 * ENOUGH
 
 
 def test_other_forms_and_other_arguments_are_told_apart(device: Device):

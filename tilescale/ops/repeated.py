@@ -38,6 +38,9 @@ class _Form:
             made = self._recorded(tensors)
             if made is not None:
                 return made
+        if torch.cuda.is_current_stream_capturing():  # a recording makes some things twice, which a graph would repeat
+            return function(*given)
+        if self._recorded is not None:
             self._misses += 1
             if self._misses == FORGOTTEN:
                 self.__init__()  # type: ignore[misc]
