@@ -28,6 +28,8 @@ CASES: dict[str, Callable[..., list[Any]]] = {
     "reduce_scatter": lambda new, rows: [new(rows, 2), 0, ""],
     "all_reduce": lambda new, rows: [new(rows, 3), "sum", ""],
     "broadcast": lambda new, rows: [new(rows, 3), 0, ""],
+    "scatter": lambda new, rows: [new(rows, 3), 0, 1, ""],
+    "gather": lambda new, rows: [new(rows, 3), 0, 1, ""],
     "all_to_all": lambda new, rows: [new(rows, 3), 0, 1, ""],
     "all_to_all_v": lambda new, rows: [new(rows, 3), [rows], [rows], ""],
     "all_gather_matmul": lambda new, rows: (

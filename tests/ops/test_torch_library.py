@@ -111,6 +111,8 @@ def experts(x: torch.Tensor, w: torch.Tensor, share: torch.Tensor) -> torch.Tens
         ("all_reduce", lambda x, w: (x, "sum", "")),
         ("all_to_all", lambda x, w: (x, 0, 1, "")),
         ("broadcast", lambda x, w: (x, 0, "")),
+        ("scatter", lambda x, w: (x, 0, 1, "")),
+        ("gather", lambda x, w: (x, 0, 1, "")),
         ("all_reduce_rms_norm", lambda x, w: (x, w[0], x, 1e-6, "")),
     ],
 )

@@ -3,6 +3,7 @@
 
     ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them; ag_gemm_programs.py: the first one's
     all_gather.py reduce_scatter.py all_reduce.py broadcast.py all_to_all.py    collectives
+    gather.py scatter.py                to and from one rank
     all_gather_v.py all_to_all_v.py     collectives of unequal parts
     all_reduce_rms_norm.py              what ends a block of a transformer
     moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
@@ -39,6 +40,7 @@ from tilescale.ops.all_to_all_v import all_to_all_v
 from tilescale.ops.broadcast import broadcast
 from tilescale.ops.decode import flash_decode, mla_decode
 from tilescale.ops.float8 import Float8
+from tilescale.ops.gather import gather
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.grouped_gemm import grouped_matmul
@@ -47,6 +49,7 @@ from tilescale.ops.moe_dispatch import moe_combine, moe_dispatch
 from tilescale.ops.moe_route import Routing, moe_route
 from tilescale.ops.parallelize import parallelize_module
 from tilescale.ops.reduce_scatter import reduce_scatter
+from tilescale.ops.scatter import scatter
 from tilescale.ops.sequence_attention import sequence_attention, sequence_positions
 from tilescale.ops.symm_mem import install, installed, uninstall
 from tilescale.ops.warm_up import warm_up
@@ -68,6 +71,7 @@ __all__ = [
     "all_to_all_v",
     "broadcast",
     "flash_decode",
+    "gather",
     "gather_once",
     "grouped_matmul",
     "install",
@@ -80,6 +84,7 @@ __all__ = [
     "moe_route",
     "parallelize_module",
     "reduce_scatter",
+    "scatter",
     "sequence_attention",
     "sequence_positions",
     "uninstall",

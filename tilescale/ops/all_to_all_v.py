@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import tilescale.language as T
+from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.arguments import BYTES, check_count, check_tensor, dense
@@ -117,7 +118,7 @@ def _check_sizes(argument: str, sizes: Any, size: int, most: int | None) -> None
 def _operator(a: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
     """The rows that have come."""
     result = a.new_empty(sum(received), *a.shape[1:])
-    _exchange(a, on_device(tuple(sent), a.device), result, group)
+    exchange_rows(a, on_device(tuple(sent), a.device), result, team_of(group))
     return result
 
 
@@ -125,12 +126,12 @@ def _operator(a: torch.Tensor, sent: list[int], received: list[int], group: str)
 def _counted(a: torch.Tensor, sent: torch.Tensor, most: int, group: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that have come, and behind them room; how many came from each rank."""
     result = a.new_empty(size_of(group) * most, *a.shape[1:])
-    return result, _exchange(a, sent.to(torch.int32), result, group)
+    return result, exchange_rows(a, sent.to(torch.int32), result, team_of(group))
 
 
-def _exchange(a: torch.Tensor, sent: torch.Tensor, result: torch.Tensor, group: str) -> torch.Tensor:
+def exchange_rows(a: torch.Tensor, sent: torch.Tensor, result: torch.Tensor, team: Team) -> torch.Tensor:
     """Rows of all ranks into their results; returns how many have come from each."""
-    team, received = team_of(group), torch.empty_like(sent)
+    received = torch.empty_like(sent)
     unit = UNITS[min(a.itemsize, 8)]
     given, made = (_as_rows(dense(x)).view(unit) for x in (a.resolve_conj(), result))
     kernel(program, team, dtype_of(given))(given, sent, made, received)

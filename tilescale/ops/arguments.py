@@ -12,6 +12,7 @@ import torch
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.dtensors import is_dtensor
+from tilescale.ops.group import size_of
 
 MULTIPLE = 8
 """Columns come in groups of so many: bulk copies move 16 bytes at least."""
@@ -243,6 +244,13 @@ def check_count(name: str, n: Any, least: int = 1) -> None:
     """Raises ArgumentError unless it is an integer from a least one on."""
     if not isinstance(n, Integral) or isinstance(n, bool) or n < least:
         raise ArgumentError(f"{name} is {n!r}", hint=f"give an integer, {least} or more")
+
+
+def check_rank(argument: str, rank: Any, group: str) -> None:
+    """Raises ArgumentError unless it is the number of a rank of the group."""
+    check_count(argument, rank, least=0)
+    if rank >= size_of(group):
+        raise ArgumentError(f"{argument} is {rank}, the group has {size_of(group)} ranks", hint="count from 0")
 
 
 def check_number(name: str, x: Any) -> None:

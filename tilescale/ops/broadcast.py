@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 
-from tilescale.errors import ArgumentError
 from tilescale.ops import small
-from tilescale.ops.arguments import BYTES, as_moved, check_count, check_tensor
+from tilescale.ops.arguments import BYTES, as_moved, check_rank, check_tensor
 from tilescale.ops.flat import parts_of, whole
-from tilescale.ops.group import collective, group_name, rank_of, size_of, team_of
+from tilescale.ops.group import collective, group_name, rank_of, team_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 
@@ -32,10 +31,8 @@ def broadcast(a: torch.Tensor, root: int = 0, *, group: Any = None) -> torch.Ten
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=BYTES)
-    check_count("root", root, least=0)
     name = group_name(group)
-    if root >= size_of(name):
-        raise ArgumentError(f"root is {root}, the group has {size_of(name)} ranks", hint="count from 0")
+    check_rank("root", root, name)
     return as_moved(_operator, a, int(root), name)
 
 

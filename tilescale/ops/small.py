@@ -57,7 +57,7 @@ def gathered(
     Of its elements so many `count`, None for all, here and in what follows: as many on all ranks. `into`: memory for
     the result, which is used where no row is padded.
     """
-    _compare(a, team, count)
+    compare_counts(a, team, count)
     rows, known = _made_for(a, 1, team)
     given, result = padded(a, 1, rows), _room(into, a, team.size * rows)
     x, y = (_moved(t, a.dtype if a.dtype in SUMS else torch.uint8) for t in (given, result))
@@ -69,7 +69,7 @@ def scattered(
     a: torch.Tensor, team: Team, count: int | None = None, into: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The own rows of the sum of contiguous tensors (ranks * rows, ...)."""
-    _compare(a, team, count)
+    compare_counts(a, team, count)
     rows, known = _made_for(a, team.size, team)
     given, result = padded(a, team.size, rows), _room(into, a, rows)
     x, y = _moved(given, a.dtype), _moved(result, a.dtype)
@@ -80,7 +80,7 @@ def scattered(
 
 def exchanged(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
     """Of contiguous tensors (ranks * rows, ...) the parts that are for this rank."""
-    _compare(a, team, count)
+    compare_counts(a, team, count)
     rows, known = _made_for(a, team.size, team)
     given = padded(a, team.size, rows)
     result = torch.empty_like(given)
@@ -92,7 +92,7 @@ def exchanged(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Te
 
 def sent_to_all(a: torch.Tensor, team: Team, root: int, count: int) -> torch.Tensor:
     """The root's contiguous tensor."""
-    _compare(a, team, count)
+    compare_counts(a, team, count)
     rows, known = _made_for(a, 1, team)
     result = a.new_empty(rows, *a.shape[1:])
     result[: len(a)] = a
@@ -108,14 +108,14 @@ def summed(
 
     Rows are as many as `room` says.
     """
-    _compare(a, team, count)
+    compare_counts(a, team, count)
     result = a if into is None else into
     x, y = _moved(a, a.dtype), _moved(result, a.dtype)
     kernel(sum_program, team, x.numel(), dtype_of(a), op)(x, y)
     return result
 
 
-def _compare(a: torch.Tensor, team: Team, count: int | None) -> None:
+def compare_counts(a: torch.Tensor, team: Team, count: int | None = None) -> None:
     """Raise RankMismatchError if emulated ranks have different numbers of elements."""
     if a.is_cuda or team.size == 1:
         return

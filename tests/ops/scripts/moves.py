@@ -51,6 +51,28 @@ def check_broadcasts_and_gradients():
         assert (leaf.grad == (sum(range(SIZE + 1)) if RANK == root else 0)).all()
 
 
+def check_scatters_gathers_and_gradients():
+    for root in 0, SIZE - 1:
+        for kind in (torch.bfloat16, torch.float64, torch.int16, torch.bool, torch.complex64, torch.float8_e5m2):
+            x = [part.mul(9).to(kind) for part in everyones(3, 2 * SIZE, 5, dtype=torch.float32)]
+            part = ops.scatter(x[RANK], root, 1)
+            assert part.dtype == kind and torch.equal(part.cfloat(), x[root].cfloat().chunk(SIZE, 1)[RANK])
+            whole = ops.gather(x[RANK].mT, root, -1)
+            want = torch.cat([each.mT.cfloat() for each in x], -1)
+            assert whole.dtype == kind and torch.equal(whole.cfloat(), want if RANK == root else want[..., :0])
+        large = torch.arange(3_000_000 * SIZE).add(RANK).to(torch.uint8)
+        assert torch.equal(ops.scatter(large, root), large.sub(RANK - root).chunk(SIZE)[RANK])
+        assert ops.scatter(torch.ones(0, SIZE), root, 1).shape == (0, 1)
+        leaf = torch.ones(5, 2 * SIZE, requires_grad=True)
+        (ops.scatter(leaf, root, 1) * (RANK + 1)).sum().backward()
+        users = torch.arange(1.0, SIZE + 1).repeat_interleave(2).expand(5, -1)
+        assert torch.equal(leaf.grad, users if RANK == root else torch.zeros_like(users))
+        leaf = torch.ones(5, 2, requires_grad=True)
+        whole = ops.gather(leaf, root, 1)
+        (whole * users[:, : whole.shape[1]]).sum().backward()
+        assert (leaf.grad == RANK + 1).all()
+
+
 def check_unequal_parts():
     counts = torch.randint(0, 5, (SIZE, SIZE), generator=torch.Generator().manual_seed(1))
     counts[0, 1] = 0

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""Scatter: the parts of one rank's tensor, a part for each rank."""
+
+from typing import Any
+
+import torch
+
+from tilescale.ops import small
+from tilescale.ops.all_to_all_v import exchange_rows, on_device
+from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_divides, check_rank, check_tensor, dense
+from tilescale.ops.flat import split
+from tilescale.ops.group import collective, group_name, rank_of, size_of, team_of
+from tilescale.ops.operator import operator, operator_of
+from tilescale.ops.plain_calls import plain_calls_repeat
+
+
+@collective
+@plain_calls_repeat
+def scatter(a: torch.Tensor, root: int = 0, dim: int = 0, *, group: Any = None) -> torch.Tensor:
+    """This rank's part, along a dimension, of the root's tensor. Collective.
+
+    Args:
+        a: of the same shape on all ranks; only that of the root is read. The extent of `dim` is a multiple of the
+            number of ranks.
+        root: a rank of the group.
+        dim: along which the tensor is cut.
+        group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+
+    Returns:
+        A tensor with the extent of `dim` divided by the number of ranks. It can be differentiated: `gather` is its
+        backward.
+
+    Raises:
+        ArgumentError: an argument is not supported: names it, and what is supported.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    check_tensor("a", a, served=BYTES)
+    dim, name = check_dim("dim", dim, a), group_name(group)
+    check_rank("root", root, name)
+    check_divides("a", a, dim, size_of(name))
+    return as_moved(_operator, a, root, dim, name)
+
+
+@operator("scatter")
+def _operator(a: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
+    """This rank's part of the root's tensor."""
+    team = team_of(group)
+    small.compare_counts(a, team)
+    made = a.new_empty(_shape(a, dim, team.size))
+    if not a.numel():
+        return made
+    is_root, part = team.rank == root, (-1, made.numel())
+    given = dense(split(a, dim, team.size)).view(part) if is_root else a.new_empty(1, made.numel())
+    exchange_rows(given, on_device((int(is_root),) * team.size, a.device), made.view(part), team)
+    return made
+
+
+def _shape(a: torch.Tensor, dim: int, size: int) -> list[int]:
+    return [n // size if i == dim else n for i, n in enumerate(a.shape)]
+
+
+@_operator.register_fake
+def _(a: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
+    return a.new_empty(_shape(a, dim, size_of(group)))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, ctx.root, ctx.dim, ctx.group = inputs
+    ctx.shape = tuple(a.shape)
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    whole = operator_of("gather")(grad, ctx.root, ctx.dim, ctx.group)
+    return whole if rank_of(ctx.group) == ctx.root else grad.new_zeros(ctx.shape), None, None, None
+
+
+_operator.register_autograd(_backward, setup_context=_setup)
