@@ -285,21 +285,6 @@ def check_broadcast(only: slice) -> None:
             )
 
 
-def check_scatter_and_gather(only: slice) -> None:
-    for shape, dim in [((3 * SIZE,), 0), ((1000, 33 * SIZE), 1), ((4096, 2048), 0)][only]:
-        for root in range(SIZE):
-            x = random(*shape)
-            every = everyones(x)
-            part, joined = every[root].chunk(SIZE, dim)[RANK], torch.cat(list(every), dim)
-            whole = joined if RANK == root else joined.narrow(dim, 0, 0)
-            for name, want in ("scatter", part), ("gather", whole):
-                runs(
-                    f"{name} {shape} along {dim}, root {root}",
-                    lambda x=x, root=root, dim=dim, name=name: getattr(ops, name)(x, root, dim),
-                    lambda c, want=want: torch.testing.assert_close(c, want, rtol=0, atol=0),
-                )
-
-
 def check_all_gather_v(only: slice) -> None:
     for shape in [(3,), (1000, 33), (4096, 2048)][only]:
         for most in range(shape[0], shape[0] - 3, -1):

@@ -25,6 +25,16 @@ def test_operators_of_two_ranks(name: str):
     assert re.findall(r"passed (\w+)", done.output) == checks
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_messages_between_ranks(size: int):
+    """See scripts/messages.py."""
+    script = SCRIPTS / "messages.py"
+    done = run_words([*command("tilescale run", size), str(script)], **EMULATED)
+    assert done.code == 0, done.output
+    checks = re.findall(r"^def (check_\w+)", script.read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.findall(r"passed (\w+)", done.output) == checks
+
+
 def test_a_parallel_model_learns_as_the_plain_one():
     """See scripts/llama.py."""
     done = run_words([*command("tilescale run", 2), str(SCRIPTS / "llama.py")], **EMULATED)

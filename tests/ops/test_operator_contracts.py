@@ -30,6 +30,7 @@ CASES: dict[str, Callable[..., list[Any]]] = {
     "broadcast": lambda new, rows: [new(rows, 3), 0, ""],
     "scatter": lambda new, rows: [new(rows, 3), 0, 1, ""],
     "gather": lambda new, rows: [new(rows, 3), 0, 1, ""],
+    "batch_send_recv": lambda new, rows: [[new(rows, 3), new(1, 2)], [0, 0], [new(3, rows), new(2, 1)], [0, 0], ""],
     "all_to_all": lambda new, rows: [new(rows, 3), 0, 1, ""],
     "all_to_all_v": lambda new, rows: [new(rows, 3), [rows], [rows], ""],
     "all_gather_matmul": lambda new, rows: (

@@ -4,6 +4,7 @@
     ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them; ag_gemm_programs.py: the first one's
     all_gather.py reduce_scatter.py all_reduce.py broadcast.py all_to_all.py    collectives
     gather.py scatter.py                to and from one rank
+    send_recv.py halo_exchange.py       messages between ranks, any number at once
     all_gather_v.py all_to_all_v.py     collectives of unequal parts
     all_reduce_rms_norm.py              what ends a block of a transformer
     moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
@@ -44,12 +45,14 @@ from tilescale.ops.gather import gather
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.grouped_gemm import grouped_matmul
+from tilescale.ops.halo_exchange import halo_exchange
 from tilescale.ops.linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear, gather_once
 from tilescale.ops.moe_dispatch import moe_combine, moe_dispatch
 from tilescale.ops.moe_route import Routing, moe_route
 from tilescale.ops.parallelize import parallelize_module
 from tilescale.ops.reduce_scatter import reduce_scatter
 from tilescale.ops.scatter import scatter
+from tilescale.ops.send_recv import Recv, Send, batch_send_recv, recv, send
 from tilescale.ops.sequence_attention import sequence_attention, sequence_positions
 from tilescale.ops.symm_mem import install, installed, uninstall
 from tilescale.ops.warm_up import warm_up
@@ -59,8 +62,10 @@ __all__ = [
     "ColumnParallelLinear",
     "Float8",
     "ParallelLinear",
+    "Recv",
     "Routing",
     "RowParallelLinear",
+    "Send",
     "Workspace",
     "all_gather",
     "all_gather_matmul",
@@ -69,11 +74,13 @@ __all__ = [
     "all_reduce_rms_norm",
     "all_to_all",
     "all_to_all_v",
+    "batch_send_recv",
     "broadcast",
     "flash_decode",
     "gather",
     "gather_once",
     "grouped_matmul",
+    "halo_exchange",
     "install",
     "installed",
     "matmul_all_reduce",
@@ -83,8 +90,10 @@ __all__ = [
     "moe_dispatch",
     "moe_route",
     "parallelize_module",
+    "recv",
     "reduce_scatter",
     "scatter",
+    "send",
     "sequence_attention",
     "sequence_positions",
     "uninstall",

@@ -105,6 +105,11 @@ def team_of(name: str) -> Team:
     return _team(_ranks(name))
 
 
+def team_of_two(name: str, peer: int) -> Team:
+    """The team of this rank and another one of a group, in the order of the job's ranks."""
+    return _team(tuple(sorted((init().rank, _ranks(name)[peer]))))
+
+
 def size_of(name: str) -> int:
     """How many ranks a group has."""
     return len(_ranks(name))

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""Messages between GPUs: `torchrun --nproc-per-node 2 tests/gpu/messages_check.py [name or name:number ... or 1/4]`.
+
+As ops_check.py, of operators that send from rank to rank.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.gpu.ops_support import main, poison, random, runs, say  # noqa: E402
+from tests.gpu.ranks import RANK, SIZE, everyones  # noqa: E402
+from tilescale import ops  # noqa: E402
+
+
+def check_scatter_and_gather(only: slice) -> None:
+    for shape, dim in [((3 * SIZE,), 0), ((1000, 33 * SIZE), 1), ((4096, 2048), 0)][only]:
+        for root in range(SIZE):
+            x = random(*shape)
+            every = everyones(x)
+            part, joined = every[root].chunk(SIZE, dim)[RANK], torch.cat(list(every), dim)
+            whole = joined if RANK == root else joined.narrow(dim, 0, 0)
+            for name, want in ("scatter", part), ("gather", whole):
+                runs(
+                    f"{name} {shape} along {dim}, root {root}",
+                    lambda x=x, root=root, dim=dim, name=name: getattr(ops, name)(x, root, dim),
+                    lambda c, want=want: torch.testing.assert_close(c, want, rtol=0, atol=0),
+                )
+
+
+def check_batches(only: slice) -> None:
+    after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    for shape in [(3,), (1000, 33), (4096, 2048)][only]:
+        x, small = random(*shape), random(7).float()
+        wanted = [everyones(small)[after], everyones(x)[before], x, everyones(x)[before]]
+        kinds = [small, x, x, x]
+        sources = [after, before, RANK, before]
+
+        def call(x=x, small=small, kinds=kinds, sources=sources) -> list[torch.Tensor]:
+            sends = [ops.Send(x, after), ops.Send(small, before), ops.Send(x, RANK), ops.Send(x, after)]
+            return ops.batch_send_recv([*map(ops.Recv, kinds, sources), *sends])
+
+        def check(came: list[torch.Tensor], wanted=wanted) -> None:
+            for got, want in zip(came, wanted, strict=True):
+                torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+        runs(f"batch_send_recv {shape}", call, check)
+        every = everyones(x)
+        for turn in range(20):  # two ranks alone, a team of their own
+            poison()
+            if RANK == turn % SIZE:
+                ops.send(x, after)
+            elif before == turn % SIZE:
+                torch.testing.assert_close(ops.recv(x, before), every[before], rtol=0, atol=0)
+        say(f"PASS send and recv {shape}")
+
+
+def check_halo_exchange(only: slice) -> None:
+    for shape, dim, width in [((3, 5), 0, 1), ((1000, 33), 1, 2), ((4096, 2048), 0, 128)][only]:
+        x = random(*shape)
+        line = torch.cat(list(everyones(x)), dim)
+        ends = line.narrow(dim, line.shape[dim] - width, width), line.narrow(dim, 0, width)
+        for periodic in (False, True):
+            before, after = ends if periodic else map(torch.zeros_like, ends)
+            want = torch.cat([before, line, after], dim).narrow(dim, RANK * shape[dim], shape[dim] + 2 * width)
+            inside = torch.zeros_like(want)
+
+            def call(x=x, width=width, dim=dim, periodic=periodic) -> torch.Tensor:
+                return ops.halo_exchange(x, width, dim, periodic=periodic)
+
+            def filled(x=x, width=width, dim=dim, periodic=periodic, inside=inside) -> torch.Tensor:
+                inside.zero_().narrow(dim, width, x.shape[dim]).copy_(x)
+                return ops.halo_exchange(inside, width, dim, periodic=periodic, in_place=True)
+
+            for name, made in ("", call), (", in place", filled):
+                title = f"halo_exchange {shape} along {dim}, {'' if periodic else 'not '}periodic{name}"
+                runs(title, made, lambda c, want=want: torch.testing.assert_close(c, want, rtol=0, atol=0))
+
+
+if __name__ == "__main__":
+    main({name: function for name, function in globals().items() if name.startswith("check_")})
