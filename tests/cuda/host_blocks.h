@@ -34,11 +34,20 @@ struct Block {
   std::barrier<> together;
   std::atomic<bool> all{true};
   std::vector<Line> lines;
-  std::vector<float> parts[2];
-  explicit Block(int threads)
-      : together(threads), lines(threads / LINE_THREADS_HERE), parts{std::vector<float>(threads), std::vector<float>(threads)} {}
+  explicit Block(int threads) : together(threads), lines(threads / LINE_THREADS_HERE) {}
 };
 static thread_local Block* block;
+
+// Blocks, with the parts of all their threads by the number of a sum.
+struct Blocks {
+  std::barrier<> together;
+  std::vector<float> parts[2];
+  const int size, number;
+  Blocks(int blocks, int threads, int number)
+      : together(blocks * threads), parts{std::vector<float>(blocks * threads), std::vector<float>(blocks * threads)},
+        size(blocks), number(number) {}
+};
+static thread_local Blocks* blocks_together;
 
 inline void __syncthreads() { block->together.arrive_and_wait(); }
 inline int __syncthreads_and(int mine) {
@@ -177,34 +186,55 @@ inline unsigned number_of_line(Words words) {
   line.together.arrive_and_wait();
   return result;
 }
-// As on a GPU, a barrier before the parts are read, and none behind that.
-inline float sum_of_block(float mine, int turn) {
-  block->parts[turn][threadIdx.x] = mine;
-  __syncthreads();
-  float total = 0;
-  for (float part : block->parts[turn]) total += part;
-  return total;
+struct Cluster {
+  int blocks, block, clusters, cluster;
+};
+inline Cluster own_cluster() {
+  const int size = blocks_together->size;
+  return {size, static_cast<int>(blockIdx.x) % size, static_cast<int>(gridDim.x) / size, blocks_together->number};
 }
+// As on a GPU, who has a sum has all parts of it, and may be ahead of who still reads them.
+class ClusterSum {
+ public:
+  explicit ClusterSum(Cluster own) : own_(own) {}
+  void ready() const { blocks_together->together.arrive_and_wait(); }
+  float operator()(float mine, unsigned number) const {
+    std::vector<float>& parts = blocks_together->parts[number % 2];
+    parts[own_.block * blockDim.x + threadIdx.x] = mine;
+    blocks_together->together.arrive_and_wait();
+    float total = 0;
+    for (float part : parts) total += part;
+    return total;
+  }
+
+ private:
+  const Cluster own_;
+};
+inline void follow_grid() {}
 inline void order_stores() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 }  // namespace tilescale
 
 // Runs each device's kernel, all at once.
 template <typename Argument>
-inline void on_all(void (**kernels)(Argument), const Argument* arguments, int ranks, int blocks, int threads) {
+inline void on_all(void (**kernels)(Argument), const Argument* arguments, int ranks, int blocks, int threads, int cluster) {
   std::vector<std::thread> running;
   std::vector<Block*> made;
+  std::vector<Blocks*> clusters;
   for (int rank = 0; rank < ranks; ++rank)
     for (unsigned b = 0; b < static_cast<unsigned>(blocks); ++b) {
       Block* own = new Block(threads);
       made.push_back(own);
+      if (b % cluster == 0) clusters.push_back(new Blocks(cluster, threads, b / cluster));
+      Blocks* around = clusters.back();
       for (unsigned t = 0; t < static_cast<unsigned>(threads); ++t)
         running.emplace_back([=] {
-          threadIdx = {t, 0, 0}, blockIdx = {b, 0, 0}, block = own;
+          threadIdx = {t, 0, 0}, blockIdx = {b, 0, 0}, block = own, blocks_together = around;
           blockDim = {static_cast<unsigned>(threads), 1, 1}, gridDim = {static_cast<unsigned>(blocks), 1, 1};
           kernels[rank](arguments[rank]);
         });
     }
   for (auto& thread : running) thread.join();
   for (Block* own : made) delete own;
+  for (Blocks* around : clusters) delete around;
 }

@@ -32,7 +32,7 @@ from tilescale.program.mesh import Mesh
 HERE = Path(__file__).parent
 STRIDE = 1 << 22
 LIMIT_NS = 20 * 10**9
-PROCESSORS, THREADS = 3, 4
+PROCESSORS, THREADS, CLUSTER = 3, 4, 2
 
 HOST_HEADERS = kernels.HEADERS[3:]
 """Those that are no PTX: `host_blocks.h` stands for the first three."""
@@ -46,6 +46,7 @@ class Launch:
     blocks: int
     threads: int
     exchange: kernels.Exchange
+    cluster: int = 1
 
 
 class Library:
@@ -57,7 +58,7 @@ class Library:
         parts = [f'#include "{HERE / "host_blocks.h"}"\n', functions, *map(self._entries, made)]
         parts.append(
             'extern "C" void run(void (**kernels)(tilescale::Exchange), const tilescale::Exchange* x, int ranks, '
-            "int blocks, int threads) { on_all(kernels, x, ranks, blocks, threads); }\n"
+            "int blocks, int threads, int cluster) { on_all(kernels, x, ranks, blocks, threads, cluster); }\n"
         )
         source = folder / "kernels.cpp"
         source.write_text("".join(parts), encoding="utf-8")
@@ -86,7 +87,8 @@ class Library:
         count = len(launches)
         addresses = (ctypes.c_void_p * count)(*(launch.function for launch in launches))
         packed = (kernels.Exchange * count)(*(launch.exchange for launch in launches))
-        self._loaded.run(addresses, packed, count, launches[0].blocks, launches[0].threads)
+        first = launches[0]
+        self._loaded.run(addresses, packed, count, first.blocks, first.threads, first.cluster)
 
 
 def shorten(patch: pytest.MonkeyPatch, form: str, nbytes: int) -> None:
@@ -106,7 +108,8 @@ class Together:
         """Returns when it has run."""
         self._launches.append(launch)
         if self._barrier.wait() == 0:
-            assert len({(x.blocks, x.threads, x.exchange.slot) for x in self._launches}) == 1, "they agree on the grid"
+            grids = {(x.blocks, x.threads, x.cluster, x.exchange.slot) for x in self._launches}
+            assert len(grids) == 1, "they agree on the grid"
             self._library.run(self._launches)
             self._launches.clear()
         self._barrier.wait()
@@ -189,6 +192,8 @@ class Ranks:
         patch.setattr(rounds, "shape_of", lambda machine, level, units, sizes: (len(units),))
         patch.setattr(exchanges, "most_threads", lambda form, ranks: THREADS)
         patch.setattr(exchanges, "FEWEST_THREADS", 2)
+        patch.setattr(exchanges, "ROW_THREADS", THREADS)
+        patch.setattr(normalised, "WHOLE", 4)
         patch.setattr(exchanges, "WARP", 2)
         patch.setattr(exchanges, "SMALLEST_SLOT", 64)
         patch.setattr(exchanges, "LARGEST_SLOT", 256)
@@ -201,6 +206,7 @@ class Ranks:
             program_level=described.program_level,
             tensor_level=described.tensor_level,
             network=described.network,
+            levels=[SimpleNamespace(kind="cluster", max_size=CLUSTER)],
         )
         guard = SimpleNamespace(limit_ns=self.limit_ns, records=SimpleNamespace(device=self.reports[rank]))
         return SimpleNamespace(
@@ -246,5 +252,14 @@ class Ranks:
 
         return call
 
-    def _launch(self, function: Any, blocks: int, threads: int, exchange: kernels.Exchange, device: Any) -> Work:
-        return lambda: self._together.launch(Launch(function, blocks, threads, exchange))
+    def _launch(
+        self,
+        function: Any,
+        blocks: int,
+        threads: int,
+        exchange: kernels.Exchange,
+        device: Any,
+        follows: bool = False,
+        cluster: int | None = None,
+    ) -> Work:
+        return lambda: self._together.launch(Launch(function, blocks, threads, exchange, cluster or 1))

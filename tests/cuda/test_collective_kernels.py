@@ -5,16 +5,27 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from tilescale.backends.cuda.running import driver
 from tilescale.backends.cuda.running.collectives import exchanges
-from tilescale.backends.cuda.running.collectives.exchanges import SHARING, data_bytes, rows_grid, short_grid, slots_grid
+from tilescale.backends.cuda.running.collectives.exchanges import (
+    SHARING,
+    Room,
+    data_bytes,
+    rows_grid,
+    short_grid,
+    slots_grid,
+)
 from tilescale.backends.cuda.running.collectives.kernels import (
     C_TYPES,
     Exchange,
     Kernel,
     combining,
+    launch,
     moving,
     normalising,
 )
@@ -26,7 +37,7 @@ ORDERING = re.compile(r"\b(?:ld|st)\.(?:acquire|release|relaxed)[\w.]*|\bfence[\
 KERNELS = [
     Kernel("reduce", "words", combining("bfloat16", "sum"), 3, ("true",)),
     Kernel("reduce", "lines", combining("bfloat16", "sum"), 3, ("true",)),
-    Kernel("reduce_norm", "lines", normalising("bfloat16"), 2, ("2", "false")),
+    Kernel("reduce_norm", "lines", normalising("bfloat16"), 2, ("2", "false"), (256, 2)),
     Kernel("reduce_twice", "slots", combining("float32", "max"), 2),
     Kernel("broadcast", "slots", moving("float16"), 3),
     Kernel("reduce", "slots", combining("float8_e4m3", "sum"), 2, ("true",)),
@@ -53,7 +64,13 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 @pytest.mark.parametrize("kernel", KERNELS[:3], ids=lambda kernel: f"{kernel.function} {kernel.form}")
 def test_short_messages_need_no_fence(kernel: Kernel, aligned: bool, entries: dict[str, list[str]]):
     found = [what for what in entries[kernel.name(aligned)] if what != "bar.warp.sync"]
-    assert set(found) == {"st.relaxed.sys.global.v2.u64", "ld.relaxed.sys.global.v2.u64", "bar.sync"}
+    of_cluster = {
+        "barrier.cluster.arrive.release", "barrier.cluster.wait.acquire", "st.relaxed.cluster.shared",
+        "ld.relaxed.cluster.shared.u64",
+    }  # fmt: skip
+    words = {"st.relaxed.sys.global.v2.u64", "ld.relaxed.sys.global.v2.u64", "bar.sync"}
+    assert set(found) == (words | of_cluster if kernel.function == "reduce_norm" else words)
+    assert kernel.function != "reduce_norm" or "cluster" in found[0], "blocks arrive when nothing is stored yet"
     load, store = (found.index(f"{what}.relaxed.sys.global.v2.u64") for what in ("ld", "st"))
     assert load > store, "all are sent first"
 
@@ -93,6 +110,45 @@ def test_a_structure_is_packed_as_the_kernel_reads_it(tmp_path: Path):
     assert [int(n) for n in printed.split()] == [getattr(Exchange, name).offset for name in members]
 
 
+# -- launches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capability", "follows", "cluster", "wanted"),
+    [
+        ((9, 0), False, None, {"early": 0}),
+        ((9, 0), True, None, {"early": 1}),
+        ((10, 0), True, 4, {"early": 1, "cluster": (4, 1, 1)}),
+        ((8, 0), True, 1, {}),
+    ],
+)
+def test_what_a_launch_asks_for(
+    capability: tuple[int, int],
+    follows: bool,
+    cluster: int | None,
+    wanted: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    found: list[object] = []
+
+    def start(config: Any, function: object, arguments: int, extra: int) -> tuple[int]:
+        attributes: dict[str, object] = {}
+        for one in config.attrs[: config.numAttrs]:
+            if "CLUSTER" in one.id.name:
+                shape = one.value.clusterDim
+                attributes["cluster"] = shape.x, shape.y, shape.z
+            else:
+                attributes["early"] = one.value.programmaticStreamSerializationAllowed
+        found.extend([config.gridDimX, config.blockDimX, int(config.hStream), function, attributes])
+        return (0,)
+
+    monkeypatch.setattr(driver, "function", lambda name: start)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
+    launch("function", 8, 192, Exchange(), torch.device("cuda", 0), follows, cluster)()
+    assert found == [8, 192, 77, "function", wanted]
+
+
 # -- grids -------------------------------------------------------------------------------------------------------------
 
 
@@ -106,24 +162,31 @@ def test_grids_of_short_messages_have_room_for_all(nbytes: int, sharing: int, mo
     assert grid.slot >= 16 * sharing * -(-flags // grid.blocks) and grid.slot & (grid.slot - 1) == 0
 
 
-@pytest.mark.parametrize("most", [512, 640])
+@pytest.mark.parametrize("room", [Room(PROCESSORS, 3, 256, 8), Room(PROCESSORS, 1, 512, 1)], ids=["clusters", "blocks"])
 @pytest.mark.parametrize("sharing", SHARING.values())
-@pytest.mark.parametrize("nbytes", [16, 120, 128, 12 * KIB, 16 * KIB, 32 * KIB])
+@pytest.mark.parametrize("nbytes", [16, 120, 128, 2064, 12 * KIB, 16 * KIB, 32 * KIB])
 @pytest.mark.parametrize("rows", [1, 6, 132, 133, 512, 5000])
-def test_grids_of_rows_have_room_for_all(rows: int, nbytes: int, sharing: int, most: int):
-    (blocks, threads, slot), each = rows_grid(rows, nbytes, PROCESSORS, sharing, most)
-    units = sharing * -(-nbytes // data_bytes(sharing))
-    assert blocks <= PROCESSORS and threads <= most and threads % 32 == 0
-    assert threads * each >= units and each <= 8, "a thread has them in registers"
-    assert slot >= 16 * units * -(-rows // blocks) and -(-rows // blocks) * (blocks - 1) < rows, "no block has nothing"
+def test_grids_of_rows_have_room_for_all(rows: int, nbytes: int, sharing: int, room: Room):
+    (blocks, threads, slot), cluster, part, each = rows_grid(rows, nbytes, 256, room, sharing)
+    units = sharing * -(-part // data_bytes(sharing))
+    assert blocks <= room.blocks and threads <= room.threads and threads % 32 == 0
+    assert cluster <= room.cluster and blocks % cluster == 0 and cluster & (cluster - 1) == 0
+    assert part * cluster >= nbytes and part % 256 == 0 and (cluster == 1 or part * (cluster - 1) < nbytes)
+    assert threads * each >= units and each <= (2 if room.cluster > 1 else 8), "a thread has them in registers"
+    assert each <= rows_grid(room.blocks, nbytes, 256, room, sharing).each, "the kernel is made for as many"
+    clusters = blocks // cluster
+    assert clusters <= rows and slot >= 16 * units * -(-rows // clusters)
 
 
-def test_the_grids_of_usual_rows():
-    """12 KiB: three words of each thread, two of a line."""
-    assert [rows_grid(rows, 12 * KIB, PROCESSORS, 8, 512)[0][:2] for rows in (1, 138, 512)] == [
-        (1, 416), (69, 416), (128, 416)
+def test_few_rows_have_many_processors():
+    """12 and 16 KiB: of lines no block has fewer than 128 threads, and none more than 256."""
+    room = Room(PROCESSORS, 3, 256, 8)
+    spreads = [rows_grid(rows, 12 * KIB, 256, room, 8) for rows in (1, 32, 138, 512)]
+    assert [(*spread.grid[:2], spread.cluster) for spread in spreads] == [
+        (4, 224, 4), (128, 224, 4), (396, 224, 4), (396, 224, 4)
     ]  # fmt: skip
-    assert rows_grid(6, 12 * KIB, PROCESSORS, 1, 512) == ((6, 512, 32 * KIB), 3)
+    assert rows_grid(6, 12 * KIB, 256, room, 1)[:3] == ((48, 192, 4 * KIB), 8, 1536)
+    assert rows_grid(16, 16 * KIB, 256, room, 8)[:3] == ((128, 160, 4 * KIB), 8, 2 * KIB)
 
 
 def test_small_tensors_are_spread_over_the_processors():

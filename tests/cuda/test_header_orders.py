@@ -29,6 +29,8 @@ PARTS = re.compile(
 ORDERS = {
     "sync.cuh": {
         "now_ns": ["mov.u64 %0"],
+        # The next grid begins when this one may read what the one before it has written.
+        "follow_grid": ["griddepcontrol.wait", "griddepcontrol.launch_dependents"],
         # The words of a report are there before its state says so, and that before anybody is stopped.
         "fail": ["__threadfence_system"] * 3,
         "complete_stores": ["cp.async.bulk.wait_group %0", "fence.proxy.async.global"],
@@ -118,8 +120,13 @@ ORDERS = {
         "load_line": ["__syncwarp", "load_words"],
         "order_stores": ["fence.acq_rel.sys"],
     },
-    # Who is late to read the sums of one call is through before the barrier of the next one.
-    "block_sum.cuh": {"sum_of_block": ["__syncthreads"]},
+    # Parts are zero before others of the cluster store theirs; these are words with a number, which need no order.
+    "cluster_sum.cuh": {
+        "ClusterSum": ["barrier.cluster.arrive.release"],
+        "ready": ["barrier.cluster.wait.acquire", "__syncthreads"],
+        "store": ["mapa.shared", "st.relaxed.cluster.shared"],
+        "load": ["ld.relaxed.cluster.shared.u64 %0"],
+    },
     "short_messages.cuh": {
         "store": ["store_words", "store_line"],
         "load": ["load_words", "load_line"],

@@ -5,17 +5,20 @@
 
 Every check has new random numbers in each call, results full of NaN before it, and ranks out of step. Sums have the
 bits of float32 additions in the order of ranks. Prints PASS or FAIL for each check and rank; then, by the first rank,
-the slowest rank's median times: of one kernel in one step and in two, of a sum and a norm one after the other, and of
-NCCL and PyTorch's norm.
+the slowest rank's median times: of one kernel in one step and in two, of a sum and a norm one after the other, of the
+sum alone, and of NCCL and PyTorch's norm. `time` measures these, `choices` what the kernel chooses between: clusters of
+so many blocks at most, words or lines, and whether it begins before the kernel in front of it has ended.
 """
 
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -25,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.gpu import named_checks  # noqa: E402
 from tests.gpu.ranks import DEVICE, RANK, SHARED, SIZE, as_first, barrier, everyones, join, say, slowest  # noqa: E402
 from tilescale import ops  # noqa: E402
+from tilescale.backends.cuda.running.collectives import exchanges, normalised  # noqa: E402
 from tilescale.ops import small  # noqa: E402
 from tilescale.ops.flat import dtype_of  # noqa: E402
 from tilescale.ops.group import team_of  # noqa: E402
@@ -65,10 +69,12 @@ def rows_of(shape: tuple[int, int], dtype: torch.dtype, has_residual: bool = Tru
     return made
 
 
-def by_one(rows: Rows, result: Result, algorithm: str = "one_shot") -> Callable[[], Result]:
+def by_one(
+    rows: Rows, result: Result, algorithm: str = "one_shot", build: Callable[..., Any] = norm.by_one_kernel
+) -> Callable[[], Result]:
     """One kernel, into memory that is there."""
     dtype, has_residual = dtype_of(rows.x), rows.residual is not None
-    made = kernel(norm.by_one_kernel, team_of(""), rows.x.shape[1], dtype, has_residual, EPS, algorithm)
+    made = kernel(build, team_of(""), rows.x.shape[1], dtype, has_residual, EPS, algorithm)
     added = rows.weight.new_empty(1, 1) if rows.residual is None else rows.residual
     return lambda: (made(rows.x, added, rows.weight, *result), result)[1]
 
@@ -80,6 +86,11 @@ def by_two(rows: Rows, result: Result) -> Callable[[], Result]:
     made = kernel(norm.program, team_of(""), room, N, dtype, has_residual, EPS)
     added, summed = rows.weight.new_empty(1, 1) if rows.residual is None else rows.residual, rows.x.new_empty(room, N)
     return lambda: (made(small.padded(rows.x, 1, room), summed, added, rows.weight, *result), result)[1]
+
+
+def by_sum(rows: Rows, result: Result) -> Callable[[], Result]:
+    """The sum alone."""
+    return lambda: (ops.all_reduce(rows.x, out=result[1]), result)[1]
 
 
 def by_library(rows: Rows, result: Result) -> Callable[[], Result]:
@@ -170,7 +181,6 @@ def check_operator(shape: tuple[int, int], dtype: torch.dtype) -> None:
 def check_unaligned(dtype: torch.dtype) -> None:
     """Rows that begin where no 16 bytes do."""
 
-
     def shifted(x: torch.Tensor) -> torch.Tensor:
         return torch.empty(x.numel() + 1, dtype=dtype, device=DEVICE)[1:].view(x.shape)
 
@@ -208,6 +218,8 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for shape in TIMED:
             yield f"time {'x'.join(map(str, shape))}", lambda shape=shape: time_graphs(shape)
         yield "time eager 32x6144", lambda: time_eager((32, 6144))
+        for shape in TIMED:
+            yield f"choices {'x'.join(map(str, shape))}", lambda shape=shape: time_choices(shape)
 
 
 # -- times -------------------------------------------------------------------------------------------------------------
@@ -215,27 +227,67 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
 
 def variants(shape: tuple[int, int]) -> dict[str, Callable[[], Result]]:
     """The ways to make it, each with tensors of its own."""
-    made: dict[str, Callable[[], Result]] = {}
     ways = {name: partial(by_one, algorithm=name) for name in ALGORITHMS}
-    for name, way in {**ways, "two kernels": by_two, "nccl": by_library}.items():
-        rows = rows_of(shape, torch.bfloat16)
-        made[name] = way(rows, (torch.empty_like(rows.x), torch.empty_like(rows.x)))
-    return made
+    ways.update({"two kernels": by_two, "sum alone": by_sum, "nccl": by_library})
+    return {name: way(*operands(shape)) for name, way in ways.items()}
+
+
+def operands(shape: tuple[int, int]) -> tuple[Rows, Result]:
+    rows = rows_of(shape, torch.bfloat16)
+    return rows, (torch.empty_like(rows.x), torch.empty_like(rows.x))
+
+
+def choices(shape: tuple[int, int]) -> dict[str, tuple[Callable[[], Result], Callable[[], Any]]]:
+    """One kernel as it is, and with another choice; and what makes that, until the kernel has been called."""
+    spread, start = normalised.rows_grid, normalised.launch
+
+    def clusters(most: int) -> Callable[[], Any]:
+        def limited(rows: int, nbytes: int, whole: int, room: Any, sharing: int) -> Any:
+            return spread(rows, nbytes, whole, room._replace(cluster=most), sharing)
+
+        return lambda: mock.patch.object(normalised, "rows_grid", limited)
+
+    def form(name: str) -> Callable[[], Any]:
+        return lambda: mock.patch.object(exchanges, "short", lambda *_: [exchanges.Short(name, 1 << 40)])
+
+    def in_order(*given: Any) -> Any:
+        return start(*given[:5], False, *given[6:])
+
+    found: dict[str, Callable[[], Any]] = {"chosen": nullcontext}
+    found.update({f"clusters of {most}": clusters(most) for most in (2, 4, 8)})
+    found.update({name: form(name) for name in ("words", "lines")})
+    found["in order"] = lambda: mock.patch.object(normalised, "launch", in_order)
+    # A kernel is made once for each function that builds it.
+    return {
+        name: (by_one(*operands(shape), build=partial(norm.by_one_kernel)), choice) for name, choice in found.items()
+    }
 
 
 def time_graphs(shape: tuple[int, int]) -> None:
     """Calls one after another in a CUDA graph."""
-    graphs: dict[str, Callable[[], None]] = {}
-    for name, call in variants(shape).items():
-        for _ in range(3):
-            call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(CALLS):
-                call()
-        graphs[name] = graph.replay
+    graphs = {name: graph_of(call) for name, call in variants(shape).items()}
     report(f"{shape[0]} x {shape[1]}, graph", in_turns(graphs))
+
+
+def time_choices(shape: tuple[int, int]) -> None:
+    """The same of one kernel, by what it chooses."""
+    graphs: dict[str, Callable[[], None]] = {}
+    for name, (call, choice) in choices(shape).items():
+        with choice():
+            graphs[name] = graph_of(call)
+    report(f"{shape[0]} x {shape[1]}, choices", in_turns(graphs))
+
+
+def graph_of(call: Callable[[], Result]) -> Callable[[], None]:
+    """What replays a graph of calls."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    return graph.replay
 
 
 def time_eager(shape: tuple[int, int]) -> None:

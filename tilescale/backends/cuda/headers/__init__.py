@@ -6,7 +6,7 @@ synchronize as a call begins and ends; combine.cuh: how two elements are combine
 cluster; units.cuh: barriers of units inside a program; atomics.cuh: additions between GPUs; told.cuh: what one thread
 finds out for all; polling.cuh: loops that poll; nvshmem.cuh: copies, signals and barriers by NVSHMEM. words.cuh,
 messages.cuh, sums.cuh, short_messages.cuh, norm_messages.cuh, long_messages.cuh, moved_messages.cuh, row_messages.cuh,
-rounds.cuh: collectives on whole tensors. block_sum.cuh: sums over a block.
+rounds.cuh: collectives on whole tensors. cluster_sum.cuh: sums over a cluster.
 """
 
 from __future__ import annotations

@@ -42,11 +42,12 @@ struct Exchange {
   // Of what is moved straight (moved_messages.cuh): how many units the target lies behind the workspace of its device, 0
   // if peers cannot store into it.
   i64 behind;
-  // Of an all-reduce with a norm (norm_messages.cuh), where `bytes` are those of a row, and `total` the whole tensor's.
+  // Of an all-reduce with a norm (norm_messages.cuh), where `bytes` are those of a row.
   const char* residual;  // none: null
   const char* weight;
   char* normed;
   float eps;
+  int rows, part;  // bytes of a row that a block has
 };
 
 // Bytes as they are loaded and stored.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The all-reduce of rows with a residual and RMSNorm behind it, by short messages. A block has whole rows, and each of its
-// threads UNITS units of a row in registers, from the sum to the norm. Stands after short_messages.cuh and block_sum.cuh.
+// The all-reduce of rows with a residual and RMSNorm behind it, by short messages. A cluster of blocks has whole rows, each
+// block the same part of all of them, and each of its threads UNITS units of a part in registers, from the sum to the norm.
+// Stands after short_messages.cuh and cluster_sum.cuh.
 #ifndef TILESCALE_NORM_MESSAGES_CUH
 #define TILESCALE_NORM_MESSAGES_CUH
 
@@ -17,6 +18,21 @@ struct Elements {
   }
 };
 
+// The part of a row that a block has, in units.
+template <typename Form>
+struct RowPart {
+  const int begin, bytes, units;
+  __device__ __forceinline__ RowPart(const Exchange& x, int block)
+      : begin(block * x.part),
+        bytes(static_cast<int>(x.bytes) - begin < x.part ? static_cast<int>(x.bytes) - begin : x.part),
+        units(bytes > 0 ? (bytes + Form::DATA - 1) / Form::DATA * Form::THREADS : 0) {}
+  // The unit of this thread, of several; -1 if there is none.
+  __device__ __forceinline__ int unit(int u) const {
+    const int unit = u * blockDim.x + threadIdx.x;
+    return unit < units ? unit : -1;
+  }
+};
+
 // Each row of the target becomes the sum over all ranks plus the residual, and that of `normed` the same divided by its
 // root mean square, times the weight. The sum is rounded, and so is what the residual is added to.
 //
@@ -28,97 +44,107 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   typedef Elements<T, Form::BYTES> In;
   // Units that are polled for at once: their words and those of all peers have registers.
   constexpr int MOST = RANKS == 2 ? 4 : RANKS <= 4 ? 2 : 1, AT_ONCE = UNITS < MOST ? UNITS : MOST;
-  const int flags = static_cast<int>((x.bytes + Form::DATA - 1) / Form::DATA), units = flags * Form::THREADS;
-  const Share rows(x.total / x.bytes);
-  const Short<Form, RANKS> by(x, Share(rows.begin * flags, rows.end * flags));
-  auto unit_of = [&](int u) {
-    const int unit = u * blockDim.x + threadIdx.x;
-    return u < UNITS && unit < units ? unit : -1;
+  const Cluster own = own_cluster();
+  const ClusterSum sum_of_cluster(own);
+  const RowPart<Form> part(x, own.block);
+  auto read_part = [&](const char* row, int unit) {
+    return read_unit<Form, sizeof(T), ALIGNED>(row + part.begin, part.bytes, Place<Form>(unit));
   };
-  auto read_row = [&](const char* row, int unit) {
-    return read_unit<Form, sizeof(T), ALIGNED>(row, x.bytes, Place<Form>(unit));
+  auto write_part = [&](char* row, int unit, Data data) {
+    write_unit<Form, sizeof(T), ALIGNED>(row + part.begin, part.bytes, Place<Form>(unit), data);
   };
-  auto write_row = [&](char* row, int unit, Data data) {
-    write_unit<Form, sizeof(T), ALIGNED>(row, x.bytes, Place<Form>(unit), data);
+  auto read_units = [&](const char* row, Data(&data)[UNITS]) {
+#pragma unroll
+    for (int u = 0; u < UNITS; ++u)
+      if (part.unit(u) >= 0) data[u] = read_part(row, part.unit(u));
   };
-  auto root_of = [&](i64 row) { return static_cast<int>(row % RANKS); };
-  auto send_all = [&](int set, i64 unit, Data data) {
+  follow_grid();
+  Data brought[UNITS], weight[UNITS];
+  if (own.cluster < x.rows) read_units(x.source + own.cluster * x.bytes, brought);
+  const Short<Form, RANKS> by(x, Share(0, part.units));
+  auto sums = [&](int row) { return !TWICE || row % RANKS == x.rank; };
+  auto send_all = [&](int set, int unit, Data data) {
 #pragma unroll
     for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), set, unit, data);
   };
-  auto send_row = [&](i64 row) {
-    if (TWICE && root_of(row) == x.rank) return;
-    Data data[UNITS];
-#pragma unroll
-    for (int u = 0; u < UNITS; ++u)
-      if (unit_of(u) >= 0) data[u] = read_row(x.source + row * x.bytes, unit_of(u));
+  // What was brought of a row, which is one more of this cluster's.
+  auto send_row = [&](int row, int turn) {
+    if (TWICE && sums(row)) return;
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
-      if (unit_of(u) < 0) continue;
+      if (part.unit(u) < 0) continue;
+      const int unit = turn * part.units + part.unit(u);
       if (TWICE)
-        by.send(root_of(row), 0, row * units + unit_of(u), data[u]);
+        by.send(row % RANKS, 0, unit, brought[u]);
       else
-        send_all(0, row * units + unit_of(u), data[u]);
+        send_all(0, unit, brought[u]);
     }
   };
-  if (rows.begin < rows.end) send_row(rows.begin);
+  if (own.cluster < x.rows) send_row(own.cluster, 0);
+  read_units(x.weight, weight);  // while messages are on their way
+  sum_of_cluster.ready();
   bool here = true;
-  for (i64 row = rows.begin; row < rows.end; ++row) {
-    if (row + 1 < rows.end) send_row(row + 1);
+  for (int row = own.cluster, turn = 0; row < x.rows; row += own.clusters, ++turn) {
+    if (row + own.clusters < x.rows) {
+      read_units(x.source + (row + own.clusters) * x.bytes, brought);
+      send_row(row + own.clusters, turn + 1);
+    }
     const i64 at = row * x.bytes;
-    const int root = root_of(row);
-    const bool sums = !TWICE || root == x.rank;
-    Data mine[UNITS], added[UNITS] = {}, weight[UNITS];
-#pragma unroll
-    for (int u = 0; u < UNITS; ++u) {
-      if (unit_of(u) < 0 || !sums) continue;
-      mine[u] = read_row(x.source + at, unit_of(u));
-      if (x.residual != nullptr) added[u] = read_row(x.residual + at, unit_of(u));
+    Data mine[UNITS], added[UNITS] = {};
+    if (sums(row)) {
+      read_units(x.source + at, mine);
+      if (x.residual != nullptr) read_units(x.residual + at, added);
     }
     float squares = 0;
 #pragma unroll
     for (int first = 0; first < UNITS; first += AT_ONCE) {
-      auto message = [&](int i) { return unit_of(first + i) < 0 ? -1 : row * units + unit_of(first + i); };
-      // Threads whose peers do not come go on to the barrier with the others, and write nothing.
-      if (sums) {
-        Data given[AT_ONCE][RANKS];
-        here = by.receive_several(0, message, [&](int r) { return r == x.rank ? -1 : r; }, given) && here;
+      auto message = [&](int i) {
+        const int unit = first + i < UNITS ? part.unit(first + i) : -1;
+        return unit < 0 ? -1 : turn * part.units + unit;
+      };
+      // Threads whose peers do not come go on to the sum with the others, and write nothing.
+      if (sums(row)) {
+        // Of the others, in order.
+        Data given[AT_ONCE][RANKS - 1];
+        here = by.receive_several(0, message, [&](int i) { return i < x.rank ? i : i + 1; }, given) && here;
 #pragma unroll
         for (int i = 0; i < AT_ONCE && first + i < UNITS; ++i) {
-          Data& sum = mine[first + i];
-          sum = reduced<T, SUM>(given[i], sum, x.rank);
+          Data parts[RANKS], &sum = mine[first + i];
+#pragma unroll
+          for (int r = 0; r < RANKS; ++r)
+            parts[r] = r < x.rank ? given[i][r < RANKS - 1 ? r : 0] : given[i][r > 0 ? r - 1 : 0];
+          sum = reduced<T, SUM>(parts, sum, x.rank);
 #pragma unroll
           for (int e = 0; e < In::COUNT; ++e) In::set(sum, e, In::at(sum, e) + In::at(added[first + i], e));
         }
       } else {
         Data given[AT_ONCE][1];
-        here = by.receive_several(1, message, [&](int) { return root; }, given) && here;
+        here = by.receive_several(1, message, [&](int) { return row % RANKS; }, given) && here;
 #pragma unroll
         for (int i = 0; i < AT_ONCE && first + i < UNITS; ++i) mine[first + i] = given[i][0];
       }
 #pragma unroll
       for (int u = first; u < first + AT_ONCE && u < UNITS; ++u) {
-        const int unit = unit_of(u);
+        const int unit = part.unit(u);
         if (unit < 0) continue;
-        if (TWICE && sums && here) send_all(1, row * units + unit, mine[u]);
+        if (TWICE && sums(row) && here) send_all(1, turn * part.units + unit, mine[u]);
         const int room = Place<Form>(unit).room;
 #pragma unroll
         for (int e = 0; e < In::COUNT; ++e) {
           const float y = In::at(mine[u], e);
           if (e * static_cast<int>(sizeof(T)) < room) squares += y * y;
         }
-        if (here) write_row(x.target + at, unit, mine[u]);
-        weight[u] = read_row(x.weight, unit);  // comes while the block adds up
+        if (here) write_part(x.target + at, unit, mine[u]);
       }
     }
-    const float mean = sum_of_block(squares, static_cast<int>(row % 2)) / (x.bytes / sizeof(T));
+    const float mean = sum_of_cluster(squares, turn + 1) / static_cast<int>(x.bytes / sizeof(T));
     const float scale = rsqrtf(mean + x.eps);
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
-      if (unit_of(u) < 0 || !here) continue;
+      if (part.unit(u) < 0) continue;
 #pragma unroll
       for (int e = 0; e < In::COUNT; ++e) In::set(mine[u], e, In::at(mine[u], e) * scale * In::at(weight[u], e));
-      write_row(x.normed + at, unit_of(u), mine[u]);
+      if (here) write_part(x.normed + at, part.unit(u), mine[u]);
     }
   }
   by.end();

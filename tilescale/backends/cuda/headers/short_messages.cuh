@@ -44,11 +44,11 @@ struct InLines {
 // goes together with, which all have the same to decide.
 template <typename Form>
 struct Place {
-  i64 first, at;
-  int room;
+  int first, at, room;
   __device__ __forceinline__ explicit Place(i64 unit) {
-    int number = static_cast<int>(unit % Form::THREADS);
-    first = unit / Form::THREADS * Form::DATA;
+    const unsigned units = static_cast<unsigned>(unit);  // of a short part
+    int number = units % Form::THREADS;
+    first = units / Form::THREADS * Form::DATA;
     at = first + number * Form::BYTES;
     room = number == Form::THREADS - 1 ? Form::DATA - number * Form::BYTES : Form::BYTES;
   }
@@ -170,6 +170,7 @@ struct Short {
 // The target becomes the sum over all ranks: of their sources (SAME), or of their parts for this rank.
 template <typename Form, typename T, int OP, int RANKS, bool ALIGNED, bool SAME>
 __device__ __forceinline__ void reduce_short(const Exchange& x) {
+  follow_grid();
   const Short<Form, RANKS> by(x);
   const char* own = x.source + x.rank * x.source_step;
   by.template send_parts<sizeof(T), ALIGNED, SAME>();
@@ -184,6 +185,7 @@ __device__ __forceinline__ void reduce_short(const Exchange& x) {
 // The sum of all sources, part by part: each rank sums a part and sends it to all.
 template <typename Form, typename T, int OP, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void reduce_twice_short(const Exchange& x) {
+  follow_grid();
   const Short<Form, RANKS> by(x);
   const i64 own = x.rank * x.bytes, size = by.group.size(x.rank);
   by.template send_parts<sizeof(T), ALIGNED, false>();
@@ -210,6 +212,7 @@ __device__ __forceinline__ void reduce_twice_short(const Exchange& x) {
 // Part r of the target becomes what rank r sends this one: its source (SAME), or its part for this rank.
 template <typename Form, int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
 __device__ __forceinline__ void move_short(const Exchange& x) {
+  follow_grid();
   const Short<Form, RANKS> by(x);
   const char* own = x.source + x.rank * x.source_step;
   by.template send_parts<ELEMENT, ALIGNED, SAME>();
@@ -229,6 +232,7 @@ __device__ __forceinline__ void move_short(const Exchange& x) {
 // The target becomes the root's source. The others send their first units for nothing: so everybody hears of everybody.
 template <typename Form, int ELEMENT, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void broadcast_short(const Exchange& x) {
+  follow_grid();
   const Short<Form, RANKS> by(x);
   const bool root = x.rank == x.root;
   by.each_unit([&](i64 unit, Place<Form> place) {

@@ -61,6 +61,18 @@ __device__ inline void fail(i64* report, Kind kind, int site, i64 index, i64 exp
   tell_host(report);
 }
 
+// -- grids that overlap ------------------------------------------------------------------------------------------------
+
+// Every thread of a kernel that may be launched before the one in front of it has ended (CUDA C++ Programming Guide,
+// programmatic dependent launch), before it reads or writes what others do: all that one has written is visible then. When
+// all blocks have come here the next one may begin, where it finds room.
+__device__ __forceinline__ void follow_grid() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // -- ordering ----------------------------------------------------------------------------------------------------------
 
 // All bulk copies that this thread issued, but the last LEFT groups, are complete, and its release, or that of a thread

@@ -61,7 +61,12 @@ WHOLE_LINES = "whole-lines"
 SMALLEST_SLOT, LARGEST_SLOT = 8192, 32768
 """Bytes of a long message: at least, so that every thread stores some; and at most, over the number of peers."""
 
-FEWEST_THREADS = 128
+FEWEST_THREADS, ROW_THREADS = 128, 256
+"""Threads of a block at least; and of one of a cluster that has a row at most: then registers last for several on a
+processor."""
+
+ROW_BLOCKS = {2: 3, 3: 2, 4: 2}
+"""How many these are, by ranks: of more there is one."""
 
 SETS = {"reduce_twice": 2}
 """Functions of the headers that use several sets of slots."""
@@ -105,13 +110,54 @@ def short_grid(nbytes: int, processors: int, sharing: int, most: int) -> Grid:
     return Grid(blocks, threads, power_of_two(-(-flags // blocks) * sharing * UNIT_BYTES))
 
 
-def rows_grid(rows: int, nbytes: int, processors: int, sharing: int, most: int) -> tuple[Grid, int]:
-    """For short messages of which a block has whole rows of so many bytes, so many rows of which it takes after one
-    another; and the units that a thread has of each."""
+class Room(NamedTuple):
+    """What a device has for a kernel.
+
+    Attributes:
+        processors: how many.
+        per_processor: blocks on each at once.
+        threads: of a block at most.
+        cluster: blocks at most.
+    """
+
+    processors: int
+    per_processor: int
+    threads: int
+    cluster: int
+
+    @property
+    def blocks(self) -> int:
+        """At once, in whole clusters."""
+        return self.processors * self.per_processor
+
+
+class Spread(NamedTuple):
+    """How rows are spread over a grid.
+
+    Attributes:
+        cluster: blocks that have a row, `part` bytes each.
+        each: units of a row that a thread has.
+    """
+
+    grid: Grid
+    cluster: int
+    part: int
+    each: int
+
+
+def rows_grid(rows: int, nbytes: int, whole: int, room: Room, sharing: int) -> Spread:
+    """For short messages of rows of so many bytes, which a cluster of blocks takes one after another: over as many
+    processors as there are, up to a unit for each thread of few; parts are multiples of `whole` bytes."""
     units = -(-nbytes // data_bytes(sharing)) * sharing
-    each = -(-units // most)
-    threads, together = round_up(-(-units // each), WARP), -(-rows // processors)
-    return Grid(-(-rows // together), threads, power_of_two(together * units * UNIT_BYTES)), each
+    fewest, useful = power_of_two(-(-units // room.threads)), power_of_two(units // FEWEST_THREADS + 1) // 2
+    free = power_of_two(room.processors // rows + 1) // 2
+    cluster = min(room.cluster, max(fewest, min(free, useful), 1))
+    part = round_up(-(-nbytes // cluster), whole)
+    units = -(-part // data_bytes(sharing)) * sharing
+    each = -(-units // room.threads)
+    clusters = min(rows, room.blocks // cluster)
+    slot = power_of_two(-(-rows // clusters) * units * UNIT_BYTES)
+    return Spread(Grid(clusters * cluster, round_up(-(-units // each), WARP), slot), cluster, part, each)
 
 
 def data_bytes(sharing: int) -> int:
@@ -247,7 +293,8 @@ class Messages:
         exchange.behind = self._behind(shape, target, parts) if straight else 0
         if exchange.behind:
             (form,) = straight
-        return [launch(self._functions[form][aligned], grid.blocks, grid.threads, exchange, own.device)]
+        function, follows = self._functions[form][aligned], form in SHARING
+        return [launch(function, grid.blocks, grid.threads, exchange, own.device, follows)]
 
     def _behind(self, shape: Shape, target: torch.Tensor, parts: Parts) -> int:
         """Where peers may store what comes, from the workspace of their device on; 0 for nowhere."""

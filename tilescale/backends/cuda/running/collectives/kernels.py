@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 HEADERS = (
-    "sync.cuh", "words.cuh", "block_sum.cuh", "messages.cuh", "combine.cuh", "sums.cuh", "short_messages.cuh",
+    "sync.cuh", "words.cuh", "cluster_sum.cuh", "messages.cuh", "combine.cuh", "sums.cuh", "short_messages.cuh",
     "norm_messages.cuh", "long_messages.cuh", "moved_messages.cuh", "row_messages.cuh", "rounds.cuh",
 )  # fmt: skip
 
@@ -44,8 +44,8 @@ SHORT = {"words": "tilescale::InWords", "lines": "tilescale::InLines"}
 LONG = ("slots", "straight")
 """Forms of long messages."""
 
-OF_ROWS = ("reduce_norm",)
-"""Functions whose threads have several units of a row in registers."""
+CLUSTERS_FROM = (9, 0)
+"""The compute capability from which on blocks are in clusters, and kernels may begin early."""
 
 Element = tuple[str, ...]
 """What elements are, as the first arguments of a template."""
@@ -92,6 +92,8 @@ class Kernel:
         form: of its messages, "words", "lines", "slots" or "straight", or "rounds".
         ranks: devices of the group.
         flags: the template's last arguments.
+        bounds: threads of a block at most, and its blocks that are to be on a processor at once; None for those of the
+            form.
     """
 
     function: str
@@ -99,6 +101,7 @@ class Kernel:
     element: Element
     ranks: int
     flags: tuple[str, ...] = ()
+    bounds: tuple[int, int] | None = None
 
     def name(self, aligned: bool) -> str:
         """What the driver calls it."""
@@ -107,7 +110,11 @@ class Kernel:
     @property
     def blocks_per_processor(self) -> int:
         """Its blocks that are to be on a processor at once."""
-        return blocks_per_processor(self.form, self.ranks)
+        return self._bounds[1]
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        return self.bounds or (most_threads(self.form, self.ranks), blocks_per_processor(self.form, self.ranks))
 
     @property
     def text(self) -> str:
@@ -118,10 +125,8 @@ class Kernel:
     def _entry(self, aligned: bool) -> str:
         how, *which = ("short", SHORT[self.form]) if self.form in SHORT else (self.form,)
         arguments = ", ".join([*which, *self.element, str(self.ranks), str(aligned).lower(), *self.flags])
-        threads = THREADS if self.function in OF_ROWS else most_threads(self.form, self.ranks)
-        bounds = f"__launch_bounds__({threads}, {self.blocks_per_processor})"
         return (
-            f'extern "C" __global__ void {bounds}\n'
+            f'extern "C" __global__ void __launch_bounds__{self._bounds}\n'
             f"{self.name(aligned)}(const __grid_constant__ tilescale::Exchange x) {{\n"
             f"  tilescale::{self.function}_{how}<{arguments}>(x);\n}}\n"
         )
@@ -145,6 +150,7 @@ class Exchange(ctypes.Structure):
         ("behind", ctypes.c_int64),
         *((name, ctypes.c_uint64) for name in ("residual", "weight", "normed")),
         ("eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("rows", "part")),
     ]
 
 
@@ -161,19 +167,51 @@ def functions(code: bytes, kernel: Kernel, device: int) -> dict[bool, Any]:
     }
 
 
-def launch(function: Any, blocks: int, threads: int, exchange: Exchange, device: torch.device) -> Callable[[], None]:
-    """What puts a kernel on the current stream of its device."""
-    import torch
+def launch(
+    function: Any,
+    blocks: int,
+    threads: int,
+    exchange: Exchange,
+    device: torch.device,
+    follows: bool = False,
+    cluster: int | None = None,
+) -> Callable[[], None]:
+    """What puts a kernel on the current stream of its device.
 
-    stream = torch._C._cuda_getCurrentRawStream
+    Args:
+        follows: whether it may begin before the one in front of it has ended, and awaits that (headers/sync.cuh).
+        cluster: the blocks of one; None for no clusters.
+    """
+    import torch
+    from cuda.bindings import driver as names
+
+    stream, index, name = torch._C._cuda_getCurrentRawStream, device.index, "cuLaunchKernelEx"
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(exchange))
-    packed = ctypes.addressof(pointers)
-    index, name = device.index, "cuLaunchKernel"
-    start = driver.function(name)
+    packed, start = ctypes.addressof(pointers), driver.function(name)
+    config = names.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    if torch.cuda.get_device_capability(device) >= CLUSTERS_FROM:
+        config.attrs = _attributes(follows, cluster)
+        config.numAttrs = len(config.attrs)
 
     def run(_kept: object = (exchange, pointers)) -> None:
-        (status,) = start(function, blocks, 1, 1, threads, 1, 1, 0, stream(index), packed, 0)
+        config.hStream = stream(index)
+        (status,) = start(config, function, packed, 0)
         if status:
             raise driver.refused(name, status)
 
     return run
+
+
+def _attributes(follows: bool, cluster: int | None) -> list[Any]:
+    from cuda.bindings import driver as names
+
+    kinds, early, shape = names.CUlaunchAttributeID, names.CUlaunchAttribute(), names.CUlaunchAttribute()
+    early.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    early.value.programmaticStreamSerializationAllowed = int(follows)
+    if cluster is None:
+        return [early]
+    shape.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = cluster, 1, 1
+    return [early, shape]

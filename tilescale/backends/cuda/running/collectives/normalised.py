@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """All-reduce in one step, or in two, whose kernel adds the residual and normalises each row of the sum.
 
-One after the other these take two kernels, and the sum goes to memory and back. A block has whole rows here, so that it
-knows their mean squares.
+One after the other these take two kernels, and the sum goes to memory and back. A cluster of blocks has whole rows, so
+that it knows their mean squares: the fewer rows there are the more blocks, as one processor alone sends them slowly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from tilescale.backends.cuda.running.collectives.exchanges import (
     SHARING,
     SHORT_SLOTS,
     UNIT_BYTES,
-    Grid,
+    Room,
+    Spread,
     exchange_of,
     rows_grid,
 )
@@ -61,6 +62,10 @@ def kernels(own: Owner, stand: Stand, steps: int) -> list[Kernel]:
     return [rows.kernel(form) for form in rows.forms]
 
 
+WHOLE = 128
+"""Elements of a row that no two blocks share."""
+
+
 class _Shape:
     """Rows of a sum, and how they go in so many steps."""
 
@@ -68,8 +73,16 @@ class _Shape:
         norm, machine = stand.made.norm, own.target.machine
         assert norm is not None and norm.columns is not None, "the plan has asked for it"
         self.team, self.eps, self.steps, self._dtype = stand.team(own), norm.eps, steps, stand.dtype
-        self.row = norm.columns * ir.bits(stand.dtype) // 8
-        self.blocks = machine.count(machine.program_level.name, machine.tensor_level.name)
+        element = ir.bits(stand.dtype) // 8
+        self.row, self._whole = norm.columns * element, WHOLE * element
+        processors = machine.count(machine.program_level.name, machine.tensor_level.name)
+        cluster = next((level.max_size or 1 for level in machine.levels if level.kind == "cluster"), 1)
+        several = exchanges.ROW_BLOCKS.get(self.team.size, 1)
+        self.room = (
+            Room(processors, several, exchanges.ROW_THREADS, cluster)
+            if cluster > 1
+            else Room(processors, 1, exchanges.THREADS, 1)
+        )
         self._short = exchanges.short(own, stand, self.team.size)
         self.forms = [form for form, _ in self._short]
 
@@ -78,15 +91,16 @@ class _Shape:
         part = nbytes if self.steps == 1 else nbytes // self.team.size  # to each peer
         return next((form for form, most in self._short if part <= most), self.forms[-1])
 
-    def grid(self, form: str, rows: int) -> tuple[Grid, int]:
-        """That of a kernel, and the units of a row that each of its threads has."""
-        return rows_grid(rows, self.row, self.blocks, SHARING[form], exchanges.THREADS)
+    def spread(self, form: str, rows: int) -> Spread:
+        """The grid of a kernel, and what its blocks and threads have of a row."""
+        return rows_grid(rows, self.row, self._whole, self.room, SHARING[form])
 
     def kernel(self, form: str) -> Kernel:
-        """The one for a form of messages."""
-        _, units = self.grid(form, 1)
+        """The one for a form of messages: its threads have as many units as where rows have the fewest blocks."""
+        units = self.spread(form, self.room.blocks).each
         flags = str(units), str(self.steps == 2).lower()
-        return Kernel("reduce_norm", form, normalising(self._dtype), self.team.size, flags)
+        bounds = self.room.threads, self.room.per_processor
+        return Kernel("reduce_norm", form, normalising(self._dtype), self.team.size, flags, bounds)
 
 
 class _Rows:
@@ -110,13 +124,15 @@ class _Rows:
             written: the sums with the residual, and these normalised.
         """
         own, of, (target, normed) = self._own, self._shape, written
-        form = of.form(target.nbytes)
-        grid, _ = of.grid(form, target.nbytes // of.row)
-        shape = Shape(self._level, of.team.size, of.steps, SHORT_SLOTS, of.blocks, grid.slot, form)
+        form, rows = of.form(target.nbytes), target.nbytes // of.row
+        grid, cluster, part, _ = of.spread(form, rows)
+        shape = Shape(self._level, of.team.size, of.steps, SHORT_SLOTS, of.room.blocks, grid.slot, form)
         exchange = exchange_of(own, of.team, shape, self._site)
         exchange.source, exchange.weight, exchange.residual = (0 if x is None else x.data_ptr() for x in read)
         exchange.target, exchange.normed = target.data_ptr(), normed.data_ptr()
-        exchange.bytes, exchange.total, exchange.eps = of.row, target.nbytes, of.eps
+        exchange.bytes, exchange.rows, exchange.part, exchange.eps = of.row, rows, part, of.eps
         places = (exchange.source, exchange.weight, exchange.residual, exchange.target, exchange.normed, of.row)
         aligned = all(place % UNIT_BYTES == 0 for place in places)
-        return launch(self._functions[form][aligned], grid.blocks, grid.threads, exchange, own.device)
+        return launch(
+            self._functions[form][aligned], grid.blocks, grid.threads, exchange, own.device, True, cluster
+        )
