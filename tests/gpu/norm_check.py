@@ -10,8 +10,11 @@ sum alone, and of NCCL and PyTorch's norm. `time` measures these, `choices` what
 so many blocks at most, words or lines, and whether it begins before the kernel in front of it has ended.
 """
 
+import cProfile
+import pstats
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -40,7 +43,7 @@ LIMIT_S, EPS, LATE_CYCLES = 400.0, 1e-5, 2_000_000
 SHAPES = [(1, 6144), (6, 6144), (16, 8192), (32, 4096), (138, 6144), (512, 6144)]
 OTHERS = [(1, 8), (3, 72), (133, 1032), (7, 5120), (300, 16384), (2000, 64), (1, 12288), (40, 7168)]
 TIMED = [(1, 6144), (6, 6144), (138, 6144), (512, 6144), (16, 8192)]
-ROUNDS, CALLS = 15, 40
+ROUNDS, CALLS, HOST_CALLS = 15, 40, 20
 ALGORITHMS = ("one_shot", "two_shot")
 
 Result = tuple[torch.Tensor, torch.Tensor]
@@ -218,6 +221,7 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for shape in TIMED:
             yield f"time {'x'.join(map(str, shape))}", lambda shape=shape: time_graphs(shape)
         yield "time eager 32x6144", lambda: time_eager((32, 6144))
+        yield "time host 32x6144", lambda: time_host((32, 6144))
         for shape in TIMED:
             yield f"choices {'x'.join(map(str, shape))}", lambda shape=shape: time_choices(shape)
 
@@ -303,6 +307,33 @@ def time_eager(shape: tuple[int, int]) -> None:
         return run
 
     report(f"{shape[0]} x {shape[1]}, eager", in_turns({name: often(call) for name, call in made.items()}))
+
+
+def time_host(shape: tuple[int, int]) -> None:
+    """What calls from Python take the host, and where it spends that on the operator's."""
+    rows = rows_of(shape, torch.bfloat16)
+    calls = {
+        "operator": lambda: ops.all_reduce_rms_norm(*rows, eps=EPS),
+        "sum alone": lambda: ops.all_reduce(rows.x),
+        "kernel": by_one(*operands(shape)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            barrier()
+            begin = time.perf_counter()
+            for _ in range(HOST_CALLS):
+                call()
+            times[name].append((time.perf_counter() - begin) / HOST_CALLS * 1e6)
+    report(f"{shape[0]} x {shape[1]}, host", {name: slowest(statistics.median(found)) for name, found in times.items()})
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(HOST_CALLS):
+        calls["operator"]()
+    profile.disable()
+    barrier()
+    if RANK == 0:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(16)
 
 
 def in_turns(runs: dict[str, Callable[[], None]]) -> dict[str, float]:
