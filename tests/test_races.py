@@ -326,7 +326,7 @@ def test_senders_and_tiles_have_the_same_place(scripts: Callable):
     """Blocks that send, or make a tile: the tiles of both arms lie where the loads of the loop were."""
     programs = scripts("programs")
     func = programs.ag_gemm_senders(2, 8192, 3584, 8192, programs.Tiling(), 512, 16)
-    assert "T.Pipelined: a producer loads and makes 1 T.wait" in notes(func)
+    assert "load -> compute: a, b; 4 stages, 1 T.wait by load" in notes(func)
     text = source(func)
     begins = dict(re.findall(r"void\* (\w+) = \(\(void\*\)\(\(char\*\)buf_dyn_shmem \+ (\d+)\)\);", text))
     assert begins["out"] == begins["sent"] == begins["b"] == "0"

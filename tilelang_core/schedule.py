@@ -36,12 +36,12 @@ class Role:
     """Warps with duties of their own.
 
     Attributes:
-        registers: of each of its threads.
+        registers: of each of its threads; 0 if nobody says.
     """
 
     name: str
     threads: int
-    registers: int
+    registers: int = 0
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,9 @@ def registers_left(registers: int, threads: int, *others: int, blocks: int = 1) 
     return min(_MOST, (begun - sum(others) * PRODUCER_THREADS) // threads // 8 * 8)
 
 
-def registers(of: int, producer: int, threads: int, blocks: int = 1) -> tirx.Stmt:
-    """So many registers, `of` those of a processor, for each thread of the producer; what is left for the others."""
-    left = registers_left(of, threads, producer, blocks=blocks)
-    names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: left}
+def registers(producer: int, others: int) -> tirx.Stmt:
+    """So many registers for each thread of the producer, and of the others."""
+    names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: others}
     calls = [tirx.call_intrin("handle", tirx.op.Op.get(name), number) for name, number in names.items()]
     return tirx.SeqStmt([tirx.Evaluate(call) for call in calls])
 

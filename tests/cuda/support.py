@@ -88,6 +88,11 @@ def notes(func: Any, machine: str = "h200-sxm-8") -> list[str]:
     return list(lowered(func, machine).notes)
 
 
+def role_graph(func: Any, machine: str = "h200-sxm-8") -> list[str]:
+    """The roles of a program's grids, and the channels between them."""
+    return [note for note in notes(func, machine) if re.match(r"(persistent )?roles: |\w+ -> \w+: ", note)]
+
+
 def example_programs() -> dict[str, Callable[[], list[Any]]]:
     """For each example of the GPUs of one server what traces its programs for the current machine."""
     return {path.stem: partial(_programs, path) for path in EXAMPLES if path.stem not in EMULATED_ONLY}

@@ -16,11 +16,11 @@ import tilescale
 import tilescale.language as T
 from tests.cuda import lowered_ranks, turn_programs
 from tests.cuda.lowered_ranks import Job, Rank
-from tests.cuda.support import bodies, lowered, source
+from tests.cuda.support import bodies, lowered, role_graph, source
 from tests.cuda.test_window import FUNCTIONS
 from tilelang_core import ir, schedule
 from tilelang_core.tiles import Fill, Gemm
-from tilescale.backends.cuda.lowering import persistent
+from tilescale.backends.cuda.lowering.role_graph.graph import COMMUNICATE
 
 MACHINE = "h200-sxm-8"
 SHAPE = (1024, 2048, 256)
@@ -33,7 +33,14 @@ TINY = (64, 16, 16)
 
 @pytest.mark.parametrize("name", ["sums", "parts"])
 def test_a_warpgroup_makes_the_collective_and_nothing_else(name: str):
-    text = bodies(source(turn_programs.PROGRAMS[name](2, SHAPE, 12)))
+    func = turn_programs.PROGRAMS[name](2, SHAPE, 12)
+    assert role_graph(func) == [
+        "persistent roles: compute (256 threads, 192 registers), load (128 threads, 24 registers), "
+        "communicate (128 threads, 96 registers)",
+        "load -> compute: a, b; 2 stages",
+        "compute -> communicate: out; 1 stage",
+    ]
+    text = bodies(source(func))
     computes, loads, exchanges = re.split(r"tl::warpgroup_reg_(?:de)?alloc<\d+>", text)[1:]
     assert "wgmma" in computes and "tilescale::" not in computes and "tma_" not in computes
     assert loads.count("tl::tma_load(") == 2 and "wgmma" not in loads and "tilescale::" not in loads
@@ -159,7 +166,7 @@ def test_what_depends_keeps_its_order_and_says_why(name: str):
     made = lowered(func, MACHINE, 2)
     (said,) = [note for note in made.notes if "the next tile" in note]
     assert re.search(rf"T\.allreduce \(line \d+\) ends before the next tile is computed: .*{reason}", said)
-    assert persistent.BESIDE not in schedule.plan(made.kernels[0].func).roles
+    assert COMMUNICATE not in schedule.plan(made.kernels[0].func).roles
 
 
 # -- roles that take turns in any order --------------------------------------------------------------------------------

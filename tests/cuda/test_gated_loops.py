@@ -11,7 +11,7 @@ import tilescale
 import tilescale.language as T
 from tests.cuda import gated_programs
 from tests.cuda.gated_programs import COLUMNS, ROWS, STEP, VARIANTS, arriving
-from tests.cuda.support import bodies, lowered, notes, source
+from tests.cuda.support import bodies, lowered, notes, role_graph, source
 from tests.cuda.test_pipelines import branches
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
@@ -64,14 +64,14 @@ def test_the_loader_waits_in_front_of_what_a_wait_orders(name: str):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_notes_say_who_waits(name: str):
-    makes = "make 1 T.wait and " * gates(name)
-    when = ", once the program reaches the loop" * released(name)
-    stages = VARIANTS[name].get("stages", 3)
-    said = f"threads 256 to 383 {makes}load b, a by TMA, {stages} ahead{when}; 2 warpgroups work on them"
-    found = notes(arriving(devices=2, **VARIANTS[name]))
-    assert [note for note in found if note.startswith("T.Pipelined")] == [f"T.Pipelined over step: {said}"]
-    assert any("src=): tma (by the producer, ahead of its use)" in note for note in found) == ("pulled" in name)
+def test_the_graph_says_who_waits(name: str):
+    func, stages = arriving(devices=2, **VARIANTS[name]), VARIANTS[name].get("stages", 3)
+    loads = f"load (128 threads, {40 if gates(name) else 24} registers)"
+    said = [f"{stages} stage{'s' * (stages > 1)}", *["1 T.wait by load"] * gates(name)]
+    said += ["once compute comes to the loop"] * released(name)
+    roles, channel = role_graph(func)
+    assert roles.endswith(loads) and channel == f"load -> compute: b, a; {', '.join(said)}"
+    assert any("src=): tma (by the producer, ahead of its use)" in n for n in notes(func)) == ("pulled" in name)
 
 
 def test_units_that_may_load_their_own_say_so_once_they_have_written_it():
@@ -200,8 +200,8 @@ def test_a_wait_of_the_loader_comes_after_what_orders_its_flag():
                     T.allreduce(T.view(c, layout=T.Replica))
                 T.copy(c, C)
 
-    (said,) = loops(run)
-    assert "make 1 T.wait and load b" in said and "once the program reaches the loop" in said
+    (channel,) = role_graph(run)[1:]
+    assert channel == "load -> compute: b; 2 stages, 1 T.wait by load, once compute comes to the loop"
 
 
 # -- what the text means -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 import tilescale.language as T
 from tests.cuda import overlap_programs as programs
-from tests.cuda.support import bodies, notes, source
+from tests.cuda.support import bodies, notes, role_graph, source
 
 SMALL = (2048, 512, 512)
 
@@ -21,7 +21,7 @@ KEPT = {
 
 def is_kept(func: Any) -> bool:
     """Whether warps keep their roles in all turns."""
-    return any("warps keep their roles" in note for note in notes(func))
+    return any(line.startswith("persistent roles") for line in role_graph(func))
 
 
 def roles(func: Any) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 
 import tilescale
 import tilescale.language as T
-from tests.cuda.support import bodies, notes, source
+from tests.cuda.support import bodies, role_graph, source
 from tests.cuda.test_thread_groups import interpret, kernel
 from tests.ladder import NUMBERED, load
 
@@ -151,9 +151,9 @@ def test_other_loops_are_not_loaded_ahead(declined: dict[str, Any]):
     ]
 
 
-def test_notes_say_who_loads_and_who_works():
-    note = "T.Pipelined over step: threads 256 to 383 load a, b by TMA, 3 ahead; 2 warpgroups work on them"
-    assert note in notes(split_product())
+def test_a_warpgroup_loads_for_two_that_compute():
+    roles = "roles: compute (256 threads, 240 registers), load (128 threads, 24 registers)"
+    assert role_graph(split_product()) == [roles, "load -> compute: a, b; 3 stages"]
 
 
 def test_an_order_of_blocks_holds_for_the_loader_too():
@@ -247,8 +247,8 @@ def in_clusters(*, meets_before: bool) -> Any:
 
 def test_a_loader_runs_beside_a_cluster_that_meets_behind_its_loop():
     """All threads of a cluster come to its barriers: loaders have ended by then, or there is none."""
-    assert any("load a, b by TMA" in note for note in notes(in_clusters(meets_before=False)))
-    assert not any("by TMA" in note for note in notes(in_clusters(meets_before=True)))
+    assert role_graph(in_clusters(meets_before=False))[1:] == ["load -> compute: a, b; 3 stages"]
+    assert not role_graph(in_clusters(meets_before=True))
     text = first_kernel(in_clusters(meets_before=False))
     loader, units = branches(text)
     assert "cluster_barrier" not in loader and units.count("cluster_barrier") == 2
@@ -265,10 +265,14 @@ def test_a_split_product_of_a_cluster_is_the_product():
 
 
 @pytest.mark.parametrize(
-    ("waits", "written", "loader"),
-    [("before", "A", "make 1 T.wait and load b, a"), ("before", "X", "load a, b"), ("behind", "A", "load a, b")],
+    ("waits", "written", "channel"),
+    [
+        ("before", "A", "b, a; 3 stages, 1 T.wait by load"),
+        ("before", "X", "a, b; 3 stages"),
+        ("behind", "A", "a, b; 3 stages"),
+    ],
 )
-def test_a_loader_makes_waits_in_front_of_a_loop_for_what_it_loads(waits: str, written: str, loader: str):
+def test_a_loader_makes_waits_in_front_of_a_loop_for_what_it_loads(waits: str, written: str, channel: str):
     @T.prim_func
     def run(
         A: T.Tensor((M, K), "bfloat16"),
@@ -299,8 +303,6 @@ def test_a_loader_makes_waits_in_front_of_a_loop_for_what_it_loads(waits: str, w
                     T.wait(F[0], ">=", 1)
                 T.copy(c, C)
 
-    said = [note for note in notes(run) if note.startswith("T.Pipelined over step")]
-    who = f"threads 256 to 383 {loader} by TMA, 3 ahead; 2 warpgroups work on them"
-    assert said == [f"T.Pipelined over step: {who}"]
+    assert role_graph(run)[1:] == [f"load -> compute: {channel}"]
     loads, works = branches(first_kernel(run))
-    assert ("tilescale::wait_by_producer<" in loads) == ("T.wait" in loader) == ("tilescale::wait<" not in works)
+    assert ("tilescale::wait_by_producer<" in loads) == ("T.wait" in channel) == ("tilescale::wait<" not in works)

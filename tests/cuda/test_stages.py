@@ -12,12 +12,13 @@ from tests.cuda.support import program
 from tests.language import programs as reference
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda import support
-from tilescale.backends.cuda.lowering import implemented, kernel, registry, specialisation, split, stages
+from tilescale.backends.cuda.lowering import implemented, kernel, registry, specialisation, stages
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
 from tilescale.backends.cuda.lowering.groups import barriers
 from tilescale.backends.cuda.lowering.groups import stage as groups
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.registry import lowers
+from tilescale.backends.cuda.lowering.role_graph import split
 from tilescale.hda import Machine
 from tilescale.program import ops
 from tilescale.program.model import GridPhase, Sequence
@@ -67,7 +68,7 @@ def texts(phase: Phase) -> list[str]:
     made = kernel.lower(phase)
     names = [made.func.buffer_map[p].name if p in made.func.buffer_map else p.name for p in made.func.params]
     took = [f"{name}: {argument}" for name, argument in zip(names, made.arguments, strict=True)]
-    return [*found, "# the kernel takes", *took, ""]
+    return [*found, "# the role graph", *phase.graph.lines(), "# the kernel takes", *took, ""]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -39,63 +39,67 @@ def program(name: str, *given: Any) -> Any:
     return import_module(f"tilescale.ops.{name}").program(*given)
 
 
+ROLES = "roles: compute (256 threads{}), load (128 threads{})"
+KEPT = "persistent roles: compute (256 threads, 240 registers), load (128 threads, 24 registers)"
+STORING = (
+    "persistent roles: compute (256 threads, 232 registers), load (64 threads, 40 registers), "
+    "store (64 threads, 40 registers)"
+)
+SUMMING = (
+    "persistent roles: compute (256 threads, 192 registers), load (128 threads, 24 registers), "
+    "communicate (128 threads, 96 registers)"
+)
+WAITING = [ROLES.format(", 232 registers", ", 40 registers"), "load -> compute: a, b; 4 stages, 1 T.wait by load"]
+
+
+def queued(tensors: str) -> str:
+    """What is said of copies of some tensors that the copy queue makes."""
+    return f"T.copy(dst=, signal=) of {tensors} by each device: asynchronous, on the copy queue"
+
+
+def loaded(stages: int) -> str:
+    """The channel of a loop that waits for nothing."""
+    return f"load -> compute: a, b; {stages} stages"
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
         (
             lambda: program("ag_gemm", 2, Product(512, 512, "bfloat16", LARGE, True, True), True),
-            ["T.copy(dst=, signal=) of A, G by each device: asynchronous, on the copy queue"]
-            + ["T.Pipelined: a producer loads and makes 1 T.wait", branches.NOTE],
+            [queued("A, G"), *WAITING, branches.NOTE],
         ),
         (
             lambda: program("gemm_rs", 2, Product(512, 512, "bfloat16", LARGE, False, True)),
-            ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
-            + ["T.Pipelined: a producer loads"],
+            [queued("parts, inbox"), ROLES.format("", ""), loaded(4)],
         ),
         (
             lambda: import_module("tilescale.ops.gemm_rs").in_turns(
                 2, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 8
             ),
-            ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
-            + ["T.Pipelined: a producer loads"]
-            + [
-                "stores that end a turn, and their signals: "
-                "threads of their own, while the others compute the next tile"
-            ]
-            + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
+            [queued("parts, inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
         ),
         (
             lambda: import_module("tilescale.ops.gemm_rs").in_turns(
                 2, Product(512, 512, "float8_e4m3fn", replace(LARGE, stages=3), True, False), 8
             ),
-            ["T.copy(dst=, signal=) of parts, inbox by each device: asynchronous, on the copy queue"]
-            + ["T.Pipelined: a producer loads"]
-            + [
-                "stores that end a turn, and their signals: "
-                "threads of their own, while the others compute the next tile"
-            ]
-            + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
+            [queued("parts, inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
         ),
         (
             lambda: import_module("tilescale.ops.ag_gemm").in_turns(
                 2, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 4, True
             ),
-            ["T.copy(dst=, signal=) of A, G by each device: asynchronous, on the copy queue"]
-            + ["T.Pipelined: a producer loads"]
-            + ["1 copies and 0 signals that end a turn are completed in the next one"]
-            + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"]
-            + ["T.Pipelined: a producer loads and makes 1 T.wait", branches.NOTE],
+            [queued("A, G"), "1 copies and 0 signals that end a turn are completed in the next one"]
+            + [KEPT, loaded(3), f"persistent {WAITING[0]}", f"{loaded(3)}, 1 T.wait by load", branches.NOTE],
         ),
         (
             lambda: program("gemm_ar", 4, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 8),
-            ["T.Pipelined: a producer loads"]
-            + ["T.allreduce and what follows it: a warpgroup of their own, while the others compute the next tile"]
-            + ["T.allreduce of level 'device': one_shot through device memory"]
-            + ["the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"],
+            ["T.allreduce of level 'device': one_shot through device memory"]
+            + [SUMMING, loaded(3), "compute -> communicate: out; 1 stage"],
         ),
         (
             lambda: program("all_to_all", 4, 512, "bfloat16", 4096, False),
-            ["T.copy(dst=, signal=) of A, inbox by each device: asynchronous, on the copy queue"],
+            [queued("A, inbox")],
         ),
     ],
     ids=["ag_gemm", "gemm_rs", "in turns", "scaled in turns", "gathered in turns", "gemm_ar", "all_to_all"],
@@ -148,7 +152,7 @@ def test_columns_come_in_slices_where_all_tiles_run_at_once():
         assert slices(8, 2, tiles, 64, 100) == 1, "no whole steps"
     of = Product(512, 1024, "bfloat16", LARGE, True, False)
     made = program("ag_gemm", 2, of, True, 4)
-    assert "T.Pipelined: a producer loads and makes 1 T.wait" in notes(made)
+    assert "load -> compute: a, b; 4 stages, 1 T.wait by load" in notes(made)
     assert re.search(r"if \(\(k % 4\) == 0\) \{\s*(int [^;]*;\s*)*tilescale::wait_by_producer<", source(made))
 
 

@@ -11,10 +11,7 @@ stages.py phase.py           from a grid phase to a kernel: all stages in order,
 registry.py markers.py       how each operation is lowered; what stages mark for later ones
 specialisation.py            the stage of roles: which loops have a producer
 persistent.py                warps that keep their roles in all turns of a persistent loop
-exchanging.py storing.py     collectives that end its turns, or stores and signals: threads of their own, beside the
-                             next turn
-mbarriers.py                 waits and arrivals of rings of tiles
-roles.py assignment.py       what a loop's producer executes: loads, and the waits before them
+assignment.py                what a loop's producer executes: loads, and the waits before them
 statements.py                what a statement is
 waits.py                     whether it may make a wait earlier than the program does
 deferred.py senders.py       copies and signals that are completed later: at the end of a turn, by who only sends
@@ -33,12 +30,12 @@ hazards.py touches.py        barriers where statements of a unit touch the same 
 order_state.py               what was touched, and what a further touch needs before it
 thread_maps.py               which thread of a unit makes an access
 places.py                    whether two stores in different iterations collide
-split.py kernel.py           the last stages: threads that load ahead, and the function with all its parameters
+kernel.py                    the last stage: the function with all its parameters
 arguments.py                 what a generated kernel takes
 rendezvous.py                where all devices synchronize when a call begins and ends, and when its kernel does it
 check.py vectors.py          the generated text before it is compiled: what must not run, stores that stay whole
 gemm_waits.py                GEMMs that end in their step
 
 Folders: `clusters` (programs of a cluster) and `groups` (units inside a program), a stage each; `copies` (a mechanism
-each).
+each); `role_graph` (roles of threads, and the channels between them).
 """

@@ -22,9 +22,10 @@ from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy, data_of
 from tilescale.backends.cuda.lowering.deferred import Deferral, flush
-from tilescale.backends.cuda.lowering.exchanging import Ending, ending, narrowed
 from tilescale.backends.cuda.lowering.markers import AHEAD, BY_PRODUCER, by_producer
-from tilescale.backends.cuda.lowering.roles import LOADING, POLLING, Roles, count, declined
+from tilescale.backends.cuda.lowering.phase import Roles
+from tilescale.backends.cuda.lowering.role_graph.epilogue import Ending, ending, narrowed
+from tilescale.backends.cuda.lowering.role_graph.graph import COMMUNICATE, COMPUTE, LOAD, Channel, Role, RoleGraph
 from tilescale.backends.cuda.lowering.senders import Senders
 from tilescale.backends.cuda.lowering.statements import (
     acquires,
@@ -44,14 +45,14 @@ from tilescale.backends.cuda.lowering.statements import (
     reads_memory,
     tiles_named,
 )
-from tilescale.backends.cuda.lowering.storing import stored
 from tilescale.backends.cuda.lowering.waits import is_lasting, waits_in
-from tilescale.backends.cuda.ptx import WARP, registers_of
+from tilescale.backends.cuda.ptx import WARP
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
+from tilescale.program.footprint import stages_of
 from tilescale.program.model import Launch, Program
 from tilescale.program.operations import Copy
 
@@ -116,7 +117,7 @@ class _Phase:
         try:
             return self._specialised(loops)
         except Declined as reason:
-            return declined(self.stmt, str(reason)) if has_order else Roles(self.stmt)
+            return Roles.declined(self.stmt, str(reason)) if has_order else Roles(self.stmt)
 
     def _repeats(self, loop: ir.For) -> bool:
         """Whether a loop stands in a serial one."""
@@ -202,26 +203,31 @@ class _Placement:
         stmt = self._statement(self.phase.stmt)
         if self.around is not None:
             self._check_ahead(own | pulled | self.early)
-        elif self.gates or self.phase.blocks > 1:
-            producer, threads = POLLING if self.gates else LOADING, self.phase.launch.thread_count
-            of = registers_of(self.phase.machine)
-            stmt = tir.sequence([specialise.registers(of, producer, threads, self.phase.blocks), stmt])
-        gates, kept = self._waits(), tuple(self.left.kept)
-        ahead, far = frozenset(own), frozenset(pulled)
-        made = Roles(stmt, True, gates, len(loads), ahead=ahead, pulled=far, kept=kept, notes=self._notes())
-        return replace(made, tiles=self.end.tiles, beside=self.end.threads > 0, early=bool(self.early))
+        gates = sum(len(waits_in(gate)) for gate in self.gates)
+        tiles = [ir.region_parts(target)[0] for _, target, _ in loads]
+        near, far, depth = frozenset(own), frozenset(pulled), stages_of(self.loop)
+        graph = self._graph(Channel("tiles", tiles, depth, gates=gates, near=near, far=far))
+        if self.around is None and (gates or self.phase.blocks > 1):
+            graph = graph.with_registers(self.phase.machine, self.phase.blocks)
+            compute, load = graph.roles
+            stmt = tir.sequence([specialise.registers(load.registers, compute.registers), stmt])
+        end, kept = self.end, tuple(self.left.kept)
+        return Roles(stmt, graph, kept=kept, tiles=end.tiles, early=bool(self.early), notes=self._notes())
 
-    def _waits(self) -> int:
-        return sum(count(gate, acquires) for gate in self.gates)
+    def _graph(self, channel: Channel) -> RoleGraph:
+        """The roles, with a channel of what the loop loads."""
+        loading = specialise.PRODUCER_THREADS - self.end.threads % specialise.PRODUCER_THREADS
+        roles = (Role(COMPUTE, self.phase.launch.thread_count), Role(LOAD, loading))
+        if self.end.results is None:
+            return RoleGraph(roles, (channel,), is_stock=True)
+        epilogue = Role(self.end.results.consumer, self.end.threads)
+        return RoleGraph((*roles, epilogue), (channel, self.end.results), is_stock=True)
 
     def _notes(self) -> tuple[str, ...]:
-        waits = f" and makes {self._waits()} T.wait" if self.gates else ""
-        notes = [f"T.Pipelined: a producer loads{waits}"]
+        notes = [self.end.note] if self.end.note else []
         if self.left.is_open:
             what = f"{self.left.copies} copies and {len(self.left.kept)} signals"
             notes.append(f"{what} that end a turn are completed in the next one")
-        if self.end.note:
-            notes.append(self.end.note)
         return tuple(notes)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -350,11 +356,11 @@ class _Placement:
         """The end of a turn: beside the next one, or with what it leaves open to that."""
         phase, own = self.phase, self.phase.launch.thread_count + specialise.PRODUCER_THREADS
         self.end = ending(phase.stmt, around, last, phase.order, own, phase.beside)
-        if self.end.threads:
+        if self.end.results is None:
+            return self.left.end(last)
+        if self.end.results.consumer == COMMUNICATE:
             self.body = list(map(narrowed, self.body))
-        elif phase.beside and not self.end.note:
-            self.end = stored(phase.stmt, around, last, phase.order, own)
-        return self.end.stmts if self.end.threads else self.left.end(last)
+        return self.end.stmts
 
     def _sink(self, before: list[ir.Stmt]) -> list[ir.Stmt]:
         """What stays before the loop when the waits that nothing reads after have gone into it.

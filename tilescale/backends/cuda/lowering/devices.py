@@ -19,7 +19,7 @@ from tilescale.backends.cuda.lowering.arguments import Given, HostVariable, Para
 from tilescale.backends.cuda.lowering.implemented import ON_TILES
 from tilescale.backends.cuda.lowering.markers import Executing, acquired, by_nvshmem, executed, one_thread, sync
 from tilescale.backends.cuda.lowering.operands import READING, read_before
-from tilescale.backends.cuda.lowering.phase import Groups, Phase
+from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.signature import Signature
 from tilescale.backends.cuda.nvshmem_link import IMPL, declarations
@@ -63,10 +63,11 @@ class DeviceStage(Signature):
         """The phase after this stage."""
         # Also what the grid is, and what is loaded ahead, the kernel is passed.
         launch = replace(self.launch, grid=tuple(self.expr(n) for n in self.launch.grid))
-        groups = self.phase.groups or Groups()
-        free = {self.local(data).name for data in groups.free} | {self.peers(data).name for data in groups.pulled}
-        ahead = free | {self.local(data).name for data in self.roles.ahead}
-        ahead |= {self.peers(data).name for data in self.roles.pulled}
+        ahead, free = set[str](), set[str]()
+        for channel in self.phase.graph.channels:
+            names = {self.local(data).name for data in channel.near} | {self.peers(data).name for data in channel.far}
+            ahead |= names
+            free |= names if channel.is_free else set()
         kept = (tuple(self.parameters), tuple(self.arguments), tuple(self.sites))
         return self.done(
             body,
@@ -241,7 +242,7 @@ class DeviceStage(Signature):
     @property
     def is_shared(self) -> bool:
         """Whether programs share places in the workspaces of collectives and barriers (window.py)."""
-        return self.phase.window is not None and self.phase.groups is None and not self.phase.added
+        return self.phase.window is not None and self.phase.groups is None and not self.phase.graph.added
 
     @property
     def window(self) -> int:

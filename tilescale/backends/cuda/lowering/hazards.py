@@ -21,7 +21,6 @@ from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.arguments import Argument, Given, Peers, Workspace
 from tilescale.backends.cuda.lowering.clusters.dsmem import BARRIER
-from tilescale.backends.cuda.lowering.clusters.roles import AHEAD
 from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
 from tilescale.backends.cuda.lowering.markers import SYNC, Executing, is_loading, one_thread, sync
 from tilescale.backends.cuda.lowering.order_state import Need, State, completed, covers, fenced, merged, synced
@@ -168,7 +167,7 @@ class _Hazards:
 
     def _marked(self, stmt: ir.AttrStmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
         """A region of a unit, of threads that load ahead, or of nobody in particular."""
-        if is_loading(stmt) or str(stmt.attr_key) == AHEAD:
+        if is_loading(stmt):
             return stmt, state  # their loads are ordered where they are made to run ahead
         unit, before = Executing.of(stmt), state
         if unit is None:
@@ -298,7 +297,7 @@ class _Hazards:
         need: Need | None = None
         for later in touches:
             is_load = later.bulk and later.access.reads
-            self.ordered |= is_load and later.access.root in self.stored and not self.phase.roles.specialised
+            self.ordered |= is_load and later.access.root in self.stored and not self.phase.graph.is_stock
             for earlier in state.values():
                 if at.apart is not None and earlier.depth >= at.apart or _apart(earlier.by, later.by):
                     continue
@@ -325,8 +324,9 @@ class _Hazards:
         one stands in a branch or a unit without the other. Roles order what they hand on, and slots in turn."""
         if earlier.access.writes and later.access.writes:
             return True
-        roles = self.phase.roles
-        if at.pipelined is not None or roles.beside or any(t.data.same_as(later.access.root) for t in roles.tiles):
+        tiles = self.phase.roles.tiles
+        ordered = at.pipelined is not None or self.phase.graph.has_epilogue
+        if ordered or any(tile.data.same_as(later.access.root) for tile in tiles):
             return False
         return earlier.left or earlier.depth < max(at.unit, at.apart or 0)
 

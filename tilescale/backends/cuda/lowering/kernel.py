@@ -65,7 +65,7 @@ def lower(phase: Phase) -> LoweredKernel:
         func,
         arguments,
         signature.sites,
-        phase.notes,
+        (*phase.notes, *phase.graph.lines()),
         where=(phase.launch.where,) if phase.launch.where else (),
         reached=signature.reached | {a.position for a in arguments if isinstance(a, Peers)},
         libraries=signature.libraries,
@@ -75,7 +75,7 @@ def lower(phase: Phase) -> LoweredKernel:
 
 
 def _rules_out_producers(phase: Phase, signature: Parameters) -> bool:
-    is_left = bool(signature.sites or phase.roles.tiles) and not phase.roles.specialised
+    is_left = bool(signature.sites or phase.roles.tiles) and not phase.graph.is_stock
     return phase.ordered or is_left
 
 
@@ -87,8 +87,8 @@ def _nest(phase: Phase, body: ir.Stmt) -> ir.Stmt:
     annotations = {k: v for k, v in launch.notes if not k.startswith("tilescale.")}
     text = prelude(*phase.headers) + phase.text
     annotations["pragma_import_c"] = text + str(annotations.get("pragma_import_c", ""))
-    if phase.added:
-        annotations[tl.LAUNCH_THREADS] = [launch.thread_count + phase.added, 1, 1]
+    if added := phase.graph.added:
+        annotations[tl.LAUNCH_THREADS] = [launch.thread_count + added, 1, 1]
     arrivals = {data: counts for data, counts in phase.arrivals.items() if data in used}
     if arrivals:
         annotations["barrier_init"] = {**annotations.get("barrier_init", {}), **arrivals}

@@ -33,6 +33,12 @@ BY_PRODUCER = "by_producer"
 BY_PRODUCER_FUNCTION = "tilescale::wait_by_producer"
 """What such a wait calls."""
 
+
+def is_gate(node: Any) -> bool:
+    """Whether a node is such a wait, lowered."""
+    return (tir.extern_name(node) or "").startswith(f"{BY_PRODUCER_FUNCTION}<")
+
+
 BY_THREAD = "by_thread"
 """Annotation of an operation that each thread executes for itself, without a barrier."""
 
@@ -53,8 +59,7 @@ TURN = trace.register_op("tilescale.turn")
 numbers that `decides` mixes; 0: it does not, 2: it polled in vain (polling.cuh)."""
 
 LOADER = "tilescale.loader"
-"""AttrStmt key: the statements inside are executed by threads that load ahead, beside those before them. Their node
-says how many registers a thread of either has (split.py)."""
+"""AttrStmt key: the statements inside are executed by threads that load ahead (role_graph/split.py)."""
 
 
 def by_nvshmem(node: Any) -> bool:
@@ -89,10 +94,9 @@ def executed(by: Executing, stmt: ir.Stmt) -> ir.Stmt:
     return ir.AttrStmt(threads, UNIT, ir.StringImm(by.name), stmt)
 
 
-def loading(stmt: ir.Stmt, registers: tuple[int, int]) -> ir.Stmt:
-    """A statement of threads that load ahead: registers of one of these, and of one of the others."""
-    limits = [ir.IntImm("int32", n) for n in registers]
-    return ir.AttrStmt(limits, LOADER, ir.StringImm(LOADER), stmt)
+def loading(stmt: ir.Stmt) -> ir.Stmt:
+    """A statement of threads that load ahead."""
+    return ir.AttrStmt(ir.StringImm(LOADER), LOADER, ir.StringImm(LOADER), stmt)
 
 
 def is_loading(stmt: Any) -> bool:

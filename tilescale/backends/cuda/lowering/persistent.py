@@ -16,32 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir, schedule, specialise, tl
+from tilelang_core import ir, schedule, tl
 from tilelang_core import rewrite as tir
-from tilelang_core.schedule import Duties, Role, Transfer
-from tilelang_core.tiles import TileCopy
-from tilescale.backends.cuda.lowering import exchanging
-from tilescale.backends.cuda.lowering.roles import LOADING, POLLING, is_gate
-from tilescale.backends.cuda.lowering.statements import (
-    flat,
-    is_fill,
-    is_load,
-    is_pipelined,
-    loads_registers,
-    tiles_named,
-)
-from tilescale.backends.cuda.ptx import WARPGROUP, most_threads, registers_of
+from tilelang_core.schedule import Duties
+from tilescale.backends.cuda.lowering.markers import is_gate
+from tilescale.backends.cuda.lowering.role_graph.epilogue import is_beside
+from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LOAD, Channel, RoleGraph
+from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_load, is_pipelined, loads_registers
+from tilescale.backends.cuda.ptx import WARPGROUP, most_threads
 from tilescale.backends.cuda.target import target_for
 from tilescale.hda import Machine
 
 TURNS, STEPS = "turns", "steps"
 """Names of the outer and of the pipelined loop."""
-
-COMPUTE, LOAD, BESIDE = "compute", "load", "beside"
-"""Names of the roles."""
-
-_EXCHANGING = 96
-"""Registers of a thread that exchanges tiles."""
 
 _KNOWN = (tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY, tl.FILL, tl.GEMM, *tl.ATOMICS_ON_TILES)
 """Tile operations that take no shared memory of their own, as reductions do."""
@@ -72,93 +59,62 @@ class _Around:
         return cls(before, loop, stmts[at + 1 :]) if all(map(_is_of_registers, before)) else None
 
 
-def scheduled(func: ir.PrimFunc, threads: int, machine: Machine) -> ir.PrimFunc | None:
+def scheduled(func: ir.PrimFunc, graph: RoleGraph, machine: Machine) -> ir.PrimFunc | None:
     """A function with a schedule of its persistent loop's roles; None if it has no such loop, or cannot have one.
 
     Args:
         func: a lowered phase.
-        threads: that compute.
+        graph: the roles.
     """
     launch = _Around.of(schedule.statements(func))
     turn = _Around.of(launch.loop.body) if launch is not None and not is_pipelined(launch.loop) else None
-    if launch is None or turn is None or not is_pipelined(turn.loop) or threads % WARPGROUP:
+    if launch is None or turn is None or not is_pipelined(turn.loop) or graph.roles[0].threads % WARPGROUP:
         return None
     if not all(map(_is_scalar, launch.before)):
         return None
-    if threads + 2 * WARPGROUP > most_threads(machine):
+    if graph.roles[0].threads + 2 * WARPGROUP > most_threads(machine):
         return None
     # Roles run side by side, so no tile takes the place of another.
     room = machine.capacity(machine.layer_for("shared").name)
-    if _bytes(func, turn) > room or ir.contains(schedule.statements(func), _may_need_more):
+    if _bytes(func, graph.channels[0]) > room or ir.contains(schedule.statements(func), _may_need_more):
         return None
-    made = _with_roles(func, launch, turn, threads, registers_of(machine))
+    made = _with_roles(func, launch, turn, graph)
     return made if schedule.can_be_made(made, target_for(machine)) else None
 
 
-def _bytes(func: ir.PrimFunc, turn: _Around) -> int:
+def _bytes(func: ir.PrimFunc, loaded: Channel) -> int:
     """What the tiles of a program take in shared memory, with those that are loaded ahead and their barriers."""
-    depth, loaded = _depth(turn.loop), _loaded(turn.loop)
     sizes = [
         -(-math.prod(ir.integer(n) for n in tile.shape) * ir.bits(str(tile.dtype)) // 8 // _ALIGNMENT) * _ALIGNMENT
-        * (depth if tile in loaded else 1)
+        * (loaded.depth if tile in loaded.tiles else 1)
         for tile in schedule.tiles(func)
         if ir.scope_kind(tile) == "shared"
     ]  # fmt: skip
     return sum(sizes) + _ALIGNMENT
 
 
-def _depth(loop: ir.For) -> int:
-    return ir.integer(loop.annotations[specialise.STAGES])
-
-
-def _loaded(loop: ir.For) -> list[ir.Buffer]:
-    return [ir.region_parts(TileCopy.of(load.value).target)[0] for load in flat(loop.body) if is_load(load)]
-
-
-def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, threads: int, registers: int) -> ir.PrimFunc:
+def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, graph: RoleGraph) -> ir.PrimFunc:
     body = flat(turn.loop.body)
     gates, loads = [s for s in body if _waits(s)], [s for s in body if is_load(s)]
     computes = [s for s in body if not _waits(s) and not is_load(s)]
     begin, end = [s for s in turn.before if not _is_scalar(s)], _together(launch.after)
-    beside = [s for s in turn.after if exchanging.is_beside(s)]
+    beside = [s for s in turn.after if is_beside(s)]
     rest, exchange = _together([s for s in turn.after if s not in beside]), _together([s.body for s in beside])
-    names, steps = _Names(), Transfer("tiles", _loaded(turn.loop), _depth(turn.loop))
-    results = Transfer("results", _handed(rest, exchange), 1)
-    transfers = [steps, results] if beside else [steps]
+    names, (steps, *results) = _Names(), graph.channels
     waited, loaded, stepped = names.of("wait", gates), names.of("load", loads), names.of("step", computes)
     ended, exchanged = names.of("rest", rest), names.of("exchange", exchange)
+    inside: dict[str, list[Any]] = {COMPUTE: ended, LOAD: []}
+    for channel in results:
+        inside |= {COMPUTE: channel.filled(ended), channel.consumer: channel.taken(exchanged)}
     loops: dict[str, Duties] = {
         STEPS: {COMPUTE: steps.taken(stepped), LOAD: steps.filled([*waited, *loaded])},
-        TURNS: {
-            COMPUTE: [*names.of("begin", begin), STEPS, *(results.filled(ended) if beside else ended)],
-            LOAD: [STEPS],
-            BESIDE: results.taken(exchanged) if beside else [],
-        },
+        TURNS: {**inside, COMPUTE: [*names.of("begin", begin), STEPS, *inside[COMPUTE]], LOAD: [STEPS]},
     }
-    whole: Duties = {COMPUTE: [TURNS, *names.of("end", end)], LOAD: [TURNS], BESIDE: [TURNS] if beside else []}
+    whole: Duties = {**{role.name: [TURNS] for role in graph.roles}, COMPUTE: [TURNS, *names.of("end", end)]}
     inner = schedule.named(_around(turn.loop, names.named(body)), STEPS)
     outer = schedule.named(_around(launch.loop, names.named([*turn.before, inner, *rest, *exchange])), TURNS)
     stmt = tir.sequence(names.named([*launch.before, outer, *end]))
-    aside = ir.integer(beside[0].value) if beside else 0
-    return schedule.scheduled(func, stmt, _roles(registers, threads, bool(gates), aside), transfers, whole, loops)
-
-
-def _roles(registers: int, threads: int, polls: bool, beside: int) -> list[Role]:
-    """The roles, in the order of their threads, which share so many registers; half a warpgroup beside the others is of
-    one with those who load."""
-    if 0 < beside < WARPGROUP:
-        shared = {LOAD: WARPGROUP - beside, BESIDE: beside}
-        computing = Role(COMPUTE, threads, specialise.registers_left(registers, threads, POLLING))
-        return [computing, *(Role(name, many, POLLING) for name, many in shared.items())]
-    others = {LOAD: POLLING if polls else LOADING, **({BESIDE: _EXCHANGING} if beside else {})}
-    computing = Role(COMPUTE, threads, specialise.registers_left(registers, threads, *others.values()))
-    return [computing, *(Role(name, WARPGROUP, each) for name, each in others.items())]
-
-
-def _handed(rest: Sequence[ir.Stmt], exchange: Sequence[ir.Stmt]) -> list[ir.Buffer]:
-    """Tiles that who computes fills for who exchanges."""
-    both = [{tile for stmt in stmts for tile in tiles_named(stmt)} for stmts in (rest, exchange)]
-    return sorted(both[0] & both[1], key=lambda tile: str(tile.name))
+    return schedule.scheduled(func, stmt, graph.roles, graph.channels, whole, loops)
 
 
 class _Names:

@@ -13,8 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from tilelang_core import ir
+from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.arguments import Parameters
-from tilescale.backends.cuda.lowering.roles import Roles
+from tilescale.backends.cuda.lowering.deferred import Kept
+from tilescale.backends.cuda.lowering.role_graph.graph import RoleGraph
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import copy_choice
 from tilescale.cost.reach import linked
@@ -73,19 +75,42 @@ class Groups:
     """What later stages have to know of the units inside a program.
 
     Attributes:
-        loader: whether threads of their own load for them, beyond the launch's.
         reducing: threads of the largest unit that reduces across its warps beside its siblings; 0 without.
         tiles: data variable of a tile that each unit has for itself -> how, in words.
         arrays: names of what units hold of the same tile in registers.
-        free, pulled: tensors, of this device and of peers, of which those threads load ahead of all waits.
     """
 
-    loader: bool = False
     reducing: int = 0
     tiles: Mapping[ir.Var, str] = field(default_factory=dict)
     arrays: tuple[tuple[str, ...], ...] = ()
-    free: frozenset[ir.Var] = frozenset()
-    pulled: frozenset[ir.Var] = frozenset()
+
+
+@dataclass(frozen=True)
+class Roles:
+    """A phase whose statements have their roles.
+
+    Attributes:
+        stmt: the phase, waits moved to what they gate.
+        graph: its roles and channels, if stock TileLang makes them.
+        elects: whether one thread, the same each time, issues all bulk stores.
+        kept: what signals are kept back until the next turn of the loop around, by number.
+        tiles: what is allocated on chip beyond the program's own tiles.
+        early: whether those who compute load registers before the loop; TileLang's producer would, too.
+        notes: for people.
+    """
+
+    stmt: ir.Stmt = field(default_factory=lambda: tir.sequence([]))
+    graph: RoleGraph = RoleGraph()
+    elects: bool = False
+    kept: tuple[Kept, ...] = ()
+    tiles: tuple[ir.Buffer, ...] = ()
+    early: bool = False
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def declined(cls, stmt: ir.Stmt, reason: str) -> Roles:
+        """A phase in one role, and why."""
+        return cls(stmt, notes=(f"T.Pipelined without a producer: {reason}",))
 
 
 @dataclass(frozen=True)
@@ -99,13 +124,13 @@ class Phase:
         around: variables of the host that it is passed: those of loops around it, and extents.
         tiles: what is allocated on chip beyond the program's own tiles.
         arrivals: data variable of a barrier in shared memory -> the arrivals of each.
-        added: threads beyond the launch's, which load ahead.
         headers: files of device functions beside sync.cuh that it calls.
         text: what its text says before the kernel besides.
         notes: which implementation was chosen where, and what stands in the way of what, for people.
         ordered: whether branches on threads, or the order of its statements, rule out TileLang's own producers.
         groups: the units inside its programs, if it has any.
-        roles: which loops have producers, and what is completed later.
+        graph: the roles of its threads, and the channels between them.
+        roles: what is completed later.
         window: places in the workspaces of collectives that programs share; None if each has its own.
         signature: what the kernel takes, once the stage of devices has found out.
     """
@@ -119,12 +144,12 @@ class Phase:
     around: tuple[ir.Var, ...] = ()
     tiles: tuple[ir.Buffer, ...] = ()
     arrivals: Mapping[ir.Var, list[ir.PrimExpr]] = field(default_factory=dict)
-    added: int = 0
     headers: tuple[str, ...] = ()
     text: str = ""
     notes: tuple[str, ...] = ()
     ordered: bool = False
     groups: Groups | None = None
+    graph: RoleGraph = RoleGraph()
     roles: Roles = field(default_factory=Roles)
     window: int | None = None
     signature: Parameters | None = None

@@ -13,16 +13,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tilelang_core import ir
+from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering import persistent
 from tilescale.backends.cuda.lowering.assignment import assign
 from tilescale.backends.cuda.lowering.copies.peer_memory import ahead
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.kernel import lower as kernel
-from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.cuda.lowering.markers import is_gate
+from tilescale.backends.cuda.lowering.phase import Phase, Roles
 from tilescale.backends.cuda.lowering.reach import BULK
-from tilescale.backends.cuda.lowering.roles import Roles, declined, fits
+from tilescale.backends.cuda.lowering.role_graph.graph import RoleGraph
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined, must_keep_order, orders
 from tilescale.backends.cuda.target import target_for
 
@@ -33,27 +34,37 @@ def lower(phase: Phase, rest: Callable[[Phase], Phase]) -> LoweredKernel:
         proposal = proposed(phase, beside)
         lowered = rest(proposal)
         made = kernel(lowered)
-        if not proposal.roles.specialised:
+        if not proposal.graph.is_stock:
             return made
         if not lowered.ordered and (agreed := _agreed(lowered, made)):
             return agreed
-        if not proposal.roles.beside:
+        if not proposal.graph.has_epilogue:
             break
     if not ir.contains(phase.stmt, orders):
         return kernel(rest(_with(phase, Roles(phase.stmt))))
     reason = "stock TileLang would not move all its loads and waits there"
-    return kernel(rest(_with(phase, declined(phase.stmt, reason))))
+    return kernel(rest(_with(phase, Roles.declined(phase.stmt, reason))))
 
 
 def _agreed(phase: Phase, made: LoweredKernel) -> LoweredKernel | None:
     """A kernel whose roles are those that were proposed for it; None if TileLang would give it others."""
     machine = phase.target.machine
-    func = persistent.scheduled(made.func, phase.launch.thread_count, machine)
+    graph = replace(phase.graph.with_registers(machine), is_persistent=True)
+    func = persistent.scheduled(made.func, graph, machine)
     if func is not None:
-        note = "the loop around T.Pipelined: warps keep their roles in all turns, a warpgroup only loads"
-        return replace(made, func=func, notes=(*made.notes, note))
-    is_ours = phase.roles.beside or phase.roles.early
-    return made if not is_ours and fits(phase.roles, made.func, target_for(machine)) else None
+        return replace(made, func=func, notes=(*phase.notes, *graph.lines()))
+    is_ours = phase.graph.has_epilogue or phase.roles.early
+    return made if not is_ours and _fits(phase.graph, made.func, target_for(machine)) else None
+
+
+def _fits(graph: RoleGraph, func: ir.PrimFunc, target: dict[str, str]) -> bool:
+    """Whether stock TileLang puts all loads and gates of a lowered loop into its producer, and only those."""
+    found: list[int] = []
+    for branch in specialise.branches(func, target) or ():
+        nodes: list[Any] = []
+        ir.walk(branch, nodes.append)
+        found += [sum(map(specialise.is_load, nodes)), sum(map(is_gate, nodes))]
+    return found == [len(graph.channels[0].tiles), graph.channels[0].gates, 0, 0]
 
 
 def proposed(phase: Phase, beside: bool = True) -> Phase:
@@ -68,9 +79,10 @@ def proposed(phase: Phase, beside: bool = True) -> Phase:
 def _with(phase: Phase, roles: Roles) -> Phase:
     """A phase in roles; without a producer, loops that must keep their order do."""
     own = (*roles.tiles, *(kept.variable for kept in roles.kept))
-    stmt = roles.stmt if roles.specialised else _in_one_role(roles.stmt)
+    stmt = roles.stmt if roles.graph.is_stock else _in_one_role(roles.stmt)
     notes = (*phase.notes, *roles.notes)
-    return replace(phase, stmt=stmt, tiles=(*phase.tiles, *own), notes=notes, roles=roles)
+    graph = roles.graph if roles.graph.is_stock else phase.graph
+    return replace(phase, stmt=stmt, tiles=(*phase.tiles, *own), notes=notes, graph=graph, roles=roles)
 
 
 def _in_one_role(phase: ir.Stmt) -> ir.Stmt:

@@ -19,7 +19,6 @@ from tilescale.backends.cuda.lowering import (  # noqa: F401 - they register the
     rails,
     signals,
 )
-from tilescale.backends.cuda.lowering import split as loaders
 from tilescale.backends.cuda.lowering.assignment import without_single_turns
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
 from tilescale.backends.cuda.lowering.copies import nvshmem, peer_memory  # noqa: F401 - they register their rules
@@ -30,6 +29,7 @@ from tilescale.backends.cuda.lowering.groups import stage as groups
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed
+from tilescale.backends.cuda.lowering.role_graph import split
 from tilescale.backends.cuda.lowering.specialisation import lower as in_roles
 from tilescale.backends.cuda.lowering.statements import is_of_unit
 from tilescale.backends.cuda.lowering.unknown_ends import shortened
@@ -43,7 +43,7 @@ def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:
         UnsupportedError: something that has no lowering, with its line.
     """
     phase = groups.lower(clusters.lower(begun(phase)))
-    return in_roles(phase, lambda assigned: loaders.lower(barriers.lower(hazards.lower(devices(assigned, rendezvous)))))
+    return in_roles(phase, lambda assigned: split.lower(barriers.lower(hazards.lower(devices(assigned, rendezvous)))))
 
 
 def begun(phase: Phase) -> Phase:

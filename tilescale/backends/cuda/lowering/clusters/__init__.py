@@ -7,6 +7,5 @@ tile_operations.py           rules: tile operations of the cluster
 collectives.py               rules: barriers and collectives between the programs
 dsmem.py                     barriers of the cluster, moves, and elements of peers' tiles
 loads.py ring.py             operands that all need: bulk copies to the whole cluster in a ring of stages
-roles.py                     warps that issue them, beside those that use them
 pair.py                      products of two programs as one, where the tensor cores do that
 """

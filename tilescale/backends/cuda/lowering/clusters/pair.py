@@ -14,10 +14,10 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Fill, Gemm, data_of
-from tilescale.backends.cuda.lowering import mbarriers
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
 from tilescale.backends.cuda.lowering.clusters.regions import regions, stored
 from tilescale.backends.cuda.lowering.clusters.sharding import Sharding
+from tilescale.backends.cuda.lowering.role_graph import mbarriers
 from tilescale.program.shares import ROWS
 
 ACCESS = (ir.BufferLoad, ir.BufferStore)

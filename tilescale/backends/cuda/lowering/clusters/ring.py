@@ -22,11 +22,11 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering import mbarriers
-from tilescale.backends.cuda.lowering.clusters.roles import ahead
 from tilescale.backends.cuda.lowering.clusters.sharding import Shard
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
-from tilescale.backends.cuda.lowering.markers import one_thread, sync
+from tilescale.backends.cuda.lowering.markers import loading, one_thread, sync
+from tilescale.backends.cuda.lowering.role_graph import mbarriers
+from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LOAD, Channel
 from tilescale.backends.cuda.ptx import WARP
 
 
@@ -49,7 +49,7 @@ class Ring:
         self.begin, self.extent = cluster.value(loop.min), cluster.value(loop.extent)
         self.whole = {load.tile: cluster.shards[load.tile] for load in loads}
         self.is_shared = any(part.dim is None for part in self.whole.values())
-        self.roles = cluster.loaders > 0
+        self.roles = bool(cluster.graph.roles)
         self.rings = {tile: self._ring(part) for tile, part in self.whole.items()}
         number = cluster.next_number()
         self.done = cluster.variable(f"loads{number}") if cluster.loops else None
@@ -74,11 +74,10 @@ class Ring:
 
     def statements(self, rest: ir.Stmt) -> list[ir.Stmt]:
         """The loop with its loads, `rest` being what it does with them."""
-        shared = sum(part.dim is None for part in self.whole.values())
-        how = "by warps of their own, " if self.roles else ""
-        self.cluster.notes.append(
-            f"loads of a cluster: {how}{self.stages} ahead, {shared} of {len(self.loads)} by multicast"
-        )
+        tiles, shared = list(self.rings.values()), {t for t, part in self.whole.items() if part.dim is None}
+        multicast = frozenset(self.rings[tile].data for tile in shared)
+        producer = LOAD if self.roles else COMPUTE
+        self.cluster.channels.append(Channel("tiles", tiles, self.stages, producer, shared=multicast))
         return self._by_roles(rest) if self.roles else self._in_turn(rest)
 
     # -- other warps load --------------------------------------------------------------------------------------------
@@ -93,7 +92,7 @@ class Ring:
         stage, turn = mbarriers.stage_of(earlier + step, self.stages)
         used = [mbarriers.wait(self.full, stage, turn), *self._used(rest, step, stage), *self._release(stage)]
         free = [sync()] if self.done is None else []
-        return [ahead(self._loading()), *begin, self._loop(step, used), *end, *free]
+        return [loading(self._loading()), *begin, self._loop(step, used), *end, *free]
 
     def _loading(self) -> ir.Stmt:
         begin, end, earlier = self._continued()

@@ -8,6 +8,8 @@ clusters pass as they are.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilescale.backends.cuda.lowering.clusters import collectives, tile_operations  # noqa: F401 - they register rules
 from tilescale.backends.cuda.lowering.clusters.loads import pipelined
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
@@ -28,7 +30,7 @@ def lower(phase: Phase) -> Phase:
     return cluster.done(
         body,
         arrivals={**phase.arrivals, **cluster.arrivals},
-        added=phase.added + cluster.added,
+        graph=replace(cluster.graph, channels=tuple(cluster.channels)) if cluster.channels else phase.graph,
         headers=(*phase.headers, "cluster.cuh"),
         ordered=phase.ordered or cluster.has_barriers,
     )

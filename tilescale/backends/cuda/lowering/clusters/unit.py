@@ -17,14 +17,15 @@ from typing import Any, TypeAlias
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import access_of, data_of
-from tilescale.backends.cuda.lowering.clusters import roles
 from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster, without_ends, without_repeats
 from tilescale.backends.cuda.lowering.clusters.pair import Pair
 from tilescale.backends.cuda.lowering.clusters.regions import access, regions, stored
 from tilescale.backends.cuda.lowering.clusters.sharding import Shard, Sharding
-from tilescale.backends.cuda.lowering.markers import located
+from tilescale.backends.cuda.lowering.markers import is_loading, located
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.registry import rule_for
+from tilescale.backends.cuda.lowering.role_graph.graph import Channel, RoleGraph
+from tilescale.backends.cuda.lowering.role_graph.split import apart, cluster_graph
 from tilescale.backends.cuda.lowering.tile import Tile, parts
 from tilescale.passes.structure import location
 from tilescale.program import ops
@@ -48,7 +49,7 @@ class ClusterUnit(Cluster):
         views, shards, pair: who holds what of the cluster's tiles.
         bound: what names stand for that were bound before the region, by each program for itself.
         loops: how many loops are around the statement that is being lowered.
-        added: threads that the program has beyond the user's, to load ahead.
+        channels: the rings of tiles that are loaded ahead.
     """
 
     def __init__(self, phase: Phase, pipelined: Pipelined):
@@ -57,16 +58,17 @@ class ClusterUnit(Cluster):
         self.sharding = Sharding(self)
         self.views, self.shards = self.sharding.views, self.sharding.shards
         self.bound: dict[ir.Var, Any] = {}
-        self.loops = self.added = 0
+        self.loops = 0
+        self.channels: list[Channel] = []
         self.pair = Pair(self, self.sharding) if self.sharding.results else None
         self._in_member = False
 
     @cached_property
-    def loaders(self) -> int:
-        """How many threads could load ahead for this phase; pairs of blocks synchronize in ways of their own."""
+    def graph(self) -> RoleGraph:
+        """The roles if warps can load ahead for this phase; pairs of blocks synchronize in ways of their own."""
         if self.pair is not None or ir.contains(self.phase.stmt, self._is_groups):
-            return 0
-        return roles.loaders(self.launch, self.target.machine, self.phase.stmt)
+            return RoleGraph()
+        return cluster_graph(self.launch, self.target.machine, self.phase.stmt)
 
     def _is_groups(self, node: Any) -> bool:
         """Whether a node is a region of units inside the program."""
@@ -80,10 +82,7 @@ class ClusterUnit(Cluster):
 
     def enclose(self, body: ir.Stmt) -> ir.Stmt:
         """`body` between the cluster's beginning and end, its loads split off."""
-        if roles.is_split(body):
-            self.added = self.loaders
-            body = roles.apart(self.added, without_ends(body))
-        return super().enclose(body)
+        return super().enclose(apart(without_ends(body)) if ir.contains(body, is_loading) else body)
 
     # -- the walk over what programs execute, each for itself --------------------------------------------------------
 

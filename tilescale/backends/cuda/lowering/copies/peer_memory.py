@@ -106,6 +106,6 @@ def _completed(stage: DeviceStage, copy: Copy) -> str | None:
     if kept is not None:
         later = "its tile is written again" if kept == NO_SIGNAL else "the next turn of the loop ends"
         return f"asynchronous, completed before {later}"
-    if stage.roles.beside:
+    if stage.phase.graph.has_epilogue:
         return "asynchronous, completed and signalled by threads of their own"
     return None if copy.signal is None else "synchronous: its signal follows at once"

@@ -18,7 +18,7 @@ from tilescale.backends.cuda.lowering.groups.ranges import HARDWARE_BARRIERS, ch
 from tilescale.backends.cuda.lowering.groups.registers import marks
 from tilescale.backends.cuda.lowering.markers import SYNC, Executing
 from tilescale.backends.cuda.lowering.phase import Groups, Phase
-from tilescale.backends.cuda.ptx import WARP, WARPGROUP
+from tilescale.backends.cuda.ptx import WARP
 
 
 def lower(phase: Phase) -> Phase:
@@ -28,11 +28,12 @@ def lower(phase: Phase) -> Phase:
         UnsupportedError: a tile that stock TileLang would not compute as written, with its line.
     """
     groups, threads = phase.groups or Groups(), phase.launch.thread_count
-    barriers = _Barriers(Executing(0, threads), threads + (WARPGROUP if groups.loader else 0))
+    loading = phase.graph.added if phase.groups else 0
+    barriers = _Barriers(Executing(0, threads), threads + loading)
     body = barriers.stmt(phase.stmt)
     taken = len(barriers.numbers)
     others = threads // groups.reducing - 1 if groups.reducing else 0
-    check_ranges(phase.launch, groups, taken + others, body)
+    check_ranges(phase.launch, groups, taken + others, body, loading > 0)
     text = marks(map(list, groups.arrays))
     if groups.reducing:
         # What the text needs where several units reduce across their warps at once.

@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from tilelang_core import ir, specialise, tiles, tl
+from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering import mbarriers
 from tilescale.backends.cuda.lowering.groups.clones import Clone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.handover import Handover, parts_of
@@ -31,8 +30,9 @@ from tilescale.backends.cuda.lowering.groups.loops import asynchronous
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import Unit
 from tilescale.backends.cuda.lowering.markers import acquired, by_producer, loading
-from tilescale.backends.cuda.lowering.roles import LOADING, POLLING
-from tilescale.backends.cuda.ptx import WARP, WARPGROUP, registers_of
+from tilescale.backends.cuda.lowering.role_graph import mbarriers
+from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LOAD, Channel, Role, RoleGraph
+from tilescale.backends.cuda.ptx import WARP, WARPGROUP
 
 ASYNCHRONOUS_PRODUCTS = "wgmma"
 """The capability of warpgroups that start products into registers and wait for them later."""
@@ -74,24 +74,12 @@ class Pipelines:
         self._handed[loop.stmt] = full, self._barrier(f"empty{number}", places, self.stage.whole.threads)
         if loop.released:
             self._released[loop.stmt] = self._barrier(f"released{number}", 1, self.stage.whole.threads)
-        self._note(loop)
 
     def _barrier(self, name: str, places: int, arrivals: int) -> ir.Buffer:
         barrier = tir.local_buffer(name, [places], "uint64", "shared.barrier")
         self.arrivals[barrier.data] = [ir.int_node(arrivals)] * places
         self.stage.tiles.append(barrier)
         return barrier
-
-    def _note(self, loop: Loop) -> None:
-        first = self.stage.whole.threads
-        names = ", ".join(tile.name for tile in loop.tiles)
-        units = self.stage.whole.units(loop.level)
-        waits = f"make {len(loop.waits)} T.wait and " if loop.waits else ""
-        when = ", once the program reaches the loop" if loop.released else ""
-        self.stage.notes.append(
-            f"T.Pipelined over {loop.stmt.loop_var.name}: threads {first} to {first + WARPGROUP - 1} {waits}load "
-            f"{names} by TMA, {loop.stages} ahead{when}; {len(units)} {loop.level.name}s work on them"
-        )
 
     def of(self, stmt: Any) -> Loop | None:
         """The asynchronous loop that a statement is."""
@@ -102,15 +90,23 @@ class Pipelines:
         return any(stmt.same_as(wait) for loop in self.loops for wait in loop.moved)
 
     @property
-    def added(self) -> int:
-        """Threads of the loader."""
-        return WARPGROUP if self.loops else 0
+    def graph(self) -> RoleGraph:
+        """The roles and channels of the loops."""
+        if not self.loops:
+            return RoleGraph()
+        roles = Role(COMPUTE, self.stage.whole.threads), Role(LOAD, WARPGROUP)
+        graph = RoleGraph(roles, tuple(map(self._channel, self.loops)))
+        return graph.with_registers(self.stage.target.machine)
 
-    def free(self, far: bool) -> frozenset[ir.Var]:
-        """Tensors, of peers (`far`) or of this device, of which the loader loads ahead of all waits."""
-        free = [load for loop in self.loops if loop.gates or not loop.released for load in loop.free]
-        sources = [load.source for load in free if load.is_far == far]
-        return frozenset(self.stage.distributions.base(ir.region_parts(source)[0]) for source in sources)
+    def _channel(self, loop: Loop) -> Channel:
+        # Loads of a loop without waits that is released come behind what the program waits for.
+        free = loop.free if loop.gates or not loop.released else []
+        sources = [(load.is_far, self.stage.distributions.base(ir.region_parts(load.source)[0])) for load in free]
+        near, far = (frozenset(data for is_far, data in sources if is_far == side) for side in (False, True))
+        return Channel(
+            "tiles", loop.tiles, loop.stages, gates=len(loop.waits), parts=self._parts[loop.stmt],
+            is_released=loop.released, near=near, far=far, is_free=True,
+        )  # fmt: skip
 
     # -- units ---------------------------------------------------------------------------------------------------------
 
@@ -158,12 +154,9 @@ class Pipelines:
         """What the loader executes beside the program, if there is one."""
         if not self.loops:
             return []
-        registers = POLLING if any(loop.gates for loop in self.loops) else LOADING
-        of = registers_of(self.stage.target.machine)
-        limits = (registers, specialise.registers_left(of, self.stage.whole.threads, registers))
         # One warp of it: who sees a phase of a barrier late may miss the next one, and waits for it for ever.
         first = ir.simplify(self.stage.thread < self.stage.whole.threads + WARP, {})
-        return [loading(ir.IfThenElse(first, tir.sequence([*map(self._load, self.loops)]), None), limits)]
+        return [loading(ir.IfThenElse(first, tir.sequence([*map(self._load, self.loops)]), None))]
 
     def _load(self, loop: Loop) -> ir.Stmt:
         return self._within(loop, loop.around, {})

@@ -38,18 +38,19 @@ STOCK_BARRIERS = 3
 """The first ones are taken: 0 by barriers of the block, 1 and 2 by reductions; stock TileLang counts on from 3."""
 
 
-def check_ranges(launch: Launch, groups: Groups, barriers: int, body: ir.Stmt) -> None:
+def check_ranges(launch: Launch, groups: Groups, barriers: int, body: ir.Stmt, are_loaded: bool) -> None:
     """Raise UnsupportedError for a tile that stock TileLang would not compute as written.
 
     Args:
         barriers: how many hardware barriers are taken besides those of ranges of threads that work on tiles.
+        are_loaded: whether threads beyond these load for them.
     """
-    _Ranges(launch, groups, barriers).visit(body, (0, launch.threads[0]))
+    _Ranges(launch, groups, barriers, are_loaded).visit(body, (0, launch.threads[0]))
 
 
 class _Ranges:
-    def __init__(self, launch: Launch, groups: Groups, barriers: int):
-        self.launch, self.groups, self.barriers = launch, groups, barriers
+    def __init__(self, launch: Launch, groups: Groups, barriers: int, are_loaded: bool):
+        self.launch, self.groups, self.barriers, self.are_loaded = launch, groups, barriers, are_loaded
         self.names = ThreadNames(launch)
         self.index = next((var for var, axis in launch.thread_vars if axis == 0), None)
         self.used: dict[ir.Var, tuple[Interval | None, Location | None]] = {}
@@ -117,7 +118,7 @@ class _Ranges:
                 hint='write T.Scale("warpgroup") or "warp" and tell units apart by their rank',
                 where=where,
             )
-        if on_tiles and (self.groups.loader or threads != (0, self.launch.threads[0])):
+        if on_tiles and (self.are_loaded or threads != (0, self.launch.threads[0])):
             assert threads is not None
             self.partial.add(threads)
             self.kinds |= {b.scope() for b, _, _ in named if b.scope() in ir.SHARED}

@@ -65,16 +65,9 @@ class _ThreadGroups(GroupStage):
         return self.done(
             tir.sequence([body, *self.pipelines.loader()]),
             arrivals={**self.phase.arrivals, **self.pipelines.arrivals},
-            added=self.phase.added + self.pipelines.added,
+            graph=self.pipelines.graph if self.pipelines.loops else self.phase.graph,
             ordered=self.phase.ordered or self.used,
-            groups=Groups(
-                self.pipelines.added > 0,
-                self.reducing,
-                self.held_in_words(),
-                self.exclusive(),
-                free=self.pipelines.free(far=False),
-                pulled=self.pipelines.free(far=True),
-            ),
+            groups=Groups(self.reducing, self.held_in_words(), self.exclusive()),
         )
 
     # -- statements of the program -----------------------------------------------------------------------------------

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""The roles of a grid phase's threads, and the channels between them.
+
+A channel is a ring of tiles: its producer fills a stage once all consumers have released it, and they take it once it
+is full. A full and an empty mbarrier for each stage say so, whoever emits them: this back end (ring.py), stock
+TileLang's producer for one pipelined loop, or its schedule of warps that keep their roles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilelang_core import ir, schedule, specialise
+from tilescale.backends.cuda.ptx import WARPGROUP, registers_of
+from tilescale.hda import Machine
+
+COMPUTE, LOAD, COMMUNICATE, STORE = "compute", "load", "communicate", "store"
+"""Names of roles."""
+
+LOADING, POLLING, COMMUNICATING = 24, 40, 96
+"""Registers of a thread that loads, of one that waits as well (of 24 it would spill some), and of one that combines
+tiles with those of other devices."""
+
+Role = schedule.Role
+
+
+@dataclass(frozen=True)
+class Channel(schedule.Transfer):
+    """Tiles that one role fills in each iteration of a loop, and another one takes.
+
+    Attributes:
+        producer, consumer: names of the roles.
+        gates: the calls of `T.wait` that the producer makes in front of its loads.
+        parts: in how many parts a stage is handed over, each as soon as it is full or used.
+        shared: tiles among them that come once for all blocks of a cluster.
+        is_released: whether consumers tell the producer that they have come to the loop.
+        near, far: tensors, of this device and of peers, that are loaded ahead of what the consumers wait for.
+        is_free: whether these are loaded ahead of the producer's own waits, too.
+    """
+
+    producer: str = LOAD
+    consumer: str = COMPUTE
+    gates: int = 0
+    parts: int = 1
+    shared: frozenset[ir.Var] = frozenset()
+    is_released: bool = False
+    near: frozenset[ir.Var] = frozenset()
+    far: frozenset[ir.Var] = frozenset()
+    is_free: bool = False
+
+    def __str__(self) -> str:
+        names = [f"{tile.name} (multicast)" if tile.data in self.shared else str(tile.name) for tile in self.tiles]
+        said = [
+            f"{self.depth} stage{'s' * (self.depth > 1)}",
+            *([f"in {self.parts} parts"] if self.parts > 1 else []),
+            *([f"{self.gates} T.wait by {self.producer}"] if self.gates else []),
+            *([f"once {self.consumer} comes to the loop"] if self.is_released else []),
+        ]
+        return f"{self.producer} -> {self.consumer}: {', '.join(names)}; {', '.join(said)}"
+
+
+@dataclass(frozen=True)
+class RoleGraph:
+    """The roles of a grid phase, in the order of their threads, and the channels between them.
+
+    Attributes:
+        is_stock: whether stock TileLang makes the roles, and adds their threads.
+        is_persistent: whether warps keep their roles in all iterations of the loop around the pipelined one.
+    """
+
+    roles: tuple[Role, ...] = ()
+    channels: tuple[Channel, ...] = ()
+    is_stock: bool = False
+    is_persistent: bool = False
+
+    @property
+    def added(self) -> int:
+        """Threads beyond the launch's that the lowering itself adds."""
+        return 0 if self.is_stock else self._added
+
+    @property
+    def _added(self) -> int:
+        return sum(role.threads for role in self.roles[1:])
+
+    @property
+    def has_epilogue(self) -> bool:
+        """Whether a role of its own ends an iteration while the others compute the next tile."""
+        return any(role.name in (COMMUNICATE, STORE) for role in self.roles)
+
+    def with_registers(self, machine: Machine, blocks: int = 1) -> RoleGraph:
+        """The same, each thread with the registers that its role needs, or what is left for those that compute.
+
+        Args:
+            blocks: that a processor is to hold at once.
+        """
+        compute, *others = self.roles
+        polls = any(channel.gates for channel in self.channels) or others[-1].name == STORE
+        needs = {LOAD: POLLING if polls else LOADING, COMMUNICATE: COMMUNICATING, STORE: POLLING}
+        # Roles of half a warpgroup share one.
+        each = [needs[role.name] for role in others][: self._added // WARPGROUP]
+        left = specialise.registers_left(registers_of(machine), compute.threads, *each, blocks=blocks)
+        return replace(self, roles=tuple(replace(r, registers=needs.get(r.name, left)) for r in self.roles))
+
+    def lines(self) -> list[str]:
+        """The graph in words, a line for the roles and one for each channel."""
+        if not self.roles:
+            return []
+        roles = [
+            f"{role.name} ({role.threads} threads" + (f", {role.registers} registers)" if role.registers else ")")
+            for role in self.roles
+        ]
+        kind = "persistent roles" if self.is_persistent else "roles"
+        return [f"{kind}: {', '.join(roles)}", *map(str, self.channels)]
