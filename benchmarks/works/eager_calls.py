@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,9 @@ SIZES = tuple(4 * KIB << n for n in range(0, 15, 2))
 
 ROWS, INPUTS = 64, 4
 """Rows of a tensor, and tensors that take turns."""
+
+FLOAT8 = 4 << 20
+"""Bytes of what a rank gives from which on numbers travel as float8, too, where `ops` can."""
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 
@@ -84,20 +88,25 @@ class Work:
         return ROWS, self.nbytes // 2 // ROWS
 
     def heat(self, gpus: int) -> Heat:
-        """Both ways, in turns."""
+        """All ways, in turns."""
         theirs, own = WAYS[self.name]
         entries = [Contender("nccl", lambda: self.runner(theirs)), Contender("tilescale", lambda: self.runner(own))]
+        if self.nbytes >= FLOAT8 and self.name != "all_to_all":
+            narrow = partial(own, wire="float8_e4m3fn")
+            entries.append(Contender("tilescale, float8 on the wire", lambda: self.runner(narrow, 2.0**-3)))
         return Heat(self.name, self.shape, "bfloat16", gpus, "eager", "nccl", entries, calls=20)
 
-    def draw(self, seed: int) -> Case:
-        """This rank's tensor, and its result by PyTorch in float32."""
+    def draw(self, seed: int, narrow: float = 0.0) -> Case:
+        """This rank's tensor, and its result by PyTorch in float32; `narrow`: what float8 may add to the error."""
         (x,) = trials.randoms(seed, torch.bfloat16, self.shape)
         want, magnitudes = (WAYS[self.name][0](each) for each in (x.float(), x.float().abs()))
         sums = tilescale.init().size if "reduce" in self.name else 0
-        return Case((x,), want, sums * 2.0**-8 * magnitudes)
+        return Case((x,), want, (sums * 2.0**-8 + narrow) * magnitudes + narrow * 2.0**-12 * magnitudes.max())
 
-    def runner(self, call: Call) -> Runner:
+    def runner(self, call: Call, narrow: float = 0.0) -> Runner:
         """Calls on tensors in turns; all have the case's numbers."""
         given = [trials.nothing(*self.shape) for _ in range(INPUTS)]
         turn = itertools.cycle(given)
-        return trials.checked(self.draw, lambda x: [each.copy_(x) for each in given], lambda: call(next(turn)))
+        return trials.checked(
+            partial(self.draw, narrow=narrow), lambda x: [each.copy_(x) for each in given], lambda: call(next(turn))
+        )

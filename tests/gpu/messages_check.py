@@ -14,7 +14,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.gpu.ops_support import main, poison, random, runs, say  # noqa: E402
-from tests.gpu.ranks import RANK, SIZE, everyones  # noqa: E402
+from tests.gpu.ranks import DEVICE, RANK, SIZE, everyones  # noqa: E402
+from tests.ops.float8_bounds import bound_of_gather, bound_of_sum  # noqa: E402
 from tilescale import ops  # noqa: E402
 
 
@@ -80,6 +81,59 @@ def check_halo_exchange(only: slice) -> None:
             for name, made in ("", call), (", in place", filled):
                 title = f"halo_exchange {shape} along {dim}, {'' if periodic else 'not '}periodic{name}"
                 runs(title, made, lambda c, want=want: torch.testing.assert_close(c, want, rtol=0, atol=0))
+
+
+def check_float8_wire(only: slice) -> None:
+    """Numbers of all magnitudes, sizes with and without tails; groups with no number, the same bits on all ranks."""
+    for elements, dtype in [(5, torch.bfloat16), (128 * 77 + 3, torch.float16), (1 << 22, torch.bfloat16),
+                            (128 * 100003, torch.float32), (3 << 24, torch.bfloat16)][only]:  # fmt: skip
+        x = random(SIZE * elements, dtype=torch.float32)
+        x = (x * 2.0 ** torch.randint(-12, 8, x.shape, device=x.device)).to(dtype)
+        every, tail = everyones(x).double(), -elements % 128
+
+        def groups(parts: torch.Tensor, tail: int = tail) -> torch.Tensor:
+            return torch.nn.functional.pad(parts, (0, tail)).unflatten(-1, (-1, 128))
+
+        def bounded(got: torch.Tensor, want: torch.Tensor, bound: torch.Tensor) -> None:
+            wrong = ~((got.double() - want).abs() <= bound)
+            if bool(wrong.any()):
+                raise ValueError(
+                    f"{int(wrong.sum())} of {wrong.numel()} beyond the bound, {int(got.isnan().sum())} NaN"
+                )
+
+        mine, total = x[:elements], every.sum(0)
+        gathered, part = every[:, :elements].flatten(), total.chunk(SIZE)[RANK]
+        bound = bound_of_gather(groups(every[:, :elements])).flatten(-2)[:, :elements].flatten()
+        runs(
+            f"all_gather of {elements} {dtype} as float8",
+            lambda mine=mine: ops.all_gather(mine, wire="float8_e4m3fn"),
+            lambda c, want=gathered, bound=bound: bounded(c, want, bound),
+        )
+        parts = groups(every.unflatten(1, (SIZE, elements)))
+        bound = bound_of_sum(parts, dtype, again=False).flatten(-2)[:, :elements]
+        runs(
+            f"reduce_scatter of {elements} {dtype} as float8",
+            lambda x=x: ops.reduce_scatter(x, wire="float8_e4m3fn"),
+            lambda c, want=part, bound=bound[RANK]: bounded(c, want, bound),
+        )
+        flat = torch.nn.functional.pad(every, (0, -every.shape[1] % 128)).unflatten(1, (-1, 128))
+        bound = bound_of_sum(flat, dtype, again=True).flatten()[: len(x)]
+
+        def summed(c: torch.Tensor, want: torch.Tensor = total, bound: torch.Tensor = bound) -> None:
+            bounded(c, want, bound)
+            bits = everyones(c)
+            if not all(torch.equal(bits[0], other) for other in bits[1:]):
+                raise ValueError("ranks have different bits")
+
+        runs(f"all_reduce of {len(x)} {dtype} as float8", lambda x=x: ops.all_reduce(x, wire="float8_e4m3fn"), summed)
+    x = torch.ones(1000, device=DEVICE, dtype=torch.bfloat16)
+    x[[130, 700]] = torch.tensor([torch.inf, torch.nan], device=DEVICE, dtype=x.dtype)
+    made = ops.all_reduce(x, wire="float8_e4m3fn")
+    lost = torch.zeros(1000, dtype=torch.bool, device=DEVICE)
+    lost[128:256] = lost[640:768] = True
+    if not torch.equal(made.isnan(), lost) or not bool((made[~lost] == SIZE).all()):
+        raise ValueError(f"{int(made.isnan().sum())} NaN, 256 were to be")
+    say("PASS groups without a number")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
     gather.py scatter.py                to and from one rank
     send_recv.py halo_exchange.py       messages between ranks, any number at once
     all_gather_v.py all_to_all_v.py     collectives of unequal parts
+    float8_wire.py                      collectives whose numbers travel as float8
     all_reduce_rms_norm.py              what ends a block of a transformer
     moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
     decode.py sequence_attention.py attention_backward.py    attention over several ranks

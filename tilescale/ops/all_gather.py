@@ -8,6 +8,7 @@ import torch
 from tilescale.ops import small
 from tilescale.ops.arguments import BYTES, as_moved, as_numbers, check_dim, check_out, check_tensor
 from tilescale.ops.flat import delivered, join, parts_of, place_in, whole
+from tilescale.ops.float8_wire import all_gather_float8, check_wire
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
@@ -16,7 +17,7 @@ from tilescale.ops.plain_calls import plain_calls_repeat
 @collective
 @plain_calls_repeat
 def all_gather(
-    a: torch.Tensor, dim: int = 0, *, out: torch.Tensor | None = None, group: Any = None
+    a: torch.Tensor, dim: int = 0, *, out: torch.Tensor | None = None, wire: str | None = None, group: Any = None
 ) -> torch.Tensor:
     """The tensors of all ranks, one after the other along a dimension. Collective.
 
@@ -25,6 +26,8 @@ def all_gather(
         dim: along which they are joined.
         out: the result's memory, where no gradients are recorded. Contiguous, and with dim 0 and parts of whole 16
             bytes, it is written without a copy.
+        wire: None, or "float8_e4m3fn": numbers travel in float8, each 128 of a part with a scale; see
+            docs/operators.md for the error. bfloat16, float16 and float32, ranks of one node.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -36,9 +39,12 @@ def all_gather(
     """
     check_tensor("a", a, served=BYTES)
     dim, name = check_dim("dim", dim, a), group_name(group)
+    check_out(out, [n * size_of(name) if i == dim else n for i, n in enumerate(a.shape)], a)
+    if wire is not None:
+        check_wire(wire, a, name)
+        return delivered(all_gather_float8(a, dim, name), out)
     if out is None:
         return as_moved(_operator, a, dim, name)
-    check_out(out, [n * size_of(name) if i == dim else n for i, n in enumerate(a.shape)], a)
     given, place = as_numbers(a.resolve_conj()), as_numbers(out)
     if _operator.is_seen:
         place.copy_(_operator(given, dim, name))

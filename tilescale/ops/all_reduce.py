@@ -13,6 +13,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops import small
 from tilescale.ops.arguments import COMBINES, check_out, check_tensor, dense
 from tilescale.ops.flat import WIDTHS, delivered, place_in
+from tilescale.ops.float8_wire import all_reduce_float8, check_wire
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
@@ -23,7 +24,12 @@ OPS = ("sum", "max", "min")
 @collective
 @plain_calls_repeat
 def all_reduce(
-    a: torch.Tensor, *, op: str = "sum", out: torch.Tensor | None = None, group: Any = None
+    a: torch.Tensor,
+    *,
+    op: str = "sum",
+    out: torch.Tensor | None = None,
+    wire: str | None = None,
+    group: Any = None,
 ) -> torch.Tensor:
     """The sum of all ranks' tensors, or their maximum or minimum, as a new tensor. Collective.
 
@@ -33,6 +39,8 @@ def all_reduce(
             around as PyTorch's.
         op: "sum", "max" or "min", element by element. A NaN of any rank stays.
         out: the result's memory, where no gradients are recorded; `a` itself for a sum in place.
+        wire: None, or "float8_e4m3fn" for a sum: parts and their sums travel in float8, each 128 numbers with a scale;
+            see docs/operators.md for the error. bfloat16, float16 and float32, ranks of one node.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -48,9 +56,14 @@ def all_reduce(
     if op != "sum" and a.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(f"a requires a gradient, op is {op!r}", hint="pass a.detach(), or use torch.no_grad()")
     name = group_name(group)
+    check_out(out, a.shape, a)
+    if wire is not None:
+        check_wire(wire, a, name)
+        if op != "sum":
+            raise ArgumentError(f"wire is {wire!r}, op is {op!r}", hint="leave wire out: it is for sums")
+        return delivered(all_reduce_float8(a, name), out)
     if out is None:
         return _operator(a, op, name)
-    check_out(out, a.shape, a)
     return out.copy_(_operator(a, op, name)) if _operator.is_seen else _combined(a, op, name, out)
 
 

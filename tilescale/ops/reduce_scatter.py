@@ -8,6 +8,7 @@ import torch
 from tilescale.ops import small
 from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_out, check_tensor
 from tilescale.ops.flat import delivered, parts_of, place_in, split, whole
+from tilescale.ops.float8_wire import check_wire, reduce_scatter_float8
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
@@ -16,7 +17,7 @@ from tilescale.ops.plain_calls import plain_calls_repeat
 @collective
 @plain_calls_repeat
 def reduce_scatter(
-    a: torch.Tensor, dim: int = 0, *, out: torch.Tensor | None = None, group: Any = None
+    a: torch.Tensor, dim: int = 0, *, out: torch.Tensor | None = None, wire: str | None = None, group: Any = None
 ) -> torch.Tensor:
     """The own part, along a dimension, of the sum of all ranks' tensors. Collective.
 
@@ -26,6 +27,8 @@ def reduce_scatter(
         a: of the same shape on all ranks; the extent of `dim` is a multiple of their number.
         dim: along which the sum is cut.
         out: the result's memory, as for `all_gather`.
+        wire: None, or "float8_e4m3fn": numbers travel in float8, each 128 of a part with a scale; see
+            docs/operators.md for the error. bfloat16, float16 and float32, ranks of one node.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -39,9 +42,12 @@ def reduce_scatter(
     check_tensor("a", a, served=SUMS)
     dim, name = check_dim("dim", dim, a), group_name(group)
     check_divides("a", a, dim, size_of(name))
+    check_out(out, [n // size_of(name) if i == dim else n for i, n in enumerate(a.shape)], a)
+    if wire is not None:
+        check_wire(wire, a, name)
+        return delivered(reduce_scatter_float8(a, dim, name), out)
     if out is None:
         return _operator(a, dim, name)
-    check_out(out, [n // size_of(name) if i == dim else n for i, n in enumerate(a.shape)], a)
     return out.copy_(_operator(a, dim, name)) if _operator.is_seen else _scattered(a, dim, name, out)
 
 

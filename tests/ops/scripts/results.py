@@ -43,6 +43,30 @@ def check_results_are_written_where_they_are_wanted():
             wrong()
 
 
+def check_numbers_that_travel_as_float8():
+    for shape in ((SIZE, 300), (4 * SIZE, 64), (0, SIZE), (SIZE, 1)):
+        x = everyones(*shape)
+        mine, want = x[RANK], sum(each.double() for each in x)
+        for call, exact in (
+            (ops.all_reduce, want),
+            (ops.reduce_scatter, want.chunk(SIZE)[RANK] if shape[0] else want),
+            (partial(ops.all_gather, dim=1), torch.cat(x, 1).double()),
+        ):
+            got = call(mine, wire="float8_e4m3fn")
+            assert got.dtype == mine.dtype and got.shape == exact.shape and got.is_contiguous()
+            torch.testing.assert_close(got.double(), exact, rtol=1 / 7, atol=0.3)
+            assert call(mine, wire="float8_e4m3fn", out=(place := torch.empty_like(got))) is place
+            assert torch.equal(place, got)
+    leaf = everyones(SIZE, 40)[RANK].requires_grad_()
+    for call in (ops.all_reduce, ops.all_gather, ops.reduce_scatter):
+        leaf.grad = None
+        (call(leaf, wire="float8_e4m3fn") * (RANK + 1)).sum().backward()
+        users = torch.arange(1.0, SIZE + 1)[:, None].expand(SIZE, 40)
+        assert torch.equal(
+            leaf.grad.float(), users if call is ops.reduce_scatter else torch.full_like(users, sum(range(SIZE + 1)))
+        )
+
+
 def check_results_are_changed_in_place():
     """By who differentiates as well: autograd refuses that of views."""
     x, b = everyones(2 * SIZE, 16), everyones(16, 16, seed=1)
