@@ -25,6 +25,7 @@
     parameters.py parameters that share an annotation (installed likewise)
     ellipsis.py  indices with an Ellipsis (installed likewise)
     mixed.py     products of both float8 types (installed likewise)
+    files.py     files that are there as a whole or not at all
     native.py    C sources for TVM-FFI, compiled and loaded
     recent.py    a dictionary that forgets, for what is made again often
     records.py   nodes of TIR, and Python objects with some, as bytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import tvm_ffi
 from tvm_ffi import libinfo
 
 from tilelang_core.compile import cache_folder
+from tilelang_core.files import replacing
 
 __all__ = ["FOLDER", "Library", "compiler", "library"]
 
@@ -58,9 +58,7 @@ def library(text: str) -> Library:
 
 
 def _compile(text: str, headers: tuple[str, ...], path: Path) -> None:
-    """Compile into a file that is there as a whole or not at all: other ranks may do the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_suffix(f".{os.getpid()}")
-    command = [compiler() or "cc", *_FLAGS, *(f"-I{folder}" for folder in headers), "-x", "c", "-", "-o", str(made)]
-    subprocess.run(command, input=text.encode(), check=True, capture_output=True, timeout=60)
-    made.replace(path)
+    """Compile into `path`; other ranks and threads may do the same."""
+    command = [compiler() or "cc", *_FLAGS, *(f"-I{folder}" for folder in headers), "-x", "c", "-", "-o"]
+    with replacing(path) as made:
+        subprocess.run([*command, str(made)], input=text.encode(), check=True, capture_output=True, timeout=60)

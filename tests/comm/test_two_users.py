@@ -151,5 +151,9 @@ def test_kernels_of_theirs_are_not_run(tmp_path: Path) -> None:
     cache = tmp_path / "cache" / "kernels"
     cache.mkdir(parents=True)
     assert objection(cache) is None
+    kernel = cache / "kernel_lib.so"
+    kernel.touch()
+    os.chown(kernel, SOMEBODY, SOMEBODY)
+    assert objection(cache.parent) == f"{kernel} belongs to user {SOMEBODY}", "put there before others were kept out"
     os.chown(cache.parent, SOMEBODY, SOMEBODY)
     assert objection(cache) == f"{cache.parent} belongs to user {SOMEBODY}"

@@ -6,10 +6,13 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import tilelang_core.native
 from tilescale.backends.cuda.running import native, toolchain
 from tilescale.backends.cuda.running.toolchain import check_cache, objection
 from tilescale.errors import UntrustedCacheError
@@ -55,6 +58,33 @@ def test_links_are_followed_and_looked_at_themselves(folder: Path) -> None:
     assert objection(link) == f"all users can write to {target} (mode 0777)"
 
 
+BELOW = "0.1.15/linux-x86_64/kernels", "0.1.15/linux-x86_64/.staging", "lowered", "native"
+
+
+@pytest.mark.parametrize("below", BELOW)
+def test_what_lies_in_the_cache_counts(folder: Path, below: str) -> None:
+    """TileLang and this package make folders in it, which may be older than the modes of the cache."""
+    (folder / below).mkdir(parents=True)
+    file = folder / below / "kernel_lib.so"
+    file.touch()
+    for part in (folder / below, file):
+        part.chmod(0o777)
+        assert objection(folder) == f"all users can write to {part} (mode 0777)"
+        part.chmod(0o755)
+    assert objection(folder) is None
+
+
+def test_a_link_that_was_planted_in_the_cache(folder: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs" / "key"
+    theirs.mkdir(parents=True)
+    (folder / "kernels").symlink_to(theirs)
+    (theirs / "back").symlink_to(folder)
+    theirs.parent.chmod(0o777)
+    assert objection(folder) == f"all users can write to {theirs.parent} (mode 0777)"
+    theirs.parent.chmod(0o755)
+    assert objection(folder) is None, "also where links lead in a circle"
+
+
 def test_a_folder_of_another_user(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
     if folder.stat().st_uid == 0:
@@ -80,6 +110,20 @@ def test_no_library_of_the_host_is_loaded_then(folder: Path, monkeypatch, part: 
     (folder / part).chmod(0o777)
     with pytest.raises(UntrustedCacheError, match="would run as this user"):
         native._replays.__wrapped__()
+
+
+def test_threads_that_compile_the_same_library_do_not_collide(folder: Path, monkeypatch) -> None:
+    both = threading.Barrier(2)
+
+    def compiled(command: list[str], **_: object) -> None:
+        Path(command[-1]).write_bytes(b"library")
+        both.wait(60)
+
+    monkeypatch.setattr(tilelang_core.native.subprocess, "run", compiled)
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(tilelang_core.native._compile, "", (), folder / "new" / "x.so") for _ in range(2)]
+    assert [each.result() for each in made] == [None, None]
+    assert [path.name for path in (folder / "new").iterdir()] == ["x.so"]
 
 
 def test_nothing_is_compiled_or_loaded_then(folder: Path, monkeypatch) -> None:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Files that several processes write: whole or not at all."""
+"""Results on disk, written whole or not at all."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
+from tilelang_core.files import replacing
 from tilescale.errors import UsageError
 
 
@@ -17,15 +16,8 @@ def save(path: Path, text: str) -> None:
         UsageError: the folder cannot be made or written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with replacing(path) as made:
+            made.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", hint="set TILESCALE_CACHE_DIR to a folder of yours"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import os
 import zlib
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import tilescale
 from tilelang_core import compile as stock
 from tilelang_core import records
+from tilelang_core.files import replacing
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.program import LoweredProgram, lower
 from tilescale.backends.cuda.running.toolchain import objection
@@ -83,10 +83,8 @@ def _write(path: Path, made: LoweredProgram) -> None:
     """Keep a program, if it can be saved: one with functions of the user's cannot."""
     with contextlib.suppress(Exception):
         data = zlib.compress(records.dumps(made), 1)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own = path.with_suffix(f".{os.getpid()}")
-        own.write_bytes(data)
-        own.replace(path)
+        with replacing(path) as written:
+            written.write_bytes(data)
         _bound(path.parent)
 
 

@@ -27,26 +27,54 @@ def check_cache(part: str = "") -> None:
         )
 
 
+_searched: set[Path] = set()
+"""Folders in which there was nothing to object to, when this process first asked."""
+
+
 def objection(folder: Path) -> str | None:
     """What lets others change what lies in a folder, if anything does.
 
-    Each part of the path, and of the one that links lead to, has to belong to this user or root, and only they may
-    write there. Where the sticky bit is set, as in /tmp, others cannot move what is not theirs.
+    Each part of the path, of the one that links lead to, and all that lies below has to belong to this user or root,
+    and only they may write there. Where the sticky bit is set, as in /tmp, others cannot move what is not theirs.
+    What lies below is looked at once: others cannot get in later.
     """
-    for part in _parts(folder):
-        try:
-            found = part.lstat()
-        except FileNotFoundError:
-            continue  # made later, by this user, in a folder that only this user can write to
-        if found.st_uid not in (os.getuid(), 0):
-            return f"{part} belongs to user {found.st_uid}"
-        if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
-            continue
-        if found.st_mode & stat.S_IWOTH:
-            return f"all users can write to {part} (mode {stat.S_IMODE(found.st_mode):04o})"
-        if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
-            return f"group {found.st_gid} can write to {part} (mode {stat.S_IMODE(found.st_mode):04o})"
+    paths = _parts(folder) if folder in _searched else _tree(folder)
+    found = next(filter(None, map(_objection, paths)), None)
+    if found is None:
+        _searched.add(folder)
+    return found
+
+
+def _objection(part: Path) -> str | None:
+    try:
+        found = part.lstat()
+    except FileNotFoundError:
+        return None  # made later, by this user, in a folder that only this user can write to
+    if found.st_uid not in (os.getuid(), 0):
+        return f"{part} belongs to user {found.st_uid}"
+    if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
+        return None
+    if found.st_mode & stat.S_IWOTH:
+        return f"all users can write to {part} (mode {stat.S_IMODE(found.st_mode):04o})"
+    if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+        return f"group {found.st_gid} can write to {part} (mode {stat.S_IMODE(found.st_mode):04o})"
     return None
+
+
+def _tree(folder: Path) -> Iterator[Path]:
+    """The parts of a path, and all that lies below it, also where links in there lead."""
+    roots, seen = [folder], set[str]()
+    for root in roots:
+        real = os.path.realpath(root)
+        if real in seen:
+            continue
+        seen.add(real)
+        yield from _parts(root)
+        for top, folders, files in os.walk(real):
+            for path in (Path(top, name) for name in (*folders, *files)):
+                yield path
+                if path.is_symlink():
+                    roots.append(path)
 
 
 def _parts(folder: Path) -> Iterator[Path]:
