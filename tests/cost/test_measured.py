@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,7 +64,15 @@ def test_what_is_written_is_read(tmp_path: Path):
         ({"flags": [{"nbytes": 0, "us": 1.0}, {"nbytes": 0, "us": -1.0}]}, r"flags\[1\] has no value above 0"),
         ({"wires": ["fast"]}, r"wires\[0\] is no object"),
         ({"wires": 3}, "wires is no list"),
-        ({"flags": [{"nbytes": 0, "us": "NaN"}]}, r"flags\[0\] has no value above 0"),
+        ({"flags": [{"nbytes": 0, "us": "NaN"}]}, r"flags\[0\] has a us that is no float: 'NaN'"),
+        ({"flags": [{"nbytes": 0, "us": math.nan}]}, "a us that is no float: nan"),
+        ({"flags": [{"nbytes": 0, "us": 10**400}]}, "a us that is no float: 1000"),
+        ({"flags": [{"nbytes": [0], "us": 1.0}]}, "a nbytes that is no int: "),
+        ({"launches": [{"mode": {"a": 1}, "us": 1.0}]}, "a mode that is no str: {'a': 1}"),
+        ({"launches": [{"mode": "graph", "us": 1.0, "spread": [1.0]}]}, "a spread that is no tuple"),
+        ({"products": [{"shape": [0, 1, 1], "dtype": "int8", "by": "", "us": 1.0}]}, "no value above 0"),
+        ({"units": None, "versions": "0.1"}, "the file has no units"),
+        ({"versions": "0.1"}, "the file has a versions that is no Mapping"),
     ],
 )
 def test_a_file_of_another_form_says_what_is_wrong(tmp_path: Path, change: dict, fault: str):
@@ -80,7 +89,7 @@ def test_half_a_file_is_no_measurement(tmp_path: Path):
         Measured.load(tmp_path / "data.json")
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "[1, 2]", "null"])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"date": ' * 100_000, "[1, 2]", "null"])
 def test_a_file_of_something_else_is_no_measurement(tmp_path: Path, text: str):
     (tmp_path / "data.json").write_text(text)
     with pytest.raises(UsageError, match="holds no measurements"):

@@ -38,7 +38,11 @@ def test_a_result_holds_for_its_own_key_alone(tmp_path: Path, name: str):
 NAN = '{"config": {}, "us": "NaN", "simulated": false, "date": "", "trials": []}'
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"config": {}}', '{"trials": [3]}', "[" * 100_000, NAN])
+LISTS = '{"key": {}, "config": [], "us": 1.0, "simulated": false, "date": "", "trials": [{"config": 3}], "kept": true}'
+BROKEN = ["", "{", "[]", '{"config": {}}', '{"trials": [3]}', "[" * 100_000, NAN, LISTS]
+
+
+@pytest.mark.parametrize("text", BROKEN)
 def test_what_is_no_result_is_found_again(tmp_path: Path, text: str):
     database = Database(tmp_path)
     database.write(KEY, FOUND)
@@ -47,6 +51,17 @@ def test_what_is_no_result_is_found_again(tmp_path: Path, text: str):
     assert database.read(KEY) is None
     database.write(KEY, FOUND)
     assert database.read(KEY) == FOUND
+
+
+def test_a_link_to_a_device_is_no_result(tmp_path: Path):
+    database = Database(tmp_path)
+    database.write(KEY, FOUND)
+    (path,) = tmp_path.glob("*.json")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert database.read(KEY) is None and list(database.all()) == []
+    database.write(KEY, FOUND)
+    assert database.read(KEY) == FOUND and not path.is_symlink()
 
 
 def test_writers_beside_one_another_leave_a_whole_file(tmp_path: Path):

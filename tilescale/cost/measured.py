@@ -11,17 +11,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tilescale.cost.records import made, read
 from tilescale.errors import UsageError
 
 FORMAT = 1
 """Number of the files' form."""
-
-MOST = 1 << 26
-"""Characters of a file; the largest that is shipped has a hundredth of them."""
 
 DATA = Path(__file__).with_name("data")
 """Folder of the measurements that are shipped."""
@@ -153,11 +151,11 @@ class Measured:
             UsageError: it cannot be read, or is not of this form; which file, and where.
         """
         try:
-            text = json.loads(_text(path))
-            if not isinstance(text, dict) or text.pop("format", None) != FORMAT:
+            text = read(path)
+            if text.pop("format", None) != FORMAT:
                 raise ValueError(f"it is not of format {FORMAT}")
             return _measured(text)
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise UsageError(
                 f"{path} holds no measurements: {error}", hint="remove the file, or measure again: tilescale calibrate"
             ) from None
@@ -236,47 +234,22 @@ def _curve(kind: str, point: Any) -> tuple[Any, ...]:
     return tuple(getattr(point, name) for name in CURVES[kind])
 
 
-def _text(path: Path) -> str:
-    """The text of a file of at most `MOST` bytes, and of no device."""
-    if not path.is_file():
-        raise ValueError("it is no file" if path.exists() else "there is no such file")
-    with path.open(encoding="utf-8") as file:
-        text = file.read(MOST + 1)
-    if len(text) > MOST:
-        raise ValueError(f"it is longer than {MOST} characters")
-    return text
-
-
 def _measured(text: dict[str, Any]) -> Measured:
     for name, kind in KINDS.items():
         if not isinstance(text.get(name, []), list):
             raise ValueError(f"{name} is no list")
-        text[name] = tuple(_point(kind, f"{name}[{i}]", entry) for i, entry in enumerate(text.get(name, ())))
-    return _made(Measured, "the file", text)
+        text[name] = [_point(kind, f"{name}[{i}]", entry) for i, entry in enumerate(text.get(name, ()))]
+    return made(Measured, "the file", text)
 
 
 def _point(kind: type[Point], where: str, entry: Any) -> Point:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where} is no object")
-    point = _made(kind, where, {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
-    values = [getattr(point, name) for name in ("us", "gb_s", "ratio") if hasattr(point, name)]
-    if not all(isinstance(value, int | float) and math.isfinite(value) and value > 0 for value in values):
-        raise ValueError(f"{where} has no value above 0: {values}")
+    """Raises ValueError for anything else, and for numbers of nothing, but for a flag without data."""
+    point = made(kind, where, entry)
+    given = (value for name, value in vars(point).items() if (kind, name) != (Flag, "nbytes"))
+    numbers = [n for value in given for n in (value if isinstance(value, tuple) else (value,))]
+    if not all(n > 0 for n in numbers if isinstance(n, int | float)):
+        raise ValueError(f"{where} has no value above 0: {numbers}")
     return point
-
-
-Made = TypeVar("Made")
-
-
-def _made(kind: type[Made], where: str, entry: dict[str, Any]) -> Made:
-    """A record of a dictionary's items. Raises ValueError for unknown and missing ones."""
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    needed = {name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING}
-    if wrong := sorted(entry.keys() - known.keys()):
-        raise ValueError(f"{where} has {', '.join(wrong)}, which is unknown")
-    if missing := sorted(needed - entry.keys()):
-        raise ValueError(f"{where} has no {', '.join(missing)}")
-    return kind(**entry)
 
 
 def _plain(point: Any) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilescale.cost.records import made, read
 from tilescale.settings import settings
 from tilescale.tuning.files import save
 
@@ -103,12 +103,11 @@ class Database:
     def read(self, key: Key) -> Tuned | None:
         """The result that was kept, if there is one."""
         try:
-            text = json.loads(self._path(key).read_text(encoding="utf-8"))
-            trials = tuple(Trial(**_pair(trial)) for trial in text["trials"])
-            if not (isinstance(text["us"], int | float) and math.isfinite(text["us"])):
-                return None
-            return Tuned(text["config"], text["us"], text["simulated"], text["date"], trials, kept=True)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            found = read(self._path(key))
+            del found["key"]
+            found["trials"] = [made(Trial, "a trial", trial) for trial in found["trials"]]
+            return made(Tuned, "the file", found | {"kept": True})
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def write(self, key: Key, found: Tuned) -> None:
@@ -119,14 +118,10 @@ class Database:
         """Keys and results of every file, as they are written."""
         for path in sorted(self.folder.glob("*.json")):
             try:
-                text = json.loads(path.read_text(encoding="utf-8"))
+                text = read(path)
                 yield text.pop("key"), text
-            except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            except (OSError, ValueError, KeyError):
                 continue
 
     def _path(self, key: Key) -> Path:
         return self.folder / f"{key.program}-{key.digest}.json"
-
-
-def _pair(trial: dict[str, Any]) -> dict[str, Any]:
-    return {**trial, "spread": tuple(trial["spread"]) if trial["spread"] else None}
