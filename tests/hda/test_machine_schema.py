@@ -75,6 +75,10 @@ MISTAKES = [
     ("capacity: 64 KiB", f"capacity: {'9' * 4000} KiB", "memory.l0.capacity", 21, "at most 400 digits"),
     ("capacity: 64 KiB", f"capacity: {'9' * 390} KiB", "memory.l0.capacity", 21, "below 2**63 bytes"),
     ("threads: 1", "threads: 190:20:30", "levels.lane.threads", 5, "found '190:20:30'"),
+    ("shared: true", "shared: !!bool maybe", "memory.l0.shared", 22, "not readable as bool: 'maybe'"),
+    ("shared: true", "shared: =", "memory.l0.shared", 22, "not readable as value: '='"),
+    ("threads: 1", "threads: !!timestamp soon", "levels.lane.threads", 5, "not readable as timestamp: 'soon'"),
+    ("levels:\n", f"extends: {'x' * 300}\nlevels:\n", "extends", 2, "built-in machine or a file"),
     ("levels:\n", "extends: nothing-built-in\nlevels:\n", "extends", 2, "built-in machine or a file"),
 ]
 
@@ -115,6 +119,23 @@ def test_a_description_that_does_not_end(tmp_path, text, words):
     with pytest.raises(MachineFileError, match=words) as caught:
         Machine.load(path)
     assert str(path) in str(caught.value) and caught.value.hint
+
+
+def test_a_file_that_this_user_may_not_read(describe, monkeypatch):
+    path = describe()
+
+    def refused(*given, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(type(path), "read_text", refused)
+    with pytest.raises(MachineFileError, match=f"{path} cannot be read: Permission denied"):
+        Machine.load(path)
+
+
+@pytest.mark.parametrize("given", ["x" * 5000, "a\0b", ""])
+def test_a_name_that_no_file_can_have(given):
+    with pytest.raises(UnknownMachineError, match="no machine"):
+        Machine.load(given)
 
 
 @pytest.mark.parametrize("given", [3, None, ["h200-sxm-8"]])

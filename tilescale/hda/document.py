@@ -86,6 +86,9 @@ class _Reader:
             return Entry(self.loader.construct_object(node), self.file, line, path)
         except ValueError as error:  # a number of thousands of digits, a day that is none
             raise Entry(None, self.file, line, path).problem(f"not readable: {error}") from None
+        except (yaml.YAMLError, LookupError, AttributeError):  # a tag that the text does not fit
+            kind = node.tag.rpartition(":")[2]
+            raise Entry(None, self.file, line, path).problem(f"not readable as {kind}: {node.value!r}") from None
 
     def mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Entry]:
         """The entries of a mapping; raises MachineFileError for a key given twice."""
@@ -102,6 +105,8 @@ class _Reader:
 def _parse(path: Path) -> Entry:
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise MachineFileError(f"{path} cannot be read: {error.strerror}", where=Location(str(path), 1)) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = Location(str(path), mark.line + 1 if mark else 1, "YAML")

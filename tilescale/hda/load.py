@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from os import PathLike, fspath
+from os.path import isfile
 from pathlib import Path
 
 from tilescale.errors import MachineFileError, UnknownMachineError, check_type, did_you_mean
@@ -50,7 +51,7 @@ def _locate(name: str, folder: Path) -> Path | None:
     if name in names():
         return BUILT_IN / f"{name}.yaml"
     path = folder / name
-    return path if path.is_file() else None
+    return path if isfile(path) else None  # also of a name that is too long for one
 
 
 def derive(base: str, name: str, changes: Mapping[str, object]) -> Machine:
