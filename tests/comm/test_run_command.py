@@ -52,6 +52,17 @@ def test_module_and_exit_code_of_the_failing_rank(tool: Path) -> None:
     assert done.output.rstrip().endswith("rank 1 failed first, with exit code 7: err")
 
 
+@pytest.mark.parametrize("words", ["can't start new thread", "OpenBLAS error: Memory allocation still failed"])
+def test_a_limit_behind_a_launcher_that_cannot_start_is_named(words: str, tool: Path) -> None:
+    """Of memory: a thread needs some for its stack."""
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({1 << 36}, {1 << 36}))"
+    fails = f"def fail(*_): raise RuntimeError({words!r})\nrun.callback.__globals__['_run'] = fail"
+    launcher = "\n".join((RUN[2].removesuffix("; run()"), limited, fails, "run()"))
+    done = run_words([RUN[0], "-c", launcher, "-n", "1", str(tool)])
+    said = f"the ranks cannot be started, RuntimeError: {words} (`ulimit -v` is 67108864 here: raise it)"
+    assert said in done.output and "Traceback" not in done.output, done.output
+
+
 @pytest.mark.parametrize(("limit", "said"), [(1 << 36, " (`ulimit -v` is 67108864 here: raise it)"), (-1, "")])
 def test_a_limit_behind_a_failure_is_named(tool: Path, limit: int, said: str) -> None:
     """Of the address space, where a rank has no memory."""
@@ -163,7 +174,8 @@ def test_more_ranks_than_the_machine_has_devices(tool: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "code", "said"), [("exec >&-;", 0, ""), ("ulimit -n 12;", 1, "Too many open files: raise the limit")]
+    ("before", "code", "said"),
+    [("exec >&-;", 0, ""), ("ulimit -n 12;", 1, "OSError: Too many open files (`ulimit -n` is 12 here: raise it)")],
 )
 def test_an_output_that_is_closed_and_few_open_files(tool: Path, before: str, code: int, said: str) -> None:
     words = shlex.join([*RUN, "-n", "2", str(tool), "0"])

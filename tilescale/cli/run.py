@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from types import FrameType
 import click
 
 from tilescale.cli.names import MachineName
-from tilescale.comm.local_job import LocalJob
+from tilescale.comm.local_job import LocalJob, limit_behind
 from tilescale.comm.nodes import PORT, Rendezvous, join, rendezvous_of
 from tilescale.comm.rank_process import Place
 from tilescale.comm.trust.key import KEY, new_key
@@ -84,9 +83,11 @@ def run(
             _run([sys.executable, *_DOCTOR], ranks, env | {"TILESCALE_TIMEOUT_S": str(_DOCTOR_S)}, rendezvous)
     except TileScaleError as error:
         raise click.ClickException(str(error)) from error
-    except OSError as error:
-        hint = ": raise the limit of open files, ulimit -n" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-        raise click.ClickException(f"the ranks cannot be started, {error.strerror}{hint}") from error
+    except (OSError, RuntimeError, MemoryError) as error:
+        said = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
+        if not (limit := limit_behind(said)) and not isinstance(error, OSError):
+            raise
+        raise click.ClickException(f"the ranks cannot be started, {said}{limit}") from error
     except KeyboardInterrupt:
         click.echo("tilescale run: interrupted, all ranks ended", err=True)
         sys.exit(130)

@@ -23,7 +23,7 @@ from tilescale.comm.nodes import Failure, News, Others
 from tilescale.comm.rank_process import Place
 from tilescale.errors import JobError
 
-__all__ = ["LocalJob"]
+__all__ = ["LocalJob", "limit_behind"]
 
 _GRACE_S = 10.0  # for the other ranks to report the failure; most have done so before the failing one ends
 _TERM_S = 2.0  # between SIGTERM and SIGKILL
@@ -31,10 +31,13 @@ _LAST_WORDS_S = 2.0  # for what a rank has written before its end; a grandchild 
 _LONGEST_LINE = 1 << 16  # characters; what is longer is passed on in pieces
 _NO_OUTPUT_CODE, _IO_ERROR_CODE = 128 + signal.SIGPIPE, 74  # as if SIGPIPE had ended it; EX_IOERR of sysexits.h
 
-_SIGNS_OF_LIMITS = {
-    ("MemoryError", "failed to map segment", "Cannot allocate memory", "std::bad_alloc"): (resource.RLIMIT_AS, "-v"),
-    ("Too many open files",): (resource.RLIMIT_NOFILE, "-n"),
-}
+_NO_MEMORY = "MemoryError", "failed to map segment", "Cannot allocate memory", "std::bad_alloc", "Memory allocation"
+_NO_THREAD = "can't start new thread"
+_SIGNS_OF_LIMITS = (
+    ((*_NO_MEMORY, _NO_THREAD), resource.RLIMIT_AS, "-v"),
+    (("Too many open files",), resource.RLIMIT_NOFILE, "-n"),
+    ((_NO_THREAD,), resource.RLIMIT_NPROC, "-u"),
+)
 
 Print = Callable[[int, str, bool], None]
 
@@ -141,7 +144,7 @@ class LocalJob:
         for reader in self._readers[2 * rank : 2 * rank + 2]:
             reader.join(_LAST_WORDS_S)
         said = self._last_said[rank] or "its stderr is empty"
-        return f"rank {self._place.first + rank} failed first, with {how}: {said}{_limit_behind(said)}"
+        return f"rank {self._place.first + rank} failed first, with {how}: {said}{limit_behind(said)}"
 
     def _stop(self) -> None:
         for process in self._ranks:
@@ -186,9 +189,9 @@ class LocalJob:
                     self._events.put(error)
 
 
-def _limit_behind(said: str) -> str:
-    """Which limit to raise, after the last words of a rank; empty where no limit is set that explains them."""
-    for signs, (limit, option) in _SIGNS_OF_LIMITS.items():
+def limit_behind(said: str) -> str:
+    """Which limit to raise, after the last words of a process; empty where no limit is set that explains them."""
+    for signs, limit, option in _SIGNS_OF_LIMITS:
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY and any(sign in said for sign in signs):
             return f" (`ulimit {option}` is {soft >> 10 if option == '-v' else soft} here: raise it)"

@@ -2,6 +2,7 @@
 """What things cost on a machine, and the choices that follow.
 
 measured.py     points that were measured, as files
+records.py      JSON files as typed records
 calibrated.py   which measurements are in force, and the machine with their numbers
 choose.py       which mechanism moves a tile or tensor, and which implementation a collective takes
 operations.py   the same for operations of a program: sizes and memory read off the IR
