@@ -41,9 +41,11 @@ def test_others_learn_of_a_failure(run_job, launcher: str, what: str, culprit: i
     assert re.search(rf"RankFailedError: {text}|{text if launcher == 'MPI' else '$^'}", done.output), done.output
 
 
-def test_death_of_rank_0_takes_its_store_along(run_job) -> None:
-    done = run_job("tilescale run", 3, "failures.py", "kill", "0")
-    assert done.code == 128 + 9
+@pytest.mark.parametrize("when", ["kill", "kill in init"])
+def test_death_of_rank_0_takes_its_store_along(run_job, when: str) -> None:
+    done = run_job("tilescale run", 3, "failures.py", when, "0")
+    assert done.code == 128 + 9, "the others let it go first"
+    assert "called from" not in done.output, "what follows from it is a line each"
     assert len(re.findall(r"RankFailedError: rank 0 .*disappeared", done.output)) == 2, done.output
     assert "c10d" not in done.output  # torch's own pages of C++ frames
 

@@ -178,11 +178,11 @@ def _enter(joined: Joined, timeout_s: float) -> World:
     session = open_session(joined, timeout_s)
     ranks = tuple(range(joined.size))
     everyone = Team(ranks=ranks, rank=joined.rank, _session=session)
+    shutdown.install(session, joined.abort)
     name = f"rank {joined.rank} (pid {os.getpid()} on {socket.gethostname()})"
     facts = everyone._all_gather(Call.here("init"), (joined.node, name, _versions()))
     session.introduce([name for _, name, _ in facts])
     nodes = list(dict.fromkeys(node for node, _, _ in facts))
-    shutdown.install(session, joined.abort)
     _check_versions({name: versions for _, name, versions in facts})
     return World(
         ranks=ranks,

@@ -6,11 +6,21 @@ import signal
 import sys
 import time
 
-from tilescale.comm import init
+from tilescale.comm import Team, init
 
 what, culprit = sys.argv[1], int(sys.argv[2])
 if what == "early" and os.environ["RANK"] == str(culprit):
     raise ValueError("before init")
+
+
+def dies_when_all_are_connected(team: Team, *_: object) -> None:
+    while len(team._session.server.holding()) < team.size - 1:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if what == "kill in init" and os.environ["RANK"] == str(culprit):
+    Team._all_gather = dies_when_all_are_connected
 world = init()
 print(f"rank {world.rank} is in", flush=True)
 if world.rank == culprit:
