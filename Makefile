@@ -20,11 +20,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # What stops, with a message, where there is an environment without a mark of ours. Older ones have the second mark.
 refuse_others = if [ -e $(VENV) -a ! -e $(OURS) -a ! -e $(READY) ]; then echo "$(1)" >&2; exit 1; fi
 
-.PHONY: help demo test test-cluster test-integrations test-newest lint docs docs-serve clean
+.PHONY: help demo test test-nightly test-cluster test-integrations test-newest lint docs docs-serve clean
 
 help:
 	@echo "make demo    all-gather and GEMM, in order and overlapped: on all GPUs, and emulated as one picture"
-	@echo "make test    check the source and run all tests"
+	@echo "make test    check the source and run all tests but those of make test-nightly"
+	@echo "make test-nightly   tests of stock kernels, and a sample of what tests emulate lowered to CUDA"
 	@echo "make test-cluster   jobs on hosts that are network namespaces, and under a real Slurm (root; minutes)"
 	@echo "make test-integrations   behind the names of transformers, vLLM and SGLang, with their own packages (downloads 1 GB)"
 	@echo "make test-newest   the newest TileLang, PyTorch, NCCL, NVSHMEM and CUDA bindings, each by itself (downloads gigabytes)"
@@ -38,8 +39,14 @@ demo: $(READY)
 	@if [ $(GPUS) -gt 1 ]; then $(BIN)/tilescale run -n $(GPUS) examples/distributed/22_ag_gemm_overlapped.py; fi
 	@mkdir -p build && $(BIN)/python examples/demo.py --to build/demo.svg
 
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+
 test: lint
-	@$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+	@$(PYTEST) -m "not nightly"
+
+test-nightly: $(READY)
+	@$(PYTEST) -m nightly
+	@$(PYTEST) --lower=sample tests/emulator tests/language
 
 # What is missing is skipped with its reason; on Debian: apt-get install iproute2 slurm-wlm munge libpmix-dev libopenmpi3 openmpi-bin
 test-cluster: $(READY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What tests emulate, once more: lowered to CUDA where there is no GPU, run on GPUs where there are (`gpu/plugin.py`).
+"""What tests emulate, once more: lowered to CUDA (`--lower`), or run on GPUs (`gpu/plugin.py`).
 
 A program that the emulator accepts shall run on GPUs. So after each emulation that ends well `tilescale.emulate` hands
 the program on, unless it was not checked whole (it may race), is for another machine, or ran for its time only.
@@ -31,7 +31,7 @@ PROGRAMS_OF_A_TEST = 6
 """More of one test, such as hypothesis makes, are only emulated."""
 
 SAMPLE = 64
-"""Without a GPU, one in so many cases of a test is lowered, beside its first: that takes longer than to emulate it."""
+"""With --lower=sample, one in so many cases of a test is lowered, beside its first."""
 
 NO_LAYOUT = "no available layout found"
 """What TileLang says of tiles in registers that it cannot spread over the threads, such as 3 x 11 over 32."""
@@ -153,11 +153,12 @@ def _in_sample(test: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True)
 def lowered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a sample of the tests emulates is lowered to CUDA, and the text checked; with --lower-all, what all do.
+    """With --lower, what all tests or a sample of them emulate is lowered to CUDA, and the text checked.
 
     The collection's kernels are not: `tests/test_plain_tilelang.py` makes their texts.
     """
-    chosen = request.config.getoption("--lower-all") or _in_sample(request.node)
+    asked = request.config.getoption("--lower")
+    chosen = asked == "all" or (asked == "sample" and _in_sample(request.node))
     if chosen and tilescale.emulate is _emulate and _plain_kernel(request.node) is None:
         _lowering.begin(request.node)
         monkeypatch.setattr(tilescale, "emulate", _lowering.emulate)

@@ -24,7 +24,7 @@ hypothesis.settings.load_profile("tests")
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
-    parser.addoption("--lower-all", action="store_true", help="lower all programs that tests emulate, not a sample")
+    parser.addoption("--lower", choices=["sample", "all"], help="lower programs that tests emulate to CUDA, too")
 
 
 def pytest_xdist_auto_num_workers() -> int:

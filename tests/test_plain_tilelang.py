@@ -93,6 +93,7 @@ COMPILED = [
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 
 
+@pytest.mark.nightly
 @every_kernel
 def test_program_is_that_of_tilelang(kernel: PlainKernel) -> None:
     """Names and annotations included: it is all that TileLang's compiler gets, whatever the target."""
@@ -100,6 +101,7 @@ def test_program_is_that_of_tilelang(kernel: PlainKernel) -> None:
     assert ours == stock
 
 
+@pytest.mark.nightly
 @every_kernel
 def test_program_is_compiled_as_it_is(kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every target: nothing is done to a program on its way to TileLang's compiler."""
@@ -112,6 +114,7 @@ def test_program_is_compiled_as_it_is(kernel: PlainKernel, monkeypatch: pytest.M
         assert asked.pop() == (func, target, None)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kernel", COMPILED, ids=lambda kernel: kernel.name)
 def test_source_is_that_of_tilelang(kernel: PlainKernel) -> None:
     """For Hopper where it can be compiled for that; what TileLang gets is the same for every target."""
@@ -119,6 +122,7 @@ def test_source_is_that_of_tilelang(kernel: PlainKernel) -> None:
     assert ours == stock
 
 
+@pytest.mark.nightly
 @every_kernel
 def test_inputs_and_references_fit_the_parameters(kernel: PlainKernel) -> None:
     func = kernel.program(tilelang.language)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is emulated here is lowered to CUDA too."""
+"""What is emulated here is lowered to CUDA too, with --lower."""
 
 from tests.again import lowered
 

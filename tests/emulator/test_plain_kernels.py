@@ -8,6 +8,8 @@ import tilescale
 import tilescale.language as T
 from tests.kernels.registry import KERNELS, PlainKernel
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_result_is_that_of_the_reference(kernel: PlainKernel) -> None:
