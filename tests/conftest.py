@@ -3,6 +3,7 @@
 
 import gc
 import os
+import sys
 import tempfile
 from typing import Any
 
@@ -37,6 +38,19 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture
+def remedies() -> None:
+    """For tests of the exact remedies in errors' hints: programs with a mistake are run again to find them."""
+
+
+@pytest.fixture(autouse=True)
+def _without_remedies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests do without that search, which takes longer than to find the mistake."""
+    emulate = sys.modules.get("tilescale.backends.emulator.emulate")
+    if emulate is not None and "remedies" not in request.fixturenames:
+        monkeypatch.setattr(emulate, "advise", lambda *given: None)
 
 
 @pytest.hookimpl(wrapper=True)

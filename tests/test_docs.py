@@ -42,6 +42,8 @@ CODE = re.compile(
 NAMED_BLOCK = r"<!-- file: (\S+) -->"
 PACKAGES = ("tilescale", "tilelang_core")
 
+pytestmark = pytest.mark.usefixtures("remedies")
+
 
 def short(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()

@@ -13,6 +13,8 @@ from tests.corpus.repair import candidates, repairs
 from tests.emulator.checks.support import line_of
 from tilescale.errors import DeadlockError, RaceError
 
+pytestmark = pytest.mark.usefixtures("remedies")
+
 ROUNDS, PLACES = 6, 2
 
 

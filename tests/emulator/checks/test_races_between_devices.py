@@ -92,6 +92,7 @@ def test_a_put_with_its_signal_is_silent(devices):
     in_every_order(put(None, devices), lambda: put_args(devices))
 
 
+@pytest.mark.usefixtures("remedies")
 def test_the_report_of_a_missing_wait():
     error = race(put("read without wait", 2), put_args(2), "put", "get")
     assert error.message == (

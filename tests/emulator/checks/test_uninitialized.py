@@ -225,6 +225,7 @@ def hint(program, args):
     return caught.value.hint
 
 
+@pytest.mark.usefixtures("remedies")
 def test_an_inbox_that_nobody_waits_for():
     @T.prim_func
     def program(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
