@@ -6,13 +6,14 @@
 mutates the files of `targets.py`, or those whose path has one of the words, in a copy of the tree; N places of each,
 drawn at random but always the same, or all; with `--left` those alone that no test has caught before. For each mutant
 the tests of its file run, and its result goes to benchmarks/results/mutants.json at once. What is heavy to load is
-loaded once, and each mutant is a forked process. It is caught if a test fails, or if the tests take too much of a
-processor.
+loaded once, and each mutant is a forked process. It is caught if a test fails; tests that do not end within the limits
+are a result of their own, a timeout.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import importlib
 import json
 import multiprocessing
@@ -20,6 +21,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,17 +30,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.table import RESULTS, tables
+from tests.mutation.table import CAUGHT, RESULTS, SURVIVES, TIMEOUT, tables
 from tests.mutation.targets import ROOT, TARGETS, Target
 
-CPU_LIMIT_S, LIMIT_S = 120, 240
+CPU_LIMIT_S, LIMIT_S = 120, 900
 """Of a processor and of a clock for the tests of one mutant, which may wait: many times what they take."""
 
 
 def measured(
     target: Target, tree: Path, count: int | None = None, known: Collection[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Mutants of a file, and whether each is caught, as those are that are `known` to be."""
+    """Mutants of a file, and what became of each; those that are `known` to be caught are not tried again."""
     path = tree / target.path
     original = path.read_text(encoding="utf-8")
     for test in target.tests:
@@ -48,23 +50,28 @@ def measured(
         mutants = sorted(random.Random(0).sample(mutants, count), key=lambda mutant: mutant.line)
     for mutant in mutants:
         path.write_text(mutant.text, encoding="utf-8")
-        caught = mutant.what in known or _exit_code(target.tests, tree) != 0
-        print("caught  " if caught else "SURVIVES", f"{target.path}:{mutant.line}", mutant.what, flush=True)
-        yield {"line": mutant.line, "what": mutant.what, "caught": caught}
+        outcome = CAUGHT if mutant.what in known else outcome_of(target.tests, tree)
+        print(f"{outcome:8}", f"{target.path}:{mutant.line}", mutant.what, flush=True)
+        yield {"line": mutant.line, "what": mutant.what, "outcome": outcome}
     path.write_text(original, encoding="utf-8")
 
 
 @cache
 def _passes(test: str, tree: Path) -> bool:
-    return _exit_code((test,), tree) == 0
+    return outcome_of((test,), tree) == SURVIVES
 
 
-def _exit_code(tests: tuple[str, ...], tree: Path) -> int | None:
+def outcome_of(tests: tuple[str, ...], tree: Path) -> str:
+    """What tests say of a tree: it survives if all pass, is caught if one fails, a timeout if they do not end."""
     child = multiprocessing.get_context("fork").Process(target=_test, args=(tests, tree))
     child.start()
     child.join(LIMIT_S)
+    is_late = child.is_alive()
     child.kill()
-    return child.exitcode
+    child.join()
+    if is_late or child.exitcode == -signal.SIGXCPU:
+        return TIMEOUT
+    return CAUGHT if child.exitcode else SURVIVES
 
 
 def _test(tests: tuple[str, ...], tree: Path) -> None:
@@ -76,7 +83,7 @@ def _test(tests: tuple[str, ...], tree: Path) -> None:
     phases, ignored = [Phase.explicit, Phase.generate], list(HealthCheck)
     settings.register_profile("found", phases=phases, suppress_health_check=ignored, database=None)
     settings.load_profile("found")
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 1))
     os.chdir(tree)
     sys.path.insert(0, str(tree))
     sys.dont_write_bytecode = True
@@ -96,12 +103,13 @@ def _copied(folder: Path) -> Path:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
+    compileall.compile_dir(folder, quiet=2)  # once for all mutants, which leave no bytecode
     return folder
 
 
 def _always_caught(rows: Collection[Mapping[str, Any]]) -> set[str]:
     """Changes that were caught wherever in a file they were made, for lines move."""
-    return {row["what"] for row in rows} - {row["what"] for row in rows if not row["caught"]}
+    return {row["what"] for row in rows} - {row["what"] for row in rows if row["outcome"] != CAUGHT}
 
 
 def main() -> None:

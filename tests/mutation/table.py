@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.mutation.targets import ROOT, TARGETS
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 
-HEADS = ("", "mutants", "caught", "score")
+CAUGHT, SURVIVES, TIMEOUT = "caught", "survives", "timeout"
+"""What becomes of a mutant."""
+
+HEADS = ("", "mutants", "caught", "timeout", "score")
 
 
 def score(rows: Iterable[Mapping[str, Any]]) -> float:
-    """The share of mutants that are caught."""
-    caught = [row["caught"] for row in rows]
-    return sum(caught) / max(1, len(caught))
+    """The share of mutants that are caught; a timeout is none of them."""
+    outcomes = [row["outcome"] for row in rows]
+    return outcomes.count(CAUGHT) / max(1, len(outcomes))
 
 
 def tables(results: Mapping[str, list]) -> dict[str, str]:
@@ -27,8 +30,17 @@ def tables(results: Mapping[str, list]) -> dict[str, str]:
         *((part, rows) for part, rows in of.items() if rows),
         ("all", [row for rows in of.values() for row in rows]),
     ]
-    cells = [[p, str(len(r)), str(sum(x["caught"] for x in r)), f"{100 * score(r):.1f} %"] for p, r in rows]
+    cells = [[part, *_counts(rows), f"{100 * score(rows):.1f} %"] for part, rows in rows]
     table = "\n".join("| " + " | ".join(row) + " |" for row in (HEADS, ["---"] * len(HEADS), *cells))
-    left = [(path, row) for path, rows in results.items() for row in rows if not row["caught"]]
-    survivors = [f"- `{path}`, line {row['line']}: `{row['what']}`" for path, row in left]
+    left = [(path, row) for path, rows in results.items() for row in rows if row["outcome"] != CAUGHT]
+    survivors = [f"- `{path}`, line {row['line']}{_late(row)}: `{row['what']}`" for path, row in left]
     return {"mutants": table, "survivors": "\n".join(survivors) or "- none"}
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    outcomes = [row["outcome"] for row in rows]
+    return [str(len(rows)), *(str(outcomes.count(outcome)) for outcome in (CAUGHT, TIMEOUT))]
+
+
+def _late(row: Mapping[str, Any]) -> str:
+    return " (timeout)" if row["outcome"] == TIMEOUT else ""

@@ -3,12 +3,15 @@
 
 import ast
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.mutation.operators import cuda_mutants, python_mutants
-from tests.mutation.table import RESULTS, score, tables
+from tests.mutation.table import CAUGHT, RESULTS, SURVIVES, TIMEOUT, score, tables
 from tests.mutation.targets import ROOT, TARGETS, Target
 from tests.page_tables import compare_tables
 
@@ -74,6 +77,40 @@ def test_targets_have_mutants_and_tests(target: Target):
     for test in target.tests:
         path, _, function = test.partition("::")
         assert f"def {function}" in (ROOT / path).read_text(encoding="utf-8")
+
+
+BODIES = {
+    "pass": SURVIVES,
+    "assert False": CAUGHT,
+    "signal.raise_signal(signal.SIGXCPU)": TIMEOUT,  # as at the limit of processor time
+    "time.sleep(600)": TIMEOUT,
+}
+
+
+def test_tests_that_do_not_end_are_a_timeout(tmp_path: Path):
+    """In a process that is not forked from one that runs tests."""
+    for number, body in enumerate(BODIES):
+        text = f"import signal, time\n\n\ndef test_body():\n    {body}\n"
+        (tmp_path / f"test_{number}.py").write_text(text, encoding="utf-8")
+    script = (
+        "from pathlib import Path\n"
+        "from tests.mutation import run\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        f"for number in range({len(BODIES)}):\n"
+        f"    run.LIMIT_S = 200 if number < {len(BODIES) - 1} else 3\n"
+        "    print(run.outcome_of((str(folder / f'test_{number}.py'),), folder))\n"
+    )
+    given = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=700)
+    assert done.stdout.split() == list(BODIES.values()), done.stderr
+
+
+def test_the_table_tells_timeouts_from_what_is_caught():
+    path = TARGETS[0].path
+    rows = [{"line": 7, "what": "a -> b", "outcome": outcome} for outcome in (CAUGHT, CAUGHT, SURVIVES, TIMEOUT)]
+    made = tables({path: rows})
+    assert made["mutants"].splitlines()[-1] == "| all | 4 | 2 | 1 | 50.0 % |"
+    assert made["survivors"] == f"- `{path}`, line 7: `a -> b`\n- `{path}`, line 7 (timeout): `a -> b`"
 
 
 def test_the_score_is_what_is_required_and_on_its_page():
