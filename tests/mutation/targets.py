@@ -53,7 +53,7 @@ def _header(name: str) -> Target:
 
 
 def _order(name: str) -> Target:
-    tests = ("tests/cuda/test_hazards.py", "tests/cuda/test_thread_maps.py")
+    tests = ("tests/cuda/test_thread_maps.py", "tests/cuda/test_hazards.py")
     return Target("order within a block", f"tilescale/backends/cuda/lowering/{name}.py", tests)
 
 
@@ -120,7 +120,7 @@ TARGETS = (
     _order("order_state"),
     _order("touches"),
     _order("thread_maps"),
-    _order("places"),
+    Target("order within a block", "tilescale/backends/cuda/lowering/places.py", ("tests/cuda/test_places.py",)),
     Target("what threads do together", "tilescale/passes/uniformity.py", ("tests/program/test_uniformity.py",)),
     Target("what threads do together", "tilescale/backends/cuda/lowering/polling.py", ("tests/cuda/test_polling.py",)),
     _remedies("remedies"),
