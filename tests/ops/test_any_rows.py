@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -16,13 +17,24 @@ from tilescale.ops.products import CHUNK, Product, Tiling
 TILES = Tiling(64, 64, 1.0, stages=3, group=2)
 """Small, so that few rows have several groups of tiles, the last one smaller."""
 
-ROWS = [(1, 7), (2, 1), (2, 65), (2, 193), (3, 131), (4, 257), (5, 97), (7, 67), (8, 129)]
+ROWS = [(1, 7), (2, 1), (2, 65), (2, 193), (3, 131), (4, 257), (5, 97), (7, 67), (8, 65)]
 """World sizes, and rows of a shard: odd, prime, one more and one less than whole tiles."""
 
 CHUNKS = [(2, CHUNK + 1), (3, CHUNK + 131)]
 """The same of shards whose last chunk is smaller than the others."""
 
+SCALED = [(2, 65), (3, 131), CHUNKS[0]]
+"""Those of float8, whose tiles are the ones of bfloat16, with scales."""
+
+FORMS = ("program", "in_turns", "known")
+
 N, K = 136, 24
+
+
+def cases(forms: Sequence[Any], scaled: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Types, forms, sizes and rows: all forms of all rows in bfloat16, the `scaled` ones of some in float8."""
+    wide = [("bfloat16", form, *each) for form in forms for each in ROWS + CHUNKS]
+    return wide + [("float8_e4m3fn", form, *each) for form in scaled for each in SCALED]
 
 
 @pytest.mark.parametrize("rows", [1, 127, 128, 129, 1024, 1025, 1300, 3008, 4096])
@@ -68,11 +80,7 @@ def unwritten(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.full(shape, torch.nan).to(dtype)
 
 
-@pytest.mark.parametrize(
-    ("form", "dtype"),
-    [("program", "bfloat16"), ("program", "float8_e4m3fn"), ("in_turns", "bfloat16"), ("known", "bfloat16")],
-)
-@pytest.mark.parametrize(("size", "rows"), ROWS + CHUNKS)
+@pytest.mark.parametrize(("dtype", "form", "size", "rows"), cases(FORMS, FORMS[:1]))
 def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype: str, form: str):
     of, made = Product(N, K, dtype, TILES, True, False), import_module("tilescale.ops.ag_gemm_programs")
     known = rows if form == "known" else None
@@ -92,9 +100,7 @@ def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype:
             close(c[owner], multiplied(a[owner], b[r], (scales[owner][0], scales[r][1])))
 
 
-@pytest.mark.parametrize("form", ["program", "in_turns", "known"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
-@pytest.mark.parametrize(("size", "rows"), ROWS + CHUNKS)
+@pytest.mark.parametrize(("dtype", "form", "size", "rows"), cases(FORMS, FORMS))
 def test_sums_of_any_number_of_rows_are_scattered(size: int, rows: int, dtype: str, form: str):
     of, made = Product(N, K, dtype, TILES, True, True), import_module("tilescale.ops.gemm_rs")
     known = rows if form == "known" else None
@@ -112,9 +118,7 @@ def test_sums_of_any_number_of_rows_are_scattered(size: int, rows: int, dtype: s
         close(c, want.view(shape)[r])
 
 
-@pytest.mark.parametrize("blocks", [0, 3])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
-@pytest.mark.parametrize(("size", "rows"), ROWS)
+@pytest.mark.parametrize(("dtype", "blocks", "size", "rows"), cases((0, 3), (0, 3)))
 def test_sums_of_any_number_of_rows_are_made_everywhere(size: int, rows: int, dtype: str, blocks: int):
     of = Product(N, K, dtype, TILES, True, False)
     a, b, scales = operands(size, rows, dtype)
