@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tilescale import ops
 
-HIDDEN, LAYERS = 32, 3
+HIDDEN, LAYERS = 32, 2
 
 
 pytestmark = pytest.mark.usefixtures("emulated", "fresh_compiler")
