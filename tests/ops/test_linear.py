@@ -16,16 +16,21 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from tilescale import ops
 from tilescale.errors import ArgumentError
 from tilescale.ops import linear
+from tilescale.ops.siblings import lay_side_by_side
 
 pytestmark = pytest.mark.usefixtures("emulated")
 
 
 @pytest.fixture
 def gathers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For how many layers each gather was."""
+    """For how many layers each product was."""
     counts: list[int] = []
-    made = linear._gathered
-    monkeypatch.setattr(linear, "_gathered", lambda x, layers: counts.append(len(layers)) or made(x, layers))
+    made = linear.ColumnParallelLinear.outputs
+    monkeypatch.setattr(
+        linear.ColumnParallelLinear,
+        "outputs",
+        lambda layer, x, layers: counts.append(len(layers)) or made(layer, x, layers),
+    )
     return counts
 
 
@@ -33,8 +38,8 @@ def column(features: int = 16, sequence: bool = True) -> ops.ColumnParallelLinea
     return ops.ColumnParallelLinear.shard(nn.Linear(features, 16).bfloat16(), sequence=sequence)
 
 
-def pair() -> tuple[ops.ColumnParallelLinear, ops.ColumnParallelLinear]:
-    layers = column(), column()
+def pair(sequence: bool = True) -> tuple[ops.ColumnParallelLinear, ops.ColumnParallelLinear]:
+    layers = column(sequence=sequence), column(sequence=sequence)
     ops.gather_once(*layers)
     return layers
 
@@ -47,8 +52,9 @@ def right(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.linear(x, layer.weight, layer.bias).detach()
 
 
-def test_one_gather_serves_all_in_any_order(gathers: list[int]):
-    up, gate = pair()
+@pytest.mark.parametrize("sequence", [True, False])
+def test_one_product_serves_all_in_any_order(sequence: bool, gathers: list[int]):
+    up, gate = pair(sequence)
     for first, second in ((up, gate), (gate, up)):
         x = rows()
         for layer in (first, second):
@@ -110,6 +116,39 @@ def test_results_that_nobody_takes_go_with_the_input(grad: bool):
     assert not up._siblings._results
 
 
+def test_layers_of_different_inputs_go_on_alone(gathers: list[int]):
+    """As those of queries, and of keys and values of another sequence."""
+    queries, keys = pair(sequence=False)
+    for x, y in ((rows(), rows()), (rows(), rows())):
+        for layer, given in ((queries, x), (keys, y)):
+            torch.testing.assert_close(layer(given).detach(), right(layer, given), rtol=1e-2, atol=1e-2)
+    assert gathers == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("adjacent", [True, False])
+def test_gradients_of_layers_with_one_product(biased: bool, adjacent: bool):
+    made = [nn.Linear(16, width, bias=biased) for width in (8, 24, 16)]
+    alone = copy.deepcopy(made)
+    layers = [ops.ColumnParallelLinear.shard(layer, sequence=False) for layer in made]
+    ops.gather_once(*layers)
+    if adjacent:
+        lay_side_by_side(*layers)
+        assert len({layer.weight.untyped_storage().data_ptr() for layer in layers}) == 1
+    x = torch.randn(2, 5, 16, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    results, others = [layer(x) for layer in layers], [layer(y) for layer in alone]
+    for result, wanted in zip(results, others, strict=True):
+        torch.testing.assert_close(result, wanted)
+        result.add_(1)  # as an activation in place
+    sum(result.square().sum() for result in results).backward()
+    sum((wanted + 1).square().sum() for wanted in others).backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    for layer, wanted in zip(layers, alone, strict=True):
+        for name, parameter in wanted.named_parameters():
+            torch.testing.assert_close(getattr(layer, name).grad, parameter.grad)
+
+
 def test_a_copy_shares_with_its_own_siblings():
     layers = nn.ModuleList(pair())
     layers[0](rows())  # and the other one's result waits
@@ -123,7 +162,7 @@ def test_a_copy_shares_with_its_own_siblings():
     ("layers", "said"),
     [
         (lambda: [nn.Linear(8, 8)], r"layers\[0\] is Linear"),
-        (lambda: [column(), column(sequence=False)], r"layers\[1\] is sequence=False"),
+        (lambda: [column(), column(sequence=False)], r"layers\[1\] has sequence False, layers\[0\] True"),
         (lambda: [column(), column(24)], r"layers\[1\] has in_features 24, layers\[0\] 16"),
     ],
 )

@@ -43,6 +43,8 @@ CASES: dict[str, Callable[..., list[Any]]] = {
     "matmul_all_reduce": lambda new, rows: [new(rows, 16), new(16, 8), None, "", ""],
     "column_parallel": lambda new, rows: [new(1, rows, 16), [new(8, 16), new(24, 16)], [], "", "", False],
     "column_parallel_input_gradient": lambda new, rows: [new(rows, 32), [new(8, 16), new(24, 16)], "", ""],
+    "side_by_side": lambda new, rows: [new(1, rows, 16), [new(8, 16), new(24, 16)], []],
+    "side_by_side_input_gradient": lambda new, rows: [new(rows, 32), [new(8, 16), new(24, 16)]],
     "row_parallel": lambda new, rows: [new(1, rows, 16), new(8, 16), None, "", True, ""],
     "all_reduce_rms_norm": lambda new, rows: [new(rows, 16), new(1, 16)[0], new(rows, 16), 1e-6, ""],
     "matmul_float8": lambda new, rows: [new(rows, 16), new(16, 16), None, FLOAT8],

@@ -10,7 +10,8 @@
     all_reduce_rms_norm.py              what ends a block of a transformer
     moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
     decode.py sequence_attention.py attention_backward.py    attention over several ranks
-    linear.py layer_products.py         layers, and their operators; parallelize.py: the plan that puts them in models
+    linear.py siblings.py layer_products.py    layers, those with one input, and their operators
+    parallelize.py                      the plan that puts them in models
     token_wise.py                       norms where tokens lie over the ranks
     workspace.py                        memory beside the arguments, made once
     symm_mem.py                         behind PyTorch's own fused operators; install.py: what is replaced
@@ -55,6 +56,7 @@ from tilescale.ops.reduce_scatter import reduce_scatter
 from tilescale.ops.scatter import scatter
 from tilescale.ops.send_recv import Recv, Send, batch_send_recv, recv, send
 from tilescale.ops.sequence_attention import sequence_attention, sequence_positions
+from tilescale.ops.siblings import gather_once
 from tilescale.ops.symm_mem import install, installed, uninstall
 from tilescale.ops.warm_up import warm_up
 from tilescale.ops.workspace import Workspace, workspace

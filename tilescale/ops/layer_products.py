@@ -98,15 +98,81 @@ def _input_gradient_backward(ctx: Any, given: torch.Tensor) -> tuple[Any, ...]:
 input_gradient.register_autograd(_input_gradient_backward, setup_context=_input_gradient_setup)
 
 
+@operator("side_by_side")
+def side_by_side(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> torch.Tensor:
+    """What layers with weights (N, K), and a bias each or none, make of (..., K) on this rank: (..., sum of N)."""
+    rows, widths = _rows(x), list(map(len, weights))
+    weight, bias = _adjacent(weights), _adjacent(biases) if biases else None
+    if weight is not None and (bias is not None or not biases):
+        made = torch.nn.functional.linear(rows, weight, bias)
+    else:  # a copy of the weights would take longer than the products
+        made = rows.new_empty(len(rows), sum(widths))
+        for part, *given in zip(made.split(widths, 1), weights, biases or [None] * len(weights), strict=True):
+            part.copy_(torch.nn.functional.linear(rows, *given))
+    return made.view(*x.shape[:-1], sum(widths))
+
+
+@side_by_side.register_fake
+def _(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], sum(len(weight) for weight in weights))
+
+
+def _side_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, weights, biases = inputs
+    ctx.biased = bool(biases)
+    ctx.save_for_backward(x, *weights)
+
+
+def _side_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, *weights = ctx.saved_tensors
+    rows, widths = _rows(grad), [len(weight) for weight in weights]
+    dx, dw = side_input_gradient(rows, weights).view(x.shape), (rows.t() @ _rows(x)).split(widths)
+    return dx, list(dw), list(rows.sum(0).split(widths)) if ctx.biased else []
+
+
+side_by_side.register_autograd(_side_backward, setup_context=_side_setup)
+
+
+@operator("side_by_side_input_gradient")
+def side_input_gradient(grad: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+    """The sum of the parts of dy times their weights: dy (M, sum of N), weights (N, K) each -> (M, K)."""
+    return grad @ _joined(weights)
+
+
+@side_input_gradient.register_fake
+def _(grad: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+    return grad.new_empty(grad.shape[0], weights[0].shape[1])
+
+
+def _side_gradient_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    grad, weights = inputs
+    ctx.save_for_backward(grad, *weights)
+
+
+def _side_gradient_backward(ctx: Any, given: torch.Tensor) -> tuple[Any, ...]:
+    grad, *weights = ctx.saved_tensors
+    dw = (grad.t() @ given).split([len(weight) for weight in weights])
+    return side_by_side(given, weights, []), list(dw)
+
+
+side_input_gradient.register_autograd(_side_gradient_backward, setup_context=_side_gradient_setup)
+
+
 def _joined(weights: list[torch.Tensor]) -> torch.Tensor:
     """The rows of all matrices: those in memory where they lie one behind the other, else a copy."""
-    first, *others = weights
+    found = _adjacent(weights)
+    return torch.cat(weights) if found is None else found
+
+
+def _adjacent(parts: list[torch.Tensor]) -> torch.Tensor | None:
+    """The rows of all tensors, where they lie one behind the other in memory."""
+    first, *others = parts
     ends = first
     for other in others:
         if not (ends.is_contiguous() and other.is_contiguous() and _lies_behind(other, ends)):
-            return torch.cat(weights)
+            return None
         ends = other
-    return first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
 def _lies_behind(x: torch.Tensor, other: torch.Tensor) -> bool:

@@ -7,19 +7,21 @@ with a gather, and a row-parallel one ends with a reduce-scatter; both are hidde
 
 from __future__ import annotations
 
-from typing import Any
-from weakref import ref
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SUMS, as_autocast, check_like, check_tensor
-from tilescale.ops.dtensors import Lies, brought, is_dtensor
+from tilescale.ops.dtensors import brought, is_dtensor
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.group import collective, group_name, is_mesh, rank_of, size_of
-from tilescale.ops.layer_products import column_parallel, row_parallel
+from tilescale.ops.layer_products import column_parallel, row_parallel, side_by_side
 from tilescale.ops.operator import keep_machine, operator_of, with_machine
+
+if TYPE_CHECKING:
+    from tilescale.ops.siblings import Siblings
 
 TOKENS, FEATURES = -2, -1
 """The dimensions that lie over the ranks between layers, and inside of a pair of them."""
@@ -129,11 +131,11 @@ class ColumnParallelLinear(ParallelLinear):
     """A linear layer of which each rank has some of the outputs.
 
     It takes (..., tokens / ranks, in_features) if the tokens lie over the ranks, else (..., tokens, in_features), and
-    gives (..., tokens, out_features / ranks). Several layers with the same input share one gather: see `gather_once`.
+    gives (..., tokens, out_features / ranks). Several layers with one input share what they can: see `gather_once`.
     """
 
     cut = 0
-    _siblings: _Siblings | None = None
+    _siblings: Siblings | None = None
 
     @collective
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -142,13 +144,22 @@ class ColumnParallelLinear(ParallelLinear):
         Raises:
             ArgumentError: the input has other features.
         """
-        if not self.sequence:
-            given = self._given(x, None)
-            given = given if is_dtensor(x) else _Everywhere.apply(given, self.group)
-            return _times(given, *self.parts(), self.float8)
         if self._siblings is not None:
             return self._siblings.result(self, x)
-        return _gathered(self._given(x, TOKENS), [self])[0]
+        return self.outputs(x, [self])[0]
+
+    def outputs(self, x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch.Tensor]:
+        """What layers with one input, of which this is one, make of it. Raises as a call of this one."""
+        if self.sequence:
+            return _gathered(self._given(x, TOKENS), layers)
+        given = self._given(x, None)
+        given = given if is_dtensor(x) else _Everywhere.apply(given, self.group)
+        if len(layers) == 1:
+            return [_times(given, *self.parts(), self.float8)]
+        weights, biases = _operands(layers)
+        made, widths = side_by_side(given, weights, biases), [layer.out_features for layer in layers]
+        # One by one: of views that are made at once, autograd lets nobody change one in place.
+        return [made.narrow(-1, sum(widths[:i]), width) for i, width in enumerate(widths)]
 
 
 class RowParallelLinear(ParallelLinear):
@@ -206,99 +217,6 @@ def _part(whole: nn.Parameter, cut: int | None, group: Any, source: int | None) 
     return nn.Parameter(part, requires_grad=whole.requires_grad)
 
 
-def gather_once(*layers: ColumnParallelLinear) -> None:
-    """Let layers that are called with one tensor, one after the other, share one gather of it.
-
-    The first that is called multiplies for all of them; every other one, called with the same tensor, takes its result,
-    if gradients and autocast are as they were, and neither that tensor nor a weight was changed in place meanwhile,
-    which nobody finds out in inference mode or in a compiled graph. What no layer has taken is kept as long as the
-    tensor.
-
-    Args:
-        layers: of one group, their tokens over its ranks, with one input size, all rounded alike or not.
-
-    Raises:
-        ArgumentError: something else is among them.
-    """
-    for i, layer in enumerate(layers):
-        if not isinstance(layer, ColumnParallelLinear) or not layer.sequence:
-            found = f"sequence={layer.sequence}" if isinstance(layer, ColumnParallelLinear) else type(layer).__name__
-            raise ArgumentError(
-                f"layers[{i}] is {found}", hint="pass layers of ColumnParallelLinear.shard(..., sequence=True)"
-            )
-        for what in ("group", "in_features", "float8", "keep_gathered"):
-            one, other = getattr(layer, what), getattr(layers[0], what)
-            if one != other:
-                raise ArgumentError(f"layers[{i}] has {what} {one!r}, layers[0] {other!r}", hint="pass layers alike")
-    siblings = _Siblings(list(layers))
-    for layer in layers:
-        object.__setattr__(layer, "_siblings", siblings)
-
-
-def lay_side_by_side(*layers: ParallelLinear) -> None:
-    """Let the weights of newly made layers lie one behind the other in memory: who needs all of them joins nothing."""
-    parts = [local_tensor(layer.weight).detach() for layer in layers]
-    joined = torch.cat(parts).split([len(part) for part in parts])
-    for layer, part in zip(layers, joined, strict=True):
-        weight = Lies.of(layer.weight).made_of(part) if is_dtensor(layer.weight) else part
-        layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
-
-
-class _Siblings:
-    """Results of layers with the same input, until each layer has taken its own, or the input is no more."""
-
-    def __init__(self, layers: list[ColumnParallelLinear]):
-        self._layers = layers
-        self._forget()
-
-    def __getstate__(self) -> list[ColumnParallelLinear]:
-        return self._layers
-
-    def __setstate__(self, layers: list[ColumnParallelLinear]) -> None:
-        _Siblings.__init__(self, layers)
-
-    def result(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
-        """What a layer makes of a tensor."""
-        number = [other is layer for other in self._layers].index(True)
-        if torch.compiler.is_compiling():
-            return self._result_in_graph(number, layer, x)
-        state = self._state_of(x)
-        if self._input is None or self._input() is not x or self._state != state or number not in self._results:
-            self._results = dict(enumerate(_gathered(layer._given(x, TOKENS), self._layers)))
-            self._input, self._state = ref(x, self._forget), state
-        result = self._results.pop(number)
-        if not self._results:
-            self._forget()
-        return result
-
-    def _result_in_graph(self, number: int, layer: ColumnParallelLinear, x: Any) -> torch.Tensor:
-        """The same where a compiler traces: results are kept with the tensor, which may be one of the graph's."""
-        held = getattr(x, "_tilescale_results", ())
-        for siblings, results in held:
-            if siblings is self and number in results:
-                return results.pop(number)
-        made = dict(enumerate(_gathered(layer._given(x, TOKENS), self._layers)))
-        x._tilescale_results = (*held, (self, made))
-        return made.pop(number)
-
-    def _forget(self, _: Any = None) -> None:
-        self._input: ref[torch.Tensor] | None = None
-        self._state: tuple[Any, ...] = ()
-        self._results: dict[int, torch.Tensor] = {}
-
-    def _state_of(self, x: torch.Tensor) -> tuple[Any, ...]:
-        """What results follow from, beside the tensor itself: another one of the same call, another result."""
-        given = [x, *(each for layer in self._layers for each in (layer.weight, layer.bias) if each is not None)]
-        kind = x.device.type
-        casts = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        return torch.is_grad_enabled(), casts, *((id(each), version_of(each)) for each in given)
-
-
-def version_of(x: torch.Tensor) -> int:
-    """How often a tensor was changed in place; 0 where PyTorch does not say, in inference mode."""
-    return 0 if x.is_inference() else x._version
-
-
 class _Everywhere(torch.autograd.Function):
     """What all ranks have, as input of layers of which each has a part: its gradient is the sum of theirs."""
 
@@ -329,11 +247,16 @@ def local_tensor(x: Any) -> Any:
 
 def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch.Tensor]:
     """The layers' outputs for the tokens of all ranks."""
+    weights, biases = _operands(layers)
+    keeps = layers[0].keep_gathered and torch.is_grad_enabled()
+    made = column_parallel(x, weights, biases, layers[0].group, spelled(layers[0].float8), keeps)
+    return made[: len(layers)]
+
+
+def _operands(layers: list[ColumnParallelLinear]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The weights, and a bias each, of zeros where others have one; or none."""
     weights, biases = zip(*[layer.operands() for layer in layers], strict=True)
     if any(bias is not None for bias in biases):
         pairs = zip(weights, biases, strict=True)
         biases = tuple(w.new_zeros(w.shape[0]) if bias is None else bias for w, bias in pairs)
-    given = [bias for bias in biases if bias is not None]
-    keeps = layers[0].keep_gathered and torch.is_grad_enabled()
-    made = column_parallel(x, list(weights), given, layers[0].group, spelled(layers[0].float8), keeps)
-    return made[: len(layers)]
+    return list(weights), [bias for bias in biases if bias is not None]

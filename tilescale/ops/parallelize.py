@@ -25,9 +25,8 @@ from tilescale.ops.linear import (
     ParallelLinear,
     RowParallelLinear,
     check_shard,
-    gather_once,
-    lay_side_by_side,
 )
+from tilescale.ops.siblings import gather_once, lay_side_by_side
 from tilescale.ops.token_wise import work_on_shards
 
 TOKENS = (1, -2)
@@ -90,12 +89,14 @@ def parallelize_module(
         check_shard(shard.kind, module.get_submodule(name), mesh, src_data_rank)
     tied = _tied_parameters(module)
     how = {"float8": float8, "src_data_rank": src_data_rank, "keep_gathered": keep_gathered}
-    blocks: dict[str, list[ColumnParallelLinear]] = defaultdict(list)
+    siblings: dict[Any, list[ColumnParallelLinear]] = defaultdict(list)
     for name, shard in shards.items():
         made = shard.kind.shard(module.get_submodule(name), mesh, sequence=shard.sequence, **how)
-        if shard.block is not None and shard.kind is ColumnParallelLinear:
-            blocks[shard.block].append(made)
-    for layers in blocks.values():
+        if shard.kind is ColumnParallelLinear and (shard.block is not None or not shard.sequence):
+            # Of those that get all tokens, siblings are taken to get the same ones, until a call shows otherwise.
+            beside = name.rpartition(".")[0], made.in_features, made.bias is None
+            siblings[shard.block if shard.sequence else beside].append(made)
+    for layers in siblings.values():
         gather_once(*layers)
         lay_side_by_side(*layers)
     left: dict[str, Any] = {name: style for name, style in styles.items() if name not in shards} | unresolved

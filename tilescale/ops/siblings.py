@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""Layers with one input: what the first one that is called makes for all of them, the others take.
+
+Where tokens lie over the ranks, that is one gather; where each rank has them all, one product and one sum of gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+
+from tilescale.errors import ArgumentError
+from tilescale.ops.dtensors import Lies, is_dtensor
+from tilescale.ops.linear import ColumnParallelLinear, ParallelLinear, local_tensor
+
+
+def gather_once(*layers: ColumnParallelLinear) -> None:
+    """Let layers that are called with one tensor, one after the other, share one gather of it, or one product.
+
+    The first that is called multiplies for all of them; every other one, called with the same tensor, takes its result,
+    if gradients and autocast are as they were, and neither that tensor nor a weight was changed in place meanwhile,
+    which nobody finds out in inference mode or in a compiled graph. What no layer has taken is kept as long as the
+    tensor. Layers whose tokens do not lie over the ranks go on alone once one of them is called with another tensor.
+
+    Args:
+        layers: of one group, with one input size, their tokens over its ranks or not, all rounded alike or not.
+
+    Raises:
+        ArgumentError: something else is among them.
+    """
+    for i, layer in enumerate(layers):
+        if not isinstance(layer, ColumnParallelLinear):
+            raise ArgumentError(
+                f"layers[{i}] is {type(layer).__name__}", hint="pass layers of ColumnParallelLinear.shard(...)"
+            )
+        for what in ("group", "in_features", "sequence", "float8", "keep_gathered"):
+            one, other = getattr(layer, what), getattr(layers[0], what)
+            if one != other:
+                raise ArgumentError(f"layers[{i}] has {what} {one!r}, layers[0] {other!r}", hint="pass layers alike")
+    if layers and not layers[0].sequence and layers[0].float8 is not None:
+        return  # each has scales of its own
+    siblings = Siblings(list(layers))
+    for layer in layers:
+        object.__setattr__(layer, "_siblings", siblings)
+
+
+def lay_side_by_side(*layers: ParallelLinear) -> None:
+    """Let the weights of newly made layers lie one behind the other in memory, and their biases: who needs all of them
+    joins nothing."""
+    for name in ("weight", "bias"):
+        given = [getattr(layer, name) for layer in layers]
+        if all(x is not None for x in given):
+            parts = [local_tensor(x).detach() for x in given]
+            joined = torch.cat(parts).split([len(part) for part in parts])
+            for layer, x, part in zip(layers, given, joined, strict=True):
+                made = Lies.of(x).made_of(part) if is_dtensor(x) else part
+                setattr(layer, name, nn.Parameter(made, requires_grad=x.requires_grad))
+
+
+class Siblings:
+    """Results of layers with the same input, until each layer has taken its own, or the input is no more."""
+
+    def __init__(self, layers: list[ColumnParallelLinear]):
+        self._layers = layers
+        self._forget()
+
+    def __getstate__(self) -> list[ColumnParallelLinear]:
+        return self._layers
+
+    def __setstate__(self, layers: list[ColumnParallelLinear]) -> None:
+        Siblings.__init__(self, layers)
+
+    def result(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
+        """What a layer makes of a tensor."""
+        number = [other is layer for other in self._layers].index(True)
+        if torch.compiler.is_compiling():
+            return self._result_in_graph(number, layer, x)
+        state = self._state_of(x)
+        if self._input is None or self._input() is not x or self._state != state or number not in self._results:
+            if number in self._results and not layer.sequence and self._input() is not x:
+                return self._alone(layer, x)
+            self._results = dict(enumerate(layer.outputs(x, self._layers)))
+            self._input, self._state = ref(x, self._forget), state
+        result = self._results.pop(number)
+        if not self._results:
+            self._forget()
+        return result
+
+    def _result_in_graph(self, number: int, layer: ColumnParallelLinear, x: Any) -> torch.Tensor:
+        """The same where a compiler traces: results are kept with the tensor, which may be one of the graph's."""
+        held = getattr(x, "_tilescale_results", ())
+        for siblings, results in held:
+            if siblings is self and number in results:
+                return results.pop(number)
+        made = dict(enumerate(layer.outputs(x, self._layers)))
+        x._tilescale_results = (*held, (self, made))
+        return made.pop(number)
+
+    def _alone(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
+        """What a layer makes of another tensor than the others': from now on each is called for itself."""
+        self._forget()
+        for each in self._layers:
+            object.__setattr__(each, "_siblings", None)
+        return layer.outputs(x, [layer])[0]
+
+    def _forget(self, _: Any = None) -> None:
+        self._input: ref[torch.Tensor] | None = None
+        self._state: tuple[Any, ...] = ()
+        self._results: dict[int, torch.Tensor] = {}
+
+    def _state_of(self, x: torch.Tensor) -> tuple[Any, ...]:
+        """What results follow from, beside the tensor itself: another one of the same call, another result."""
+        given = [x, *(each for layer in self._layers for each in (layer.weight, layer.bias) if each is not None)]
+        kind = x.device.type
+        casts = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        return torch.is_grad_enabled(), casts, *((id(each), version_of(each)) for each in given)
+
+
+def version_of(x: torch.Tensor) -> int:
+    """How often a tensor was changed in place; 0 where PyTorch does not say, in inference mode."""
+    return 0 if x.is_inference() else x._version
