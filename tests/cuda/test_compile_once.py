@@ -148,14 +148,32 @@ def test_ranks_of_a_node_share_out_kernels(
     assert [[functions.index(func) for func in each] for each in found] == shares
 
 
-@pytest.mark.parametrize("elements", [512, 1 << 20, None])
-@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all", "sum"])
-def test_kernels_of_messages_are_known_before_a_program_is_built(
-    name: str, elements: int | None, monkeypatch: pytest.MonkeyPatch
-):
-    if name == "sum" and elements is None:
-        pytest.skip("a sum is made for a number of elements")
-    made = small.sum_program(2, elements, "bfloat16") if name == "sum" else small.program(2, name, elements, "bfloat16")
+def sum_of(elements: Any, impl: str | None = None) -> Any:
+    """A sum of whole tensors of a known number of elements, or one that calls say."""
+
+    @T.prim_func
+    def whole_sum(X: T.Tensor((elements,), "bfloat16"), Y: T.Tensor((elements,), "bfloat16")):
+        with T.Kernel(device=2), T.Scale("device"):
+            T.allreduce(X, out=Y, impl=impl)
+
+    return whole_sum
+
+
+PROGRAMS = {
+    "sum of 512": lambda: sum_of(512),
+    "sum of 1M": lambda: sum_of(1 << 20),
+    "sum of any": lambda: small.sum_program(2, "bfloat16", "sum", "two_shot"),
+    **{
+        f"{name} of any": lambda name=name: small.program(2, name, "bfloat16", "direct")
+        for name in ("all_gather", "reduce_scatter", "all_to_all")
+    },
+    "broadcast of any": lambda: small.broadcast_program(2, 1, "direct"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_kernels_of_messages_are_known_before_a_program_is_built(name: str, monkeypatch: pytest.MonkeyPatch):
+    made = PROGRAMS[name]()
     Device(monkeypatch)
     asked: list[str] = []
     monkeypatch.setattr(execute.DeviceProgram, "device_code", lambda own, text: asked.append(text) or text.encode())
@@ -163,11 +181,12 @@ def test_kernels_of_messages_are_known_before_a_program_is_built(
     ahead = [job.text for job in own.compilations() if isinstance(job, stock.TextCompilation)]
     own.build()
     assert ahead == asked
+    assert len(set(ahead)) >= 3 if name.endswith("any") else len(ahead) == 1
 
 
 def test_a_sum_of_few_elements_has_a_kernel_of_messages(monkeypatch: pytest.MonkeyPatch):
     Device(monkeypatch)
-    own = execute.DeviceProgram(lowered(small.sum_program(2, 512, "bfloat16"), devices=2).lowered, {})
+    own = execute.DeviceProgram(lowered(sum_of(512), devices=2).lowered, {})
     assert [type(job) for job in own.compilations()] == [stock.Compilation, stock.TextCompilation]
 
 

@@ -75,7 +75,7 @@ OPERATORS = {
     ),
     "gemm_ar": lambda: import_module("tilescale.ops.gemm_ar").program(2, product(512), 0),
     "all_to_all": lambda: import_module("tilescale.ops.all_to_all").program(2, 64, "bfloat16", 1024, False),
-    "all_reduce": lambda: small.sum_program(2, 512, "bfloat16"),
+    "all_reduce": lambda: small.sum_program(2, "bfloat16"),
 }
 
 

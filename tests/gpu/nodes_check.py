@@ -41,7 +41,7 @@ from tilescale.backends.cuda.running.collectives.kernels import Kernel, combinin
 from tilescale.backends.cuda.text import REWRITES, check_of  # noqa: E402
 from tilescale.comm.heap import default  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
-from tilescale.ops import chunks, small  # noqa: E402
+from tilescale.ops import chunks  # noqa: E402
 
 LIMIT_S = 110.0
 CHECK_S = 60.0
@@ -222,7 +222,7 @@ def as_rank(part: str, found: Path) -> None:
     """The checks of a part, on this rank; rank 0 keeps what is found."""
     default._spans = lambda device, nodes: False  # fabric handles of one host would join its two nodes
     hierarchical.chunk_bytes = lambda target: CHUNK
-    chunks.message_bytes, small.SMALL_BYTES = lambda path: CHUNK // 8, 0
+    chunks.message_bytes, chunks.WHOLE_BYTES = lambda path: CHUNK // 8, 0
     world = tilescale.init(timeout_s=60)
     torch.cuda.set_device(world.device)
     with bounded(f"{part} on rank {world.rank}", LIMIT_S):

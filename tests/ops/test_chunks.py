@@ -23,11 +23,11 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """All ranks of two nodes, who all have the same; chunks of 128 rows."""
     machine = tmp_path / "two.yaml"
     machine.write_text("extends: h200-sxm-8x4\nlevels:\n  node:\n    count: 2\n  device:\n    count: 2\n")
-    monkeypatch.setattr(small, "SMALL_BYTES", 0)
+    monkeypatch.setattr(chunks, "WHOLE_BYTES", 0)
     monkeypatch.setattr(chunks, "message_bytes", lambda path: 1)
     monkeypatch.setattr(small, "gathered", lambda a, team: a.repeat(RANKS, *[1] * (a.ndim - 1)))
     monkeypatch.setattr(small, "scattered", lambda a, team: RANKS * a.chunk(RANKS)[team.rank])
-    monkeypatch.setattr(small, "summed", lambda a, team, count: a.mul_(RANKS))
+    monkeypatch.setattr(small, "summed", lambda a, team: a.mul_(RANKS))
     with tilescale.use_machine(str(machine)):
         yield SimpleNamespace(size=RANKS, rank=0)
 
@@ -38,12 +38,6 @@ def test_chunks_are_whole_tiles_of_rows_between_nodes_alone(team: Any, monkeypat
     monkeypatch.undo()
     assert len(chunks.chunks(1 << 15, 1 << 14, team)) > 4, "of the size that the network wants"
     assert chunks.chunks(16, 1 << 14, team) == [slice(0, 16)]
-
-
-def test_chunks_have_rows_that_programs_are_made_for(team: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chunks, "message_bytes", lambda path: 18 * chunks.TILE * 2 * K)
-    first, *_, last = chunks.chunks(9000, 2 * K, team)
-    assert first == slice(0, 2560) and small.room(2560) == 2560 and last.stop == 9000
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -253,21 +253,19 @@ def test_parts_go_from_one_layout_to_another(size: int, P: int, Q: int, P2: int,
         assert torch.equal(got, torch.stack(parts, 1))
 
 
-@pytest.mark.parametrize(("size", "known"), [(1, True), (2, False), (3, True), (4, False)])
-def test_tensors_whole(size: int, known: bool):
-    """By programs of a number of elements, and of any."""
-    small, n = module("small"), 24
-    made = n if known else None
+@pytest.mark.parametrize(("size", "impl", "n"), [(1, None, 24), (2, "direct", 24), (3, None, 7), (4, "direct", 5)])
+def test_tensors_whole(size: int, impl: str | None, n: int):
+    small, by_stores = module("small"), impl and "two_shot"
     x = [random(size * n) for _ in range(size)]
     total = sum(part.float() for part in x)
     gathers = [[part[:n].clone(), unwritten(size * n)] for part in x]
-    tilescale.emulate(small.program(size, "all_gather", made, "bfloat16"), gathers)
+    tilescale.emulate(small.program(size, "all_gather", "bfloat16", impl), gathers)
     scatters = [[part, unwritten(n)] for part in x]
-    tilescale.emulate(small.program(size, "reduce_scatter", made, "bfloat16"), scatters)
+    tilescale.emulate(small.program(size, "reduce_scatter", "bfloat16", impl), scatters)
     swaps = [[part, unwritten(size * n)] for part in x]
-    tilescale.emulate(small.program(size, "all_to_all", made, "bfloat16"), swaps)
+    tilescale.emulate(small.program(size, "all_to_all", "bfloat16", impl), swaps)
     sums = [[part, unwritten(size * n)] for part in x]
-    tilescale.emulate(small.sum_program(size, size * n, "bfloat16"), sums)
+    tilescale.emulate(small.sum_program(size, "bfloat16", impl=by_stores), sums)
     for r in range(size):
         assert torch.equal(gathers[r][1], torch.cat([part[:n] for part in x]))
         close(scatters[r][1], total.chunk(size)[r])

@@ -48,7 +48,7 @@ from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.grouped_gemm import grouped_matmul
 from tilescale.ops.halo_exchange import halo_exchange
-from tilescale.ops.linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear, gather_once
+from tilescale.ops.linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 from tilescale.ops.moe_dispatch import moe_combine, moe_dispatch
 from tilescale.ops.moe_route import Routing, moe_route
 from tilescale.ops.parallelize import parallelize_module

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from tilescale.ops import small
-from tilescale.ops.arguments import BYTES, as_moved, as_numbers, check_dim, check_out, check_tensor
-from tilescale.ops.flat import delivered, join, parts_of, place_in, whole
+from tilescale.ops.arguments import BYTES, as_moved, as_numbers, check_dim, check_out, check_tensor, dense
+from tilescale.ops.flat import delivered, join, place_in
 from tilescale.ops.float8_wire import all_gather_float8, check_wire
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.operator import operator, operator_of
@@ -61,11 +61,10 @@ def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
 
 def _gathered(a: torch.Tensor, dim: int, group: str, out: torch.Tensor | None) -> torch.Tensor:
     team = team_of(group)
-    shape = (team.size * a.shape[0], *a.shape[1:])
     if not a.numel():
-        return delivered(join(a.new_empty(shape), dim, team.size), out)
-    rows = small.gathered(parts_of(a), team, a.numel(), place_in(out, dim, team.size))
-    return delivered(join(whole(rows, shape, team.size), dim, team.size), out)
+        return delivered(join(a.new_empty(team.size * a.shape[0], *a.shape[1:]), dim, team.size), out)
+    rows = small.gathered(dense(a), team, place_in(out, dim))
+    return delivered(join(rows, dim, team.size), out)
 
 
 @_operator.register_fake

@@ -12,7 +12,7 @@ import torch
 from tilescale.errors import ArgumentError
 from tilescale.ops import small
 from tilescale.ops.arguments import COMBINES, check_out, check_tensor, dense
-from tilescale.ops.flat import WIDTHS, delivered, place_in
+from tilescale.ops.flat import delivered, place_in
 from tilescale.ops.float8_wire import all_reduce_float8, check_wire
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.operator import operator
@@ -76,12 +76,9 @@ def _operator(a: torch.Tensor, op: str, group: str) -> torch.Tensor:
 def _combined(a: torch.Tensor, op: str, group: str, out: torch.Tensor | None) -> torch.Tensor:
     if not a.numel():
         return torch.empty_like(a, memory_format=torch.contiguous_format) if out is None else out
-    elements = WIDTHS[-1] * small.room(-(-a.numel() // WIDTHS[-1]))
-    place = place_in(out, 0, 1) if elements == a.numel() else None
-    made = a.new_empty(elements) if place is None else place.view(-1)
-    given = small.padded(dense(a).view(-1), 1, elements)
-    small.summed(given, team_of(group), a.numel(), into=made, op=op)
-    return delivered((made if elements == a.numel() else made[: a.numel()]).view(a.shape), out)
+    place = place_in(out, 0)
+    made = a.new_empty(a.shape) if place is None else place
+    return delivered(small.summed(dense(a), team_of(group), made, op), out)
 
 
 @_operator.register_fake

@@ -20,19 +20,21 @@ from tilescale.hda.current import current_machine
 from tilescale.ops import small
 from tilescale.ops.repeated import not_recorded
 
+WHOLE_BYTES = 2 << 20
+"""What is sent in one chunk, at most."""
+
 TILE = 128
 """Rows of a product's tile: a chunk has whole ones."""
 
 
 def chunks(rows: int, row_bytes: int, team: Team) -> list[slice]:
     """Rows that travel together, in chunks of one size but for the last; one chunk of what is small, or in a node."""
-    if rows * row_bytes <= small.SMALL_BYTES or not small.spans_nodes(team):
+    if rows * row_bytes <= WHOLE_BYTES or not small.spans_nodes(team):
         return [slice(0, rows)]
     machine = current_machine()
     level = machine.tensor_level.name
     far = machine.path(level, 0, linked(machine, ((level, team.size),)))
-    # A collective of so many rows is made for no more: nothing is padded.
-    step = small.room(-(-message_bytes(far) // max(row_bytes, 1) // TILE) * TILE)
+    step = -(-message_bytes(far) // max(row_bytes, 1) // TILE) * TILE
     return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]
 
 

@@ -6,7 +6,6 @@ view costs the host a part of what a small collective takes: a tensor that needs
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -27,27 +26,9 @@ CHUNKS = 1024
 """Flags for the chunks of one part: room for 4 GiB."""
 
 
-def parts_of(x: torch.Tensor, parts: int = 1) -> torch.Tensor:
-    """A tensor whose first dimension is a multiple of `parts`, as (parts * rows, 8), its parts padded where needed."""
-    flat, missing = dense(x), -(x.numel() // parts) % WIDTHS[-1]
-    if missing:
-        flat = torch.nn.functional.pad(flat.view(parts, -1), (0, missing))
-    return flat.view(-1, WIDTHS[-1])
-
-
-def whole(rows: torch.Tensor, shape: Sequence[int], parts: int = 1) -> torch.Tensor:
-    """The tensor of that shape, its first dimension over all parts, that lies in (parts * rows, 8)."""
-    elements = math.prod(shape)
-    if rows.numel() == elements:
-        return rows.view(shape)
-    return plain(rows.view(parts, -1)[:, : elements // parts].reshape(shape))
-
-
-def place_in(out: torch.Tensor | None, dim: int, parts: int) -> torch.Tensor | None:
-    """A result's memory as rows, (parts * rows, 8), where what comes lies there as it comes; None where it does not."""
-    if out is None or dim or out.numel() % (parts * WIDTHS[-1]) or dense(out) is not out:
-        return None
-    return out.view(-1, WIDTHS[-1])
+def place_in(out: torch.Tensor | None, dim: int) -> torch.Tensor | None:
+    """A result's memory, where what comes rank by rank lies there as it comes; None where it does not."""
+    return out if out is not None and dim == 0 and dense(out) is out else None
 
 
 def delivered(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:

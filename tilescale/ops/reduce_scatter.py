@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from tilescale.ops import small
-from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_out, check_tensor
-from tilescale.ops.flat import delivered, parts_of, place_in, split, whole
+from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_out, check_tensor, dense
+from tilescale.ops.flat import delivered, place_in, split
 from tilescale.ops.float8_wire import check_wire, reduce_scatter_float8
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.operator import operator, operator_of
@@ -59,12 +59,11 @@ def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
 
 def _scattered(a: torch.Tensor, dim: int, group: str, out: torch.Tensor | None) -> torch.Tensor:
     team = team_of(group)
-    shape = list(a.shape)
-    shape[dim] //= team.size
     if not a.numel():
+        shape = list(a.shape)
+        shape[dim] //= team.size
         return delivered(a.new_empty(shape), out)
-    parts = parts_of(split(a, dim, team.size), team.size)
-    return delivered(whole(small.scattered(parts, team, a.numel(), place_in(out, 0, 1)), shape), out)
+    return delivered(small.scattered(dense(split(a, dim, team.size)), team, place_in(out, 0)), out)
 
 
 @_operator.register_fake

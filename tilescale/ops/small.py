@@ -3,33 +3,32 @@
 
 Where little is moved, the latency of a copy queue is more than what overlap can save: small products are PyTorch's,
 with such a collective before or after them. Between nodes large ones go in chunks, see chunks.py; the collectives
-themselves work inside nodes and between them at once. A program is made for a number of elements, so numbers are
-rounded up; what is large, inside a node, has a program that learns the number with the call. What is rounded up alike
-need not be alike: emulated ranks, which meet in every call, compare the numbers.
+themselves work inside nodes and between them at once. A program learns the number of elements with the call.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 
 import tilescale.language as T
+from tilescale.collectives.record import TENSORS
+from tilescale.collectives.select import Available, Wanted, select
 from tilescale.comm import Team
 from tilescale.cost.reach import linked
 from tilescale.errors import RankMismatchError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import SUMS
-from tilescale.ops.flat import dtype_of, plain
+from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import kernel
+from tilescale.runtime.kernel import Kernel
 
-SMALL_BYTES = 2 << 20
-"""What a rank gives or keeps at most of what is small."""
+BY_STORES = {"allreduce": ("one_shot", "two_shot")}
+"""Operation -> its algorithms by stores into peers' memory, where there are several; else it is "direct"."""
 
-
-def is_whole(nbytes: int, team: Team) -> bool:
-    """Whether a tensor is moved as a whole: because it is small, or some of the ranks are on other nodes."""
-    return nbytes <= SMALL_BYTES or spans_nodes(team)
+KEPT = 4096
+"""Choices that are kept, those used last."""
 
 
 def spans_nodes(team: Team) -> bool:
@@ -43,94 +42,84 @@ def is_split(machine: Machine, size: int) -> bool:
     return linked(machine, ((machine.tensor_level.name, size),)) < size
 
 
-def room(rows: int) -> int:
-    """Rows that a program is made for: at most a quarter more, so that there are few programs."""
-    step = 1 << max((rows - 1).bit_length() - 3, 0)
-    return -(-rows // step) * step
-
-
-def gathered(
-    a: torch.Tensor, team: Team, count: int | None = None, into: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The rows of all ranks, (ranks * rows, ...), of a contiguous tensor of any type.
-
-    Of its elements so many `count`, None for all, here and in what follows: as many on all ranks. `into`: memory for
-    the result, which is used where no row is padded.
-    """
-    compare_counts(a, team, count)
-    rows, known = _made_for(a, 1, team)
-    given, result = padded(a, 1, rows), _room(into, a, team.size * rows)
-    x, y = (_moved(t, a.dtype if a.dtype in SUMS else torch.uint8) for t in (given, result))
-    kernel(program, team, "all_gather", x.numel() if known else None, dtype_of(x))(x, y)
-    return _cut(result, team.size, a.shape[0])
-
-
-def scattered(
-    a: torch.Tensor, team: Team, count: int | None = None, into: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The own rows of the sum of contiguous tensors (ranks * rows, ...)."""
-    compare_counts(a, team, count)
-    rows, known = _made_for(a, team.size, team)
-    given, result = padded(a, team.size, rows), _room(into, a, rows)
-    x, y = _moved(given, a.dtype), _moved(result, a.dtype)
-    made = kernel(program, team, "reduce_scatter", y.numel() if known else None, dtype_of(a))
-    made(x, y)
-    return _cut(result, 1, a.shape[0] // team.size)
-
-
-def exchanged(a: torch.Tensor, team: Team, count: int | None = None) -> torch.Tensor:
-    """Of contiguous tensors (ranks * rows, ...) the parts that are for this rank."""
-    compare_counts(a, team, count)
-    rows, known = _made_for(a, team.size, team)
-    given = padded(a, team.size, rows)
-    result = torch.empty_like(given)
-    x, y = _moved(given, torch.uint8), _moved(result, torch.uint8)
-    made = kernel(program, team, "all_to_all", x.numel() // team.size if known else None, "uint8")
-    made(x, y)
-    return _cut(result, team.size, a.shape[0] // team.size)
-
-
-def sent_to_all(a: torch.Tensor, team: Team, root: int, count: int) -> torch.Tensor:
-    """The root's contiguous tensor."""
-    compare_counts(a, team, count)
-    rows, known = _made_for(a, 1, team)
-    result = a.new_empty(rows, *a.shape[1:])
-    result[: len(a)] = a
-    x = _moved(result, torch.uint8)
-    kernel(broadcast_program, team, root, x.numel() if known else None)(x)
-    return _cut(result, 1, len(a))
-
-
-def summed(
-    a: torch.Tensor, team: Team, count: int | None = None, into: torch.Tensor | None = None, op: str = "sum"
-) -> torch.Tensor:
-    """The sum, or what else `op` names, of contiguous tensors of all ranks; without `into`, in place.
-
-    Rows are as many as `room` says.
-    """
-    compare_counts(a, team, count)
-    result = a if into is None else into
-    x, y = _moved(a, a.dtype), _moved(result, a.dtype)
-    kernel(sum_program, team, x.numel(), dtype_of(a), op)(x, y)
+def gathered(a: torch.Tensor, team: Team, into: torch.Tensor | None = None) -> torch.Tensor:
+    """The rows of all ranks, (ranks * rows, ...), of a contiguous tensor of any type; in `into`, if that is given."""
+    compare_counts(a, team)
+    result = a.new_empty(team.size * len(a), *a.shape[1:]) if into is None else into
+    x, y = (_moved(t, a.dtype if a.dtype in SUMS else torch.uint8) for t in (a, result))
+    _kernel("all_gather", y, team)(x, y)
     return result
 
 
-def compare_counts(a: torch.Tensor, team: Team, count: int | None = None) -> None:
+def scattered(a: torch.Tensor, team: Team, into: torch.Tensor | None = None) -> torch.Tensor:
+    """The own rows of the sum of contiguous tensors (ranks * rows, ...)."""
+    compare_counts(a, team)
+    result = a.new_empty(len(a) // team.size, *a.shape[1:]) if into is None else into
+    x, y = _moved(a, a.dtype), _moved(result, a.dtype)
+    _kernel("reduce_scatter", x, team)(x, y)
+    return result
+
+
+def exchanged(a: torch.Tensor, team: Team) -> torch.Tensor:
+    """Of contiguous tensors (ranks * rows, ...) the parts that are for this rank."""
+    compare_counts(a, team)
+    result = torch.empty_like(a)
+    x, y = _moved(a, torch.uint8), _moved(result, torch.uint8)
+    _kernel("all_to_all", x, team)(x, y)
+    return result
+
+
+def sent_to_all(a: torch.Tensor, team: Team, root: int) -> torch.Tensor:
+    """The root's contiguous tensor."""
+    compare_counts(a, team)
+    result = a.clone() if team.rank == root else torch.empty_like(a)
+    impl = _algorithm(current_machine(), "broadcast", team.size, a.nbytes)
+    kernel(broadcast_program, team, root, impl)(_moved(result, torch.uint8))
+    return result
+
+
+def summed(a: torch.Tensor, team: Team, into: torch.Tensor | None = None, op: str = "sum") -> torch.Tensor:
+    """The sum, or what else `op` names, of contiguous tensors of all ranks; without `into`, in place."""
+    compare_counts(a, team)
+    result = a if into is None else into
+    x, y = _moved(a, a.dtype), _moved(result, a.dtype)
+    kernel(sum_program, team, dtype_of(a), op, _algorithm(current_machine(), "allreduce", team.size, a.nbytes))(x, y)
+    return result
+
+
+def _kernel(operation: str, whole: torch.Tensor, team: Team) -> Kernel:
+    """The kernel of a collective; `whole` says how much it moves."""
+    impl = _algorithm(current_machine(), operation, team.size, whole.nbytes)
+    return kernel(program, team, operation, dtype_of(whole), impl)
+
+
+@lru_cache(KEPT)
+def _algorithm(machine: Machine, operation: str, ranks: int, nbytes: int) -> str | None:
+    """How so much is moved; None where the compiler chooses, as between nodes."""
+    if ranks == 1 or is_split(machine, ranks) or not has_stores(machine):
+        return None
+    able = BY_STORES.get(operation, ("direct",))
+    wanted = Wanted(operation, TENSORS, machine.tensor_level.name, tuple(range(ranks)), (), nbytes, "bfloat16")
+    return select(machine, wanted, Available(able)).name
+
+
+@cache
+def has_stores(machine: Machine) -> bool:
+    """Whether programs store into the memory of other devices."""
+    network = machine.network(machine.tensor_level.name)
+    return network is not None and any(m.started_by == "program" and m.put for m in network.mechanisms)
+
+
+def compare_counts(a: torch.Tensor, team: Team) -> None:
     """Raise RankMismatchError if emulated ranks have different numbers of elements."""
     if a.is_cuda or team.size == 1:
         return
-    every = team.all_gather(a.numel() if count is None else count)
+    every = team.all_gather(a.numel())
     if other := next((rank for rank, elements in enumerate(every) if elements != every[0]), 0):
         raise RankMismatchError(
             f"rank 0 of the group has {every[0]} elements, rank {other} has {every[other]}",
             hint="all ranks pass tensors of the same shape",
         )
-
-
-def _made_for(a: torch.Tensor, parts: int, team: Team) -> tuple[int, bool]:
-    """Rows of each part that a program is called with, and whether it is made for their number."""
-    rows, known = a.shape[0] // parts, is_whole(a.nbytes // parts, team)
-    return (room(rows), True) if known else (rows, False)
 
 
 def _moved(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -139,9 +128,10 @@ def _moved(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return flat if flat.dtype is dtype else flat.view(dtype)
 
 
-def _room(into: torch.Tensor | None, a: torch.Tensor, rows: int) -> torch.Tensor:
-    """Memory for so many rows like those of `a`: what is given, if it has as many."""
-    return into if into is not None and len(into) == rows else a.new_empty(rows, *a.shape[1:])
+def room(rows: int) -> int:
+    """Rows that a program is made for: at most a quarter more, so that there are few programs."""
+    step = 1 << max((rows - 1).bit_length() - 3, 0)
+    return -(-rows // step) * step
 
 
 def padded(a: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
@@ -153,16 +143,9 @@ def padded(a: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
     return made
 
 
-def _cut(made: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
-    """The first rows of each part of (parts * more rows, ...)."""
-    if made.shape[0] == parts * rows:
-        return made
-    return plain(made.unflatten(0, (parts, -1))[:, :rows].flatten(0, 1))
-
-
-def program(size: int, name: str, elements: int | None, dtype: str) -> Any:
-    """A collective from one whole tensor to another; `elements` of a part, None for what a call brings."""
-    part = T.dynamic("elements") if elements is None else elements
+def program(size: int, name: str, dtype: str, impl: str | None) -> Any:
+    """A collective from one whole tensor to another."""
+    part = T.dynamic("elements")
     source = part if name == "all_gather" else size * part
     target = part if name == "reduce_scatter" else size * part
 
@@ -171,35 +154,36 @@ def program(size: int, name: str, elements: int | None, dtype: str) -> Any:
         with T.Kernel(device=size):
             with T.Scale("device"):
                 if name == "all_gather":
-                    T.all_gather(X, Y)
+                    T.all_gather(X, Y, impl=impl)
                 elif name == "all_to_all":
-                    T.all_to_all(X, Y)
+                    T.all_to_all(X, Y, impl=impl)
                 else:
-                    T.reduce_scatter(X, Y)
+                    T.reduce_scatter(X, Y, impl=impl)
 
     return whole_tensors
 
 
-def broadcast_program(size: int, root: int, nbytes: int | None) -> Any:
-    """Whole bytes of the root, in place; None for as many as a call brings."""
-    extent = T.dynamic("nbytes") if nbytes is None else nbytes
+def broadcast_program(size: int, root: int, impl: str | None) -> Any:
+    """Whole bytes of the root, in place."""
+    extent = T.dynamic("nbytes")
 
     @T.prim_func
     def whole_broadcast(X: T.Tensor((extent,), "uint8")):
         with T.Kernel(device=size):
             with T.Scale("device"):
-                T.broadcast(X, root)
+                T.broadcast(X, root, impl=impl)
 
     return whole_broadcast
 
 
-def sum_program(size: int, elements: int, dtype: str, op: str = "sum") -> Any:
+def sum_program(size: int, dtype: str, op: str = "sum", impl: str | None = None) -> Any:
     """The sum of whole tensors, or what else `op` names, which may be in place."""
+    elements = T.dynamic("elements")
 
     @T.prim_func
     def whole_sum(X: T.Tensor((elements,), dtype), Y: T.Tensor((elements,), dtype)):
         with T.Kernel(device=size):
             with T.Scale("device"):
-                T.allreduce(X, op=op, out=Y)
+                T.allreduce(X, op=op, out=Y, impl=impl)
 
     return whole_sum

@@ -65,26 +65,19 @@ def summed_product(
 
     def multiplied(part: slice) -> torch.Tensor:
         rows, pair = _chunk(a, part), None if scales is None else (_chunk(scales[0], part), scales[1])
-        made = a.new_empty(small.room(rows.shape[0]), b.shape[1], dtype=result_type(a))
-        product(rows, b, _once(bias, team), pair, _chunk(made, slice(0, rows.shape[0])))
-        return made
+        return product(rows, b, _once(bias, team), pair)
 
-    def summed(made: torch.Tensor, part: slice) -> torch.Tensor:
-        rows = part.stop - part.start
-        return _chunk(small.summed(made, team, rows * b.shape[1]), slice(0, rows))
-
-    return sent_after(chunks(len(a), b.shape[1] * result_type(a).itemsize, team), multiplied, summed)
+    parts = chunks(len(a), b.shape[1] * result_type(a).itemsize, team)
+    return sent_after(parts, multiplied, lambda made, part: small.summed(made, team))
 
 
-def product(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales) -> torch.Tensor:
     """a @ b + bias, by PyTorch."""
     if scales is not None:
         of_a, of_b = scales[0][:, None], scales[1][None]
         kind = result_type(a)
-        return torch._scaled_mm(dense(a), b, of_a, of_b, bias=bias, out_dtype=kind, use_fast_accum=True, out=out)
-    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+        return torch._scaled_mm(dense(a), b, of_a, of_b, bias=bias, out_dtype=kind, use_fast_accum=True)
+    return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
 
 
 def _once(bias: torch.Tensor | None, team: Team) -> torch.Tensor | None:

@@ -213,7 +213,7 @@ class Use:
     Attributes:
         function: its name without the form of its messages.
         element: the template's arguments that say what elements are.
-        part: bytes of a part; None if calls differ: then both forms are compiled.
+        part: bytes of a part; None if calls differ: then all forms are compiled.
         flags: further arguments of the template.
     """
 
@@ -232,8 +232,6 @@ class Forms:
         self.moves = use.function in MOVING
         self.processors = machine.count(machine.program_level.name, machine.tensor_level.name)
         self._short = short(own, stand, self.team.size) if self.team.size > 1 else []
-        if use.part is None:  # the last short form will do for any short part
-            self._short = self._short[-1:]
 
     def of(self, part: int) -> tuple[str, ...]:
         """How a part may go: by the first form, by the last one where peers can store into its target."""
@@ -250,7 +248,8 @@ class Forms:
         if self.team.size == 1:
             return {}
         use = self.use
-        forms = (*self.of(0), *self.of(sys.maxsize)) if use.part is None else self.of(use.part)
+        every = (*(form for form, _ in self._short), *self.of(sys.maxsize))
+        forms = every if use.part is None else self.of(use.part)
         return {form: Kernel(use.function, form, use.element, self.team.size, use.flags) for form in forms}
 
 
