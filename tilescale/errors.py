@@ -187,7 +187,7 @@ class UnsupportedError(TileScaleError):
 
 
 class InternalError(TileScaleError):
-    """A fault of TileScale itself, found while it compiled a program: what failed, and the program's line."""
+    """A fault of TileScale itself, in compilation or emulation: what failed, and the program's line."""
 
 
 # -- machine descriptions ---------------------------------------------------------------------------------------------

@@ -11,13 +11,16 @@ from tilelang_core.prefixes import first_failing
 from tilescale.errors import InternalError, Location, TileScaleError, UsageError
 from tilescale.program.model import location
 
+NO_FAULTS = (TileScaleError, OSError, MemoryError)
+"""What is raised as it is."""
 
-def fault(error: Exception) -> TileScaleError:
+
+def fault(error: Exception, doing: str = "compiled") -> TileScaleError:
     """What an exception of our own code is to the user: InternalError, but for TVM's only word on what users write."""
     if "Divide by zero" in str(error):
         return UsageError("a number is divided by 0", hint="let the divisor of indices and extents be another number")
     return InternalError(
-        f"TileScale failed while it compiled this: {type(error).__name__}: {error}",
+        f"TileScale failed while it {doing} this: {type(error).__name__}: {error}",
         hint="report it with the program and the whole traceback: the program may be right",
     )
 
@@ -48,13 +51,25 @@ def faults_told(func: ir.PrimFunc, run: Callable[[ir.PrimFunc], object]) -> Iter
     """
     try:
         yield
-    except (TileScaleError, OSError, MemoryError):
+    except NO_FAULTS:
         raise
     except Exception as error:
         meant = fault(error)
         where = line_of_failure(func, run, lambda other: fault(other).message == meant.message)
-        raise meant.at(*filter(None, [where or _first_line(func)])) from error
+        raise meant.at(*filter(None, [where or first_line(func)])) from error
 
 
-def _first_line(func: ir.PrimFunc) -> Location | None:
+@contextlib.contextmanager
+def emulation_faults_told(where: Callable[[], Location | None]) -> Iterator[None]:
+    """Raise what `fault` says, with a line, in place of what is no error of ours and comes up in an emulation."""
+    try:
+        yield
+    except NO_FAULTS:
+        raise
+    except Exception as error:
+        raise fault(error, "emulated").at(*filter(None, [where()])) from error
+
+
+def first_line(func: ir.PrimFunc) -> Location | None:
+    """The line of the first statement that has one."""
     return next(filter(None, map(location, ir.statements(func.body))), None)

@@ -27,6 +27,7 @@ from tilescale.hda import Machine
 from tilescale.hda.current import as_machine
 from tilescale.hda.names import BuiltIn
 from tilescale.hda.units import format_count
+from tilescale.passes.faults import emulation_faults_told, first_line
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.upstream_rules import check_rules
 from tilescale.program.arguments import count_writes
@@ -89,6 +90,7 @@ def emulate(
         UnsupportedError: an operation that the emulator does not run, with its line.
         NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor of which nothing
             is assumed.
+        InternalError: TileScale itself failed; please report it.
     """
     target = as_machine(machine)
     return emulate_program(
@@ -126,7 +128,8 @@ def emulate_program(
     seed = settings().schedule_seed if schedule_seed is None else schedule_seed
     assumptions = Assumptions(assume, program, len(per_unit)) if assume is not None else None
     begin, given = perf_counter(), Given(program, per_unit) if watching else None
-    with progress_bar(f"emulating {program.name}", progress) as advance:
+    faults = emulation_faults_told(lambda: first_line(program.func))
+    with faults, progress_bar(f"emulating {program.name}", progress) as advance:
         run = Run(program, target, advance, watching, seed, recorder, data, assumptions)
         try:
             _launch(run, program, extents, mesh, per_unit, data)

@@ -12,6 +12,7 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.errors import Location, TileScaleError
+from tilescale.passes.faults import NO_FAULTS, fault
 
 Closure = Callable[[Frame], Any]
 
@@ -52,9 +53,19 @@ def located(closure: Closure, where: Location | None) -> Closure:
         try:
             return closure(frame)
         except TileScaleError as error:
-            if not getattr(error, "located", False):
-                error.located = True
-                error.where = (*([where] if where else []), *(w for w in error.where if w != where))
+            _locate(error, where)
             raise
+        except NO_FAULTS:
+            raise
+        except Exception as error:
+            meant = fault(error, "emulated")
+            _locate(meant, where)
+            raise meant from error
 
     return run
+
+
+def _locate(error: TileScaleError, where: Location | None) -> None:
+    if not getattr(error, "located", False):
+        error.located = True
+        error.where = (*([where] if where else []), *(w for w in error.where if w != where))

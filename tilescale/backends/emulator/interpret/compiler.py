@@ -33,6 +33,7 @@ from tilescale.backends.emulator.interpret.symbols import Symbols
 from tilescale.backends.emulator.numerics import element_type, lane_axis, numpy_dtype
 from tilescale.errors import Location, TileScaleError, UnsupportedError
 from tilescale.hda import Level, Machine
+from tilescale.passes.faults import emulation_faults_told
 from tilescale.passes.structure import location
 from tilescale.program.asynchronous import is_asynchronous, owns_a_queue
 from tilescale.program.model import Program
@@ -206,14 +207,17 @@ class Compiler(Symbols):
         outer = self.where, self.step
         self.where, self.step = location(stmt) or self.where, self.step if self.axes else stmt
         try:
-            closure = rule(self, stmt)
-            if self.instrumentation is not None and not self.axes:
-                closure = self.instrumentation.statement(self, stmt, closure)
+            with emulation_faults_told(lambda: self.where):
+                closure = rule(self, stmt)
+                if self.instrumentation is not None and not self.axes:
+                    closure = self.instrumentation.statement(self, stmt, closure)
             if self.preempts and not self.axes and is_step(stmt):
                 closure = interruptible(closure, signals(stmt))
             return located(closure, self.where)
         except TileScaleError as error:
-            raise error.at(self.where) if self.where and not error.where else error from None
+            if self.where and not error.where:
+                error.at(self.where)
+            raise
         finally:
             self.where, self.step = outer
 

@@ -337,7 +337,7 @@ def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
     def run(frame: Frame) -> None:
         space = tuple(uniform(e(frame), frame, "a loop's extent") for e in extents)
         first = [uniform(b(frame), frame, "where a loop begins") for b in begins]
-        if 0 in space or (tells is not None and not tells(frame, space)):
+        if min(space) <= 0 or (tells is not None and not tells(frame, space)):
             return
         saved = frame.space, frame.mask, frame.dead, frame.broken
         frame.space, frame.mask, frame.dead, frame.broken = space, None, None, None

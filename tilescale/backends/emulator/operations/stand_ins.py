@@ -19,7 +19,7 @@ from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.numerics import convert, numpy_dtype
 from tilescale.backends.emulator.operations.pointers import is_pointer, pointed
-from tilescale.errors import NoDataError, UnsupportedError, check_type
+from tilescale.errors import NoDataError, UnsupportedError, UsageError, check_type
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -42,7 +42,7 @@ def stand_in(name: str) -> Callable[[Function], Function]:
         name: as in `T.call_extern(dtype, name, ...)`. A function that is registered again takes the place of the first.
 
     Raises:
-        UsageError: no name is given.
+        UsageError: no name is given. A program that calls the function and gets an exception ends with one, too.
     """
     check_type("name", name, 'the name of the external function: @tilescale.stand_in("saturating_add")', str)
 
@@ -59,12 +59,12 @@ def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str
     Raises:
         UnsupportedError: nobody stands in for it.
     """
-    function = _STAND_INS.get(name)
-    if function is None:
+    if name not in _STAND_INS:
         raise UnsupportedError(
             f"the emulator does not run the external function {name!r}",
             hint=f'say in Python what it does: @tilescale.stand_in("{name}"), or express it with TileLang operations',
         )
+    function = _told_failures(name, _STAND_INS[name])
     given = [_Pointer(compiler, arg) if is_pointer(compiler, arg) else _Number(compiler, arg) for arg in args]
     wanted = None if dtype == "handle" else numpy_dtype(dtype)
     if not compiler.data:
@@ -84,6 +84,21 @@ def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str
         return found
 
     return run
+
+
+def _told_failures(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose exceptions are the user's: errors with the line of the call."""
+
+    def call(*given: Any) -> Any:
+        try:
+            return function(*given)
+        except Exception as error:
+            raise UsageError(
+                f"the stand-in for {name!r} failed: {type(error).__name__}: {error}",
+                hint="its own lines are in the cause of this error",
+            ) from error
+
+    return call
 
 
 def _unknown(name: str) -> Closure:
