@@ -168,8 +168,14 @@ def torch_dtype(dtype: str) -> Any:
 SHARED = ("shared", "shared.dyn")
 """Scopes of tiles in shared memory; barriers and others have their own."""
 
+TENSOR_MEMORY = "shared.tmem"
+"""Scope of tiles in tensor memory."""
+
 VARIABLE = "local.var"
 """Scope of a variable, as `T.alloc_var` makes it."""
+
+DESCRIPTORS = ("local.descriptor.wgmma", "local.descriptor.tcgen05_smem", "local.descriptor.tcgen05_instr")
+"""The scopes of descriptors, of which each thread has its own."""
 
 
 def scope_kind(buffer: Buffer) -> str:

@@ -127,9 +127,11 @@ class Quantifier:
 # -- barriers ----------------------------------------------------------------------------------------------------------
 
 
-def _barrier(node: Any) -> ir.BufferLoad:
+def _barrier(node: Any) -> ir.BufferLoad | OffsetPointer:
     """The barrier in shared memory that an argument names: an element, or a pointer to it."""
     while isinstance(node, ir.Call):
+        if ir.op_name(node) == tl.ACCESS_PTR:
+            return OffsetPointer.of(node)
         node = node.args[0]
     return node
 
@@ -138,7 +140,7 @@ def _barrier(node: Any) -> ir.BufferLoad:
 class BarrierWait:
     """A wait until a barrier in shared memory has completed a phase of this parity."""
 
-    barrier: ir.BufferLoad
+    barrier: ir.BufferLoad | OffsetPointer
     parity: ir.PrimExpr
 
     @classmethod
@@ -151,7 +153,7 @@ class BarrierWait:
 class BarrierArrival:
     """An arrival at a barrier in shared memory, of the program with a rank in its cluster or of the own one."""
 
-    barrier: ir.BufferLoad
+    barrier: ir.BufferLoad | OffsetPointer
     rank: ir.PrimExpr | None
 
     @classmethod
@@ -273,28 +275,6 @@ class LoadMatrix:
         """A call of it."""
         transpose, count, row, target = call.args[:4]
         return cls(bool(ir.constant(transpose)), ir.integer(count), row, target)
-
-
-@dataclass(frozen=True)
-class WarpProduct:
-    """`mma`: a product of a warp's fragments, each a data variable and the position of a thread's first element.
-
-    Attributes:
-        shape, layouts, types: as PTX names them: "m16n8k16", ("row", "col"), of a, b and the accumulator.
-        fragments: of a, b and the accumulator.
-    """
-
-    shape: str
-    layouts: tuple[str, str]
-    types: tuple[str, str, str]
-    fragments: tuple[tuple[ir.Var, ir.PrimExpr], ...]
-
-    @classmethod
-    def of(cls, call: ir.Call) -> WarpProduct:
-        """A call of it."""
-        shape, *words = (str(arg.value) for arg in call.args[:6])
-        fragments = tuple((call.args[i], call.args[i + 1]) for i in (6, 8, 10))
-        return cls(shape, (words[0], words[1]), (words[2], words[3], words[4]), fragments)
 
 
 @dataclass(frozen=True)

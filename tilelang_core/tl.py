@@ -83,12 +83,14 @@ PTX_CP_ASYNC_BARRIER_NOINC = "tl.ptx_cp_async_barrier_noinc"
 PTX_FENCE_BARRIER_INIT = "tl.ptx_fence_barrier_init"
 PTX_LDMATRIX = "tl.ptx_ldmatrix"
 PTX_MMA = "tirx.ptx_mma"
-OF_DESCRIPTORS = (
-    "tl.initialize_wgmma_descriptor", "tl.initialize_tcgen05_descriptor", "tl.increase_descriptor_offset",
-    "tl.ptx_wgmma_ss", "tl.ptx_wgmma_rs", "tl.ptx_wgmma_sp_ss", "tl.ptx_wgmma_sp_rs",
-    "tl.ptx_tcgen05_mma_ss", "tl.ptx_tcgen05_mma_ts", "tl.ptx_tcgen05_mma_blockscaled_ss",
-)  # fmt: skip
-"""Descriptors of matrices in shared memory, and products whose operands they are."""
+INITIALIZE_WGMMA_DESCRIPTOR = "tl.initialize_wgmma_descriptor"
+INCREASE_DESCRIPTOR_OFFSET = "tl.increase_descriptor_offset"
+PTX_WGMMA_SS = "tl.ptx_wgmma_ss"
+PTX_WGMMA_RS = "tl.ptx_wgmma_rs"
+INITIALIZE_TCGEN05_DESCRIPTOR = "tl.initialize_tcgen05_descriptor"
+PTX_TCGEN05_MMA_SS = "tl.ptx_tcgen05_mma_ss"
+PTX_TCGEN05_MMA_TS = "tl.ptx_tcgen05_mma_ts"
+HANDLE_ADD_BYTE_OFFSET = "tirx.handle_add_byte_offset"
 PTX_TCGEN05_CP_WARPX4 = "tl.ptx_tcgen05_cp_warpx4"
 PTX_TCGEN05_SF_WARP_TRANSPOSE = "tl.ptx_tcgen05_sf_warp_transpose"
 SYNC_GRID = "tl.sync_grid"

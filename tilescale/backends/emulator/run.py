@@ -30,15 +30,18 @@ from tilescale.backends.emulator.operations import (  # noqa: F401
     barriers,
     blockscaled,
     decoders,
+    descriptors,
     externs,
     mma,
     peer_atomics,
     random,
     reducers,
     remote,
+    tcgen05,
     threads,
     tiles,
     unequal,
+    wgmma,
     words,
 )
 from tilescale.backends.emulator.operations import collectives as _collectives  # noqa: F401

@@ -19,10 +19,10 @@ from tilescale.program.ops import RANK, VIEW
 from tilescale.program.pointers import is_address
 from tilescale.program.shares import held_whole
 
-PRIVATE = ("local", ir.VARIABLE)
+PRIVATE = ("local", ir.VARIABLE, *ir.DESCRIPTORS)
 """Scopes of which every thread has its own."""
 
-POINTERS = (tl.DECLARED_PTR, tl.ADDRESS_OF, tl.ACCESS_PTR)
+POINTERS = (tl.DECLARED_PTR, tl.ADDRESS_OF, tl.ACCESS_PTR, tl.HANDLE_ADD_BYTE_OFFSET)
 """Operations whose value is a pointer to elements."""
 
 

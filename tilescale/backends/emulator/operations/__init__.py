@@ -7,6 +7,7 @@
     threads.py atomics.py   indices, shuffles, votes; atomics on elements
     allreduce.py random.py  reductions over threads; random numbers
     mma.py          products of a warp's registers
+    wgmma.py tcgen05.py descriptors.py  products of a warp group and in tensor memory, of matrices in shared memory
     words.py        loads and stores of several elements, cp.async, ldmatrix
     barriers.py     mbarriers, barriers of programs and clusters, `T.barrier`
     externs.py stand_ins.py functions that are called by name, and Python functions for those of the user

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from tilelang_core import ir, tl
-from tilelang_core.scalars import BarrierArrival, BarrierWait, NamedBarrier
+from tilelang_core.scalars import BarrierArrival, BarrierWait, NamedBarrier, OffsetPointer
 from tilescale.backends.emulator.execute.barriers import MBarrier
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.programs import ProgramInstance
@@ -21,10 +21,13 @@ from tilescale.program.operations import Barrier
 class BarrierReference:
     """An mbarrier that an operation names."""
 
-    def __init__(self, compiler: Compiler, node: ir.BufferLoad):
-        self.buffer = node.buffer
-        self.slot = compiler.slot(node.buffer.data)
-        self.index = compiler.expr(node.indices[0])
+    def __init__(self, compiler: Compiler, node: ir.BufferLoad | OffsetPointer):
+        data, index = (
+            (node.data, node.position) if isinstance(node, OffsetPointer) else (node.buffer.data, node.indices[0])
+        )
+        self.slot = compiler.slot(data)
+        self.buffer = compiler.owned_buffer(self.slot)
+        self.index = compiler.expr(index)
         self.where = compiler.where
 
     def of(self, frame: Frame, program: ProgramInstance | None = None) -> MBarrier:

@@ -75,7 +75,7 @@ class _Scales:
 
     def __init__(self, compiler: Compiler, region: Any, granularity: int):
         self.region, self.granularity = Region(compiler, region), granularity
-        self.in_tensor_memory = self.region.home.buffer.scope() == "shared.tmem"
+        self.in_tensor_memory = self.region.home.buffer.scope() == ir.TENSOR_MEMORY
         self.dtype = numerics.numpy_dtype("float8_e4m3fn" if granularity == _NVF4_BLOCK else "float8_e8m0fnu")
 
     def of(self, frame: Frame, rows: int, first: int, depth: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import re
 import numpy as np
 
 from tilelang_core import ir, tl
-from tilelang_core.scalars import WarpProduct
+from tilelang_core.matrices import WarpProduct
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, spread
 from tilescale.backends.emulator.interpret.abstract import forgotten
@@ -31,7 +31,7 @@ Places = tuple[np.ndarray, np.ndarray]
 """For each lane and each of its elements the row and the column of a matrix."""
 
 
-def _places(depth: int, bits: int) -> tuple[Places, Places, Places]:
+def fragments(depth: int, bits: int) -> tuple[Places, Places, Places]:
     """Where the elements of a, of b and of the accumulator are."""
     per_register = _REGISTER_BITS // bits
     lane = np.arange(32)[:, None]
@@ -64,7 +64,7 @@ def _warp_product(compiler: Compiler, call: ir.Call) -> Closure:
         )
     depth, kind = int(shape[1]), str(buffers[0].dtype)
     bits = _BITS.get(kind, 8 * numerics.numpy_dtype(kind).itemsize)
-    places = _places(depth, bits)
+    places = fragments(depth, bits)
     a, b, c = (
         elements_at(compiler, data, position, rows.shape[1])
         for (data, position), (rows, _) in zip(made.fragments, places, strict=True)
@@ -94,13 +94,3 @@ def _matrix(lanes: np.ndarray, places: Places, shape: tuple[int, int]) -> np.nda
     made = np.zeros(shape, lanes.dtype)
     made[places] = lanes
     return made
-
-
-@operation(*tl.OF_DESCRIPTORS)
-def _of_descriptors(compiler: Compiler, call: ir.Call) -> Closure:
-    name = str(ir.op_name(call)).removeprefix("tl.")
-    raise UnsupportedError(
-        f"T.{name}: the emulator does not model where the bytes of a tile lie in shared memory, of which matrix "
-        "descriptors speak (swizzles, leading and stride offsets)",
-        hint="multiply the tiles: T.gemm, or T.wgmma_gemm and T.tcgen05_gemm, which do not wait",
-    )
