@@ -14,13 +14,14 @@ from tests.ladder import EXAMPLES, FOLDER, NUMBERED, load
 
 USUAL = ["--devices=1 --size=64", "--devices=2 --size=128", "--devices=3 --size=96", "--devices=4 --size=200"]
 USUAL += ["--devices=8 --size=128"]
-LARGE, LARGE_SIZES = "--machine=gb200-nvl72 --devices=9", {18: 256}  # of others 144: all tiles can be shared out
+LARGE, LARGE_SIZES = "--machine=gb200-nvl72 --devices=9", {18: 128, 24: 40}  # of others 144: all can be shared out
 RUNS: dict[int, list[str]] = {
     16: [USUAL[0], USUAL[3], "--devices=9 --size=100 --machine=gb200-nvl72"],
     18: [*USUAL[:3], "--devices=4 --size=256", USUAL[4]],
     19: [*USUAL[1::2], "--devices=12 --nodes=4 --size=100", "--devices=3 --nodes=1 --size=96"],
     20: ["--devices=1 --size=56", "--devices=4 --size=100", "--devices=9 --size=96", "--devices=64 --size=72"],
     21: [*USUAL[:2], "--devices=35 --size=70", *USUAL[2:]],
+    24: [*USUAL[:2], "--devices=3 --size=40", "--devices=4 --size=72", "--devices=8 --size=40"],
 }
 """Numbers of devices that an example takes, where these are not the usual ones."""
 ELSEWHERE: dict[int, tuple[str, str]] = {
