@@ -5,16 +5,23 @@ import gc
 import os
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+
+from tests.shared_texts import SharedTexts
 
 for _name in [name for name in os.environ if name.startswith("TILESCALE_")]:
     del os.environ[_name]
 
 _kept = tempfile.TemporaryDirectory(prefix="tilescale-tests-")
 os.environ["TILESCALE_CACHE_DIR"] = _kept.name  # nothing that is measured or tuned outlives the process
+
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _shared = tempfile.TemporaryDirectory(prefix="tilescale-texts-")
+    os.environ["TESTS_TEXTS"] = _shared.name  # all workers of this process have it
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests run side by side, and idle threads of OpenMP spin
 
@@ -35,6 +42,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_finish():
     """Modules and tests stay to the end: the garbage collector need not look at them again and again."""
+    if "tilelang_core.compile" in sys.modules:
+        sys.modules["tilelang_core.compile"]._generated = SharedTexts(Path(os.environ["TESTS_TEXTS"]))
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
