@@ -2,6 +2,7 @@
 """What is generated compiles: every example's program and the small ones, for each architecture."""
 
 import shutil
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tilescale.errors import UnknownLevelError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
 from tilescale.ops import grouped_gemm, row_exchange
+from tilescale.ops.key_cache import Cache
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
@@ -59,12 +61,20 @@ def clusters() -> list[Any]:
     ]
 
 
+def decode(heads: int, of_keys: int, dim: int, value_dim: int, dtype: str, is_latent: bool, of: Cache) -> Any:
+    """Attention of one token to keys in pages, by two ranks."""
+    make = import_module("tilescale.ops.decode").program
+    return make(2, heads, of_keys, dim, value_dim, 4, 8, dtype, is_latent, False, 0.1, of, of)
+
+
 def operators() -> list[Any]:
     """Those whose blocks move data, or multiply, by tables."""
     return [
         row_exchange.scatter_program(2, 3584, 8),
         row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),
         grouped_gemm.scaled_program(512, 512, 528, "float8_e4m3fn"),
+        decode(16, 4, 128, 128, "bfloat16", False, Cache("bfloat16", 16)),
+        decode(128, 1, 576, 512, "float16", True, Cache("float8_e4m3fn", 64)),
     ]
 
 

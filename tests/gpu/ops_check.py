@@ -197,56 +197,6 @@ def check_all_reduce_rms_norm(only: slice) -> None:
         runs(title, lambda x=x, w=weight, r=residual: ops.all_reduce_rms_norm(x, w, r), check)
 
 
-def check_decode(only: slice) -> None:
-    """Batch, query heads, key heads, keys of a rank, D, DV; values are the first columns of keys where D is more."""
-    cases = [(2, 6, 2, 150, 64, 64), (4, 8 * SIZE, 8, 3000, 128, 128), (3, 128, 1, 5000, 576, 512)]
-    for batch, heads, of_keys, keys, dim, value_dim in cases[only]:
-        q, k = random(batch, heads, dim), random(batch, keys, of_keys, dim)
-        q = as_first(q)
-        v = k[..., :value_dim] if dim > value_dim else random(batch, keys, of_keys, value_dim)
-        lengths = torch.randint(1, keys + 1, (batch,), device=DEVICE, dtype=torch.int32)
-        counts = torch.arange(keys, device=DEVICE) < everyones(lengths)[:, :, None]
-        keys_of, values = (everyones(x).transpose(0, 1).flatten(1, 2).float() for x in (k, v))
-        scores = torch.einsum("bhgd,bkhd->bhgk", q.float().view(batch, of_keys, -1, dim), keys_of) * dim**-0.5
-        scores.masked_fill_(~counts.transpose(0, 1).flatten(1)[:, None, None], -torch.inf)
-        want = torch.einsum("bhgk,bkhd->bhgd", scores.softmax(-1), values).view(batch, heads, value_dim)
-        for own in (False, True)[: 1 + (heads % SIZE == 0)]:
-
-            def call(q=q, k=k, v=v, lengths=lengths, own=own, value_dim=value_dim) -> torch.Tensor:
-                if q.shape[2] > value_dim:
-                    return ops.mla_decode(q, k[:, :, 0], lengths, value_dim=value_dim, own_heads=own)
-                return ops.flash_decode(q, k, v, lengths, own_heads=own)
-
-            right = want.chunk(SIZE, 1)[RANK] if own else want
-            title = f"decode {batch}x{heads}x{keys}x{dim}{', own heads' if own else ''}"
-            runs(title, call, lambda c, right=right, title=title: compare(title, c, right))
-
-
-def check_sequence_attention(only: slice) -> None:
-    for tokens, causal, zigzag, ring in [(6, True, True, False), (1500, True, True, True), (4096, False, False, False)][
-        only
-    ]:
-        q, k, v = random(1, tokens, 8, 128), random(1, tokens, 2, 128), random(1, tokens, 2, 128)
-        mine = ops.sequence_positions(tokens, zigzag=zigzag).to(DEVICE)
-        order = everyones(mine).flatten().argsort()
-        k_all, v_all = (everyones(x).transpose(0, 1).flatten(1, 2)[:, order].float().transpose(1, 2) for x in (k, v))
-        mask = mine[:, None] >= torch.arange(SIZE * tokens, device=DEVICE) if causal else None
-        want, parts = (
-            torch.nn.functional.scaled_dot_product_attention(
-                q.float().transpose(1, 2), k_all, values, attn_mask=mask, enable_gqa=True
-            ).transpose(1, 2)
-            for values in (v_all, v_all.abs())
-        )
-        title = f"sequence_attention {tokens}{' causal' * causal}{' ring' * ring}"
-        runs(
-            title,
-            lambda q=q, k=k, v=v, how=(causal, zigzag, ring): ops.sequence_attention(
-                q, k, v, causal=how[0], zigzag=how[1], ring=how[2]
-            ),
-            lambda c, want=want, parts=parts, title=title: compare(title, c, want, parts),
-        )
-
-
 def check_all_to_all_v(only: slice) -> None:
     for shape in [(3,), (1000, 33), (4096, 2048)][only]:
         torch.manual_seed(0)  # all ranks have the same numbers
@@ -372,31 +322,6 @@ def check_gated(_: slice) -> None:
             lambda a=a, w=(gate, up): ops.all_gather_matmul(a, [w[0].t(), w[1].t()], activation="silu", gated=True),
             lambda c, want=want: compare("gated", c, want),
         )
-
-
-def check_attention_gradients(only: slice) -> None:
-    for tokens, causal, zigzag in [(200, True, True), (512, False, False)][only]:
-        shapes = ((1, tokens, 8, 128), (1, tokens, 2, 128), (1, tokens, 2, 128))
-        q, k, v = (random(*shape).requires_grad_() for shape in shapes)
-        mine = ops.sequence_positions(tokens, zigzag=zigzag).to(DEVICE)
-        places = everyones(mine).flatten()
-        whole = [everyones(x.detach()).transpose(0, 1).flatten(1, 2).float().requires_grad_() for x in (q, k, v)]
-        mask = places[:, None] >= places if causal else None
-        want = torch.nn.functional.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in whole), attn_mask=mask, enable_gqa=True
-        ).transpose(1, 2)
-        above = random(*q.shape)
-        want.backward(everyones(above).transpose(0, 1).flatten(1, 2).float())
-        title = f"gradients of sequence_attention {tokens}{' causal' * causal}"
-        for turn in range(3):
-            poison()
-            if turn % SIZE == RANK:
-                torch.cuda._sleep(LATE_CYCLES)
-            made = ops.sequence_attention(q, k, v, causal=causal, zigzag=zigzag)
-            for name, got, full in zip("qkv", torch.autograd.grad(made, (q, k, v), above), whole, strict=True):
-                want, scale = full.grad.chunk(SIZE, 1)[RANK], 8 * full.grad.abs().mean()  # of what was subtracted
-                compare(f"{title}: {name}", got, want, want.abs() + scale)
-        say(f"PASS {title}")
 
 
 if __name__ == "__main__":

@@ -47,6 +47,13 @@ def lengths(batch: int) -> torch.Tensor:
     return torch.zeros(batch, dtype=torch.int32)
 
 
+def decode(page: int = 16, **given: object) -> torch.Tensor:
+    """Of two sequences in three pages, with some arguments in place of the right ones."""
+    k = given.pop("k", half(3, page, 2, 64))
+    given = {"block_table": torch.zeros(2, 2, dtype=torch.int32), **given}
+    return ops.flash_decode(half(2, 4, 64), k, given.pop("v", k), lengths(2), **given)
+
+
 def routing() -> ops.Routing:
     return ops.moe_route(torch.tensor([[0], [1], [1], [-1]]), 2, room=256)
 
@@ -174,6 +181,23 @@ def routing() -> ops.Routing:
         (lambda: ops.flash_decode(half(2, 4, 64), *2 * [half(2, 9, 0, 64)], lengths(2)), "q has 4 heads, k 0"),
         (lambda: ops.flash_decode(half(2, 4, 64), *2 * [half(2, 9, 4, 64)], lengths(2), own_heads=1), "own_heads is 1"),
         (lambda: ops.mla_decode(half(2, 4, 128), half(2, 9, 128), lengths(2), value_dim="x"), "value_dim is 'x'"),
+        (lambda: decode(page=24), "pages of k have 24 keys"),
+        (lambda: decode(page=512), "pages of k have 512 keys"),
+        (lambda: decode(k=half(0, 16, 2, 64)), "k has no pages"),
+        (lambda: decode(k=half(3, 2, 16, 64).transpose(1, 2)), "k has strides"),
+        (lambda: decode(block_table=None), "k has 3 sequences, q 2"),
+        (lambda: decode(block_table=torch.zeros(2, 2).long()), "block_table is torch.int64"),
+        (lambda: decode(block_table=torch.zeros(3, 2).int()), r"block_table has shape \(3, 2\), q 2 sequences"),
+        (lambda: decode(block_table=torch.zeros(2, 0).int()), r"block_table has shape \(2, 0\)"),
+        (lambda: decode(k_scale=torch.ones(1)), "k_scale is given, k is torch.float16"),
+        (lambda: decode(k=eighth(3, 16, 2, 64), v_scale=torch.ones(3)), "v_scale has 3 numbers"),
+        (lambda: decode(k=eighth(3, 16, 2, 64), k_scale=2.0), "k_scale is float"),
+        (lambda: decode(v=eighth(3, 16, 2, 64)), "v is torch.float8_e4m3fn, k is torch.float16"),
+        (lambda: decode(k=brain(3, 16, 2, 64)), "k is torch.bfloat16"),
+        (
+            lambda: ops.mla_decode(half(2, 4, 128), eighth(2, 9, 128), lengths(2), value_dim=64, cache_scale=ONES[0]),
+            "cache_scale has 3 numbers",
+        ),
         (lambda: ops.moe_route(torch.ones(4, 2).int(), 2.0), "experts is 2.0"),
         (lambda: ops.moe_route(torch.ones(4, 2).int(), "x"), "experts is 'x'"),
         (lambda: ops.moe_route(torch.ones(4, 2).int(), 2, room=0), "room is 0"),

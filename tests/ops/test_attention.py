@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tilescale
+from tilescale.ops.key_cache import Cache
 from tilescale.ops.softmax import base2
 
 decode, sequence, backward = (
@@ -55,9 +56,10 @@ def test_decode(
     lengths[0][1] += size == 1  # somebody has a key
     merged, scale = heads // size if own_heads else heads, base2(None, dim)
     name = str(dtype).removeprefix("torch.")
-    program = decode.program(size, heads, of_keys, dim, value_dim, splits, blocks, name, is_latent, own_heads, scale)
+    how = splits, blocks, name, is_latent, own_heads, scale, *[Cache(name)] * 2
+    program = decode.program(size, heads, of_keys, dim, value_dim, *how)
     per_device = [
-        [q, k[r], k[r] if is_latent else v[r], lengths[r]]
+        [q, k[r], k[r] if is_latent else v[r], lengths[r], *unread()]
         + [torch.full((splits, batch, heads, value_dim), torch.nan), torch.full((splits, batch, heads), torch.nan)]
         + [nothing(size, batch, heads, value_dim + 8, dtype=dtype), nothing(batch, merged, value_dim, dtype=dtype)]
         for r in range(size)
@@ -70,6 +72,81 @@ def test_decode(
         want = torch.einsum("hgk,khd->hgd", weights, v_all).reshape(heads, value_dim)
         for r, (*_, got) in enumerate(per_device):
             close(got[b], want[r * merged : (r + 1) * merged] if own_heads else want)
+
+
+def unread() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What stands for a block table and for scales."""
+    return torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1), torch.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("size", "page", "apart", "heads", "of_keys", "dim", "value_dim", "splits", "dtype", "narrow"),
+    [
+        (1, 16, 1, 4, 2, 64, 64, 2, torch.bfloat16, False),
+        (2, 48, 2, 4, 2, 64, 64, 1, torch.float16, True),  # pages of keys and values in turns
+        (2, 256, 1, 66, 1, 128, 64, 2, torch.bfloat16, True),  # latent
+        (3, 64, 1, 3, 1, 128, 64, 4, torch.float16, False),  # latent
+        (2, 0, 1, 6, 3, 64, 128, 2, torch.bfloat16, True),
+    ],
+)
+def test_decode_of_pages_and_of_float8(
+    size: int,
+    page: int,
+    apart: int,
+    heads: int,
+    of_keys: int,
+    dim: int,
+    value_dim: int,
+    splits: int,
+    dtype: torch.dtype,
+    narrow: bool,
+):
+    """Pages in any order, others full of NaN, entries that are not used -1; lengths from 0."""
+    most, is_latent, name = 150, dim > value_dim, str(dtype).removeprefix("torch.")
+    lengths = [torch.tensor([most, 17 * r, 1, 128 - 3 * r, 0], dtype=torch.int32) for r in range(size)]
+    batch, width = len(lengths[0]), -(-most // page) if page else 0
+    kind = torch.float8_e4m3fn if narrow else dtype
+    q, scales = torch.randn(batch, heads, dim).to(dtype), torch.rand(2, of_keys) + 0.5
+    caches = [[torch.randn(batch, most, of_keys, n).to(kind) for n in (dim, value_dim)] for _ in range(size)]
+    k, v = zip(*[(k, k[..., :value_dim] if is_latent else v) for k, v in caches], strict=True)
+    of = Cache(str(kind).removeprefix("torch."), page, apart)
+    inputs = [in_pages(x, lengths[r], page, width, apart) if page else x for r, x in enumerate(caches)]
+    program = decode.program(
+        size, heads, of_keys, dim, value_dim, splits, 3, name, is_latent, False, base2(None, dim), of, of
+    )
+    table, *others = unread()
+    per_device = [
+        [q, x[0], x[0 if is_latent else 1], lengths[r], x[2] if page else table, *(scales if narrow else others)]
+        + [torch.full((splits, batch, heads, value_dim), torch.nan), torch.full((splits, batch, heads), torch.nan)]
+        + [nothing(size, batch, heads, value_dim + 8, dtype=dtype), nothing(batch, heads, value_dim, dtype=dtype)]
+        for r, x in enumerate(inputs)
+    ]
+    tilescale.emulate(program, per_device)
+    of_k, of_v = scales.double()[:, None, :, None] if narrow else torch.ones(2)
+    for b in range(batch):
+        k_all, v_all = (torch.cat([x[b, : n[b]] for x, n in zip(xs, lengths, strict=True)]).double() for xs in (k, v))
+        scores = torch.einsum("hgd,khd->hgk", q[b].double().view(of_keys, -1, dim), k_all * of_k) * dim**-0.5
+        want = torch.einsum("hgk,khd->hgd", scores.softmax(-1), v_all * of_v).reshape(heads, value_dim)
+        for *_, got in per_device:
+            close(got[b], want.float())
+
+
+def in_pages(
+    caches: list[torch.Tensor], lengths: torch.Tensor, page: int, width: int, apart: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys and values (batch, keys, heads, D) in pages, and the block table."""
+    needed = -(-lengths // page)
+    table = torch.full((len(lengths), width), -1, dtype=torch.int32)
+    order = torch.randperm(table.numel() + 2).int()
+    made = [torch.full(((len(order) - 1) * apart + 1, page, *x.shape[2:]), torch.nan).to(x.dtype) for x in caches]
+    for b, n in enumerate(needed):
+        for i in range(int(n)):
+            table[b, i], order = order[0], order[1:]
+            for x, pages in zip(caches, made, strict=True):
+                part = x[b, i * page : min((i + 1) * page, int(lengths[b]))]
+                pages[table[b, i] * apart] = 7
+                pages[table[b, i] * apart, : len(part)] = part
+    return *made, table
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tilescale.backends.cuda.lowering import branches
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
+from tilescale.ops.key_cache import Cache
 from tilescale.ops.products import (
     BARRIERS,
     CHUNK,
@@ -215,6 +216,7 @@ def made(module: str, function: str, *given: Any) -> Any:
     return lambda: getattr(import_module(f"tilescale.ops.{module}"), function)(*given)
 
 
+WIDE = (Cache("bfloat16"), Cache("bfloat16"))
 HEADS = ("bfloat16", False, True, 0.1)
 PERSISTENT = replace(LARGE, stages=3)
 OPERATORS = {
@@ -240,17 +242,20 @@ OPERATORS = {
     "scaled": made("grouped_gemm", "scaled_program", 512, 512, 512, "float8_e4m3fn"),
     "rounding": made("rounding", "rows_program", 4096, "float8_e4m3fn"),
     "rounding tiles": made("rounding", "tiles_program", None, 512, "float8_e4m3fn", True, True),
-    "decode": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS),
-    "latent": made("decode", "program", 2, 128, 1, 576, 512, 4, 8, "bfloat16", True, False, 0.1),
+    "decode": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS, *WIDE),
+    "latent": made("decode", "program", 2, 128, 1, 576, 512, 4, 8, "bfloat16", True, False, 0.1, *WIDE),
+    "pages": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS, *[Cache("bfloat16", 16, 2)] * 2),
+    "float8": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS, *[Cache("float8_e4m3fn", 48)] * 2),
     "attention": made("sequence_attention", "program", 2, 1, 8, 4, 128, "bfloat16", True, True, True, 0.1),
     "backward": made("attention_backward", "program", 2, 1, 8, 4, 128, "bfloat16", True, True, True, 0.1),
     "backward, gathered": made("attention_backward", "program", 2, 1, 8, 4, 128, "bfloat16", False, False, False, 0.1),
 }
+OF_DECODE = [
+    "before the store to shares: threads synchronize (stored)",  # by replicas of a fragment, in the next iteration
+    "before the load of inbox: threads synchronize (stored)",  # this rank's part, which nothing is waited for
+]
 NEEDED = {
-    "decode": [
-        "before the store to shares: threads synchronize (stored)",  # by replicas of a fragment, in the next iteration
-        "before the load of inbox: threads synchronize (stored)",  # this rank's part, which nothing is waited for
-    ],
+    **dict.fromkeys(("decode", "pages", "float8"), OF_DECODE),
     "sum of rows": ["before the load of share: threads synchronize (stored)"],  # in place of one of stock TileLang's
 }
 
@@ -260,3 +265,13 @@ def test_no_barrier_is_inserted_that_an_operator_does_not_need(name: str):
     with use_machine(Machine.load("h200-sxm-8")):
         said = [re.sub(r" in line \d+", "", note) for note in notes(OPERATORS[name]())]
     assert [note for note in said if note.startswith(("before ", "the update"))] == NEEDED.get(name, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "page", "loads"),
+    [("bfloat16", 16, 8), ("bfloat16", 96, 4), ("bfloat16", 256, 1), ("float8_e4m3fn", 48, 4)],
+)
+def test_keys_in_pages_come_as_bulk_copies(kind: str, page: int, loads: int):
+    """As many for a step of 64 keys; of 64 columns where tensor cores read a part of a page as it comes."""
+    text = source(program("decode", 1, 4, 2, 128, 128, 2, 4, *HEADS, *[Cache(kind, page)] * 2))
+    assert [len(re.findall(rf"tma_load\({x}_desc", text)) for x in "KV"] == [loads, loads]

@@ -65,6 +65,21 @@ def test_operators_are_what_they_are_registered_as(name: str, view: str):
             torch.library.opcheck(operator, given_of(name, view, rows, dtype, grad=dtype == torch.bfloat16))
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("paged", [False, True])
+def test_decode_is_what_it_is_registered_as(paged: bool, kind: torch.dtype):
+    q, scale = torch.randn(2, 4, 64).bfloat16(), torch.ones(2) if kind != torch.bfloat16 else None
+    k, v = torch.randn(2, 2, 16, 2, 64).to(kind).unbind(1)
+    table = torch.tensor([[1, 0], [0, -1]], dtype=torch.int32) if paged else None
+    lengths = torch.tensor([18, 3], dtype=torch.int32)
+    given = [q, k, v, lengths, table, scale, scale, 0.1, 64, False, ""]
+    # PyTorch's own test of schemas multiplies all tensors, which float8 on the CPU does not have.
+    tests = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.tilescale.decode, given, test_utils=tests)
+    if scale is None:
+        torch.library.opcheck(torch.ops.tilescale.decode, given, test_utils="test_schema")
+
+
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_contiguous(name: str, view: str):

@@ -9,7 +9,7 @@
     float8_wire.py                      collectives whose numbers travel as float8
     all_reduce_rms_norm.py              what ends a block of a transformer
     moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
-    decode.py sequence_attention.py attention_backward.py    attention over several ranks
+    decode.py sequence_attention.py attention_backward.py    attention over several ranks; key_cache.py: of decode
     linear.py siblings.py layer_products.py    layers, those with one input, and their operators
     parallelize.py                      the plan that puts them in models
     token_wise.py                       norms where tokens lie over the ranks

@@ -2,7 +2,8 @@
 """Attention of one new token for each sequence, whose keys lie over the ranks: context-parallel decode.
 
 Every rank attends to its own keys, in so many parts that they fill the device (Flash-Decoding). Partial outputs and the
-log-sum of their weights travel in one message, and are merged where they arrive, in the order of ranks.
+log-sum of their weights travel in one message, and are merged where they arrive, in the order of ranks. Keys and values
+may lie in pages, and be float8: see key_cache.py.
 """
 
 import math
@@ -12,11 +13,33 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import MULTIPLE, as_autocast, check_count, check_flags, check_like, check_tensor, dense
+from tilescale.ops.arguments import (
+    MULTIPLE,
+    as_autocast,
+    check_count,
+    check_flags,
+    check_same,
+    check_tensor,
+    dense,
+)
 from tilescale.ops.blocks import turns_of_first
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.key_cache import (
+    KEYS,
+    Cache,
+    cache_of,
+    check_cache,
+    check_scale,
+    check_table,
+    in_memory,
+    load_keys,
+    room_for_keys,
+    scales_of_heads,
+    stages,
+    table_of,
+)
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import at_once
@@ -25,9 +48,6 @@ from tilescale.ops.workspace import workspace_of
 
 HEADS = 64
 """Query heads of a block: what the tensor cores multiply at least."""
-
-KEYS = 64
-"""Keys of a step."""
 
 THREADS = 256
 
@@ -53,6 +73,9 @@ def flash_decode(
     v: torch.Tensor,
     lengths: torch.Tensor,
     *,
+    block_table: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
     scale: float | None = None,
     own_heads: bool = False,
     group: Any = None,
@@ -61,10 +84,16 @@ def flash_decode(
 
     Args:
         q: (batch, heads, D), the same on all ranks; bfloat16 or float16.
-        k, v: (batch, keys, key heads, D) and (batch, keys, key heads, DV): this rank's part of the cache. `heads` is a
-            multiple of the key heads; D and DV are multiples of 64, up to 576 and 512.
+        k, v: (batch, keys, key heads, D) and (batch, keys, key heads, DV): this rank's part of the cache, of q's
+            type or float8_e4m3fn. `heads` is a multiple of the key heads; D and DV are multiples of 64, up to 576 and
+            512. With a block table (pages, page size, key heads, D) and DV: page sizes are multiples of 16 up to 256,
+            each page is contiguous, and pages of keys and of values may alternate in one tensor.
         lengths: (batch,), int32: how many of this rank's keys count, any number from 0; all of them, if it is more.
-            What lies behind them in the cache is finite.
+            What lies behind them, in the cache or in the last page, is finite.
+        block_table: (batch, pages), int32: this rank's pages of each sequence, in order, with as many columns on all
+            ranks. Entries behind the last key are not read: -1, or anything.
+        k_scale, v_scale: what a float8 cache is multiplied with, float32, positive: one number, or one for each key
+            head; None is 1.
         scale: what scores are multiplied with; None is 1 / sqrt(D).
         own_heads: whether a rank gets its own heads only, which takes less to send; all ranks have equally many.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
@@ -78,16 +107,19 @@ def flash_decode(
     """
     q, k, v = as_autocast(q, k, v)
     check_tensor("q", q, 3)
-    for name, x in ("k", k), ("v", v):
-        check_tensor(name, x, 4)
-        check_like(name, x, "q", q)
-    if k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[2]:
+    check_table(block_table, q)
+    for name, x, of_name, of in ("k", k, "k_scale", k_scale), ("v", v, "v_scale", v_scale):
+        check_cache(name, x, 4, q, block_table)
+        check_scale(of_name, of, name, x, x.shape[2])
+    check_same("dtype", "v", v, "k", k)
+    if k.shape[:3] != v.shape[:3] or k.shape[3] != q.shape[2]:
         raise ArgumentError(
             f"q is {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}",
             hint="q is (batch, heads, D), k (batch, keys, key heads, D), v (batch, keys, key heads, DV)",
         )
     name = _checked(q, lengths, k.shape[2], v.shape[3], own_heads, group)
-    return _operator(q, k, v, lengths, base2(scale, q.shape[2]), v.shape[3], own_heads, name)
+    caches = k, v, lengths, block_table, k_scale, v_scale
+    return _operator(q, *caches, base2(scale, q.shape[2]), v.shape[3], own_heads, name)
 
 
 @collective
@@ -97,6 +129,8 @@ def mla_decode(
     cache: torch.Tensor,
     lengths: torch.Tensor,
     *,
+    block_table: torch.Tensor | None = None,
+    cache_scale: torch.Tensor | None = None,
     value_dim: int = 512,
     scale: float | None = None,
     own_heads: bool = False,
@@ -106,8 +140,10 @@ def mla_decode(
 
     Args:
         q: (batch, heads, D), the same on all ranks, in the space of the latent keys.
-        cache: (batch, keys, D), this rank's part: keys of all heads, whose first `value_dim` columns are the values.
-        lengths, own_heads, group: as for `flash_decode`.
+        cache: (batch, keys, D), this rank's part: keys of all heads, whose first `value_dim` columns are the values; of
+            the type of q or float8_e4m3fn. With a block table (pages, page size, D).
+        lengths, block_table, own_heads, group: as for `flash_decode`.
+        cache_scale: what a float8 cache is multiplied with, one float32 number, positive; None is 1.
         value_dim: multiples of 64, as is D: 512 and 576 in DeepSeek's models.
         scale: what scores are multiplied with; None is 1 / sqrt(D).
 
@@ -120,17 +156,18 @@ def mla_decode(
     """
     q, cache = as_autocast(q, cache)
     check_tensor("q", q, 3)
-    check_tensor("cache", cache, 3)
-    check_like("cache", cache, "q", q)
+    check_table(block_table, q)
+    check_cache("cache", cache, 3, q, block_table)
+    check_scale("cache_scale", cache_scale, "cache", cache, 1)
     check_count("value_dim", value_dim)
-    if cache.shape[0] != q.shape[0] or cache.shape[2] != q.shape[2] or value_dim >= q.shape[2]:
+    if cache.shape[2] != q.shape[2] or value_dim >= q.shape[2]:
         raise ArgumentError(
             f"q is {tuple(q.shape)}, cache {tuple(cache.shape)}, value_dim {value_dim}",
             hint="q is (batch, heads, D), cache (batch, keys, D), and value_dim less than D",
         )
     name = _checked(q, lengths, 1, value_dim, own_heads, group)
-    keys = cache[:, :, None]
-    return _operator(q, keys, None, lengths, base2(scale, q.shape[2]), value_dim, own_heads, name)
+    caches = cache[:, :, None], None, lengths, block_table, cache_scale, cache_scale
+    return _operator(q, *caches, base2(scale, q.shape[2]), value_dim, own_heads, name)
 
 
 def _checked(q: torch.Tensor, lengths: torch.Tensor, of_keys: int, value_dim: int, own_heads: bool, group: Any) -> str:
@@ -156,6 +193,9 @@ def _operator(
     k: torch.Tensor,
     v: torch.Tensor | None,
     lengths: torch.Tensor,
+    block_table: torch.Tensor | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
     scale: float,
     value_dim: int,
     own_heads: bool,
@@ -168,13 +208,17 @@ def _operator(
     if not batch:
         return result
     tiles = of_keys * math.ceil(heads // of_keys / HEADS)
-    splits = 1 << max(min(at_once() // (batch * tiles), math.ceil(k.shape[1] / KEYS)), 1).bit_length() - 1
+    keys = k.shape[1] if block_table is None else block_table.shape[1] * k.shape[1]
+    splits = 1 << max(min(at_once() // (batch * tiles), math.ceil(keys / KEYS)), 1).bit_length() - 1
     space = workspace_of(team)
     parts, sums = space.own(torch.float32, (splits, batch, heads, value_dim), (splits, batch, heads))
     (inbox,) = space.symmetric(q.dtype, (team.size, batch, heads, value_dim + ROOM))
-    given = (heads, of_keys, dim, value_dim, splits, at_once(), dtype_of(q), v is None, own_heads, scale)
-    values = dense(k) if v is None else dense(v)
-    kernel(program, team, *given)(dense(q), dense(k), values, dense(lengths), parts, sums, inbox, result)
+    of_k, values = cache_of(k, block_table), k if v is None else v
+    of_v = of_k if v is None else cache_of(v, block_table)
+    given = (heads, of_keys, dim, value_dim, splits, at_once(), dtype_of(q), v is None, own_heads, scale, of_k, of_v)
+    caches = in_memory(k, of_k), in_memory(values, of_v), dense(lengths), table_of(block_table, q)
+    scales = (scales_of_heads(x, of_keys, of_k, q) for x in (k_scale, v_scale))
+    kernel(program, team, *given)(dense(q), *caches, *scales, parts, sums, inbox, result)
     return result
 
 
@@ -184,6 +228,9 @@ def _(
     k: torch.Tensor,
     v: torch.Tensor | None,
     lengths: torch.Tensor,
+    block_table: torch.Tensor | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
     scale: float,
     value_dim: int,
     own_heads: bool,
@@ -204,13 +251,17 @@ def program(
     is_latent: bool,
     own_heads: bool,
     scale: float,
+    of_k: Cache,
+    of_v: Cache,
 ) -> Any:
     """A grid for `splits` parts of the keys; then one of `blocks`, as many as a device holds, exchanges and merges.
 
     So the second one alone has to do with other devices. A block merges what has come for the heads whose parts it has
     merged before. As messages are few, a rank has one flag for all that another one sends.
     """
-    batch, keys = T.dynamic("batch"), T.dynamic("keys")
+    batch, keys, pages, width = (T.dynamic(name) for name in ("batch", "keys", "pages", "width"))
+    shape = (pages, of_k.page, of_keys) if of_k.page else (batch, keys, of_keys)
+    factors = of_keys if of_k.is_narrow else 1
     tiles = of_keys * math.ceil(heads // of_keys / HEADS)
     merged = heads // size if own_heads else heads
     # Where there are more blocks than such groups of heads, they take smaller ones.
@@ -219,9 +270,12 @@ def program(
     @T.prim_func
     def decode(
         Q: T.Tensor((batch, heads, dim), dtype),
-        K: T.Tensor((batch, keys, of_keys, dim), dtype),
-        V: T.Tensor((batch, keys, of_keys, dim if is_latent else value_dim), dtype),
+        K: T.Tensor((*shape, dim), of_k.dtype),
+        V: T.Tensor((*shape, dim if is_latent else value_dim), of_v.dtype),
         lengths: T.Tensor((batch,), "int32"),
+        table: T.Tensor((batch, width) if of_k.page else (1, 1), "int32"),
+        k_scales: T.Tensor((factors,), "float32"),
+        v_scales: T.Tensor((factors,), "float32"),
         parts: T.Tensor((splits, batch, heads, value_dim), "float32"),
         sums: T.Tensor((splits, batch, heads), "float32"),
         inbox: T.Tensor((size, batch, heads, value_dim + ROOM), dtype),  # by source
@@ -229,7 +283,8 @@ def program(
     ):
         with T.Kernel(device=size, block=(splits, tiles, batch), threads=THREADS) as (split, place, b):
             with T.Scale("block"):
-                attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, scale)
+                scales = k_scales, v_scales, scale
+                attend(Q, K, V, lengths, table, parts, sums, split, place, b, tiles, is_latent, scales, of_k, of_v)
         with T.Kernel(device=size, block=blocks, threads=THREADS) as block:
             arrived = T.alloc_flags((size,))
             with T.Scale("block"), T.Scale("device") as (rank, _):
@@ -240,19 +295,28 @@ def program(
 
 
 @T.macro
-def attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, scale):
+def attend(Q, K, V, lengths, table, parts, sums, split, place, b, tiles, is_latent, scales, of_k, of_v):
     """A part of the keys for a tile of heads: the mean of their values, and the log of the sum of their weights."""
     splits, heads, value_dim = int(parts.shape[0]), int(parts.shape[2]), int(parts.shape[3])
     of_keys, dim, dtype = int(K.shape[2]), int(Q.shape[2]), str(Q.dtype)
     grouped, rest = heads // of_keys, dim - value_dim if is_latent else dim
     q = T.alloc((HEADS, value_dim if is_latent else dim), dtype, level="l1")
     k, v = T.alloc((KEYS, rest), dtype, level="l1"), T.alloc((KEYS, value_dim), dtype, level="l1")
+    if of_k.is_narrow:
+        narrow_k, narrow_v = (T.alloc((KEYS, n), of_k.dtype, level="l1") for n in (rest, value_dim))
+    else:
+        narrow_k, narrow_v = k, v
     scores, acc = (T.alloc((HEADS, n), "float32", level="l0") for n in (KEYS, value_dim))
     weights = T.alloc((HEADS, KEYS), dtype, level="l1")
     top, total = (T.alloc((HEADS,), "float32", level="l0") for _ in range(2))
     head, low = place * of_keys // tiles, place % (tiles // of_keys) * HEADS
     first = head * grouped + low
-    count = T.min(lengths[b], K.shape[1])
+    k_scales, v_scales, scale = scales
+    factor = scale
+    if of_k.is_narrow:
+        factor = T.alloc_var("float32")
+        factor = k_scales[head] * scale
+    count = T.min(lengths[b], room_for_keys(K, table, of_k))
     steps = T.ceildiv(count, KEYS)
     each = T.ceildiv(steps, splits)
     begin(top, total, acc)
@@ -262,10 +326,13 @@ def attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, sca
         T.copy(Q[b, first, value_dim], q_rest)
     else:
         T.copy(Q[b, first, 0], q)
-    for step in T.Pipelined(T.max(T.min(each, steps - split * each), 0), num_stages=2):
+    for step in T.Pipelined(T.max(T.min(each, steps - split * each), 0), num_stages=stages(of_k, is_latent)):
         at = (split * each + step) * KEYS
-        T.copy(V[b, at : at + KEYS, head, 0:value_dim], v)
-        T.copy(K[b, at : at + KEYS, head, dim - rest : dim], k)
+        load_keys(V, table, b, at, count, head, slice(0, value_dim), narrow_v, of_v)
+        load_keys(K, table, b, at, count, head, slice(dim - rest, dim), narrow_k, of_k)
+        if of_k.is_narrow:
+            T.copy(narrow_v, v)
+            T.copy(narrow_k, k)
         if is_latent:
             T.gemm(q, v, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
             T.gemm(q_rest, k, scores, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
@@ -273,17 +340,19 @@ def attend(Q, K, V, lengths, parts, sums, split, place, b, tiles, is_latent, sca
             T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
         for i, j in T.Parallel(HEADS, KEYS):
             scores[i, j] = T.if_then_else(at + j < count, scores[i, j], NOTHING)
-        softmax_step(scores, top, total, acc, scale)
+        softmax_step(scores, top, total, acc, factor)
         T.copy(scores, weights)
         T.gemm(weights, v, acc, policy=T.GemmWarpPolicy.FullCol)
     for i, j in T.Parallel(HEADS, value_dim):
         acc[i, j] = mean(acc[i, j], total[i])
+        if of_k.is_narrow:
+            acc[i, j] = acc[i, j] * v_scales[head]
     for i, j in T.Parallel(HEADS, value_dim):
         if low + i < grouped:
             parts[split, b, first + i, j] = acc[i, j]
     for i in T.Parallel(HEADS):
         if low + i < grouped:
-            sums[split, b, first + i] = log_sum(top[i], total[i], scale)
+            sums[split, b, first + i] = log_sum(top[i], total[i], factor)
 
 
 @T.macro

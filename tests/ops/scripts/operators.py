@@ -279,6 +279,35 @@ def check_decode():
     close(ops.mla_decode(wide, cache[RANK], lengths[RANK], value_dim=dim, scale=0.1), want)
 
 
+def check_decode_of_pages_and_of_float8():
+    """Pages of keys and values in turns in one tensor, entries that are not used -1, no keys here and there."""
+    page, heads, dim, table = 16, 2, 64, torch.tensor([[3, 1], [0, -1], [-1, -1]], dtype=torch.int32)
+    lengths = [torch.tensor([17 + rank, 16 - rank, 0], dtype=torch.int32) for rank in range(SIZE)]
+    q, pages = everyones(3, 2 * heads, dim)[0], everyones(4, 2, page, heads, dim, seed=1)
+    scales = torch.tensor([0.5, 2.0]), torch.tensor([3.0])
+    for kind in (torch.bfloat16, torch.float8_e4m3fn):
+        of_k, of_v = scales if kind != torch.bfloat16 else (None, None)
+        given = [x.to(kind).float() for x in pages]
+        want = torch.empty(3, 2 * heads, dim)
+        for b in range(3):
+            k, v = (
+                torch.cat([x[table[b].clamp(0), i].flatten(0, 1)[: n[b]] for x, n in zip(given, lengths, strict=True)])
+                for i in range(2)
+            )
+            k, v = (x if of is None else x * of[:, None] for x, of in ((k, of_k), (v, of_v)))
+            scores = torch.einsum("hgd,khd->hgk", q[b].float().view(heads, 2, dim), k) * dim**-0.5
+            want[b] = torch.einsum("hgk,khd->hgd", scores.softmax(-1), v).view(-1, dim)
+        caches = pages[RANK].to(kind).unbind(1)
+        close(ops.flash_decode(q, *caches, lengths[RANK], block_table=table, k_scale=of_k, v_scale=of_v), want)
+    cache, wide = everyones(4, page, 2 * dim, seed=2), everyones(3, heads, 2 * dim, seed=3)[0]
+    for b in range(3):
+        rows = torch.cat([x[table[b].clamp(0)].flatten(0, 1)[: n[b]] for x, n in zip(cache, lengths, strict=True)])
+        rows = rows.to(torch.float8_e4m3fn).float() * 2
+        want[b, :heads] = (wide[b].float() @ rows.t() * 0.1).softmax(-1) @ rows[:, :dim]
+    narrow, how = cache[RANK].to(torch.float8_e4m3fn), {"block_table": table, "value_dim": dim, "scale": 0.1}
+    close(ops.mla_decode(wide, narrow, lengths[RANK], cache_scale=scales[1] - 1, **how), want[:, :heads])
+
+
 def check_sequence_attention():
     tokens, dim = 6, 64
     order = torch.cat(WORLD.all_gather(ops.sequence_positions(tokens, zigzag=True)))
