@@ -148,6 +148,12 @@ def check_attention_gradients(only: slice) -> None:
             for name, got, full in zip("qkv", torch.autograd.grad(made, (q, k, v), above), whole, strict=True):
                 want, scale = full.grad.chunk(SIZE, 1)[RANK], 8 * full.grad.abs().mean()  # of what was subtracted
                 compare(f"{title}: {name}", got, want, want.abs() + scale)
+            given = [x.detach() for x in (q, k, v)]
+            made = ops.sequence_attention_forward(*given, causal=causal, zigzag=zigzag)
+            found = ops.sequence_attention_backward(above, *given, *made, causal=causal, zigzag=zigzag)
+            for name, got, full in zip("qkv", found, whole, strict=True):
+                want, scale = full.grad.chunk(SIZE, 1)[RANK], 8 * full.grad.abs().mean()
+                compare(f"{title}, from a result: {name}", got, want, want.abs() + scale)
         say(f"PASS {title}")
 
 

@@ -54,6 +54,12 @@ def decode(page: int = 16, **given: object) -> torch.Tensor:
     return ops.flash_decode(half(2, 4, 64), k, given.pop("v", k), lengths(2), **given)
 
 
+def backward(**given: object) -> object:
+    """Of four queries and keys, with some arguments in place of the right ones."""
+    tensors = {name: half(1, 4, 2, 64) for name in ("grad", "q", "k", "v", "out")}
+    return ops.sequence_attention_backward(**{**tensors, "lse": torch.zeros(1, 2, 4), **given})
+
+
 def routing() -> ops.Routing:
     return ops.moe_route(torch.tensor([[0], [1], [1], [-1]]), 2, room=256)
 
@@ -157,6 +163,12 @@ def routing() -> ops.Routing:
         (lambda: ops.sequence_attention(*[half(1, 5, 2, 64)] * 3), "q has 5 tokens"),
         (lambda: ops.sequence_attention(*[half(1, 4, 2, 80)] * 3), "D is 80"),
         (lambda: ops.sequence_attention(half(1, 4, 2, 64), half(1, 4, 2, 64), half(1, 6, 2, 64)), "v is"),
+        (lambda: backward(grad=half(1, 6, 2, 64)), r"grad is \(1, 6, 2, 64\), q \(1, 4, 2, 64\)"),
+        (lambda: backward(out=brain(1, 4, 2, 64)), "out is torch.bfloat16, q is torch.float16"),
+        (lambda: backward(lse=torch.zeros(1, 4, 2)), r"lse is \(1, 4, 2\)"),
+        (lambda: backward(lse=half(1, 2, 4)), "lse is torch.float16"),
+        (lambda: backward(q=half(1, 4, 2, 80)), "k is"),
+        (lambda: backward(ring=1), "ring is 1"),
         (lambda: ops.workspace(0, 8), "rows is 0"),
         (lambda: ops.RowParallelLinear.shard(nn.ReLU()), "linear is ReLU"),
         (lambda: ops.RowParallelLinear.shard(ops.RowParallelLinear.shard(nn.Linear(8, 8))), "is RowParallelLinear"),

@@ -81,6 +81,16 @@ def test_decode_is_what_it_is_registered_as(paged: bool, kind: torch.dtype):
 
 
 @pytest.mark.parametrize("view", VIEWS)
+def test_attention_is_what_it_is_registered_as(view: str):
+    q, k, v, grad, out = (VIEWS[view](1, 4, heads, 64, dtype=torch.float16) for heads in (4, 2, 2, 4, 4))
+    how = True, False, True, 0.1, ""
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    torch.library.opcheck(torch.ops.tilescale.sequence_attention, [*leaves, *how])
+    sums = torch.randn(1, 2, 4, 2).abs() + 9
+    torch.library.opcheck(torch.ops.tilescale.sequence_attention_backward, [grad, q, k, v, out, sums, *how])
+
+
+@pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_contiguous(name: str, view: str):
     """With the strides of a new tensor, of dimensions of one element, too."""

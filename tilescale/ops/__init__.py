@@ -55,7 +55,12 @@ from tilescale.ops.parallelize import parallelize_module
 from tilescale.ops.reduce_scatter import reduce_scatter
 from tilescale.ops.scatter import scatter
 from tilescale.ops.send_recv import Recv, Send, batch_send_recv, recv, send
-from tilescale.ops.sequence_attention import sequence_attention, sequence_positions
+from tilescale.ops.sequence_attention import (
+    sequence_attention,
+    sequence_attention_backward,
+    sequence_attention_forward,
+    sequence_positions,
+)
 from tilescale.ops.siblings import gather_once
 from tilescale.ops.symm_mem import install, installed, uninstall
 from tilescale.ops.warm_up import warm_up
@@ -98,6 +103,8 @@ __all__ = [
     "scatter",
     "send",
     "sequence_attention",
+    "sequence_attention_backward",
+    "sequence_attention_forward",
     "sequence_positions",
     "uninstall",
     "warm_up",

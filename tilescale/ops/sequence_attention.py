@@ -14,7 +14,8 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops import attention_backward
-from tilescale.ops.arguments import as_autocast, check_count, check_flags, check_like, check_tensor, dense
+from tilescale.ops.arguments import as_autocast, check_count, check_flags, check_like, check_same, check_tensor, dense
+from tilescale.ops.attention_backward import LN2
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import collective, group_name, rank_of, size_of, team_of
@@ -61,6 +62,96 @@ def sequence_attention(
         ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
+    tensors, how = _checked(q, k, v, causal, zigzag, ring, scale)
+    return _operator(*tensors, *how, group_name(group))[0]
+
+
+@collective
+@plain_calls_repeat
+def sequence_attention_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    zigzag: bool = False,
+    ring: bool = False,
+    scale: float | None = None,
+    group: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `sequence_attention`, with the logarithms that `sequence_attention_backward` takes. Collective.
+
+    Args:
+        q, k, v, causal, zigzag, ring, scale, group: as for `sequence_attention`, but no DTensors.
+
+    Returns:
+        A tensor like q, and of each query the natural logarithm of the sum of its exponentials, as FlashAttention has
+        it: (batch, heads, tokens), float32. The former can be differentiated.
+
+    Raises:
+        ArgumentError: an argument is not supported: names it, and what is supported.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    tensors, how = _checked(q, k, v, causal, zigzag, ring, scale)
+    out, sums = _operator(*tensors, *how, group_name(group))
+    return out, sums.transpose(1, 2).flatten(2) * LN2
+
+
+@collective
+@plain_calls_repeat
+def sequence_attention_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    causal: bool = False,
+    zigzag: bool = False,
+    ring: bool = False,
+    scale: float | None = None,
+    group: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of `sequence_attention`, from its result and log-sums, whoever made these. Collective.
+
+    Args:
+        grad: the gradient of the result, like q.
+        q, k, v, causal, zigzag, ring, scale, group: as for `sequence_attention`, but no DTensors.
+        out: the result, like q.
+        lse: (batch, heads, tokens), float32: of each query the natural logarithm of the sum of its exponentials, over
+            the keys of all ranks.
+
+    Returns:
+        The gradients of q, k and v.
+
+    Raises:
+        ArgumentError: an argument is not supported: names it, and what is supported.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    tensors, how = _checked(q, k, v, causal, zigzag, ring, scale)
+    (batch, tokens, heads, _), like = tensors[0].shape, tensors[0]
+    grad, out = as_autocast(grad, out)
+    for name, x in ("grad", grad), ("out", out):
+        check_tensor(name, x, 4)
+        check_like(name, x, "q", like)
+        if x.shape != like.shape:
+            raise ArgumentError(
+                f"{name} is {tuple(x.shape)}, q {tuple(like.shape)}", hint=f"give {name} the shape of q"
+            )
+    check_tensor("lse", lse, 3, (torch.float32,))
+    check_same("device", "lse", lse, "q", like)
+    if lse.shape != (batch, heads, tokens):
+        raise ArgumentError(f"lse is {tuple(lse.shape)}", hint=f"(batch, heads, tokens) is {(batch, heads, tokens)}")
+    sums = lse.unflatten(2, (PARTS, tokens // PARTS)).transpose(1, 2) / LN2
+    of_q, of_k, of_v = _gradients(grad, *tensors, out, sums, *how, group_name(group))
+    return of_q, of_k, of_v
+
+
+def _checked(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, zigzag: bool, ring: bool, scale: float | None
+) -> tuple[list[torch.Tensor], tuple[bool, bool, bool, float]]:
+    """q, k and v, and how operators take the rest. Raises ArgumentError for what they do not support."""
     check_flags(causal=causal, zigzag=zigzag, ring=ring)
     q, k, v = as_autocast(q, k, v)
     check_tensor("q", q, 4)
@@ -78,8 +169,7 @@ def sequence_attention(
         raise ArgumentError(f"D is {q.shape[3]}", hint="supported: 64 and 128")
     if q.shape[1] % PARTS:
         raise ArgumentError(f"q has {q.shape[1]} tokens", hint="give each rank an even number of tokens")
-    given = causal, zigzag, ring, base2(scale, q.shape[3])
-    return _operator(q, k, v, *given, group_name(group))[0]
+    return [q, k, v], (causal, zigzag, ring, base2(scale, q.shape[3]))
 
 
 def sequence_positions(tokens: int, *, zigzag: bool = False, group: Any = None) -> torch.Tensor:

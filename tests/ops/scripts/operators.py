@@ -320,6 +320,37 @@ def check_sequence_attention():
         close(got, want[:, ops.sequence_positions(tokens, zigzag=True)])
 
 
+def check_attention_backward_from_a_result():
+    tokens, dim = 6, 64
+    order = torch.cat(WORLD.all_gather(ops.sequence_positions(tokens, zigzag=True)))
+    whole = [torch.cat(everyones(1, tokens, heads, dim, seed=heads), 1) for heads in (4, 2, 2)]
+    grad = torch.cat(everyones(1, tokens, 4, dim, seed=9), 1)
+    leaves = [x[:, order.argsort()].double().requires_grad_() for x in whole]
+    q, k, v = (x.transpose(1, 2) for x in leaves)
+    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+    hidden = torch.ones(SIZE * tokens, SIZE * tokens, dtype=torch.bool).triu(1)
+    scores = (q @ k.mT * 0.1).masked_fill(hidden, -torch.inf)
+    out = (scores.softmax(-1) @ v).transpose(1, 2)
+    out.backward(grad[:, order.argsort()].double())
+    own = ops.sequence_positions(tokens, zigzag=True)
+    mine, given = [x.chunk(SIZE, 1)[RANK] for x in whole], grad.chunk(SIZE, 1)[RANK]
+    for ring in (False, True):
+        how = {"causal": True, "zigzag": True, "ring": ring, "scale": 0.1}
+        made, lse = ops.sequence_attention_forward(*mine, **how)
+        close(made, out.detach()[:, own])
+        torch.testing.assert_close(lse, scores.detach().logsumexp(-1)[..., own].float(), rtol=1e-3, atol=1e-3)
+        exact = out.detach()[:, own].bfloat16(), scores.detach().logsumexp(-1)[..., own].float()
+        for results in ((made, lse), exact):
+            found = ops.sequence_attention_backward(given, *mine, *results, **how)
+            for got, leaf in zip(found, leaves, strict=True):
+                close(got, leaf.grad[:, own])
+        ours = [x.clone().requires_grad_() for x in mine]
+        by_autograd = torch.autograd.grad(ops.sequence_attention(*ours, **how), ours, given)
+        found = ops.sequence_attention_backward(given, *mine, made, lse, **how)
+        for got, want in zip(found, by_autograd, strict=True):
+            torch.testing.assert_close(got, want, rtol=2e-2, atol=1e-3)
+
+
 def check_experts_and_gradients():
     experts, tokens, choices, k, n = 2 * SIZE, 6, 2, 16, 24
     x, w = everyones(tokens, k), torch.cat(everyones(2, n, k, seed=1))
