@@ -8,6 +8,7 @@ Few rows are gathered first: see ways.py; between nodes chunk by chunk: see unfu
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from tilescale.ops.arguments import (
     as_autocast,
     check_flags,
     check_like,
+    check_out,
     check_product,
+    check_tensor,
     dense,
     operands,
     result_type,
@@ -28,7 +31,7 @@ from tilescale.ops.arguments import (
     unread,
 )
 from tilescale.ops.dtensors import takes_dtensors
-from tilescale.ops.flat import dtype_of
+from tilescale.ops.flat import delivered, dtype_of, room_for
 from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
@@ -70,6 +73,7 @@ def all_gather_matmul(
     gated: bool = False,
     scales: tuple[torch.Tensor, Any] | None = None,
     float8: Float8 | None = None,
+    out: Any = None,
     group: Any = None,
     return_gathered: bool = False,
 ) -> Any:
@@ -88,6 +92,8 @@ def all_gather_matmul(
             of a and for each column of b; the second a list if b is one. Then b is the transpose of a contiguous
             matrix, or several, and a bias is bfloat16.
         float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`.
+        out: the result's memory, or a list like the result, where no gradients are recorded, and no other tensor's. If
+            it is contiguous and N a multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
         return_gathered: whether to return (result, a of all ranks), in place of the result.
 
@@ -119,10 +125,16 @@ def all_gather_matmul(
     if gated and (len(widths) != 2 or widths[0] != widths[1]):
         raise ArgumentError(f"gated is set, b has {widths} columns", hint="give b as [gate, up], two of one shape")
     added, last = _joined(a, weights, biases), (group_name(group), activation or "", gated)
-    if scales is None:
-        results = _operator(a, weights, added, return_gathered, *last, spelled(float8))
+    pair, recipe = None if scales is None else scales_of(scales, a, weights), spelled(float8)
+    places = _places(out, a, weights[: 1 if gated else None], added, isinstance(b, Sequence) and not gated, last[0])
+    if places and not _operator.is_seen:
+        results = _made(a, weights, added, return_gathered, pair, *last, recipe, places)
+    elif pair is None:
+        results = _operator(a, weights, added, return_gathered, *last, recipe)
     else:
-        results = _scaled(a, weights, added, return_gathered, *scales_of(scales, a, weights), *last)
+        results = _scaled(a, weights, added, return_gathered, *pair, *last)
+    for i, place in enumerate(places if _operator.is_seen else []):
+        results[i] = place.copy_(results[i])
     gathered = results.pop() if return_gathered else None
     result = results if isinstance(b, Sequence) and not gated else results[0]
     return result if gathered is None else (result, gathered)
@@ -137,6 +149,23 @@ def _joined(a: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Ten
     return torch.cat([nothing(w.shape[1]) if bias is None else bias for w, bias in pairs])
 
 
+def _places(
+    out: Any, a: torch.Tensor, weights: list[torch.Tensor], bias: torch.Tensor | None, several: bool, group: str
+) -> list[torch.Tensor]:
+    """Where results are wanted, none if that is not said. Raises ArgumentError for what results do not fit."""
+    if out is None:
+        return []
+    places = list(out) if several and isinstance(out, Sequence) else [out]
+    if len(places) != len(weights):
+        raise ArgumentError(f"b is {len(weights)} matrices, out {len(places)}", hint="give a list with one for each")
+    for i, (place, weight) in enumerate(zip(places, weights, strict=True)):
+        shape = size_of(group) * a.shape[0], weight.shape[1]
+        name = f"out[{i}]" if several else "out"
+        check_tensor(name, place)
+        check_out(place, shape, a, weight, bias, name=name, dtype=result_type(a))
+    return places
+
+
 @operator("all_gather_matmul")
 def _operator(
     a: torch.Tensor,
@@ -149,14 +178,7 @@ def _operator(
     float8: str,
 ) -> list[torch.Tensor]:
     """The products, and behind them the gathered rows if asked to keep them; one bias for all columns."""
-    team = team_of(group)
-    left, rights, added, scales = padded(a, weights, bias, rounds=bool(float8))
-    if float8:
-        left, rights, scales = rounded(left, rights, float8)
-    results = _products(left, rights, added, scales, keeps and not float8, team, activation, gated)
-    if keeps and float8:
-        results.append(small.gathered(dense(a), team))
-    return _trimmed(results, weights, gated, a.shape[1])
+    return _made(a, weights, bias, keeps, None, group, activation, gated, float8)
 
 
 @operator("all_gather_matmul_scaled")
@@ -172,15 +194,32 @@ def _scaled(
     gated: bool,
 ) -> list[torch.Tensor]:
     """As `_operator`, of float8 matrices; a scale for each row of a, and for each column of all weights."""
-    left, rights, added, scales = padded(a, weights, bias, (of_a, of_b))
-    results = _products(left, rights, added, scales, keeps, team_of(group), activation, gated)
-    return _trimmed(results, weights, gated, a.shape[1])
+    return _made(a, weights, bias, keeps, (of_a, of_b), group, activation, gated)
 
 
-def _trimmed(results: list[torch.Tensor], weights: list[torch.Tensor], gated: bool, K: int) -> list[torch.Tensor]:
-    """Results, and the gathered rows if they are behind them, without the columns of padding."""
-    widths = [*(weight.shape[1] for weight in weights[: 1 if gated else None]), K]
-    return [trimmed(x, columns) for x, columns in zip(results, widths, strict=False)]
+def _made(
+    a: torch.Tensor,
+    weights: list[torch.Tensor],
+    bias: torch.Tensor | None,
+    keeps: bool,
+    scales: Scales,
+    group: str,
+    activation: str,
+    gated: bool,
+    float8: str = "",
+    places: Sequence[torch.Tensor] = (),
+) -> list[torch.Tensor]:
+    """The results, of matrices with N and K of any number, in `places` if there are some; then the gathered rows."""
+    team = team_of(group)
+    left, rights, added, scales = padded(a, weights, bias, scales, rounds=bool(float8))
+    if float8:
+        left, rights, scales = rounded(left, rights, float8)
+    results = _products(left, rights, added, scales, keeps and not float8, team, activation, gated, places)
+    if keeps and float8:
+        results.append(small.gathered(dense(a), team))
+    widths = [*(weight.shape[1] for weight in weights[: 1 if gated else None]), a.shape[1]]
+    trim = zip_longest(results, widths[: len(results)], places)
+    return [delivered(trimmed(x, columns), place) for x, columns, place in trim]
 
 
 def _products(
@@ -192,6 +231,7 @@ def _products(
     team: Team,
     activation: str,
     gated: bool,
+    places: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
     """The results, and behind them the gathered rows if asked to keep them."""
     columns, ending = tuple(w.shape[1] for w in weights), 2.5 if gated else 2.0 if activation else 0.0
@@ -199,7 +239,7 @@ def _products(
     if a.nbytes and not ways.overlaps(job, team):
         biases = [None] * len(weights) if bias is None else bias.split(columns)
         return gathered_products(a, weights, biases, scales, keeps, team, partial(_ended, activation, gated))
-    results, gathered = _overlapped(a, weights, bias, scales, team, activation, gated)
+    results, gathered = _overlapped(a, weights, bias, scales, team, activation, gated, places)
     if keeps:
         gathered[team.rank].copy_(a)
         results.append(gathered.flatten(0, 1).clone())
@@ -221,6 +261,7 @@ def _overlapped(
     team: Team,
     activation: str,
     gated: bool,
+    places: Sequence[torch.Tensor],
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The results, and the workspace in which the rows of the others are."""
     (rows, K), size = a.shape, team.size
@@ -230,7 +271,9 @@ def _overlapped(
     shapes = [(size, rows, K * a.itemsize), (size, rows * 4)][: 1 if scales is None else 2]
     room = workspace_of(team).symmetric(torch.uint8, *shapes)
     gathered, of_gathered = room[0].view(a.dtype), [x.view(torch.float32) for x in room[1:]]
-    results = [a.new_empty(size, rows, each[0].shape[1], dtype=result_type(a)) for each in together]
+    wanted = places or [None] * len(together)
+    shapes = [(size * rows, each[0].shape[1]) for each in together]
+    results = [room_for(out, shape, a, result_type(a)) for out, shape in zip(wanted, shapes, strict=True)]
     # The largest product has the most time to hide the gather, so it is the one that gathers.
     order = sorted(range(len(together)), key=lambda i: -widths[i]) if rows else []
     for i in order:
@@ -242,8 +285,8 @@ def _overlapped(
             given = [scales[0].view(1, rows), *of_gathered, scales[1].split(widths)[i]]
         how = transposed, bias is not None, activation, gated
         call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(rights[0])), i == order[0], *how)
-        call(dense(a).view(1, rows, K), gathered, rights[0], rights[-1], added, *given, results[i])
-    return [result.flatten(0, 1) for result in results], gathered
+        call(dense(a).view(1, rows, K), gathered, rights[0], rights[-1], added, *given, results[i].view(size, rows, N))
+    return results, gathered
 
 
 @chosen

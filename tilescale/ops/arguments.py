@@ -228,16 +228,30 @@ def operands(matrices: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
     return [dense(b) for b in matrices], False
 
 
-def check_out(out: torch.Tensor | None, shape: Sequence[int], a: torch.Tensor) -> None:
-    """Raises ArgumentError unless it is None or a tensor for a result of this shape, of the type and device of `a`."""
+def check_out(
+    out: torch.Tensor | None,
+    shape: Sequence[int],
+    a: torch.Tensor,
+    *others: torch.Tensor | None,
+    name: str = "out",
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Raises ArgumentError unless it is None or a tensor for a result of this shape, on the device of `a`.
+
+    Args:
+        others: inputs beside `a`, that may require gradients.
+        dtype: of the result; None is that of `a`.
+    """
     if out is None:
         return
-    check_tensor("out", out, None, (a.dtype,))
-    check_same("device", "out", out, "a", a)
+    check_tensor(name, out, None, (dtype or a.dtype,))
+    check_same("device", name, out, "a", a)
     if tuple(out.shape) != tuple(shape):
-        raise ArgumentError(f"out has shape {tuple(out.shape)}", hint=f"the result has shape {tuple(shape)}")
-    if torch.is_grad_enabled() and (a.requires_grad or out.requires_grad):
-        raise ArgumentError("out is given where gradients are recorded", hint="leave out= away, or use torch.no_grad()")
+        raise ArgumentError(f"{name} has shape {tuple(out.shape)}", hint=f"the result has shape {tuple(shape)}")
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, out, *others)):
+        raise ArgumentError(
+            f"{name} is given where gradients are recorded", hint="leave out= away, or use torch.no_grad()"
+        )
 
 
 def check_count(name: str, n: Any, least: int = 1) -> None:

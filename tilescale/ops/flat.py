@@ -6,6 +6,7 @@ view costs the host a part of what a small collective takes: a tensor that needs
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -36,6 +37,13 @@ def delivered(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     if out is None:
         return made
     return out if made.data_ptr() == out.data_ptr() else out.copy_(made)
+
+
+def room_for(out: torch.Tensor | None, shape: Sequence[int], a: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Memory for a result of this shape: `out` itself where programs may write it, else a new tensor like `a`."""
+    if out is None or tuple(out.shape) != tuple(shape) or dense(out) is not out:
+        return a.new_empty(shape, dtype=dtype)
+    return out
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:

@@ -13,10 +13,19 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import ways
-from tilescale.ops.arguments import as_autocast, check_product, dense, operand, result_type, scales_of, unread
+from tilescale.ops.arguments import (
+    as_autocast,
+    check_out,
+    check_product,
+    dense,
+    operand,
+    result_type,
+    scales_of,
+    unread,
+)
 from tilescale.ops.blocks import turns_of
 from tilescale.ops.dtensors import takes_dtensors
-from tilescale.ops.flat import dtype_of
+from tilescale.ops.flat import delivered, dtype_of, room_for
 from tilescale.ops.float8 import Float8, gradients_of_times, rounded, spelled
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
@@ -45,6 +54,7 @@ def matmul_all_reduce(
     bias: torch.Tensor | None = None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     float8: Float8 | None = None,
+    out: torch.Tensor | None = None,
     group: Any = None,
 ) -> torch.Tensor:
     """The sum of a @ b over all ranks (+ bias, once), on every rank. Collective.
@@ -57,6 +67,8 @@ def matmul_all_reduce(
         scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
             of a and for each column of b. Then b is the transpose of a contiguous matrix.
         float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`.
+        out: the result's memory, where no gradients are recorded, and no other tensor's. If it is contiguous and N a
+            multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -68,26 +80,29 @@ def matmul_all_reduce(
         ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
-    if isinstance(a, torch.Tensor) and a.ndim > 2:
-        how = {"bias": bias, "scales": scales, "float8": float8, "group": group}
-        return matmul_all_reduce(a.flatten(0, -2), b, **how).unflatten(0, a.shape[:-1])
+    outer = a.shape[:-1] if isinstance(a, torch.Tensor) and a.ndim > 2 else None
+    if outer is not None:
+        a = a.flatten(0, -2)
     a, b, bias = as_autocast(a, b, bias)
     check_product(a, b, bias, scaled=scales is not None, rounds=float8 is not None)
     name = group_name(group)
     if a.shape[0] > ROWS * size_of(name):
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"supported: up to {ROWS} for each rank")
-    if scales is None:
-        return _operator(a, b, bias, name, spelled(float8))
-    return _scaled(a, b, bias, *scales_of(scales, a, [b]), name)
+    pair, recipe = None if scales is None else scales_of(scales, a, [b]), spelled(float8)
+    check_out(out, (*(outer or a.shape[:1]), b.shape[1]), a, b, bias, dtype=result_type(a))
+    if out is not None and not _operator.is_seen:
+        place = out.view(-1, b.shape[1]) if out.is_contiguous() else None
+        return delivered(_made(a, b, bias, pair, name, recipe, place).view(out.shape), out)
+    made = _operator(a, b, bias, name, recipe) if pair is None else _scaled(a, b, bias, *pair, name)
+    if outer is not None:
+        made = made.unflatten(0, outer)
+    return made if out is None else out.copy_(made)
 
 
 @operator("matmul_all_reduce")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
     """The sum of the products."""
-    a, (right,), bias, scales = padded(a, [b], bias, rounds=bool(float8))
-    if float8:
-        a, (right,), scales = rounded(a, [right], float8)
-    return trimmed(_summed(a, right, bias, scales, team_of(group)), b.shape[1])
+    return _made(a, b, bias, None, group, float8)
 
 
 @operator("matmul_all_reduce_scaled")
@@ -95,27 +110,54 @@ def _scaled(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
 ) -> torch.Tensor:
     """The sum of the products of float8 matrices; a scale for each row of a and each column of b."""
-    a, (right,), bias, scales = padded(a, [b], bias, (of_a, of_b))
-    return trimmed(_summed(a, right, bias, scales, team_of(group)), b.shape[1])
+    return _made(a, b, bias, (of_a, of_b), group)
 
 
-def _summed(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:
+def _made(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: Scales,
+    group: str,
+    float8: str = "",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The result, of matrices with N and K of any number, in `out` if there is one."""
+    a, (right,), bias, scales = padded(a, [b], bias, scales, rounds=bool(float8))
+    if float8:
+        a, (right,), scales = rounded(a, [right], float8)
+    return delivered(trimmed(_summed(a, right, bias, scales, team_of(group), out), b.shape[1]), out)
+
+
+def _summed(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: Scales,
+    team: Team,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
     if not len(a):
         return a.new_empty(0, b.shape[1], dtype=result_type(a))
     job = ways.Job("allreduce", -(-len(a) // team.size), (b.shape[1],), a.shape[1], a.dtype)
     if not ways.overlaps(job, team):
         return summed_product(a, b, bias, scales, team)
-    return _overlapped(a, b, bias, scales, team)
+    return _overlapped(a, b, bias, scales, team, out)
 
 
 def _overlapped(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: Scales,
+    team: Team,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
     (M, K), N, made = a.shape, b.shape[1], result_type(a)
     (right, transposed), (of_b, of_a) = operand(b), unread(a.dtype, a.device)
     if scales is not None:
         of_a, of_b = dense(scales[0]).view(1, M), scales[1]
-    result = a.new_empty(M, N, dtype=made)
+    result = room_for(out, (M, N), a, made)
     added = unread(made, a.device)[0] if bias is None else dense(bias)
     call = _kernel(team, M, N, K, (dtype_of(a), dtype_of(b)), transposed, bias is not None)
     call(dense(a).view(1, M, K), right, added, of_a, of_b, result)

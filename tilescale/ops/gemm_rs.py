@@ -19,6 +19,7 @@ from tilescale.ops import ways
 from tilescale.ops.arguments import (
     as_autocast,
     check_divides,
+    check_out,
     check_product,
     dense,
     operand,
@@ -28,7 +29,7 @@ from tilescale.ops.arguments import (
 )
 from tilescale.ops.blocks import turns_of
 from tilescale.ops.dtensors import takes_dtensors
-from tilescale.ops.flat import dtype_of
+from tilescale.ops.flat import delivered, dtype_of, room_for
 from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
@@ -69,6 +70,7 @@ def matmul_reduce_scatter(
     bias: torch.Tensor | None = None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     float8: Float8 | None = None,
+    out: torch.Tensor | None = None,
     group: Any = None,
 ) -> torch.Tensor:
     """The own rows of the sum of a @ b over all ranks (+ bias, once), sent while they are multiplied. Collective.
@@ -81,6 +83,8 @@ def matmul_reduce_scatter(
         scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
             of a and for each column of b. Then b is the transpose of a contiguous matrix.
         float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`.
+        out: the result's memory, where no gradients are recorded, and no other tensor's. If it is contiguous and N a
+            multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -97,18 +101,18 @@ def matmul_reduce_scatter(
     check_divides("a", a, 0, size_of(name))
     if a.shape[0] > ROWS * size_of(name):
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"supported: up to {ROWS} for each rank")
-    if scales is None:
-        return _operator(a, b, bias, name, spelled(float8))
-    return _scaled(a, b, bias, *scales_of(scales, a, [b]), name)
+    pair, recipe = None if scales is None else scales_of(scales, a, [b]), spelled(float8)
+    check_out(out, (len(a) // size_of(name), b.shape[1]), a, b, bias, dtype=result_type(a))
+    if out is not None and not _operator.is_seen:
+        return _made(a, b, bias, pair, name, recipe, out)
+    made = _operator(a, b, bias, name, recipe) if pair is None else _scaled(a, b, bias, *pair, name)
+    return made if out is None else out.copy_(made)
 
 
 @operator("matmul_reduce_scatter")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
     """The sum of the products, scattered."""
-    a, (right,), bias, scales = padded(a, [b], bias, rounds=bool(float8))
-    if float8:
-        a, (right,), scales = rounded(a, [right], float8)
-    return trimmed(_scattered(a, right, bias, scales, team_of(group)), b.shape[1])
+    return _made(a, b, bias, None, group, float8)
 
 
 @operator("matmul_reduce_scatter_scaled")
@@ -116,23 +120,50 @@ def _scaled(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
 ) -> torch.Tensor:
     """The sum of the products of float8 matrices, scattered; a scale for each row of a and each column of b."""
-    a, (right,), bias, scales = padded(a, [b], bias, (of_a, of_b))
-    return trimmed(_scattered(a, right, bias, scales, team_of(group)), b.shape[1])
+    return _made(a, b, bias, (of_a, of_b), group)
 
 
-def _scattered(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team) -> torch.Tensor:
+def _made(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: Scales,
+    group: str,
+    float8: str = "",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The result, of matrices with N and K of any number, in `out` if there is one."""
+    a, (right,), bias, scales = padded(a, [b], bias, scales, rounds=bool(float8))
+    if float8:
+        a, (right,), scales = rounded(a, [right], float8)
+    return delivered(trimmed(_scattered(a, right, bias, scales, team_of(group), out), b.shape[1]), out)
+
+
+def _scattered(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: Scales,
+    team: Team,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
     job = ways.Job("reduce_scatter", len(a) // team.size, (b.shape[1],), a.shape[1], a.dtype)
     if len(a) and not ways.overlaps(job, team):
         return scattered_product(a, b, bias, scales, team)
-    return _overlapped(a, b, bias, scales, team)
+    return _overlapped(a, b, bias, scales, team, out)
 
 
 def _overlapped(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: Scales,
+    team: Team,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
     (M, K), N = a.shape, b.shape[1]
     rows, made = M // team.size, result_type(a)
-    result = a.new_empty(rows, N, dtype=made)
+    result = room_for(out, (rows, N), a, made)
     if not rows:
         return result
     right, transposed = operand(b)

@@ -67,6 +67,41 @@ def check_numbers_that_travel_as_float8():
         )
 
 
+def check_gemms_write_where_they_are_wanted():
+    """Of whole bulk copies and of others, into contiguous memory and between other columns, compiled too."""
+    for n in (16, 12):
+        a, b, bias = everyones(4 * SIZE, 24)[RANK], everyones(24, n, seed=1)[RANK], everyones(n, seed=2)[0]
+        narrow = a[:, :16].to(torch.float8_e4m3fn), b.t()[:, :16].to(torch.float8_e4m3fn).contiguous().t()
+        for call in (
+            lambda **how: ops.all_gather_matmul(a, b, bias=bias, **how),  # noqa: B023 - called at once
+            lambda **how: ops.all_gather_matmul(a, [b, b], gated=True, activation="silu", **how),  # noqa: B023
+            lambda **how: ops.matmul_reduce_scatter(a, b, bias=bias, **how),  # noqa: B023
+            lambda **how: ops.matmul_all_reduce(a, b, **how),  # noqa: B023
+            lambda **how: ops.matmul_all_reduce(a.view(2, -1, 24), b, bias=bias, **how),  # noqa: B023
+            lambda **how: ops.matmul_all_reduce(*narrow, scales=(torch.ones(1), torch.ones(1)), **how),  # noqa: B023
+            lambda **how: ops.matmul_reduce_scatter(a, b, float8=ops.Float8(), **how),  # noqa: B023
+        ):
+            want = call()
+            for place in (torch.empty_like(want), want.new_empty(*want.shape[:-1], n + 3)[..., 2:-1]):
+                assert call(out=place) is place and torch.equal(place, want)
+        several = ops.all_gather_matmul(a, [b, b[:, :8]])
+        places = [torch.empty_like(x) for x in several]
+        made, gathered = ops.all_gather_matmul(a, [b, b[:, :8]], out=places, return_gathered=True)
+        assert made[0] is places[0] and made[1] is places[1] and torch.equal(gathered, ops.all_gather(a))
+        assert all(map(torch.equal, places, several))
+        compiled = torch.compile(lambda x, y, out: ops.matmul_all_reduce(x, y, out=out), backend="aot_eager")
+        assert torch.equal(compiled(a, b, torch.empty(len(a), n).bfloat16()), ops.matmul_all_reduce(a, b))
+    for wrong, said in (
+        (lambda: ops.all_gather_matmul(a, b, out=a), "out has shape"),
+        (lambda: ops.all_gather_matmul(a, [b, b], out=places[0]), "b is 2 matrices, out 1"),
+        (lambda: ops.all_gather_matmul(a, [b], out=[None]), r"out\[0\] is NoneType"),
+        (lambda: ops.matmul_all_reduce(a, b, out=a.float()), "out is torch.float32"),
+        (lambda: ops.matmul_reduce_scatter(a, b.clone().requires_grad_(), out=a[:4, :n]), "gradients are recorded"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            wrong()
+
+
 def check_results_are_changed_in_place():
     """By who differentiates as well: autograd refuses that of views."""
     x, b = everyones(2 * SIZE, 16), everyones(16, 16, seed=1)
