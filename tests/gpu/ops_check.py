@@ -157,6 +157,57 @@ def check_matmul_all_reduce(only: slice) -> None:
         )
 
 
+def check_columns(only: slice) -> None:
+    """Rows, N and K of a rank, and whether the right operand is a transposed one; before and after GEMMs."""
+    for m, n, k, transposed in [(1, 64, 64, True), (100, 1032, 512, False), (2047, 3584, 1024, True)][only]:
+        a, right, bias = random(m, k), operand(n, SIZE * k, transposed), random(n)
+        want = everyones(a).transpose(0, 1).flatten(1).float() @ right.float() + bias.float()
+        title = f"all_gather_columns_matmul {m}x{n}x{SIZE * k}"
+        runs(
+            title,
+            lambda a=a, right=right, bias=bias: ops.all_gather_columns_matmul(a, right, bias=bias),
+            lambda c, want=want, title=title: compare(title, c, want),
+        )
+        a, right = as_first(a), operand(n, k, transposed)
+        want = everyones(a.float() @ right.float() + bias.float()).transpose(0, 1).flatten(1)
+        title = f"matmul_all_gather {m}x{SIZE * n}x{k}"
+        runs(
+            title,
+            lambda a=a, right=right, bias=bias: ops.matmul_all_gather(a, right, bias=bias),
+            lambda c, want=want, title=title: compare(title, c, want),
+        )
+
+
+def check_places_of_results(only: slice) -> None:
+    """GEMMs that write where `out=` says, contiguous or not."""
+    for rows, n, k, transposed in SHAPES[only]:
+        a, whole, right = random(rows, k), random(SIZE * rows, k), operand(n, k, transposed)
+        for name, given in ("all_gather_matmul", a), ("matmul_reduce_scatter", whole), ("matmul_all_reduce", a):
+            call = getattr(ops, name)
+            want = call(given, right)
+            for place in (torch.full_like(want, torch.nan), random(len(want), n + 8)[:, :n]):
+
+                def check(c: torch.Tensor, want: torch.Tensor = want, place: torch.Tensor = place) -> None:
+                    assert c is place or c.data_ptr() == place.data_ptr()
+                    torch.testing.assert_close(c, want, rtol=0, atol=0)
+
+                runs(f"{name} {rows}x{n}x{k}, out=", lambda c=call, x=given, b=right, y=place: c(x, b, out=y), check)
+
+
+def check_float32_and_its_switch(_: slice) -> None:
+    """GEMMs of float32 are as exact as PyTorch's, in TF32 where PyTorch is told so, also from call to call."""
+    a, right = random(512, 1024, dtype=torch.float32), random(1024, 1024, dtype=torch.float32)
+    exact = everyones(a).flatten(0, 1).double() @ right.double()
+    try:
+        for turn in range(20):
+            torch.backends.cuda.matmul.allow_tf32 = bool(turn % 2)
+            error = float((ops.all_gather_matmul(a, right) - exact).norm() / exact.norm())
+            assert (1e-5 < error < 1e-2) if turn % 2 else error < 1e-5, f"TF32 {turn % 2}: {error}"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    say("PASS float32 and its switch")
+
+
 def check_all_reduce(only: slice) -> None:
     for shape in [(3,), (100, 33), (1024, 512), (5000, 2048)][only]:
         x = random(*shape)

@@ -102,6 +102,12 @@ def routing() -> ops.Routing:
             lambda: ops.matmul_all_reduce(eighth(4, 16).requires_grad_(), eighth(16, 16).t(), scales=ONES),
             "a is float8 and requires a gradient",
         ),
+        (lambda: ops.all_gather_columns_matmul(half(4, 8), half(12, 8)), "a has 8 columns, b has 12 rows"),
+        (lambda: ops.all_gather_columns_matmul(half(4, 8), brain(8, 8)), "b is torch.bfloat16"),
+        (lambda: ops.all_gather_columns_matmul(half(1 << 17, 8), half(8, 8)), "a has 131072 rows"),
+        (lambda: ops.matmul_all_gather(half(4, 8), half(8, 8), bias=half(9)), "bias has 9 elements, b has 8 columns"),
+        (lambda: ops.matmul_all_gather(eighth(4, 8), eighth(8, 8)), "a is torch.float8_e4m3fn"),
+        (lambda: ops.matmul_all_gather(half(1 << 17, 8), half(8, 8)), "a has 131072 rows"),
         (lambda: ops.all_reduce(torch.ones(3, dtype=torch.bool)), "a is torch.bool"),
         (lambda: ops.all_reduce(half(3), op="mean"), "op is 'mean'"),
         (lambda: ops.all_reduce(half(3).requires_grad_(), op="max"), "a requires a gradient, op is 'max'"),
@@ -236,6 +242,8 @@ def test_nothing_to_do():
     assert ops.all_gather_matmul(half(0, 8), half(8, 16)).shape == (0, 16)
     assert ops.matmul_reduce_scatter(half(0, 8), half(8, 16)).shape == (0, 16)
     assert ops.matmul_all_reduce(half(0, 8), half(8, 16)).shape == (0, 16)
+    assert ops.matmul_all_gather(half(0, 8), half(8, 16)).shape == (0, 16)
+    assert ops.all_gather_columns_matmul(half(0, 8), half(8, 16)).shape == (0, 16)
     assert ops.all_reduce(half(0)).shape == ops.all_gather(half(0)).shape == (0,)
 
 

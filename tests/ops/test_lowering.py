@@ -71,6 +71,11 @@ def loaded(stages: int) -> str:
             [queued("A, G"), *WAITING, branches.NOTE],
         ),
         (
+            lambda: program("ag_columns_gemm", 3, Product(512, 512, "bfloat16", LARGE, True, True)),
+            ["T.copy(dst=, signal=) of A, G by each device: asynchronous, on the copy queue"]
+            + ["T.Pipelined: a producer loads and makes 1 T.wait"],
+        ),
+        (
             lambda: program("gemm_rs", 2, Product(512, 512, "bfloat16", LARGE, False, True)),
             [queued("parts, inbox"), ROLES.format("", ""), loaded(4)],
         ),
@@ -103,7 +108,16 @@ def loaded(stages: int) -> str:
             [queued("A, inbox")],
         ),
     ],
-    ids=["ag_gemm", "gemm_rs", "in turns", "scaled in turns", "gathered in turns", "gemm_ar", "all_to_all"],
+    ids=[
+        "ag_gemm",
+        "ag_columns_gemm",
+        "gemm_rs",
+        "in turns",
+        "scaled in turns",
+        "gathered in turns",
+        "gemm_ar",
+        "all_to_all",
+    ],
 )
 def test_queues_send_and_producers_load(made: Any, said: list[str]):
     assert [re.sub(r" \(line \d+\)", "", note) for note in notes(made())] == said
@@ -224,6 +238,8 @@ OPERATORS = {
     "ag_gemm in turns": made("ag_gemm", "in_turns", 2, of(512, 512, PERSISTENT, True, False), 4, True),
     "gemm_rs": made("gemm_rs", "program", 2, of(512, 512, LARGE, False, True)),
     "gemm_rs in turns": made("gemm_rs", "in_turns", 2, of(512, 512, PERSISTENT, True, False), 8),
+    "ag_columns_gemm": made("ag_columns_gemm", "program", 2, of(512, 512, LARGE, True, True)),
+    "gemm_ag": made("gemm_ag", "program", 2, of(512, 512, LARGE, True, True)),
     "gemm_ar": made("gemm_ar", "program", 2, of(512, 512, TILINGS[-1], True, True), 0),
     "gemm_ar in turns": made("gemm_ar", "program", 4, of(512, 512, PERSISTENT, True, False), 8),
     "all_gather": made("small", "program", 2, "all_gather", None, "bfloat16"),
@@ -255,6 +271,8 @@ OF_DECODE = [
     "before the load of inbox: threads synchronize (stored)",  # this rank's part, which nothing is waited for
 ]
 NEEDED = {
+    # The blocks that multiply have stored the tile that others, of the same text, load.
+    "gemm_ag": ["before the load of G: bulk stores are completed, threads synchronize (stored)"],
     **dict.fromkeys(("decode", "pages", "float8"), OF_DECODE),
     "sum of rows": ["before the load of share: threads synchronize (stored)"],  # in place of one of stock TileLang's
 }

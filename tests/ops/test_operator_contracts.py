@@ -41,6 +41,8 @@ CASES: dict[str, Callable[..., list[Any]]] = {
     ),
     "matmul_reduce_scatter": lambda new, rows: [new(rows, 16), new(16, 8), new(1, 8)[0], "", ""],
     "matmul_all_reduce": lambda new, rows: [new(rows, 16), new(16, 8), None, "", ""],
+    "all_gather_columns_matmul": lambda new, rows: [new(rows, 64), new(64, 8), new(1, 8)[0], ""],
+    "matmul_all_gather": lambda new, rows: [new(rows, 16), new(16, 8), None, ""],
     "column_parallel": lambda new, rows: [new(1, rows, 16), [new(8, 16), new(24, 16)], [], "", "", False],
     "column_parallel_input_gradient": lambda new, rows: [new(rows, 32), [new(8, 16), new(24, 16)], "", ""],
     "side_by_side": lambda new, rows: [new(1, rows, 16), [new(8, 16), new(24, 16)], []],

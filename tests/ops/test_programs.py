@@ -73,6 +73,57 @@ def test_all_gather_matmul(
         close(c.view(-1, n), module("ag_gemm").ACTIVATIONS[activation](want) if activation else want)
 
 
+COLUMNS = [
+    (1, 33, 72, 64, SMALL, True, True, "bfloat16"),
+    (2, 1, 8, 128, SMALL, False, False, "float16"),
+    (3, 70, 136, 64, SMALL, True, True, "float16"),
+    (2, CHUNK + 65, 72, 64, Tiling(128, 128, 1.0, group=2), False, True, "bfloat16"),
+    (8, 9, 16, 64, SMALL, False, False, "bfloat16"),
+]
+"""Size, rows, N, K of a rank, tiles, whether b lies as its transpose, whether there is a bias, the type."""
+
+
+@pytest.mark.parametrize(("size", "rows", "n", "k", "tiles", "transposed", "biased", "dtype"), COLUMNS)
+def test_all_gather_columns_matmul(
+    size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str
+):
+    kind = getattr(torch, dtype)
+    a, bias = [random(rows, k, dtype=kind) for _ in range(size)], random(n, dtype=kind)
+    b, lying = operands(size, n, size * k, transposed, kind)
+    program = module("ag_columns_gemm").program(size, Product(n, k, dtype, tiles, transposed, biased))
+    per_device = [
+        [a[r], unwritten(size, rows, k, dtype=kind), lying[r], bias if biased else bias[:1]]
+        + [unwritten(rows, n, dtype=kind)]
+        for r in range(size)
+    ]
+    for r, (_, gathered, *_) in enumerate(per_device):
+        gathered[r] = a[r]
+    report = tilescale.emulate(program, per_device)
+    assert {each.messages for each in report.activity} == {(size - 1) * -(-rows // CHUNK)}
+    for right, (*_, c) in zip(b, per_device, strict=True):
+        close(c, torch.cat(a, 1).float() @ right.float() + (bias.float() if biased else 0))
+
+
+@pytest.mark.parametrize(("size", "rows", "n", "k", "tiles", "transposed", "biased", "dtype"), COLUMNS)
+def test_matmul_all_gather(
+    size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str
+):
+    kind = getattr(torch, dtype)
+    a, bias = random(rows, k, dtype=kind), random(n, dtype=kind)
+    b, lying = operands(size, n, k, transposed, kind)
+    program = module("gemm_ag").program(size, Product(n, k, dtype, tiles, transposed, biased))
+    per_device = [
+        [a[None], lying[r], bias if biased else bias[:1], unwritten(size, rows, n, dtype=kind)]
+        + [unwritten(rows, size * n, dtype=kind)]
+        for r in range(size)
+    ]
+    report = tilescale.emulate(program, per_device)
+    assert {each.messages for each in report.activity} == {(size - 1) * -(-rows // CHUNK)}
+    want = torch.cat([a.float() @ right.float() + (bias.float() if biased else 0) for right in b], 1)
+    for *_, c in per_device:
+        close(c, want)
+
+
 @pytest.mark.parametrize(("size", "chunks", "blocks", "gated"), [(1, 1, 3, False), (2, 2, 5, True), (3, 1, 4, False)])
 def test_a_gathered_product_in_turns(size: int, chunks: int, blocks: int, gated: bool):
     """Tiles that do not divide among the blocks, and columns that do not among tiles."""

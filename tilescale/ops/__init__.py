@@ -2,6 +2,7 @@
 """Finished operators for PyTorch, each a program of the language behind a `torch.library` operator.
 
     ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them; ag_gemm_programs.py: the first one's
+    ag_columns_gemm.py gemm_ag.py       the same along columns
     all_gather.py reduce_scatter.py all_reduce.py broadcast.py all_to_all.py    collectives
     gather.py scatter.py                to and from one rank
     send_recv.py halo_exchange.py       messages between ranks, any number at once
@@ -33,6 +34,7 @@
 from typing import TYPE_CHECKING, NoReturn
 
 from tilescale.errors import unknown_attribute
+from tilescale.ops.ag_columns_gemm import all_gather_columns_matmul
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.all_gather import all_gather
 from tilescale.ops.all_gather_v import all_gather_v
@@ -44,6 +46,7 @@ from tilescale.ops.broadcast import broadcast
 from tilescale.ops.decode import flash_decode, mla_decode
 from tilescale.ops.float8 import Float8
 from tilescale.ops.gather import gather
+from tilescale.ops.gemm_ag import matmul_all_gather
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.grouped_gemm import grouped_matmul
@@ -76,6 +79,7 @@ __all__ = [
     "Send",
     "Workspace",
     "all_gather",
+    "all_gather_columns_matmul",
     "all_gather_matmul",
     "all_gather_v",
     "all_reduce",
@@ -91,6 +95,7 @@ __all__ = [
     "halo_exchange",
     "install",
     "installed",
+    "matmul_all_gather",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "mla_decode",

@@ -108,10 +108,12 @@ def check_product(
     *,
     scaled: bool = False,
     rounds: bool = False,
+    parts: int = 1,
 ) -> None:
     """Raises ArgumentError unless a (M, K), b (K, N) and bias (N,) or None belong together.
 
     Args:
+        parts: of K, one of which a has.
         scaled: a and b are float8, b the transpose of a contiguous matrix, as tensor cores take it.
         rounds: they become float8 on the way.
     """
@@ -123,10 +125,11 @@ def check_product(
     check_tensor("a", a, 2, served)
     check_tensor(b_name, b, 2, served)
     check_like(b_name, b, "a", a)
-    if a.shape[1] != b.shape[0]:
+    if a.shape[1] * parts != b.shape[0]:
+        of_a = "K" if parts == 1 else f"K / {parts}"
         raise ArgumentError(
             f"a has {a.shape[1]} columns, {b_name} has {b.shape[0]} rows",
-            hint=f"a is (M, K), {b_name} is (K, N); for a weight of torch.nn.Linear pass weight.t()",
+            hint=f"a is (M, {of_a}), {b_name} is (K, N); for a weight of torch.nn.Linear pass weight.t()",
         )
     for what, extent in zip(("rows", "columns"), b.shape, strict=True):
         if not extent:

@@ -138,5 +138,36 @@ def check_float32_products():
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
+def check_columns_are_gathered_before_and_after_gemms():
+    """Of parts of the inner dimension that programs take, and of others; gradients, compiled too."""
+    for k, n, dtype in ((64, 24, torch.bfloat16), (20, 9, torch.float16), (64, 16, torch.float32)):
+        a, b = everyones(6, k, dtype=dtype), everyones(n, SIZE * k, seed=1, dtype=dtype)
+        bias, grad = everyones(n, seed=2, dtype=dtype), everyones(6, n, seed=3, dtype=dtype)
+        leaf, weight, added = (x[RANK].clone().requires_grad_() for x in (a, b, bias))
+        got = ops.all_gather_columns_matmul(leaf, weight.t(), bias=added)
+        whole = torch.cat(a, 1).float()
+        close(got.detach(), whole @ b[RANK].float().t() + bias[RANK].float())
+        got.backward(grad[RANK])
+        close(leaf.grad, sum(g.float() @ w.float() for g, w in zip(grad, b, strict=True)).chunk(SIZE, 1)[RANK])
+        close(weight.grad, grad[RANK].float().t() @ whole)
+        close(added.grad, grad[RANK].float().sum(0))
+
+        x, w = everyones(6, k, dtype=dtype)[0], everyones(n, k, seed=1, dtype=dtype)
+        grad = everyones(6, SIZE * n, seed=4, dtype=dtype)
+        leaf, weight, added = (t.clone().requires_grad_() for t in (x, w[RANK], bias[RANK]))
+        got = ops.matmul_all_gather(leaf, weight.t(), bias=added)
+        close(got.detach(), torch.cat([x.float() @ y.float().t() + z.float() for y, z in zip(w, bias, strict=True)], 1))
+        got.backward(grad[RANK])
+        own = sum(g.float() for g in grad).chunk(SIZE, 1)[RANK]
+        close(leaf.grad, own @ w[RANK].float())
+        close(weight.grad, own.t() @ x.float())
+        close(added.grad, own.sum(0))
+        compiled = torch.compile(lambda a, b, c, d: (ops.all_gather_columns_matmul(a, b), ops.matmul_all_gather(c, d)))
+        with torch.no_grad():
+            made = compiled(a[RANK], b[RANK].t(), x, w[RANK].t())
+        close(made[0], whole @ b[RANK].float().t())
+        close(made[1], torch.cat([x.float() @ y.float().t() for y in w], 1))
+
+
 if __name__ == "__main__":
     run({name: value for name, value in globals().items() if name != "run"})

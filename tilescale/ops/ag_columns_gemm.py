@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: MIT
+"""All-gather of columns and GEMM: gather(a, dim=1) @ b, the inner dimension of a distributed over the ranks.
+
+The copy queue sends the local columns to all ranks, in chunks of rows, while tiles of the result begin with the local
+part of the inner dimension. Each tile goes on with the parts of the other ranks, in the order in which they arrive.
+Small GEMMs, and those whose parts of K are no multiples of 64 or whose N is no multiple of 8, gather first.
+"""
+
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.comm import Team
+from tilescale.errors import ArgumentError
+from tilescale.ops import ways
+from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product, dense, operand, unread
+from tilescale.ops.flat import dtype_of
+from tilescale.ops.group import collective, group_name, size_of, team_of
+from tilescale.ops.kernels import chosen, kernel
+from tilescale.ops.operator import operator, operator_of
+from tilescale.ops.plain_calls import plain_calls_repeat
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Product, add_bias, tiling
+from tilescale.ops.unfused import product
+from tilescale.ops.workspace import workspace_of
+from tilescale.runtime.kernel import Kernel
+
+
+@collective
+@plain_calls_repeat
+def all_gather_columns_matmul(
+    a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, group: Any = None
+) -> torch.Tensor:
+    """The columns of all ranks times b (+ bias), gathered while they are multiplied. Collective.
+
+    Args:
+        a: (M, K / ranks) on each rank: its part of the inner dimension, in the order of ranks; bfloat16 or float16, and
+            float32 without overlap.
+        b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear). Each rank has
+            its own.
+        bias: (N,).
+        group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+
+    Returns:
+        (M, N), of the type of a. It can be differentiated: `matmul_reduce_scatter` is its backward.
+
+    Raises:
+        ArgumentError: an argument is not supported: names it, and what is supported.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    a, b, bias = as_autocast(a, b, bias)
+    name = group_name(group)
+    check_product(a, b, bias, parts=size_of(name))
+    if a.shape[0] > ROWS:
+        raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"supported: up to {ROWS}")
+    if not a.shape[1]:
+        raise ArgumentError("a has no columns", hint="give each rank as many, one at least")
+    return _operator(a, b, bias, name)
+
+
+@operator("all_gather_columns_matmul")
+def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+    """The product of the gathered columns."""
+    team, (M, K), N = team_of(group), a.shape, b.shape[1]
+    job = ways.Job("all_gather", M, (N,), K, a.dtype)
+    if not M or K % DEPTH or N % MULTIPLE or not ways.overlaps(job, team):
+        return product(operator_of("all_gather")(a, 1, group), b, bias, None)
+    right, transposed = operand(b)
+    space, result = workspace_of(team), a.new_empty(M, N)
+    (gathered,) = space.symmetric(a.dtype, (team.size, M, K))
+    gathered[team.rank].copy_(a)
+    added = unread(a.dtype, a.device)[0] if bias is None else dense(bias)
+    call = _kernel(team, M, N, K, dtype_of(a), transposed, bias is not None)
+    call(dense(a), gathered, right, added, result)
+    return result
+
+
+@chosen
+def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Kernel:
+    return kernel(program, team, Product(N, K, dtype, tiling(rows, 1, N, transposed), transposed, biased))
+
+
+@_operator.register_fake
+def _(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, b, bias, ctx.group = inputs
+    ctx.save_for_backward(a, b)
+    ctx.biased = bias is not None
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """da^T = scatter(sum of b dc^T), whose rows are columns of a; db = gather(a)^T dc; the gather is repeated."""
+    a, b = ctx.saved_tensors
+    da = operator_of("matmul_reduce_scatter")(b, grad.t(), None, ctx.group, "").t()
+    gathered = operator_of("all_gather")(a, 1, ctx.group)
+    return da, (grad.t() @ gathered).t(), grad.sum(0) if ctx.biased else None, None
+
+
+_operator.register_autograd(_backward, setup_context=_setup)
+
+
+def program(size: int, of: Product) -> Any:
+    """A tile goes through the local part of the inner dimension, then through those of others. `of.K`: of a part."""
+    N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
+
+    @T.prim_func
+    def all_gather_columns_matmul(
+        A: T.Tensor((rows, K), dtype),
+        G: T.Tensor((size, rows, K), dtype),  # by source, the local part included
+        B: T.Tensor((N, size * K) if of.transposed else (size * K, N), dtype),
+        bias: T.Tensor((N if of.biased else 1,), dtype),
+        C: T.Tensor((rows, N), dtype),
+    ):
+        with T.Kernel(device=size, block=tiles.count(rows, N), threads=tiles.threads) as tile:
+            arrived = T.alloc_flags((size, CHUNKS))
+            if size > 1:
+                with T.Scale("device") as (rank, _):
+                    send_columns(A, G, arrived, rank, size)
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                a = T.alloc((tiles.m, of.depth), dtype, level="l1")
+                b = T.alloc(of.b_tile, dtype, level="l1")
+                c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
+                out = T.alloc((tiles.m, tiles.n), dtype, level="l1")
+                m, n = tiles.at(tile, rows, N)
+                T.clear(c)
+                multiply_parts(G, m, B, n, a, b, c, arrived, rank, size, of)
+                if of.biased:
+                    add_bias(c, bias, n, N)
+                T.copy(c, out)
+                T.copy(out, C[m, n])
+
+    return all_gather_columns_matmul
+
+
+@T.macro
+def send_columns(A, G, arrived, rank, size):
+    """The queue sends chunks of rows of the local columns: each to all ranks, then the next one."""
+    rows = A.shape[0]
+    for i in T.serial(T.ceildiv(rows, CHUNK)):
+        for step in T.serial(1, size):
+            first, last = i * CHUNK, T.min(i * CHUNK + CHUNK, rows)
+            T.copy(A[first:last, :], G[rank, first:last, :], dst=(rank + step) % size, signal=arrived[rank, i])
+
+
+@T.macro
+def multiply_parts(G, m, B, n, a, b, c, arrived, rank, size, of):
+    """c += G[part, m:, :] times the rows of B for each part, the local one first; then as they were sent."""
+    K, depth = of.K, of.depth
+    steps = -(-K // depth)
+    for k in T.Pipelined(size * steps, num_stages=of.tiles.stages):
+        if size > 1:
+            if k >= steps and k % steps == 0:
+                T.wait(arrived[sent(rank, k // steps, size), m // CHUNK], ">=", 1)
+        T.copy(G[sent(rank, k // steps, size), m, k % steps * depth], a)
+        if of.transposed:
+            T.copy(B[n, sent(rank, k // steps, size) * K + k % steps * depth], b)
+        else:
+            T.copy(B[sent(rank, k // steps, size) * K + k % steps * depth, n], b)
+        T.gemm(a, b, c, transpose_B=of.transposed, policy=T.GemmWarpPolicy.FullRow)
+
+
+def sent(rank: Any, number: Any, size: int) -> Any:
+    """The rank whose columns come after so many others': itself, then as they were sent."""
+    return (rank + size - number) % size
