@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilelang_core import accesses, ir, tl
-from tilescale.program.parallel_loops import LENGTHS, VECTOR_BITS, is_fragment, loops_of, vector_lengths
+from tilescale.program.parallel_loops import LENGTHS, VECTOR_BITS, is_fragment, lengths_of, loops_of, vector_lengths
 
 
 def steps(stmt: ir.Stmt, threads: int, unit: Callable[[ir.Stmt], int | None]) -> Iterator[tuple[ir.Stmt, int]]:
@@ -83,10 +83,12 @@ class Distribution:
     Attributes:
         items: iterations of parallel loops, or elements of a tile that is copied, in row-major order.
         lengths: how many of them may be one vector, ascending from 1; item i is that of thread i // length % threads.
+        shared: data variables of tiles in shared memory, where a tile is copied that one thread may move as a whole.
     """
 
     items: int
     lengths: tuple[int, ...]
+    shared: frozenset[ir.Var] = frozenset()
 
     @classmethod
     def of(cls, step: ir.Stmt, threads: int, spread: Collection[ir.Var]) -> Distribution | None:
@@ -96,5 +98,20 @@ class Distribution:
         if fragments and all(buffer.data in spread for buffer in fragments):
             size, longest = math.prod(map(ir.integer, fragments[0].shape)), VECTOR_BITS // ir.bits(fragments[0].dtype)
             return cls(size, tuple(n for n in LENGTHS if n <= longest and size % (threads * n) == 0))
+        if not loops and not fragments:
+            return cls._of_copy(step, found, threads)
         lengths = vector_lengths(loops, found, threads) if loops else None
         return cls(math.prod(ir.integer(loop.extent) for loop in loops), tuple(lengths)) if lengths else None
+
+    @classmethod
+    def _of_copy(cls, step: ir.Stmt, found: list[accesses.Access], threads: int) -> Distribution | None:
+        """Of a copy between device and shared memory; None for another step, or one with an option."""
+        if not isinstance(step, ir.Evaluate) or ir.op_name(step.value) != tl.COPY or step.value.annotations:
+            return None
+        shared = [access for access in found if ir.scope_kind(access.buffer) == "shared"]
+        sizes = [ir.constants(access.extents or ()) for access in found]
+        if len(shared) != 1 or len(found) != 2 or None in sizes:
+            return None
+        count, *others = {math.prod(extents or ()) for extents in sizes}
+        lengths = tuple(lengths_of(count, found, threads))
+        return None if others else cls(count, lengths, frozenset(access.buffer.data for access in shared))

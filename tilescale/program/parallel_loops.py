@@ -50,6 +50,11 @@ def vector_lengths(loops: Sequence[ir.For], found: Sequence[accesses.Access], th
         return None
     if any(loop.annotations for loop in loops) or any(map(is_fragment, found)):
         return None
-    lanes = lambda length: -(-math.prod(extents) // (threads * length)) * threads * length  # noqa: E731
+    return lengths_of(math.prod(extents), found, threads)
+
+
+def lengths_of(count: int, found: Sequence[accesses.Access], threads: int) -> list[int]:
+    """The same of so many iterations that nothing else distributes."""
+    lanes = lambda length: -(-count // (threads * length)) * threads * length  # noqa: E731
     longest = VECTOR_BITS // min((ir.bits(str(access.buffer.dtype)) for access in found), default=VECTOR_BITS)
     return [length for length in LENGTHS if length <= longest and lanes(length) == lanes(1)]

@@ -14,7 +14,7 @@ N = 256
 ON_H200 = {"kind": "cuda", "arch": "sm_90a"}
 
 
-def program(body: Any, size: int = N, threads: int = N) -> Any:
+def program(body: Any, size: int = N, threads: int | tuple[int, ...] = N) -> Any:
     """Two blocks that do with rows of two tensors what a macro says."""
 
     @T.prim_func
@@ -114,10 +114,38 @@ def through_fragments(X, W, at, b):
     T.copy(tile, X[b, 0 : W.shape[1] // 2])
 
 
+@T.macro
+def from_shared_memory(X, W, at, b):
+    tile = T.alloc_shared((W.shape[1],), "float32")
+    for i in T.Parallel(W.shape[1]):
+        tile[i] = 2 * X[b, i]
+    T.copy(tile, W[b, 0 : W.shape[1]])  # copy stored
+    for i in T.Parallel(W.shape[1]):
+        X[b, i] = W[b, W.shape[1] - 1 - i]  # copy loaded
+
+
+@T.macro
+def to_shared_memory(X, W, at, b):
+    tile = T.alloc_shared((W.shape[1],), "float32")
+    for i in T.Parallel(W.shape[1]):
+        W[b, W.shape[1] - 1 - i] = X[b, i]  # for the copy stored
+    T.copy(W[b, 0 : W.shape[1]], tile)  # the copy loaded
+    T.copy(tile, X[b, 0 : W.shape[1]])
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("body", "size", "threads", "lines"),
     [
+        (from_shared_memory, N, N, ("copy stored", "copy loaded")),
+        (from_shared_memory, 1024, 128, ("copy stored", "copy loaded")),
+        (to_shared_memory, N, N, ("for the copy stored", "the copy loaded")),
+        (to_shared_memory, 1000, 128, ("for the copy stored", "the copy loaded")),
+        (from_shared_memory, N, (32, 4), ("copy stored", "copy loaded")),
+        (reversed_row, N, (64, 2, 2), ("row stored", "row loaded")),
+        (reversed_row, 1000, (32, 4), ("row stored", "row loaded")),
+        (through_fragments, N, (64, 2), ("tile stored", "tile loaded")),
+        (from_one_thread, N, (32, 8), ("one stored", "all loaded")),
         (reversed_row, N, N, ("row stored", "row loaded")),
         (reversed_row, 64, N, ("row stored", "row loaded")),  # the first threads
         (reversed_row, 1024, 128, ("row stored", "row loaded")),  # the one by vectors, the other by elements
@@ -133,7 +161,7 @@ def through_fragments(X, W, at, b):
         (through_fragments, N, 128, ("tile stored", "tile loaded")),
     ],
 )
-def test_two_accesses_by_different_threads(body: Any, size: int, threads: int, lines: tuple[str, str], seed: Any):
+def test_two_accesses_by_different_threads(body: Any, size: int, threads: Any, lines: tuple[str, str], seed: Any):
     error = race(program(body, size, threads), given(size), *lines, seed=seed)
     assert "T.sync_threads() between line " in error.hint
 
@@ -259,9 +287,51 @@ def through_a_fragment_of_given_layout(X, W, at, b):
     T.copy(tile, X[b, 0:128])
 
 
+@T.macro
+def to_shared_memory_by_the_same_threads(X, W, at, b):
+    tile = T.alloc_shared((W.shape[1],), "float32")
+    for i in T.Parallel(W.shape[1]):
+        W[b, i] = X[b, i]
+    T.copy(W[b, 0 : W.shape[1]], tile)
+    T.copy(tile, X[b, 0 : W.shape[1]])
+
+
+@T.macro
+def stored_once_the_tile_is_there(X, W, at, b):
+    tile = T.alloc_shared((W.shape[1],), "float32")
+    T.copy(X[b, 0 : W.shape[1]], tile)
+    for i in T.Parallel(W.shape[1]):
+        X[b, W.shape[1] - 1 - i] = tile[i]
+
+
+@T.macro
+def into_a_tile_in_use(X, W, at, b):
+    tile = T.alloc_shared((W.shape[1],), "float32")
+    T.copy(X[b, 0 : W.shape[1]], tile)
+    for i in T.Parallel(W.shape[1]):
+        W[b, W.shape[1] - 1 - i] = tile[i]
+    T.copy(W[b, 0 : W.shape[1]], tile)  # behind a barrier: the tile was loaded
+    T.copy(tile, X[b, 0 : W.shape[1]])
+
+
+@T.macro
+def of_threads_along_two_axes(X, W, at, b):
+    tx, ty = T.get_thread_binding(0), T.get_thread_binding(1)
+    W[b, 32 * ty + tx] = X[b, 32 * ty + tx]
+    for i in T.Parallel(128):
+        X[b, i] = W[b, i]
+
+
 @pytest.mark.parametrize(
     ("body", "size", "threads"),
     [
+        (to_shared_memory_by_the_same_threads, N, N),
+        (stored_once_the_tile_is_there, N, N),
+        (into_a_tile_in_use, N, N),
+        (of_threads_along_two_axes, 128, (32, 4)),  # whether the values differ nobody knows
+        (of_the_same_thread, N, (64, 4)),
+        (of_the_same_value_for_all, N, (64, 4)),
+        (reversed_row, N, (1, 64)),  # all threads do everything
         (with_a_barrier, N, N),
         (with_a_vote, N, N),
         (of_the_same_thread, N, N),
@@ -274,7 +344,7 @@ def through_a_fragment_of_given_layout(X, W, at, b):
         (reversed_row, N, 1),
     ],
 )
-def test_what_is_ordered_or_unknown_is_silent(body: Any, size: int, threads: int):
+def test_what_is_ordered_or_unknown_is_silent(body: Any, size: int, threads: Any):
     is_silent(program(body, size, threads), given(size))
 
 

@@ -4,7 +4,8 @@
 Why: TileScale inserts such barriers, but a program without its constructs is compiled as it is, and stock TileLang
 orders the threads of a block on shared memory alone. Which thread makes an access is known of statements that each
 thread executes for itself, and of parallel loops and copies without fragments or with spread ones (fragments.py). They
-may be distributed by vectors of several lengths (parallel_loops.py): a race is what is one for all of them. Whatever
+may be distributed by vectors of several lengths (parallel_loops.py), and one thread may copy a tile to or from shared
+memory: a race is what is one for all of these. Threads along y and z repeat what those along x share out. Whatever
 may contain a barrier counts as one: operations that threads execute together, and accesses to shared memory between
 which TileLang inserts one.
 """
@@ -66,7 +67,8 @@ class Threads(Observer):
         self._run = run
         self._tensors = set() if run.program.is_hierarchical else _written_and_used_again(run)
         self._distributions = dict(_distributions(run)) if self._tensors else {}
-        self._rows = max((len(known.lengths) for known in self._distributions.values()), default=1)
+        self._rows = max((len(known.lengths) + bool(known.shared) for known in self._distributions.values()), default=1)
+        self._across = run.program.launches[0].threads[0]
         last = np.dtype([("epoch", "i4"), ("place", "i4"), ("threads", "i4", (self._rows,))])
         cell = np.dtype([("loaded", last), ("stored", last)])
         self._memory: Memory[Shadow] = Memory(lambda owner, given: Shadow(owner, cell))
@@ -131,27 +133,48 @@ class Threads(Observer):
     def _of_device(self, frame: Frame, home: Home, kind: str, array: np.ndarray, index: Any) -> None:
         shadow = self._memory.of(array)
         numbers = shadow.numbers(array)
+        if kind == READ and home.of_tile:
+            self._before_it_fills(frame, home)
         found = self._by_thread(frame, home, numbers, index) if kind in (READ, WRITE) else None
         if found is not None:
             self._record(frame, home, kind, shadow, *found)
         elif kind != READ:
             shadow.cells[numbers[index]] = 0
 
+    def _before_it_fills(self, frame: Frame, home: Home) -> None:
+        """A tile is about to be copied from device memory: TileLang inserts a barrier if its target is in use."""
+        known = self._known(home)
+        roots = {self._root(data) for data in known.shared} if known is not None else set()
+        epoch = self._epoch(frame)
+        if roots & (epoch.loaded | epoch.stored):
+            self.synchronizes(frame)
+
+    def _root(self, data: ir.Var) -> int:
+        compiler = self._run.compiler
+        return compiler.root(compiler.slot(data))
+
     def _by_thread(
         self, frame: Frame, home: Home, numbers: np.ndarray, index: Any
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """The cells that an access touches and the threads that do, a row for each length of vectors; None if they are
         not known."""
-        together = home.of_tile or bool(loops_of(home.step))
-        known = self._distributions.get(home.step) if together else _EACH
-        if known is None or (together and (home.apart or frame.own is not None)):
+        known = self._known(home)
+        if known is None or (known is not _EACH and (home.apart or frame.own is not None)):
             return None
         items = np.arange(known.items) if home.of_tile else np.flatnonzero(active(frame))
         cells = _touched(frame, home, numbers, index, items)
         if cells.size != items.size:
             return None  # some of them lie outside of the tensor
-        longest = [known.lengths[min(row, len(known.lengths) - 1)] for row in range(self._rows)]
-        return cells, np.stack([items // n % frame.threads for n in longest])
+        if known is _EACH:
+            return cells, np.broadcast_to(items % frame.threads, (self._rows, items.size))
+        several = frame.threads if self._across < frame.threads else 0
+        rows = [items // n % self._across + several for n in known.lengths]
+        rows += [np.full_like(items, several) if known.shared else rows[-1]] * (self._rows - len(rows))
+        return cells, np.stack(rows)
+
+    def _known(self, home: Home) -> Distribution | None:
+        """How threads share out the step of an access, if that is known."""
+        return self._distributions.get(home.step) if home.of_tile or loops_of(home.step) else _EACH
 
     def _record(
         self, frame: Frame, home: Home, kind: str, shadow: Shadow, cells: np.ndarray, threads: np.ndarray
@@ -164,19 +187,37 @@ class Threads(Observer):
         now = self._epoch(frame).number
         for earlier, verb in (("stored", WRITE), ("loaded", READ))[: 1 + (kind == WRITE)]:
             last = shadow.cells[earlier]
-            hit = cells[_by_others(last, cells, now, threads)]
+            hit = cells[self._by_others(last, cells, now, threads)]
             if hit.size:
                 first = self._places[last["place"][hit[0]]]
                 raise self._error(frame, (first, verb), (home, kind), shadow, hit)
+        if kind == READ and home.of_tile and self._distributions[home.step].shared:
+            return  # all threads wait for it before they go on
         last = shadow.cells["stored" if kind == WRITE else "loaded"]
         if kind == READ:
-            threads = np.where(_by_others(last, cells, now, threads), _SEVERAL, threads)
+            threads = np.where(self._by_others(last, cells, now, threads), _SEVERAL, threads)
         last["threads"][cells], last["place"][cells], last["epoch"][cells] = threads.T, self._place(home), now
         apart = last["threads"][cells].T != threads  # several iterations touch the element
         if kind == WRITE:
             last["epoch"][cells[apart.any(axis=0)]] = 0
         else:
             last["threads"][cells[apart.all(axis=0)]] = _SEVERAL
+
+    def _by_others(self, last: np.ndarray, cells: np.ndarray, now: int, threads: np.ndarray) -> np.ndarray:
+        """Which cells other threads have accessed last, in an epoch, whichever of those that may make either access."""
+        lately = last["epoch"][cells] == now
+        if lately.any():
+            before = last["threads"][cells].T
+            lately &= self._differ(before[:, None], threads[None]).all(axis=(0, 1))
+        return lately
+
+    def _differ(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Whether threads are others; of those that stand for all along y and z, whether they are so along x."""
+        differ, count = one != other, self._run.program.launches[0].thread_count
+        if self._across < count:
+            alike = (np.minimum(one, other) >= 0) & (one % self._across == other % self._across)
+            differ &= ~(alike & (np.maximum(one, other) >= count))
+        return differ
 
     def _place(self, home: Home) -> int:
         if home not in self._place_of:
@@ -205,15 +246,6 @@ class Threads(Observer):
         return error
 
 
-def _by_others(last: np.ndarray, cells: np.ndarray, now: int, threads: np.ndarray) -> np.ndarray:
-    """Which cells other threads have accessed last, in an epoch, whatever the lengths of vectors of either access."""
-    lately = last["epoch"][cells] == now
-    if lately.any():
-        before = last["threads"][cells].T
-        lately &= (before[:, None] != threads[None]).all(axis=(0, 1))
-    return lately
-
-
 def _touched(frame: Frame, home: Home, numbers: np.ndarray, index: Any, items: np.ndarray) -> np.ndarray:
     """The cell that each of some threads, iterations, or elements of a tile touches; not as many where one touches
     none, or several."""
@@ -227,10 +259,12 @@ def _touched(frame: Frame, home: Home, numbers: np.ndarray, index: Any, items: n
 
 def _distributions(run: Run) -> Iterator[tuple[ir.Stmt, Distribution]]:
     """Steps of programs of which it is known how threads share them out."""
+    if len({launch.threads for launch in run.program.launches}) > 1:
+        return
     for phase, launch in phases(run.program.body):
-        if launch is None or launch.thread_count != launch.threads[0]:
+        if launch is None:
             continue
-        found = list(steps(phase.stmt, launch.thread_count, lambda stmt: None))
+        found = list(steps(phase.stmt, launch.threads[0], lambda stmt: None))
         held = spread(found) - set(dict(launch.notes).get("layout_map", ()))
         known = ((step, Distribution.of(step, threads, held)) for step, threads in found)
         yield from ((step, one) for step, one in known if one is not None)
