@@ -13,7 +13,6 @@ specialisation.py            the stage of roles: which loops have a producer
 persistent.py                warps that keep their roles in all turns of a persistent loop
 assignment.py                what a loop's producer executes: loads, and the waits before them
 statements.py                what a statement is
-waits.py                     whether it may make a wait earlier than the program does
 deferred.py senders.py       copies and signals that are completed later: at the end of a turn, by who only sends
 devices.py signature.py      the stage of devices, and the parameters that it asks for
 operands.py                  peers, values and flag indices that are read from memory

@@ -13,29 +13,30 @@ order of the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
-from tilelang_core.tiles import TileCopy, data_of
+from tilelang_core.tiles import data_of
 from tilescale.backends.cuda.lowering.deferred import Deferral, flush
-from tilescale.backends.cuda.lowering.markers import AHEAD, BY_PRODUCER, by_producer
-from tilescale.backends.cuda.lowering.phase import Roles
+from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, by_producer
+from tilescale.backends.cuda.lowering.phase import Phase, Roles
+from tilescale.backends.cuda.lowering.reach import BULK
 from tilescale.backends.cuda.lowering.role_graph.epilogue import Ending, ending, narrowed
+from tilescale.backends.cuda.lowering.role_graph.gates import in_first_iteration, is_lasting, waits_in
 from tilescale.backends.cuda.lowering.role_graph.graph import COMMUNICATE, COMPUTE, LOAD, Channel, Role, RoleGraph
+from tilescale.backends.cuda.lowering.role_graph.loads import Load
 from tilescale.backends.cuda.lowering.senders import Senders
 from tilescale.backends.cuda.lowering.statements import (
     acquires,
     flat,
     in_device_memory,
     is_fill,
-    is_load,
     is_movable,
     is_pipelined,
-    is_pull,
     is_region,
     is_scalar,
     is_setting,
@@ -45,38 +46,26 @@ from tilescale.backends.cuda.lowering.statements import (
     reads_memory,
     tiles_named,
 )
-from tilescale.backends.cuda.lowering.waits import is_lasting, waits_in
 from tilescale.backends.cuda.ptx import WARP
-from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
 from tilescale.program.footprint import stages_of
-from tilescale.program.model import Launch, Program
-from tilescale.program.operations import Copy
+from tilescale.program.model import Launch
 
 
-def assign(
-    stmt: ir.Stmt,
-    program: Program,
-    launch: Launch,
-    machine: Machine,
-    is_bulk: Callable[[ir.Call], bool],
-    as_bulk: Callable[[ir.Call], ir.Call | None],
-    beside: bool = True,
-) -> Roles:
+def assign(phase: Phase, beside: bool = True) -> Roles:
     """The roles of a phase's statements.
 
     Args:
-        is_bulk: which copies to peers the machine makes as bulk copies.
-        as_bulk: a copy from a peer as a bulk copy that runs ahead; None if it cannot be one, or is to be another.
         beside: whether others may end a turn while those who compute do so in the next one.
     """
-    elects = _Phase(stmt, program, launch, machine, as_bulk).elects
+    elects = _Whole(phase).elects
+    machine = phase.target.machine
+    is_bulk = lambda call: phase.choice(call).name == BULK  # noqa: E731
     senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
-    phase = _Phase(senders.phase(stmt), program, launch, machine, as_bulk, beside)
-    roles = phase.roles()
+    roles = _Whole(replace(phase, stmt=senders.phase(phase.stmt)), beside).roles()
     tiles, notes = (*roles.tiles, *senders.rings), (*roles.notes, *senders.notes)
     return replace(roles, elects=elects, tiles=tiles, notes=notes)
 
@@ -97,27 +86,23 @@ def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
 
 
 @dataclass(frozen=True)
-class _Phase:
-    """One phase, and what it is part of."""
+class _Whole:
+    """One phase, and what holds in all of it."""
 
-    stmt: ir.Stmt
-    program: Program
-    launch: Launch
-    machine: Machine
-    as_bulk: Callable[[ir.Call], ir.Call | None]
+    phase: Phase
     beside: bool = True
 
     def roles(self) -> Roles:
         """The roles, of its loop's statements if it has one beside orders, or in a loop around it."""
         loops: list[ir.For] = []
-        ir.walk(self.stmt, lambda n: loops.append(n) if is_pipelined(n) else None)
-        has_order = ir.contains(self.stmt, orders)
+        ir.walk(self.phase.stmt, lambda n: loops.append(n) if is_pipelined(n) else None)
+        has_order = ir.contains(self.phase.stmt, orders)
         if not loops or not self.is_uniform or not (has_order or self._repeats(loops[0])):
-            return Roles(self.stmt)
+            return Roles(self.phase.stmt)
         try:
             return self._specialised(loops)
         except Declined as reason:
-            return Roles.declined(self.stmt, str(reason)) if has_order else Roles(self.stmt)
+            return Roles.declined(self.phase.stmt, str(reason)) if has_order else Roles(self.phase.stmt)
 
     def _repeats(self, loop: ir.For) -> bool:
         """Whether a loop stands in a serial one."""
@@ -126,11 +111,11 @@ class _Phase:
             is_serial = isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL
             return is_serial and not node.same_as(loop) and ir.contains(node.body, lambda n: n.same_as(loop))
 
-        return ir.contains(self.stmt, is_around)
+        return ir.contains(self.phase.stmt, is_around)
 
     def _specialised(self, loops: Sequence[ir.For]) -> Roles:
-        if not self.machine.has("warp-specialization"):
-            raise Declined(f"{self.machine.name} has no warp specialisation")
+        if not self.phase.target.machine.has("warp-specialization"):
+            raise Declined(f"{self.phase.target.machine.name} has no warp specialisation")
         if len(loops) > 1:
             raise Declined(f"the phase has {len(loops)} such loops")
         return _Placement(self, loops[0]).roles()
@@ -138,39 +123,38 @@ class _Phase:
     @property
     def elects(self) -> bool:
         """Whether one thread, the same each time, issues all bulk stores."""
-        return self.machine.has("tma") and self.is_uniform and self.launch.thread_count % WARP == 0
+        return self.phase.target.machine.has("tma") and self.is_uniform and self.phase.launch.thread_count % WARP == 0
 
     @cached_property
     def blocks(self) -> int:
         """Programs that a processor is to hold at once, as the user says: stock TileLang's registers are for one."""
         found = [1]
         is_annotation = lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tl.MIN_BLOCKS  # noqa: E731
-        ir.walk(self.stmt, lambda n: found.append(ir.integer(n.value)) if is_annotation(n) else None)
+        ir.walk(self.phase.stmt, lambda n: found.append(ir.integer(n.value)) if is_annotation(n) else None)
         return found[-1]
 
     @cached_property
     def is_uniform(self) -> bool:
         """Whether all threads of a program execute all of its statements together."""
-        if self.launch.cluster_size > 1 or self.launch.threads[1:] != (1, 1):
+        if self.phase.launch.cluster_size > 1 or self.phase.launch.threads[1:] != (1, 1):
             return False
-        threads = {var for var, _ in self.launch.thread_vars}
-        return not ir.contains(self.stmt, lambda n: self._is_finer(n) or isinstance(n, ir.Var) and n in threads)
+        threads = {var for var, _ in self.phase.launch.thread_vars}
+        return not ir.contains(self.phase.stmt, lambda n: self._is_finer(n) or isinstance(n, ir.Var) and n in threads)
 
     def _is_finer(self, node: Any) -> bool:
         """Whether a node is a region of units inside the program."""
         if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != ops.SCALE:
             return False
-        return self.machine.level(str(node.value.value)).kind == "thread_group"
+        return self.phase.target.machine.level(str(node.value.value)).kind == "thread_group"
 
     @cached_property
     def order(self) -> Dependence:
         """What stays in order in the program."""
-        return Dependence(self.program, self.machine)
+        return Dependence(self.phase.program, self.phase.target.machine)
 
     def canonical(self, data: set[ir.Var]) -> set[ir.Var]:
         """Tensors for their views."""
-        real = {v.data: p.buffer.data for p in self.program.parameters if p.buffer is not None for v in p.views}
-        return {real.get(var, var) for var in data}
+        return {self.phase.parameters_of_views.get(var, var) for var in data}
 
 
 class _Placement:
@@ -185,8 +169,8 @@ class _Placement:
         early: tensors of which a turn of the loop around loads registers when it begins.
     """
 
-    def __init__(self, phase: _Phase, loop: ir.For):
-        self.phase, self.loop = phase, loop
+    def __init__(self, whole: _Whole, loop: ir.For):
+        self.whole, self.phase, self.loop = whole, whole.phase, loop
         self.gates: list[ir.Stmt] = []
         self.around: ir.For | None = None
         self.taken: ir.PrimExpr | None = None
@@ -198,17 +182,19 @@ class _Placement:
     def roles(self) -> Roles:
         """The roles, or the reason why there are none."""
         loads = self._check_body()
-        own = self.phase.canonical({data_of(source) for source, _, is_pulled in loads if not is_pulled})
-        pulled = self.phase.canonical({data_of(source) for source, _, is_pulled in loads if is_pulled})
+        own, pulled = (
+            self.whole.canonical({data_of(load.source) for load in loads if load.is_far == is_far})
+            for is_far in (False, True)
+        )
         stmt = self._statement(self.phase.stmt)
         if self.around is not None:
             self._check_ahead(own | pulled | self.early)
         gates = sum(len(waits_in(gate)) for gate in self.gates)
-        tiles = [ir.region_parts(target)[0] for _, target, _ in loads]
+        tiles = [load.tile for load in loads]
         near, far, depth = frozenset(own), frozenset(pulled), stages_of(self.loop)
         graph = self._graph(Channel("tiles", tiles, depth, gates=gates, near=near, far=far))
-        if self.around is None and (gates or self.phase.blocks > 1):
-            graph = graph.with_registers(self.phase.machine, self.phase.blocks)
+        if self.around is None and (gates or self.whole.blocks > 1):
+            graph = graph.with_registers(self.phase.target.machine, self.whole.blocks)
             compute, load = graph.roles
             stmt = tir.sequence([specialise.registers(load.registers, compute.registers), stmt])
         end, kept = self.end, tuple(self.left.kept)
@@ -232,32 +218,26 @@ class _Placement:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def _check_body(self) -> list[tuple[ir.Call, ir.Call, bool]]:
-        """The loads of the loop, each with its source, target, and whether it is from a peer; leading waits become
-        gates."""
+    def _check_body(self) -> list[Load]:
+        """The loads of the loop; leading waits become gates, and copies from peers bulk copies where they can."""
         self.body = flat(self.loop.body)
         while self.body and is_wait(self.body[0]):
             if not is_movable(self.body[0]):
                 raise Declined("a wait in it depends on a variable that changes")
             self.gates.append(by_producer(self.body.pop(0)))
-        self.body = [self._bulk(s) for s in self.body]
-        loads = [found for s in self.body if (found := _loaded(s)) is not None]
-        rest = [s for s in self.body if _loaded(s) is None]
+        made = [(Load.of(s, self.phase), s) for s in self.body]
+        self.body = [s if load is None or not load.is_far else tir.at(ir.Evaluate(load.call), s) for load, s in made]
+        loads = [load for load, _ in made if load is not None]
+        rest = [s for load, s in made if load is None]
         if any(ir.contains(s, orders) for s in rest):
             raise Declined("it waits, signals or copies to peers after its first load")
         if not loads:
             raise Declined("it loads nothing into shared memory")
         if any(in_device_memory(s) for s in rest):
             raise Declined("threads that compute read or write device memory in it")
-        inside = {ir.region_parts(target)[0] for _, target, _ in loads}
-        if inside & tiles_named(self.phase.stmt, besides=self.loop):
+        if {load.tile for load in loads} & tiles_named(self.phase.stmt, besides=self.loop):
             raise Declined("a tile that it loads is used outside it too")
         return loads
-
-    def _bulk(self, stmt: ir.Stmt) -> ir.Stmt:
-        """A copy from a peer as a bulk copy, if it can be one: others keep the threads that compute."""
-        made = self.phase.as_bulk(stmt.value) if is_pull(stmt) else None
-        return stmt if made is None else tir.at(ir.Evaluate(made), stmt)
 
     def _gated(self) -> ir.Stmt:
         """The loop with its gates as its first statements."""
@@ -341,21 +321,21 @@ class _Placement:
         if self.around is not None:
             self._ends_alone = self._ends_alone and (is_loop or not after)
             self.left.signals = self.left.signals and not self.gates and not any(is_wait(s) for s in before)
-        if is_loop and self.around is not None and self._ends_alone and self.phase.elects:
+        if is_loop and self.around is not None and self._ends_alone and self.whole.elects:
             after = self._ended(self.around, after)
         return before, self._gated() if is_loop else self._statement(stmts[at]), after
 
     def _is_early(self, stmt: ir.Stmt) -> bool:
         """Whether a statement loads registers for the end of a turn, before its loop."""
         if loads_registers(stmt):
-            reads = self.phase.order.names.all_effects(stmt).reads
+            reads = self.whole.order.names.all_effects(stmt).reads
             self.early |= {a.root for a in reads}
         return loads_registers(stmt)
 
     def _ended(self, around: ir.For, last: list[ir.Stmt]) -> list[ir.Stmt]:
         """The end of a turn: beside the next one, or with what it leaves open to that."""
-        phase, own = self.phase, self.phase.launch.thread_count + specialise.PRODUCER_THREADS
-        self.end = ending(phase.stmt, around, last, phase.order, own, phase.beside)
+        own = self.phase.launch.thread_count + specialise.PRODUCER_THREADS
+        self.end = ending(self.phase.stmt, around, last, self.whole.order, own, self.whole.beside)
         if self.end.results is None:
             return self.left.end(last)
         if self.end.results.consumer == COMMUNICATE:
@@ -369,11 +349,9 @@ class _Placement:
         the producer, which waited, has loaded it.
         """
         stay: list[ir.Stmt] = []
-        first = ir.EQ(self.loop.loop_var, self.loop.min)
         for position, stmt in reversed(list(enumerate(before))):
             if is_wait(stmt) and is_movable(stmt):
-                gate = ir.IfThenElse(first, by_producer(stmt), None)
-                self.gates.insert(0, tir.at(gate, stmt))
+                self.gates.insert(0, by_producer(in_first_iteration(self.loop, stmt)))
             elif is_wait(stmt) or reads_memory(stmt) or loads_registers(stmt):
                 return [*before[: position + 1], *reversed(stay)]
             else:
@@ -382,7 +360,7 @@ class _Placement:
 
     def _check_ahead(self, loaded: set[ir.Var]) -> None:
         """The producer begins the next turn of a loop around while the others finish this one."""
-        order = self.phase.order
+        order = self.whole.order
         effects = order.names.all_effects(self.around)
         tensors = {order.names.root(data) for data in loaded}
         if effects.opaque or tensors & {access.root for access in effects.writes}:
@@ -394,14 +372,3 @@ class _Placement:
         whole = order.names.all_effects(self.phase.stmt)
         if not all(is_lasting(order, wait, whole) for gate in self.gates for wait in waits_in(gate)):
             raise Declined("the program changes a flag for which it waits, and the wait would come too early")
-
-
-def _loaded(stmt: ir.Stmt) -> tuple[ir.Call, ir.Call, bool] | None:
-    """Source and target of a load that can run ahead, and whether it is from a peer; None for other statements."""
-    if is_load(stmt):
-        copy = TileCopy.of(stmt.value)
-        return copy.source, copy.target, False
-    if not is_pull(stmt) or ir.attribute(stmt.value, AHEAD) is None:
-        return None
-    pulled = Copy.of(stmt.value)
-    return pulled.far, pulled.near, True

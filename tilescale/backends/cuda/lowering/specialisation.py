@@ -17,12 +17,10 @@ from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering import persistent
 from tilescale.backends.cuda.lowering.assignment import assign
-from tilescale.backends.cuda.lowering.copies.peer_memory import ahead
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.kernel import lower as kernel
 from tilescale.backends.cuda.lowering.markers import is_gate
 from tilescale.backends.cuda.lowering.phase import Phase, Roles
-from tilescale.backends.cuda.lowering.reach import BULK
 from tilescale.backends.cuda.lowering.role_graph.graph import RoleGraph
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined, must_keep_order, orders
 from tilescale.backends.cuda.target import target_for
@@ -71,9 +69,7 @@ def proposed(phase: Phase, beside: bool = True) -> Phase:
     """A phase with the roles that it has if TileLang agrees; `beside`: whether turns may end beside the next ones."""
     if phase.ordered or phase.launch.cluster_size > 1:
         return _with(phase, Roles(phase.stmt))
-    is_bulk = lambda call: phase.choice(call).name == BULK  # noqa: E731
-    where = phase.stmt, phase.program, phase.launch, phase.target.machine
-    return _with(phase, assign(*where, is_bulk, lambda call: ahead(phase, call), beside))
+    return _with(phase, assign(phase, beside))
 
 
 def _with(phase: Phase, roles: Roles) -> Phase:

@@ -6,8 +6,7 @@ unit.py threads.py           units as ranges of threads, and which names tell th
 distribution.py state.py     how units hold tiles of the program, and the buffers that stand for what they hold
 clones.py shares.py          one unit's text of a region, and its part of a statement of the program
 slots.py collectives.py      what units do together, through shared memory
-loops.py loop.py loads.py    which pipelined loops can run beside threads that load ahead, and of what they consist
-gates.py                     what orders the loads of such a loop beside tiles
+loops.py                     which pipelined loops can run beside threads that load ahead, and of what they consist
 pipelines.py                 these loops, and the loads
 handover.py                  which parts of tiles a unit waits for and gives back, and when
 results.py                   sums of two units that are only stored

@@ -16,7 +16,7 @@ from typing import Any
 from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
-from tilescale.backends.cuda.lowering.groups.loop import Loop
+from tilescale.backends.cuda.lowering.groups.loops import Loop
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 
 ROWS = 16

@@ -15,22 +15,29 @@ before whose end programs of a cluster synchronize, for which all threads have t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from tilelang_core import ir, specialise, tl
-from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.dsmem import is_barrier
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
-from tilescale.backends.cuda.lowering.groups.gates import Gates, Step
-from tilescale.backends.cuda.lowering.groups.loads import Load
-from tilescale.backends.cuda.lowering.groups.loop import Around, Loop, expressions, loops_of, used_binds
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
+from tilescale.backends.cuda.lowering.role_graph.gates import (
+    Gates,
+    Step,
+    flag_of,
+    in_first_iteration,
+    is_lasting,
+    waits_in,
+    waits_of,
+)
+from tilescale.backends.cuda.lowering.role_graph.loads import Load
 from tilescale.backends.cuda.lowering.statements import is_load, is_pipelined, is_pull, is_region, is_wait
-from tilescale.backends.cuda.lowering.waits import flag_of, is_lasting, waits_in
 from tilescale.backends.cuda.ptx import WARPGROUP, most_threads
 from tilescale.hda import Level
 from tilescale.passes.declined import Declined
@@ -38,6 +45,73 @@ from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
 from tilescale.program.effects import Effects
+from tilescale.program.footprint import stages_of
+
+Around: TypeAlias = "tuple[ir.For | ir.PrimExpr, ...]"
+"""Serial loops, and conditions that hold, outermost first."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A pipelined loop, taken apart.
+
+    Attributes:
+        level: whose units work in it.
+        around: what it stands in; no condition in a loop, and each of these loops has no other one with a loader.
+        steps: what the loader does in an iteration: loads, and waits in front of those that they order.
+        released: whether units have to tell the loader that they have come to the loop.
+        moved: waits in front of it that are among its `steps` now.
+        binds: the names that `steps`, `around` and extents use, bound before the loop or in it (`inner`).
+        rest: what units execute.
+    """
+
+    stmt: ir.For
+    level: Level
+    around: Around
+    steps: tuple[Step, ...]
+    released: bool
+    moved: tuple[ir.Stmt, ...]
+    binds: tuple[ir.Bind, ...]
+    inner: tuple[ir.Bind, ...]
+    rest: tuple[ir.Stmt, ...]
+
+    @property
+    def loads(self) -> list[Load]:
+        """Its copies from memory, of this device or of peers, into tiles."""
+        return [step for step in self.steps if isinstance(step, Load)]
+
+    @property
+    def gates(self) -> list[ir.Stmt]:
+        """Its waits."""
+        return [step for step in self.steps if isinstance(step, ir.Stmt)]
+
+    @property
+    def free(self) -> list[Load]:
+        """The loads in front of its first wait, which nothing orders but tiles, unless the loop is released."""
+        return [*itertools.takewhile(lambda step: isinstance(step, Load), self.steps)]
+
+    @property
+    def waits(self) -> list[ir.Call]:
+        """The calls in them."""
+        return waits_of(self.steps)
+
+    @property
+    def tiles(self) -> list[ir.Buffer]:
+        """What is loaded."""
+        return [load.tile for load in self.loads]
+
+    @property
+    def stages(self) -> int:
+        """Tiles of a kind that there are."""
+        return stages_of(self.stmt)
+
+    @property
+    def turn(self) -> Any:
+        """How often it has been run through before, in terms of the loops around it; 0 without any."""
+        number: Any = ir.int_node(0)
+        for outer in loops_of(self.around):
+            number = number * outer.extent + (outer.loop_var - outer.min)
+        return number
 
 
 def asynchronous(stage: GroupStage) -> list[Loop]:
@@ -117,7 +191,7 @@ class _Search:
         if set(stmt.annotations) != {specialise.STAGES}:
             raise Declined("it has a schedule of its own")
         body = self._statements(stmt.body)
-        made = [(Load.of(inner, self.stage.phase), inner) for inner in body]
+        made = [(self._load(inner), inner) for inner in body]
         steps = [load or inner for load, inner in made if load is not None or is_wait(inner)]
         rest = [inner for load, inner in made if load is None and not is_wait(inner)]
         if not any(isinstance(step, Load) for step in steps):
@@ -126,8 +200,7 @@ class _Search:
         level = self._level([s for s in rest if not isinstance(s, ir.Bind)])
         self._check_waits(body, Gates(self._order, steps))
         moved = self._moved(stmt, leading, Gates(self._order, steps))
-        first = ir.EQ(stmt.loop_var, stmt.min)
-        gates = Gates(self._order, [*(tir.at(ir.IfThenElse(first, wait, None), wait) for wait in moved), *steps])
+        gates = Gates(self._order, [*(in_first_iteration(stmt, wait) for wait in moved), *steps])
         asked = [expr for node in (*around, stmt, *steps) for expr in expressions(node)]
         used = used_binds([*binds, *inner], asked)
         self._check_foreseen(stmt, around, used, asked)
@@ -137,6 +210,10 @@ class _Search:
         self._check_alone(loop)
         self._before = [call for call in self._before if not any(call.same_as(wait) for wait in loop.waits)]
         return loop
+
+    def _load(self, stmt: ir.Stmt) -> Load | None:
+        load = Load.of(stmt, self.stage.phase)
+        return load if load is not None and load.is_bulk(self.stage.phase) else None
 
     def _statements(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         """The statements of a list in order, also of regions that units around the program execute."""
@@ -169,9 +246,7 @@ class _Search:
         if gates.wait_for(call for inner in body if not is_wait(inner) for call in self._waits_for_others(inner)):
             raise Declined("units wait in it for what it loads")
         if not all(is_lasting(self._order, wait, self._effects) for wait in gates.waits):
-            raise Declined(
-                "the program changes a flag for which it waits in it, and the wait would come too early"
-            )
+            raise Declined("the program changes a flag for which it waits in it, and the wait would come too early")
 
     def _moved(self, stmt: ir.For, leading: Sequence[ir.Stmt], gates: Gates) -> list[ir.Stmt]:
         """The waits right in front of a loop that orders its loads: its first iteration can make them."""
@@ -262,6 +337,34 @@ class _Search:
 
     def _read(self, nodes: Iterable[Any]) -> set[ir.Var]:
         return {data for node in nodes for expr in expressions(node) for data, _ in self._named(expr)}
+
+
+def loops_of(around: Around) -> list[ir.For]:
+    """The loops among what something stands in."""
+    return [outer for outer in around if isinstance(outer, ir.For)]
+
+
+def expressions(node: Any) -> list[ir.PrimExpr]:
+    """What a load, a wait, the head of a loop or a condition evaluates."""
+    if isinstance(node, Load):
+        return [node.call]
+    if isinstance(node, ir.For):
+        return [node.min, node.extent]
+    if isinstance(node, ir.Stmt):
+        inner = [stmt for stmt in ir.statements(node) if not isinstance(stmt, ir.SeqStmt)]
+        return [stmt.condition if isinstance(stmt, ir.IfThenElse) else stmt.value for stmt in inner]
+    return [node]
+
+
+def used_binds(binds: Sequence[ir.Bind], by: Iterable[ir.PrimExpr]) -> list[ir.Bind]:
+    """The bindings that expressions need, in order."""
+    needed: set[ir.Var] = set().union(*map(ir.variables, by))
+    found: list[ir.Bind] = []
+    for bind in reversed(binds):
+        if bind.var in needed and ir.op_name(bind.value) != ops.VIEW.name:
+            needed |= ir.variables(bind.value)
+            found.insert(0, bind)
+    return found
 
 
 def _written(effects: Effects) -> set[ir.Var]:

@@ -24,14 +24,20 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.clones import Clone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.handover import Handover, parts_of
-from tilescale.backends.cuda.lowering.groups.loads import Load
-from tilescale.backends.cuda.lowering.groups.loop import Around, Loop, expressions, loops_of, used_binds
-from tilescale.backends.cuda.lowering.groups.loops import asynchronous
+from tilescale.backends.cuda.lowering.groups.loops import (
+    Around,
+    Loop,
+    asynchronous,
+    expressions,
+    loops_of,
+    used_binds,
+)
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.unit import Unit
 from tilescale.backends.cuda.lowering.markers import acquired, by_producer, loading
 from tilescale.backends.cuda.lowering.role_graph import mbarriers
 from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LOAD, Channel, Role, RoleGraph
+from tilescale.backends.cuda.lowering.role_graph.loads import Load
 from tilescale.backends.cuda.ptx import WARP, WARPGROUP
 
 ASYNCHRONOUS_PRODUCTS = "wgmma"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The copies that a loader can make in bulk, from memory of this device or of a peer."""
+"""The copies that a producer can make ahead of their use, from memory of this device or of a peer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilescale.program.operations import Copy
 
 @dataclass(frozen=True)
 class Load:
-    """A copy into all of a tile in shared memory that bulk copies can make.
+    """A copy into a tile in shared memory that can run ahead.
 
     Attributes:
         call: the operation; of a peer's memory as one that runs ahead.
@@ -34,10 +34,8 @@ class Load:
         """What a statement loads; None if it is no such copy."""
         if is_pull(stmt):
             call = ahead(phase, stmt.value)
-            load = cls(call, True) if call is not None else None
-        else:
-            load = cls(stmt.value, False) if is_load(stmt) else None
-        return load if load is not None and load._is_bulk(phase) else None
+            return cls(call, True) if call is not None else None
+        return cls(stmt.value, False) if is_load(stmt) else None
 
     @property
     def source(self) -> ir.Call:
@@ -49,6 +47,11 @@ class Load:
         """The tile, as a region."""
         return Copy.of(self.call).target if self.is_far else tiles.TileCopy.of(self.call).target
 
+    @property
+    def tile(self) -> ir.Buffer:
+        """The tile."""
+        return ir.region_parts(self.target)[0]
+
     def under(self, names: Mapping[ir.Var, Any]) -> Load:
         """The same in terms of other names."""
         return replace(self, call=ir.substitute(self.call, dict(names)))
@@ -59,7 +62,8 @@ class Load:
             return tir.tile_call("tma_copy", source, target, barrier=barrier, is_tma_copy=1)
         return tir.evaluate(Copy.of(self.call).between(source, target, **{BARRIER: barrier}))
 
-    def _is_bulk(self, phase: Phase) -> bool:
+    def is_bulk(self, phase: Phase) -> bool:
+        """Whether it fills all of its tile, and one bulk copy can make it."""
         source, _, box = ir.region_parts(self.source)
         tile, begins, extents = ir.region_parts(self.target)
         shape = ir.constants(tile.shape)

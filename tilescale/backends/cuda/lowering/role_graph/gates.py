@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""What orders the loads of a pipelined loop beside its tiles, and which waits their producer makes.
+
+Why: a producer runs ahead of the program, so what the program waits for does not hold its loads back. Before: the loads
+and waits in the body of a loop, and what the program waits for in front of it. After: the waits of the body are the
+producer's, each in front of the loads that it orders, and consumers go on when the tiles are there; so are those right
+in front of the loop, in its first iteration. For what else stands in front of it consumers wait as ever, and say so to
+the producer when they come to the loop. A wait may be made earlier than the program does if what it finds is then still
+what it waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.groups.distribution import accesses
+from tilescale.backends.cuda.lowering.role_graph.loads import Load
+from tilescale.program import ops
+from tilescale.program.dependence import Dependence
+from tilescale.program.effects import Effects, Release
+from tilescale.program.operations import Wait
+
+_LASTING = (">=", ">")
+"""Comparisons with a flag that hold on while it only grows."""
+
+Step: TypeAlias = "Load | ir.Stmt"
+"""A load, or a wait."""
+
+
+def waits_in(stmt: ir.Stmt) -> list[ir.Call]:
+    """The calls of `T.wait` in a statement."""
+    found: list[ir.Call] = []
+    ir.walk(stmt, lambda node: found.append(node) if ir.op_name(node) == ops.WAIT.name else None)
+    return found
+
+
+def flag_of(wait: ir.Call) -> ir.Buffer:
+    """The tensor of flags that a wait looks at."""
+    return ir.region_parts(Wait.of(wait).flag)[0]
+
+
+def is_lasting(order: Dependence, wait: ir.Call, effects: Effects) -> bool:
+    """Whether a wait may be made earlier than in the order of a phase: what it finds is then still what it waits for.
+
+    Args:
+        effects: of all that the phase does.
+    """
+    flag = order.names.root(flag_of(wait).data)
+    grown = [release.flag for release in effects.releases if _adds(release)]
+    updates = [access for access in effects.writes if access.root.same_as(flag)]
+    others = [access for access in updates if not any(access is added for added in grown)]
+    return not (effects.opaque or others) and (not updates or Wait.of(wait).compare in _LASTING)
+
+
+def _adds(release: Release) -> bool:
+    is_growing = release.value is None or ir.proves(ir.GE(release.value, 0), {})
+    return release.op == "add" and is_growing
+
+
+def in_first_iteration(loop: ir.For, wait: ir.Stmt) -> ir.Stmt:
+    """A wait in front of a loop as a statement of its body."""
+    return tir.at(ir.IfThenElse(ir.EQ(loop.loop_var, loop.min), wait, None), wait)
+
+
+def waits_of(steps: Iterable[Step]) -> list[ir.Call]:
+    """The calls of `T.wait` among some steps."""
+    return [call for step in steps if isinstance(step, ir.Stmt) for call in waits_in(step)]
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What orders the loads of one loop.
+
+    Attributes:
+        order: what stays in order in the program.
+        steps: its loads and waits, in the order of the program.
+    """
+
+    order: Dependence
+    steps: Sequence[Step]
+
+    @property
+    def waits(self) -> list[ir.Call]:
+        """The waits that the loader makes."""
+        return waits_of(self.steps)
+
+    def ordered(self) -> tuple[Step, ...]:
+        """The steps in the order in which the loader makes them: loads first that no wait in front of them orders."""
+        early: list[Step] = []
+        late: list[Step] = []
+        passed: list[ir.Call] = []
+        for step in self.steps:
+            if isinstance(step, ir.Stmt):
+                passed += waits_in(step)
+            free = isinstance(step, Load) and not self._orders(passed, _read_by(step.call))
+            (early if free else late).append(step)
+        return (*early, *late)
+
+    def wait_for(self, calls: Iterable[ir.Call]) -> bool:
+        """Whether loads, or what the waits read, have to stay behind other waits, barriers or collectives."""
+        nodes = [step.call if isinstance(step, Load) else step for step in self.steps]
+        flags = {flag_of(wait).data for wait in self.waits}
+        return self._orders(calls, {data for node in nodes for data in _read_by(node)} | flags)
+
+    def _orders(self, calls: Iterable[ir.Call], read: set[ir.Var]) -> bool:
+        names = self.order.names
+        seen = {data for data in read if names.shared(names.root(data))}
+        return any(self.order.gates(call, data) for call in calls for data in seen)
+
+
+def _read_by(node: Any) -> set[ir.Var]:
+    return {buffer.data for buffer, _, writes in accesses(node) if not writes}
