@@ -46,7 +46,7 @@ def kept(*channels: str, compute: int = 256) -> list[str]:
             lambda: programs.rs_gemm(shape=SMALL, blocks=12, stages=2, direct=True),
             kept("load -> compute: a, b; 2 stages", "compute -> store: out; 1 stage"),
         ),
-        (lambda: programs.put(rows=1024, columns=1024, blocks=8), ["'x' is sent from 3 slots in turn"]),
+        (lambda: programs.put(rows=1024, columns=1024, blocks=8), ["compute -> peers: x; 3 stages"]),
         (
             lambda: programs.ag_gemm_by_loads(shape=SMALL, waits=True),
             roles("load -> compute: a, b; 4 stages, 1 T.wait by load"),

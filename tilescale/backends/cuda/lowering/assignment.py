@@ -66,8 +66,8 @@ def assign(phase: Phase, beside: bool = True) -> Roles:
     is_bulk = lambda call: phase.choice(call).name == BULK  # noqa: E731
     senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
     roles = _Whole(replace(phase, stmt=senders.phase(phase.stmt)), beside).roles()
-    tiles, notes = (*roles.tiles, *senders.rings), (*roles.notes, *senders.notes)
-    return replace(roles, elects=elects, tiles=tiles, notes=notes)
+    graph = replace(roles.graph, channels=(*roles.graph.channels, *senders.channels))
+    return replace(roles, elects=elects, tiles=(*roles.tiles, *senders.rings), graph=graph)
 
 
 def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:

@@ -12,7 +12,8 @@ what does not look like that; TileLang's own roles then stay.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from tilelang_core import rewrite as tir
 from tilelang_core.schedule import Duties
 from tilescale.backends.cuda.lowering.markers import is_gate
 from tilescale.backends.cuda.lowering.role_graph.epilogue import is_beside
-from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LOAD, Channel, RoleGraph
+from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LOAD, PEERS, Channel, RoleGraph
 from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_load, is_pipelined, loads_registers
 from tilescale.backends.cuda.ptx import WARPGROUP, most_threads
 from tilescale.backends.cuda.target import target_for
@@ -94,44 +95,41 @@ def _bytes(func: ir.PrimFunc, loaded: Channel) -> int:
 
 
 def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, graph: RoleGraph) -> ir.PrimFunc:
-    body = flat(turn.loop.body)
-    gates, loads = [s for s in body if _waits(s)], [s for s in body if is_load(s)]
-    computes = [s for s in body if not _waits(s) and not is_load(s)]
-    begin, end = [s for s in turn.before if not _is_scalar(s)], _together(launch.after)
     beside = [s for s in turn.after if is_beside(s)]
     rest, exchange = _together([s for s in turn.after if s not in beside]), _together([s.body for s in beside])
-    names, (steps, *results) = _Names(), graph.channels
-    waited, loaded, stepped = names.of("wait", gates), names.of("load", loads), names.of("step", computes)
-    ended, exchanged = names.of("rest", rest), names.of("exchange", exchange)
-    inside: dict[str, list[Any]] = {COMPUTE: ended, LOAD: []}
+    names, (steps, *results) = _Names(), [c for c in graph.channels if c.consumer != PEERS]
+    body = names.given(flat(turn.loop.body), lambda s: "wait" if _waits(s) else "load" if is_load(s) else "step")
+    before = names.given(turn.before, lambda s: "" if _is_scalar(s) else "begin")
+    after = [*names.given(rest, lambda _: "rest"), *names.given(exchange, lambda _: "exchange")]
+    end = names.given(_together(launch.after), lambda _: "end")
+    inside: dict[str, list[Any]] = {COMPUTE: names["rest"]}
     for channel in results:
-        inside |= {COMPUTE: channel.filled(ended), channel.consumer: channel.taken(exchanged)}
+        inside = {COMPUTE: channel.filled(names["rest"]), channel.consumer: channel.taken(names["exchange"])}
     loops: dict[str, Duties] = {
-        STEPS: {COMPUTE: steps.taken(stepped), LOAD: steps.filled([*waited, *loaded])},
-        TURNS: {**inside, COMPUTE: [*names.of("begin", begin), STEPS, *inside[COMPUTE]], LOAD: [STEPS]},
+        STEPS: {COMPUTE: steps.taken(names["step"]), LOAD: steps.filled([*names["wait"], *names["load"]])},
+        TURNS: {**inside, COMPUTE: [*names["begin"], STEPS, *inside[COMPUTE]], LOAD: [STEPS]},
     }
-    whole: Duties = {**{role.name: [TURNS] for role in graph.roles}, COMPUTE: [TURNS, *names.of("end", end)]}
-    inner = schedule.named(_around(turn.loop, names.named(body)), STEPS)
-    outer = schedule.named(_around(launch.loop, names.named([*turn.before, inner, *rest, *exchange])), TURNS)
-    stmt = tir.sequence(names.named([*launch.before, outer, *end]))
-    return schedule.scheduled(func, stmt, graph.roles, graph.channels, whole, loops)
+    whole: Duties = {**{role.name: [TURNS] for role in graph.roles}, COMPUTE: [TURNS, *names["end"]]}
+    inner = schedule.named(_around(turn.loop, body), STEPS)
+    outer = schedule.named(_around(launch.loop, [*before, inner, *after]), TURNS)
+    return schedule.scheduled(
+        func, tir.sequence([*launch.before, outer, *end]), graph.roles, [steps, *results], whole, loops
+    )
 
 
-class _Names:
-    """Names of statements in a schedule."""
+class _Names(defaultdict[str, list[str]]):
+    """Names of statements in a schedule, by what they do."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[ir.Stmt, str]] = []
+        super().__init__(list)
 
-    def of(self, what: str, stmts: Sequence[ir.Stmt]) -> list[str]:
-        """New names for statements."""
-        made = [f"{what}{number}" for number in range(len(stmts))]
-        self._known += zip(stmts, made, strict=True)
-        return made
+    def given(self, stmts: Sequence[ir.Stmt], what: Callable[[ir.Stmt], str]) -> list[ir.Stmt]:
+        """The statements under new names, those that do nothing of interest as they are."""
+        return [schedule.named(stmt, self._new(does)) if (does := what(stmt)) else stmt for stmt in stmts]
 
-    def named(self, stmts: Sequence[ir.Stmt]) -> list[ir.Stmt]:
-        """The statements, those that have a name under it."""
-        return [next((schedule.named(s, name) for s, name in self._known if s.same_as(stmt)), stmt) for stmt in stmts]
+    def _new(self, what: str) -> str:
+        self[what].append(f"{what}{len(self[what])}")
+        return self[what][-1]
 
 
 def _together(stmts: Sequence[ir.Stmt]) -> list[ir.Stmt]:

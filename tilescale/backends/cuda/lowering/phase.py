@@ -183,7 +183,7 @@ class Stage:
 
     Attributes:
         phase: as it was before the stage.
-        tiles, notes: what the stage adds to those of the phase.
+        tiles, notes, arrivals: what the stage adds to those of the phase.
         where: the line that is being lowered.
     """
 
@@ -192,6 +192,7 @@ class Stage:
         self.program, self.launch, self.target = phase.program, phase.launch, phase.target
         self.tiles: list[ir.Buffer] = []
         self.notes: list[str] = []
+        self.arrivals: dict[ir.Var, list[ir.PrimExpr]] = {}
         self.where: Location | None = phase.launch.where
         self._numbers = -1
 
@@ -204,7 +205,16 @@ class Stage:
         self._numbers += 1
         return self._numbers
 
+    def mbarrier(self, name: str, arrivals: list[int], *, remote: bool = False) -> ir.Buffer:
+        """Barriers in shared memory, each with its arrivals; `remote` if other programs of the cluster arrive too."""
+        scope = "shared.cluster_barrier" if remote else "shared.barrier"
+        made = tir.local_buffer(name, [len(arrivals)], "uint64", scope)
+        self.tiles.append(made)
+        self.arrivals[made.data] = [ir.int_node(n) for n in arrivals]
+        return made
+
     def done(self, stmt: ir.Stmt, **changes: Any) -> Phase:
         """The phase after the stage: its statements, what the stage has added, and other changes."""
         tiles, notes = (*self.phase.tiles, *self.tiles), (*self.phase.notes, *self.notes)
-        return replace(self.phase, stmt=stmt, tiles=tiles, notes=notes, **changes)
+        arrivals = {**self.phase.arrivals, **self.arrivals}
+        return replace(self.phase, stmt=stmt, tiles=tiles, notes=notes, arrivals=arrivals, **changes)

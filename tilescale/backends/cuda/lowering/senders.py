@@ -21,6 +21,7 @@ from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering.deferred import NO_SIGNAL, complete, loaded, noted
+from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, PEERS, Channel
 from tilescale.backends.cuda.lowering.statements import flat, is_bulk_store, tiles_named
 from tilescale.program import ops
 from tilescale.program.model import bytes_of
@@ -41,12 +42,13 @@ class Senders:
         is_bulk: whether the machine model lets a copy to a peer be a bulk copy.
         shared: bytes of shared memory of a program.
         rings: what the slots lie in.
+        channels: through which these are passed on.
     """
 
     is_bulk: Callable[[ir.Call], bool]
     shared: int
     rings: list[ir.Buffer] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    channels: list[Channel] = field(default_factory=list)
 
     def phase(self, stmt: ir.Stmt) -> ir.Stmt:
         """A phase whose loops that only send have rings."""
@@ -66,7 +68,7 @@ class Senders:
             return None
         ring = tir.local_buffer(tile.name, [slots, *tile.shape], str(tile.dtype), tile.scope())
         self.rings.append(ring)
-        self.notes.append(f"{tile.name!r} is sent from {slots} slots in turn")
+        self.channels.append(Channel("slots", [ring], slots, COMPUTE, PEERS))
         return found.with_ring(ring, slots)
 
     def _free(self, loop: ir.For, phase: ir.Stmt) -> int:

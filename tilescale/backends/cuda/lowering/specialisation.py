@@ -77,7 +77,7 @@ def _with(phase: Phase, roles: Roles) -> Phase:
     own = (*roles.tiles, *(kept.variable for kept in roles.kept))
     stmt = roles.stmt if roles.graph.is_stock else _in_one_role(roles.stmt)
     notes = (*phase.notes, *roles.notes)
-    graph = roles.graph if roles.graph.is_stock else phase.graph
+    graph = roles.graph if roles.graph.channels else phase.graph
     return replace(phase, stmt=stmt, tiles=(*phase.tiles, *own), notes=notes, graph=graph, roles=roles)
 
 

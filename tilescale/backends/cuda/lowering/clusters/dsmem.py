@@ -37,7 +37,6 @@ class Cluster(Stage):
         rank: the executing program's number in it, the first axis fastest.
         has_barriers: whether the programs synchronize at all.
         begun: whether all programs are known to have begun when one gets to the body.
-        arrivals: data variable of a barrier in shared memory -> the arrivals of each.
     """
 
     def __init__(self, phase: Phase):
@@ -45,7 +44,6 @@ class Cluster(Stage):
         self.size = self.launch.cluster_size
         self.rank = self._rank()
         self.has_barriers = self.begun = False
-        self.arrivals: dict[ir.Var, list[ir.PrimExpr]] = {}
         self._variables: list[ir.Buffer] = []
         self._reached: dict[ir.Buffer, bool] = {}
 
@@ -76,14 +74,6 @@ class Cluster(Stage):
     def between_barriers(self, tiles: Iterable[Tile], *moves: ir.Stmt) -> list[ir.Stmt]:
         """Moves by which peers touch these tiles after one barrier and until another, and no longer."""
         return [self.barrier(), *moves, *(_in_use(tile.buffer) for tile in tiles), self.barrier()]
-
-    def mbarrier(self, name: str, arrivals: list[int], *, remote: bool = False) -> ir.Buffer:
-        """Barriers in shared memory, each with its number of arrivals; `remote` if peers arrive too."""
-        scope = "shared.cluster_barrier" if remote else "shared.barrier"
-        made = tir.local_buffer(name, [len(arrivals)], "uint64", scope)
-        self.tiles.append(made)
-        self.arrivals[made.data] = [ir.int_node(n) for n in arrivals]
-        return made
 
     def variable(self, name: str) -> ir.Buffer:
         """An int32 that each thread holds, zero at first."""

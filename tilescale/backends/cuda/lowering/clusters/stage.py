@@ -29,7 +29,6 @@ def lower(phase: Phase) -> Phase:
     body = cluster.enclose(cluster.stmt(phase.stmt))
     return cluster.done(
         body,
-        arrivals={**phase.arrivals, **cluster.arrivals},
         graph=replace(cluster.graph, channels=tuple(cluster.channels)) if cluster.channels else phase.graph,
         headers=(*phase.headers, "cluster.cuh"),
         ordered=phase.ordered or cluster.has_barriers,

@@ -57,7 +57,6 @@ class Pipelines:
 
     def __init__(self, stage: GroupStage):
         self.stage = stage
-        self.arrivals: dict[ir.Var, list[ir.PrimExpr]] = {}
         self._rings: dict[ir.Var, ir.Buffer] = {}
         self._parts: dict[ir.For, int] = {}
         self._handed: dict[ir.For, tuple[ir.Buffer, ir.Buffer]] = {}
@@ -76,16 +75,11 @@ class Pipelines:
             shape = [places, rows // parts, *columns]
             self._rings[tile.data] = tir.local_buffer(tile.name, shape, str(tile.dtype), tile.scope())
             tiles.append(self._rings[tile.data])
-        full = self._barrier(f"full{number}", places, 1)
-        self._handed[loop.stmt] = full, self._barrier(f"empty{number}", places, self.stage.whole.threads)
+        threads, mbarrier = self.stage.whole.threads, self.stage.mbarrier
+        full = mbarrier(f"full{number}", [1] * places)
+        self._handed[loop.stmt] = full, mbarrier(f"empty{number}", [threads] * places)
         if loop.released:
-            self._released[loop.stmt] = self._barrier(f"released{number}", 1, self.stage.whole.threads)
-
-    def _barrier(self, name: str, places: int, arrivals: int) -> ir.Buffer:
-        barrier = tir.local_buffer(name, [places], "uint64", "shared.barrier")
-        self.arrivals[barrier.data] = [ir.int_node(arrivals)] * places
-        self.stage.tiles.append(barrier)
-        return barrier
+            self._released[loop.stmt] = mbarrier(f"released{number}", [threads])
 
     def of(self, stmt: Any) -> Loop | None:
         """The asynchronous loop that a statement is."""

@@ -64,7 +64,6 @@ class _ThreadGroups(GroupStage):
             return self.phase
         return self.done(
             tir.sequence([body, *self.pipelines.loader()]),
-            arrivals={**self.phase.arrivals, **self.pipelines.arrivals},
             graph=self.pipelines.graph if self.pipelines.loops else self.phase.graph,
             ordered=self.phase.ordered or self.used,
             groups=Groups(self.reducing, self.held_in_words(), self.exclusive()),

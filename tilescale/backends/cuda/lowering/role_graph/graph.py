@@ -17,6 +17,9 @@ from tilescale.hda import Machine
 COMPUTE, LOAD, COMMUNICATE, STORE = "compute", "load", "communicate", "store"
 """Names of roles."""
 
+PEERS = "peers"
+"""What a channel leads to whose tiles are copied to other devices."""
+
 LOADING, POLLING, COMMUNICATING = 24, 40, 96
 """Registers of a thread that loads, of one that waits as well (of 24 it would spill some), and of one that combines
 tiles with those of other devices."""
