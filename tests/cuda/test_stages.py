@@ -12,13 +12,14 @@ from tests.cuda.support import program
 from tests.language import programs as reference
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda import support
-from tilescale.backends.cuda.lowering import implemented, kernel, registry, specialisation, stages
+from tilescale.backends.cuda.lowering import implemented, kernel, registry, stages
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
 from tilescale.backends.cuda.lowering.groups import barriers
 from tilescale.backends.cuda.lowering.groups import stage as groups
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.role_graph import split
+from tilescale.backends.cuda.lowering.role_graph import stage as roles
 from tilescale.hda import Machine
 from tilescale.program import ops
 from tilescale.program.model import GridPhase, Sequence
@@ -41,7 +42,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
 STAGES: dict[str, Callable[[Phase], Phase]] = {
     "clusters": clusters.lower,
     "groups": groups.lower,
-    "roles": specialisation.proposed,
+    "roles": roles.proposed,
     "devices": lambda phase: stages.devices(phase, None),
     "barriers": barriers.lower,
     "split": split.lower,

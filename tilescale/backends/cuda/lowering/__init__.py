@@ -9,9 +9,6 @@ queued.py                    what a device's copy queue executes, and why not th
 branches.py                  programs of a grid that take different branches: a grid each
 stages.py phase.py           from a grid phase to a kernel: all stages in order, and what one hands to the next
 registry.py markers.py       how each operation is lowered; what stages mark for later ones
-specialisation.py            the stage of roles: which loops have a producer
-persistent.py                warps that keep their roles in all turns of a persistent loop
-assignment.py                what a loop's producer executes: loads, and the waits before them
 statements.py                what a statement is
 deferred.py senders.py       copies and signals that are completed later: at the end of a turn, by who only sends
 devices.py signature.py      the stage of devices, and the parameters that it asks for

@@ -19,7 +19,6 @@ from tilescale.backends.cuda.lowering import (  # noqa: F401 - they register the
     rails,
     signals,
 )
-from tilescale.backends.cuda.lowering.assignment import without_single_turns
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
 from tilescale.backends.cuda.lowering.copies import nvshmem, peer_memory  # noqa: F401 - they register their rules
 from tilescale.backends.cuda.lowering.copies.rows import with_loaded_extents
@@ -30,7 +29,8 @@ from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed
 from tilescale.backends.cuda.lowering.role_graph import split
-from tilescale.backends.cuda.lowering.specialisation import lower as in_roles
+from tilescale.backends.cuda.lowering.role_graph.assignment import without_single_turns
+from tilescale.backends.cuda.lowering.role_graph.stage import lower as in_roles
 from tilescale.backends.cuda.lowering.statements import is_of_unit
 from tilescale.backends.cuda.lowering.unknown_ends import shortened
 from tilescale.backends.cuda.lowering.window import in_turns, window

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang_core import ir, tiles, tl
@@ -134,13 +135,18 @@ def is_region(stmt: ir.Stmt) -> bool:
 
 def tiles_named(stmt: ir.Stmt, besides: ir.Stmt | None = None) -> set[ir.Buffer]:
     """Tiles in shared memory that a statement names, one inner statement left out."""
+    return _named(stmt, besides, lambda n: n.buffer if isinstance(n, ir.BufferLoad | ir.BufferStore) else None)
+
+
+def _named(stmt: ir.Stmt, besides: ir.Stmt | None, tile_of: Callable[[Any], ir.Buffer | None]) -> set[ir.Buffer]:
     found: set[ir.Buffer] = set()
 
-    def visit(node: object) -> ir.Stmt | None:
+    def visit(node: Any) -> ir.Stmt | None:
         if besides is not None and isinstance(node, ir.Stmt) and node.same_as(besides):
             return tir.sequence([])
-        if isinstance(node, ir.BufferLoad | ir.BufferStore) and ir.scope_kind(node.buffer) == "shared":
-            found.add(node.buffer)
+        tile = tile_of(node)
+        if tile is not None and ir.scope_kind(tile) == "shared":
+            found.add(tile)
         return None
 
     tir.rewrite(stmt, enter=visit)
@@ -176,27 +182,15 @@ def is_bulk_store(call: ir.Call) -> bool:
 
 def must_keep_order(loop: ir.For, phase: ir.Stmt) -> bool:
     """Pipelining would load before a wait of the loop, and has no place for a tile that is used outside it too."""
-    inside = _shared_tiles(loop, written=True)
-    outside = _shared_tiles(phase, besides=loop)
-    return ir.contains(loop.body, orders) or bool(inside & outside)
+    outside = {tile.data for tile in _named(phase, loop, _tile_of)}
+    written = _named(loop, None, lambda n: _tile_of(n) if tiles.is_region(n) and tiles.access_of(n) == "w" else None)
+    return ir.contains(loop.body, orders) or any(tile.data in outside for tile in written)
+
+
+def _tile_of(node: Any) -> ir.Buffer | None:
+    return ir.region_parts(node)[0] if tiles.is_region(node) else None
 
 
 def in_order(loop: ir.For, body: ir.Stmt) -> ir.Stmt:
     """A pipelined loop, one iteration after the other."""
     return ir.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
-
-
-def _shared_tiles(stmt: ir.Stmt, *, written: bool = False, besides: ir.Stmt | None = None) -> set[ir.Var]:
-    """Tiles in shared memory that a statement names (or writes by tile operations), one inner statement left out."""
-    found: set[ir.Var] = set()
-
-    def visit(node: Any) -> Any:
-        if besides is not None and isinstance(node, ir.Stmt) and node.same_as(besides):
-            return tir.sequence([])
-        if tiles.is_region(node) and ir.region_parts(node)[0].scope().startswith("shared"):
-            if not written or tiles.access_of(node) == "w":
-                found.add(tiles.data_of(node))
-        return None
-
-    tir.rewrite(stmt, enter=visit)
-    return found

@@ -15,7 +15,8 @@ from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm, TileCopy, data_of
 from tilescale.backends.cuda.lowering.clusters.ring import Load, Ring
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
-from tilescale.backends.cuda.ptx import BOX_EXTENT, BULK_BYTES
+from tilescale.backends.cuda.lowering.role_graph.loads import is_box
+from tilescale.backends.cuda.ptx import BOX_EXTENT
 from tilescale.program import ops
 from tilescale.program.effects import Surroundings
 from tilescale.program.operations import Rank, TileView
@@ -174,9 +175,6 @@ def _first_begins(
 
 
 def _is_bulk(cluster: ClusterUnit, source: ir.Buffer, tile: ir.Buffer) -> bool:
-    """Whether a bulk copy takes what a program loads: a box with rows of multiples of 16 bytes."""
-    size, box = ir.bits(str(tile.dtype)) // 8, [ir.integer(n) for n in cluster.shards[tile.data].local.shape]
-    memory = ir.constant(cluster.phase.sized(source.shape[-1]))
-    if not size or not memory or len(box) < 2 or max(box) > BOX_EXTENT:
-        return False
-    return memory * size % BULK_BYTES == 0 and box[-1] * size % BULK_BYTES == 0
+    """Whether a bulk copy takes what a program loads."""
+    box = [ir.integer(n) for n in cluster.shards[tile.data].local.shape]
+    return len(box) > 1 and box[-1] <= BOX_EXTENT and is_box(source, box, cluster.phase)

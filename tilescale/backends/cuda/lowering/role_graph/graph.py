@@ -106,11 +106,9 @@ class RoleGraph:
 
     def lines(self) -> list[str]:
         """The graph in words, a line for the roles and one for each channel."""
-        if not self.roles:
-            return []
+        kind = "persistent roles" if self.is_persistent else "roles"
         roles = [
             f"{role.name} ({role.threads} threads" + (f", {role.registers} registers)" if role.registers else ")")
             for role in self.roles
         ]
-        kind = "persistent roles" if self.is_persistent else "roles"
-        return [f"{kind}: {', '.join(roles)}", *map(str, self.channels)]
+        return [*([f"{kind}: {', '.join(roles)}"] if roles else []), *map(str, self.channels)]

@@ -72,10 +72,11 @@ class Load:
         whole = all(ir.constant(b) == 0 for b in begins) and [ir.constant(n) for n in extents] == shape
         alike = [n for n in map(ir.constant, box) if n != 1] == [n for n in shape if n != 1]
         between = source.scope() == "global" and tile.scope() == "shared.dyn" and str(source.dtype) == str(tile.dtype)
-        return whole and alike and between and _is_box(source, shape, phase)
+        return whole and alike and between and is_box(source, shape, phase)
 
 
-def _is_box(source: ir.Buffer, box: list[int], phase: Phase) -> bool:
+def is_box(source: ir.Buffer, box: list[int], phase: Phase) -> bool:
+    """Whether a bulk copy takes a box of a tensor: of few dimensions, with rows of multiples of 16 bytes."""
     size = ir.bits(str(source.dtype)) // 8
     is_too_large = len(source.shape) > BOX_DIMENSIONS or max(box[:-1], default=0) > BOX_EXTENT
     if not size or is_too_large or box[-1] * size % BULK_BYTES:

@@ -15,12 +15,12 @@ from typing import Any
 
 from tilelang_core import ir, specialise
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering import persistent
-from tilescale.backends.cuda.lowering.assignment import assign
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.kernel import lower as kernel
 from tilescale.backends.cuda.lowering.markers import is_gate
 from tilescale.backends.cuda.lowering.phase import Phase, Roles
+from tilescale.backends.cuda.lowering.role_graph import persistent
+from tilescale.backends.cuda.lowering.role_graph.assignment import assign
 from tilescale.backends.cuda.lowering.role_graph.graph import RoleGraph
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined, must_keep_order, orders
 from tilescale.backends.cuda.target import target_for
