@@ -37,6 +37,7 @@ _CORPUS = "tests/corpus/test_corpus.py::test_a_mistake_is_found_at_its_line_and_
 _MODELS = "tests/emulator/checks/test_properties.py"
 _PROGRAMS = "tests/emulator/checks/test_random_programs.py"
 _IN_A_PROGRAM = "tests/emulator/checks/test_races_in_a_program.py"
+_REMEDIES = "tests/corpus/test_remedies.py"
 _REDUNDANT = "tests/emulator/checks/test_redundant_waits.py"
 
 _ROUTES = "path", "_as_path", "_scaled", "_common", "_slower", "_typical_time", "_through", "_search", "_all_hops"
@@ -58,8 +59,8 @@ def _order(name: str) -> Target:
 
 
 def _remedies(name: str) -> Target:
-    tests = ("tests/corpus/test_remedies.py",)
-    return Target("remedies", f"tilescale/backends/emulator/{name}.py", tests)
+    first = "tests/emulator/test_remedy_candidates.py", f"{_REMEDIES}::test_rounds_of_a_loop"
+    return Target("remedies", f"tilescale/backends/emulator/{name}.py", (*first, _REMEDIES))
 
 
 def _calls(path: str, *functions: str) -> Target:
