@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The whole corpus: a file for each kind of mistake, but for fences, which have two."""
+"""The whole corpus: a file for each kind of mistake, but for fences, which have three."""
 
-from tests.corpus import atomicity, bounds, completion, deadlocks, flags, races, signals, stale, threads, uninitialised
+from tests.corpus import atomicity, bounds, deadlocks, flags, peers, races, signals, stale, threads, uninitialised
 
-MODULES = (races, signals, flags, stale, completion, atomicity, deadlocks, bounds, uninitialised, threads)
+MODULES = (races, signals, flags, stale, peers, atomicity, deadlocks, bounds, uninitialised, threads)
 
 KINDS = [module.label for module in MODULES]
 

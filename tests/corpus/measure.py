@@ -30,12 +30,13 @@ def measured(program: Program) -> dict[str, Any]:
     """A program's label, and which of its runs were right."""
     bench = Bench(program)
     first, *others = (bench.run(seed) for seed in (None, *SEEDS))
-    right = [first.right, *(other.right and same(first.values, other.values) for other in others)]
+    is_wrong = program.error is not None
+    right = [first.right, *(other.right and (is_wrong or same(first.values, other.values)) for other in others)]
     return {
         "kind": program.kind,
         "level": program.level,
         "source": program.origin.source.name,
-        "wrong": program.error is not None,
+        "wrong": is_wrong,
         "own order": right[0],
         "other orders": sum(right[1:]),
     }

@@ -21,8 +21,8 @@ from tests.page_tables import compare_tables
 PAGE = Path(__file__).parents[2] / "docs" / "detection.md"
 
 
-MISSED = {"count_in_two_steps[load and store]"}
-"""Mistakes that leave no two accesses unordered."""
+MISSED = {"count_in_two_steps[load and store]", "payloads_of_three_writers[one too few]"}
+"""Mistakes that leave no two accesses of this order unordered."""
 
 REDUNDANT = {
     "ring_of_waits[signal]",
