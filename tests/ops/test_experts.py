@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import tilescale
-from tilescale.ops import grouped_gemm, row_exchange
-from tilescale.ops.moe_route import ALIGN
-
-moe_route = import_module("tilescale.ops.moe_route")
+from tilescale import ops
+from tilescale.ops import grouped_gemm, moe_tables, row_exchange
+from tilescale.ops.moe_tables import ALIGN
 
 CHOICES = [
     # ranks, experts, tokens, choices, tokens of the first rank, room
@@ -35,47 +34,95 @@ def chosen_by_all(size: int, experts: int, tokens: int, choices: int, first: int
 
 
 class Tables:
-    """What every rank works out from everybody's choices."""
+    """What every rank works out from everybody's choices, emulated.
 
-    def __init__(self, chosen: torch.Tensor, experts: int, room: int | None):
-        size, most, choices = chosen.shape
+    Attributes:
+        chosen: (ranks, tokens, choices).
+        weights: like it, float32.
+        local, room: experts, and rows, of a rank.
+        of: of each rank, the tensors of a Routing by their names.
+    """
+
+    def __init__(self, case: tuple[Any, ...], seed: int | None = None, kind: torch.dtype = torch.int32):
+        size, experts, tokens, choices, _, room = case
+        self.chosen, self.weights = chosen_by_all(*case[:5]), torch.rand(size, tokens, choices)
         self.local = experts // size
-        self.room = room or -(-size * most * min(choices, self.local) // ALIGN) * ALIGN + self.local * ALIGN
-        self.out = [moe_route.outgoing(mine, self.local, size) for mine in chosen]
-        self.rows = [moe_route.rows_of(chosen, rank, self.local, self.room) for rank in range(size)]
-        self.into = [moe_route.incoming(chosen, self.rows[r][0], r, self.local) for r in range(size)]
+        self.room = room or -(-size * tokens * min(choices, self.local) // ALIGN) * ALIGN + self.local * ALIGN
+        boxes = size, -(-tokens // moe_tables.tokens_of(choices)), moe_tables.whole(choices)
+        counted = torch.empty(boxes[0] * boxes[1], self.local + 2, dtype=torch.int32)
+        per_device = []
+        for chosen, weights in zip(self.chosen.to(kind), self.weights, strict=True):
+            made = moe_tables.new_tables(chosen, size, self.local, tokens, self.room)
+            beside = [torch.empty(boxes, dtype=torch.int32), torch.empty(boxes), counted.clone()]
+            per_device.append([chosen.flatten(), weights.flatten(), *(poisoned(x) for x in (*beside, *made))])
+        program = moe_tables.tables_program(size, self.local, choices, str(kind).removeprefix("torch."), "float32")
+        tilescale.emulate(program, per_device, schedule_seed=seed)
+        self.of = [dict(zip(ops.Routing._fields, tensors[5:], strict=False)) for tensors in per_device]
+
+    def row(self, rank: int) -> torch.Tensor:
+        """(ranks, tokens, choices): the row on a rank of each choice of all ranks, -1 for none."""
+        row = torch.full_like(self.chosen, -1)
+        for source, before in enumerate(routing["before"] for routing in self.of):
+            for token, slot in enumerate(before[:-1, rank].tolist()):
+                if before[token + 1, rank] > slot:
+                    row[source, token] = self.of[rank]["places"][source, slot]
+        return row
+
+
+def poisoned(x: torch.Tensor) -> torch.Tensor:
+    """Full of what no result is."""
+    return x.fill_(torch.nan if x.is_floating_point() else -77)
 
 
 @pytest.mark.parametrize("case", CHOICES, ids=str)
 def test_every_choice_has_a_row_of_its_expert(case: tuple[Any, ...]):
-    size, experts, _, _, _, room = case
-    chosen = chosen_by_all(*case[:5])
-    tables = Tables(chosen, experts, room)
-    for rank, (row, counts, owners) in enumerate(tables.rows):
+    tables = Tables(case)
+    for rank, routing in enumerate(tables.of):
         # In the order of experts, ranks, tokens and choices, each expert from a multiple of ALIGN.
-        begin, want = 0, torch.full_like(row, -1)
+        begin, want, share = 0, torch.full_like(tables.chosen, -1), torch.zeros(tables.room)
         for expert in range(tables.local):
-            where = (chosen == rank * tables.local + expert).nonzero()
+            where = (tables.chosen == rank * tables.local + expert).nonzero()
             for i, place in enumerate(where.tolist()):
-                want[tuple(place)] = begin + i if begin + i < tables.room else -1
-            assert counts[expert] == min(len(where), max(tables.room - begin, 0))
+                if begin + i < tables.room:
+                    want[tuple(place)], share[begin + i] = begin + i, tables.weights[tuple(place)]
+            kept = min(len(where), max(tables.room - begin, 0))
+            assert routing["counts"][expert] == kept and routing["dropped"][expert] == len(where) - kept
             tiles = -(-len(where) // ALIGN)
-            assert (owners[begin // ALIGN :][:tiles] == expert).all()
+            assert (routing["owners"][begin // ALIGN :][:tiles] == expert).all()
             begin += tiles * ALIGN
-        assert torch.equal(row, want) and (owners[begin // ALIGN :] == -1).all()
-    if room is not None:
-        assert any((chosen // tables.local == r).sum() > (rows[0] >= 0).sum() for r, rows in enumerate(tables.rows))
+        assert torch.equal(tables.row(rank), want) and (routing["owners"][begin // ALIGN :] == -1).all()
+        assert torch.equal(routing["weights"], share)
+    if case[-1] is not None:
+        assert any(routing["dropped"].sum() > 0 for routing in tables.of)
+
+
+@pytest.mark.parametrize(
+    ("case", "seed", "kind"),
+    [((2, 600, 5, 2, 5, None), None, torch.int64), ((1, 301, 3, 300, 3, None), None, torch.int32)]
+    + [((3, 6, 400, 2, 3, None), 1, torch.int64)],
+    ids=["experts", "choices", "chunks"],
+)
+def test_more_than_a_block_has_threads(case: tuple[Any, ...], seed: int | None, kind: torch.dtype):
+    """Experts, choices of a token, or choices of a rank."""
+    tables = Tables(case, seed, kind)
+    for rank in range(case[0]):
+        is_here = (tables.chosen >= 0) & (tables.chosen // tables.local == rank)
+        row = tables.row(rank)
+        assert torch.equal(row >= 0, is_here) and len(row[is_here].unique()) == is_here.sum()
+        assert torch.equal(tables.of[rank]["weights"][row[is_here]], tables.weights[is_here])
+        experts = tables.of[rank]["owners"][row[is_here] // ALIGN] + rank * tables.local
+        assert torch.equal(experts, tables.chosen[is_here])
 
 
 def scattered(x: torch.Tensor, tables: Tables, seed: int | None = None) -> list[torch.Tensor]:
     """The rows of the experts of each rank; what nobody writes is -1."""
     size, most, width = x.shape
     per_device = [
-        [x[r], *tables.out[r][:2], torch.full((size, most, width), -7, dtype=torch.int32), *tables.into[r]]
-        + [torch.full((tables.room, width), -1, dtype=torch.int32)]
-        for r in range(size)
+        [x[r], routing["order"], routing["sent"], torch.full((size, most, width), -7, dtype=torch.int32)]
+        + [routing["received"], routing["places"], torch.full((tables.room, width), -1, dtype=torch.int32)]
+        for r, routing in enumerate(tables.of)
     ]
-    program = row_exchange.scatter_program(size, width, tables.into[0][1].shape[2])
+    program = row_exchange.scatter_program(size, width, tables.chosen.shape[2])
     tilescale.emulate(program, per_device, schedule_seed=seed)
     return [tensors[-1] for tensors in per_device]
 
@@ -101,12 +148,12 @@ def test_tiles_of_parts_of_rows(seed: int | None, senders: int, monkeypatch: pyt
 
 def there_and_back(case: tuple[Any, ...], seed: int | None = None) -> None:
     """Rows of tokens where they belong, and sums of experts' rows where they came from."""
-    size, experts, tokens, choices, _, room = case
-    chosen, width = chosen_by_all(*case[:5]), 24
-    tables = Tables(chosen, experts, room)
+    size, _, tokens, choices = case[:4]
+    tables, width = Tables(case), 24
+    rows_of = [tables.row(rank) for rank in range(size)]
     x = torch.randint(0, 999, (size, tokens, width), dtype=torch.int32)
     there = scattered(x, tables, seed)
-    for (row, *_), got in zip(tables.rows, there, strict=True):
+    for row, got in zip(rows_of, there, strict=True):
         want = torch.full_like(got, -1)
         want[row[row >= 0].long()] = x[(row >= 0).nonzero(as_tuple=True)[:2]]
         assert torch.equal(got, want)
@@ -114,21 +161,21 @@ def there_and_back(case: tuple[Any, ...], seed: int | None = None) -> None:
     weights = [torch.rand(tables.room) for _ in range(size)]
     weighted, kind = size != 2, torch.float32 if size == 3 else torch.bfloat16
     y = [torch.randn(tables.room, width).to(kind) for _ in range(size)]
-    for rows, (row, *_) in zip(y, tables.rows, strict=True):
+    for rows, row in zip(y, rows_of, strict=True):
         nobody = torch.ones(tables.room, dtype=torch.bool).index_fill_(0, row[row >= 0].long(), False)
         rows[nobody] = torch.nan
     per_device = [
-        [y[r], weights[r] if weighted else weights[r][:1], *tables.into[r]]
-        + [torch.full((size, tokens, width), torch.nan).to(kind), tables.out[r][2]]
+        [y[r], weights[r] if weighted else weights[r][:1], routing["received"], routing["places"]]
+        + [torch.full((size, tokens, width), torch.nan).to(kind), routing["before"]]
         + [torch.full((tokens, width), torch.nan).to(kind)]
-        for r in range(size)
+        for r, routing in enumerate(tables.of)
     ]
     name, unit = str(kind).removeprefix("torch."), 16 // kind.itemsize
     groups = row_exchange.sharers(width, unit, tokens)
     program = row_exchange.sum_program(size, width, choices, name, unit, weighted)
     tilescale.emulate(program, [[*tensors, groups] for tensors in per_device], schedule_seed=seed)
     want = torch.zeros(size, tokens, width)
-    for rows, (row, *_), weight in zip(y, tables.rows, weights, strict=True):
+    for rows, row, weight in zip(y, rows_of, weights, strict=True):
         part = torch.zeros_like(want)
         for c in range(choices):
             place = row[..., c].clamp(min=0).long()
@@ -137,6 +184,27 @@ def there_and_back(case: tuple[Any, ...], seed: int | None = None) -> None:
         want += part.to(kind).float()
     for r, tensors in enumerate(per_device):
         torch.testing.assert_close(tensors[-1], want[r].to(kind), rtol=1e-2 if kind.itemsize == 2 else 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "case", [(1, 3, 9, 2, 9, None), (3, 6, 100, 3, 0, None), (2, 4, 150, 2, 150, 2 * ALIGN)], ids=str
+)
+def test_numbers_of_rows_come_to_their_choices(case: tuple[Any, ...]):
+    tables = Tables(case)
+    size, tokens, choices = tables.chosen.shape
+    grads = torch.randint(0, 99, (size, 2, tables.room)).float()
+    boxes = size, -(-tokens // moe_tables.tokens_of(choices)), moe_tables.whole(choices)
+    per_device = [
+        [grads[r], routing["received"], routing["places"], routing["before"]]
+        + [torch.full(boxes, torch.nan), torch.full((tokens, choices), torch.nan)]
+        for r, routing in enumerate(tables.of)
+    ]
+    tilescale.emulate(moe_tables.returns_program(size, choices), per_device)
+    want = torch.zeros(size, tokens, choices)
+    for rank, grad in enumerate(grads.sum(1)):
+        row = tables.row(rank)
+        want += torch.where(row >= 0, grad[row.clamp(min=0).long()], 0)
+    assert torch.equal(torch.stack([tensors[-1] for tensors in per_device]), want)
 
 
 @pytest.mark.parametrize(("size", "most", "width"), [(3, 20, 36), (8, 2, 8), (2, 3, 1)])
@@ -179,8 +247,8 @@ def test_grouped_products(counts: list[int], n: int, k: int, transposed: bool, d
     name = str(dtype).removeprefix("torch.")
     y, dbt = torch.full((room, n), torch.nan, dtype=dtype), torch.full((len(counts), n, k), torch.nan, dtype=dtype)
     lying = b.mT.contiguous() if transposed else b
-    tilescale.emulate(grouped_gemm.program(n, k, name, transposed), [x, lying, owners, y])
-    outer = grouped_gemm.outer_program(len(counts), n, k, name)
+    tilescale.emulate(grouped_gemm.program(0, n, k, name, transposed), [x, lying, owners, y])
+    outer = grouped_gemm.outer_program(0, len(counts), n, k, name)
     tilescale.emulate(outer, [dy, x, torch.tensor(counts, dtype=torch.int32), dbt])
     for e, part in enumerate(rows):
         close(y[part], x[part].float() @ b[e].float())

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.all_gather import all_gather
 from tilescale.ops.arguments import SUMS, check_count, check_tensor
-from tilescale.ops.group import collective, group_name, rank_of, size_of
-
-ALIGN = 128
-"""Rows of each expert begin at a multiple of so many: a tile of a product has those of one expert."""
+from tilescale.ops.group import collective, group_name, size_of, team_of
+from tilescale.ops.moe_tables import ALIGN, made_tables, new_tables, returned
+from tilescale.ops.operator import operator
 
 
 class Routing(NamedTuple):
@@ -24,8 +22,9 @@ class Routing(NamedTuple):
 
     Attributes:
         weights: (room,), float32: the weight of each row here, 0 where there is none; None if none were given.
-        counts: (experts of this rank,), how many rows each has; those of one begin at a multiple of `ALIGN`.
-        owners: (room / ALIGN,), whose rows they are, among the experts of this rank; -1 for nobody's.
+        counts: (experts of this rank,), how many rows each has; those of one begin at a multiple of 128.
+        dropped: (experts of this rank,), how many choices of each have no row, as there was no room.
+        owners: (room / 128,), whose rows they are, among the experts of this rank; -1 for nobody's.
         order, sent: the own tokens that go to each rank, (ranks, most), and how many.
         received, places: how many come from each rank, and the rows that they become, (ranks, most, choices).
         before: (most + 1, ranks), how many tokens before each own one go to each rank.
@@ -36,6 +35,7 @@ class Routing(NamedTuple):
 
     weights: torch.Tensor | None
     counts: torch.Tensor
+    dropped: torch.Tensor
     owners: torch.Tensor
     order: torch.Tensor
     sent: torch.Tensor
@@ -76,8 +76,8 @@ def moe_route(
         ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
-    check_tensor("chosen", chosen, 2, (torch.int32, torch.int64))
     name = group_name(group)
+    check_choices(chosen, weights)
     size, (tokens, choices) = size_of(name), chosen.shape
     check_count("experts", experts)
     if experts % size:
@@ -89,25 +89,25 @@ def moe_route(
     if not most or not choices:
         raise ArgumentError(f"chosen has shape {tuple(chosen.shape)}", hint="give most if this rank has no tokens")
     local = experts // size
-    if room is None:
-        room = size * most * min(choices, local) + local * (ALIGN - 1)
+    room = room_for(size * most, choices, local) if room is None else room
     check_count("room", room)
     room = -(-room // ALIGN) * ALIGN
-    mine = torch.nn.functional.pad(chosen.to(torch.int32), (0, 0, 0, most - tokens), value=-1)
-    # As numbers of a type that small gathers have: bits are moved.
-    everyones = all_gather(mine.view(torch.float32), group=name).view(torch.int32).view(size, most, choices)
-    rank = rank_of(name)
-    row, counts, owners = rows_of(everyones, rank, local, room)
-    taken = None
+    made = tables(chosen, weights, local, most, room, name)
+    return Routing(None if weights is None else made[0], *made[1:], room, tokens, name)
+
+
+def check_choices(chosen: torch.Tensor, weights: torch.Tensor | None) -> None:
+    """Raises ArgumentError unless these are numbers of experts, and a weight of each or None."""
+    check_tensor("chosen", chosen, 2, (torch.int32, torch.int64))
     if weights is not None:
         check_tensor("weights", weights, 2, SUMS)
         if weights.shape != chosen.shape:
             raise ArgumentError(f"weights is {tuple(weights.shape)}, chosen {tuple(chosen.shape)}", hint="one for each")
-        given = all_gather(torch.nn.functional.pad(weights.float(), (0, 0, 0, most - tokens)), group=name)
-        taken = _by_row(given.view(-1), row.view(-1), room)
-    order, sent, before = outgoing(mine, local, size)
-    received, places = incoming(everyones, row, rank, local)
-    return Routing(taken, counts, owners, order, sent, received, places, before, room, tokens, name)
+
+
+def room_for(tokens: int, choices: int, local: int) -> int:
+    """Rows for so many tokens, whatever they choose."""
+    return tokens * min(choices, local) + local * (ALIGN - 1)
 
 
 def check_routing(routing: Any) -> None:
@@ -116,55 +116,43 @@ def check_routing(routing: Any) -> None:
         raise ArgumentError(f"routing is {type(routing).__name__}", hint="pass what moe_route gives")
 
 
-def outgoing(mine: torch.Tensor, local: int, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`order`, `sent` and `before` of a Routing, from the own choices (most, choices); `local` experts a rank."""
-    most = mine.shape[0]
-    ranks = torch.arange(size, dtype=torch.int32, device=mine.device)
-    goes = ((mine >= 0)[:, :, None] & (mine[:, :, None] // local == ranks)).any(1)
-    before = torch.nn.functional.pad(goes.cumsum(0, dtype=torch.int32), (0, 0, 1, 0))
-    # Tokens that do not go to a rank are written into one place beyond, which nobody reads.
-    slot = torch.where(goes, before[:-1], most).t().long()
-    tokens = torch.arange(most, dtype=torch.int32, device=mine.device).expand(size, most)
-    order = mine.new_zeros(size, most + 1).scatter_(1, slot, tokens)[:, :most].contiguous()
-    return order, before[-1].contiguous(), before
+@operator("moe_tables")
+def tables(
+    chosen: torch.Tensor, weights: torch.Tensor | None, local: int, most: int, room: int, group: str
+) -> list[torch.Tensor]:
+    """The tensors of a Routing, in their order; without weights, the first one is zeros."""
+    return made_tables(chosen, weights, local, most, room, team_of(group))
 
 
-def rows_of(
-    everyones: torch.Tensor, rank: int, local: int, room: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each choice of all ranks (ranks, most, choices) its row on this rank, or -1; `counts` and `owners`."""
-    expert = everyones.flatten() - rank * local
-    expert = torch.where((expert >= 0) & (expert < local), expert, local).long()  # `local`: none of this rank's
-    by_expert = expert.argsort(stable=True)
-    counts = torch.zeros(local + 1, dtype=torch.int64, device=expert.device)
-    counts = counts.scatter_add_(0, expert, torch.ones_like(expert))[:local]
-    extents = (counts + ALIGN - 1) // ALIGN * ALIGN
-    ends = extents.cumsum(0)
-    begins = ends - extents
-    # How much further an expert's rows begin than if there were no room between those of others.
-    shift = torch.nn.functional.pad(begins - (counts.cumsum(0) - counts), (0, 1))
-    place = torch.arange(expert.shape[0], device=expert.device) + shift[expert[by_expert]]
-    row = torch.empty_like(place).scatter_(0, by_expert, place)
-    row = torch.where((expert < local) & (row < room), row, -1).to(torch.int32)
-    tiles = torch.arange(0, room, ALIGN, device=expert.device)
-    owners = torch.searchsorted(ends, tiles, right=True)
-    owners = torch.where(owners < local, owners, -1).to(torch.int32)
-    kept = counts.minimum((room - begins).clamp(min=0))
-    return row.view(everyones.shape), kept.to(torch.int32), owners
+@tables.register_fake
+def _(
+    chosen: torch.Tensor, weights: torch.Tensor | None, local: int, most: int, room: int, group: str
+) -> list[torch.Tensor]:
+    return new_tables(chosen, size_of(group), local, most, room)
 
 
-def incoming(everyones: torch.Tensor, row: torch.Tensor, rank: int, local: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`received` and `places` of a Routing, from all choices and their rows here (ranks, most, choices)."""
-    size, most, choices = row.shape
-    comes = ((everyones >= 0) & (everyones // local == rank)).any(2)
-    slot = torch.where(comes, comes.cumsum(1) - 1, most)[:, :, None].expand(size, most, choices)
-    places = row.new_full((size, most + 1, choices), -1).scatter_(1, slot, row)[:, :most].contiguous()
-    return comes.sum(1, dtype=torch.int32), places
+@operator("moe_returns")
+def _returned(
+    grads: torch.Tensor, received: torch.Tensor, places: torch.Tensor, before: torch.Tensor, tokens: int, group: str
+) -> torch.Tensor:
+    """The gradients of weights, from those of rows."""
+    return returned(grads[None], received, places, before, team_of(group))[:tokens]
 
 
-def _by_row(values: torch.Tensor, row: torch.Tensor, room: int) -> torch.Tensor:
-    """The value of each row, which one choice has; 0 for rows of nobody."""
-    place = torch.where(row >= 0, row, room).long()
-    choice = torch.zeros(room + 1, dtype=torch.int64, device=row.device)
-    choice = choice.scatter_(0, place, torch.arange(1, row.shape[0] + 1, device=row.device))[:room]
-    return torch.where(choice > 0, values[(choice - 1).clamp(min=0)], 0)
+@_returned.register_fake
+def _(grads: torch.Tensor, *others: Any) -> torch.Tensor:
+    return grads.new_empty(others[-2], others[1].shape[2])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    chosen, weights, *_, ctx.group = inputs
+    ctx.save_for_backward(*output[6:])
+    ctx.tokens, ctx.dtype = chosen.shape[0], None if weights is None else weights.dtype
+
+
+def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
+    back = _returned(grads[0].contiguous(), *ctx.saved_tensors, ctx.tokens, ctx.group)
+    return None, back.to(ctx.dtype), *[None] * 4
+
+
+tables.register_autograd(_backward, setup_context=_setup)

@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: MIT
+"""Mixture of experts: the tables that tokens travel by, from the experts that the tokens of all ranks chose.
+
+Choices are handled in chunks. A first grid sends every chunk to all ranks, and counts in each chunk the choices of each
+local expert. A second grid sums the counts of the chunks before its own, which gives the row of each choice. The host
+reads nothing, and rows of an expert are in the order of ranks, tokens and choices.
+"""
+
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.comm import Team
+from tilescale.ops.arguments import dense
+from tilescale.ops.flat import dtype_of
+from tilescale.ops.kernels import kernel
+from tilescale.ops.workspace import workspace_of
+
+ALIGN = 128
+"""Rows of each expert begin at a multiple of so many: a tile of a GEMM has those of one expert."""
+
+CHUNK = 256
+"""Choices of a chunk, at most, and threads of a block: each has one choice."""
+
+
+def tokens_of(choices: int) -> int:
+    """Tokens of a chunk."""
+    return max(1, CHUNK // choices)
+
+
+def made_tables(
+    chosen: torch.Tensor, weights: torch.Tensor | None, local: int, most: int, room: int, team: Team
+) -> list[torch.Tensor]:
+    """`weights`, `counts`, `dropped`, `owners`, `order`, `sent`, `received`, `places` and `before` of a Routing.
+
+    Args:
+        chosen: (tokens, choices), int32 or int64.
+        weights: like it, or None: then the weights of rows are zeros.
+        local: experts of a rank.
+        most: tokens of a rank, at most.
+        room: rows, a multiple of ALIGN.
+        team: who takes part.
+    """
+    size, choices = team.size, chosen.shape[1]
+    chunks = -(-most // tokens_of(choices))
+    made = new_tables(chosen, size, local, most, room)
+    counted = chosen.new_empty(size * chunks, local + 2, dtype=torch.int32)
+    shape = size, chunks, whole(choices)
+    in_chosen, in_weights = workspace_of(team).symmetric(torch.int32, shape, shape)
+    numbers = _padded(chosen, most, -1)
+    shares = counted.new_empty(1, dtype=torch.float32) if weights is None else _padded(weights, most, 0)
+    kernel(tables_program, team, local, choices, dtype_of(numbers), "" if weights is None else dtype_of(shares))(
+        numbers, shares, in_chosen, in_weights.view(torch.float32), counted, *made
+    )
+    return made
+
+
+def _padded(x: torch.Tensor, rows: int, value: int) -> torch.Tensor:
+    """The numbers of a matrix, with rows behind it."""
+    missing = rows - x.shape[0]
+    return (torch.nn.functional.pad(x, (0, 0, 0, missing), value=value) if missing else dense(x)).view(-1)
+
+
+def new_tables(like: torch.Tensor, size: int, local: int, most: int, room: int) -> list[torch.Tensor]:
+    """Uninitialized tables, on the device of the choices `like`."""
+    weights = like.new_empty(room, dtype=torch.float32)
+    shapes = (local,), (local,), (room // ALIGN,), (size, most), (size,), (size,), (size, most, like.shape[1])
+    return [weights, *(like.new_empty(shape, dtype=torch.int32) for shape in (*shapes, (most + 1, size)))]
+
+
+def returned(
+    grads: torch.Tensor, received: torch.Tensor, places: torch.Tensor, before: torch.Tensor, team: Team
+) -> torch.Tensor:
+    """For each local choice the sum of the numbers of its row, wherever that is.
+
+    Args:
+        grads: (n, room), float32: n numbers of each row.
+        received, places, before: of a Routing.
+        team: who takes part.
+
+    Returns:
+        (most, choices), float32; 0 for choices that have no row.
+    """
+    size, most, choices = places.shape
+    result = grads.new_empty(most, choices)
+    chunks = -(-most // tokens_of(choices))
+    (inbox,) = workspace_of(team).symmetric(torch.float32, (size, chunks, whole(choices)))
+    kernel(returns_program, team, choices)(dense(grads), received, places, before, inbox, result)
+    return result
+
+
+def whole(numbers: int) -> int:
+    """So many, rounded up to what the threads of a block share evenly."""
+    return -(-numbers // CHUNK) * CHUNK
+
+
+@T.macro
+def load_chunk(numbers, chosen, chunk, span):
+    """The choices of a local chunk; beyond its last one, none."""
+    count = chosen.shape[0]
+    for i in T.Parallel(numbers.shape[0]):
+        at = chunk * span + i
+        is_there = (i < span) & (at < count)
+        numbers[i] = T.if_then_else(is_there, T.cast(chosen[T.min(at, count - 1)], "int32"), -1)
+
+
+@T.macro
+def find_keys(keys, has, numbers, lowest, local, choices):
+    """Which expert of a rank each choice is, or -1, and whether a token has one; `lowest`: the rank's first one."""
+    for i in T.Parallel(keys.shape[0]):
+        expert = numbers[i] - lowest
+        keys[i] = T.if_then_else((expert >= 0) & (expert < local), expert, -1)
+    for t in T.Parallel(has.shape[0]):
+        has[t] = 0
+    for c in T.serial(choices):
+        for t in T.Parallel(has.shape[0]):
+            if (t < tokens_of(choices)) & (keys[T.min(t * choices + c, keys.shape[0] - 1)] >= 0):
+                has[t] = 1
+
+
+@T.macro
+def rank_equal(within, keys, live):
+    """How many equal keys are before each key, of the first `live` ones."""
+    T.clear(within)
+    for j in T.serial(live):
+        for i in T.Parallel(within.shape[0]):
+            if (j < i) & (keys[j] == keys[i]):
+                within[i] += 1
+
+
+@T.macro
+def rank_marked(slots, within, has, live):
+    """How many marked tokens are before each token, of the first `live` ones."""
+    T.clear(within)
+    for j in T.serial(live):
+        for i in T.Parallel(within.shape[0]):
+            if j < i:
+                within[i] += has[j]
+    T.copy(within, slots)
+
+
+@T.macro
+def count_keys(found, keys, comes, goes, live, choices, local):
+    """How many choices each local expert has, then how many tokens come and go."""
+    T.clear(found)
+    for j in T.serial(live):
+        for e in T.Parallel(found.shape[0]):
+            if keys[j] == e:
+                found[e] += 1
+    for t in T.serial(live // choices):
+        for e in T.Parallel(found.shape[0]):
+            found[e] += T.if_then_else(e == local, comes[t], T.if_then_else(e == local + 1, goes[t], 0))
+
+
+@T.macro
+def sum_counts(total, ahead, counted, begin, me, end, local):
+    """Sums over all chunks, and over those before chunk `me`; of tokens, over the chunks of one rank."""
+    keys, count = local + 2, counted.shape[0]
+    parts = max(1, CHUNK // keys)
+    sums, sums_ahead = (T.alloc((whole(parts * keys),), "int32", level="l0") for _ in range(2))
+    all_sums, all_ahead = (T.alloc((whole(parts * keys),), "int32", level="l1") for _ in range(2))
+    T.clear(sums)
+    T.clear(sums_ahead)
+    for n in T.serial(T.ceildiv(count, parts)):
+        for i in T.Parallel(sums.shape[0]):
+            number, key = n * parts + i // keys, i % keys
+            is_counted = (key < local) | ((number >= begin) & (number < end))
+            if (i < parts * keys) & (number < count) & is_counted:
+                sums[i] += counted[number, key]
+                sums_ahead[i] += T.if_then_else(number < me, counted[number, key], 0)
+    T.copy(sums, all_sums)
+    T.copy(sums_ahead, all_ahead)
+    for e in T.Parallel(keys):
+        total[e] = 0
+        ahead[e] = 0
+    for part in T.serial(parts):
+        for e in T.Parallel(keys):
+            total[e] += all_sums[part * keys + e]
+            ahead[e] += all_ahead[part * keys + e]
+
+
+@T.macro
+def sum_extents(begin, total, local):
+    """The first row of each expert."""
+    for e in T.Parallel(local):
+        begin[e] = 0
+    for c in T.serial(local):
+        for e in T.Parallel(local):
+            if c < e:
+                begin[e] += T.ceildiv(total[c], ALIGN) * ALIGN
+
+
+@T.macro
+def clear_part(W, places, order, source, chunk, chunks):
+    """What no choice writes later: rows without a choice, choices without a row, slots without a token."""
+    room, size, most, choices = W.shape[0], int(places.shape[0]), places.shape[1], int(places.shape[2])
+    tokens, share, first = tokens_of(choices), T.alloc_var("int32"), T.alloc_var("int32")
+    share = T.ceildiv(room, size * chunks * CHUNK) * CHUNK
+    first = (source * chunks + chunk) * share
+    for n in T.serial(share // CHUNK):
+        for i in T.Parallel(CHUNK):
+            if first + n * CHUNK + i < room:
+                W[first + n * CHUNK + i] = 0
+    for i in T.Parallel(whole(choices)):
+        token = chunk * tokens + i // choices
+        if (i < tokens * choices) & (token < most):
+            places[source, token, i % choices] = -1
+    for t in T.Parallel(CHUNK):
+        if (t < tokens) & (chunk * tokens + t < most):
+            order[source, chunk * tokens + t] = 0
+
+
+@T.macro
+def tell_owners(counts, dropped, owners, total, begin, local):
+    """How many rows each expert has, and whose tiles are whose."""
+    tiles = owners.shape[0]
+    for e in T.Parallel(local):
+        kept = T.max(T.min(total[e], tiles * ALIGN - begin[e]), 0)
+        counts[e] = kept
+        dropped[e] = total[e] - kept
+    for n in T.serial(T.ceildiv(tiles, CHUNK)):
+        for i in T.Parallel(CHUNK):
+            if n * CHUNK + i < tiles:
+                owners[n * CHUNK + i] = -1
+        for e in T.serial(local):
+            for i in T.Parallel(CHUNK):
+                row = (n * CHUNK + i) * ALIGN
+                if (row < tiles * ALIGN) & (row >= begin[e]) & (row < begin[e] + total[e]):
+                    owners[n * CHUNK + i] = e
+
+
+@T.macro
+def send_weights(share, shares, in_weights, chunk, span, rank, home):
+    """A chunk's weights, in front of its choices."""
+    for i in T.Parallel(share.shape[0]):
+        share[i] = T.cast(shares[T.min(chunk * span + i, shares.shape[0] - 1)], "float32")
+    T.copy(share, in_weights[rank, chunk, 0], dst=home)
+
+
+@T.macro
+def place_choices(places, W, in_weights, near, within, slot, begin, ahead, source, chunk, local, weighted):
+    """The rows of a chunk's choices, and their weights."""
+    choices = int(places.shape[2])
+    for i in T.Parallel(near.shape[0]):
+        if near[i] >= 0:
+            row = begin[near[i]] + ahead[near[i]] + within[i]
+            if row < W.shape[0]:
+                places[source, ahead[local] + slot[i // choices], i % choices] = row
+                if weighted:
+                    W[row] = in_weights[source, chunk, i]
+
+
+@T.macro
+def place_tokens(before, order, goes, place, ahead, rank, first, alive):
+    """The slots of a chunk's tokens among those that go to a rank; `ahead`: those of the chunks before."""
+    for t in T.Parallel(goes.shape[0]):
+        if t < alive:
+            slot = ahead + place[t]
+            before[first + t, rank] = slot
+            if goes[t] > 0:
+                order[rank, slot] = first + t
+
+
+def tables_program(size: int, local: int, choices: int, kind: str, weights: str) -> Any:
+    """The tables of every rank.
+
+    `kind`: the type of choices; `weights`: of their weights, "" if there are none.
+    """
+    numbers, chunks, most, room = T.dynamic("numbers"), T.dynamic("chunks"), T.dynamic("most"), T.dynamic("room")
+    tokens, width, weighted = tokens_of(choices), whole(choices), bool(weights)
+    span, keys = tokens * choices, local + 2
+
+    @T.prim_func
+    def moe_tables(
+        chosen: T.Tensor((numbers,), kind),
+        shares: T.Tensor((numbers if weighted else 1,), weights or "float32"),
+        in_chosen: T.Tensor((size, chunks, width), "int32"),  # by source
+        in_weights: T.Tensor((size, chunks, width), "float32"),
+        counted: T.Tensor((size * chunks, keys), "int32"),
+        W: T.Tensor((room,), "float32"),
+        counts: T.Tensor((local,), "int32"),
+        dropped: T.Tensor((local,), "int32"),
+        owners: T.Tensor((room // ALIGN,), "int32"),
+        order: T.Tensor((size, most), "int32"),
+        sent: T.Tensor((size,), "int32"),
+        received: T.Tensor((size,), "int32"),
+        places: T.Tensor((size, most, choices), "int32"),
+        before: T.Tensor((most + 1, size), "int32"),
+    ):
+        with T.Kernel(device=size, block=(chunks, 2 * size), threads=CHUNK) as (chunk, z):
+            arrived = T.alloc_flags((size,))
+            T.assume(numbers >= 1)
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                given, share = (T.alloc((width,), dtype, level="l0") for dtype in ("int32", "float32"))
+                near, far, comes, goes = (T.alloc((width,), "int32", level="l1") for _ in range(4))
+                live = T.alloc_var("int32")
+                live = T.min(span, numbers - chunk * span)
+                found = T.alloc((whole(keys),), "int32", level="l0")
+                load_chunk(given, chosen, chunk, span)
+                if z < size:
+                    home = (rank + 1 + z) % size
+                    if weighted:
+                        send_weights(share, shares, in_weights, chunk, span, rank, home)
+                    T.copy(given, in_chosen[rank, chunk, 0], dst=home, signal=arrived[rank])
+                else:
+                    source = z - size
+                    clear_part(W, places, order, source, chunk, chunks)
+                    find_keys(far, goes, given, source * local, local, choices)
+                    T.wait(arrived[source], ">=", chunks)
+                    T.copy(in_chosen[source, chunk, 0], given)
+                    find_keys(near, comes, given, rank * local, local, choices)
+                    count_keys(found, near, comes, goes, live, choices, local)
+                    for e in T.Parallel(whole(keys)):
+                        if e < keys:
+                            counted[source * chunks + chunk, e] = found[e]
+        with T.Kernel(device=size, block=(chunks, size), threads=CHUNK) as (chunk, other):
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                given, within = (T.alloc((width,), "int32", level="l0") for _ in range(2))
+                near, far, comes, goes, slot, place = (T.alloc((width,), "int32", level="l1") for _ in range(6))
+                total, ahead, begin = (T.alloc((keys,), "int32", level="l1") for _ in range(3))
+                live, end = (T.alloc_var("int32") for _ in range(2))
+                live, end = T.min(span, numbers - chunk * span), (other + 1) * chunks
+                sum_counts(total, ahead, counted, end - chunks, end - chunks + chunk, end, local)
+                sum_extents(begin, total, local)
+                load_chunk(given, chosen, chunk, span)
+                find_keys(far, goes, given, other * local, local, choices)
+                T.copy(in_chosen[other, chunk, 0], given)
+                find_keys(near, comes, given, rank * local, local, choices)
+                rank_marked(slot, within, comes, live // choices)
+                rank_marked(place, within, goes, live // choices)
+                rank_equal(within, near, live)
+                place_choices(places, W, in_weights, near, within, slot, begin, ahead, other, chunk, local, weighted)
+                place_tokens(before, order, goes, place, ahead[local + 1], other, chunk * tokens, live // choices)
+                if chunk == 0:
+                    for _ in T.Parallel(1):
+                        received[other] = total[local]
+                        sent[other] = total[local + 1]
+                        before[most, other] = total[local + 1]
+                    if other == 0:
+                        tell_owners(counts, dropped, owners, total, begin, local)
+
+    return moe_tables
+
+
+def returns_program(size: int, choices: int) -> Any:
+    """Out[t, c] = the sum over n of G[n, row of choice c of token t], from the rank that has the row."""
+    parts, room, most, chunks = T.dynamic("parts"), T.dynamic("room"), T.dynamic("most"), T.dynamic("chunks")
+    tokens, width = tokens_of(choices), whole(choices)
+
+    @T.prim_func
+    def moe_returns(
+        G: T.Tensor((parts, room), "float32"),
+        received: T.Tensor((size,), "int32"),
+        places: T.Tensor((size, most, choices), "int32"),
+        before: T.Tensor((most + 1, size), "int32"),
+        inbox: T.Tensor((size, chunks, width), "float32"),  # by the rank of the rows
+        Out: T.Tensor((most, choices), "float32"),
+    ):
+        with T.Kernel(device=size, block=(chunks, size + 1), threads=CHUNK) as (chunk, z):
+            arrived = T.alloc_flags((size,))
+            T.assume(most >= 1)
+            with T.Scale("block"), T.Scale("device") as (rank, _):
+                row = T.alloc((width,), "int32", level="l0")
+                total = T.alloc((width,), "float32", level="l0")
+                T.clear(total)
+                if z < size:
+                    home = (rank + 1 + z) % size
+                    for i in T.Parallel(width):
+                        slot = chunk * tokens + i // choices
+                        has = (i < tokens * choices) & (slot < received[home])
+                        row[i] = T.if_then_else(has, places[home, T.min(slot, most - 1), i % choices], -1)
+                    for n in T.serial(parts):
+                        for i in T.Parallel(width):
+                            total[i] += T.if_then_else(row[i] >= 0, G[n, T.max(row[i], 0)], 0)
+                    T.copy(total, inbox[rank, chunk, 0], dst=home, signal=arrived[rank])
+                else:
+                    T.wait(arrived[0:size], ">=", chunks)
+                    for source in T.serial(size):
+                        for i in T.Parallel(width):
+                            token = T.min(chunk * tokens + i // choices, most - 1)
+                            slot = before[token, source]
+                            far = inbox[source, slot // tokens, slot % tokens * choices + i % choices]
+                            total[i] += T.if_then_else(before[token + 1, source] > slot, far, 0)
+                    for i in T.Parallel(width):
+                        token = chunk * tokens + i // choices
+                        if (i < tokens * choices) & (token < most):
+                            Out[token, i % choices] = total[i]
+
+    return moe_returns
