@@ -9,8 +9,9 @@
     all_gather_v.py all_to_all_v.py     collectives of unequal parts
     float8_wire.py                      collectives whose numbers travel as float8
     all_reduce_rms_norm.py              what ends a block of a transformer
-    moe_route.py moe_dispatch.py grouped_gemm.py    mixture of experts
     decode.py sequence_attention.py attention_backward.py    attention over several ranks; key_cache.py: of decode
+    moe_layer.py moe_choice.py expert_programs.py    mixture of experts: the layer, its router, its programs
+    moe_route.py moe_tables.py moe_dispatch.py grouped_gemm.py    its parts as operators of their own
     linear.py siblings.py layer_products.py    layers, those with one input, and their operators
     parallelize.py                      the plan that puts them in models
     token_wise.py                       norms where tokens lie over the ranks
@@ -52,7 +53,9 @@ from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.grouped_gemm import grouped_matmul
 from tilescale.ops.halo_exchange import halo_exchange
 from tilescale.ops.linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
+from tilescale.ops.moe_choice import Router
 from tilescale.ops.moe_dispatch import moe_combine, moe_dispatch
+from tilescale.ops.moe_layer import moe_layer
 from tilescale.ops.moe_route import Routing, moe_route
 from tilescale.ops.parallelize import parallelize_module
 from tilescale.ops.reduce_scatter import reduce_scatter
@@ -74,6 +77,7 @@ __all__ = [
     "Float8",
     "ParallelLinear",
     "Recv",
+    "Router",
     "Routing",
     "RowParallelLinear",
     "Send",
@@ -101,6 +105,7 @@ __all__ = [
     "mla_decode",
     "moe_combine",
     "moe_dispatch",
+    "moe_layer",
     "moe_route",
     "parallelize_module",
     "recv",

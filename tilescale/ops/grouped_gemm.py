@@ -16,7 +16,8 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import MULTIPLE, PRODUCTS, as_autocast, check_tensor, dense, two_scales
 from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import local_kernel
-from tilescale.ops.moe_route import ALIGN, Routing, check_routing
+from tilescale.ops.moe_route import Routing, check_routing
+from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.operator import operator
 from tilescale.ops.products import DEPTH
 from tilescale.ops.row_exchange import UNIT_BYTES
@@ -94,7 +95,7 @@ def _operator(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: to
     """The products."""
     is_transposed = b.mT.is_contiguous() and not b.is_contiguous()
     result = x.new_empty(x.shape[0], b.shape[2])
-    made = local_kernel(program, b.shape[2], b.shape[1], dtype_of(x), is_transposed)
+    made = local_kernel(program, 0, b.shape[2], b.shape[1], dtype_of(x), is_transposed)
     made(dense(x), dense(b.mT if is_transposed else b), owners, result)
     return result
 
@@ -103,9 +104,8 @@ def _operator(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: to
 def _outer(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """For each expert the transpose of its rows of x times its rows of y."""
     result = x.new_empty(counts.shape[0], x.shape[1], y.shape[1])
-    local_kernel(outer_program, counts.shape[0], x.shape[1], y.shape[1], dtype_of(x))(
-        dense(x), dense(y), counts, result
-    )
+    made = local_kernel(outer_program, 0, counts.shape[0], x.shape[1], y.shape[1], dtype_of(x))
+    made(dense(x), dense(y), counts, result)
     return result
 
 
@@ -161,8 +161,13 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def program(N: int, K: int, dtype: str, transposed: bool) -> Any:
-    """C[m] = A[m] B[owner of m], tile by tile; tiles of nobody are left out."""
+def launch(size: int, *grid: Any) -> Any:
+    """A grid of each of so many devices; 0: of the caller's alone."""
+    return T.Kernel(device=size, block=grid, threads=256) if size else T.Kernel(*grid, threads=256)
+
+
+def program(size: int, N: int, K: int, dtype: str, transposed: bool) -> Any:
+    """C[m] = A[m] B[owner of m], tile by tile; tiles of nobody are left out. `size`: see `launch`."""
     room, experts, wide = T.dynamic("room"), T.dynamic("experts"), COLUMNS if N % COLUMNS == 0 else COLUMNS // 2
 
     @T.prim_func
@@ -172,7 +177,7 @@ def program(N: int, K: int, dtype: str, transposed: bool) -> Any:
         owners: T.Tensor((room // ALIGN,), "int32"),
         C: T.Tensor((room, N), dtype),
     ):
-        with T.Kernel(T.ceildiv(N, wide), room // ALIGN, threads=256) as (column, tile):
+        with launch(size, T.ceildiv(N, wide), room // ALIGN) as (column, tile):
             a = T.alloc((ALIGN, DEPTH), dtype, level="l1")
             b = T.alloc((wide, DEPTH) if transposed else (DEPTH, wide), dtype, level="l1")
             c = T.alloc((ALIGN, wide), "float32", level="l0")
@@ -192,8 +197,8 @@ def program(N: int, K: int, dtype: str, transposed: bool) -> Any:
     return grouped_matmul
 
 
-def outer_program(experts: int, M: int, N: int, dtype: str) -> Any:
-    """C[e] = X[rows of e]^T Y[rows of e]: whole steps of rows, then those that are left."""
+def outer_program(size: int, experts: int, M: int, N: int, dtype: str) -> Any:
+    """C[e] = X[rows of e]^T Y[rows of e]: whole steps of rows, then those that are left. `size`: see `launch`."""
     room, side = T.dynamic("room"), ALIGN
 
     @T.prim_func
@@ -203,7 +208,7 @@ def outer_program(experts: int, M: int, N: int, dtype: str) -> Any:
         counts: T.Tensor((experts,), "int32"),
         C: T.Tensor((experts, M, N), dtype),
     ):
-        with T.Kernel(T.ceildiv(N, side), T.ceildiv(M, side), experts, threads=256) as (bn, bm, expert):
+        with launch(size, T.ceildiv(N, side), T.ceildiv(M, side), experts) as (bn, bm, expert):
             x, y, last_x, last_y = (T.alloc((DEPTH, side), dtype, level="l1") for _ in range(4))
             c = T.alloc((side, side), "float32", level="l0")
             out = T.alloc((side, side), dtype, level="l1")

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: MIT
+"""A layer of SwiGLU experts that lie over the ranks, as one operator.
+
+Forward: the tables that tokens travel by, the tokens to their experts, the first GEMM with SwiGLU in its epilogue, the
+second GEMM, the weighted sums back where the tokens came from. Backward makes the same journeys for the gradients. All
+sizes are on the device, so a call is programs one after the other, without an operation of PyTorch between them.
+"""
+
+from typing import Any
+
+import torch
+
+from tilescale.errors import ArgumentError
+from tilescale.ops import expert_programs, grouped_gemm
+from tilescale.ops.arguments import MULTIPLE, as_autocast, check_count, check_like, check_tensor, dense
+from tilescale.ops.expert_programs import LEAST_COLUMNS
+from tilescale.ops.flat import dtype_of, more_rows
+from tilescale.ops.group import collective, group_name, size_of, team_of
+from tilescale.ops.kernels import kernel
+from tilescale.ops.moe_choice import Router
+from tilescale.ops.moe_route import check_choices, room_for
+from tilescale.ops.moe_tables import ALIGN, made_tables, new_tables, returned
+from tilescale.ops.operator import operator
+from tilescale.ops.row_exchange import scatter_rows, sum_rows
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@collective
+def moe_layer(
+    x: torch.Tensor,
+    choice: torch.Tensor | Pair,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    router: Router | None = None,
+    bias: torch.Tensor | None = None,
+    shared: Pair | None = None,
+    replicas: torch.Tensor | None = None,
+    most: int | None = None,
+    room: int | None = None,
+    group: Any = None,
+) -> torch.Tensor | Pair:
+    """The weighted sum of what its experts make of each token: down (silu(gate x) * up x). Collective.
+
+    The ranks have equally many experts each, one rank's after the other's. Sums are made in one order, so results have
+    the same bits each time. Nothing waits for the host, and a CUDA graph may have it. It can be differentiated: with
+    respect to x, weights or logits, gate_up, down and shared.
+
+    Args:
+        x: (..., features), bfloat16 or float16: the tokens of this rank. Their number may differ from rank to rank, and
+            be 0, if `most` is given.
+        choice: the numbers of a token's experts and their weights, both (tokens, choices): int32 or int64, and float32,
+            bfloat16 or float16; another number than those of experts stands for none. Or the logits of a router,
+            (tokens, experts), with `router`.
+        gate_up: (experts of this rank, 2 * inner, features), the rows of the gate first.
+        down: (experts of this rank, features, inner). Features are a multiple of 8, inner of 16.
+        router: how experts are chosen from logits.
+        bias: (experts,), with logits: see `Router.choose`.
+        shared: gate_up (2 * n, features) and down (features, n) of an expert that all tokens take, on every rank.
+        replicas: (experts, n), int32 or int64: which of the ranks' experts stand for each one that can be chosen, with
+            -1 behind them. Tokens are distributed over them.
+        most: tokens that any rank has at most, the same on all ranks. Left out, all have equally many.
+        room: rows for the choices of all ranks that fall on this one's experts, each of which takes a multiple of 128;
+            the same on all ranks. Choices beyond it are dropped, those of the last experts first. Left out, there is
+            memory for all, whatever tokens choose: ranks * most * min(choices, experts of a rank) rows.
+        group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
+
+    Returns:
+        Like x. With `room`: it, and how many choices of each expert of this rank were dropped, int32.
+
+    Raises:
+        ArgumentError: an argument is not supported: names it, and what is supported.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    x, gate_up, down = as_autocast(x, gate_up, down)
+    _check_experts(x, gate_up, down)
+    rows, name = x.flatten(0, -2), group_name(group)
+    chosen, weights = _chosen(choice, router, bias)
+    if replicas is not None:
+        chosen = _replaced(chosen, replicas)
+    if len(chosen) != len(rows):
+        raise ArgumentError(f"choice has {len(chosen)} tokens, x has {len(rows)}", hint="one for each")
+    most = len(rows) if most is None else most
+    check_count("most", most, least=0)
+    if len(rows) > most or not chosen.shape[1]:
+        raise ArgumentError(
+            f"x has {len(rows)} tokens of {chosen.shape[1]} choices, most is {most}", hint="raise most, on all ranks"
+        )
+    space = room_for(size_of(name) * most, chosen.shape[1], len(gate_up)) if room is None else room
+    check_count("room", space)
+    if most:
+        space = -(-space // ALIGN) * ALIGN
+        keeps = torch.is_grad_enabled() and any(t.requires_grad for t in (rows, weights, gate_up, down))
+        y, dropped, *_ = _layer(rows, chosen, weights, gate_up, down, most, space, keeps, name)
+    else:
+        y, dropped = rows.clone(), chosen.new_zeros(len(gate_up), dtype=torch.int32)
+    if shared is not None:
+        y = y + _mlp(rows, *as_autocast(*shared))
+    return y.view(x.shape) if room is None else (y.view(x.shape), dropped)
+
+
+def _check_experts(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+    check_tensor("x", x)
+    check_tensor("gate_up", gate_up, 3)
+    check_tensor("down", down, 3)
+    for name, weight in ("gate_up", gate_up), ("down", down):
+        check_like(name, weight, "x", x)
+    experts, features, inner = down.shape
+    if x.ndim < 2 or x.shape[-1] != features or gate_up.shape != (experts, 2 * inner, features) or not experts:
+        raise ArgumentError(
+            f"x has shape {tuple(x.shape)}, gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}",
+            hint="(..., features), (experts, 2 * inner, features) and (experts, features, inner)",
+        )
+    if features % MULTIPLE or inner % LEAST_COLUMNS or not features or not inner:
+        raise ArgumentError(
+            f"down has shape {tuple(down.shape)}", hint=f"features: a multiple of {MULTIPLE}, inner of {LEAST_COLUMNS}"
+        )
+
+
+def _chosen(choice: Any, router: Router | None, bias: torch.Tensor | None) -> Pair:
+    """The experts of each token, and their weights."""
+    if isinstance(choice, torch.Tensor):
+        if not isinstance(router, Router):
+            raise ArgumentError(f"choice is logits, router is {type(router).__name__}", hint="pass ops.Router(choices)")
+        return router.choose(choice, bias)
+    if not isinstance(choice, tuple | list) or len(choice) != 2 or router is not None:
+        raise ArgumentError(
+            f"choice is {type(choice).__name__}", hint="pass numbers of experts and their weights, or logits and router"
+        )
+    chosen, weights = choice
+    check_choices(chosen, weights)
+    return chosen, weights
+
+
+def _replaced(chosen: torch.Tensor, replicas: torch.Tensor) -> torch.Tensor:
+    """The experts of the ranks that stand for those chosen, in turns."""
+    check_tensor("replicas", replicas, 2, (torch.int32, torch.int64))
+    is_one = (chosen >= 0) & (chosen < len(replicas))
+    number = torch.where(is_one, chosen, 0).long()
+    turn = torch.arange(len(chosen), device=chosen.device)[:, None] % (replicas >= 0).sum(1).clamp(min=1)[number]
+    return torch.where(is_one, replicas[number, turn], -1)
+
+
+def _mlp(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    gate, up = torch.nn.functional.linear(x, gate_up).chunk(2, -1)
+    return torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, down)
+
+
+@operator("moe_layer")
+def _layer(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    most: int,
+    room: int,
+    keeps: bool,
+    group: str,
+) -> list[torch.Tensor]:
+    """The sums, and how many choices were dropped; then what a backward needs, if it `keeps` that."""
+    team, (experts, features, inner) = team_of(group), down.shape
+    tables = made_tables(chosen, weights, experts, most, room, team)
+    of_rows, _, dropped, owners, order, sent, received, places, before = tables
+    rows = _scattered(x, (order, sent, received, places), room, team)
+    hidden, active = x.new_empty((room, 2 * inner) if keeps else (1, 1)), x.new_empty(room, inner)
+    made = kernel(expert_programs.gated_program, team, inner, features, dtype_of(x), keeps)
+    made(rows, dense(gate_up), owners, hidden, active)
+    y = x.new_empty(room, features)
+    kernel(grouped_gemm.program, team, features, inner, dtype_of(x), True)(active, dense(down), owners, y)
+    result = sum_rows(y, of_rows, (received, places, room), before, team)[: x.shape[0]]
+    return [result, dropped, *([rows, hidden, *tables] if keeps else [])]
+
+
+@_layer.register_fake
+def _(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    most: int,
+    room: int,
+    keeps: bool,
+    group: str,
+) -> list[torch.Tensor]:
+    experts, features, inner = down.shape
+    tables = new_tables(chosen, size_of(group), experts, most, room)
+    kept = [x.new_empty(room, features), x.new_empty(room, 2 * inner), *tables] if keeps else []
+    return [x.new_empty(x.shape), torch.empty_like(tables[2]), *kept]
+
+
+@operator("moe_layer_backward")
+def _gradients(
+    grad: torch.Tensor,
+    rows: torch.Tensor,
+    hidden: torch.Tensor,
+    tables: list[torch.Tensor],
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    group: str,
+) -> list[torch.Tensor]:
+    """Those of x, of the weights of choices, in float32, of gate_up and of down."""
+    team, tokens, (experts, features, inner) = team_of(group), grad.shape[0], down.shape
+    of_rows, counts, _, owners, order, sent, received, places, before = tables
+    room, dtype = rows.shape[0], dtype_of(rows)
+    far = _scattered(grad, (order, sent, received, places), room, team)
+    of_hidden, active = torch.empty_like(hidden), rows.new_empty(room, inner)
+    of_weights = of_rows.new_empty(inner // expert_programs.columns_of(inner), room)
+    made = kernel(expert_programs.gated_gradient_program, team, inner, features, dtype)
+    made(far, dense(down), owners, of_rows, hidden, of_hidden, active, of_weights)
+    of_down, of_gate_up = (torch.empty_like(w, memory_format=torch.contiguous_format) for w in (down, gate_up))
+    kernel(grouped_gemm.outer_program, team, experts, features, inner, dtype)(far, active, counts, of_down)
+    kernel(grouped_gemm.outer_program, team, experts, 2 * inner, features, dtype)(of_hidden, rows, counts, of_gate_up)
+    back = torch.empty_like(rows)
+    kernel(grouped_gemm.program, team, features, 2 * inner, dtype, False)(of_hidden, dense(gate_up), owners, back)
+    of_x = sum_rows(back, None, (received, places, room), before, team)[:tokens]
+    return [of_x, returned(of_weights, received, places, before, team)[:tokens], of_gate_up, of_down]
+
+
+@_gradients.register_fake
+def _(
+    grad: torch.Tensor,
+    rows: torch.Tensor,
+    hidden: torch.Tensor,
+    tables: list[torch.Tensor],
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    group: str,
+) -> list[torch.Tensor]:
+    of_choices = grad.new_empty(grad.shape[0], tables[7].shape[2], dtype=torch.float32)
+    return [grad.new_empty(grad.shape), of_choices, gate_up.new_empty(gate_up.shape), down.new_empty(down.shape)]
+
+
+def _scattered(x: torch.Tensor, tables: tuple[torch.Tensor, ...], room: int, team: Any) -> torch.Tensor:
+    """Rows of tokens where their experts have them."""
+    order, sent, received, places = tables
+    given = more_rows(dense(x).view(torch.uint8), order.shape[1])
+    return scatter_rows(given, order, sent, (received, places, room), team).view(x.dtype)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    _, _, weights, gate_up, down, *_, ctx.group = inputs
+    _, dropped, *kept = output
+    ctx.save_for_backward(gate_up, down, *kept)
+    ctx.mark_non_differentiable(dropped, *kept)
+    ctx.set_materialize_grads(False)
+    ctx.dtype = weights.dtype
+
+
+def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
+    gate_up, down, rows, hidden, *tables = ctx.saved_tensors
+    of_x, of_weights, *of_experts = _gradients(grads[0], rows, hidden, tables, gate_up, down, ctx.group)
+    return of_x, None, of_weights.to(ctx.dtype), *of_experts, *[None] * 4
+
+
+_layer.register_autograd(_backward, setup_context=_setup)
