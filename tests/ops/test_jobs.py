@@ -35,6 +35,13 @@ def test_messages_between_ranks(size: int):
     assert re.findall(r"passed (\w+)", done.output) == checks
 
 
+def test_models_whose_experts_lie_over_the_ranks():
+    """See scripts/expert_models.py."""
+    done = run_words([*command("tilescale run", 2), str(SCRIPTS / "expert_models.py")], **EMULATED)
+    assert done.code == 0, done.output
+    assert re.findall(r"passed (\w+)", done.output) == ["Mixtral", "Qwen3Moe", "DeepseekV3"]
+
+
 def test_a_parallel_model_learns_as_the_plain_one():
     """See scripts/llama.py."""
     done = run_words([*command("tilescale run", 2), str(SCRIPTS / "llama.py")], **EMULATED)

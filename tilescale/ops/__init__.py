@@ -11,6 +11,7 @@
     all_reduce_rms_norm.py              what ends a block of a transformer
     decode.py sequence_attention.py attention_backward.py    attention over several ranks; key_cache.py: of decode
     moe_layer.py moe_choice.py expert_programs.py    mixture of experts: the layer, its router, its programs
+    expert_parallel.py                  models whose experts lie over the ranks
     moe_route.py moe_tables.py moe_dispatch.py grouped_gemm.py    its parts as operators of their own
     linear.py siblings.py layer_products.py    layers, those with one input, and their operators
     parallelize.py                      the plan that puts them in models
@@ -45,6 +46,7 @@ from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.all_to_all_v import all_to_all_v
 from tilescale.ops.broadcast import broadcast
 from tilescale.ops.decode import flash_decode, mla_decode
+from tilescale.ops.expert_parallel import ParallelExperts, parallelize_experts
 from tilescale.ops.float8 import Float8
 from tilescale.ops.gather import gather
 from tilescale.ops.gemm_ag import matmul_all_gather
@@ -75,6 +77,7 @@ from tilescale.ops.workspace import Workspace, workspace
 __all__ = [
     "ColumnParallelLinear",
     "Float8",
+    "ParallelExperts",
     "ParallelLinear",
     "Recv",
     "Router",
@@ -107,6 +110,7 @@ __all__ = [
     "moe_dispatch",
     "moe_layer",
     "moe_route",
+    "parallelize_experts",
     "parallelize_module",
     "recv",
     "reduce_scatter",
