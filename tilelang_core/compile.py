@@ -110,7 +110,7 @@ def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
     return _generated[key]
 
 
-def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function without what stock TileLang gets wrong, with thread indices of its own.
 
     Lowering renames these where they are, to "thread_binding", in products of mma: the program would have another text
@@ -122,7 +122,7 @@ def _mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:
     with logs.following(), keeping_remainders(), tvm.transform.PassContext(opt_level=3, config=config), target:
-        lowered = tilelang.lower(_mended(func), target=target)
+        lowered = tilelang.lower(mended(func), target=target)
     return Generated(zero_trip_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
 
 
@@ -235,8 +235,8 @@ class Compilation:
     def _keyed(self) -> tirx.PrimFunc:
         makers = (with_kept_remainders, *self._last)
         if self.check is None:
-            return keyed(_mended(self.func), makers)
-        return keyed(_mended(self.func), (*makers, _seen_by), self.check)
+            return keyed(mended(self.func), makers)
+        return keyed(mended(self.func), (*makers, _seen_by), self.check)
 
 
 def _is_cached(

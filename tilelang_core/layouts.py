@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""Layouts that a program gives to its tiles: where an element lies, as expressions of its indices."""
+"""Layouts of tiles, as a program gives them or TileLang infers them: where an element lies, by its indices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import tilelang
+from tilelang import tvm
 from tilelang.layout import Fragment
 
-from tilelang_core import ir
+from tilelang_core import ir, logs
+from tilelang_core.compile import mended
+from tilelang_core.recent import Recent
 
 
 @dataclass(frozen=True)
@@ -20,24 +24,72 @@ class Layout:
         position: in memory, or among the elements of its thread, counted in elements.
         width: how many positions a row of memory has.
         thread: that holds the element; None for memory.
+        replicated: whether others hold it, too.
     """
 
     indices: tuple[ir.Var, ...]
     position: ir.PrimExpr
     width: int
     thread: ir.PrimExpr | None
+    replicated: bool
 
     @classmethod
     def of(cls, given: Any) -> Layout:
         """A layout of TileLang's; of one that replicates elements, the first replica."""
-        thread = None
+        thread, first = None, {}
         if isinstance(given, Fragment):
-            known = {*(v for v in _variables(given))}
+            known = {*_variables(given)}
             first = {v: ir.int_node(0) for v in ir.variables(given.thread) if v not in known}
             thread = ir.substitute(given.thread, first)
         width = ir.integer(given.get_output_shape()[-1])
-        return cls(_variables(given), given.get_linearized_forward_index(), width, thread)
+        return cls(_variables(given), given.get_linearized_forward_index(), width, thread, bool(first))
 
 
 def _variables(given: Any) -> tuple[ir.Var, ...]:
-    return tuple(getattr(v, "var", v) for v in given.get_forward_vars())
+    return tuple(getattr(v, "var", v) for v in given.get_forward_vars())[: len(given.get_input_shape())]
+
+
+_inferred: Recent[tuple[ir.PrimFunc, str], dict[str, Layout]] = Recent(64)
+
+
+def inferred(func: ir.PrimFunc, target: Any) -> dict[str, Layout]:
+    """The layouts of tiles that TileLang finds for a target, by name, but for names that several tiles have.
+
+    What it cannot lower has those that it found before it failed.
+    """
+    key = func, str(target)
+    if key not in _inferred:
+        _inferred[key] = _infer(func, tvm.target.Target(target))
+    return _inferred[key]
+
+
+def _infer(func: ir.PrimFunc, target: Any) -> dict[str, Layout]:
+    seen, config = _Inferred(), dict(func.attrs.get("tilelang_pass_configs", {})) if func.attrs else {}
+    try:
+        with logs.following(), tvm.transform.PassContext(opt_level=3, config=config, instruments=[seen]), target:
+            tilelang.lower(mended(func), target=target)
+    except Exception:  # noqa: BLE001 - whoever compiles the program is told
+        pass
+    names = [str(data.name) for data, _ in seen.found]
+    return {
+        name: Layout.of(given) for name, (_, given) in zip(names, seen.found, strict=True) if names.count(name) == 1
+    }
+
+
+@tvm.instrument.pass_instrument
+class _Inferred:
+    """Keeps the layouts that TileLang's inference has written into a function."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[ir.Var, Any]] = []
+
+    def run_after_pass(self, module: Any, info: Any) -> None:
+        """A pass has ended."""
+        if not str(info.name).endswith("LayoutInference"):
+            return
+        known: dict[ir.Var, Any] = {}
+        for func in module.functions.values():
+            for stmt in ir.statements(func.body):
+                if isinstance(stmt, ir.SBlock):
+                    known |= dict(stmt.annotations.get("layout_map", {}))
+        self.found = list(known.items())

@@ -168,6 +168,11 @@ def check(program: Program, machine: Machine) -> None:
             backend.check(program, machine)
 
 
+def text_target(machine: Machine) -> Any | None:
+    """What text for a machine is compiled for, as `Backend.target`; None where no back end generates any."""
+    return next((backend.target(machine) for backend in _BACKENDS if backend.serves(machine)), None)
+
+
 def choose(program: Program, lower: Callable[[Backend], Lowered]) -> Lowered:
     """The program as the back end has it that runs it on this computer.
 

@@ -10,11 +10,15 @@ fewer elements than there are threads, and what it has to broadcast.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tilelang_core import accesses, ir, tl
+from tilelang_core.layouts import Layout
+from tilescale.program.formulas import formula, one
 from tilescale.program.parallel_loops import LENGTHS, VECTOR_BITS, is_fragment, lengths_of, loops_of, vector_lengths
 
 
@@ -84,15 +88,17 @@ class Distribution:
         items: iterations of parallel loops, or elements of a tile that is copied, in row-major order.
         lengths: how many of them may be one vector, ascending from 1; item i is that of thread i // length % threads.
         shared: data variables of tiles in shared memory, where a tile is copied that one thread may move as a whole.
+        held: the thread of each of them, where the layout of a fragment says so.
     """
 
     items: int
     lengths: tuple[int, ...]
     shared: frozenset[ir.Var] = frozenset()
+    held: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, step: ir.Stmt, threads: int, spread: Collection[ir.Var]) -> Distribution | None:
-        """Of a step; None where something else decides. `spread` are the data variables of its phase's fragments."""
+        """Of a step; None where something else decides. `spread` are data variables of spread fragments."""
         found, loops = accesses_in(step), loops_of(step)
         fragments = [access.buffer for access in found if is_fragment(access)]
         if fragments and all(buffer.data in spread for buffer in fragments):
@@ -115,3 +121,22 @@ class Distribution:
         count, *others = {math.prod(extents or ()) for extents in sizes}
         lengths = tuple(lengths_of(count, found, threads))
         return None if others else cls(count, lengths, frozenset(access.buffer.data for access in shared))
+
+    @classmethod
+    def by_layout(cls, step: ir.Stmt, layouts: Mapping[ir.Var, Layout]) -> Distribution | None:
+        """Of a step that touches all of a fragment in order, by its layout; None if it replicates or has none."""
+        loops = loops_of(step)
+        copies = isinstance(step, ir.Evaluate) and ir.op_name(step.value) == tl.COPY
+        extents = ir.constants(loop.extent for loop in loops) if not any(loop.annotations for loop in loops) else None
+        for access in filter(is_fragment, accesses_in(step)):
+            layout, shape = layouts.get(access.buffer.data), ir.constants(access.buffer.shape)
+            in_order = extents == shape and _are(access.begins, [loop.loop_var for loop in loops])
+            if layout is None or layout.thread is None or layout.replicated or shape is None:
+                continue
+            if in_order if loops else copies and is_whole(access):
+                function = formula(layout.thread).function
+                if function is not None:
+                    indices = dict(zip(map(one, layout.indices), np.indices(shape), strict=True))
+                    held = np.broadcast_to(function(indices), shape).reshape(-1)
+                    return cls(held.size, (1,), held=tuple(held.tolist()))
+        return None

@@ -115,6 +115,43 @@ def through_fragments(X, W, at, b):
 
 
 @T.macro
+def sums_of_a_product(X, W, at, b):
+    left, right = T.alloc_shared((16, 16), "float16"), T.alloc_shared((16, 16), "float16")
+    sums = T.alloc_fragment((16, 16), "float32")
+    T.clear(left)
+    T.clear(right)
+    T.gemm(left, right, sums, clear_accum=True)
+    for i, j in T.Parallel(16, 16):
+        W[b, i * 16 + j] = sums[i, j]  # sums stored
+    for i, j in T.Parallel(16, 16):
+        sums[i, j] = sums[i, j] + W[b, j * 16 + i]  # sums loaded
+
+
+@T.macro
+def sums_of_a_product_kept(X, W, at, b):
+    left, right = T.alloc_shared((16, 16), "float16"), T.alloc_shared((16, 16), "float16")
+    sums = T.alloc_fragment((16, 16), "float32")
+    T.clear(left)
+    T.clear(right)
+    T.gemm(left, right, sums, clear_accum=True)
+    for i, j in T.Parallel(16, 16):
+        W[b, i * 16 + j] = sums[i, j]
+    for i, j in T.Parallel(16, 16):
+        sums[i, j] = sums[i, j] + W[b, i * 16 + j]
+
+
+@T.macro
+def through_a_fragment_in_reverse(X, W, at, b):
+    tile = T.alloc_fragment((128,), "float32")
+    T.annotate_layout({tile: T.Fragment((128,), forward_thread_fn=lambda i: 127 - i)})
+    for i in T.Parallel(128):
+        W[b, i] = X[b, i]  # by threads in order
+    for i in T.Parallel(128):
+        tile[i] = W[b, i]  # by threads in reverse
+    T.copy(tile, X[b, 0:128])
+
+
+@T.macro
 def from_shared_memory(X, W, at, b):
     tile = T.alloc_shared((W.shape[1],), "float32")
     for i in T.Parallel(W.shape[1]):
@@ -137,6 +174,8 @@ def to_shared_memory(X, W, at, b):
 @pytest.mark.parametrize(
     ("body", "size", "threads", "lines"),
     [
+        (sums_of_a_product, N, 32, ("sums stored", "sums loaded")),
+        (through_a_fragment_in_reverse, 128, 128, ("by threads in order", "by threads in reverse")),
         (from_shared_memory, N, N, ("copy stored", "copy loaded")),
         (from_shared_memory, 1024, 128, ("copy stored", "copy loaded")),
         (to_shared_memory, N, N, ("for the copy stored", "the copy loaded")),
@@ -264,19 +303,6 @@ def through_shared_memory(X, W, at, b):
 
 
 @T.macro
-def sums_of_a_product(X, W, at, b):
-    left, right = T.alloc_shared((16, 16), "float16"), T.alloc_shared((16, 16), "float16")
-    sums = T.alloc_fragment((16, 16), "float32")
-    T.clear(left)
-    T.clear(right)
-    T.gemm(left, right, sums, clear_accum=True)
-    for i, j in T.Parallel(16, 16):
-        W[b, i * 16 + j] = sums[i, j]
-    for i, j in T.Parallel(16, 16):
-        sums[i, j] = sums[i, j] + W[b, j * 16 + i]
-
-
-@T.macro
 def through_a_fragment_of_given_layout(X, W, at, b):
     tile = T.alloc_fragment((128,), "float32")
     T.annotate_layout({tile: T.Fragment((128,), forward_thread_fn=lambda i: 127 - i)})
@@ -284,7 +310,8 @@ def through_a_fragment_of_given_layout(X, W, at, b):
         W[b, i] = X[b, i]
     for i in T.Parallel(128):
         tile[i] = W[b, 127 - i]
-    T.copy(tile, X[b, 0:128])
+    for i in T.Parallel(128):
+        X[b, 127 - i] = tile[i]
 
 
 @T.macro
@@ -339,7 +366,7 @@ def of_threads_along_two_axes(X, W, at, b):
         (of_the_same_value_for_all, N, N),
         (of_one_iteration_inside, N, N),
         (through_shared_memory, N, N),
-        (sums_of_a_product, N, 32),  # which thread has which sum is the instruction's
+        (sums_of_a_product_kept, N, 32),
         (through_a_fragment_of_given_layout, 128, 128),
         (reversed_row, N, 1),
     ],

@@ -3,11 +3,11 @@
 
 Why: TileScale inserts such barriers, but a program without its constructs is compiled as it is, and stock TileLang
 orders the threads of a block on shared memory alone. Which thread makes an access is known of statements that each
-thread executes for itself, and of parallel loops and copies without fragments or with spread ones (fragments.py). They
-may be distributed by vectors of several lengths (parallel_loops.py), and one thread may copy a tile to or from shared
-memory: a race is what is one for all of these. Threads along y and z repeat what those along x share out. Whatever
-may contain a barrier counts as one: operations that threads execute together, and accesses to shared memory between
-which TileLang inserts one.
+thread executes for itself, and of parallel loops and copies without fragments, with spread ones (fragments.py), or with
+one whose layout TileLang says. Loops may be distributed by vectors of several lengths (parallel_loops.py), and one
+thread may copy a tile to or from shared memory: a race is what is one for all of these. Threads along y and z repeat
+what those along x share out. Whatever may contain a barrier counts as one: operations that threads execute together,
+and accesses to shared memory between which TileLang inserts one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from tilelang_core import ir
+from tilelang_core.layouts import Layout, inferred
+from tilescale.backends.base import text_target
 from tilescale.backends.emulator.checks.explain import VERBS
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
 from tilescale.backends.emulator.checks.text import declared_name, owner_of, region_text
@@ -29,7 +32,7 @@ from tilescale.backends.emulator.execute.frame import active
 from tilescale.backends.emulator.execute.observe import READ, WRITE, Observer
 from tilescale.errors import RaceError
 from tilescale.program.effects import phases, statements
-from tilescale.program.fragments import Distribution, spread, steps
+from tilescale.program.fragments import Distribution, accesses_in, spread, steps
 from tilescale.program.parallel_loops import loops_of
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.tasks import Task
     from tilescale.backends.emulator.interpret.buffers import Home
     from tilescale.backends.emulator.run import Run
+    from tilescale.program.model import Launch
 
 _SEVERAL = -1
 """In place of a thread: more than one."""
@@ -66,7 +70,7 @@ class Threads(Observer):
     def starts(self, run: Run) -> None:
         self._run = run
         self._tensors = set() if run.program.is_hierarchical else _written_and_used_again(run)
-        self._distributions = dict(_distributions(run)) if self._tensors else {}
+        self._distributions = dict(_distributions(run, self._tensors)) if self._tensors else {}
         self._rows = max((len(known.lengths) + bool(known.shared) for known in self._distributions.values()), default=1)
         self._across = run.program.launches[0].threads[0]
         last = np.dtype([("epoch", "i4"), ("place", "i4"), ("threads", "i4", (self._rows,))])
@@ -168,7 +172,8 @@ class Threads(Observer):
         if known is _EACH:
             return cells, np.broadcast_to(items % frame.threads, (self._rows, items.size))
         several = frame.threads if self._across < frame.threads else 0
-        rows = [items // n % self._across + several for n in known.lengths]
+        shares = [np.array(known.held)] if known.held else [items // n % self._across for n in known.lengths]
+        rows = [share + several for share in shares]
         rows += [np.full_like(items, several) if known.shared else rows[-1]] * (self._rows - len(rows))
         return cells, np.stack(rows)
 
@@ -257,8 +262,9 @@ def _touched(frame: Frame, home: Home, numbers: np.ndarray, index: Any, items: n
     return np.broadcast_to(numbers, frame.space).reshape(-1)[items]
 
 
-def _distributions(run: Run) -> Iterator[tuple[ir.Stmt, Distribution]]:
-    """Steps of programs of which it is known how threads share them out."""
+def _distributions(run: Run, tensors: set[int]) -> Iterator[tuple[ir.Stmt, Distribution]]:
+    """Steps of programs of which it is known how threads share them out, as TileLang says where they touch tensors."""
+    root = lambda data: run.compiler.root(run.compiler.slot(data))  # noqa: E731
     if len({launch.threads for launch in run.program.launches}) > 1:
         return
     for phase, launch in phases(run.program.body):
@@ -266,8 +272,27 @@ def _distributions(run: Run) -> Iterator[tuple[ir.Stmt, Distribution]]:
             continue
         found = list(steps(phase.stmt, launch.threads[0], lambda stmt: None))
         held = spread(found) - set(dict(launch.notes).get("layout_map", ()))
-        known = ((step, Distribution.of(step, threads, held)) for step, threads in found)
-        yield from ((step, one) for step, one in known if one is not None)
+        layouts = _Layouts(run, launch)
+        for step, threads in found:
+            known = Distribution.of(step, threads, held)
+            if known is None and any(root(access.buffer.data) in tensors for access in accesses_in(step)):
+                known = Distribution.by_layout(step, layouts.found)
+            if known is not None:
+                yield step, known
+
+
+class _Layouts:
+    """Layouts of fragments of a launch, which TileLang is asked for where a step needs them."""
+
+    def __init__(self, run: Run, launch: Launch):
+        self._run, self._launch = run, launch
+
+    @cached_property
+    def found(self) -> dict[ir.Var, Layout]:
+        """By data variable; none where there is no text for the machine."""
+        target = text_target(self._run.machine)
+        named = inferred(self._run.program.func, target) if target is not None else {}
+        return {b.data: named[b.name] for b in self._launch.buffers if b.name in named}
 
 
 def _written_and_used_again(run: Run) -> set[int]:
