@@ -151,3 +151,25 @@ def test_a_stand_in_without_a_name():
         def saturating_add(a, b): ...
 
     assert '@tilescale.stand_in("saturating_add")' in caught.value.hint
+
+
+def test_a_function_that_returns_nothing_is_a_statement():
+    @tilescale.stand_in("doubled")
+    def doubled(values):
+        values[0] *= 2
+
+    @T.prim_func
+    def statement(X: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.call_extern("float32", "doubled", T.access_ptr(X[1], "rw"))
+
+    @T.prim_func
+    def value(X: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=1):
+            X[0] = T.call_extern("float32", "doubled", T.access_ptr(X[1], "rw"))
+
+    x = torch.ones(4)
+    tilescale.emulate(statement, [x], check="none")
+    assert x[1] == 2**32
+    with pytest.raises(UsageError, match="the stand-in for 'doubled' failed: TypeError: it returned None"):
+        tilescale.emulate(value, [x])

@@ -19,14 +19,24 @@ from tilescale.backends.emulator.operations.pointers import neighbours, pointed
 from tilescale.backends.emulator.operations.stand_ins import call_stand_in
 
 
+@operation(tl.CALL_EXTERN, tl.CALL_PURE_EXTERN, collective=False)
+def _statement(compiler: Compiler, call: ir.Call) -> Closure:
+    """What it returns, and whether it does, is all the same."""
+    return _extern(compiler, call, "handle")
+
+
 @value_operation(tl.CALL_EXTERN, tl.CALL_PURE_EXTERN)
-def _extern(compiler: Compiler, call: ir.Call) -> Closure:
+def _value(compiler: Compiler, call: ir.Call) -> Closure:
+    return _extern(compiler, call, str(call.dtype))
+
+
+def _extern(compiler: Compiler, call: ir.Call, dtype: str) -> Closure:
     """TileLang's own functions, and those for which the user has a stand-in."""
     made = Extern.of(call)
     rule = _EXTERNS.get(made.name)
     if rule is not None:
         return rule(compiler, made.arguments)
-    return call_stand_in(compiler, made.name, made.arguments, str(call.dtype))
+    return call_stand_in(compiler, made.name, made.arguments, dtype)
 
 
 def _dp4a(compiler: Compiler, args: list[Any]) -> Closure:

@@ -64,9 +64,9 @@ def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str
             f"the emulator does not run the external function {name!r}",
             hint=f'say in Python what it does: @tilescale.stand_in("{name}"), or express it with TileLang operations',
         )
-    function = _told_failures(name, _STAND_INS[name])
     given = [_Pointer(compiler, arg) if is_pointer(compiler, arg) else _Number(compiler, arg) for arg in args]
     wanted = None if dtype == "handle" else numpy_dtype(dtype)
+    function = _told_failures(name, _STAND_INS[name], wanted)
     if not compiler.data:
         pointers = [argument.element for argument in given if isinstance(argument, _Pointer)]
         return forgotten(pointers) if wanted is None else _unknown(name)
@@ -75,23 +75,28 @@ def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str
         for argument in given:
             argument.begin(frame)
         if wanted is not None and not any(argument.differs for argument in given):
-            return python_int(convert(function(*[argument.of(()) for argument in given]), wanted))
+            return python_int(function(*[argument.of(()) for argument in given]))
         found = np.zeros(frame.space, wanted or np.dtype(np.int32))
         for index in map(tuple, np.argwhere(active(frame))):
             value = function(*[argument.of(index) for argument in given])
             if wanted is not None:
-                found[index] = convert(value, wanted)
+                found[index] = value
         return found
 
     return run
 
 
-def _told_failures(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose exceptions are the user's: errors with the line of the call."""
+def _told_failures(name: str, function: Callable[..., Any], wanted: np.dtype | None) -> Callable[..., Any]:
+    """The function with a value of a type; its exceptions are the user's: errors with the line of the call."""
 
     def call(*given: Any) -> Any:
         try:
-            return function(*given)
+            value = function(*given)
+            if wanted is None:
+                return None
+            if value is None:
+                raise TypeError("it returned None, and the program uses its value")
+            return convert(value, wanted)
         except Exception as error:
             raise UsageError(
                 f"the stand-in for {name!r} failed: {type(error).__name__}: {error}",
