@@ -54,6 +54,19 @@ def check_eager(_: slice) -> None:
             )
 
 
+def check_inner_dimension(_: slice) -> None:
+    """A gather of the last dimension of A."""
+    for shape, n in SHAPES:
+        A, B = random(*shape), random(SIZE * shape[-1], n)
+        want = torch.cat(list(everyones(A)), -1).float() @ B.float()
+
+        def gather(A=A, B=B) -> torch.Tensor:
+            given = A, [B], A.ndim - 1, dist.group.WORLD.group_name
+            return torch.ops.symm_mem.fused_all_gather_matmul(*given, return_A=False)[1][0]
+
+        runs(f"gather of the inner dimension {shape}", gather, lambda x, w=want: compare("gather", x, w))
+
+
 def check_inductor(_: slice) -> None:
     """`_micro_pipeline_tp` finds the pairs; the graph calls PyTorch's names and TileScale runs."""
     import torch.distributed._functional_collectives as functional
@@ -131,4 +144,4 @@ def check_graphs(_: slice) -> None:
 
 if __name__ == "__main__":
     ops.install()
-    main({"eager": check_eager, "inductor": check_inductor, "graphs": check_graphs})
+    main({"eager": check_eager, "inner": check_inner_dimension, "inductor": check_inductor, "graphs": check_graphs})

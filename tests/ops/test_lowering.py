@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from tilelang.cuda.op.gemm.gemm_wgmma import GemmWGMMA
 
-from tests.cuda.support import notes, source
+from tests.cuda.support import notes, ptxas, source
 from tests.cuda.support import program as taken
 from tilescale.backends.cuda.lowering import branches
 from tilescale.errors import UnsupportedError
@@ -276,6 +277,12 @@ NEEDED = {
     **dict.fromkeys(("decode", "pages", "float8"), OF_DECODE),
     "sum of rows": ["before the load of share: threads synchronize (stored)"],  # in place of one of stock TileLang's
 }
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_decode_keeps_its_state_in_registers():
+    said = ptxas(source(OPERATORS["float8"]()))
+    assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"}
 
 
 @pytest.mark.parametrize("name", OPERATORS)

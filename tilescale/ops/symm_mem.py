@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from tilescale.errors import ArgumentError
+from tilescale.ops.ag_columns_gemm import all_gather_columns_matmul
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import otherwise, size_of, team_of
@@ -127,7 +128,10 @@ def _tell(name: str, reason: str) -> None:
 def _gather(
     A: torch.Tensor, Bs: list[torch.Tensor], gather_dim: int, group: str, *, return_A: bool = True
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """all_gather(A, gather_dim) @ B for each B."""
+    """all_gather(A, gather_dim) @ B for each B; of the inner dimension for one B, without the gathered A."""
+    if gather_dim == A.ndim - 1 and len(Bs) == 1 and not return_A:
+        made = all_gather_columns_matmul(A.flatten(0, -2), Bs[0], group=group)
+        return None, [made.view(*A.shape[:-1], -1)]
     return gather_matmul(A, Bs, gather_dim, group, return_A)
 
 

@@ -50,6 +50,17 @@ def check_gathers(name: str) -> None:
             close(result, one, whole.double() @ B.double())
 
 
+def check_gathers_of_the_inner_dimension(name: str) -> None:
+    for k, shape in itertools.product((64, 24), ((2, 4), (1, 6), (8,))):
+        shards = [random(*shape, k, seed=rank) for rank in range(SIZE)]
+        for B in (random(SIZE * k, 16, seed=9), random(24, SIZE * k, seed=8).t()):
+            given = shards[WORLD.rank], [B], len(shape), name
+            _, (like,) = theirs._fused_all_gather_matmul_fallback(*given, return_A=False)
+            kept, (result,) = IMPLEMENTATIONS["fused_all_gather_matmul"](*given, return_A=False)
+            assert kept is None
+            close(result, like, torch.cat(shards, -1).double() @ B.double())
+
+
 SHAPES = (2 * SIZE, 4, 16), (1, 3 * SIZE, 16), (4 * SIZE, 16)
 
 
