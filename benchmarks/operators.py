@@ -5,10 +5,11 @@
     torchrun --nproc-per-node 2 benchmarks/operators.py --only gemm_rs        one work
 
 Works: ag_gemm, gemm_rs and gemm_ar at 16 to 8192 rows, the small ones in CUDA graphs, the first two of float8 too; in
-graphs, experts (tokens there and back), all_reduce_rms_norm and all_to_all (tokens to heads); sequence_attention and
-mla_decode, beside one GPU that has all keys; the layers of models by their names (llama3_8b), gated ones with the
-activation; and training_step, by one plan of tensor parallelism. Workspaces are made before; all else that a call
-needs, handshakes included, is in its time. `suite.py` says how a run goes on when one contender hangs.
+graphs, experts (tokens there and back), all_reduce_rms_norm and all_to_all (tokens to heads); sequence_attention,
+mla_decode and flash_decode (of pages, of float8 too), beside one GPU that has all keys; the layers of models by their
+names (llama3_8b), gated ones with the activation; and training_step, by one plan of tensor parallelism. Workspaces are
+made before; all else that a call needs, handshakes included, is in its time. `suite.py` says how a run goes on when one
+contender hangs.
 """
 
 from __future__ import annotations

@@ -21,6 +21,9 @@ HEADS, OF_KEYS, DIM = 32, 8, 128
 LATENT_HEADS, LATENT, VALUES = 128, 576, 512
 """Of DeepSeek-V3: a latent key and its part with positions, of which the former is the value too."""
 
+PAGE = 64
+"""Keys of a page."""
+
 QUERIES = 2048
 """Queries of a step of the reference."""
 
@@ -36,6 +39,10 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
         latent = Latent(batch, keys)
         entries = [Contender("one GPU", latent.on_one), Contender("tilescale", latent.operator)]
         yield Heat("mla_decode", (batch, LATENT_HEADS, keys), "bfloat16", gpus, "graph", "one GPU", entries)
+    for batch, keys in [(2, 2048)] if quick else [(1, 131072), (32, 32768), (256, 4096)]:
+        for kind in ("bfloat16", "float8_e4m3fn"):
+            paged = Paged(batch, keys, getattr(torch, kind))
+            yield Heat("flash_decode", (batch, HEADS, keys), kind, gpus, "graph", "torch, one GPU", paged.contenders())
 
 
 def same(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -160,3 +167,60 @@ class Latent:
         draw = partial(self.draw, slice(rank * share, (rank + 1) * share))
         call = partial(ops.mla_decode, q, cache, lengths, value_dim=VALUES, group=group)
         return checked(draw, trials.into(q, cache), call)
+
+
+class Paged:
+    """One new token of each sequence attends to keys in pages (GQA), as serving engines keep them."""
+
+    def __init__(self, batch: int, keys: int, kind: torch.dtype):
+        self.batch, self.keys, self.kind = batch, keys, kind
+
+    def contenders(self) -> list[Contender]:
+        """One GPU that has all keys, by PyTorch from contiguous ones in bfloat16 and by the operator; then all GPUs."""
+        world = tilescale.init()
+        return [
+            Contender("torch, one GPU", self.torch),
+            Contender("one GPU", lambda: self.operator(0, 1, trials.alone())),
+            Contender("tilescale", lambda: self.operator(world.rank, world.size, None)),
+        ]
+
+    def draw(self, mine: slice, seed: int) -> Case:
+        """Queries, and this rank's keys and values."""
+        q, *caches = same(seed, (self.batch, HEADS, DIM), *[(self.batch, self.keys, OF_KEYS, DIM)] * 2)
+        k, v = (x.to(self.kind) for x in caches)
+        want, bound = (torch.empty(q.shape, device=q.device) for _ in range(2))
+        for b in range(self.batch):
+            for head in range(OF_KEYS):
+                heads = slice(head * HEADS // OF_KEYS, (head + 1) * HEADS // OF_KEYS)
+                want[b, heads], bound[b, heads] = attended(q[b, heads], k[b, :, head], v[b, :, head])
+        return Case((q, k[:, mine], v[:, mine]), want, bound)
+
+    def operator(self, rank: int, size: int, group: Any) -> Runner:
+        """Each GPU has a part of the keys, in pages that lie in any order."""
+        from tilescale import ops
+
+        share = self.keys // size
+        pages = self.batch * share // PAGE
+        q = trials.nothing(self.batch, HEADS, DIM)
+        k, v = (torch.zeros(pages, PAGE, OF_KEYS, DIM, dtype=self.kind, device=q.device) for _ in range(2))
+        table = torch.randperm(pages, device=q.device).view(self.batch, -1).int()
+        lengths = torch.full((self.batch,), share, dtype=torch.int32, device=q.device)
+
+        def load(queries: torch.Tensor, *given: torch.Tensor) -> None:
+            q.copy_(queries)
+            for cache, x in zip((k, v), given, strict=True):
+                cache.view(torch.uint8)[table.long()] = x.unflatten(1, (-1, PAGE)).view(torch.uint8)
+
+        draw = partial(self.draw, slice(rank * share, (rank + 1) * share))
+        return checked(draw, load, partial(ops.flash_decode, q, k, v, lengths, block_table=table, group=group))
+
+    def torch(self) -> Runner:
+        """All keys on each GPU, contiguous."""
+        q = trials.nothing(self.batch, HEADS, DIM)
+        k, v = (trials.nothing(self.batch, self.keys, OF_KEYS, DIM) for _ in range(2))
+        attention = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
+
+        def call() -> torch.Tensor:
+            return attention(q[:, :, None], k.transpose(1, 2), v.transpose(1, 2))[:, :, 0]
+
+        return checked(partial(self.draw, slice(None)), trials.into(q, k, v), call)
