@@ -83,6 +83,30 @@ def check_halo_exchange(only: slice) -> None:
                 runs(title, made, lambda c, want=want: torch.testing.assert_close(c, want, rtol=0, atol=0))
 
 
+def check_gathers_of_sizes_on_the_device(only: slice) -> None:
+    """A graph gathers other numbers of rows each time it is replayed."""
+    for shape in [(3,), (1000, 33), (4096, 2048)][only]:
+        x, rows = random(*shape), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        every, most = everyones(x), shape[0]
+        ops.all_gather_v(x, rows, most=most)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got, came = ops.all_gather_v(x, rows, most=most)
+        for turn in range(4):
+            counts = [(most * turn // 3 + rank) % (most + 1) for rank in range(SIZE)]
+            rows.fill_(counts[RANK])
+            want = torch.cat([part[:n] for part, n in zip(every, counts, strict=True)])
+            for made, numbers in (ops.all_gather_v(x, rows, most=most), (got, came)):
+                poison()
+                if made is got:
+                    graph.replay()
+                torch.testing.assert_close(made[: len(want)], want, rtol=0, atol=0)
+                if numbers.tolist() != counts or bool(made[len(want) :].any()):
+                    raise ValueError(f"{numbers.tolist()} rows came, {counts} were sent; rows behind are to be zeros")
+        say(f"PASS all_gather_v {shape}, sizes on the device")
+
+
 def check_float8_wire(only: slice) -> None:
     """Numbers of all magnitudes, sizes with and without tails; groups with no number, the same bits on all ranks."""
     for elements, dtype in [(5, torch.bfloat16), (128 * 77 + 3, torch.float16), (1 << 22, torch.bfloat16),

@@ -115,5 +115,25 @@ def check_unequal_gathers_and_gradients():
             assert torch.equal(ops.all_gather_v(rows[RANK].to(kind))[0].cfloat(), torch.cat(rows).to(kind).cfloat())
 
 
+def check_gathers_with_room():
+    for sizes, most in (([3, 0], 4), ([0, 0], 1), ([2, 5], 5)):
+        rows = [x[:n] for x, n in zip(everyones(5, 3, dtype=torch.float32), sizes, strict=False)]
+        want = torch.cat(rows)
+        spare = torch.cat([rows[RANK], torch.full((most - len(rows[RANK]), 3), torch.nan)])
+        for given, number in ((rows[RANK], None), (spare, torch.tensor(sizes[RANK]))):
+            leaf = given.clone().requires_grad_()
+            got, counts = ops.all_gather_v(leaf, number, most=most)
+            assert got.shape == (SIZE * most, 3) and counts.tolist() == sizes[:SIZE]
+            assert torch.equal(got[: len(want)].detach(), want) and not got[len(want) :].any()
+            (got * (RANK + 1)).sum().backward()
+            users = torch.zeros_like(leaf)
+            users[: len(rows[RANK])] = sum(range(SIZE + 1))
+            assert torch.equal(leaf.grad, users)
+        assert torch.equal(ops.all_gather_v(spare, torch.tensor(sizes[RANK]))[0], want)
+        for kind in (torch.bool, torch.float8_e5m2, torch.complex64):
+            got, _ = ops.all_gather_v(rows[RANK].to(kind), most=most)
+            assert got.dtype == kind and torch.equal(got[: len(want)].cfloat(), want.to(kind).cfloat())
+
+
 if __name__ == "__main__":
     run({name: value for name, value in globals().items() if name != "run"})
