@@ -5,6 +5,7 @@
 
     tilescale.jit, compile      make kernels          tilescale.emulate       run on the CPU for a described machine
     tilescale.init              join the job          tilescale.Machine       machines as data
+    tilescale.shrink            go on without ranks that have died
     tilescale.empty, zeros, from_tensor               tensors that peers can reach
     tilescale.use_machine       trace for a machine   tilescale.errors        one class per mistake
     tilescale.stand_in          external functions for the emulator
@@ -39,6 +40,7 @@ _HOMES = {
     "init": "tilescale.comm",
     "jit": "tilescale.runtime.compile",
     "measured": "tilescale.tuning.schedules",
+    "shrink": "tilescale.comm",
     "stand_in": "tilescale.backends.emulator.operations.stand_ins",
     "use_machine": "tilescale.hda.current",
     "zeros": "tilescale.comm",
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.emulate import emulate
     from tilescale.backends.emulator.operations.stand_ins import stand_in
     from tilescale.backends.emulator.report import Report
-    from tilescale.comm import World, empty, from_tensor, init, zeros
+    from tilescale.comm import World, empty, from_tensor, init, shrink, zeros
     from tilescale.cost.calibrated import calibrated
     from tilescale.hda import Machine
     from tilescale.hda.current import current_machine, use_machine

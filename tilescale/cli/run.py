@@ -45,12 +45,13 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.option("--traceback", is_flag=True, help="Show the traceback of every rank, not of the first that fails alone.")
 @click.option("--bind", is_flag=True, help="Keep each rank on the processor cores that are next to its GPU.")
+@click.option("--keep-going", is_flag=True, help="Leave the other ranks alone where one fails: tilescale.shrink().")
 @click.option("--doctor", is_flag=True, help="After a failure, say what this job can do and why not.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(
     ranks: int, nnodes: int, node_rank: int | None, rdzv: str | None, machine: str | None, emulate: bool, module: bool,
-    traceback: bool, bind: bool, doctor: bool, script: str, args: tuple[str, ...],
+    traceback: bool, bind: bool, keep_going: bool, doctor: bool, script: str, args: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run SCRIPT with its ARGS on RANKS processes of this node, or of each of several nodes.
 
@@ -60,6 +61,8 @@ def run(
     With several nodes, run the same command on each, with its own --node-rank and the same key of the job: in
     TILESCALE_JOB_KEY_FILE, a file that (umask 077; openssl rand -hex 32 > job.key) makes.
     """
+    if keep_going and nnodes > 1:
+        raise click.BadParameter("it is for jobs of one node", param_hint="--keep-going")
     if not module and not os.path.exists(script):
         raise click.BadParameter(f"there is no file {script}", param_hint="SCRIPT")
     env = dict(os.environ)
@@ -77,7 +80,8 @@ def run(
     bound = [sys.executable, *_BIND] if bind else []
     try:
         rendezvous = None if nnodes == 1 else rendezvous_of(nnodes, node_rank, rdzv, env)
-        code = _run([*bound, sys.executable, *(["-m"] if module else []), script, *args], ranks, env, rendezvous)
+        words = [*bound, sys.executable, *(["-m"] if module else []), script, *args]
+        code = _run(words, ranks, env, rendezvous, keep_going)
         if code and doctor:
             click.echo(click.style("tilescale run: ", fg="red", bold=True) + "tilescale doctor --job says:", err=True)
             _run([sys.executable, *_DOCTOR], ranks, env | {"TILESCALE_TIMEOUT_S": str(_DOCTOR_S)}, rendezvous)
@@ -108,7 +112,9 @@ def _check_room(machine: str, ranks: int) -> None:
         )
 
 
-def _run(command: list[str], ranks: int, env: dict[str, str], rendezvous: Rendezvous | None) -> int:
+def _run(
+    command: list[str], ranks: int, env: dict[str, str], rendezvous: Rendezvous | None, keep_going: bool = False
+) -> int:
     """The exit code of a job. Raises LaunchError if the nodes do not find each other."""
     if rendezvous is None:
         place, others, env = Place.on_one_node(ranks), None, env | {KEY: new_key()}
@@ -117,7 +123,7 @@ def _run(command: list[str], ranks: int, env: dict[str, str], rendezvous: Rendez
         place = Place(
             ranks, others.first, others.size, rendezvous.node, rendezvous.host, others.ports, others.reserved
         )  # fmt: skip
-    job = LocalJob(command, place, env, _Printer(place.size).show, others)
+    job = LocalJob(command, place, env, _Printer(place.size).show, others, keep_going)
     job.run()
     if job.error is not None:
         with contextlib.suppress(OSError):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Ranks of a job: joining it (`init`), the facts about it (`World`), groups of ranks and their collectives (`Team`).
+"""Ranks of a job: joining it (`init`), going on without those that died (`shrink`), the
+facts about it (`World`), groups of ranks and their collectives (`Team`).
 
 Memory that all ranks reach: `empty`, `zeros` and `from_tensor`, of a `SymmetricHeap`.
 """
 
 from tilescale.comm.heap import AddressMap, SymmetricHeap, Usage, default_heap, empty, from_tensor, heap_of, zeros
 from tilescale.comm.team import Team
-from tilescale.comm.world import World, current_world, init
+from tilescale.comm.world import World, current_world, init, shrink
 
 __all__ = [
     "AddressMap",
@@ -20,5 +21,6 @@ __all__ = [
     "from_tensor",
     "heap_of",
     "init",
+    "shrink",
     "zeros",
 ]

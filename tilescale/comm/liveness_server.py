@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable
 
 from tilescale.comm.admission import BACKLOG, Admission
@@ -22,12 +23,19 @@ class LivenessServer:
 
     def __init__(self, host: str, key: JobKey, job: bytes, size: int, on_cut: Callable[[int], None]):
         """Listen at the address `host` alone, for the ranks of the job with this nonce. Raises OSError."""
-        self._on_cut = on_cut
+        self._on_cut, self._lock = on_cut, threading.Lock()
         self._ranks: dict[socket.socket, int] = {}
         listener = _listen(host)
         self.port: int = listener.getsockname()[1]
         self._admission = Admission(listener, key, job, size, self._joined, "tilescale-liveness")
         self._admission.start()
+
+    def renumber(self, numbers: dict[int, int], on_cut: Callable[[int], None]) -> None:
+        """From now on ranks have other numbers, or none, and their ends are told to another function: those of ranks
+        that are connected now."""
+        with self._lock:
+            self._ranks = {held: numbers[rank] for held, rank in self._ranks.items() if rank in numbers}
+            self._on_cut = on_cut
 
     def holding(self) -> frozenset[int]:
         """The ranks that are connected now."""
@@ -43,8 +51,10 @@ class LivenessServer:
         self._ranks[connection] = rank
 
         def cut() -> None:  # a rank sends nothing, so there is something to read only at the end
-            self._on_cut(rank)
-            del self._ranks[connection]
+            with self._lock:
+                number, on_cut = self._ranks.pop(connection, None), self._on_cut
+            if number is not None:
+                on_cut(number)
             self._admission.forget(connection)
 
         return cut

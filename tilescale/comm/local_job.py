@@ -52,7 +52,13 @@ class LocalJob:
     """
 
     def __init__(
-        self, command: Sequence[str], place: Place, env: Mapping[str, str], show: Print, others: Others | None = None
+        self,
+        command: Sequence[str],
+        place: Place,
+        env: Mapping[str, str],
+        show: Print,
+        others: Others | None = None,
+        keeps_going: bool = False,
     ):
         """Nothing starts before `run`.
 
@@ -63,6 +69,7 @@ class LocalJob:
             show: called with (rank, line, whether it is from stderr) for every line of output, from several threads. If
                 it raises OSError, the job ends.
             others: the launchers of the other nodes; they hear how this one ends, and it ends when they fail.
+            keeps_going: a rank that fails ends no other one; the job has failed if all ranks have.
         """
         self.exit_code = 0
         self.error: JobError | None = None
@@ -70,7 +77,7 @@ class LocalJob:
         # A rank of this node has ended; output is lost; or how the job ends.
         self._events: queue.SimpleQueue[int | OSError | News] = others.news if others else queue.SimpleQueue()
         self._last_said = [""] * place.ranks  # the last line on stderr that is not indented: of a traceback, the error
-        self._quiet = False
+        self._quiet, self._keeps_going = False, keeps_going
         self._ranks: list[subprocess.Popen[str]] = []
         self._readers: list[threading.Thread] = []
 
@@ -108,7 +115,7 @@ class LocalJob:
             event = self._events.get()
             if isinstance(event, int):
                 running.discard(event)
-                if code := self._code(event):
+                if (code := self._code(event)) and not self._goes_on(running):
                     self._fail(Failure(code, self._how_failed(event)), running)
                 elif not running and self._others is None:
                     return
@@ -122,6 +129,10 @@ class LocalJob:
                 self._finish(event, running)
             else:
                 return
+
+    def _goes_on(self, running: set[int]) -> bool:
+        """Whether the job has not failed with a rank of it."""
+        return self._keeps_going and (bool(running) or any(process.returncode == 0 for process in self._ranks))
 
     def _fail(self, failure: Failure, running: set[int]) -> None:
         if self._others is not None:

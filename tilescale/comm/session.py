@@ -43,6 +43,7 @@ class Session:
         liveness: another rank's connection to rank 0, None at rank 0.
         has_left: this rank's script has ended, and the others know.
         one_call: held while this rank is in a call.
+        successor: the session of the group that this rank went on in, see survivors.py.
     """
 
     def __init__(
@@ -63,6 +64,12 @@ class Session:
         self._kept: dict[tuple[int, ...], list[str]] = {}
         self.has_left = False
         self.one_call = OneCall(rank)
+        self.successor: Session | None = None
+
+    @property
+    def latest(self) -> Session:
+        """The session of the group that this rank is in now."""
+        return self if self.successor is None else self.successor.latest
 
     def rendezvous(self, ranks: tuple[int, ...], call: Call) -> str:
         """Wait until all `ranks` have made their next call, and check that it is the same; returns a key for its data.

@@ -38,7 +38,7 @@ def install(session: Session, abort: Callable[[int], None] | None) -> None:
     previous = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() != owner or _is_first_failure(session, error, trace) or settings().traceback == "full":
+        if os.getpid() != owner or _is_first_failure(session.latest, error, trace) or settings().traceback == "full":
             previous(kind, error, trace)
         else:
             print(_one_line(error), file=sys.stderr, flush=True)
@@ -47,7 +47,7 @@ def install(session: Session, abort: Callable[[int], None] | None) -> None:
         if os.getpid() != owner:
             return
         try:
-            all_stop = _leave(session)
+            all_stop = _leave(session.latest)
         except (RankFailedError, ForgedMessageError):  # rank 0 has ended, and the store with it
             time.sleep(_HEAD_START_S)
             return

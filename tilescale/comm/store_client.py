@@ -46,6 +46,14 @@ class StoreClient:
         self._process = os.getpid()
         self._lost = ""
 
+    def under(self, prefix: str) -> StoreClient:
+        """The same store, where all names are behind a prefix."""
+        from torch.distributed import PrefixStore
+
+        made = StoreClient(PrefixStore(prefix, self.store), self.limit_s, serves=self._worker is None)
+        made.root_name, made.root_cut = self.root_name, self.root_cut
+        return made
+
     def set(self, name: str, value: bytes) -> None:
         """Give `name` a value."""
         self._call(self.store.set, name, value)

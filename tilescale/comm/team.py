@@ -42,7 +42,7 @@ class Team:
 
     ranks: tuple[int, ...]
     rank: int
-    _session: Session | None = field(default=None, repr=False, compare=False)
+    _session: Session | None = field(default=None, repr=False)
 
     @property
     def size(self) -> int:

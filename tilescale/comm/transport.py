@@ -35,6 +35,10 @@ class Transport:
         self.client = client
         self._key, self._rank = key, rank
 
+    def successor(self, name: str, rank: int) -> Transport:
+        """That of a later group, in which this rank has another number: nothing that was signed before counts there."""
+        return Transport(self.client.under(name), self._key.of_job(name.encode()), rank)
+
     def set(self, name: str, value: bytes | memoryview) -> None:
         """Give `name` a value."""
         self.client.set(name, seal(self._key, name, self._rank, value))

@@ -8,7 +8,7 @@ import functools
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from tilescale.comm.call import Call
 from tilescale.comm.failure_log import Failure
 from tilescale.comm.launchers import Joined, join
 from tilescale.comm.rendezvous import open_session
+from tilescale.comm.survivors import go_on
 from tilescale.comm.team import Team
 from tilescale.errors import RankMismatchError, UsageError, check_type
 from tilescale.settings import settings
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-__all__ = ["World", "current_world", "init"]
+__all__ = ["World", "current_world", "init", "shrink"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +38,12 @@ class World(Team):
     Attributes:
         launcher: what started the job: "torchrun", "tilescale run", "MPI" or "alone".
         node_of: the node of every rank; nodes are numbered in the order of their lowest ranks.
+        gpus: the number of every rank's GPU on its node; None: as ranks are numbered there.
     """
 
     launcher: str
     node_of: tuple[int, ...]
+    gpus: tuple[int, ...] | None = None
 
     @property
     def node(self) -> int:
@@ -64,7 +67,7 @@ class World(Team):
 
     @property
     def device(self) -> torch.device:
-        """What this rank computes on: the GPU with its number on its node, the CPU without GPUs or in emulation.
+        """What this rank computes on: its GPU, as numbered in `gpus`, or the CPU without GPUs or in emulation.
 
         With TILESCALE_SHARE_GPUS ranks take turns on GPUs: slow, but right, to try a program on more ranks than there
         are GPUs. NCCL refuses such jobs, so collectives are TileScale's own then.
@@ -76,13 +79,20 @@ class World(Team):
         if settings().emulate or not torch.cuda.is_available():
             return torch.device("cpu")
         count = torch.cuda.device_count()
-        if self.local_rank >= count and not settings().share_gpus:
+        number = self.gpu(self.rank)
+        if number >= count and not settings().share_gpus:
             raise UsageError(
-                f"rank {self.rank} is number {self.local_rank} on its node, which shows {count} GPUs",
+                f"rank {self.rank} is number {number} on its node, which shows {count} GPUs",
                 hint="start as many ranks on a node as it has GPUs (CUDA_VISIBLE_DEVICES limits what a rank sees), or "
                 "set TILESCALE_SHARE_GPUS=1 to let several ranks use one GPU in turn",
             )
-        return torch.device("cuda", self.local_rank % count)
+        return torch.device("cuda", number % count)
+
+    def gpu(self, rank: int) -> int:
+        """The number of a rank's GPU on its node, if each rank has one."""
+        if self.gpus is not None:
+            return self.gpus[rank]
+        return self.node_of[:rank].count(self.node_of[rank])
 
     def on_my_gpu(self, rank: int) -> bool:
         """Whether a rank computes on this rank's GPU: it is this one, or they share."""
@@ -92,7 +102,7 @@ class World(Team):
             return False
         import torch
 
-        return self._on_this_node().index(rank) % torch.cuda.device_count() == self.device.index
+        return self.gpu(rank) % torch.cuda.device_count() == self.device.index
 
     @property
     def store(self) -> Store:
@@ -182,15 +192,50 @@ def _enter(joined: Joined, timeout_s: float) -> World:
     name = f"rank {joined.rank} (pid {os.getpid()} on {socket.gethostname()})"
     facts = everyone._all_gather(Call.here("init"), (joined.node, name, _versions()))
     session.introduce([name for _, name, _ in facts])
-    nodes = list(dict.fromkeys(node for node, _, _ in facts))
+    nodes = [node for node, _, _ in facts]
     _check_versions({name: versions for _, name, versions in facts})
     return World(
         ranks=ranks,
         rank=joined.rank,
         launcher=joined.launcher,
-        node_of=tuple(nodes.index(node) for node, _, _ in facts),
+        node_of=_numbered(nodes),
         _session=session,
     )
+
+
+def shrink() -> World:
+    """Go on without ranks that have died; collective over all that live, which are numbered anew, in order.
+
+    Call it where a `RankFailedError` says that a rank is gone. `init` gives the new World from then on, and operators
+    without a `group` span it. What was made before belongs to the ranks before: teams, kernels of `tilescale.compile`,
+    symmetric tensors, and groups of `torch.distributed`.
+
+    Raises:
+        RankFailedError: rank 0, which holds the job's store, has died; or this rank comes too late: it has not called
+            within TILESCALE_TIMEOUT_S of the first one, and the others went on without it.
+        UsageError: this process has not joined a job.
+    """
+    global _world
+    if _world is None:
+        raise UsageError("tilescale.shrink() before tilescale.init()", hint="join the job first")
+    session = _world._session
+    if session is not None:
+        members, session = go_on(session)
+        _world = World(
+            ranks=tuple(range(len(members))),
+            rank=session.rank,
+            launcher=_world.launcher,
+            node_of=_numbered([_world.node_of[rank] for rank in members]),
+            gpus=tuple(_world.gpu(rank) for rank in members),
+            _session=session,
+        )
+    return _world
+
+
+def _numbered(nodes: Sequence[Hashable]) -> tuple[int, ...]:
+    """The number of each rank's node, of what tells nodes apart."""
+    known = list(dict.fromkeys(nodes))
+    return tuple(known.index(node) for node in nodes)
 
 
 def _versions() -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.compiler import is_compiling
 
-from tilescale.comm import Team, current_world, init
+from tilescale.comm import Team, World, current_world, init
 from tilescale.comm.refusal import refuse
 from tilescale.errors import ArgumentError, TileScaleError
 
@@ -102,12 +102,12 @@ def is_mesh(group: Any) -> bool:
 
 def team_of(name: str) -> Team:
     """The team of a group's ranks; joins the job if nobody has."""
-    return _team(_ranks(name))
+    return _team(init(), _ranks(name))
 
 
 def team_of_two(name: str, peer: int) -> Team:
     """The team of this rank and another one of a group, in the order of the job's ranks."""
-    return _team(tuple(sorted((init().rank, _ranks(name)[peer]))))
+    return _team(init(), tuple(sorted((init().rank, _ranks(name)[peer]))))
 
 
 def size_of(name: str) -> int:
@@ -151,5 +151,5 @@ _ranks._dynamo_marked_constant = _name_of._dynamo_marked_constant = True  # type
 
 
 @cache
-def _team(ranks: tuple[int, ...]) -> Team:
-    return init().team(ranks)
+def _team(world: World, ranks: tuple[int, ...]) -> Team:
+    return world.team(ranks)

@@ -140,7 +140,7 @@ class Emulated(Workspace):
         """Nobody else has these tensors."""
 
 
-_known: dict[tuple[int, ...], Workspace] = {}
+_known: dict[Team, Workspace] = {}
 
 
 def workspace(rows: int, features: int, dtype: torch.dtype | None = None, *, group: Group = None) -> Workspace:
@@ -186,10 +186,10 @@ def needed(rows: int, features: int, dtype: torch.dtype) -> int:
 
 def workspace_of(team: Team) -> Workspace:
     """The workspace of a team; empty at first."""
-    found = _known.get(team.ranks)
+    found = _known.get(team)
     if found is None:
         device = init().device
-        found = _known[team.ranks] = Emulated(team, device) if device.type == "cpu" else Workspace(team, device)
+        found = _known[team] = Emulated(team, device) if device.type == "cpu" else Workspace(team, device)
     return found
 
 

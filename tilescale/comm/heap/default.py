@@ -22,8 +22,7 @@ __all__ = ["default_heap", "empty", "from_tensor", "heap_for", "zeros"]
 BETWEEN_NODES = ("nvshmem",)
 """Providers that serve several nodes wherever they are asked for."""
 
-_heap: SymmetricHeap | None = None
-_of_teams: dict[tuple[int, ...], SymmetricHeap] = {}
+_of_teams: dict[Team, SymmetricHeap] = {}
 
 
 def default_heap() -> SymmetricHeap:
@@ -40,11 +39,7 @@ def default_heap() -> SymmetricHeap:
         UnsupportedError: no provider works with these devices.
         LaunchError: the ranks do not find each other.
     """
-    global _heap
-    if _heap is None or not _heap.is_open:
-        world = init()
-        _heap = SymmetricHeap(_sharing(world, world), world.device)
-    return _heap
+    return heap_for(init())
 
 
 def heap_for(team: Team) -> SymmetricHeap:
@@ -53,11 +48,10 @@ def heap_for(team: Team) -> SymmetricHeap:
     Raises what `default_heap` raises.
     """
     world = init()
-    if team.ranks == world.ranks:
-        return default_heap()
-    heap = _of_teams.get(team.ranks)
+    of = world if team.ranks == world.ranks else team
+    heap = _of_teams.get(of)
     if heap is None or not heap.is_open:
-        heap = _of_teams[team.ranks] = SymmetricHeap(_sharing(team, world), world.device)
+        heap = _of_teams[of] = SymmetricHeap(_sharing(of, world), world.device)
     return heap
 
 
