@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Collectives whose numbers travel as float8: groups of 128 with a scale each, sums in float32.
 
-One kernel quantizes, sends, sums and dequantizes, so that a tensor is read and written once. The first blocks of its
-grid send each rank its part; the next ones sum a tile of this rank's part and send the sum to all; the last ones take
-what the others have summed. Blocks wait for blocks of lower numbers alone. What stays on a rank is quantized as well
-where others get it: all ranks have the same bits.
+One kernel quantizes, sends, sums and dequantizes, so that a tensor is read and written once. A block for each
+multiprocessor does all of that with its tiles, a turn after the other, so that the network and the memory are busy at
+the same time; a grid so small synchronizes the ranks by itself. What stays on a rank is quantized as well where others
+get it: all ranks have the same bits.
 
 Scales are powers of two, so scaling itself rounds nothing. A group with an infinity or a NaN becomes NaN as a whole.
 """
@@ -18,8 +18,9 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
+from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import SUMS, check_tensor, dense
-from tilescale.ops.blocks import turns_of_first
+from tilescale.ops.blocks import turns_of
 from tilescale.ops.flat import dtype_of, join, plain, split
 from tilescale.ops.group import size_of, team_of
 from tilescale.ops.kernels import kernel
@@ -27,27 +28,19 @@ from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.rounding import FRACTION, largest, power
 from tilescale.ops.small import compare_counts, spans_nodes
 from tilescale.ops.workspace import workspace_of
+from tilescale.passes.overlap.work import places_of
 
 WIRE = "float8_e4m3fn"
 
 GROUP = 128
 """Numbers that share a scale."""
 
-HIGH = 64
+HIGH = 128
 """Groups of a tile."""
 
-THREADS = 256
-
-SENDERS = 256
-"""Blocks that send parts to the ranks that sum them."""
-
-RESIDENT = 3
-"""Blocks that a multiprocessor is to hold at once: what they load meanwhile hides the latency."""
+THREADS = 512
 
 SCALE_BYTES = 4
-
-CHUNKS = 256
-"""Flags for what one rank sends to another one."""
 
 MAGNITUDE, LEAST = 0x7FFFFFFF, (127 - 117) << FRACTION
 """The bits of a float32 number without its sign; those of 2^-117, the least that the largest magnitude of a group is
@@ -108,8 +101,8 @@ def _exchanged(name: str, a: torch.Tensor, parts: int, team: Team) -> torch.Tens
         given = torch.nn.functional.pad(given, (0, rows * GROUP - part))
     made = a.new_empty(1 if name == "reduce_scatter" else team.size, rows * GROUP)
     if rows:
-        boxes = _boxes(name, team, rows)
-        kernel(program, team, name, dtype_of(a))(given.view(parts, rows, GROUP), *boxes, made.view(-1, rows, GROUP))
+        exchange = kernel(program, team, places_of(current_machine()), name, dtype_of(a))
+        exchange(given.view(parts, rows, GROUP), *_boxes(name, team, rows), made.view(-1, rows, GROUP))
     return made[:, :part]
 
 
@@ -169,11 +162,23 @@ def load(x, X, part, first, rows):
         x[i, j] = T.cast(X[part, T.min(first + i, rows - 1), j], "float32")
 
 
-def program(size: int, name: str, dtype: str) -> Any:
-    """A collective of groups: "all_gather"; "reduce_scatter" or "all_reduce", of a part for each rank."""
+@T.macro
+def send(q, scale, box, scales, rank, first, flags, block, other):
+    """A tile of groups and their scales to another rank, and then its signal."""
+    T.copy(q, box[rank, first, 0], dst=other, impl="lsu")
+    T.copy(scale, scales[rank, first], dst=other, impl="lsu")
+    T.signal(flags[rank, block], dst=other)
+
+
+def program(size: int, blocks: int, name: str, dtype: str) -> Any:
+    """A collective of groups: "all_gather"; "reduce_scatter" or "all_reduce", of a part for each rank.
+
+    In each turn a block sends a tile of every other part to its rank, sums the tiles that came in the turn before and
+    sends the sum to all, and takes the sums of the turn before that.
+    """
     rows, sums, sends = T.dynamic("rows"), name != "all_gather", name != "reduce_scatter"
     of_inbox, of_sums = (size, rows) if sums else (1, 1), (size, rows) if sends else (1, 1)
-    last = last_of(dtype)
+    last, late = last_of(dtype), sums + sends
 
     @T.prim_func
     def float8_collective(
@@ -184,67 +189,63 @@ def program(size: int, name: str, dtype: str) -> Any:
         outbox_scales: T.Tensor(of_sums, "float32"),
         Y: T.Tensor((size if sends else 1, rows, GROUP), dtype),
     ):
-        with T.Kernel(device=size, block=(T.ceildiv(rows, HIGH), size + 1 if sends else 2), threads=THREADS) as (
-            tile,
-            z,
-        ):
-            arrived, summed = T.alloc_flags((size, CHUNKS)), T.alloc_flags((size, CHUNKS))
+        with T.Kernel(device=size, block=blocks, threads=THREADS) as block:
+            arrived, summed = T.alloc_flags((size, blocks)), T.alloc_flags((size, blocks))
             T.assume(rows >= 1)
             with T.Scale("block"), T.Scale("device") as (rank, _):
                 x, total = (T.alloc((HIGH, GROUP), "float32", level="l0") for _ in range(2))
                 sizes, q = T.alloc((HIGH, GROUP), "int32", level="l0"), T.alloc((HIGH, GROUP), WIRE, level="l0")
                 top = T.alloc((HIGH,), "int32", level="l0")
                 scale, inverse, end = (T.alloc((HIGH,), "float32", level="l0") for _ in range(3))
-                T.annotate_min_blocks_per_sm(RESIDENT)
-                tiles = T.ceildiv(rows, HIGH)
-                chunk = T.ceildiv(tiles, CHUNKS)  # tiles that share a flag
-                if sums:
-                    if z == 0:
-                        senders = T.min(SENDERS, tiles)
-                        for turn in T.serial(turns_of_first(tile, senders, (size - 1) * tiles)):
-                            number = tile + turn * senders
-                            owner, first = (rank + 1 + number // tiles) % size, number % tiles * HIGH
-                            load(x, X, owner, first, rows)
-                            quantize(x, sizes, top, scale, inverse, end, q, last)
-                            T.copy(q, inbox[rank, first, 0], dst=owner, impl="lsu")
-                            T.copy(scale, inbox_scales[rank, first], dst=owner, impl="lsu")
-                            T.signal(arrived[rank, first // (chunk * HIGH)], dst=owner)
-                if z == 1:
-                    first, flag = tile * HIGH, tile // chunk
+                turns = turns_of(block, blocks, T.ceildiv(rows, HIGH))
+                for turn in T.serial(turns + late):
                     if sums:
-                        T.clear(total)
-                        for source in T.serial(size):
-                            if source == rank:
-                                load(x, X, rank, first, rows)
-                            else:
-                                T.wait(arrived[source, flag], ">=", T.min(chunk, tiles - flag * chunk))
+                        if turn < turns:
+                            first = (block + turn * blocks) * HIGH
+                            for step in T.serial(1, size):
+                                owner = (rank + step) % size
+                                load(x, X, owner, first, rows)
+                                quantize(x, sizes, top, scale, inverse, end, q, last)
+                                send(q, scale, inbox, inbox_scales, rank, first, arrived, block, owner)
+                    summing = turn - 1 if sums else turn
+                    if (summing >= 0) & (summing < turns):
+                        first = (block + summing * blocks) * HIGH
+                        if sums:
+                            T.clear(total)
+                            for source in T.serial(size):
+                                if source == rank:
+                                    load(x, X, rank, first, rows)
+                                else:
+                                    T.wait(arrived[source, block], ">=", summing + 1)
+                                    for i, j in T.Parallel(HIGH, GROUP):
+                                        row = T.min(first + i, rows - 1)
+                                        x[i, j] = T.cast(inbox[source, row, j], "float32") * inbox_scales[source, row]
                                 for i, j in T.Parallel(HIGH, GROUP):
-                                    row = T.min(first + i, rows - 1)
-                                    x[i, j] = T.cast(inbox[source, row, j], "float32") * inbox_scales[source, row]
+                                    total[i, j] += x[i, j]
+                        else:
+                            load(total, X, 0, first, rows)
+                        if sends:
+                            for i, j in T.Parallel(HIGH, GROUP):  # a sum that overflows is an infinity
+                                total[i, j] = T.cast(T.cast(total[i, j], dtype), "float32")
+                            quantize(total, sizes, top, scale, inverse, end, q, last)
+                            for step in T.serial(1, size):
+                                other = (rank + step) % size
+                                send(q, scale, outbox, outbox_scales, rank, first, summed, block, other)
+                            dequantize(q, scale, Y, rank, first, rows)
+                        else:
                             for i, j in T.Parallel(HIGH, GROUP):
-                                total[i, j] += x[i, j]
-                    else:
-                        load(total, X, 0, first, rows)
+                                if first + i < rows:
+                                    Y[0, first + i, j] = T.cast(total[i, j], dtype)
                     if sends:
-                        for i, j in T.Parallel(HIGH, GROUP):  # a sum that overflows is an infinity
-                            total[i, j] = T.cast(T.cast(total[i, j], dtype), "float32")
-                        quantize(total, sizes, top, scale, inverse, end, q, last)
-                        for step in T.serial(1, size):
-                            T.copy(q, outbox[rank, first, 0], dst=(rank + step) % size, impl="lsu")
-                            T.copy(scale, outbox_scales[rank, first], dst=(rank + step) % size, impl="lsu")
-                            T.signal(summed[rank, flag], dst=(rank + step) % size)
-                        dequantize(q, scale, Y, rank, first, rows)
-                    else:
-                        for i, j in T.Parallel(HIGH, GROUP):
-                            if first + i < rows:
-                                Y[0, first + i, j] = T.cast(total[i, j], dtype)
-                if sends:
-                    if z > 1:
-                        source, first, flag = (rank + size + 1 - z) % size, tile * HIGH, tile // chunk
-                        T.wait(summed[source, flag], ">=", T.min(chunk, tiles - flag * chunk))
-                        T.copy(outbox[source, first, 0], q)
-                        T.copy(outbox_scales[source, first], scale)
-                        dequantize(q, scale, Y, source, first, rows)
+                        taken = turn - late
+                        if taken >= 0:
+                            first = (block + taken * blocks) * HIGH
+                            for step in T.serial(1, size):
+                                source = (rank + step) % size
+                                T.wait(summed[source, block], ">=", taken + 1)
+                                T.copy(outbox[source, first, 0], q)
+                                T.copy(outbox_scales[source, first], scale)
+                                dequantize(q, scale, Y, source, first, rows)
 
     return float8_collective
 
