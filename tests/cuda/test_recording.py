@@ -12,6 +12,7 @@ from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import fetched
 from tilescale.backends.cuda.running.plans import ALIGNED
 from tilescale.backends.cuda.running.recording import current_recording, layout
+from tilescale.comm import world
 from tilescale.errors import WaitTimeoutError
 from tilescale.ops import repeated
 from tilescale.ops.plain_calls import plain_calls_repeat
@@ -204,6 +205,16 @@ def test_captured_calls_and_memory_that_is_replaced(device: Device):
     layout.replaced()
     function(drawn())
     assert function.calls == before + 2
+
+
+def test_calls_of_a_group_that_has_lost_ranks(device: Device, monkeypatch: pytest.MonkeyPatch):
+    function = Counted(device)
+    for _ in range(ENOUGH):
+        function(drawn())
+    before = function.calls
+    monkeypatch.setattr(world, "_shrunk", 1)
+    function(drawn())
+    assert function.calls == before + 1
 
 
 def test_tensors_that_lie_behind_one_another_are_a_form_of_their_own(device: Device):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-__all__ = ["World", "current_world", "init", "shrink"]
+__all__ = ["World", "current_world", "init", "shrink", "times_shrunk"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +145,17 @@ _AGREE = ("tilelang", "torch")
 """Packages, beside this one, of which all ranks need the same version."""
 
 _world: World | None = None
+_shrunk = 0
 
 
 def current_world() -> World | None:
     """The world that `init` has joined, or None before that."""
     return _world
+
+
+def times_shrunk() -> int:
+    """How often this rank has gone on with those that lived: what is kept for a group is of one such number."""
+    return _shrunk
 
 
 def init(*, timeout_s: float | None = None) -> World:
@@ -215,12 +221,13 @@ def shrink() -> World:
             within TILESCALE_TIMEOUT_S of the first one, and the others went on without it.
         UsageError: this process has not joined a job.
     """
-    global _world
+    global _world, _shrunk
     if _world is None:
         raise UsageError("tilescale.shrink() before tilescale.init()", hint="join the job first")
     session = _world._session
     if session is not None:
         members, session = go_on(session)
+        _shrunk += 1
         _world = World(
             ranks=tuple(range(len(members))),
             rank=session.rank,
