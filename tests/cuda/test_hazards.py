@@ -282,6 +282,22 @@ def test_one_thread_updates_an_element():
     assert re.search(r"if \(\(\(int\)threadIdx\.x\) == 0\) \{\s+Z\[0\] = \(Z\[0\]", text(update))
 
 
+@T.macro
+def under_a_value_that_threads_hold(ws, Z):
+    held = T.alloc((N,), "float32", level="l0")
+    T.copy(Z, held)
+    if held[0] > 0:
+        for i in T.Parallel(N):
+            Z[i] = ws[N - 1 - i]
+
+
+def test_a_branch_on_what_threads_hold_has_no_barrier_inside():
+    """Some threads may not take it."""
+    (kernel,) = lowered(reversed_rows(under_a_value_that_threads_hold)).kernels
+    script = kernel.func.script()
+    assert script.index("tvm_storage_sync") < script.index("if held[0]")
+
+
 def test_a_branch_that_all_threads_take_has_its_own_barrier():
     @T.prim_func
     def program(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32"), n: T.int32):
