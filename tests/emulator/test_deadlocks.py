@@ -162,38 +162,44 @@ ORDERS = (None, 0, 1, 2, 3)
 """Its own, the adversarial, and random ones."""
 
 
+@pytest.fixture
+def small(tmp_path):
+    """A machine of four SMs."""
+    described = tmp_path / "small.yaml"
+    described.write_text("extends: h200-sxm-8\ntitle: small\nlevels: {block: {count: 4}}\n")
+    return str(described)
+
+
 def waits_for_neighbours(towards: int, in_order: bool):
-    """Each of 300 programs, of which 264 have a place, waits for the one before it, or with 1 for the one after."""
+    """Each of 12 programs, of which 8 have a place, waits for the one before it, or with 1 for the one after."""
 
     @T.prim_func
-    def program(F: T.Tensor((302,), "int32")):
-        with T.Kernel(300, threads=1024, in_order=in_order) as b:
-            if b + towards >= 0 and b + towards < 300:
+    def program(F: T.Tensor((14,), "int32")):
+        with T.Kernel(12, threads=1024, in_order=in_order) as b:
+            if b + towards >= 0 and b + towards < 12:
                 T.wait(F[b + towards + 1], ">=", 1)
             T.signal(F[b + 1])
 
     return program
 
 
-def test_programs_that_wait_for_lower_numbers_get_on_in_any_order_if_they_say_so():
+def test_programs_that_wait_for_lower_numbers_get_on_in_any_order_if_they_say_so(small):
     for seed in ORDERS:
-        tilescale.emulate(waits_for_neighbours(-1, True), [flags(302)], schedule_seed=seed)
+        tilescale.emulate(waits_for_neighbours(-1, True), [flags(14)], machine=small, schedule_seed=seed)
 
 
 @pytest.mark.parametrize(("towards", "in_order"), [(-1, False), (1, True)])
-def test_programs_that_say_nothing_or_wait_for_higher_numbers_deadlock(towards: int, in_order: bool):
-    with pytest.raises(DeadlockError, match="holds 264 blocks at once; 36 of 300 have not started"):
-        tilescale.emulate(waits_for_neighbours(towards, in_order), [flags(302)], schedule_seed=0)
+def test_programs_that_say_nothing_or_wait_for_higher_numbers_deadlock(small, towards: int, in_order: bool):
+    with pytest.raises(DeadlockError, match="holds 8 blocks at once; 4 of 12 have not started"):
+        tilescale.emulate(waits_for_neighbours(towards, in_order), [flags(14)], machine=small, schedule_seed=0)
 
 
-def test_collectives_on_tiles_get_on_in_any_order(tmp_path):
+def test_collectives_on_tiles_get_on_in_any_order(small):
     """They promise it for grids of any size, so their programs start in order, whether or not the launch says so."""
-    small = tmp_path / "small.yaml"
-    small.write_text("extends: h200-sxm-8\ntitle: small\nlevels: {block: {count: 1}}\n")
 
     @T.prim_func
-    def program(X: T.Tensor((8, 4), "float32")):
-        with T.Kernel(device=2, block=8, threads=1024) as b:
+    def program(X: T.Tensor((12, 4), "float32")):
+        with T.Kernel(device=2, block=12, threads=1024) as b:
             x = T.alloc((1, 4), "float32", level="l1")
             T.copy(X[b, 0], x)
             with T.Scale("block"), T.Scale("device"):
@@ -201,8 +207,8 @@ def test_collectives_on_tiles_get_on_in_any_order(tmp_path):
             T.copy(x, X[b, 0])
 
     for seed in ORDERS:
-        args = [[torch.ones(8, 4)] for _ in range(2)]
-        tilescale.emulate(program, args, machine=str(small), schedule_seed=seed)
+        args = [[torch.ones(12, 4)] for _ in range(2)]
+        tilescale.emulate(program, args, machine=small, schedule_seed=seed)
         assert all((x == 2).all() for (x,) in args)
 
 
