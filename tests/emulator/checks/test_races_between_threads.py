@@ -170,6 +170,20 @@ def to_shared_memory(X, W, at, b):
     T.copy(tile, X[b, 0 : W.shape[1]])
 
 
+@T.macro
+def of_threads_along_two_axes(X, W, at, b):
+    tx, ty = T.get_thread_binding(0), T.get_thread_binding(1)
+    W[b, 32 * ty + tx] = X[b, 32 * ty + tx]  # by one row stored
+    for i in T.Parallel(128):
+        X[b, i] = W[b, i]  # by all rows loaded
+
+
+@T.macro
+def in_place_by_all_rows(X, W, at, b):
+    for i in T.Parallel(W.shape[1]):
+        X[b, i] = X[b, i] + 1  # in place
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("body", "size", "threads", "lines"),
@@ -185,6 +199,7 @@ def to_shared_memory(X, W, at, b):
         (reversed_row, 1000, (32, 4), ("row stored", "row loaded")),
         (through_fragments, N, (64, 2), ("tile stored", "tile loaded")),
         (from_one_thread, N, (32, 8), ("one stored", "all loaded")),
+        (of_threads_along_two_axes, 128, (32, 4), ("by one row stored", "by all rows loaded")),
         (reversed_row, N, N, ("row stored", "row loaded")),
         (reversed_row, 64, N, ("row stored", "row loaded")),  # the first threads
         (reversed_row, 1024, 128, ("row stored", "row loaded")),  # the one by vectors, the other by elements
@@ -225,6 +240,11 @@ def test_iterations_of_one_loop():
         error.hint
         == f"in line {error.where[0].line}, load, T.sync_threads(), then store; or T.atomic_add, if threads add up"
     )
+
+
+def test_threads_along_y_repeat_an_update():
+    race(program(in_place_by_all_rows, threads=(64, 4)), given(), "in place")
+    is_silent(program(in_place_by_all_rows), given())
 
 
 @T.macro
@@ -342,11 +362,12 @@ def into_a_tile_in_use(X, W, at, b):
 
 
 @T.macro
-def of_threads_along_two_axes(X, W, at, b):
-    tx, ty = T.get_thread_binding(0), T.get_thread_binding(1)
-    W[b, 32 * ty + tx] = X[b, 32 * ty + tx]
-    for i in T.Parallel(128):
-        X[b, i] = W[b, i]
+def stored_by_all_rows(X, W, at, b):
+    half = W.shape[1] // 2
+    for i in T.Parallel(half):
+        W[b, i] = X[b, i]
+    for i in T.Parallel(half):
+        W[b, half + i] = W[b, i]
 
 
 @pytest.mark.parametrize(
@@ -355,10 +376,8 @@ def of_threads_along_two_axes(X, W, at, b):
         (to_shared_memory_by_the_same_threads, N, N),
         (stored_once_the_tile_is_there, N, N),
         (into_a_tile_in_use, N, N),
-        (of_threads_along_two_axes, 128, (32, 4)),  # whether the values differ nobody knows
-        (of_the_same_thread, N, (64, 4)),
+        (stored_by_all_rows, N, (64, 2)),
         (of_the_same_value_for_all, N, (64, 4)),
-        (reversed_row, N, (1, 64)),  # all threads do everything
         (with_a_barrier, N, N),
         (with_a_vote, N, N),
         (of_the_same_thread, N, N),

@@ -192,7 +192,7 @@ class Threads(Observer):
         now = self._epoch(frame).number
         for earlier, verb in (("stored", WRITE), ("loaded", READ))[: 1 + (kind == WRITE)]:
             last = shadow.cells[earlier]
-            hit = cells[self._by_others(last, cells, now, threads)]
+            hit = cells[self._by_others(last, cells, now, threads, (verb, kind))]
             if hit.size:
                 first = self._places[last["place"][hit[0]]]
                 raise self._error(frame, (first, verb), (home, kind), shadow, hit)
@@ -200,7 +200,7 @@ class Threads(Observer):
             return  # all threads wait for it before they go on
         last = shadow.cells["stored" if kind == WRITE else "loaded"]
         if kind == READ:
-            threads = np.where(self._by_others(last, cells, now, threads), _SEVERAL, threads)
+            threads = np.where(self._by_others(last, cells, now, threads, (READ, READ)), _SEVERAL, threads)
         last["threads"][cells], last["place"][cells], last["epoch"][cells] = threads.T, self._place(home), now
         apart = last["threads"][cells].T != threads  # several iterations touch the element
         if kind == WRITE:
@@ -208,21 +208,26 @@ class Threads(Observer):
         else:
             last["threads"][cells[apart.all(axis=0)]] = _SEVERAL
 
-    def _by_others(self, last: np.ndarray, cells: np.ndarray, now: int, threads: np.ndarray) -> np.ndarray:
+    def _by_others(
+        self, last: np.ndarray, cells: np.ndarray, now: int, threads: np.ndarray, verbs: tuple[str, str]
+    ) -> np.ndarray:
         """Which cells other threads have accessed last, in an epoch, whichever of those that may make either access."""
         lately = last["epoch"][cells] == now
         if lately.any():
             before = last["threads"][cells].T
-            lately &= self._differ(before[:, None], threads[None]).all(axis=(0, 1))
+            lately &= self._differ(before[:, None], threads[None], verbs).all(axis=(0, 1))
         return lately
 
-    def _differ(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """Whether threads are others; of those that stand for all along y and z, whether they are so along x."""
+    def _differ(self, one: np.ndarray, other: np.ndarray, verbs: tuple[str, str]) -> np.ndarray:
+        """Whether threads are others. Of those that repeat along y and z what one does, all are: what they store is the
+        same, so nothing is wrong if one of them loads it, or they store anew."""
         differ, count = one != other, self._run.program.launches[0].thread_count
-        if self._across < count:
-            alike = (np.minimum(one, other) >= 0) & (one % self._across == other % self._across)
-            differ &= ~(alike & (np.maximum(one, other) >= count))
-        return differ
+        if self._across == count:
+            return differ
+        if verbs[0] == READ:
+            return differ | (np.maximum(one, other) >= count)
+        alike = (one >= count) & (one % self._across == other % self._across)
+        return np.where(alike, (other < count) & (verbs[1] == WRITE), differ | (other >= count))
 
     def _place(self, home: Home) -> int:
         if home not in self._place_of:
