@@ -70,7 +70,7 @@ def decode(heads: int, of_keys: int, dim: int, value_dim: int, dtype: str, is_la
 def operators() -> list[Any]:
     """Those whose blocks move data, or multiply, by tables."""
     return [
-        moe_tables.tables_program(2, 32, 8, "int64", "bfloat16"),
+        moe_tables.tables_program(2, 32, 8, "int64", True),
         moe_tables.returns_program(2, 8),
         row_exchange.scatter_program(2, 3584, 8),
         row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),

@@ -55,7 +55,7 @@ class Tables:
             made = moe_tables.new_tables(chosen, size, self.local, tokens, self.room)
             beside = [torch.empty(boxes, dtype=torch.int32), torch.empty(boxes), counted.clone()]
             per_device.append([chosen.flatten(), weights.flatten(), *(poisoned(x) for x in (*beside, *made))])
-        program = moe_tables.tables_program(size, self.local, choices, str(kind).removeprefix("torch."), "float32")
+        program = moe_tables.tables_program(size, self.local, choices, str(kind).removeprefix("torch."), True)
         tilescale.emulate(program, per_device, schedule_seed=seed)
         self.of = [dict(zip(ops.Routing._fields, tensors[5:], strict=False)) for tensors in per_device]
 

@@ -49,8 +49,8 @@ def made_tables(
     shape = size, chunks, whole(choices)
     in_chosen, in_weights = workspace_of(team).symmetric(torch.int32, shape, shape)
     numbers = _padded(chosen, most, -1)
-    shares = counted.new_empty(1, dtype=torch.float32) if weights is None else _padded(weights, most, 0)
-    kernel(tables_program, team, local, choices, dtype_of(numbers), "" if weights is None else dtype_of(shares))(
+    shares = counted.new_empty(1, dtype=torch.float32) if weights is None else _padded(weights.float(), most, 0)
+    kernel(tables_program, team, local, choices, dtype_of(numbers), weights is not None)(
         numbers, shares, in_chosen, in_weights.view(torch.float32), counted, *made
     )
     return made
@@ -234,7 +234,7 @@ def tell_owners(counts, dropped, owners, total, begin, local):
 def send_weights(share, shares, in_weights, chunk, span, rank, home):
     """A chunk's weights, in front of its choices."""
     for i in T.Parallel(share.shape[0]):
-        share[i] = T.cast(shares[T.min(chunk * span + i, shares.shape[0] - 1)], "float32")
+        share[i] = shares[T.min(chunk * span + i, shares.shape[0] - 1)]
     T.copy(share, in_weights[rank, chunk, 0], dst=home)
 
 
@@ -262,19 +262,16 @@ def place_tokens(before, order, goes, place, ahead, rank, first, alive):
                 order[rank, slot] = first + t
 
 
-def tables_program(size: int, local: int, choices: int, kind: str, weights: str) -> Any:
-    """The tables of every rank.
-
-    `kind`: the type of choices; `weights`: of their weights, "" if there are none.
-    """
+def tables_program(size: int, local: int, choices: int, kind: str, weighted: bool) -> Any:
+    """The tables of every rank; `kind`: the type of choices, which may be `weighted`."""
     numbers, chunks, most, room = T.dynamic("numbers"), T.dynamic("chunks"), T.dynamic("most"), T.dynamic("room")
-    tokens, width, weighted = tokens_of(choices), whole(choices), bool(weights)
+    tokens, width = tokens_of(choices), whole(choices)
     span, keys = tokens * choices, local + 2
 
     @T.prim_func
     def moe_tables(
         chosen: T.Tensor((numbers,), kind),
-        shares: T.Tensor((numbers if weighted else 1,), weights or "float32"),
+        shares: T.Tensor((numbers if weighted else 1,), "float32"),
         in_chosen: T.Tensor((size, chunks, width), "int32"),  # by source
         in_weights: T.Tensor((size, chunks, width), "float32"),
         counted: T.Tensor((size * chunks, keys), "int32"),
