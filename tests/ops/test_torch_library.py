@@ -50,6 +50,7 @@ def test_a_graph_without_a_break_computes_the_same():
     computes_the_same(mlp, [leaf(4, 16), leaf(32, 16), leaf(32, 16), leaf(16, 32), leaf(32)])
     computes_the_same(float8_mlp(), [leaf(4, 16), leaf(32, 16), leaf(32, 16), leaf(16, 32)])
     computes_the_same(experts, [leaf(6, 16), leaf(4, 24, 16), torch.rand(6, 2).requires_grad_()])
+    computes_the_same(layer_of_experts, [leaf(6, 16), leaf(4, 32, 16), leaf(4, 16, 16), torch.rand(6, 4)])
 
 
 def test_a_graph_has_experts_in_float8():
@@ -91,11 +92,29 @@ def computes_the_same(function: Callable[..., torch.Tensor], given: list[torch.T
         assert torch.equal(eager, compiled)
 
 
+def layer_of_experts(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    routed = ops.moe_layer(x, logits, up, down, router=ops.Router(2, groups=2, top_groups=1))
+    return ops.moe_layer(routed, (torch.arange(12).view(6, 2) % 4, logits[:, :2]), up, down, room=256)[0]
+
+
 def experts(x: torch.Tensor, w: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     chosen = torch.arange(4).repeat_interleave(3).view(6, 2)
     routing = ops.moe_route(chosen, 4, share, room=512)
     y = ops.grouped_matmul(ops.moe_dispatch(x, routing), w.mT, routing)
     return ops.moe_combine(y, routing, routing.weights)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_layer_of_experts_is_an_operator(keeps: bool):
+    """With as many results as its backward needs."""
+    x, up, down = (t.detach() for t in (leaf(6, 16), leaf(4, 32, 16), leaf(4, 16, 16)))
+    given = x, torch.arange(12).view(6, 2) % 4, torch.rand(6, 2), up, down, 6, 512, keeps, ""
+    kinds = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.tilescale.moe_layer, given, test_utils=kinds)
+    if keeps:
+        _, _, rows, hidden, *tables = torch.ops.tilescale.moe_layer(*given)
+        given = x, rows, hidden, tables, up, down, ""
+        torch.library.opcheck(torch.ops.tilescale.moe_layer_backward, given, test_utils=kinds)
 
 
 @pytest.mark.parametrize(

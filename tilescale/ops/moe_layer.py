@@ -21,12 +21,14 @@ from tilescale.ops.moe_choice import Router
 from tilescale.ops.moe_route import check_choices, room_for
 from tilescale.ops.moe_tables import ALIGN, made_tables, new_tables, returned
 from tilescale.ops.operator import operator
+from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.row_exchange import scatter_rows, sum_rows
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @collective
+@plain_calls_repeat
 def moe_layer(
     x: torch.Tensor,
     choice: torch.Tensor | Pair,
@@ -161,8 +163,8 @@ def _layer(
 ) -> list[torch.Tensor]:
     """The sums, and how many choices were dropped; then what a backward needs, if it `keeps` that."""
     team, (experts, features, inner) = team_of(group), down.shape
-    tables = made_tables(chosen, weights, experts, most, room, team)
-    of_rows, _, dropped, owners, order, sent, received, places, before = tables
+    of_rows, counts, dropped, *tables = made_tables(chosen, weights, experts, most, room, team)
+    owners, order, sent, received, places, before = tables
     rows = _scattered(x, (order, sent, received, places), room, team)
     hidden, active = x.new_empty((room, 2 * inner) if keeps else (1, 1)), x.new_empty(room, inner)
     made = kernel(expert_programs.gated_program, team, inner, features, dtype_of(x), keeps)
@@ -170,7 +172,7 @@ def _layer(
     y = x.new_empty(room, features)
     kernel(grouped_gemm.program, team, features, inner, dtype_of(x), True)(active, dense(down), owners, y)
     result = sum_rows(y, of_rows, (received, places, room), before, team)[: x.shape[0]]
-    return [result, dropped, *([rows, hidden, *tables] if keeps else [])]
+    return [result, dropped, *([rows, hidden, of_rows, counts, *tables] if keeps else [])]
 
 
 @_layer.register_fake
@@ -186,9 +188,9 @@ def _(
     group: str,
 ) -> list[torch.Tensor]:
     experts, features, inner = down.shape
-    tables = new_tables(chosen, size_of(group), experts, most, room)
-    kept = [x.new_empty(room, features), x.new_empty(room, 2 * inner), *tables] if keeps else []
-    return [x.new_empty(x.shape), torch.empty_like(tables[2]), *kept]
+    of_rows, counts, dropped, *tables = new_tables(chosen, size_of(group), experts, most, room)
+    kept = [x.new_empty(room, features), x.new_empty(room, 2 * inner), of_rows, counts, *tables] if keeps else []
+    return [x.new_empty(x.shape), dropped, *kept]
 
 
 @operator("moe_layer_backward")
@@ -203,7 +205,7 @@ def _gradients(
 ) -> list[torch.Tensor]:
     """Those of x, of the weights of choices, in float32, of gate_up and of down."""
     team, tokens, (experts, features, inner) = team_of(group), grad.shape[0], down.shape
-    of_rows, counts, _, owners, order, sent, received, places, before = tables
+    of_rows, counts, owners, order, sent, received, places, before = tables
     room, dtype = rows.shape[0], dtype_of(rows)
     far = _scattered(grad, (order, sent, received, places), room, team)
     of_hidden, active = torch.empty_like(hidden), rows.new_empty(room, inner)
@@ -229,7 +231,7 @@ def _(
     down: torch.Tensor,
     group: str,
 ) -> list[torch.Tensor]:
-    of_choices = grad.new_empty(grad.shape[0], tables[7].shape[2], dtype=torch.float32)
+    of_choices = grad.new_empty(grad.shape[0], tables[-2].shape[2], dtype=torch.float32)
     return [grad.new_empty(grad.shape), of_choices, gate_up.new_empty(gate_up.shape), down.new_empty(down.shape)]
 
 
