@@ -40,14 +40,11 @@ class Experts(nn.Module):
 
 
 class Ours(Experts):
-    """Exchanges that the device steers, and grouped products of tiles."""
+    """One operator."""
 
     def through(self, rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """See `Experts.through`."""
-        routing = ops.moe_route(chosen, self.count, weights)
-        gate, up = ops.grouped_matmul(ops.moe_dispatch(rows, routing), self.gate_up_proj.mT, routing).chunk(2, -1)
-        y = ops.grouped_matmul(nn.functional.silu(gate) * up, self.down_proj.mT, routing)
-        return ops.moe_combine(y, routing, routing.weights)
+        return ops.moe_layer(rows, (chosen, weights), self.gate_up_proj, self.down_proj)
 
 
 class Torchs(Experts):

@@ -3,14 +3,14 @@
 
     tilescale run -n 2 examples/models/expert_layer.py       # also without GPUs, emulated
 
-The idea: every rank has some of the experts, and all of the router. `ops.moe_route` says where each token goes, from
-what all ranks chose; `ops.moe_dispatch` takes them there, `ops.grouped_matmul` multiplies the rows of each expert with
-its weights, and `ops.moe_combine` brings back the weighted sums. All of it can be differentiated, and the host waits
-for nothing: however many tokens an expert gets, the device knows.
+The idea: every rank has some of the experts, and all of the router. `ops.moe_layer` takes the tokens to the experts
+that they chose, wherever these are, and brings back the weighted sums. All of it can be differentiated, and the host
+waits for nothing: how many tokens an expert gets stays on the device.
 
 Results and gradients are compared with those of all experts on one rank.
 
-Things to try: `room=` for fewer rows, which drops tokens; all tokens to one expert; tokens in float8 with their scales.
+Things to try: `room=` for fewer rows, which drops tokens; all tokens to one expert; around experts of another kind the
+parts of the layer, `ops.moe_route`, `ops.moe_dispatch`, `ops.grouped_matmul` and `ops.moe_combine`.
 """
 
 import click
@@ -29,7 +29,7 @@ class ExpertLayer(nn.Module):
         super().__init__()
         world = tilescale.init()
         local = slice(world.rank * experts // world.size, (world.rank + 1) * experts // world.size)
-        self.experts, self.choices = experts, choices
+        self.choices = choices
         self.router = nn.Parameter(torch.randn(experts, features) * features**-0.5)
         self.up = nn.Parameter((torch.randn(experts, 2 * inner, features) * features**-0.5)[local].clone())
         self.down = nn.Parameter((torch.randn(experts, features, inner) * inner**-0.5)[local].clone())
@@ -37,10 +37,7 @@ class ExpertLayer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(tokens, features) of this rank."""
         share, chosen = choose(x, self.router, self.choices)
-        routing = ops.moe_route(chosen, self.experts, share)
-        gate, up = ops.grouped_matmul(ops.moe_dispatch(x, routing), self.up.mT, routing).chunk(2, -1)
-        y = ops.grouped_matmul(nn.functional.silu(gate) * up, self.down.mT, routing)
-        return ops.moe_combine(y, routing, routing.weights)
+        return ops.moe_layer(x, (chosen, share), self.up, self.down)
 
 
 def choose(x: torch.Tensor, router: torch.Tensor, choices: int) -> tuple[torch.Tensor, torch.Tensor]:
