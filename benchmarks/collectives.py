@@ -4,11 +4,12 @@
     torchrun --nproc-per-node 2 benchmarks/collectives.py                                   everything
     torchrun --nproc-per-node 2 benchmarks/collectives.py --only allreduce --largest 1048576  small all-reduces
     torchrun --nproc-per-node 2 benchmarks/collectives.py --algorithms --modes graph        algorithms by themselves
+    torchrun --nproc-per-node 2 benchmarks/collectives.py --grid 8 --largest 134217728      nccl-tests -b 8 -e 128M
 
 Works: allreduce, reduce_scatter, all_gather, all_to_all, broadcast, of bfloat16. A shape is that of the whole tensor:
 the result of an all-gather, what a rank begins with elsewhere. Rates count the bytes that a GPU has to send. `race.py`
 says how is measured, `curves.py` draws the results. What is measured of algorithms by themselves is a file of its own,
-`algorithms.json`, which `choices.py` reads.
+`algorithms.json`, which `choices.py` reads; of nccl-tests' sizes it is `nccl_tests.json`, where rates are its busbw.
 """
 
 from __future__ import annotations
@@ -34,25 +35,30 @@ import tilescale  # noqa: E402
 @click.option("--contender", default="", help="The contenders whose name contains this, beside NCCL.")
 @click.option("--modes", default="graph,eager", show_default=True, help="How calls are made.")
 @click.option("--largest", default=256 * works.MIB, show_default=True, help="Bytes of a tensor at most.")
+@click.option("--grid", type=int, help="Sizes from so many bytes on, each twice the one before, as in nccl-tests.")
 @click.option("--algorithms", is_flag=True, help="Each algorithm that one is chosen from, by itself.")
 @click.option("--rounds", default=10, show_default=True, help="Groups of calls of each contender.")
 @click.option("--out", type=click.Path(path_type=Path), default=SCRIPT.parent / "results", help="Folder of results.")
 @click.option("--limit", default=60.0, show_default=True, help="Seconds that a step may take before the run ends.")
 @click.option("--resume", is_flag=True, help="Go on after a run that ended: not with whom it ended, not what it did.")
-def main(only: str, contender: str, modes: str, largest: int, algorithms: bool, resume: bool, **given: object) -> None:
+def main(
+    only: str, contender: str, modes: str, largest: int, grid: int | None, algorithms: bool, resume: bool,
+    **given: object,
+) -> None:  # fmt: skip
     """Race, write."""
     world = tilescale.init()
     if not torch.cuda.is_available() or world.size == 1:
         raise click.UsageError("times need several GPUs; start it with torchrun --nproc-per-node")
     torch.cuda.set_device(world.device)
-    every = works.heats(world.size, tuple(modes.split(",")), algorithms, largest)
+    sizes = works.doubled(grid) if grid else works.SIZES + works.ODD
+    every = works.heats(world.size, tuple(modes.split(",")), algorithms, largest, sizes)
     heats = [heat for heat in every if any(part in heat.title for part in only.split("|"))]
     if contender:
         heats = [
             replace(heat, contenders=[c for c in heat.contenders if contender in c.name or c.name == heat.baseline])
             for heat in heats
         ]
-    run = Run("algorithms" if algorithms else "collectives", seeds=(0,), **given)
+    run = Run("algorithms" if algorithms else "nccl_tests" if grid else "collectives", seeds=(0,), **given)
     steps, heats = run.resumed(heats, resume)
     run.race_all(heats, steps)
 

@@ -29,7 +29,14 @@ OURS = {"allreduce": ("one_shot", "two_shot"), "all_gather": ("direct", "copy_en
 """Algorithms of ours; of the others, direct."""
 
 
-def heats(gpus: int, modes: tuple[str, ...], algorithms: bool, largest: int) -> Iterator[Heat]:
+def doubled(least: int) -> tuple[int, ...]:
+    """Bytes of whole tensors from `least` to 8 GiB, each twice the one before, as nccl-tests takes them."""
+    return tuple(least << n for n in range(31) if least << n <= 8 << 30)
+
+
+def heats(
+    gpus: int, modes: tuple[str, ...], algorithms: bool, largest: int, sizes: tuple[int, ...] = SIZES + ODD
+) -> Iterator[Heat]:
     """All collectives at all sizes up to the largest; `algorithms`: each that is chosen from, by itself.
 
     Before them a put by copy engine, which says what the wire carries.
@@ -38,7 +45,7 @@ def heats(gpus: int, modes: tuple[str, ...], algorithms: bool, largest: int) -> 
     yield replace(put, contenders=[c for c in put.contenders if c.name == put.baseline])
     for mode in modes:
         for name in NAMES:
-            for nbytes in sorted(n for n in SIZES + ODD if n <= largest):
+            for nbytes in sorted(n for n in sizes if n <= largest):
                 yield Work(name, nbytes).heat(gpus, mode, algorithms)
 
 
