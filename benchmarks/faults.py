@@ -190,17 +190,28 @@ if os.environ['RANK'] == '1': os.environ['HOME'] = '/dev/null'
 say('FAULT')
 """),
     Fault("another user has planted a link in the cache", """
+import shutil
 from pathlib import Path
 from tilescale.backends.cuda.running.toolchain import objection
 from tilescale.errors import UntrustedCacheError
-link = Path(os.environ['TMPDIR']) / 'cache'
-if rank == 0: link.symlink_to('/etc'); os.lchown(link, 65534, 65534)
+cache = Path(os.environ['TMPDIR']) / 'cache'
+if rank == 0:
+    cache.mkdir()
+    (cache / 'kernels').symlink_to('/etc')
+    os.lchown(cache / 'kernels', 65534, 65534)
 world.barrier()
 say('FAULT')
-found = objection(link / 'kernels')
+found = objection(cache)
 world.barrier()
-if rank == 0: link.unlink()
+if rank == 0: shutil.rmtree(cache)
 if found: raise UntrustedCacheError(found)
+"""),
+    Fault("a rank has no memory for a thread (`ulimit -v`)", """
+if rank == 1:
+    used = int(open('/proc/self/statm').read().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used, used))
+    say('FAULT')
+    threading.Thread(target=world.barrier).start()
 """),
     Fault("the clock jumps by a year", """
 if rank == 1:
@@ -287,7 +298,7 @@ def readable(text: str) -> str:
     text = re.sub(r"process \d+", "process 4712", text).replace("a rank (process 4712)", "a rank (process 4711)")
     text = re.sub(r"/\S+/job.py:\d+", "job.py:12", text)
     text = re.sub(r"/\S+/cache/(\w+/\w+)-\w+", r"~/.cache/tilescale/\1", text)
-    text = re.sub(r"/\S+/cache belongs", "~/.cache/tilescale belongs", text)
+    text = re.sub(r"/\S+/cache/kernels belongs", "~/.cache/tilescale/kernels belongs", text)
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:29500", text)
     return re.split(r" at job\.py:12 (?:\(|with |try:)", text.split(" hint: ")[0])[0]
 

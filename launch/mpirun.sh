@@ -37,6 +37,8 @@ fi
 # MPICH and Open MPI differ in the options below; both know -n. Binding is left to tilescale bind, which knows the GPUs.
 options=()
 if mpirun --version 2>&1 | grep -q -e "Open MPI" -e "PRRTE"; then
+    # Where Python has an MPICH too (pip install mpich), mpi4py has to know which MPI started it.
+    export MPI4PY_MPIABI=${MPI4PY_MPIABI:-openmpi}
     # More processes than cores is normal for emulated runs, and Open MPI refuses it unless told so.
     options+=(--map-by :OVERSUBSCRIBE --bind-to none --tag-output)
     [ -z "${HOSTFILE:-}" ] || options+=(--hostfile "$HOSTFILE")

@@ -58,7 +58,8 @@ def test_hosts_of_open_mpi_get_the_environment_by_name(tmp_path: Path, line: str
     variables = {"HOSTFILE": str(tmp_path / "hosts"), "TILESCALE_JOB_KEY": "secret", "SHELL_OF_MINE": "1"}
     done = run_words([str(ROOT / "launch/mpirun.sh"), "2", "script.py"], PATH=path, **variables)
     assert done.output.startswith("node0: ") and f"--hostfile {tmp_path}/hosts" in done.output
-    assert {"TILESCALE_JOB_KEY", "PATH", "MASTER_ADDR", "OMP_NUM_THREADS"} <= set(re.findall(r"-x (\w+)", done.output))
+    named = {"TILESCALE_JOB_KEY", "PATH", "MASTER_ADDR", "OMP_NUM_THREADS", "MPI4PY_MPIABI"}
+    assert named <= set(re.findall(r"-x (\w+)", done.output))
     assert "secret" not in done.output and "SHELL_OF_MINE" not in done.output
     assert done.output.rstrip().endswith("-m tilescale.cli bind python script.py")
 
