@@ -210,6 +210,13 @@ def test_the_key_is_handed_to_processes_of_the_user_alone(monkeypatch) -> None:
     assert fetch(server.name).tag(b"x") == server.key.tag(b"x")
 
 
+def test_a_rank_0_that_ends_hands_no_key_over() -> None:
+    listener, name = same_user.listen(socket.SOCK_STREAM)
+    threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+    with listener, pytest.raises(ConnectionError, match="rank 0 has ended, or runs as another user"):
+        fetch(name)
+
+
 def same_user_connection(name: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(10)

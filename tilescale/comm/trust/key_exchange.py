@@ -42,7 +42,7 @@ def fetch(name: str) -> JobKey:
     with same_user.connect(name, socket.SOCK_STREAM) as connection:
         secret = connection.recv(KEY_BYTES, socket.MSG_WAITALL)
     if len(secret) < KEY_BYTES:
-        raise ConnectionError("rank 0 runs as another user")
+        raise ConnectionError("rank 0 has ended, or runs as another user")
     return JobKey(secret)
 
 
