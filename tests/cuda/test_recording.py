@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Functions of tensors whose calls are recorded: what later calls of the form launch, allocate and compute."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +95,13 @@ def test_operations_of_pytorch_between_programs_are_computed_again(device: Devic
             torch.testing.assert_close(product, torch.full((64, 64), scale) @ weight)
             assert rows.shape == (3, 64) and rows.stride() == (1, 64) and (rows == scale).all()
     assert TRIED[0] < function.calls <= TRIED[2] + TRIED[0], "and not called in every call"
+
+
+def test_a_recording_imports_no_compiler():
+    script = "import sys, torch; from tilescale.backends.cuda.running.recording import recorded; x = torch.ones(3, 3); "
+    script += "recorded(lambda: x @ x, [x]); print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize("before", [0, ENOUGH])

@@ -100,6 +100,11 @@ class Recording(TorchDispatchMode):
         self._streams: set[int] = set()
         self._spare: Any = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch would import its compiler, which takes seconds, to tell it to look away; nothing is compiled here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace != "aten":  # such as collectives of other libraries
