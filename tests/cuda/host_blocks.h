@@ -24,6 +24,7 @@ struct Dim {
 static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
 
 enum { LINE_THREADS_HERE = 2 };  // of a line: blocks have few threads
+enum { GROUPS_HERE = 4 };        // of columns that a block has at most
 
 struct Line {
   std::barrier<> together{LINE_THREADS_HERE};
@@ -38,14 +39,21 @@ struct Block {
 };
 static thread_local Block* block;
 
-// Blocks, with the parts of all their threads by the number of a sum.
+struct Statistics {
+  float sum, most;
+};
+
+// Blocks, with the parts of all their threads by the number of a sum, and the largest numbers of groups of each.
 struct Blocks {
   std::barrier<> together;
-  std::vector<float> parts[2];
+  std::vector<Statistics> parts[2];
+  std::vector<std::atomic<unsigned>> largest[2];
   const int size, number;
   Blocks(int blocks, int threads, int number)
-      : together(blocks * threads), parts{std::vector<float>(blocks * threads), std::vector<float>(blocks * threads)},
-        size(blocks), number(number) {}
+      : together(blocks * threads), size(blocks), number(number) {
+    for (auto& turn : parts) turn.resize(blocks * threads);
+    for (auto& turn : largest) turn = std::vector<std::atomic<unsigned>>(blocks * GROUPS_HERE);
+  }
 };
 static thread_local Blocks* blocks_together;
 
@@ -193,22 +201,52 @@ inline Cluster own_cluster() {
   const int size = blocks_together->size;
   return {size, static_cast<int>(blockIdx.x) % size, static_cast<int>(gridDim.x) / size, blocks_together->number};
 }
+inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+using ::Statistics;
+inline float larger(float a, float b) { return __float_as_uint(a) > __float_as_uint(b) ? a : b; }
 // As on a GPU, who has a sum has all parts of it, and may be ahead of who still reads them.
-class ClusterSum {
+class OfCluster {
  public:
-  explicit ClusterSum(Cluster own) : own_(own) {}
+  explicit OfCluster(Cluster own) : own_(own) {}
   void ready() const { blocks_together->together.arrive_and_wait(); }
-  float operator()(float mine, unsigned number) const {
-    std::vector<float>& parts = blocks_together->parts[number % 2];
+  template <bool MOST>
+  Statistics all(Statistics mine, unsigned number) const {
+    std::vector<Statistics>& parts = blocks_together->parts[number % 2];
     parts[own_.block * blockDim.x + threadIdx.x] = mine;
     blocks_together->together.arrive_and_wait();
-    float total = 0;
-    for (float part : parts) total += part;
-    return total;
+    Statistics found = {0, 0};
+    for (Statistics part : parts) found = {found.sum + part.sum, MOST ? larger(found.most, part.most) : 0};
+    return found;
   }
 
  private:
   const Cluster own_;
+};
+class OfGroups {
+ public:
+  void clear(int row) const {
+    for (int i = threadIdx.x; i < GROUPS_HERE; i += blockDim.x) largest(row, i) = 0;
+  }
+  void add(int row, int group, float value) const {
+    if (group < 0) return;
+    unsigned bits = __float_as_uint(value), seen = largest(row, group);
+    while (seen < bits && !largest(row, group).compare_exchange_weak(seen, bits)) {}
+  }
+  float of(int row, int group) const { return __uint_as_float(largest(row, group)); }
+
+ private:
+  static std::atomic<unsigned>& largest(int row, int group) {
+    return blocks_together->largest[row % 2][blockIdx.x % blocks_together->size * GROUPS_HERE + group];
+  }
 };
 inline void follow_grid() {}
 inline void order_stores() { std::atomic_thread_fence(std::memory_order_seq_cst); }

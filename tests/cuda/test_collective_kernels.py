@@ -37,7 +37,7 @@ ORDERING = re.compile(r"\b(?:ld|st)\.(?:acquire|release|relaxed)[\w.]*|\bfence[\
 KERNELS = [
     Kernel("reduce", "words", combining("bfloat16", "sum"), 3, ("true",)),
     Kernel("reduce", "lines", combining("bfloat16", "sum"), 3, ("true",)),
-    Kernel("reduce_norm", "lines", normalising("bfloat16"), 2, ("2", "false"), (256, 2)),
+    Kernel("reduce_norm", "lines", normalising("bfloat16"), 2, ("2", "false", "tilescale::ROW"), (256, 2)),
     Kernel("reduce_twice", "slots", combining("float32", "max"), 2),
     Kernel("broadcast", "slots", moving("float16"), 3),
     Kernel("reduce", "slots", combining("float8_e4m3", "sum"), 2, ("true",)),
@@ -66,7 +66,7 @@ def test_short_messages_need_no_fence(kernel: Kernel, aligned: bool, entries: di
     found = [what for what in entries[kernel.name(aligned)] if what != "bar.warp.sync"]
     of_cluster = {
         "barrier.cluster.arrive.release", "barrier.cluster.wait.acquire", "st.relaxed.cluster.shared",
-        "ld.relaxed.cluster.shared.u64",
+        "ld.relaxed.cluster.shared.v2.u64",
     }  # fmt: skip
     words = {"st.relaxed.sys.global.v2.u64", "ld.relaxed.sys.global.v2.u64", "bar.sync"}
     assert set(found) == (words | of_cluster if kernel.function == "reduce_norm" else words)

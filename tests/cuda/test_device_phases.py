@@ -234,6 +234,26 @@ def test_a_sum_with_a_norm_in_words(residual: bool, words: str):
         assert f"T.allreduce_rms_norm(X, W, Z, R, {words}{by})" in text
 
 
+def test_quantized_rows_in_words():
+    @T.prim_func
+    def f(
+        X: T.Tensor((8, 256), "float16"),
+        W: T.Tensor((256,), "float16"),
+        Y: T.Tensor((8, 256), "float16"),
+        Q: T.Tensor((8, 256), "float8_e4m3fn"),
+        S: T.Tensor((8, 2), "float32"),
+    ):
+        with T.Kernel(device=2):
+            with T.Scale("device"):
+                how = {"scaling": "group", "power_of_two": True, "weight_offset": 1.0, "eps": 0.25}
+                T.allreduce_rms_norm(X, W, None, Y, quantized=Q, scales=S, impl="one_shot", **how)
+
+    assert steps(f, {"device": 2}) == ["allreduce one_shot"]
+    text = tilescale.compile(f, machine="h200-sxm-8", schedule="sequential").python
+    options = 'weight_offset=1.0, scaling="group", power_of_two=True, impl="one_shot"'
+    assert f"T.allreduce_rms_norm(X, W, None, Y, quantized=Q, scales=S, eps=0.25, {options})" in text
+
+
 def test_ranks_that_share_gpus_do_without_nccl():
     @T.macro
     def statements(X, Y, L, flags, rank, size):

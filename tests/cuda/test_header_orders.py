@@ -122,11 +122,13 @@ ORDERS = {
     },
     # Parts are zero before others of the cluster store theirs; these are words with a number, which need no order.
     "cluster_sum.cuh": {
-        "ClusterSum": ["barrier.cluster.arrive.release"],
+        "OfCluster": ["barrier.cluster.arrive.release"],
         "ready": ["barrier.cluster.wait.acquire", "__syncthreads"],
         "store": ["mapa.shared", "st.relaxed.cluster.shared"],
-        "load": ["ld.relaxed.cluster.shared.u64 %0"],
+        "load": ["ld.relaxed.cluster.shared.v2.u64 "],
     },
+    # The largest number of a group is complete before a thread looks at it, and zero before the next row's.
+    "norm_messages.cuh": {"reduce_norm_short": ["clear", "clear", "__syncthreads"]},
     "short_messages.cuh": {
         "store": ["store_words", "store_line"],
         "load": ["load_words", "load_line"],

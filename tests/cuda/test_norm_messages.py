@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from tests.cuda.host_ranks import CLUSTER, LIMIT_NS, PROCESSORS, THREADS, Library, Ranks, shorten
-from tilescale.backends.cuda.running.collectives import exchanges
+from tilescale.backends.cuda.running.collectives import exchanges, normalised
 from tilescale.backends.cuda.running.collectives.exchanges import SHARING, Room, rows_grid
 from tilescale.backends.cuda.running.collectives.kernels import Kernel, normalising
+from tilescale.backends.cuda.running.collectives.normalised import SCALINGS
 from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
 from tilescale.backends.cuda.running.timeouts import Kind
+from tilescale.program.norm import GROUP, LARGEST, LEAST
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -23,6 +25,9 @@ EPS, SEVERAL = 1e-3, 3
 COLUMNS = {"words": {8: 1, 20: 1, 24: 1, 72: 3}, "lines": {8: 1, 20: 1, 24: 1, 72: 2}}
 """Columns of 16 bits, and how many units of a row a thread of a cluster of two blocks of four has then. A line has 12
 columns here: two threads, the last one of which has half as many. Of 20 columns the second block has fewer."""
+
+QUANTIZED = {"words": 8, "lines": 6}
+"""Units of 200 columns, of which the first block has 128."""
 
 ROWS = (1, 3, 4, 7, 2)
 """Clusters have one row, several, or none; a row has one block or two."""
@@ -39,11 +44,15 @@ def compiled() -> Iterator[Kernel]:
         for dtype, each in units.items():
             for twice in ("false", "true"):
                 yield kernel(form, dtype, 2, each, twice)
+    for form, units in QUANTIZED.items():
+        for scaling in ("tensor", "row", "group"):
+            for twice in ("false", "true"):
+                yield kernel(form, "bfloat16", 2, units, twice, scaling)
 
 
-def kernel(form: str, dtype: str, ranks: int, units: int, twice: str) -> Kernel:
-    bounds = THREADS, exchanges.ROW_BLOCKS[ranks]
-    return Kernel("reduce_norm", form, normalising(dtype), ranks, (str(units), twice), bounds)
+def kernel(form: str, dtype: str, ranks: int, units: int, twice: str, scaling: str | None = None) -> Kernel:
+    bounds, flags = (THREADS, exchanges.ROW_BLOCKS[ranks]), (str(units), twice, f"tilescale::{SCALINGS[scaling]}")
+    return Kernel("reduce_norm", form, normalising(dtype), ranks, flags, bounds)
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +72,18 @@ def job(
     """Makes a job of so many ranks, and a sum of rows of so many columns."""
     shorten(monkeypatch, request.param, 400)
 
-    def make(ranks: int, columns: int, dtype: str = "bfloat16") -> tuple[Ranks, Callable[..., None]]:
+    def make(
+        ranks: int,
+        columns: int,
+        dtype: str = "bfloat16",
+        scaling: str | None = None,
+        offset: float = 0,
+        power: bool = False,
+    ) -> tuple[Ranks, Callable[..., None]]:
         made = Ranks(monkeypatch, library, {"device": ranks})
-        norm = SimpleNamespace(eps=EPS, columns=columns)
+        if scaling is not None:
+            monkeypatch.setattr(normalised, "WHOLE", GROUP)
+        norm = SimpleNamespace(eps=EPS, columns=columns, scaling=scaling, offset=offset, power=power)
         collective = SimpleNamespace(name="allreduce", level="device", call=None, reduction="sum", norm=norm)
         return made, made.collective(Stand(collective, None, dtype, None, lambda: None), algorithm)
 
@@ -124,6 +142,50 @@ def test_rows_of_several_units_and_blocks(ranks: int, columns: int, job: Callabl
     for rows in ROWS:
         check(call, ranks, (rows, columns), torch.bfloat16, chance.choice([0, 0, 1]), chance.random() < 0.7)
     assert not several.reports.any()
+
+
+@pytest.mark.parametrize("gives_normed", [True, False])
+@pytest.mark.parametrize("scaling", ["tensor", "row", "group"])
+def test_rows_are_quantized(scaling: str, gives_normed: bool, job: Callable[..., Any]):
+    columns, offset = 200, 1.0
+    _, call = job(2, columns, scaling=scaling, offset=offset, power=not gives_normed)
+    for rows in (1, 4):
+        parts = [torch.randn(rows, columns).bfloat16() for _ in range(2)]
+        weight, residual = torch.randn(columns).bfloat16(), torch.randn(rows, columns).bfloat16()
+        if rows > 1:
+            for x in (*parts, residual):
+                x[1] = 0
+        y, _ = wanted(parts, residual, weight)
+        exact = y.double() * (y.double().pow(2).mean(1, keepdim=True) + EPS).rsqrt() * (weight.double() + offset)
+        scales = scales_of(exact, scaling, power=not gives_normed)
+        made = []
+        for part in parts:
+            q, normed = torch.full((rows, columns), 7.0).to(torch.float8_e4m3fn), torch.full((rows, columns), torch.nan)
+            given = scales.clone() if scaling == "tensor" else torch.full_like(scales, torch.nan)
+            more = {"normed": normed.bfloat16() if gives_normed else None, "quantized": q, "scales": given}
+            made.append(Operands(part, torch.empty_like(part), weight=weight, residual=residual, **more))
+        call(made)
+        for one in made:
+            torch.testing.assert_close(one.scales, scales, rtol=1e-5, atol=0)
+            assert torch.equal(one.target, y)
+            wide = 1 if scaling == "tensor" else columns if scaling == "row" else GROUP
+            factors = scales.view(-1, 1) if wide == 1 else scales.view(rows, -1).repeat_interleave(wide, 1)[:, :columns]
+            error = (one.quantized.double() * factors.double() - exact).abs()
+            assert (error <= 2**-4 * exact.abs() * 1.01 + 2.0**-10 * factors.double()).all(), "half a unit of float8"
+            assert torch.equal(one.quantized.view(torch.uint8), made[0].quantized.view(torch.uint8))
+            if gives_normed:
+                torch.testing.assert_close(one.normed.double(), exact, rtol=2**-7, atol=1e-6)
+
+
+def scales_of(exact: torch.Tensor, scaling: str, power: bool) -> torch.Tensor:
+    """The scales of exact rows."""
+    if scaling == "tensor":
+        return torch.tensor([0.02])
+    wide = exact.shape[1] if scaling == "row" else GROUP
+    largest = torch.stack([group.abs().amax(1) for group in exact.split(wide, 1)], 1).clamp(min=LEAST)
+    scales = largest / LARGEST
+    found = (scales.log2().ceil().exp2() if power else scales).float()
+    return found[:, 0] if scaling == "row" else found
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

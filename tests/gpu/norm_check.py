@@ -36,8 +36,10 @@ from tilescale.ops import small  # noqa: E402
 from tilescale.ops.flat import dtype_of  # noqa: E402
 from tilescale.ops.group import team_of  # noqa: E402
 from tilescale.ops.kernels import kernel  # noqa: E402
+from tilescale.program.norm import GROUP  # noqa: E402
 
 norm = import_module("tilescale.ops.all_reduce_rms_norm")
+float8 = import_module("tilescale.ops.all_reduce_rms_norm_float8")
 
 LIMIT_S, EPS, LATE_CYCLES = 400.0, 1e-5, 2_000_000
 SHAPES = [(1, 6144), (6, 6144), (16, 8192), (32, 4096), (138, 6144), (512, 6144)]
@@ -80,6 +82,16 @@ def by_one(
     made = kernel(build, team_of(""), rows.x.shape[1], dtype, has_residual, EPS, algorithm)
     added = rows.weight.new_empty(1, 1) if rows.residual is None else rows.residual
     return lambda: (made(rows.x, added, rows.weight, *result), result)[1]
+
+
+def by_float8(rows: Rows, result: Result, scaling: str) -> Callable[[], Result]:
+    """One kernel that quantizes, and writes no other norm."""
+    M, N = rows.x.shape
+    options = True, EPS, "one_shot", 0.0, scaling, False, False
+    made = kernel(float8.by_one_kernel, team_of(""), N, dtype_of(rows.x), *options)
+    q, none = torch.empty_like(rows.x, dtype=torch.float8_e4m3fn), rows.weight.new_empty(1, 1)
+    scales = torch.empty(M if scaling == "row" else (M, -(-N // GROUP)), device=DEVICE)
+    return lambda: (made(rows.x, rows.residual, rows.weight, none, result[1], q, scales), result)[1]
 
 
 def by_two(rows: Rows, result: Result) -> Callable[[], Result]:
@@ -176,6 +188,62 @@ def check_kernel(shape: tuple[int, int], dtype: torch.dtype, has_residual: bool)
         repeated(rows, by_one(rows, result, algorithm), lambda result=result: poison(result))
 
 
+def check_quantized(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Rows over the scale that is given, of each row, and of each group, each half a unit of float8 off at most."""
+    rows = rows_of(shape, dtype)
+    static = torch.full((1,), 0.02, device=DEVICE)
+    for options in ({}, {"group_size": GROUP}, {"group_size": GROUP, "power_of_two": True}, {"scale": static}):
+        for return_normed in (True, False):
+            how = {**options, "return_normed": return_normed, "eps": EPS, "weight_offset": 1.0}
+
+            def call(how: dict[str, Any] = how) -> tuple[torch.Tensor, ...]:
+                return ops.all_reduce_rms_norm_float8(*rows, **how)
+
+            for turn in range(10):
+                rows.renew()
+                if turn % SIZE == RANK:
+                    torch.cuda._sleep(LATE_CYCLES)
+                check_float8(rows, call(), options)
+            graph, made = torch.cuda.CUDAGraph(), []
+            with torch.cuda.graph(graph):
+                made += call()
+            for _ in range(2):
+                rows.renew()
+                graph.replay()
+                check_float8(rows, tuple(made), options)
+
+
+def check_float8(rows: Rows, made: tuple[torch.Tensor, ...], options: dict[str, Any]) -> None:
+    """Raises ValueError where a result is not what it is to be."""
+    quantized, scales, y, *normed = made
+    M, N = rows.x.shape
+    assert rows.residual is not None
+    exact = y.double() * (y.double().pow(2).mean(1, keepdim=True) + EPS).rsqrt() * (rows.weight.double() + 1)
+    total = everyones(rows.x)[0].float()
+    for part in everyones(rows.x)[1:]:
+        total = total + part.float()
+    if not torch.equal(y, (total.to(y.dtype).float() + rows.residual.float()).to(y.dtype)):
+        raise ValueError("sums are wrong")
+    wide = GROUP if "group_size" in options else N
+    if "scale" not in options:
+        largest = torch.stack([group.abs().amax(1) for group in exact.split(wide, 1)], 1).clamp(min=1e-12) / 448
+        want = largest.log2().ceil().exp2() if options.get("power_of_two") else largest
+        off = (scales.double() / want - 1).abs() > 1e-5
+        # One that is nearly a power of two may become the next one.
+        close = options.get("power_of_two") and bool((scales.double() / want)[off].eq(2).all()) and off.sum() < 3
+        if off.any() and not close:
+            raise ValueError(f"{int(off.sum())} of {off.numel()} scales are wrong")
+    factors = scales.double().expand(M, -1).repeat_interleave(wide, 1)[:, :N]
+    bound = 2**-4 * 1.01 * exact.abs() + 2.0**-10 * factors
+    bound = torch.where(exact.abs() > 448 * factors, exact.abs(), bound)  # a given scale may be too small
+    if not ((quantized.double() * factors - exact).abs() <= bound).all():
+        raise ValueError("quantized rows are wrong")
+    if normed and not ((normed[0].double() - exact).abs() <= torch.finfo(y.dtype).eps * exact.abs() + 1e-6).all():
+        raise ValueError("normalised rows are wrong")
+    if not all(torch.equal(every, quantized.view(torch.uint8)) for every in everyones(quantized.view(torch.uint8))):
+        raise ValueError("ranks have other bits")
+
+
 def check_operator(shape: tuple[int, int], dtype: torch.dtype) -> None:
     rows = rows_of(shape, dtype)
     repeated(rows, lambda: ops.all_reduce_rms_norm(*rows, eps=EPS), lambda: None)
@@ -217,6 +285,9 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for dtype in (torch.bfloat16, torch.float32):
         yield f"unaligned {dtype}", lambda dtype=dtype: check_unaligned(dtype)
     yield "changing sizes", check_changing_sizes
+    for number, shape in enumerate([(1, 6144), (6, 6144), (16, 8192), (138, 6144), (5, 1032), (3, 72)]):
+        dtype = (torch.bfloat16, torch.float16)[number % 2]
+        yield f"{'x'.join(map(str, shape))} float8", lambda shape=shape, dtype=dtype: check_quantized(shape, dtype)
     if not SHARED:
         for shape in TIMED:
             yield f"time {'x'.join(map(str, shape))}", lambda shape=shape: time_graphs(shape)
@@ -232,6 +303,7 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
 def variants(shape: tuple[int, int]) -> dict[str, Callable[[], Result]]:
     """The ways to make it, each with tensors of its own."""
     ways = {name: partial(by_one, algorithm=name) for name in ALGORITHMS}
+    ways.update({"float8 per row": partial(by_float8, scaling="row"), "per group": partial(by_float8, scaling="group")})
     ways.update({"two kernels": by_two, "sum alone": by_sum, "nccl": by_library})
     return {name: way(*operands(shape)) for name, way in ways.items()}
 

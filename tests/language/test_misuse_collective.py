@@ -106,7 +106,7 @@ def test_a_sum_of_another_shape(mistake):
 @pytest.mark.parametrize(
     ("normed", "columns", "dtype", "impl", "error", "text"),
     [
-        ((4, 16), 8, "float32", None, ShapeError, "of (4, 8) with (4, 16)"),
+        ((4, 16), 8, "float32", None, ShapeError, "normed has shape (4, 16)"),
         ((4, 9000), 9000, "float32", "two_shot", ShapeError, "rows of 9000 float32"),
         ((4, 8), 8, "int32", None, UsageError, "T.allreduce_rms_norm of int32"),
         ((4, 8), 8, "float32", "ring", UsageError, "by impl='ring'"),
@@ -125,6 +125,32 @@ def test_a_norm_that_does_not_fit(mistake, normed, columns: int, dtype: str, imp
             with T.Kernel(device=2):
                 with T.Scale("device"):
                     T.allreduce_rms_norm(X, W, Z, Y, impl=impl)  # <-
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "scales", "options", "error", "text"),
+    [
+        ("float32", "float8_e4m3fn", (4,), {"scaling": "row"}, UsageError, "quantized, of float32"),
+        ("float16", "float8_e5m2", (4,), {"scaling": "row"}, UsageError, "quantized is float8_e5m2"),
+        ("float16", "float8_e4m3fn", (4,), {"scaling": "column"}, UsageError, "scaling is 'column'"),
+        ("float16", "float8_e4m3fn", (4,), {}, UsageError, "scaling=None"),
+        ("float16", "float8_e4m3fn", (4,), {"scaling": "group"}, ShapeError, "scales has shape (4,)"),
+        ("float16", "float8_e4m3fn", (4,), {"scaling": "tensor"}, ShapeError, "scales has shape (4,)"),
+    ],
+)
+def test_quantized_rows_that_do_not_fit(mistake, dtype: str, kind: str, scales, options, error, text: str):
+    with mistake(error, text):
+
+        @T.prim_func
+        def program(
+            X: T.Tensor((4, 8), dtype),
+            W: T.Tensor((8,), dtype),
+            Q: T.Tensor((4, 8), kind),
+            S: T.Tensor(scales, "float32"),
+        ):
+            with T.Kernel(device=2):
+                with T.Scale("device"):
+                    T.allreduce_rms_norm(X, W, None, X, quantized=Q, scales=S, **options)  # <-
 
 
 def test_a_norm_of_tiles(mistake):

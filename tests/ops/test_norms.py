@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import tilescale
+from tilescale.program.norm import GROUP
 
 EPS = 1e-5
 norm = import_module("tilescale.ops.all_reduce_rms_norm")
+float8 = import_module("tilescale.ops.all_reduce_rms_norm_float8")
 
 
 def reference(parts: list[torch.Tensor], residual: torch.Tensor | None, weight: torch.Tensor) -> list[torch.Tensor]:
@@ -66,6 +68,92 @@ def check_results(per_device: list[list[torch.Tensor]], want: list[torch.Tensor]
             # A sum that falls to the other side of a rounding is off by one, before and after the residual.
             torch.testing.assert_close(got.float(), right, rtol=3 * eps, atol=8 * eps)
     assert all(torch.equal(tensors[-2], per_device[0][-2]) for tensors in per_device)
+
+
+@pytest.mark.parametrize("return_normed", [True, False])
+@pytest.mark.parametrize("scaling", ["tensor", "row", "group"])
+@pytest.mark.parametrize(
+    ("size", "M", "N", "dtype", "has_residual", "algorithm"),
+    [
+        (2, 5, 200, torch.bfloat16, True, "one_shot"),
+        (3, 4, 72, torch.float16, False, "two_shot"),
+        (8, 3, 1032, torch.bfloat16, True, "two_shot"),
+    ],
+)
+def test_quantized_rows(
+    size: int,
+    M: int,
+    N: int,
+    dtype: torch.dtype,
+    has_residual: bool,
+    algorithm: str,
+    scaling: str,
+    return_normed: bool,
+):
+    x, weight = [torch.randn(M, N).to(dtype) for _ in range(size)], torch.randn(N).to(dtype)
+    residual, power, offset = torch.randn(M, N).to(dtype), not return_normed, 1.0
+    added = residual if has_residual else nothing(1, 1, dtype=dtype)
+    for part in (*x, residual):
+        part[1] = 0
+    given = torch.tensor([0.03]) if scaling == "tensor" else None
+    kind, groups = norm.dtype_of(weight), {"tensor": (1,), "row": (M,), "group": (M, -(-N // GROUP))}[scaling]
+    made = float8.by_one_kernel(
+        size, N, kind, has_residual, EPS, algorithm, offset, scaling, power and given is None, return_normed
+    )
+    per_device = []
+    for part in x:
+        rows = nothing(*((M, N) if return_normed else (1, 1)), dtype=dtype)
+        q, scales = torch.full((M, N), 7.0).to(torch.float8_e4m3fn), nothing(*groups, dtype=torch.float32)
+        scales = scales if given is None else given.clone()
+        per_device.append([part, added, weight, rows, nothing(M, N, dtype=dtype), q, scales])
+    tilescale.emulate(made, per_device)
+    for *_, rows, y, q, scales in per_device:
+        exact = y.double() * (y.double().pow(2).mean(1, keepdim=True) + EPS).rsqrt() * (weight.double() + offset)
+        check_quantized(exact, q, scales, scaling, power and given is None)
+        if return_normed:
+            torch.testing.assert_close(rows.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)
+        else:
+            assert rows.isnan().all(), "nobody writes what is not asked for"
+        assert torch.equal(q.view(torch.uint8), per_device[0][-2].view(torch.uint8))
+
+
+def check_quantized(exact: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, scaling: str, power: bool) -> None:
+    """Float8 numbers are the nearest ones, over the scales that the largest magnitudes have."""
+    M, N = exact.shape
+    wide = {"tensor": N, "row": N, "group": GROUP}[scaling]
+    factors = scales.double().view(-1, 1) if scaling != "group" else scales.double().repeat_interleave(wide, 1)[:, :N]
+    if scaling != "tensor":
+        largest = torch.stack([group.abs().amax(1) for group in exact.split(wide, 1)], 1).clamp(min=1e-12) / 448
+        want = largest.log2().ceil().exp2() if power else largest
+        torch.testing.assert_close(scales.double().view(M, -1), want, rtol=1e-5, atol=0)
+    error = (q.double() * factors - exact).abs()
+    assert (error <= 2**-4 * 1.01 * exact.abs() + 2.0**-10 * factors).all()
+
+
+@pytest.mark.parametrize(("N", "scaling"), [(200, "row"), (200, "group"), (256, "group"), (200, "tensor")])
+def test_rows_that_are_there_are_quantized_alike(N: int, scaling: str):
+    """By PyTorch's operations, where no kernel makes the norm."""
+    rows = torch.randn(5, N).bfloat16()
+    rows[1] = 0
+    given = torch.tensor([0.03]) if scaling == "tensor" else None
+    for power in (False, True):
+        q, scales = float8._quantized(rows, scaling, power, given)
+        assert q.shape == rows.shape and q.is_contiguous()
+        check_quantized(rows.double(), q, scales if given is None else given, scaling, power)
+
+
+def test_a_weight_with_an_offset():
+    """Gemma's: two kernels, and one."""
+    x, weight, residual = [torch.randn(4, 72) for _ in range(2)], torch.randn(72), torch.randn(4, 72)
+    want = reference(x, residual, weight + 1)
+    for made, before in (
+        (norm.program(2, 4, 72, "float32", True, EPS, 1.0), lambda part: [part, torch.full_like(part, torch.nan)]),
+        (norm.by_one_kernel(2, 72, "float32", True, EPS, "one_shot", 1.0), lambda part: [part]),
+    ):
+        ends = [[residual, weight, *(nothing(4, 72, dtype=torch.float32) for _ in range(2))] for _ in x]
+        per_device = [[*before(part), *end] for part, end in zip(x, ends, strict=True)]
+        tilescale.emulate(made, per_device)
+        check_results(per_device, want, 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Typed views say what a call's arguments are, for every form that a call of ours can have."""
 
+from typing import Any
+
 import pytest
 
 from tilelang_core import ir
@@ -111,17 +113,26 @@ def test_an_all_to_all_of_unequal_parts():
 
 
 def test_a_sum_with_a_norm():
-    weight, normed, residual = (tile(access) for access in "rwr")
-    eps = ir.FloatImm("float32", 1e-5)
-    call_of = lambda *tiles: tir.call(  # noqa: E731
-        ops.ALLREDUCE.name, *tiles, annotations={"level": ir.StringImm("device"), "eps": eps}
-    )
-    view = Collective.of(call_of(tile("r"), tile("w"), weight, normed, residual))
+    weight, normed, residual, quantized, scales = (tile(access) for access in "rwrww")
+    numbers = {key: ir.FloatImm("float32", value) for key, value in (("eps", 1e-5), ("offset", 1))}
+
+    def call_of(scaling: str | None = None, **tiles: Any) -> Any:
+        notes = {"level": ir.StringImm("device"), "norm": ir.StringImm(" ".join(tiles)), **numbers}
+        notes |= {} if scaling is None else {"scaling": ir.StringImm(scaling)}
+        return tir.call(ops.ALLREDUCE.name, tile("r"), tile("w"), *tiles.values(), annotations=notes)
+
+    view = Collective.of(call_of(weight=weight, normed=normed, residual=residual))
     assert len(view.tiles) == 2 and not view.is_in_place and view.norm.columns == 4
-    assert view.norm.eps == pytest.approx(1e-5) and view.norm.normed.same_as(normed)
+    assert view.norm.eps == pytest.approx(1e-5) and view.norm.normed.same_as(normed) and view.norm.offset == 1
+    assert view.norm.written == (view.norm.normed,) and view.norm.scaling is None and not view.norm.power
     assert [a.same_as(b) for a, b in zip(view.norm.read, (weight, residual), strict=True)] == [True, True]
-    alone = Collective.of(call_of(tile("r"), tile("w"), weight, normed))
+    alone = Collective.of(call_of(weight=weight, normed=normed))
     assert alone.norm.residual is None and len(alone.norm.read) == 1
+    tiles = {"weight": weight, "quantized": quantized, "scales": scales}
+    given, found = (Collective.of(call_of(scaling, **tiles)).norm for scaling in ("tensor", "row"))
+    assert given.normed is None and given.scales.same_as(scales)
+    assert (len(given.read), len(given.written)) == (2, 1), "scales of tensors are read"
+    assert (len(found.read), len(found.written)) == (1, 2), "others are written"
 
 
 def test_what_only_some_collectives_have():

@@ -8,7 +8,7 @@
     send_recv.py halo_exchange.py       messages between ranks, any number at once
     all_gather_v.py all_to_all_v.py     collectives of unequal parts
     float8_wire.py                      collectives whose numbers travel as float8
-    all_reduce_rms_norm.py              what ends a block of a transformer
+    all_reduce_rms_norm.py all_reduce_rms_norm_float8.py    what ends a block of a transformer
     decode.py sequence_attention.py attention_backward.py    attention over several ranks; key_cache.py: of decode
     moe_layer.py moe_choice.py expert_programs.py    mixture of experts: the layer, its router, its programs
     expert_parallel.py                  models whose experts lie over the ranks
@@ -42,6 +42,7 @@ from tilescale.ops.all_gather import all_gather
 from tilescale.ops.all_gather_v import all_gather_v
 from tilescale.ops.all_reduce import all_reduce
 from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
+from tilescale.ops.all_reduce_rms_norm_float8 import all_reduce_rms_norm_float8
 from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.all_to_all_v import all_to_all_v
 from tilescale.ops.broadcast import broadcast
@@ -91,6 +92,7 @@ __all__ = [
     "all_gather_v",
     "all_reduce",
     "all_reduce_rms_norm",
+    "all_reduce_rms_norm_float8",
     "all_to_all",
     "all_to_all_v",
     "batch_send_recv",

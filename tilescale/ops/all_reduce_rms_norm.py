@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import tilescale.language as T
+from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
@@ -49,6 +50,7 @@ def all_reduce_rms_norm(
     residual: torch.Tensor | None = None,
     *,
     eps: float = 1e-6,
+    weight_offset: float = 0.0,
     group: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of all ranks' tensors, plus the residual; and that normalised, row by row. Collective.
@@ -58,38 +60,52 @@ def all_reduce_rms_norm(
         weight: (features,), the same on all ranks.
         residual: like `a`, the same on all ranks; None for zeros.
         eps: is added to the mean of the squares.
+        weight_offset: is added to the weight: 1 for Gemma.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        y * weight / sqrt(mean(y ** 2) + eps), and y, the sum with the residual: the next residual. The sum is rounded,
-        y is rounded, and the norm is that of the rounded y, as if made one after the other. Both can be differentiated.
+        y * (weight + weight_offset) / sqrt(mean(y ** 2) + eps), and y, the sum with the residual: the next residual.
+        The sum is rounded, y is rounded, and the norm is that of the rounded y, as if made one after the other. Both
+        can be differentiated.
 
     Raises:
         ArgumentError: an argument is not supported: names it, and what is supported.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
-    check_tensor("a", a, served=SUMS)
+    flat, given = checked(a, weight, residual, SUMS, eps, weight_offset)
+    normed, y = _operator(flat, weight, given, eps, weight_offset, group_name(group))
+    return normed.view(a.shape), y.view(a.shape)
+
+
+def checked(
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None,
+    served: tuple[torch.dtype, ...],
+    eps: float,
+    weight_offset: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The rows and their residual as matrices. Raises ArgumentError for what is not supported."""
+    check_tensor("a", a, served=served)
     features = a.shape[-1] if a.ndim else 0
     if not features or features % MULTIPLE or features > 2 * TILE:
         raise ArgumentError(f"a has {features} features", hint=f"supported: multiples of {MULTIPLE} up to {2 * TILE}")
     check_tensor("weight", weight, 1, SUMS)
     check_like("weight", weight, "a", a)
     check_number("eps", eps)
+    check_number("weight_offset", weight_offset)
     if residual is not None:
         check_tensor("residual", residual, None, SUMS)
         check_like("residual", residual, "a", a)
     for name, x, shape in ("weight", weight, (features,)), ("residual", residual, a.shape):
         if x is not None and tuple(x.shape) != tuple(shape):
             raise ArgumentError(f"{name} has shape {tuple(x.shape)}, a {tuple(a.shape)}", hint=f"give {tuple(shape)}")
-    flat = a.reshape(-1, features)
-    given = None if residual is None else residual.reshape(-1, features)
-    normed, y = _operator(flat, weight, given, eps, group_name(group))
-    return normed.view(a.shape), y.view(a.shape)
+    return a.reshape(-1, features), None if residual is None else residual.reshape(-1, features)
 
 
 @operator("all_reduce_rms_norm")
 def _operator(
-    a: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, group: str
+    a: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, weight_offset: float, group: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of matrices: the normalised rows, and what they are made of."""
     normed, y = torch.empty_like(a, memory_format=torch.contiguous_format), a.new_empty(a.shape)
@@ -98,19 +114,24 @@ def _operator(
     M, N = a.shape
     added = weight.new_empty(1, 1) if residual is None else dense(residual)
     team, has_residual = team_of(group), residual is not None
-    algorithm = _algorithm(M * N * a.itemsize, N * a.itemsize, team.size)
-    if algorithm is not None and not small.spans_nodes(team):
-        made = kernel(by_one_kernel, team, N, dtype_of(a), has_residual, eps, algorithm)
+    algorithm = algorithm_of(a, team)
+    if algorithm is not None:
+        made = kernel(by_one_kernel, team, N, dtype_of(a), has_residual, eps, algorithm, weight_offset)
         made(dense(a), added, dense(weight), normed, y)
         return normed, y
     rows = small.room(M)
     given, summed = small.padded(dense(a), 1, rows), a.new_empty(rows, N)
-    kernel(program, team, rows, N, dtype_of(a), has_residual, eps)(given, summed, added, dense(weight), normed, y)
+    made = kernel(program, team, rows, N, dtype_of(a), has_residual, eps, weight_offset)
+    made(given, summed, added, dense(weight), normed, y)
     return normed, y
 
 
+def algorithm_of(a: torch.Tensor, team: Team) -> str | None:
+    """How one kernel makes all of it from a matrix; None where that is not possible, or takes longer."""
+    return None if small.spans_nodes(team) else _algorithm(a.nbytes, a.shape[1] * a.itemsize, team.size)
+
+
 def _algorithm(nbytes: int, row: int, ranks: int) -> str | None:
-    """How one kernel makes all of it; None where that is not possible, or takes longer."""
     twice = 2 * nbytes * (ranks - 1) // ranks
     if ranks == 1 or row > ROW_BYTES or twice > LARGEST or not _has_stores(current_machine()):
         return None
@@ -126,26 +147,26 @@ def _has_stores(machine: Machine) -> bool:
 
 @_operator.register_fake
 def _(
-    a: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, group: str
+    a: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, weight_offset: float, group: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return a.new_empty(a.shape), a.new_empty(a.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    _, weight, residual, ctx.eps, ctx.group = inputs
+    _, weight, residual, ctx.eps, ctx.weight_offset, ctx.group = inputs
     ctx.save_for_backward(weight, output[1])
     ctx.has_residual = residual is not None
 
 
 def _backward(ctx: Any, of_normed: torch.Tensor, of_y: torch.Tensor) -> tuple[Any, ...]:
-    """dy = r (g - n mean(g n)) with r = 1 / rms(y), n = r y, g = w d; and the gradient of y itself."""
+    """dy = r (g - n mean(g n)) with r = 1 / rms(y), n = r y, g = (w + offset) d; and the gradient of y itself."""
     weight, y = ctx.saved_tensors
     scale = torch.rsqrt(y.float().pow(2).mean(1, keepdim=True) + ctx.eps)
     n, d = y.float() * scale, of_normed.float()
-    g = d * weight.float()
+    g = d * (weight.float() + ctx.weight_offset)
     dy = (scale * (g - n * (g * n).mean(1, keepdim=True)) + of_y.float()).to(y.dtype)
     da = operator_of("all_reduce")(dy, "sum", ctx.group)
-    return da, (d * n).sum(0).to(weight.dtype), dy if ctx.has_residual else None, None, None
+    return da, (d * n).sum(0).to(weight.dtype), dy if ctx.has_residual else None, None, None, None
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
@@ -165,7 +186,7 @@ def round_to(y, dtype):
 
 
 @T.macro
-def normalise(y, R, W, Out, Y, row, M, N, has_residual, eps):
+def normalise(y, R, W, Out, Y, row, M, N, has_residual, eps, offset):
     """From a tile of rounded sums, zero beyond N: the rows of Y and Out, as far as there are rows."""
     high, wide = y.shape
     squares, total = T.alloc((high, wide), "float32", level="l0"), T.alloc((high,), "float32", level="l0")
@@ -180,10 +201,12 @@ def normalise(y, R, W, Out, Y, row, M, N, has_residual, eps):
     for i, j in T.Parallel(high, wide):
         if (row + i < M) & (j < N):
             Y[row + i, j] = y[i, j]
-            Out[row + i, j] = y[i, j] * T.rsqrt(total[i] / N + eps) * T.cast(W[j], "float32")
+            Out[row + i, j] = y[i, j] * T.rsqrt(total[i] / N + eps) * (T.cast(W[j], "float32") + offset)
 
 
-def by_one_kernel(size: int, N: int, dtype: str, has_residual: bool, eps: float, algorithm: str) -> Any:
+def by_one_kernel(
+    size: int, N: int, dtype: str, has_residual: bool, eps: float, algorithm: str, offset: float = 0.0
+) -> Any:
     """All of it, for any number of rows."""
     M = T.dynamic("M")
 
@@ -197,12 +220,13 @@ def by_one_kernel(size: int, N: int, dtype: str, has_residual: bool, eps: float,
     ):
         with T.Kernel(device=size):
             with T.Scale("device"):
-                T.allreduce_rms_norm(X, W, Out, Y, residual=R if has_residual else None, eps=eps, impl=algorithm)
+                added = R if has_residual else None
+                T.allreduce_rms_norm(X, W, Out, Y, residual=added, eps=eps, impl=algorithm, weight_offset=offset)
 
     return all_reduce_rms_norm
 
 
-def program(size: int, rows: int, N: int, dtype: str, has_residual: bool, eps: float) -> Any:
+def program(size: int, rows: int, N: int, dtype: str, has_residual: bool, eps: float, offset: float = 0.0) -> Any:
     """The sum of whole tensors, for a number of rows of which M are there; then blocks normalise it."""
     M, (high, wide) = T.dynamic("M"), tile_of(N)
 
@@ -224,6 +248,6 @@ def program(size: int, rows: int, N: int, dtype: str, has_residual: bool, eps: f
                 for i, j in T.Parallel(high, wide):
                     if (tile * high + i < rows) & (j < N):
                         total[i, j] = S[tile * high + i, j]
-                normalise(total, R, W, Out, Y, tile * high, M, N, has_residual, eps)
+                normalise(total, R, W, Out, Y, tile * high, M, N, has_residual, eps, offset)
 
     return all_reduce_rms_norm

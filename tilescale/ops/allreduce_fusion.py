@@ -2,7 +2,7 @@
 """`flashinfer.comm.allreduce_fusion`, the fused all-reduce that vLLM and SGLang call, over TileScale's operators.
 
 The arguments are FlashInfer's (0.7), so that a caller changes where it imports the function from, and what it makes a
-workspace with. Patterns that quantize, and those of experts, are not supported.
+workspace with. Patterns of float4, and those of experts, are not supported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_reduce import all_reduce
 from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
+from tilescale.ops.all_reduce_rms_norm_float8 import all_reduce_rms_norm_float8
 from tilescale.ops.group import group_name, rank_of, size_of
 
 
@@ -22,6 +23,21 @@ class AllReduceFusionPattern:
 
     kAllReduce = 0  # noqa: N815 - FlashInfer's names
     kARResidualRMSNorm = 1  # noqa: N815
+    kARResidualRMSNormFP8Quant = 2  # noqa: N815
+    kARResidualRMSNormOutFP8Quant = 4  # noqa: N815
+    kARResidualRMSNormPerTokenGroupFP8PackedQuant = 8  # noqa: N815
+    kARResidualRMSNormOutPerTokenGroupFP8PackedQuant = 9  # noqa: N815
+    kARResidualRMSNormDynamicFP8Quant = 10  # noqa: N815
+    kARResidualRMSNormOutDynamicFP8Quant = 11  # noqa: N815
+
+
+_STATIC, _GROUPS, _ROWS = (2, 4), (8, 9), (10, 11)
+"""Patterns that quantize, by what has a scale; the second of each gives the norm, too."""
+
+_QUANTIZED, _WITH_NORM = (*_STATIC, *_GROUPS, *_ROWS), (_STATIC[1], _GROUPS[1], _ROWS[1])
+
+PACKED = 4
+"""Scales in a word of a packed tensor, as exponents of eight bits."""
 
 
 class AllReduceFusionWorkspace:
@@ -90,6 +106,7 @@ def allreduce_fusion(
     fp32_acc: bool = False,
     *,
     weight_bias: float = 0.0,
+    block_quant_group_size: int | None = None,
     **others: Any,
 ) -> torch.Tensor:
     """The sum of all ranks' (tokens, features), or with residual and RMSNorm; collective.
@@ -97,32 +114,71 @@ def allreduce_fusion(
     Args:
         input, residual_in, rms_gamma, rms_eps: as `ops.all_reduce_rms_norm` takes them; the residual is required.
         workspace: of `create_allreduce_fusion_workspace` here.
-        pattern: `kAllReduce` or `kARResidualRMSNorm`.
+        pattern: of `AllReduceFusionPattern`.
         output: where `kAllReduce` puts the sum; None for a new tensor.
         residual_out, norm_out: where the sum with the residual, and its norm, are put; either may be `input` or
-            `residual_in`, and None for a new tensor.
+            `residual_in`, and None for a new tensor. Patterns that quantize give the norm where their name has `Out`.
+        quant_out: float8_e4m3fn, like `input`, of patterns that quantize; None for a new tensor.
+        scale_out: the scales of `Dynamic` patterns, (tokens, 1) of float32; of `Packed` ones, (tokens, groups / 4) of
+            int32, in each word the exponents of four powers of two. Required there.
+        scale_factor: the scale of the patterns with a static one: a float32 tensor of one element, or a number.
         weight_bias: is added to `rms_gamma`: 1 for Gemma.
+        block_quant_group_size: 128, of `Packed` patterns.
         launch_with_pdl, trigger_completion_at_end, use_oneshot, fp32_acc, layout_code: have no effect.
 
     Returns:
-        The sum, or the norm.
+        The sum, the norm, or the quantized norm.
 
     Raises:
-        ArgumentError: another pattern, quantized outputs, or what the operators refuse.
+        ArgumentError: another pattern, arguments that a pattern has no use for, or what the operators refuse.
     """
-    if pattern not in (AllReduceFusionPattern.kAllReduce, AllReduceFusionPattern.kARResidualRMSNorm):
-        raise ArgumentError(f"pattern is {pattern}", hint="supported: kAllReduce (0), kARResidualRMSNorm (1)")
-    given = {"quant_out": quant_out, "scale_out": scale_out, "scale_factor": scale_factor, **others}
-    for name, x in given.items():
-        if x is not None and x is not False:
-            raise ArgumentError(f"{name} is given", hint="patterns that quantize, or of experts, are not supported")
-    group = workspace.group
+    if pattern not in (0, 1, *_QUANTIZED):
+        raise ArgumentError(f"pattern is {pattern}", hint=f"supported: 0, 1, {', '.join(map(str, _QUANTIZED))}")
+    served = {
+        "quant_out": (quant_out, _QUANTIZED),
+        "scale_out": (scale_out, (*_GROUPS, *_ROWS)),
+        "scale_factor": (scale_factor, _STATIC),
+        "block_quant_group_size": (block_quant_group_size, _GROUPS),
+    }
+    for name, (x, patterns) in {**served, **{name: (x, ()) for name, x in others.items()}}.items():
+        if x is not None and x is not False and pattern not in patterns:
+            raise ArgumentError(f"{name} is given", hint=f"pattern {pattern} has no use for it")
     if pattern == AllReduceFusionPattern.kAllReduce:
-        return all_reduce(input, out=output, group=group)
+        return all_reduce(input, out=output, group=workspace.group)
     if residual_in is None or rms_gamma is None:
-        raise ArgumentError("residual_in or rms_gamma is None", hint="kARResidualRMSNorm takes both")
-    weight = rms_gamma + weight_bias if weight_bias else rms_gamma
-    normed, y = all_reduce_rms_norm(input, weight, residual_in, eps=rms_eps, group=group)
+        raise ArgumentError("residual_in or rms_gamma is None", hint=f"pattern {pattern} takes both")
+    given = {"eps": rms_eps, "weight_offset": weight_bias, "group": workspace.group}
+    if pattern not in _QUANTIZED:
+        normed, y = all_reduce_rms_norm(input, rms_gamma, residual_in, **given)
+        if residual_out is not None:
+            residual_out.copy_(y)
+        return normed if norm_out is None else norm_out.copy_(normed)
+    if pattern not in _STATIC and scale_out is None:
+        raise ArgumentError("scale_out is None", hint=f"pattern {pattern} puts the scales there")
+    given.update(_scaling(pattern, scale_factor, block_quant_group_size, input), return_normed=pattern in _WITH_NORM)
+    quantized, scales, y, *norms = all_reduce_rms_norm_float8(input, rms_gamma, residual_in, **given)
     if residual_out is not None:
         residual_out.copy_(y)
-    return normed if norm_out is None else norm_out.copy_(normed)
+    if norm_out is not None and norms:
+        norm_out.copy_(norms[0])
+    if scale_out is not None:
+        scale_out.copy_(_packed(scales) if pattern in _GROUPS else scales)
+    return quantized if quant_out is None else quant_out.copy_(quantized)
+
+
+def _scaling(pattern: int, factor: Any, group_size: int | None, x: torch.Tensor) -> dict[str, Any]:
+    """What has a scale, for the operator. Raises ArgumentError if that is not said."""
+    if pattern in _ROWS:
+        return {}
+    if (factor if pattern in _STATIC else group_size) is None:
+        name = "scale_factor" if pattern in _STATIC else "block_quant_group_size"
+        raise ArgumentError(f"{name} is None", hint=f"pattern {pattern} takes it")
+    if pattern in _GROUPS:
+        return {"group_size": group_size, "power_of_two": True}
+    return {"scale": factor if isinstance(factor, torch.Tensor) else x.new_full((1,), factor, dtype=torch.float32)}
+
+
+def _packed(scales: torch.Tensor) -> torch.Tensor:
+    """Powers of two, (rows, groups) of float32, as exponents of eight bits, four in each word of int32."""
+    exponents = (scales.view(torch.int32) >> 23).to(torch.uint8)
+    return torch.nn.functional.pad(exponents, (0, -scales.shape[1] % PACKED)).view(torch.int32)

@@ -3,6 +3,7 @@
 
     ops.py           the operations and markers, declared
     operations.py    typed views of calls of them
+    norm.py          what an all-reduce makes of the rows of its result
     asynchronous.py  which of them a unit's copy queue executes, and how the parts of a collective lie
     layout.py        how tiles lie over units
     shares.py        how the programs of a cluster split the operands of a GEMM

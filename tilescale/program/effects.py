@@ -316,8 +316,9 @@ class Surroundings:
             tiles.append(self.region(made.received, "w"))
         norm = made.norm
         if norm is not None:
-            tiles += [*(self.region(tile, "r") for tile in norm.read), self.region(norm.normed, "w")]
-        ends = [] if norm is None else [*norm.read, norm.normed]
+            tiles += [self.region(tile, "r") for tile in norm.read]
+            tiles += [self.region(tile, "w") for tile in norm.written]
+        ends = [] if norm is None else [*norm.read, *norm.written]
         read = self._values([*made.tiles, made.sent, made.received, *ends], made.root)
         together = Synchronization(made.level, made.name != "broadcast")
         return union([read, Effects(tuple(tiles), synchronizes=(together,))])

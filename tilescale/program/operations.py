@@ -15,6 +15,7 @@ from tilelang_core import ir
 from tilelang_core.tiles import is_region
 from tilescale.program import ops
 from tilescale.program.layout import Layout
+from tilescale.program.norm import Norm
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ class Collective:
     def of(cls, call: ir.Call) -> Collective:
         """A call of one of our collectives but the barrier."""
         tiles, root, combine, flags = list(call.args), None, None, None
-        sent, received, counts, norm = None, None, tuple[int, ...](), Norm.of(call)
+        sent, received, counts, norm = None, None, tuple[int, ...](), Norm.of(call, tiles)
         if norm is not None:
             tiles = tiles[:2]
         if call.op.name == ops.BROADCAST.name:
@@ -317,40 +318,6 @@ class Collective:
         if self.is_in_place:
             return self.tiles
         return (self.target if self.name == "all_gather" else self.source,)
-
-
-@dataclass(frozen=True)
-class Norm:
-    """RMSNorm (arXiv:1910.07467) of the rows of a sum with a residual.
-
-    Attributes:
-        weight: one element for each column.
-        normed: where the normalised rows go.
-        residual: what is added to the sum first; None for nothing.
-        eps: is added to the mean of the squares.
-        columns: of a row; None if they are known at launch only.
-    """
-
-    weight: ir.Call
-    normed: ir.Call
-    residual: ir.Call | None
-    eps: float
-    columns: int | None
-
-    @classmethod
-    def of(cls, call: ir.Call) -> Norm | None:
-        """That of a collective; None if it has none."""
-        eps = ir.attribute(call, "eps")
-        if eps is None:
-            return None
-        _, _, weight, normed, *residual = call.args
-        columns = ir.constant(ir.region_parts(normed)[2][-1])
-        return cls(weight, normed, residual[0] if residual else None, float(eps), columns)
-
-    @property
-    def read(self) -> tuple[ir.Call, ...]:
-        """What is read beside the sum."""
-        return (self.weight,) if self.residual is None else (self.weight, self.residual)
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from tilescale.hda import Machine
 from tilescale.program.effects import phases
 from tilescale.program.expressions import Expressions, quoted
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Parameter, Part, Program, location
+from tilescale.program.norm import Norm
 from tilescale.program.operations import (
     AtomicAdd,
     Barrier,
     Collective,
     Copy,
     InvokeOne,
-    Norm,
     Rank,
     Signal,
     TileView,
@@ -350,9 +350,14 @@ class _Writer:
 
     def _norm(self, made: Collective, norm: Norm) -> str:
         region = self.text.region
-        tiles = [*map(region, (made.source, norm.weight, norm.normed, made.target))]
-        notes = [] if norm.residual is None else [f"residual={region(norm.residual)}"]
+        normed = "None" if norm.normed is None else region(norm.normed)
+        tiles = [region(made.source), region(norm.weight), normed, region(made.target)]
+        named = ("residual", norm.residual), ("quantized", norm.quantized), ("scales", norm.scales)
+        notes = [f"{name}={region(tile)}" for name, tile in named if tile is not None]
         notes.append(f"eps={norm.eps!r}")
+        notes += [f"weight_offset={norm.offset!r}"] if norm.offset else []
+        notes += [] if norm.scaling is None else [f"scaling={quoted(norm.scaling)}"]
+        notes += ["power_of_two=True"] if norm.power else []
         notes += [] if made.impl is None else [f"impl={quoted(made.impl)}"]
         return f"T.allreduce_rms_norm({', '.join([*tiles, *notes])})"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -84,6 +85,27 @@ def check_another_thread(group: dist.ProcessGroup) -> None:
     close(results[0], total(given))
 
 
+def quantized_patterns(
+    x: torch.Tensor, residual: torch.Tensor, y: torch.Tensor, normed: torch.Tensor, workspace: Any, how: dict[str, Any]
+) -> None:
+    """By a scale that is given, of each token, and of each group of 128 as powers of two."""
+    exponents, scales = torch.zeros(6, 1, dtype=torch.int32), torch.zeros(6, 1)
+    groups = {"scale_out": exponents, "block_quant_group_size": 128}
+    options = {2: {"scale_factor": torch.tensor([0.02])}, 4: {"scale_factor": 0.02}, 8: groups, 9: groups}
+    for pattern in (2, 4, 8, 9, 10, 11):
+        q, y_out, out = torch.zeros(6, 64).to(torch.float8_e4m3fn), torch.empty_like(x), torch.full_like(x, torch.nan)
+        outputs = {"residual_in": residual, "residual_out": y_out, "norm_out": out, "quant_out": q}
+        more = options.get(pattern, {"scale_out": scales})
+        assert allreduce_fusion(x, workspace, pattern, weight_bias=1.0, **outputs, **more, **how) is q
+        close(y_out, y)
+        factors = {2: torch.tensor([0.02]), 8: ((exponents & 0xFF) << 23).view(torch.float32), 10: scales}
+        factor = factors[{4: 2, 9: 8, 11: 10}.get(pattern, pattern)].double()
+        error = (q.double() * factor - normed).abs()
+        assert (error <= 0.08 * normed.abs() + 0.05).all(), pattern
+        if pattern in (4, 9, 11):
+            close(out, normed)
+
+
 def check_fusion(group: dist.ProcessGroup) -> None:
     """FlashInfer's patterns: results in tensors that are given, also those of the input, and new ones."""
     workspace = create_allreduce_fusion_workspace(world_size=SIZE, rank=RANK, group=group)
@@ -105,7 +127,15 @@ def check_fusion(group: dist.ProcessGroup) -> None:
     assert allreduce_fusion(x, workspace, 1, weight_bias=1.0, use_oneshot=True, **outputs, **how) is x
     close(x, normed * (weight + 1).double())
     close(in_place, y)
-    for refused in ({"pattern": 2}, {"pattern": 1}, {"pattern": 1, "residual_in": x, "quant_out": x, **how}):
+    quantized_patterns(given[RANK], residual, y, normed * (weight.double() + 1), workspace, how)
+    for refused in (
+        {"pattern": 3},
+        {"pattern": 1},
+        {"pattern": 1, "residual_in": x, "quant_out": x, **how},
+        {"pattern": 2, "residual_in": x, **how},
+        {"pattern": 10, "residual_in": x, **how},
+        {"pattern": 8, "residual_in": x, "scale_out": x, "block_quant_group_size": 32, **how},
+    ):
         try:
             allreduce_fusion(x, workspace, **refused)
         except ArgumentError:

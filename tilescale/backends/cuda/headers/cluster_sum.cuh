@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Sums over the threads of a cluster of blocks, each of whole warps. Stands after words.cuh. Before compute capability 9.0
-// each block is a cluster.
+// Sums and largest numbers over the threads of a cluster of blocks, each of whole warps. Stands after words.cuh. Before
+// compute capability 9.0 each block is a cluster.
 //
 // Every warp stores its part into the shared memory of every block, as words with the number of the sum inside: who sees the
 // number sees the part. A barrier of the cluster would wait for all that its threads have stored, to other GPUs too.
@@ -9,7 +9,7 @@
 
 namespace tilescale {
 
-enum { WARP_LANES = 32, MOST_BLOCKS = 8, MOST_WARPS = 16, MOST_PARTS = MOST_BLOCKS * MOST_WARPS };
+enum { WARP_LANES = 32, MOST_BLOCKS = 8, MOST_WARPS = 16, MOST_PARTS = MOST_BLOCKS * MOST_WARPS, MOST_GROUPS = 128 };
 
 // The blocks of this cluster, which of them this one is; the clusters of the grid, and which of them this is.
 struct Cluster {
@@ -28,20 +28,31 @@ __device__ __forceinline__ Cluster own_cluster() {
 #endif
 }
 
+struct Statistics {
+  float sum, most;
+};
+
+// Of numbers that are at least 0; a NaN is larger than all others.
+__device__ __forceinline__ float larger(float a, float b) {
+  return __float_as_uint(a) > __float_as_uint(b) ? a : b;
+}
+
 // All lanes of a warp, together: the same bits for each of them.
-__device__ __forceinline__ float sum_of_warp(float mine) {
+template <bool MOST>
+__device__ __forceinline__ Statistics all_of_warp(Statistics mine) {
 #pragma unroll
-  for (int step = WARP_LANES / 2; step > 0; step /= 2) mine += __shfl_xor_sync(~0u, mine, step);
+  for (int step = WARP_LANES / 2; step > 0; step /= 2) mine.sum += __shfl_xor_sync(~0u, mine.sum, step);
+  if (MOST) mine.most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(mine.most)));
   return mine;
 }
 
 // Who still reads the parts of one sum has not stored its own of the next one, without which nobody comes to the one after that:
 // so two sums have room.
-class ClusterSum {
+class OfCluster {
  public:
   // All threads of the block. Meanwhile, until ready(), the others of the cluster may begin.
-  __device__ __forceinline__ explicit ClusterSum(Cluster own) : own_(own) {
-    for (int i = threadIdx.x; i < MOST_PARTS; i += blockDim.x) parts(0)[i] = parts(1)[i] = 0;
+  __device__ __forceinline__ explicit OfCluster(Cluster own) : own_(own) {
+    for (int i = threadIdx.x; i < MOST_PARTS; i += blockDim.x) parts_of(0)[i] = parts_of(1)[i] = {0, 0};
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
@@ -54,52 +65,86 @@ class ClusterSum {
     __syncthreads();
 #endif
   }
-  // All threads, with numbers from 1 on: the same bits for each of them.
-  __device__ __forceinline__ float operator()(float mine, unsigned number) const {
+  // All threads, with numbers from 1 on: the sum, and the largest of what is at least 0 where it is asked for (MOST). All of
+  // them get the same bits.
+  template <bool MOST>
+  __device__ __forceinline__ Statistics all(Statistics mine, unsigned number) const {
     const int lane = threadIdx.x % WARP_LANES, warps = blockDim.x / WARP_LANES;
-    u64* all = parts(number % 2);
-    mine = sum_of_warp(mine);
+    Words* parts = parts_of(number % 2);
+    mine = all_of_warp<MOST>(mine);
     if (lane < own_.blocks)
-      store(all + own_.block * warps + threadIdx.x / WARP_LANES, lane,
-            static_cast<u64>(number) << 32 | __float_as_uint(mine));
-    float total = 0;
+      store(parts + own_.block * warps + threadIdx.x / WARP_LANES, lane,
+            numbered(__float_as_uint(mine.sum), __float_as_uint(mine.most), number));
+    Statistics found = {0, 0};
     for (int i = lane; i < own_.blocks * warps; i += WARP_LANES) {
-      u64 part;
-      do part = load(all + i);
-      while (part >> 32 != number);
-      total += __uint_as_float(static_cast<unsigned>(part));
+      Words part;
+      do part = load(parts + i);
+      while (!have(part, number));
+      found.sum += __uint_as_float(static_cast<unsigned>(part.first));
+      if (MOST) found.most = larger(found.most, __uint_as_float(static_cast<unsigned>(part.second)));
     }
-    return sum_of_warp(total);
+    return all_of_warp<MOST>(found);
   }
 
  private:
-  static __device__ __forceinline__ unsigned shared(const u64* at) {
+  static __device__ __forceinline__ unsigned shared(const Words* at) {
     return static_cast<unsigned>(__cvta_generic_to_shared(at));
   }
   // Into the memory of a block of the cluster.
-  static __device__ __forceinline__ void store(u64* at, int block, u64 part) {
+  static __device__ __forceinline__ void store(Words* at, int block, Words part) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     unsigned there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared(at)), "r"(block));
-    asm volatile("st.relaxed.cluster.shared::cluster.u64 [%0], %1;" ::"r"(there), "l"(part) : "memory");
+    asm volatile("st.relaxed.cluster.shared::cluster.v2.u64 [%0], {%1, %2};" ::"r"(there), "l"(part.first),
+                 "l"(part.second)
+                 : "memory");
 #else
-    *reinterpret_cast<volatile u64*>(at) = part;
+    reinterpret_cast<volatile u64*>(at)[0] = part.first;
+    reinterpret_cast<volatile u64*>(at)[1] = part.second;
 #endif
   }
-  static __device__ __forceinline__ u64 load(const u64* at) {
+  static __device__ __forceinline__ Words load(const Words* at) {
+    Words part;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    u64 part;
-    asm volatile("ld.relaxed.cluster.shared.u64 %0, [%1];" : "=l"(part) : "r"(shared(at)) : "memory");
-    return part;
+    asm volatile("ld.relaxed.cluster.shared.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(part.first), "=l"(part.second)
+                 : "r"(shared(at))
+                 : "memory");
 #else
-    return *reinterpret_cast<const volatile u64*>(at);
+    part.first = reinterpret_cast<const volatile u64*>(at)[0];
+    part.second = reinterpret_cast<const volatile u64*>(at)[1];
 #endif
+    return part;
   }
-  static __device__ __forceinline__ u64* parts(int turn) {
-    __shared__ u64 both[2][MOST_PARTS];
+  static __device__ __forceinline__ Words* parts_of(int turn) {
+    __shared__ Words both[2][MOST_PARTS];
     return both[turn];
   }
   const Cluster own_;
+};
+
+// The largest of numbers that are at least 0, of groups that a block has, by the parity of a row.
+class OfGroups {
+ public:
+  // All threads, before a barrier.
+  __device__ __forceinline__ void clear(int row) const {
+    for (int i = threadIdx.x; i < MOST_GROUPS; i += blockDim.x) largest(row, i) = 0;
+  }
+  // All lanes of a warp, together, each with a number of a group; -1 is none. They are in few groups, one after another.
+  __device__ __forceinline__ void add(int row, int group, float value) const {
+    const int end = __reduce_max_sync(~0u, group);
+    for (int g = __reduce_min_sync(~0u, group < 0 ? end : group); g >= 0 && g <= end; ++g) {
+      const unsigned most = __reduce_max_sync(~0u, group == g ? __float_as_uint(value) : 0u);
+      if (threadIdx.x % WARP_LANES == 0) atomicMax(&largest(row, g), most);
+    }
+  }
+  __device__ __forceinline__ float of(int row, int group) const { return __uint_as_float(largest(row, group)); }
+
+ private:
+  static __device__ __forceinline__ unsigned& largest(int row, int group) {
+    __shared__ unsigned both[2][MOST_GROUPS];
+    return both[row % 2][group];
+  }
 };
 
 }  // namespace tilescale

@@ -45,9 +45,12 @@ struct Exchange {
   // Of an all-reduce with a norm (norm_messages.cuh), where `bytes` are those of a row.
   const char* residual;  // none: null
   const char* weight;
-  char* normed;
-  float eps;
+  char* normed;  // none: null
+  char* quantized;
+  float* scales;
+  float eps, weight_offset;
   int rows, part;  // bytes of a row that a block has
+  int power;       // whether scales are powers of two
 };
 
 // Bytes as they are loaded and stored.

@@ -33,19 +33,79 @@ struct RowPart {
   }
 };
 
+// What of the normalised rows shares a scale, where they are quantized: all of them, by a given one; a row; GROUP columns of
+// one. Of the latter two the largest magnitude becomes LARGEST.
+enum Scaling { NOT_QUANTIZED, TENSOR, ROW, GROUPS };
+enum { GROUP = 128 };
+#define TILESCALE_LARGEST 448.f  // of float8_e4m3
+#define TILESCALE_LEAST 1e-12f   // what the largest magnitude is taken to be at least
+
+__device__ __forceinline__ float scale_of(float most, bool power) {
+  const float scale = (most < TILESCALE_LEAST ? TILESCALE_LEAST : most) / TILESCALE_LARGEST;
+  const unsigned fraction = 0x7fffff;
+  return power && scale == scale ? __uint_as_float((__float_as_uint(scale) + fraction) & ~fraction) : scale;
+}
+
+// The largest magnitudes of a row, where `value(u, e)` is an element of a unit. All threads: a warp looks at PIECE bytes of each
+// at once, which are in one group.
+template <typename Form, typename T, int UNITS, typename Value>
+__device__ __forceinline__ void add_largest(const OfGroups& of_groups, int row, const RowPart<Form>& part, Value value) {
+  enum { SIZE = sizeof(T), AT_ONCE = PIECE / SIZE };
+#pragma unroll
+  for (int u = 0; u < UNITS; ++u) {
+    const Place<Form> place(part.unit(u) < 0 ? 0 : part.unit(u));
+#pragma unroll
+    for (int first = 0; first < Form::BYTES / SIZE; first += AT_ONCE) {
+      const bool has = part.unit(u) >= 0 && first * SIZE < place.room;
+      float most = 0;
+#pragma unroll
+      for (int e = 0; e < AT_ONCE; ++e)
+        if (has) most = larger(most, fabsf(value(u, first + e)));
+      of_groups.add(row, has ? (place.at / SIZE + first) / GROUP : -1, most);
+    }
+  }
+}
+
+// The rows of a block's part over their scales, as float8: `value(u, e)` is an element of a unit, `scale(group)` that of GROUP
+// columns.
+template <typename Form, typename T, bool ALIGNED, int UNITS, typename Value, typename Scale>
+__device__ __forceinline__ void write_quantized(char* row, const RowPart<Form>& part, Value value, Scale scale) {
+  enum { SIZE = sizeof(T), AT_ONCE = PIECE / SIZE };
+#pragma unroll
+  for (int u = 0; u < UNITS; ++u) {
+    if (part.unit(u) < 0) continue;
+    const Place<Form> place(part.unit(u));
+#pragma unroll
+    for (int first = 0; first < Form::BYTES / SIZE; first += AT_ONCE) {
+      if (first * SIZE >= place.room) continue;
+      const int column = place.at / SIZE + first;
+      const float factor = 1 / scale(column / GROUP);
+      Pack<AT_ONCE> pack;
+#pragma unroll
+      for (int e = 0; e < AT_ONCE; ++e) Elements<__nv_fp8_e4m3, AT_ONCE>::set(pack, e, value(u, first + e) * factor);
+      write<AT_ONCE, 1, ALIGNED>(row + part.begin / SIZE + column, part.bytes / SIZE - column, pack);
+    }
+  }
+}
+
 // Each row of the target becomes the sum over all ranks plus the residual, and that of `normed` the same divided by its
 // root mean square, times the weight. The sum is rounded, and so is what the residual is added to.
 //
 // In one step everybody sends each row to all. In two (TWICE) everybody sends it to one rank, another one for the next row,
 // which sends all what it has made of it. All normalise all rows: so no more is sent than of the sum alone.
-template <typename Form, typename T, int RANKS, bool ALIGNED, int UNITS, bool TWICE>
+//
+// The normalised rows are quantized from what they are before they are rounded.
+template <typename Form, typename T, int RANKS, bool ALIGNED, int UNITS, bool TWICE, int SCALING>
 __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   typedef Pack<Form::BYTES> Data;
   typedef Elements<T, Form::BYTES> In;
   // Units that are polled for at once: their words and those of all peers have registers.
-  constexpr int MOST = RANKS == 2 ? 4 : RANKS <= 4 ? 2 : 1, AT_ONCE = UNITS < MOST ? UNITS : MOST;
+  constexpr int SIZE = sizeof(T), MOST = RANKS == 2 ? 4 : RANKS <= 4 ? 2 : 1, AT_ONCE = UNITS < MOST ? UNITS : MOST;
   const Cluster own = own_cluster();
-  const ClusterSum sum_of_cluster(own);
+  const OfCluster of_cluster(own);
+  const OfGroups of_groups;
+  const int columns = static_cast<int>(x.bytes) / SIZE;
+  if (SCALING == GROUPS) of_groups.clear(0);
   const RowPart<Form> part(x, own.block);
   auto read_part = [&](const char* row, int unit) {
     return read_unit<Form, sizeof(T), ALIGNED>(row + part.begin, part.bytes, Place<Form>(unit));
@@ -80,9 +140,10 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
         send_all(0, unit, brought[u]);
     }
   };
+  auto factor = [&](int u, int e) { return In::at(weight[u], e) + x.weight_offset; };
   if (own.cluster < x.rows) send_row(own.cluster, 0);
   read_units(x.weight, weight);  // while messages are on their way
-  sum_of_cluster.ready();
+  of_cluster.ready();
   bool here = true;
   for (int row = own.cluster, turn = 0; row < x.rows; row += own.clusters, ++turn) {
     if (row + own.clusters < x.rows) {
@@ -95,7 +156,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
       read_units(x.source + at, mine);
       if (x.residual != nullptr) read_units(x.residual + at, added);
     }
-    float squares = 0;
+    Statistics statistics = {0, 0};
 #pragma unroll
     for (int first = 0; first < UNITS; first += AT_ONCE) {
       auto message = [&](int i) {
@@ -132,19 +193,41 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
 #pragma unroll
         for (int e = 0; e < In::COUNT; ++e) {
           const float y = In::at(mine[u], e);
-          if (e * static_cast<int>(sizeof(T)) < room) squares += y * y;
+          if (e * SIZE >= room) continue;
+          statistics.sum += y * y;
+          if (SCALING == ROW) statistics.most = larger(statistics.most, fabsf(y * factor(u, e)));
         }
         if (here) write_part(x.target + at, unit, mine[u]);
       }
     }
-    const float mean = sum_of_cluster(squares, turn + 1) / static_cast<int>(x.bytes / sizeof(T));
-    const float scale = rsqrtf(mean + x.eps);
+    statistics = of_cluster.template all<SCALING == ROW>(statistics, turn + 1);
+    const float scale = rsqrtf(statistics.sum / columns + x.eps);
+    auto value = [&](int u, int e) { return In::at(mine[u], e) * scale * factor(u, e); };
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
       if (part.unit(u) < 0) continue;
+      Data normed;
 #pragma unroll
-      for (int e = 0; e < In::COUNT; ++e) In::set(mine[u], e, In::at(mine[u], e) * scale * In::at(weight[u], e));
-      if (here) write_part(x.normed + at, part.unit(u), mine[u]);
+      for (int e = 0; e < In::COUNT; ++e) In::set(normed, e, value(u, e));
+      if (here && x.normed != nullptr) write_part(x.normed + at, part.unit(u), normed);
+    }
+    if constexpr (SCALING != NOT_QUANTIZED) {
+      int first = row, count = own.block == 0;  // of the scales that this block writes
+      if (SCALING == GROUPS) {
+        first = row * ((columns + GROUP - 1) / GROUP) + part.begin / SIZE / GROUP;
+        count = (part.bytes / SIZE + GROUP - 1) / GROUP;
+        of_groups.clear(turn + 1);
+        add_largest<Form, T, UNITS>(of_groups, turn, part, value);
+        __syncthreads();
+      }
+      auto scale_at = [&](int group) {
+        if (SCALING == TENSOR) return *x.scales;
+        return scale_of(SCALING == ROW ? statistics.most * scale : of_groups.of(turn, group), x.power);
+      };
+      if (SCALING != TENSOR && here)
+        for (int i = threadIdx.x; i < count; i += blockDim.x) x.scales[first + i] = scale_at(i);
+      char* quantized = x.quantized + row * static_cast<i64>(columns);
+      if (here) write_quantized<Form, T, ALIGNED, UNITS>(quantized, part, value, scale_at);
     }
   }
   by.end();

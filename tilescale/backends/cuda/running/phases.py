@@ -192,7 +192,8 @@ def _collective(own: Owner, step: HostStep) -> Step:
     stand = _stand(made, step, target.reached)
     bound = LAUNCHERS[made.name, step.impl](own, stand)
     norm = made.norm
-    others = made.sent, made.received, *((norm.weight, norm.normed, norm.residual) if norm is not None else ())
+    tiles = () if norm is None else (norm.weight, norm.normed, norm.residual, norm.quantized, norm.scales)
+    others = made.sent, made.received, *tiles
     parts = [None if region is None else Part(own, region) for region in others]
 
     def bind(at: Call) -> list[Work]:

@@ -27,10 +27,13 @@ from tilescale.collectives.request import wanted_of
 from tilescale.collectives.select import everything, moved, refusal
 from tilescale.errors import RankMismatchError
 from tilescale.program import ops
-from tilescale.program.operations import Collective, Combine, Norm
+from tilescale.program.norm import GROUP, LARGEST, LEAST, Norm
+from tilescale.program.operations import Collective, Combine
 
 DIVIDED = ("reduce_scatter", "all_to_all")
 """Collectives that send each unit a part of what one brings."""
+
+FLOAT8 = numerics.numpy_dtype("float8_e4m3fn")
 
 Values = list[list[np.ndarray]]
 """For each rank the tiles that it brings."""
@@ -174,22 +177,41 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
 
 def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure:
     """An all-reduce, the residual, and RMSNorm in float32 of what these leave."""
-    tiles = (made.source, *norm.read, made.target, norm.normed)
-    brought = len(tiles) - 2
+    tiles = (made.source, *norm.read, made.target, *norm.written)
+    brought = 1 + len(norm.read)
 
     def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
         dtype = values[0][0].dtype
         sums = pieces.allreduce(plan, [(mine[0].reshape(-1),) for mine in values], _reduction(made.reduction, dtype))
         results = []
-        for (total,), (tile, weight, *residual, _, _) in zip(sums, values, strict=True):
+        for (total,), (tile, *given) in zip(sums, values, strict=True):
+            weight, *others = given[: len(norm.read)]
+            residual, scale = others[: norm.residual is not None], others[norm.residual is not None :]
             y = numerics.reduce_many([total.reshape(tile.shape), *residual], "sum", dtype)
             wide = y.astype(np.float32)
-            scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + np.float32(norm.eps))
-            normed = numerics.convert(wide * scale * weight.astype(np.float32), dtype)
-            results.append({brought: y, brought + 1: normed})
+            factor = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + np.float32(norm.eps))
+            rows = wide * factor * (weight.astype(np.float32) + np.float32(norm.offset))
+            normed = [] if norm.normed is None else [numerics.convert(rows, dtype)]
+            results.append(dict(enumerate([y, *normed, *_quantized(norm, rows, scale)], brought)))
         return results
 
     return _collective(compiler, made, compute, lambda frame: brought, tiles)
+
+
+def _quantized(norm: Norm, rows: np.ndarray, given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Normalised rows as float8, and their scales unless these are given; nothing where nothing is quantized."""
+    if norm.scaling is None:
+        return []
+    if norm.scaling == "tensor":
+        return [numerics.convert(rows / given[0].reshape(-1)[0], FLOAT8)]
+    wide = GROUP if norm.scaling == "group" else rows.shape[-1]
+    firsts = np.arange(0, rows.shape[-1], wide)
+    largest = np.maximum.reduceat(np.abs(rows), firsts, axis=-1)
+    scales = (np.maximum(largest, np.float32(LEAST)) / np.float32(LARGEST)).astype(np.float32)
+    if norm.power:
+        scales = np.exp2(np.ceil(np.log2(scales))).astype(np.float32)
+    made = numerics.convert(rows / np.repeat(scales, wide, axis=-1)[..., : rows.shape[-1]], FLOAT8)
+    return [made, scales[..., 0] if norm.scaling == "row" else scales]
 
 
 def _allreduce_function(compiler: Compiler, made: Collective, combine: Combine) -> Closure:

@@ -148,9 +148,9 @@ class Exchange(ctypes.Structure):
         ("pieces", ctypes.c_int32),
         ("received", ctypes.c_uint64),
         ("behind", ctypes.c_int64),
-        *((name, ctypes.c_uint64) for name in ("residual", "weight", "normed")),
-        ("eps", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("rows", "part")),
+        *((name, ctypes.c_uint64) for name in ("residual", "weight", "normed", "quantized", "scales")),
+        *((name, ctypes.c_float) for name in ("eps", "weight_offset")),
+        *((name, ctypes.c_int32) for name in ("rows", "part", "power")),
     ]
 
 

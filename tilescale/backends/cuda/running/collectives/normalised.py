@@ -7,7 +7,7 @@ that it knows their mean squares: the fewer rows there are the more blocks, as o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
@@ -27,6 +27,7 @@ from tilescale.backends.cuda.running.collectives.setting import Bound, Operands,
 from tilescale.backends.cuda.running.collectives.workspaces import Shape
 from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.steps import Work
+from tilescale.program.norm import GROUP
 
 if TYPE_CHECKING:
     import torch
@@ -37,19 +38,18 @@ def allreduce(own: Owner, stand: Stand, steps: int) -> Bound:
     rows = _Rows(own, stand, steps)
 
     def bind(given: Operands) -> list[Work]:
-        assert given.weight is not None and given.normed is not None, "a norm has both"
-        read, written = (given.source, given.weight, given.residual), (given.target, given.normed)
+        tensors = {name: getattr(given, name) for name in TENSORS}
         if not given.source.numel():
             return []
-        if all(x is None or x.is_contiguous() for x in (*read, *written)):
-            return [rows.summed(read, written)]
+        gaps = [name for name, x in tensors.items() if x is not None and not x.is_contiguous()]
+        if not gaps:
+            return [rows.summed(tensors)]
 
         def start() -> None:
-            source, weight, residual = (None if x is None else x.contiguous() for x in read)
-            y, normed = (x.contiguous() for x in written)
-            rows.summed((source, weight, residual), (y, normed))()
-            for out, made in zip(written, (y, normed), strict=True):
-                out.copy_(made)
+            dense = {name: tensors[name].contiguous() for name in gaps}
+            rows.summed(tensors | dense)()
+            for name in dense.keys() & WRITTEN:
+                tensors[name].copy_(dense[name])
 
         return [start]
 
@@ -62,8 +62,15 @@ def kernels(own: Owner, stand: Stand, steps: int) -> list[Kernel]:
     return [rows.kernel(form) for form in rows.forms]
 
 
-WHOLE = 128
-"""Elements of a row that no two blocks share."""
+WHOLE = GROUP
+"""Elements of a row that no two blocks share: they may have one scale."""
+
+TENSORS = ("source", "weight", "residual", "target", "normed", "quantized", "scales")
+WRITTEN = {"target", "normed", "quantized", "scales"}
+"""Operands of the kernel, and which of them it may write."""
+
+SCALINGS = {None: "NOT_QUANTIZED", "tensor": "TENSOR", "row": "ROW", "group": "GROUPS"}
+"""What shares a scale, as headers/norm_messages.cuh calls it."""
 
 
 class _Shape:
@@ -72,7 +79,7 @@ class _Shape:
     def __init__(self, own: Owner, stand: Stand, steps: int):
         norm, machine = stand.made.norm, own.target.machine
         assert norm is not None and norm.columns is not None, "the plan has asked for it"
-        self.team, self.eps, self.steps, self._dtype = stand.team(own), norm.eps, steps, stand.dtype
+        self.team, self.norm, self.steps, self._dtype = stand.team(own), norm, steps, stand.dtype
         element = ir.bits(stand.dtype) // 8
         self.row, self._whole = norm.columns * element, WHOLE * element
         processors = machine.count(machine.program_level.name, machine.tensor_level.name)
@@ -98,7 +105,8 @@ class _Shape:
     def kernel(self, form: str) -> Kernel:
         """The one for a form of messages: its threads have as many units as where rows have the fewest blocks."""
         units = self.spread(form, self.room.blocks).each
-        flags = str(units), str(self.steps == 2).lower()
+        scaling = f"tilescale::{SCALINGS[self.norm.scaling]}"
+        flags = str(units), str(self.steps == 2).lower(), scaling
         bounds = self.room.threads, self.room.per_processor
         return Kernel("reduce_norm", form, normalising(self._dtype), self.team.size, flags, bounds)
 
@@ -116,23 +124,20 @@ class _Rows:
         own.sites.append(Site(stand.what, stand.where))
         self._site = len(own.sites) - 1
 
-    def summed(self, read: Sequence[torch.Tensor | None], written: Sequence[torch.Tensor]) -> Work:
-        """What sums and normalises the rows of contiguous tensors. Collective if it needs a new workspace.
-
-        Args:
-            read: a rank's rows, the weight, the residual.
-            written: the sums with the residual, and these normalised.
-        """
-        own, of, (target, normed) = self._own, self._shape, written
-        form, rows = of.form(target.nbytes), target.nbytes // of.row
+    def summed(self, tensors: Mapping[str, torch.Tensor | None]) -> Work:
+        """What sums and normalises the rows of contiguous tensors, by their names in `TENSORS`. Collective if it needs
+        a new workspace."""
+        own, of, source = self._own, self._shape, tensors["source"]
+        assert source is not None
+        form, rows = of.form(source.nbytes), source.nbytes // of.row
         grid, cluster, part, _ = of.spread(form, rows)
         shape = Shape(self._level, of.team.size, of.steps, SHORT_SLOTS, of.room.blocks, grid.slot, form)
         exchange = exchange_of(own, of.team, shape, self._site)
-        exchange.source, exchange.weight, exchange.residual = (0 if x is None else x.data_ptr() for x in read)
-        exchange.target, exchange.normed = target.data_ptr(), normed.data_ptr()
-        exchange.bytes, exchange.rows, exchange.part, exchange.eps = of.row, rows, part, of.eps
-        places = (exchange.source, exchange.weight, exchange.residual, exchange.target, exchange.normed, of.row)
-        aligned = all(place % UNIT_BYTES == 0 for place in places)
-        return launch(
-            self._functions[form][aligned], grid.blocks, grid.threads, exchange, own.device, True, cluster
-        )
+        places = {name: 0 if x is None else x.data_ptr() for name, x in tensors.items()}
+        for name, place in places.items():
+            setattr(exchange, name, place)
+        exchange.bytes, exchange.rows, exchange.part = of.row, rows, part
+        exchange.eps, exchange.weight_offset, exchange.power = of.norm.eps, of.norm.offset, of.norm.power
+        units = [of.row, *(place for name, place in places.items() if name != "scales")]
+        aligned = all(place % UNIT_BYTES == 0 for place in units)
+        return launch(self._functions[form][aligned], grid.blocks, grid.threads, exchange, own.device, True, cluster)

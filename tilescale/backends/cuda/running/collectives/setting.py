@@ -51,7 +51,7 @@ class Stand:
 class Operands:
     """The tensors of a call on this device, the same one where it works in place; the root of a broadcast; and of an
     all-to-all of unequal parts the tensors of how many rows go to each rank, and have come from each; of an all-reduce
-    with a norm the weight, where the normalised rows go, and the residual."""
+    with a norm the weight, where the normalised rows go, the residual, and where they go as float8 with what scales."""
 
     source: torch.Tensor
     target: torch.Tensor
@@ -61,6 +61,8 @@ class Operands:
     weight: torch.Tensor | None = None
     normed: torch.Tensor | None = None
     residual: torch.Tensor | None = None
+    quantized: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
 
 
 Bound = Callable[[Operands], list[Work]]

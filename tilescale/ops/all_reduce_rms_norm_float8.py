@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT
+"""All-reduce, residual and RMSNorm, whose rows are quantized to float8 for the product behind them.
+
+Where one kernel makes the norm, it quantizes as well, from what is in its registers. Elsewhere PyTorch quantizes its
+result.
+"""
+
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import ArgumentError
+from tilescale.ops.all_reduce_rms_norm import algorithm_of, checked
+from tilescale.ops.arguments import PRODUCTS, dense
+from tilescale.ops.flat import dtype_of
+from tilescale.ops.group import collective, group_name, team_of
+from tilescale.ops.kernels import kernel
+from tilescale.ops.operator import operator, operator_of
+from tilescale.ops.plain_calls import plain_calls_repeat
+from tilescale.program.norm import GROUP, LARGEST, LEAST
+
+FLOAT8 = torch.float8_e4m3fn
+
+
+@collective
+@plain_calls_repeat
+def all_reduce_rms_norm_float8(
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    *,
+    scale: torch.Tensor | None = None,
+    group_size: int | None = None,
+    power_of_two: bool = False,
+    return_normed: bool = False,
+    eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    group: Any = None,
+) -> tuple[torch.Tensor, ...]:
+    """As `all_reduce_rms_norm`, with normalised rows as float8_e4m3fn over their scales. Collective; has no gradient.
+
+    Args:
+        a, weight, residual, eps, weight_offset, group: as there, bfloat16 or float16.
+        scale: float32, of one element: of all rows, the same on all ranks. None: each row, or each group, has one.
+        group_size: None, or 128: so many columns of a row have one scale.
+        power_of_two: whether the scales of rows and groups are rounded up to powers of two, as E8M0 has them.
+        return_normed: whether to return the normalised rows of the type of `a`, too.
+
+    Returns:
+        The quantized rows, like `a`; their scales, float32: the scale that was given, (..., 1), or (..., features / 128
+        rounded up); the sum with the residual; and the normalised rows if they are asked for. A row or group has the
+        scale with which its largest magnitude, or 1e-12, becomes 448.
+
+    Raises:
+        ArgumentError: an argument is not supported: names it, and what is supported.
+        WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
+    """
+    flat, given = checked(a, weight, residual, PRODUCTS, eps, weight_offset)
+    if group_size not in (None, GROUP):
+        raise ArgumentError(f"group_size is {group_size!r}", hint=f"supported: {GROUP}, or None for whole rows")
+    if scale is not None and (group_size is not None or power_of_two):
+        raise ArgumentError("scale is given with group_size or power_of_two", hint="these are of scales that are found")
+    if scale is not None and (scale.dtype is not torch.float32 or scale.numel() != 1 or scale.device != a.device):
+        raise ArgumentError(
+            f"scale is {scale.dtype} of shape {tuple(scale.shape)} on {scale.device}",
+            hint=f"pass one float32 number on {a.device}",
+        )
+    scaling = "tensor" if scale is not None else "group" if group_size else "row"
+    options = scaling, power_of_two, return_normed, eps, weight_offset, group_name(group)
+    quantized, scales, y, normed = _operator(flat, weight, given, scale, *options)
+    of_rows = scale if scale is not None else scales.view(*a.shape[:-1], -1)
+    made = quantized.view(a.shape), of_rows, y.view(a.shape)
+    return (*made, normed.view(a.shape)) if return_normed else made
+
+
+@operator("all_reduce_rms_norm_float8")
+def _operator(
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    scaling: str,
+    power_of_two: bool,
+    return_normed: bool,
+    eps: float,
+    weight_offset: float,
+    group: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of matrices: quantized rows, scales that were found, what the rows are made of, and the rows as they are."""
+    quantized, scales, y, normed = _empty(a, scaling, return_normed)
+    if not a.shape[0]:
+        return quantized, scales, y, normed
+    team, has_residual = team_of(group), residual is not None
+    algorithm = algorithm_of(a, team)
+    if algorithm is None:
+        rows, y = operator_of("all_reduce_rms_norm").function(a, weight, residual, eps, weight_offset, group)
+        found = _quantized(rows, scaling, power_of_two, scale)
+        return *found, y, rows if return_normed else normed
+    options = has_residual, eps, algorithm, weight_offset, scaling, power_of_two, return_normed
+    made = kernel(by_one_kernel, team, a.shape[1], dtype_of(a), *options)
+    added = weight.new_empty(1, 1) if residual is None else dense(residual)
+    rows = normed if return_normed else weight.new_empty(1, 1)
+    found = scales if scale is None else scale.view(1)
+    made(dense(a), added, dense(weight), rows, y, quantized, found.view(-1) if scaling == "row" else found)
+    return quantized, scales, y, normed
+
+
+def _empty(a: torch.Tensor, scaling: str, return_normed: bool) -> tuple[torch.Tensor, ...]:
+    """Room for the results of a matrix."""
+    M, N = a.shape
+    count = {"tensor": 0, "row": 1, "group": -(-N // GROUP)}[scaling]
+    scales = a.new_empty((M, count), dtype=torch.float32)
+    return a.new_empty((M, N), dtype=FLOAT8), scales, a.new_empty((M, N)), a.new_empty((M if return_normed else 0, N))
+
+
+def _quantized(
+    rows: torch.Tensor, scaling: str, power_of_two: bool, given: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows that are there, by PyTorch's operations."""
+    M, N = rows.shape
+    wide = rows.float()
+    if given is not None:
+        return _float8(wide / given), wide.new_empty(M, 0)
+    size = N if scaling == "row" else GROUP
+    groups = torch.nn.functional.pad(wide, (0, -N % size)).view(M, -1, size)
+    scales = groups.abs().amax(2).clamp(min=LEAST) / LARGEST
+    scales = scales.log2().ceil().exp2() if power_of_two else scales
+    return _float8((groups / scales[..., None]).view(M, -1)[:, :N].contiguous()), scales
+
+
+def _float8(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-LARGEST, LARGEST).to(FLOAT8)
+
+
+@_operator.register_fake
+def _(
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    scaling: str,
+    power_of_two: bool,
+    return_normed: bool,
+    eps: float,
+    weight_offset: float,
+    group: str,
+) -> tuple[torch.Tensor, ...]:
+    return _empty(a, scaling, return_normed)
+
+
+def by_one_kernel(
+    size: int,
+    N: int,
+    dtype: str,
+    has_residual: bool,
+    eps: float,
+    algorithm: str,
+    offset: float,
+    scaling: str,
+    power_of_two: bool,
+    return_normed: bool,
+) -> Any:
+    """All of it, for any number of rows."""
+    M, groups = T.dynamic("M"), -(-N // GROUP)
+
+    @T.prim_func
+    def all_reduce_rms_norm_float8(
+        X: T.Tensor((M, N), dtype),
+        R: T.Tensor((M, N) if has_residual else (1, 1), dtype),
+        W: T.Tensor((N,), dtype),
+        Out: T.Tensor((M, N) if return_normed else (1, 1), dtype),
+        Y: T.Tensor((M, N), dtype),
+        Q: T.Tensor((M, N), "float8_e4m3fn"),
+        S: T.Tensor({"tensor": (1,), "row": (M,), "group": (M, groups)}[scaling], "float32"),
+    ):
+        with T.Kernel(device=size):
+            with T.Scale("device"):
+                T.allreduce_rms_norm(
+                    X,
+                    W,
+                    Out if return_normed else None,
+                    Y,
+                    residual=R if has_residual else None,
+                    eps=eps,
+                    impl=algorithm,
+                    weight_offset=offset,
+                    quantized=Q,
+                    scales=S,
+                    scaling=scaling,
+                    power_of_two=power_of_two,
+                )
+
+    return all_reduce_rms_norm_float8

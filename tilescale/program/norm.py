@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""What an all-reduce makes of the rows of its result: their norm, and what that is quantized to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilelang_core import ir
+
+GROUP, LEAST, LARGEST = 128, 1e-12, 448.0
+"""Columns with one scale; the least that the largest magnitude of what has one is taken to be; the largest number of
+float8_e4m3fn."""
+
+NORM_TILES = ("weight", "normed", "residual", "quantized", "scales")
+"""Tiles that an all-reduce with a norm may have besides its own."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMSNorm (arXiv:1910.07467) of the rows of a sum with a residual.
+
+    Attributes:
+        weight: one element for each column.
+        normed: where the normalised rows go; None for nowhere.
+        residual: what is added to the sum first; None for nothing.
+        quantized: where they go as float8; None for nowhere.
+        scales: by what they are divided before: one number that is given where `scaling` is "tensor"; else the largest
+            magnitude that a row, or 128 columns of it, has becomes the largest number of float8.
+        eps: is added to the mean of the squares.
+        offset: is added to the weight.
+        scaling: "tensor", "row" or "group"; None where nothing is quantized.
+        power: whether scales are powers of two.
+        columns: of a row; None if they are known at launch only.
+    """
+
+    weight: ir.Call
+    normed: ir.Call | None
+    residual: ir.Call | None
+    quantized: ir.Call | None
+    scales: ir.Call | None
+    eps: float
+    offset: float
+    scaling: str | None
+    power: bool
+    columns: int | None
+
+    @classmethod
+    def of(cls, call: ir.Call, tiles: Sequence[ir.Call]) -> Norm | None:
+        """That of a collective with these tiles; None if it has none."""
+        names = ir.attribute(call, "norm")
+        if names is None:
+            return None
+        source, _, *others = tiles
+        given = dict.fromkeys(NORM_TILES) | dict(zip(names.split(), others, strict=True))
+        return cls(
+            **given,
+            eps=float(ir.attribute(call, "eps")),
+            offset=float(ir.attribute(call, "offset")),
+            scaling=ir.attribute(call, "scaling"),
+            power=bool(ir.attribute(call, "power")),
+            columns=ir.constant(ir.region_parts(source)[2][-1]),
+        )
+
+    @property
+    def read(self) -> tuple[ir.Call, ...]:
+        """What is read beside the sum."""
+        given = self.weight, self.residual, self.scales if self.scaling == "tensor" else None
+        return tuple(tile for tile in given if tile is not None)
+
+    @property
+    def written(self) -> tuple[ir.Call, ...]:
+        """What is written beside the sum."""
+        made = self.normed, self.quantized, None if self.scaling == "tensor" else self.scales
+        return tuple(tile for tile in made if tile is not None)
