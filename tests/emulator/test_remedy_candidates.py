@@ -14,6 +14,7 @@ from tilelang_core import ir
 from tilescale.backends.emulator import remedies
 from tilescale.backends.emulator.checks.states import Access
 from tilescale.backends.emulator.edits import Place
+from tilescale.backends.emulator.execute.observe import READ, WRITE
 from tilescale.program.operations import Copy
 
 RANK, SIZE, OTHER = (ir.Var(name, "int32") for name in ("rank", "size", "other"))
@@ -249,3 +250,71 @@ def test_who_passes_on_waits_first(monkeypatch: pytest.MonkeyPatch):
     assert found["passes on"] == [("to who passes on", PASSES)]
     assert found["to another"] == found["by the writer"] == found["knows already"] == []
     assert found["to who passes on"] == []
+
+
+ATOMIC = "an atomic update"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "likelier"),
+    [
+        (READ, ATOMIC, "the second"),
+        (READ, WRITE, "the second"),
+        (ATOMIC, WRITE, "the second"),
+        (WRITE, READ, "the first"),
+        (WRITE, WRITE, "the first"),
+        (ATOMIC, ATOMIC, "the first"),
+    ],
+)
+def test_a_write_comes_before_a_read_more_likely(first: str, second: str, likelier: str):
+    one, other = SimpleNamespace(kind=first), SimpleNamespace(kind=second)
+    found = list(remedies._pairs([SimpleNamespace(first=one, second=other, reuse=None)]))  # type: ignore[list-item]
+    assert found[0] == ((one, other) if likelier == "the first" else (other, one))
+    assert (one, other) in found and (other, one) in found
+    assert len(found) == (2 if likelier == "the first" else 3)
+
+
+def test_what_a_writer_uses_again_is_read_first():
+    reuse = SimpleNamespace(kind=READ), SimpleNamespace(kind=WRITE)
+    race = SimpleNamespace(first=reuse[0], second=reuse[1], reuse=reuse)
+    assert list(remedies._pairs([race, race])) == [reuse]  # type: ignore[list-item]
+
+
+class Flags:
+    """Stands for the buffer of flags."""
+
+    def same_as(self, other: Any) -> bool:
+        return other is self
+
+
+def signalled(name: str, index: int, value: int, flags: Flags, holder: int = 2) -> Any:
+    home = SimpleNamespace(name=name, root=name, buffer=flags)
+    return SimpleNamespace(home=home, index=(index,), holder=holder, value=value)
+
+
+def waits(monkeypatch: pytest.MonkeyPatch, sent: Sequence[Any], where: Any, answers: Sequence[Any]) -> list[str]:
+    monkeypatch.setattr(remedies.edits, "places", lambda func, line: [Place(lines=(5, 6))])
+    monkeypatch.setattr(remedies.edits, "wait", lambda *given: None)
+    monkeypatch.setattr(remedies.edits, "added", lambda *given, behind: None)
+    given = [remedies._Answer(each, LAST) for each in answers]
+    return [each.text for each in remedies._waits_before(None, Told(sent=sent), where, given)]  # type: ignore[arg-type]
+
+
+def test_a_wait_is_for_a_value_that_its_flag_had(monkeypatch: pytest.MonkeyPatch):
+    mine, theirs = Flags(), Flags()
+    first = signalled("F", 0, 1, mine)
+    others = [
+        signalled("F", 0, 4, mine),
+        signalled("F", 1, 7, mine),
+        signalled("G", 0, 8, theirs),
+        signalled("F", 0, 9, mine, holder=1),
+    ]
+    expected = [f'add T.wait(F[0], ">=", {value}) before line 5' for value in (1, 4)]
+    assert waits(monkeypatch, [first, *others], "a line", [first]) == expected
+    assert waits(monkeypatch, [first, *others], "a line", [first, others[2]]) == expected, "of one flag"
+
+
+def test_without_a_line_or_a_signal_there_is_no_wait(monkeypatch: pytest.MonkeyPatch):
+    first = signalled("F", 0, 1, Flags())
+    assert waits(monkeypatch, [first], None, [first]) == []
+    assert waits(monkeypatch, [first], "a line", []) == []
