@@ -11,7 +11,7 @@ import torch
 
 from tilescale.comm import Team, World, session
 from tilescale.comm.call import Call
-from tilescale.comm.refusal import tells
+from tilescale.comm.refusal import refuse, tells
 from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.transport import Transport
@@ -257,6 +257,21 @@ def test_errors_that_all_ranks_raise_by_themselves_are_not_told(run_ranks) -> No
         return told
 
     assert run_ranks(2, work) == [["ValueError: mine"]] * 2
+
+
+def test_telling_takes_two_seconds_at_most(run_ranks) -> None:
+    """Where calls may take longer; where they may not, no longer than they may. Both are as before behind it."""
+
+    def work(team: Team):
+        client, seen = team._session.transport.client, []
+        team._session.refuse = lambda ranks, call: seen.append(client.limit_s)
+        for limit_s in (600.0, 0.5):
+            client.limit_s = limit_s
+            refuse(team, "a call", ValueError("mine"))
+            seen.append(client.limit_s)
+        return seen
+
+    assert run_ranks(2, work) == [[2.0, 600.0, 0.5, 0.5]] * 2
 
 
 def test_a_rank_that_has_left_calls_nothing(run_ranks) -> None:
