@@ -318,3 +318,23 @@ def test_without_a_line_or_a_signal_there_is_no_wait(monkeypatch: pytest.MonkeyP
     first = signalled("F", 0, 1, Flags())
     assert waits(monkeypatch, [first], None, [first]) == []
     assert waits(monkeypatch, [first], "a line", []) == []
+
+
+def test_signals_stand_behind_what_released_waits_order(monkeypatch: pytest.MonkeyPatch):
+    """First behind accesses that race with what follows the wait, then behind those of other units."""
+    found: list[tuple[Any, list[Any]]] = []
+
+    def signals_behind(func: Any, witness: Any, line: Any, pairs: Sequence[Any]) -> list[Any]:
+        found.append((line, list(pairs)))
+        return []
+
+    monkeypatch.setattr(remedies, "_signals_behind", signals_behind)
+    of_reader = SimpleNamespace(clock=READS.clock, unit=LAST)
+    of_writer = SimpleNamespace(clock="another", unit=ONE)
+    told = SimpleNamespace(races=[RACE], released=[of_reader, of_writer])
+    list(remedies._signals(None, told))  # type: ignore[arg-type]
+    assert found == [
+        ("writes", [(ONE, of_reader)]),
+        ("writes", [(ONE, of_reader)]),
+        ("reads", [(LAST, of_writer)]),
+    ]
