@@ -133,7 +133,7 @@ TARGETS = (
     _calls("lowering/implemented.py", "available"),
     _comm("session", "test_team", functions=_PROTOCOL),
     _comm("refusal", "test_team"),
-    _comm("failure_log", "test_team"),
+    _comm("failure_log", "test_failure_log"),
     _comm("admission", "test_liveness", "test_nodes"),
     _running("copy_queue", "test_own_streams", "test_execute_queue"),
     _running("replay", "test_replay"),
