@@ -348,7 +348,7 @@ def stored_once_the_tile_is_there(X, W, at, b):
     tile = T.alloc_shared((W.shape[1],), "float32")
     T.copy(X[b, 0 : W.shape[1]], tile)
     for i in T.Parallel(W.shape[1]):
-        X[b, W.shape[1] - 1 - i] = tile[i]
+        X[b, i] = tile[W.shape[1] - 1 - i]
 
 
 @T.macro
@@ -356,8 +356,8 @@ def into_a_tile_in_use(X, W, at, b):
     tile = T.alloc_shared((W.shape[1],), "float32")
     T.copy(X[b, 0 : W.shape[1]], tile)
     for i in T.Parallel(W.shape[1]):
-        W[b, W.shape[1] - 1 - i] = tile[i]
-    T.copy(W[b, 0 : W.shape[1]], tile)  # behind a barrier: the tile was loaded
+        W[b, W.shape[1] - 1 - i] = tile[W.shape[1] - 1 - i]
+    T.copy(W[b, 0 : W.shape[1]], tile)  # behind a barrier: other threads loaded the tile
     T.copy(tile, X[b, 0 : W.shape[1]])
 
 
