@@ -16,7 +16,7 @@ from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnknownLevelError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
-from tilescale.ops import grouped_gemm, moe_tables, row_exchange
+from tilescale.ops import expert_programs, grouped_gemm, moe_tables, row_exchange
 from tilescale.ops.key_cache import Cache
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
@@ -72,6 +72,8 @@ def operators() -> list[Any]:
     return [
         moe_tables.tables_program(2, 32, 8, "int64", True),
         moe_tables.returns_program(2, 8),
+        *(expert_programs.gated_program(2, n, 512, "bfloat16", n == 16) for n in (16, 768)),
+        expert_programs.gated_gradient_program(2, 16, 512, "bfloat16"),
         row_exchange.scatter_program(2, 3584, 8),
         row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),
         grouped_gemm.scaled_program(512, 512, 528, "float8_e4m3fn"),

@@ -38,10 +38,9 @@ class Layer:
         self.x, self.grad = everyones(most, FEATURES), everyones(most, FEATURES, seed=1)
         self.share = [share.abs() for share in everyones(most, choices, seed=2, dtype=torch.float32)]
         self.x, self.grad, self.share = (self.cut(each) for each in (self.x, self.grad, self.share))
-        self.gate_up, self.down = (
-            everyones(LOCAL, 2 * INNER, FEATURES, seed=3),
-            everyones(LOCAL, FEATURES, INNER, seed=4),
-        )
+        # As layers are initialized: for larger numbers the exponential amplifies the rounding of its argument.
+        self.gate_up = [w * FEATURES**-0.5 for w in everyones(LOCAL, 2 * INNER, FEATURES, seed=3)]
+        self.down = [w * INNER**-0.5 for w in everyones(LOCAL, FEATURES, INNER, seed=4)]
 
     def cut(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return [x[: len(chosen)] for x, chosen in zip(tensors, self.chosen, strict=True)]
