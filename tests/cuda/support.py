@@ -90,7 +90,7 @@ def notes(func: Any, machine: str = "h200-sxm-8") -> list[str]:
 
 def role_graph(func: Any, machine: str = "h200-sxm-8") -> list[str]:
     """The roles of a program's grids, and the channels between them."""
-    return [note for note in notes(func, machine) if re.match(r"(persistent )?roles: |\w+ -> \w+: ", note)]
+    return [note for note in notes(func, machine) if re.match(r"(persistent )?roles: |\w+ -> [\w ]+: ", note)]
 
 
 def example_programs() -> dict[str, Callable[[], list[Any]]]:

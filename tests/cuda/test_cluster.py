@@ -10,7 +10,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.cuda import cluster_programs as programs
-from tests.cuda.support import bodies, notes, source
+from tests.cuda.support import bodies, notes, role_graph, source
 from tests.gpu.cluster_check import all_checks
 from tests.ladder import NUMBERED, load
 from tilescale.errors import UnsupportedError
@@ -176,13 +176,16 @@ def roles(text: str) -> tuple[str, str]:
 
 
 def test_warps_of_their_own_load_ahead():
+    assert role_graph(programs.product()) == [
+        "roles: compute (256 threads, 240 registers), load (128 threads, 24 registers)",
+        "load -> compute: a, w (multicast); 3 stages",
+    ]
     text = bodies(source(programs.product()))
     assert "__launch_bounds__(384, 1)" in text
     # All have begun when all barriers are there: nobody synchronizes again before the loads.
     assert text.index("tl::cluster_sync();") < text.index("tma_load") < text.index("cluster_barrier();")
     loading, using = roles(text)
     assert text.count("tma_load") == loading.count("tma_load") > 0
-    assert "warpgroup_reg_dealloc<24>" in loading and "warpgroup_reg_alloc<240>" in using
     # No barrier of the program in either loop: they wait for stages only.
     steps = [re.search(r"\n( *)for \(int step.*?\n\1\}", role, re.DOTALL)[0] for role in (loading, using)]
     assert not any(re.search("__sync(threads|_thread_partial)|cluster_barrier", loop) for loop in steps)
@@ -216,6 +219,7 @@ def test_a_way_that_depends_on_memory_has_no_loading_warps():
                     T.gemm(a, w, c)
                 T.copy(c, C[cluster * 128, 0])
 
+    assert role_graph(program) == ["compute -> compute: a, w (multicast); 2 stages"]
     text = bodies(source(program))
     assert "__launch_bounds__(128, 1)" in text and "tma_load_multicast" in text
 

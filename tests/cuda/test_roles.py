@@ -13,7 +13,7 @@ from tests.cuda import turn_programs
 from tests.cuda.support import apart, bodies, notes, ptxas, source
 
 SMALL = (2048, 512, 512)
-LATE = "1 copies and 0 signals that end a turn are completed in the next one"
+LATE = "compute -> next iteration: cs; 1 stage"
 
 
 def told(func: Any) -> list[str]:
@@ -39,7 +39,7 @@ def kept(*channels: str, compute: int = 256) -> list[str]:
         (lambda: programs.ag_gemm(shape=SMALL), roles("load -> compute: a, b; 4 stages, 1 T.wait by load")),
         (
             lambda: programs.ag_gemm(shape=SMALL, blocks=12, stages=2),
-            [LATE, *kept("load -> compute: a, b; 2 stages, 1 T.wait by load")],
+            kept("load -> compute: a, b; 2 stages, 1 T.wait by load", LATE),
         ),
         (lambda: programs.rs_gemm(shape=SMALL), roles("load -> compute: a, b; 4 stages")),
         (
@@ -53,7 +53,7 @@ def kept(*channels: str, compute: int = 256) -> list[str]:
         ),
         (
             lambda: programs.ag_gemm_by_loads(shape=SMALL, blocks=12, stages=2),
-            [LATE, *kept("load -> compute: a, b; 2 stages")],
+            kept("load -> compute: a, b; 2 stages", LATE),
         ),
         (
             lambda: programs.ag_gemm_by_loads(shape=SMALL, impl="lsu"),

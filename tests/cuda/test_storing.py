@@ -151,7 +151,7 @@ def test_what_depends_keeps_its_order(name: str):
 
 def test_signals_that_are_not_handed_over_are_kept_back_until_the_next_turn():
     func = IN_ORDER["what there is counts"]
-    assert "1 copies and 1 signals that end a turn are completed in the next one" in lowered(func, MACHINE, 2).notes
+    assert "compute -> next iteration: out; 1 stage, 1 kept signal" in lowered(func, MACHINE, 2).notes
     text = bodies(source(func))
     (kept,) = set(re.findall(r"(kept\d) = tilescale::address\(", text))
     assert text.count(f"tilescale::release<0, int>({kept}, 1)") == 2, "in the next turn, and after the last"

@@ -96,8 +96,8 @@ def loaded(stages: int) -> str:
             lambda: import_module("tilescale.ops.ag_gemm").in_turns(
                 2, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 4, True
             ),
-            [queued("A, G"), "1 copies and 0 signals that end a turn are completed in the next one"]
-            + [KEPT, loaded(3), f"persistent {WAITING[0]}", f"{loaded(3)}, 1 T.wait by load", branches.NOTE],
+            [queued("A, G"), KEPT, loaded(3), "compute -> next iteration: out; 1 stage"]
+            + [f"persistent {WAITING[0]}", f"{loaded(3)}, 1 T.wait by load", branches.NOTE],
         ),
         (
             lambda: program("gemm_ar", 4, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 8),

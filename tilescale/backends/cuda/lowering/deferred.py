@@ -15,7 +15,9 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.tiles import TileCopy
 from tilescale.backends.cuda.lowering.markers import by_nvshmem
+from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LATER, Channel
 from tilescale.backends.cuda.lowering.statements import flat, is_bulk_store, is_region, orders, writes_tiles
 from tilescale.program import ops
 from tilescale.program.operations import Copy, Signal
@@ -68,12 +70,12 @@ class Deferral:
     Attributes:
         signals: whether signals may be kept back: the next turn waits for nothing before its own end.
         kept: those that are, in the order in which they are sent.
-        copies: how many copies are begun and not awaited.
+        tiles: whose copies are begun and not awaited.
     """
 
     signals: bool
     kept: list[Kept] = field(default_factory=list)
-    copies: int = 0
+    tiles: list[ir.Buffer] = field(default_factory=list)
 
     def end(self, stmts: list[ir.Stmt]) -> list[ir.Stmt]:
         """The statements that end a turn, after what the turn before left open."""
@@ -83,7 +85,7 @@ class Deferral:
     @property
     def is_open(self) -> bool:
         """Whether anything is left open."""
-        return bool(self.copies or self.kept)
+        return bool(self.tiles or self.kept)
 
     def _list(self, stmts: list[ir.Stmt], later: _Later) -> tuple[list[ir.Stmt], _Later]:
         made: list[ir.Stmt] = []
@@ -119,14 +121,18 @@ class Deferral:
         if later.writes_tiles:
             return None
         if ir.op_name(call) == tl.COPY:
-            self.copies += 1
+            self.tiles.append(ir.region_parts(TileCopy.of(call).source)[0])
             return tir.tile_call("tma_copy", *call.args)
         copy = Copy.of(call)
         if copy.signal is not None:
             assert copy.op is not None
             return self._kept(call, copy.signal, copy.value, copy.op, later)
-        self.copies += 1
+        self.tiles.append(ir.region_parts(copy.source)[0])
         return tir.evaluate(noted(call, NO_SIGNAL))
+
+    def channel(self) -> Channel:
+        """What is left open to the next turn."""
+        return Channel("late", list(dict.fromkeys(self.tiles)), 1, COMPUTE, LATER, signals=len(self.kept))
 
     def _kept(self, call: ir.Call, flag: ir.Call, value: ir.PrimExpr, op: str, later: _Later) -> ir.Stmt | None:
         """A copy or signal whose signal is kept back, if it may be."""

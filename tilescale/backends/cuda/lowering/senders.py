@@ -41,13 +41,11 @@ class Senders:
     Attributes:
         is_bulk: whether the machine model lets a copy to a peer be a bulk copy.
         shared: bytes of shared memory of a program.
-        rings: what the slots lie in.
-        channels: through which these are passed on.
+        channels: the rings, through which tiles are passed on.
     """
 
     is_bulk: Callable[[ir.Call], bool]
     shared: int
-    rings: list[ir.Buffer] = field(default_factory=list)
     channels: list[Channel] = field(default_factory=list)
 
     def phase(self, stmt: ir.Stmt) -> ir.Stmt:
@@ -67,7 +65,6 @@ class Senders:
         if slots < 2:
             return None
         ring = tir.local_buffer(tile.name, [slots, *tile.shape], str(tile.dtype), tile.scope())
-        self.rings.append(ring)
         self.channels.append(Channel("slots", [ring], slots, COMPUTE, PEERS))
         return found.with_ring(ring, slots)
 

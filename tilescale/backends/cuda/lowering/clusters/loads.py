@@ -16,10 +16,11 @@ from tilelang_core.tiles import Gemm, TileCopy, data_of
 from tilescale.backends.cuda.lowering.clusters.ring import Load, Ring
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 from tilescale.backends.cuda.lowering.role_graph.loads import is_box
+from tilescale.backends.cuda.lowering.statements import tiles_named
 from tilescale.backends.cuda.ptx import BOX_EXTENT
 from tilescale.program import ops
 from tilescale.program.effects import Surroundings
-from tilescale.program.operations import Rank, TileView
+from tilescale.program.operations import Rank
 
 
 def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
@@ -51,29 +52,12 @@ def _stored(cluster: ClusterUnit) -> set[ir.Var]:
 def _stand_alone(cluster: ClusterUnit, loop: ir.For, rest: ir.Stmt, tiles: set[ir.Var]) -> bool:
     """Whether the loaded tiles are operands of products of this loop, and nothing else."""
     named = tiles | {var for var, view in cluster.views.items() if view.base.data in tiles}
-
-    def uses(stmt: ir.Stmt) -> int:
-        count = 0
-
-        def visit(node: Any) -> None:
-            nonlocal count
-            is_access = isinstance(node, ir.BufferLoad | ir.BufferStore)
-            count += is_access and node.buffer.data in named
-
-        ir.walk(stmt, visit)
-        return count
-
-    products = sum(
-        data_of(region) in tiles
-        for call in _calls(rest)
-        if ir.op_name(call) == tl.GEMM
-        for region in Gemm.of(call).operands[:2]
-    )
-    views = sum(
-        ir.op_name(call) == ops.VIEW.name and TileView.of(call).base.data in tiles for call in _calls(loop.body)
-    )
-    copies = len(tiles)
-    return uses(rest) == products and uses(cluster.phase.stmt) == products + views + copies
+    accesses: list[Any] = []
+    ir.walk(rest, lambda n: accesses.append(n) if isinstance(n, ir.BufferLoad | ir.BufferStore) else None)
+    products = [Gemm.of(call) for call in _calls(rest) if ir.op_name(call) == tl.GEMM]
+    operands = sum(data_of(region) in tiles for product in products for region in product.operands[:2])
+    is_outside = any(tile.data in named for tile in tiles_named(cluster.phase.stmt, besides=loop))
+    return not is_outside and sum(access.buffer.data in named for access in accesses) == operands
 
 
 def _calls(stmt: ir.Stmt) -> list[ir.Call]:

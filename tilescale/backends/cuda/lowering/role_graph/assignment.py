@@ -67,7 +67,8 @@ def assign(phase: Phase, beside: bool = True) -> Roles:
     senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
     roles = _Whole(replace(phase, stmt=senders.phase(phase.stmt)), beside).roles()
     graph = replace(roles.graph, channels=(*roles.graph.channels, *senders.channels))
-    return replace(roles, elects=elects, tiles=(*roles.tiles, *senders.rings), graph=graph)
+    rings = [tile for channel in senders.channels for tile in channel.tiles]
+    return replace(roles, elects=elects, tiles=(*roles.tiles, *rings), graph=graph)
 
 
 def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
@@ -141,7 +142,7 @@ class _Whole:
         threads = {var for var, _ in self.phase.launch.thread_vars}
         return not ir.contains(self.phase.stmt, lambda n: self._is_finer(n) or isinstance(n, ir.Var) and n in threads)
 
-    def _is_finer(self, node: Any) -> bool:
+    def _is_finer(self, node: object) -> bool:
         """Whether a node is a region of units inside the program."""
         if not isinstance(node, ir.AttrStmt) or str(node.attr_key) != ops.SCALE:
             return False
@@ -198,23 +199,18 @@ class _Placement:
             compute, load = graph.roles
             stmt = tir.sequence([specialise.registers(load.registers, compute.registers), stmt])
         end, kept = self.end, tuple(self.left.kept)
-        return Roles(stmt, graph, kept=kept, tiles=end.tiles, early=bool(self.early), notes=self._notes())
+        notes = (end.note,) if end.note else ()
+        return Roles(stmt, graph, kept=kept, tiles=end.tiles, early=bool(self.early), notes=notes)
 
     def _graph(self, channel: Channel) -> RoleGraph:
         """The roles, with a channel of what the loop loads."""
         loading = specialise.PRODUCER_THREADS - self.end.threads % specialise.PRODUCER_THREADS
         roles = (Role(COMPUTE, self.phase.launch.thread_count), Role(LOAD, loading))
         if self.end.results is None:
-            return RoleGraph(roles, (channel,), is_stock=True)
+            late = (self.left.channel(),) if self.left.is_open else ()
+            return RoleGraph(roles, (channel, *late), is_stock=True)
         epilogue = Role(self.end.results.consumer, self.end.threads)
         return RoleGraph((*roles, epilogue), (channel, self.end.results), is_stock=True)
-
-    def _notes(self) -> tuple[str, ...]:
-        notes = [self.end.note] if self.end.note else []
-        if self.left.is_open:
-            what = f"{self.left.copies} copies and {len(self.left.kept)} signals"
-            notes.append(f"{what} that end a turn are completed in the next one")
-        return tuple(notes)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 

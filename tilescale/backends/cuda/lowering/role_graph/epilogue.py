@@ -65,7 +65,7 @@ class Ending:
     results: Channel | None = None
 
 
-def is_beside(node: Any) -> bool:
+def is_beside(node: object) -> bool:
     """Whether a node is what threads beside the others execute."""
     return isinstance(node, ir.AttrStmt) and str(node.attr_key) == BESIDE
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
@@ -112,5 +112,5 @@ class Gates:
         return any(self.order.gates(call, data) for call in calls for data in seen)
 
 
-def _read_by(node: Any) -> set[ir.Var]:
+def _read_by(node: ir.Call | ir.Stmt) -> set[ir.Var]:
     return {buffer.data for buffer, _, writes in accesses(node) if not writes}

@@ -2,7 +2,7 @@
 """The roles of a grid phase's threads, and the channels between them.
 
 A channel is a ring of tiles: its producer fills a stage once all consumers have released it, and they take it once it
-is full. A full and an empty mbarrier for each stage say so, whoever emits them: this back end (ring.py), stock
+is full. A full and an empty mbarrier for each stage say so, whoever emits them: this back end (mbarriers.py), stock
 TileLang's producer for one pipelined loop, or its schedule of warps that keep their roles.
 """
 
@@ -17,8 +17,8 @@ from tilescale.hda import Machine
 COMPUTE, LOAD, COMMUNICATE, STORE = "compute", "load", "communicate", "store"
 """Names of roles."""
 
-PEERS = "peers"
-"""What a channel leads to whose tiles are copied to other devices."""
+PEERS, LATER = "peers", "next iteration"
+"""What a channel leads to whose tiles are copied to other devices, or whose stores end an iteration later."""
 
 LOADING, POLLING, COMMUNICATING = 24, 40, 96
 """Registers of a thread that loads, of one that waits as well (of 24 it would spill some), and of one that combines
@@ -34,6 +34,7 @@ class Channel(schedule.Transfer):
     Attributes:
         producer, consumer: names of the roles.
         gates: the calls of `T.wait` that the producer makes in front of its loads.
+        signals: those that are kept back until the tiles have been stored.
         parts: in how many parts a stage is handed over, each as soon as it is full or used.
         shared: tiles among them that come once for all blocks of a cluster.
         is_released: whether consumers tell the producer that they have come to the loop.
@@ -44,6 +45,7 @@ class Channel(schedule.Transfer):
     producer: str = LOAD
     consumer: str = COMPUTE
     gates: int = 0
+    signals: int = 0
     parts: int = 1
     shared: frozenset[ir.Var] = frozenset()
     is_released: bool = False
@@ -57,9 +59,10 @@ class Channel(schedule.Transfer):
             f"{self.depth} stage{'s' * (self.depth > 1)}",
             *([f"in {self.parts} parts"] if self.parts > 1 else []),
             *([f"{self.gates} T.wait by {self.producer}"] if self.gates else []),
+            *([f"{self.signals} kept signal{'s' * (self.signals > 1)}"] if self.signals else []),
             *([f"once {self.consumer} comes to the loop"] if self.is_released else []),
         ]
-        return f"{self.producer} -> {self.consumer}: {', '.join(names)}; {', '.join(said)}"
+        return f"{self.producer} -> {self.consumer}: {', '.join(names) or 'no tile'}; {', '.join(said)}"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tilelang_core import ir, tiles
 from tilelang_core import rewrite as tir
@@ -52,7 +51,7 @@ class Load:
         """The tile."""
         return ir.region_parts(self.target)[0]
 
-    def under(self, names: Mapping[ir.Var, Any]) -> Load:
+    def under(self, names: Mapping[ir.Var, ir.PrimExpr]) -> Load:
         """The same in terms of other names."""
         return replace(self, call=ir.substitute(self.call, dict(names)))
 

@@ -6,22 +6,25 @@ A producer waits for the phase before the one that it fills, so its first wait f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 
+Number: TypeAlias = ir.PrimExpr | int
+"""What a stage or a parity is."""
 
-def stage_of(iteration: Any, stages: int) -> tuple[Any, Any]:
+
+def stage_of(iteration: Number, stages: int) -> tuple[Number, Number]:
     """The stage of an iteration, and the parity of the phase that its mbarriers complete in it."""
     return iteration % stages, iteration // stages % 2
 
 
-def wait(barrier: ir.Buffer, stage: Any, parity: Any) -> ir.Stmt:
+def wait(barrier: ir.Buffer, stage: Number, parity: Number) -> ir.Stmt:
     """Wait for the phase of a parity."""
     return tir.evaluate(tir.call(tl.WAIT_BARRIER_PARITY, ir.BufferLoad(barrier, [stage]), parity))
 
 
-def arrive(barrier: ir.Buffer, stage: Any) -> ir.Stmt:
+def arrive(barrier: ir.Buffer, stage: Number) -> ir.Stmt:
     """Arrive at the current phase."""
     return tir.evaluate(tir.call(tl.ARRIVE_BARRIER, ir.BufferLoad(barrier, [stage])))

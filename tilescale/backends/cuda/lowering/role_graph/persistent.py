@@ -22,7 +22,7 @@ from tilelang_core import rewrite as tir
 from tilelang_core.schedule import Duties
 from tilescale.backends.cuda.lowering.markers import is_gate
 from tilescale.backends.cuda.lowering.role_graph.epilogue import is_beside
-from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LOAD, PEERS, Channel, RoleGraph
+from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LOAD, Channel, RoleGraph
 from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_load, is_pipelined, loads_registers
 from tilescale.backends.cuda.ptx import WARPGROUP, most_threads
 from tilescale.backends.cuda.target import target_for
@@ -97,7 +97,8 @@ def _bytes(func: ir.PrimFunc, loaded: Channel) -> int:
 def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, graph: RoleGraph) -> ir.PrimFunc:
     beside = [s for s in turn.after if is_beside(s)]
     rest, exchange = _together([s for s in turn.after if s not in beside]), _together([s.body for s in beside])
-    names, (steps, *results) = _Names(), [c for c in graph.channels if c.consumer != PEERS]
+    roles = {role.name for role in graph.roles}
+    names, (steps, *results) = _Names(), [c for c in graph.channels if c.consumer in roles]
     body = names.given(flat(turn.loop.body), lambda s: "wait" if _waits(s) else "load" if is_load(s) else "step")
     before = names.given(turn.before, lambda s: "" if _is_scalar(s) else "begin")
     after = [*names.given(rest, lambda _: "rest"), *names.given(exchange, lambda _: "exchange")]

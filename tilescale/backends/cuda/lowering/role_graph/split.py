@@ -43,7 +43,7 @@ def cluster_graph(launch: Launch, machine: Machine, phase: ir.Stmt) -> RoleGraph
 def _is_unforeseen(stmt: ir.Stmt, read: set[ir.Var]) -> bool:
     """Whether the way through a statement depends on memory, by way of the names in `read` too."""
 
-    def depends(expr: Any) -> bool:
+    def depends(expr: object) -> bool:
         return isinstance(expr, ir.PrimExpr) and (not ir.is_pure(expr) or bool(ir.variables(expr) & read))
 
     if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
@@ -107,7 +107,7 @@ class _Split:
         return tir.specialized(self.thread >= self.compute.threads, loads, work)
 
 
-def _without_loads(node: Any) -> ir.Stmt | None:
+def _without_loads(node: object) -> ir.Stmt | None:
     return tir.sequence([]) if is_loading(node) else None
 
 
