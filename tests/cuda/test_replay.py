@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.cuda.fakes import Device
-from tilescale.backends.cuda.running.replay import Given, Kind, Replay
+from tilescale.backends.cuda.running.replay import Given, Kind, Replay, Two, _code, kinds_of
 
 FIRST, SECOND, THIRD = 0x7000_0000_1000, 0x7000_0000_8000, 0x7000_0002_0000
 NBYTES = 4096
@@ -93,7 +95,9 @@ def test_two_arguments_that_are_one_tensor_are_told_apart_or_stay_one(device: De
     assert calls.replayed(SECOND, THIRD) == [SECOND, THIRD] and calls.replayed(THIRD, FIRST) == [THIRD, FIRST]
     calls = Calls(device, [NBYTES, NBYTES], passed, FIRST, FIRST)
     assert calls.replayed(SECOND, SECOND) == [SECOND, SECOND]
-    assert calls.replayed(SECOND, THIRD) is None and calls.replayed(THIRD, THIRD) == [THIRD, THIRD]
+    assert calls.replayed(SECOND, THIRD) is None and calls.replayed(THIRD, FIRST) is None
+    assert calls.captures == 2, "both have been seen to move"
+    assert calls.replayed(THIRD, THIRD) == [THIRD, THIRD]
 
 
 def test_a_graph_that_the_driver_refuses_to_set_serves_nobody(device: Device):
@@ -101,3 +105,40 @@ def test_a_graph_that_the_driver_refuses_to_set_serves_nobody(device: Device):
     assert calls.replayed(FIRST) == [FIRST]
     device.refuses = True
     assert calls.replayed(SECOND) is None and calls.replayed(FIRST) is None, "it may be set in part"
+
+
+@pytest.mark.parametrize(
+    ("apart", "expected"), [(NBYTES - 1, [(0, 1)]), (NBYTES, []), (1 - NBYTES, [(0, 1)]), (-NBYTES, [])]
+)
+def test_tensors_side_by_side_do_not_overlap(apart: int, expected: list[tuple[int, int]]):
+    one, other = ((place, place + apart) for place in (FIRST, SECOND))
+    assert Two(one, other, [NBYTES, NBYTES]).together() == expected
+
+
+def test_kinds_are_bytes_of_tensors_and_types_of_scalars_that_kernels_take():
+    def scalar(name: str) -> Any:
+        return SimpleNamespace(buffer=None, var=SimpleNamespace(dtype=name))
+
+    tensor = SimpleNamespace(buffer="X")
+    program: Any = SimpleNamespace(
+        parameters=[tensor, scalar("int32"), scalar("float32"), scalar("float4_e2m1fnx2"), tensor]
+    )
+    found = kinds_of(program, [torch.zeros(4, 2), 3, 0.5, 0.5, None], {1, 3})
+    assert found == [32, np.dtype("int32"), None, None, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (NBYTES, 0),
+        (np.dtype("int32"), 4),
+        (np.dtype("uint64"), 8),
+        (np.dtype("float32"), 0x44),
+        (np.dtype("float64"), 0x48),
+        (np.dtype("float16"), 0xFF),
+        (np.dtype("bool"), 0xFF),
+        (None, 0xFF),
+    ],
+)
+def test_c_converts_whole_numbers_and_wide_floats(kind: Kind, code: int):
+    assert _code(kind) == code
