@@ -72,6 +72,13 @@ def test_what_is_small_goes_in_order_and_what_is_large_beside(collective: str):
         assert ways.overlaps(job(collective, 16, 8192, 3584), SimpleNamespace(size=1)), "nothing to move"
 
 
+@pytest.mark.parametrize("rows", [4316, 10262, 10526])
+def test_what_is_multiplied_for_long_and_moved_soon_goes_in_order(rows: int):
+    """As it was faster on two H200, by 3 to 6 %."""
+    with use_machine(Machine.load("h200-sxm-8")):
+        assert not ways.overlaps(job("all_gather", rows, 20480, 7168, dtype=torch.float8_e4m3fn), TWO)
+
+
 def simulated(rows: int, N: int, K: int) -> float:
     """Microseconds of the operator's program on two devices, by simulation."""
     tiles = in_parts(tiling(rows, 2, N, True), rows)
