@@ -16,6 +16,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 WORKS = {
     "ag_gemm": "all-gather and GEMM",
     "gemm_rs": "GEMM and reduce-scatter",
+    "gemm_ar": "GEMM and all-reduce",
     "allreduce": "all-reduce",
     "put": "put",
     "small_put": "put of 4 KiB and wait",
@@ -62,11 +63,11 @@ def chart(title: str, works: Sequence[str], name: str = "asynchrony") -> Figure:
     top = 4.0
     for group in groups:
         top = _group(figure, top, group)
-    _sign(figure, height, results)
+    sign(figure, height, results)
     return figure
 
 
-def _sign(figure: Figure, height: float, results: Mapping[str, Any], said: str = "median of the rounds") -> None:
+def sign(figure: Figure, height: float, results: Mapping[str, Any], said: str = "median of the rounds") -> None:
     """Say in the last line where and when it was measured."""
     where = f"{results['machine']['gpu']}, {results['date'][:10]}; {said}"
     figure.text(452, height - 10, where, "soft", 11, "end")
@@ -92,7 +93,7 @@ def shares(title: str, works: Sequence[str], label: Callable[[Row], str]) -> Fig
     figure.line((BESIDE + WHOLE, 22), (BESIDE + WHOLE, bottom))
     figure.line((BESIDE, bottom + 14), (BESIDE + 18, bottom + 14), kind="signal")
     figure.text(BESIDE + 24, bottom + 14, "cuBLAS alone; the line at the right is 1", "soft", 11, "start")
-    _sign(figure, height, results, f"{results['machine']['gpus']} GPUs")
+    sign(figure, height, results, f"{results['machine']['gpus']} GPUs")
     return figure
 
 
