@@ -7,13 +7,10 @@ import os
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from tilescale.backends import processes, progress
-from tilescale.runtime import ahead
 
 
 def touch(path: Path) -> None:
@@ -52,28 +49,3 @@ def test_what_takes_long_shows_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: py
     processes.run_in_processes([partial(time.sleep, 0.3)] * 2, 2, "compiling kernels")
     progress.settings.cache_clear()
     assert "compiling kernels" in capsys.readouterr().err
-
-
-def test_programs_are_lowered_in_processes_before_any_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of the three that are this rank's, the first one in this process."""
-    world = SimpleNamespace(local_rank=1, local_size=2, device=torch.device("cuda"), barrier=lambda: None)
-    monkeypatch.setattr(ahead, "init", lambda: world)
-    monkeypatch.setattr(ahead, "processors", lambda: 4)
-    prepared: list[int] = []
-
-    def lower(number: int) -> None:
-        (tmp_path / str(number)).write_text(str(os.getpid()))
-        if number == 3:
-            raise ValueError("whoever loads it hears of it")
-
-    def kernel(number: int) -> SimpleNamespace:
-        return SimpleNamespace(
-            lower=partial(lower, number),
-            compilations=lambda: [] if len(list(tmp_path.iterdir())) == 3 else pytest.fail("not lowered yet"),
-            prepare=lambda: prepared.append(number),
-        )
-
-    ahead.compile_all([kernel(number) for number in range(6)])
-    by = {int(path.name): int(path.read_text()) for path in tmp_path.iterdir()}
-    assert sorted(by) == [1, 3, 5] and prepared == list(range(6))
-    assert by[1] == os.getpid() and os.getpid() not in (by[3], by[5])

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.processes import COMPILING, compile_missing, processors, run_in_processes
+from tilescale.backends.processes import COMPILING, compile_missing, processors
 from tilescale.comm import init
 from tilescale.errors import UsageError
 from tilescale.passes.mod_analysis import written_parameters
@@ -56,20 +56,10 @@ def compile_all(kernels: Sequence[Kernel]) -> None:
 
     Raises what the first call of a kernel raises, but for its arguments.
     """
-    world, own = init(), slice(init().local_rank, None, init().local_size)
-    most = processors() // world.local_size
-    if world.device.type != "cpu":
-        _lower(kernels[own], most)
-        world.barrier()
+    world = init()
     compilations = [each for kernel in kernels for each in kernel.compilations()]
-    compile_missing(compilations[own], most, None if world.local_rank else COMPILING)
+    mine = compilations[world.local_rank :: world.local_size]
+    compile_missing(mine, processors() // world.local_size, None if world.local_rank else COMPILING)
     world.barrier()
     for kernel in kernels:
         kernel.prepare()
-
-
-def _lower(kernels: Sequence[Kernel], most: int) -> None:
-    """Lower programs in up to `most` processes, which leave them in the cache. What all of them need to know, and what
-    asks for a GPU, this process finds out with the first one. Errors are left to whoever loads a kernel."""
-    run_in_processes([kernel.lower for kernel in kernels[:1]], 1)
-    run_in_processes([kernel.lower for kernel in kernels[1:]], most)

@@ -45,9 +45,7 @@ def cached(program: Program, target: Target) -> LoweredProgram:
     return found
 
 
-@cache
 def _runs_here() -> bool:
-    """Whether there is a GPU. Forked processes cannot ask, and do as the one did that they come from."""
     import torch
 
     return torch.cuda.is_available()
