@@ -22,9 +22,9 @@ def ratios() -> dict[tuple[str, str, str], list[float]]:
     times: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
     for row in measured("any_shape")["rows"]:
         if row["us"] is not None:
-            times[row["work"], row["dtype"], row["mode"], *row["shape"]][row["contender"]] = row["us"]
+            times[row["work"], row["dtype"], row["mode"], tuple(row["shape"])][row["contender"]] = row["us"]
     found = defaultdict(list)
-    for (work, dtype, mode, *_), us in times.items():
+    for (work, dtype, mode, _), us in times.items():
         others = [time for name, time in us.items() if name != "tilescale"]
         if "tilescale" in us and others:
             found[work, dtype, mode].append(us["tilescale"] / min(others))
