@@ -7,7 +7,7 @@ Memory that all ranks reach: `empty`, `zeros` and `from_tensor`, of a `Symmetric
 
 from tilescale.comm.heap import AddressMap, SymmetricHeap, Usage, default_heap, empty, from_tensor, heap_of, zeros
 from tilescale.comm.team import Team
-from tilescale.comm.world import World, current_world, init, shrink, times_shrunk
+from tilescale.comm.world import World, current_world, init, shrink
 
 __all__ = [
     "AddressMap",
@@ -22,6 +22,5 @@ __all__ = [
     "heap_of",
     "init",
     "shrink",
-    "times_shrunk",
     "zeros",
 ]

@@ -14,7 +14,7 @@ import torch
 
 from tilescale.backends.cuda.running.native import PLACES, Forms
 from tilescale.backends.cuda.running.recording import Recorded, current_recording, layout, recorded
-from tilescale.comm import times_shrunk
+from tilescale.comm.world import times_shrunk
 from tilescale.hda.current import current_machine
 
 TRIED = (6, 7, 8, 12, 20, 40)
