@@ -79,8 +79,9 @@ def test_many_units_that_do_the_same_share_a_line():
                         T.copy(X, Y, dst=21)
 
         report = tilescale.emulate(program, data=False)
-    lines = [re.split("  +", line.strip())[:5] for line in str(report).splitlines()[1:5]]
+    lines = [re.split("  +", line.strip())[:5] for line in str(report).splitlines()[:5]]
     assert lines == [
+        ["core", "programs", "messages", "sent", "received"],
         ["0-19", "1", "0", "0 B", "0 B"],
         ["20", "1", "1", "32 B", "0 B"],
         ["21", "1", "0", "0 B", "32 B"],
@@ -143,5 +144,5 @@ def test_a_report_in_a_notebook():
     assert repr(report) == "<tilescale.Report of copied on h200-sxm-8, 2 x device>"
     assert repr(report.timeline).startswith("<Timeline copied on h200-sxm-8, ") and len(repr(report.timeline)) < 100
     shown = report._repr_html_()
-    assert "<b>copied</b> on h200-sxm-8" in shown and "<th>blocks</th>" in shown and "simulated time" in shown
+    assert "<b>copied</b> on h200-sxm-8" in shown and "<th>programs</th>" in shown and "simulated time" in shown
     assert shown.count("<tr>") == 3 and "copied on h200-sxm-8" in report.plot()._repr_html_()

@@ -153,7 +153,7 @@ class Report:
 
     def _rows(self) -> Iterator[list[str]]:
         """A table of what units did, its headings first."""
-        yield [self.machine.tensor_level.name, f"{self.machine.program_level.name}s", *_HEADINGS]
+        yield [self.machine.tensor_level.name, *_HEADINGS]
         # Of many units those that did the same share a line with their neighbours.
         many = len(self.activity) > MOST_LINES
         numbered = enumerate(map(_cells, self.activity))
@@ -162,7 +162,7 @@ class Report:
             yield [f"{first}-{others[-1][0]}" if others else str(first), *cells]
 
 
-_HEADINGS = ("messages", "sent", "received", "signals", "collective bytes", "collectives")
+_HEADINGS = ("programs", "messages", "sent", "received", "signals", "collective bytes", "collectives")
 
 
 def _cells(did: Activity) -> list[str]:
