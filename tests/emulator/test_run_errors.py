@@ -347,7 +347,7 @@ def test_a_shard_of_the_wrong_size():
 @pytest.mark.parametrize("units", [0, 1, 3])
 def test_arguments_for_another_number_of_devices(units):
     text = failure(LaunchError, two_devices(), [[values(r, 4, 6), 1] for r in range(units)])
-    assert "2 units that own tensors" in text and f"the arguments are for {units}" in text
+    assert "the launch has 2 devices" in text and f"the arguments are for {units}" in text
 
 
 def test_more_devices_than_the_machine_has():

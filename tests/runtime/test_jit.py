@@ -209,7 +209,7 @@ def test_report_says_what_each_device_did():
 
 def test_more_devices_than_ranks():
     kernel = tilescale.compile(programs.total(4))
-    with pytest.raises(LaunchError, match=r"launches 4 units .*\(device=4\), the job has 1 rank") as info:
+    with pytest.raises(LaunchError, match=r"launches 4 devices .*\(device=4\), the job has 1 rank") as info:
         kernel(torch.ones(64), torch.ones(64))
     assert "tilescale run -n 4" in str(info.value)
     assert info.value.where[0].file == programs.__file__

@@ -394,7 +394,7 @@ class Kernel(DropIn):
             levels = ", ".join(f"{name}={extent}" for name, extent in self.program.extents)
             who = "the job has" if self.options.get("team") is None else "its team has"
             raise LaunchError(
-                f"{self.program.name!r} launches {format_count(units, 'unit')} that own tensors"
+                f"{self.program.name!r} launches {format_count(units, self.machine.tensor_level.name)}"
                 f"{f' ({levels})' if levels else ''}, {who} {format_count(ranks, 'rank')}",
                 hint=f"start it with `tilescale run -n {units} ...`, or emulate all of them in one process with "
                 "tilescale.emulate(func, one list of tensors per unit)",

@@ -236,7 +236,7 @@ def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, 
         raise LaunchError(f"levels {', '.join(open_)} are all T.ALL", hint="leave one level open", where=launch.where)
     if units < fixed or units % fixed or (not open_ and units != fixed):
         raise LaunchError(
-            f"the launch has {format_count(fixed, 'unit')} that own tensors"
+            f"the launch has {format_count(fixed, machine.tensor_level.name)}"
             + (f" per {open_[0]}" if open_ else "")
             + f", the arguments are for {units}",
             hint="pass one list of tensors for each unit",
