@@ -94,7 +94,7 @@ def check_plain_programs_are_each_ranks_own():
 def check_another_number_of_devices():
     kernel = tilescale.compile(programs.total(SIZE // 2))
     text = raised(LaunchError, lambda: kernel(torch.zeros(64), torch.zeros(64)))
-    assert f"launches {SIZE // 2} units" in text and f"the job has {SIZE} ranks" in text
+    assert f"launches {SIZE // 2} device" in text and f"the job has {SIZE} ranks" in text
 
 
 def check_one_wrong_shape_is_everyones_error():
