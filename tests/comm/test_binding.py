@@ -160,6 +160,14 @@ def test_the_first_rank_of_a_node_says_which_adapters_are_taken(root: Path, monk
     assert (line in said) == (rank == 0), said
 
 
+def test_a_program_named_like_a_value_of_a_flag_is_a_program(monkeypatch) -> None:
+    monkeypatch.setattr(sys.modules["tilescale.cli.bind"], "binding_of", lambda env: Binding(0))
+    became = []
+    monkeypatch.setattr(os, "execvpe", lambda program, words, env: became.append((program, words)))
+    assert CliRunner().invoke(main, ["bind", "--show", "true"]).output == f"tilescale bind: {Binding(0)}\n"
+    assert became == [("true", ["true"])]
+
+
 @pytest.mark.parametrize("name", ["127.0.0.1", "no-such-host.invalid"])
 def test_no_interface_leads_there(name: str) -> None:
     assert interface_to(name) is None

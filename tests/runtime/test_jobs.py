@@ -25,7 +25,7 @@ def test_calls_of_four_ranks():
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("exits", r"rank 1 .*ended before it came to run_at_root\(root=0\)"),
+        ("exits", r"rank 1 .*ended before it came to kernel\(\)"),
         ("killed", "rank 1 .*disappeared: it was killed, has crashed, or its host is out of reach"),
     ],
 )

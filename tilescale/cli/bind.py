@@ -32,7 +32,8 @@ def bind(show: bool, program: str, args: tuple[str, ...]) -> None:
     if found.cores:
         os.sched_setaffinity(0, found.cores)
     if show or (found.local_rank == 0 and found.adapters.ports):
-        click.echo(" ".join([f"tilescale bind: {found};", *(f"{key}={text}" for key, text in added.items())]), err=True)
+        variables = " ".join(f"{key}={text}" for key, text in added.items())
+        click.echo(f"tilescale bind: {found}" + (f"; {variables}" if variables else ""), err=True)
     try:
         os.execvpe(program, [program, *args], os.environ | added)
     except OSError as error:

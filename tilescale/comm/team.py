@@ -14,7 +14,8 @@ from tilescale.comm.session import Session
 from tilescale.comm.wire import encode
 from tilescale.errors import UsageError, picklable
 
-__all__ = ["Team", "raised_at"]
+__all__ = ["Team", "raised_at", "run_in_call"]
+
 
 def _itself(team: Team, *_: Any, **__: Any) -> Team:
     return team
@@ -99,7 +100,10 @@ class Team:
         Returns:
             this rank's result. An exception that `fn` raises is raised on every rank, with a note of where it ran.
         """
-        call = self._call("run_at_root", root)
+        return self._run_at_root(self._call("run_at_root", root), payload, fn)
+
+    def _run_at_root(self, call: Call, payload: Any, fn: RootFunction) -> Any:
+        root = call.root or 0
         parts = self._outgoing(payload, root)
         key = self._rendezvous(call)
         payloads = self._gather(call, key, parts, payload)
@@ -128,7 +132,7 @@ class Team:
         return self._scatter(call, key, parts, answers)
 
     def _gather(self, call: Call, key: str, parts: list[memoryview], own: Any) -> list[Any] | None:
-        if self.rank != call.root:
+        if self.rank != (call.root or 0):
             self._open.transport.put(f"{key}/from{self.rank}", parts)
             return None
         return [
@@ -137,7 +141,7 @@ class Team:
         ]
 
     def _scatter(self, call: Call, key: str, parts: list[list[memoryview]], objects: Sequence[Any] | None) -> Any:
-        if objects is None or self.rank != call.root:
+        if objects is None or self.rank != (call.root or 0):
             return self._open.receive(f"{key}/to{self.rank}", self.ranks[call.root or 0], call, self.ranks)
         for rank in range(self.size):
             if rank != self.rank:
@@ -179,6 +183,11 @@ class Team:
     def _open(self) -> Session:
         assert self._session is not None, "a team of one exchanges nothing"
         return self._session
+
+
+def run_in_call(team: Team, name: str, payload: Any, fn: RootFunction) -> Any:
+    """`team.run_at_root(payload, fn)` as a part of the user's call `name`: errors speak of that."""
+    return team._run_at_root(Call.here(name), payload, fn)
 
 
 def raised_at(error: BaseException) -> int | None:

@@ -17,6 +17,7 @@ from tilescale.comm import Team, current_world, init
 from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.heap.group import Group
 from tilescale.comm.refusal import refuse
+from tilescale.comm.team import run_in_call
 from tilescale.errors import ArgumentError, LaunchError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_count
@@ -370,7 +371,7 @@ class Kernel(DropIn):
                 complete = self._emulate([v for _, _, v in payloads])
             return [{i: unit[i] for i in self._changed} for unit in complete]
 
-        results = self._team.run_at_root((self._facts, error, values), at_root)
+        results = run_in_call(self._team, "kernel", (self._facts, error, values), at_root)
         if results is None:
             agree(Group(self._team), self._facts, self.ir.script)
         for i, result in results.items():
