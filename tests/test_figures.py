@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import os
 import re
+from html import unescape
 
 import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 from docs.figures import EXAMPLES, FOLDER, drawn
 from docs.figures.style import DARK, LIGHT, Figure
@@ -37,8 +40,17 @@ def test_nothing_is_drawn_outside_a_figure(name: str):
     width, height = map(float, re.search(r'viewBox="0 0 (\S+) (\S+)"', FILES[name]).groups())
     for kind, x, y, w, h in re.findall(r'<(rect) x="(\S+)" y="(\S+)" width="(\S+)" height="(\S+)"', FILES[name]):
         assert 0 <= float(x) <= width - float(w) and 0 <= float(y) <= height - float(h), kind
-    for x, y in re.findall(r'<text x="(\S+)" y="(\S+)"', FILES[name]):
-        assert 0 <= float(x) <= width and 0 <= float(y) <= height
+    for x, y, rest, text in re.findall(r'<text x="(\S+)" y="(\S+)"([^>]*)>([^<]+)<', FILES[name]):
+        left, right = ends(float(x), rest, unescape(text))
+        assert 0 <= left and right <= width and 0 <= float(y) <= height, text
+
+
+def ends(x: float, attributes: str, text: str) -> tuple[float, float]:
+    """Where a text of a figure begins and ends in DejaVu Sans, wider than most fonts that a browser takes for it."""
+    size, anchor = (re.search(rf'{name}="(\S+?)"', attributes)[1] for name in ("font-size", "text-anchor"))
+    length = TextPath((0, 0), text, size=float(size), prop=FontProperties(family="DejaVu Sans")).get_extents().width
+    left = x - {"start": 0, "middle": length / 2, "end": length}[anchor]
+    return left, left + length
 
 
 def test_both_themes_have_every_colour():

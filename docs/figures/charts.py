@@ -33,7 +33,7 @@ WORKS = {
 
 MODES = {"graph": "in a graph", "host": "time of the host"}
 
-LEFT, LONGEST, STEP = 150, 200, 21
+LEFT, LONGEST, STEP = 168, 182, 21
 """Where bars begin, how long the longest is, and the distance of two, in pixels."""
 
 BESIDE, WHOLE = 172, 186
