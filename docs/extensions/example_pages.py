@@ -148,7 +148,7 @@ def model_cards(readme: str) -> str:
 def grid(made: list[str]) -> str:
     """Cards side by side."""
     body = "\n".join(made)
-    return f"::::{{grid}} 1 2 3 3\n:gutter: 3\n:class-container: gallery\n\n{body}\n::::"
+    return f"::::{{grid}} 1 1 2 2\n:gutter: 3\n:class-container: gallery\n\n{body}\n::::"
 
 
 def with_gallery(app: Sphinx, name: str, source: list[str]) -> None:
