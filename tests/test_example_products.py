@@ -42,6 +42,34 @@ def assert_product(found: list[torch.Tensor], a: torch.Tensor, b: torch.Tensor, 
         assert ((part.double() - want).abs() <= most).all()
 
 
+FORMS = {
+    3: ("collective by_hand", [(4, 256, 256), (4, 2048, 2048)]),
+    4: ("collective one_shot two_shot", [(4, 128, 128), (4, 4096, 512)]),
+    5: ("collective by_hand", [(4, 1024, 512), (4, 4096, 512)]),
+    6: ("phases tile_by_tile", [(4, 1024, 1024, 1024), (4, 2048, 2048, 2048)]),
+    7: ("phases tile_by_tile", [(4, 1024, 1024, 1024)]),
+    15: ("phases tile_by_tile", [(4, 1024, 1024, 1024)]),
+    19: ("phases by_hand", [(2, 4, 128, 128), (2, 4, 4096, 512)]),
+}
+"""Example -> its forms, and arguments of them of which its docstring gives the times."""
+
+
+@pytest.mark.parametrize("number", FORMS)
+def test_the_times_by_which_an_example_says_which_form_wins(number: int):
+    names, cases = FORMS[number]
+    said = example(number).__doc__.partition("When it wins:")[2].partition("\n\n")[0]
+    for given in cases:
+        with tilescale.use_machine("h200-sxm-8x4" if number == 19 else "h200-sxm-8"):
+            times = [
+                tilescale.emulate(getattr(example(number), name)(*given), data=False).time_us for name in names.split()
+            ]
+        assert re.search(r"\b.*?\b".join(map(rounded, times)), said, re.DOTALL), (given, times)
+
+
+def rounded(us: float) -> str:
+    return re.escape(f"{us:.1f}" if us < 100 else f"{us:.0f}")
+
+
 # -- products over devices ---------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,9 @@ collective uses is up to the machine model; `impl="ring"` or `impl="copy_engine"
 By hand it is a grid phase: each block writes its tile into the right place of every device. Blocks start with
 different peers, `rank + 1`, `rank + 2`, ..., so that no link carries everything at once.
 
+When it wins: as a collective, when nothing else is done with the tiles. Simulated on four H200, 256 x 256 takes 3.6 us
+as a collective and 7.2 us by hand, 2048 x 2048 takes 20.4 and 23.9 us. By hand pays where tiles are used at once (06).
+
 Things to try: gather columns (`dim=1`, `T.FullCol`); let the blocks read the peers' shards instead of writing (then the
 shards must be visible to peers: what does the first barrier do then, and what the second?).
 """

@@ -14,6 +14,9 @@ The idea: pair the blocks. In step s device r sends to r + s and receives from r
 carries one part each way (a "shifted" exchange), and a block waits only for the block of its own number on another
 device, which sends before it waits: no deadlock, however many blocks run at once.
 
+When it wins: simulated on four H200, 1024 tokens of 512 numbers for each device take 25.4 us as a collective and 28.9
+us by hand, 4096 tokens 88.4 and 90.2 us: scaling alone is too little work to hide. Experts have more (18).
+
 Things to try: send to `step` instead of `rank + step`: the result stays right, but all devices then send to the same
 one at the same time; put a different number of tokens in each part (a row of counts goes ahead of the tokens).
 """

@@ -18,8 +18,8 @@ The idea: a flag for each shard, and tiles in the order in which the shards arri
 on each SM, all of them resident at once, iterate over the tiles. With one block for each tile the first ones could fill
 the device, waiting for shards that the later ones of a peer have yet to send: a deadlock.
 
-When it wins: simulated on four H200, M = N = K of 1024 takes 13.9 us in phases and 16.2 us tile by tile, 2048 takes
-35.5 and 34.9 us, 4096 takes 182 and 177 us. Sends share the SMs with the GEMM here; `22_ag_gemm_overlapped.py` leaves
+When it wins: simulated on four H200, M = N = K of 1024 takes 13.9 us in phases and 16.5 us tile by tile, 2048 takes
+35.5 and 35.0 us, 4096 takes 182 and 177 us. Sends share the SMs with the GEMM here; `22_ag_gemm_overlapped.py` leaves
 them to the copy engine and takes 152 us for 4096.
 
 Things to try: the order `step` in place of `rank + step`: same result, but the first thing most devices do is wait; one

@@ -21,6 +21,9 @@ networks these are, and what they can do, says the machine description.
 2. by_hand    the same tile by tile, as two_shot of 04 with one more hop. A barrier of the devices of each node, then
               one of the nodes: after both, all have arrived everywhere.
 
+When it wins: in phases. Simulated on two nodes of four H200, 128 x 128 takes 24.7 us in phases and 31.8 us by hand,
+4096 x 512 takes 101 and 110 us. By hand is for programs that use a tile as soon as its sum is there.
+
 Things to try: `--nodes 4 --devices 32`; all-reduce over nodes first, and what then crosses between them; a machine file
 with a slower network between nodes.
 """
