@@ -107,8 +107,8 @@ def side_by_side(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torc
         made = torch.nn.functional.linear(rows, weight, bias)
     else:  # a copy of the weights would take longer than the products
         made = rows.new_empty(len(rows), sum(widths))
-        for part, *given in zip(made.split(widths, 1), weights, biases or [None] * len(weights), strict=True):
-            part.copy_(torch.nn.functional.linear(rows, *given))
+        for part, w, b in zip(made.split(widths, 1), weights, biases or [None] * len(weights), strict=True):
+            torch.mm(rows, w.t(), out=part) if b is None else torch.addmm(b, rows, w.t(), out=part)
     return made.view(*x.shape[:-1], sum(widths))
 
 
