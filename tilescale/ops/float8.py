@@ -9,6 +9,7 @@ matrices as they were before, since optimisers add up many of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,12 @@ import torch
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import dense
+from tilescale.ops.flat import delivered
+from tilescale.ops.group import team_of
 from tilescale.ops.operator import operator
 from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.rounding import rounded_rows
-from tilescale.ops.unfused import product
+from tilescale.ops.unfused import Scales, product
 
 FORWARD = torch.float8_e4m3fn
 """What operands are rounded to; the weight also where gradients are multiplied with it."""
@@ -96,6 +99,24 @@ def rounded(
     columns = [rounded_rows(weight.t(), FORWARD, scaling) for weight in weights]
     of_b = columns[0][1] if len(columns) == 1 else torch.cat([scale for _, scale in columns])
     return left, [right.t() for right, _ in columns], (of_a, of_b)
+
+
+def of_any_size(
+    multiply: Callable[..., torch.Tensor],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: Scales,
+    group: str,
+    float8: str = "",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What `multiply(a, b, bias, scales, team, out)` makes, of matrices with N and K of any number, rounded by a recipe
+    if there is one; in `out`, if that is given."""
+    left, (right,), bias, scales = padded(a, [b], bias, scales, rounds=bool(float8))
+    if float8:
+        left, (right,), scales = rounded(left, [right], float8)
+    return delivered(trimmed(multiply(left, right, bias, scales, team_of(group), out), b.shape[1]), out)
 
 
 @operator("matmul_float8")

@@ -26,11 +26,10 @@ from tilescale.ops.arguments import (
 from tilescale.ops.blocks import turns_of
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.flat import delivered, dtype_of, room_for
-from tilescale.ops.float8 import Float8, gradients_of_times, rounded, spelled
-from tilescale.ops.group import collective, group_name, size_of, team_of
+from tilescale.ops.float8 import Float8, gradients_of_times, of_any_size, spelled
+from tilescale.ops.group import collective, group_name, size_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator
-from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
     ROWS,
@@ -92,7 +91,7 @@ def matmul_all_reduce(
     check_out(out, (*(outer or a.shape[:1]), b.shape[1]), a, b, bias, dtype=result_type(a))
     if out is not None and not _operator.is_seen:
         place = out.view(-1, b.shape[1]) if out.is_contiguous() else None
-        return delivered(_made(a, b, bias, pair, name, recipe, place).view(out.shape), out)
+        return delivered(of_any_size(_summed, a, b, bias, pair, name, recipe, place).view(out.shape), out)
     made = _operator(a, b, bias, name, recipe) if pair is None else _scaled(a, b, bias, *pair, name)
     if outer is not None:
         made = made.unflatten(0, outer)
@@ -102,7 +101,7 @@ def matmul_all_reduce(
 @operator("matmul_all_reduce")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
     """The sum of the products."""
-    return _made(a, b, bias, None, group, float8)
+    return of_any_size(_summed, a, b, bias, None, group, float8)
 
 
 @operator("matmul_all_reduce_scaled")
@@ -110,23 +109,7 @@ def _scaled(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
 ) -> torch.Tensor:
     """The sum of the products of float8 matrices; a scale for each row of a and each column of b."""
-    return _made(a, b, bias, (of_a, of_b), group)
-
-
-def _made(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: Scales,
-    group: str,
-    float8: str = "",
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The result, of matrices with N and K of any number, in `out` if there is one."""
-    a, (right,), bias, scales = padded(a, [b], bias, scales, rounds=bool(float8))
-    if float8:
-        a, (right,), scales = rounded(a, [right], float8)
-    return delivered(trimmed(_summed(a, right, bias, scales, team_of(group), out), b.shape[1]), out)
+    return of_any_size(_summed, a, b, bias, (of_a, of_b), group)
 
 
 def _summed(

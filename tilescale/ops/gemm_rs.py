@@ -29,12 +29,11 @@ from tilescale.ops.arguments import (
 )
 from tilescale.ops.blocks import turns_of
 from tilescale.ops.dtensors import takes_dtensors
-from tilescale.ops.flat import delivered, dtype_of, room_for
-from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
-from tilescale.ops.group import collective, group_name, size_of, team_of
+from tilescale.ops.flat import dtype_of, room_for
+from tilescale.ops.float8 import Float8, of_any_size, of_gradients, spelled
+from tilescale.ops.group import collective, group_name, size_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.operator import operator, operator_of
-from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
     CHUNK,
@@ -104,7 +103,7 @@ def matmul_reduce_scatter(
     pair, recipe = None if scales is None else scales_of(scales, a, [b]), spelled(float8)
     check_out(out, (len(a) // size_of(name), b.shape[1]), a, b, bias, dtype=result_type(a))
     if out is not None and not _operator.is_seen:
-        return _made(a, b, bias, pair, name, recipe, out)
+        return of_any_size(_scattered, a, b, bias, pair, name, recipe, out)
     made = _operator(a, b, bias, name, recipe) if pair is None else _scaled(a, b, bias, *pair, name)
     return made if out is None else out.copy_(made)
 
@@ -112,7 +111,7 @@ def matmul_reduce_scatter(
 @operator("matmul_reduce_scatter")
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str, float8: str) -> torch.Tensor:
     """The sum of the products, scattered."""
-    return _made(a, b, bias, None, group, float8)
+    return of_any_size(_scattered, a, b, bias, None, group, float8)
 
 
 @operator("matmul_reduce_scatter_scaled")
@@ -120,23 +119,7 @@ def _scaled(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
 ) -> torch.Tensor:
     """The sum of the products of float8 matrices, scattered; a scale for each row of a and each column of b."""
-    return _made(a, b, bias, (of_a, of_b), group)
-
-
-def _made(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: Scales,
-    group: str,
-    float8: str = "",
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The result, of matrices with N and K of any number, in `out` if there is one."""
-    a, (right,), bias, scales = padded(a, [b], bias, scales, rounds=bool(float8))
-    if float8:
-        a, (right,), scales = rounded(a, [right], float8)
-    return delivered(trimmed(_scattered(a, right, bias, scales, team_of(group), out), b.shape[1]), out)
+    return of_any_size(_scattered, a, b, bias, (of_a, of_b), group)
 
 
 def _scattered(
