@@ -436,7 +436,7 @@ def test_an_interval_that_is_claimed_is_who_takes_the_branch(conditions: list[tu
         sides = (ir.IntImm("int32", number), tx) if mirrored else (tx, ir.IntImm("int32", number))
         test = kind(*sides)
         condition = test if condition is None else ir.And(condition, test)
-    found = _Ranges(launch, Groups(), 0)._split(condition, (0, 64))
+    found = _Ranges(launch, Groups(), 0, are_loaded=False)._split(condition, (0, 64))
 
     def holds(t: int) -> bool:
         return all(COMPARISONS[k](n, t) if m else COMPARISONS[k](t, n) for k, n, m in conditions)
