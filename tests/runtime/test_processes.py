@@ -7,10 +7,12 @@ import os
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tilescale.backends import processes, progress
+from tilescale.runtime import ahead
 
 
 def touch(path: Path) -> None:
@@ -49,3 +51,26 @@ def test_what_takes_long_shows_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: py
     processes.run_in_processes([partial(time.sleep, 0.3)] * 2, 2, "compiling kernels")
     progress.settings.cache_clear()
     assert "compiling kernels" in capsys.readouterr().err
+
+
+def test_ranks_share_out_what_is_lowered_before_a_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch):
+    """What cannot be lowered is raised where all ranks ask for it."""
+    log: list[str] = []
+    world = SimpleNamespace(local_rank=1, local_size=2, barrier=lambda: log.append("barrier"))
+    monkeypatch.setattr(ahead, "init", lambda: world)
+
+    def lower(number: int) -> None:
+        log.append(f"lower {number}")
+        if number == 3:
+            raise ValueError(f"kernel {number}")
+
+    def kernel(number: int) -> SimpleNamespace:
+        def asked() -> list[object]:
+            log.append(f"ask for {number}")
+            return []
+
+        return SimpleNamespace(lower=partial(lower, number), compilations=asked, prepare=lambda: None)
+
+    ahead.compile_all([kernel(number) for number in range(5)])
+    assert log[:3] == ["lower 1", "lower 3", "barrier"]
+    assert log[3:] == [*(f"ask for {number}" for number in range(5)), "barrier"]

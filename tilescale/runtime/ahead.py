@@ -56,10 +56,13 @@ def compile_all(kernels: Sequence[Kernel]) -> None:
 
     Raises what the first call of a kernel raises, but for its arguments.
     """
-    world = init()
+    world, own = init(), slice(init().local_rank, None, init().local_size)
+    for kernel in kernels[own]:
+        with contextlib.suppress(Exception):  # left to where all ranks ask for it
+            kernel.lower()
+    world.barrier()  # the others' are in the cache
     compilations = [each for kernel in kernels for each in kernel.compilations()]
-    mine = compilations[world.local_rank :: world.local_size]
-    compile_missing(mine, processors() // world.local_size, None if world.local_rank else COMPILING)
+    compile_missing(compilations[own], processors() // world.local_size, None if world.local_rank else COMPILING)
     world.barrier()
     for kernel in kernels:
         kernel.prepare()

@@ -193,9 +193,13 @@ class Kernel(DropIn):
 
     def compilations(self) -> Sequence[backends.Compilation]:
         """What its first call compiles. Collective, as that call. Raises as that call, but for its arguments."""
+        return self.lower().compilations(self.options)
+
+    def lower(self) -> backends.Lowered:
+        """The program as the back end that runs it has it. Raises as the first call, but for its arguments."""
         if self.program.is_hierarchical:
             init()
-        return backends.choose(self.program, self._lowered).compilations(self.options)
+        return backends.choose(self.program, self._lowered)
 
     def prepare(self) -> None:
         """Collective: what its first call does before it runs: compile, load, open memory. Raises as that call."""
