@@ -54,9 +54,9 @@ def test_forms_are_what_their_names_say(works: ModuleType, name: str):
     made = program(works, name, "float8_e4m3fn")
     text, said = bodies(source(made)), notes(made)
     assert ("tilescale::signal<" in text) == (name != "clusters")
-    assert any("threads of their own" in note for note in said) == name.startswith("in turns")
+    assert any(note.startswith("compute -> store") for note in said) == name.startswith("in turns")
     assert ("tma_load_multicast" in text) == name.startswith("clusters")
-    assert any("keep their roles in all turns" in note for note in said) == name.startswith("in turns")
+    assert any(note.startswith("persistent roles") for note in said) == name.startswith("in turns")
 
 
 def test_both_types_race_in_all_shapes(works: ModuleType):

@@ -73,8 +73,7 @@ def loaded(stages: int) -> str:
         ),
         (
             lambda: program("ag_columns_gemm", 3, Product(512, 512, "bfloat16", LARGE, True, True)),
-            ["T.copy(dst=, signal=) of A, G by each device: asynchronous, on the copy queue"]
-            + ["T.Pipelined: a producer loads and makes 1 T.wait"],
+            [queued("A, G"), *WAITING],
         ),
         (
             lambda: program("gemm_rs", 2, Product(512, 512, "bfloat16", LARGE, False, True)),
@@ -243,10 +242,10 @@ OPERATORS = {
     "gemm_ag": made("gemm_ag", "program", 2, of(512, 512, LARGE, True, True)),
     "gemm_ar": made("gemm_ar", "program", 2, of(512, 512, TILINGS[-1], True, True), 0),
     "gemm_ar in turns": made("gemm_ar", "program", 4, of(512, 512, PERSISTENT, True, False), 8),
-    "all_gather": made("small", "program", 2, "all_gather", None, "bfloat16"),
-    "reduce_scatter": made("small", "program", 2, "reduce_scatter", 4096, "bfloat16"),
-    "sum": made("small", "sum_program", 2, 4096, "bfloat16"),
-    "broadcast": made("small", "broadcast_program", 2, 1, None),
+    "all_gather": made("whole_tensors", "program", 2, "all_gather", "bfloat16", "direct"),
+    "reduce_scatter": made("whole_tensors", "program", 2, "reduce_scatter", "bfloat16", "direct"),
+    "sum": made("whole_tensors", "sum_program", 2, "bfloat16", "sum", "two_shot"),
+    "broadcast": made("whole_tensors", "broadcast_program", 2, 1, "direct"),
     "float8 on the wire": made("float8_wire", "program", 2, 132, "all_reduce", "bfloat16"),
     "all_to_all": made("all_to_all", "program", 4, 512, "bfloat16", 4096, False),
     "all_to_all_v": made("all_to_all_v", "program", 2, "bfloat16"),

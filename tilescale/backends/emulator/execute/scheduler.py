@@ -27,8 +27,8 @@ STILL = 5_000
 """The same where what their loops depend on stands still. A loop that counts in memory gets on, and may take longer."""
 
 
-class Deadlock(Exception):
-    """Nobody can run; carries the tasks that wait. The run turns it into a DeadlockError."""
+class Deadlock(BaseException):
+    """Nobody can run; carries the tasks that wait. The run turns it into a DeadlockError, and nobody before it."""
 
     def __init__(self, tasks: list[Task]):
         super().__init__("deadlock")
