@@ -28,7 +28,7 @@ from tilescale.backends.cuda.target import target_for
 from tilescale.backends.cuda.text import REWRITES, check_of
 from tilescale.errors import AllocationTooLargeError
 from tilescale.hda import Machine
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 
 MACHINE = Machine.load("h200-sxm-8")
 TARGET = target_for(MACHINE)
@@ -162,12 +162,12 @@ def sum_of(elements: Any, impl: str | None = None) -> Any:
 PROGRAMS = {
     "sum of 512": lambda: sum_of(512),
     "sum of 1M": lambda: sum_of(1 << 20),
-    "sum of any": lambda: small.sum_program(2, "bfloat16", "sum", "two_shot"),
+    "sum of any": lambda: whole_tensors.sum_program(2, "bfloat16", "sum", "two_shot"),
     **{
-        f"{name} of any": lambda name=name: small.program(2, name, "bfloat16", "direct")
+        f"{name} of any": lambda name=name: whole_tensors.program(2, name, "bfloat16", "direct")
         for name in ("all_gather", "reduce_scatter", "all_to_all")
     },
-    "broadcast of any": lambda: small.broadcast_program(2, 1, "direct"),
+    "broadcast of any": lambda: whole_tensors.broadcast_program(2, 1, "direct"),
 }
 
 

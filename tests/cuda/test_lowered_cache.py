@@ -18,7 +18,7 @@ from tests.cuda.test_execute_queue import Queue
 from tests.cuda.test_golden_text import PROGRAMS
 from tilescale.backends.cuda import lowered_cache
 from tilescale.backends.cuda.running import execute, queued, queued_exchange
-from tilescale.ops import ag_gemm_programs, small
+from tilescale.ops import ag_gemm_programs, whole_tensors
 from tilescale.ops.products import Product, at_once, beside_stores, tiling
 from tilescale.settings import settings
 
@@ -75,7 +75,7 @@ OPERATORS = {
     ),
     "gemm_ar": lambda: import_module("tilescale.ops.gemm_ar").program(2, product(512), 0),
     "all_to_all": lambda: import_module("tilescale.ops.all_to_all").program(2, 64, "bfloat16", 1024, False),
-    "all_reduce": lambda: small.sum_program(2, "bfloat16"),
+    "all_reduce": lambda: whole_tensors.sum_program(2, "bfloat16"),
 }
 
 

@@ -25,7 +25,7 @@ from tilescale.comm import AddressMap, Team, World
 from tilescale.comm.heap import default
 from tilescale.errors import LaunchError, PeerOutOfRangeError, UnsupportedError
 from tilescale.hda import Machine
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 from tilescale.program.model import Control, GridPhase, Launch, Sequence
 
 NODES, LOCAL = 2, 2
@@ -169,14 +169,14 @@ def test_collectives_know_which_devices_share_memory(machine: str):
 
 def test_operators_move_whole_tensors_between_nodes(machine: str):
     team = SimpleNamespace(size=RANKS)
-    assert small.spans_nodes(team)
+    assert whole_tensors.spans_nodes(team)
     team = SimpleNamespace(size=LOCAL)
-    assert not small.spans_nodes(team)
+    assert not whole_tensors.spans_nodes(team)
 
 
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_their_programs_between_nodes(name: str, machine: str):
-    func = small.program(RANKS, name, "uint8" if name == "all_to_all" else "float32", None)
+    func = whole_tensors.program(RANKS, name, "uint8" if name == "all_to_all" else "float32", None)
     assert steps(func, FLAT, machine)[0].split()[0] == name
     source = 3 if name == "all_gather" else RANKS * 3
     target = 3 if name == "reduce_scatter" else RANKS * 3

@@ -32,7 +32,8 @@ from tests.gpu import named_checks  # noqa: E402
 from tests.gpu.ranks import DEVICE, RANK, SHARED, SIZE, as_first, barrier, everyones, join, say, slowest  # noqa: E402
 from tilescale import ops  # noqa: E402
 from tilescale.backends.cuda.running.collectives import exchanges, normalised  # noqa: E402
-from tilescale.ops import small  # noqa: E402
+from tilescale.hda.current import current_machine  # noqa: E402
+from tilescale.ops import whole_tensors  # noqa: E402
 from tilescale.ops.flat import dtype_of  # noqa: E402
 from tilescale.ops.group import team_of  # noqa: E402
 from tilescale.ops.kernels import kernel  # noqa: E402
@@ -97,10 +98,11 @@ def by_float8(rows: Rows, result: Result, scaling: str) -> Callable[[], Result]:
 def by_two(rows: Rows, result: Result) -> Callable[[], Result]:
     """A sum, and a norm behind it."""
     M, N = rows.x.shape
-    room, dtype, has_residual = small.room(M), dtype_of(rows.x), rows.residual is not None
-    made = kernel(norm.program, team_of(""), room, N, dtype, has_residual, EPS)
-    added, summed = rows.weight.new_empty(1, 1) if rows.residual is None else rows.residual, rows.x.new_empty(room, N)
-    return lambda: (made(small.padded(rows.x, 1, room), summed, added, rows.weight, *result), result)[1]
+    dtype, has_residual = dtype_of(rows.x), rows.residual is not None
+    impl = whole_tensors.algorithm(current_machine(), "allreduce", SIZE, rows.x.nbytes)
+    made = kernel(norm.program, team_of(""), N, dtype, has_residual, EPS, impl)
+    added, summed = rows.weight.new_empty(1, 1) if rows.residual is None else rows.residual, torch.empty_like(rows.x)
+    return lambda: (made(rows.x, summed, added, rows.weight, *result), result)[1]
 
 
 def by_sum(rows: Rows, result: Result) -> Callable[[], Result]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tilescale
-from tilescale.ops import chunks, small, unfused
+from tilescale.ops import chunks, unfused, whole_tensors
 
 RANKS, ROWS, K, N = 4, 300, 24, 16
 
@@ -25,9 +25,9 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     machine.write_text("extends: h200-sxm-8x4\nlevels:\n  node:\n    count: 2\n  device:\n    count: 2\n")
     monkeypatch.setattr(chunks, "WHOLE_BYTES", 0)
     monkeypatch.setattr(chunks, "message_bytes", lambda path: 1)
-    monkeypatch.setattr(small, "gathered", lambda a, team: a.repeat(RANKS, *[1] * (a.ndim - 1)))
-    monkeypatch.setattr(small, "scattered", lambda a, team: RANKS * a.chunk(RANKS)[team.rank])
-    monkeypatch.setattr(small, "summed", lambda a, team: a.mul_(RANKS))
+    monkeypatch.setattr(whole_tensors, "gathered", lambda a, team: a.repeat(RANKS, *[1] * (a.ndim - 1)))
+    monkeypatch.setattr(whole_tensors, "scattered", lambda a, team: RANKS * a.chunk(RANKS)[team.rank])
+    monkeypatch.setattr(whole_tensors, "summed", lambda a, team: a.mul_(RANKS))
     with tilescale.use_machine(str(machine)):
         yield SimpleNamespace(size=RANKS, rank=0)
 

@@ -249,7 +249,7 @@ OPERATORS = {
     "float8 on the wire": made("float8_wire", "program", 2, 132, "all_reduce", "bfloat16"),
     "all_to_all": made("all_to_all", "program", 4, 512, "bfloat16", 4096, False),
     "all_to_all_v": made("all_to_all_v", "program", 2, "bfloat16"),
-    "norm": made("all_reduce_rms_norm", "program", 2, 64, 4096, "bfloat16", True, 1e-5),
+    "norm": made("all_reduce_rms_norm", "program", 2, 4096, "bfloat16", True, 1e-5, "one_shot"),
     "norm in one kernel": made("all_reduce_rms_norm", "by_one_kernel", 2, 4096, "bfloat16", True, 1e-5, "one_shot"),
     "scatter": made("row_exchange", "scatter_program", 4, 512, 2),
     "sum of rows": made("row_exchange", "sum_program", 4, 1024, 2, "bfloat16", 16, True),

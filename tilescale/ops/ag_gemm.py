@@ -15,7 +15,7 @@ import torch
 
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import small, ways
+from tilescale.ops import ways, whole_tensors
 from tilescale.ops.ag_gemm_programs import in_turns, program
 from tilescale.ops.arguments import (
     as_autocast,
@@ -216,7 +216,7 @@ def _made(
         left, rights, scales = rounded(left, rights, float8)
     results = _products(left, rights, added, scales, keeps and not float8, team, activation, gated, places)
     if keeps and float8:
-        results.append(small.gathered(dense(a), team))
+        results.append(whole_tensors.gathered(dense(a), team))
     widths = [*(weight.shape[1] for weight in weights[: 1 if gated else None]), a.shape[1]]
     trim = zip_longest(results, widths[: len(results)], places)
     return [delivered(trimmed(x, columns), place) for x, columns, place in trim]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import BYTES, as_moved, as_numbers, check_dim, check_out, check_tensor, dense
 from tilescale.ops.flat import delivered, join, place_in
 from tilescale.ops.float8_wire import all_gather_float8, check_wire
@@ -63,7 +63,7 @@ def _gathered(a: torch.Tensor, dim: int, group: str, out: torch.Tensor | None) -
     team = team_of(group)
     if not a.numel():
         return delivered(join(a.new_empty(team.size * a.shape[0], *a.shape[1:]), dim, team.size), out)
-    rows = small.gathered(dense(a), team, place_in(out, dim))
+    rows = whole_tensors.gathered(dense(a), team, place_in(out, dim))
     return delivered(join(rows, dim, team.size), out)
 
 

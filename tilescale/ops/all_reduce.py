@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tilescale.errors import ArgumentError
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import COMBINES, check_out, check_tensor, dense
 from tilescale.ops.flat import delivered, place_in
 from tilescale.ops.float8_wire import all_reduce_float8, check_wire
@@ -78,7 +78,7 @@ def _combined(a: torch.Tensor, op: str, group: str, out: torch.Tensor | None) ->
         return torch.empty_like(a, memory_format=torch.contiguous_format) if out is None else out
     place = place_in(out, 0)
     made = a.new_empty(a.shape) if place is None else place
-    return delivered(small.summed(dense(a), team_of(group), made, op), out)
+    return delivered(whole_tensors.summed(dense(a), team_of(group), made, op), out)
 
 
 @_operator.register_fake

@@ -7,7 +7,6 @@ residual and normalise, each row in one pass. Blocks that normalise parts of the
 slower: 72 us for 8 MiB and 727 for 128 MiB on two H200, where the sum alone takes 31 and 387.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,10 +14,9 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.language.norm import ROW_BYTES
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_number, check_tensor, dense
 from tilescale.ops.flat import THREADS, dtype_of
 from tilescale.ops.group import collective, group_name, team_of
@@ -119,30 +117,22 @@ def _operator(
         made = kernel(by_one_kernel, team, N, dtype_of(a), has_residual, eps, algorithm, weight_offset)
         made(dense(a), added, dense(weight), normed, y)
         return normed, y
-    rows = small.room(M)
-    given, summed = small.padded(dense(a), 1, rows), a.new_empty(rows, N)
-    made = kernel(program, team, rows, N, dtype_of(a), has_residual, eps, weight_offset)
-    made(given, summed, added, dense(weight), normed, y)
+    impl = whole_tensors.algorithm(current_machine(), "allreduce", team.size, a.nbytes)
+    made = kernel(program, team, N, dtype_of(a), has_residual, eps, impl, weight_offset)
+    made(dense(a), torch.empty_like(normed), added, dense(weight), normed, y)
     return normed, y
 
 
 def algorithm_of(a: torch.Tensor, team: Team) -> str | None:
     """How one kernel makes all of it from a matrix; None where that is not possible, or takes longer."""
-    return None if small.spans_nodes(team) else _algorithm(a.nbytes, a.shape[1] * a.itemsize, team.size)
+    return None if whole_tensors.spans_nodes(team) else _algorithm(a.nbytes, a.shape[1] * a.itemsize, team.size)
 
 
 def _algorithm(nbytes: int, row: int, ranks: int) -> str | None:
     twice = 2 * nbytes * (ranks - 1) // ranks
-    if ranks == 1 or row > ROW_BYTES or twice > LARGEST or not _has_stores(current_machine()):
+    if ranks == 1 or row > ROW_BYTES or twice > LARGEST or not whole_tensors.has_stores(current_machine()):
         return None
     return "one_shot" if nbytes * (ranks - 1) - twice <= STEP else "two_shot"
-
-
-@cache
-def _has_stores(machine: Machine) -> bool:
-    """Whether programs store into the memory of other devices."""
-    network = machine.network(machine.tensor_level.name)
-    return network is not None and any(m.started_by == "program" and m.put for m in network.mechanisms)
 
 
 @_operator.register_fake
@@ -226,14 +216,16 @@ def by_one_kernel(
     return all_reduce_rms_norm
 
 
-def program(size: int, rows: int, N: int, dtype: str, has_residual: bool, eps: float, offset: float = 0.0) -> Any:
-    """The sum of whole tensors, for a number of rows of which M are there; then blocks normalise it."""
+def program(
+    size: int, N: int, dtype: str, has_residual: bool, eps: float, impl: str | None, offset: float = 0.0
+) -> Any:
+    """The sum of whole tensors, by an algorithm; then blocks normalise it."""
     M, (high, wide) = T.dynamic("M"), tile_of(N)
 
     @T.prim_func
     def all_reduce_rms_norm(
-        X: T.Tensor((rows, N), dtype),
-        S: T.Tensor((rows, N), dtype),
+        X: T.Tensor((M, N), dtype),
+        S: T.Tensor((M, N), dtype),
         R: T.Tensor((M, N) if has_residual else (1, 1), dtype),
         W: T.Tensor((N,), dtype),
         Out: T.Tensor((M, N), dtype),
@@ -241,12 +233,12 @@ def program(size: int, rows: int, N: int, dtype: str, has_residual: bool, eps: f
     ):
         with T.Kernel(device=size, block=T.ceildiv(M, high), threads=THREADS) as tile:
             with T.Scale("device"):
-                T.allreduce(X, out=S)
+                T.allreduce(X, out=S, impl=impl)
             with T.Scale("block"):
                 total = T.alloc((high, wide), "float32", level="l0")
                 T.clear(total)
                 for i, j in T.Parallel(high, wide):
-                    if (tile * high + i < rows) & (j < N):
+                    if (tile * high + i < M) & (j < N):
                         total[i, j] = S[tile * high + i, j]
                 normalise(total, R, W, Out, Y, tile * high, M, N, has_residual, eps, offset)
 

@@ -14,7 +14,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.comm import Team
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_divides, check_tensor, dense
 from tilescale.ops.flat import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, join, split, tile_rows
 from tilescale.ops.group import collective, group_name, size_of, team_of
@@ -63,7 +63,7 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
     transposed = (cut > 0) + (joined > 0)
     # What lies as it has to, goes as a whole, or has no 16 bytes together: parts are padded, one after the other.
     if not transposed or width is None or exchanges_as_a_whole(a.nbytes, transposed, team):
-        return join(small.exchanged(dense(split(a, cut, team.size)), team), joined, team.size)
+        return join(whole_tensors.exchanged(dense(split(a, cut, team.size)), team), joined, team.size)
     (Q, Q2), rows = (n // width for n in inner), math.prod(part) // width
     given, result = dense(a).view(rows // Q, team.size, Q, width), a.new_empty(shape)
     _exchange(given, result.view(rows // Q2, team.size, Q2, width), team)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import BYTES, as_moved, check_rank, check_tensor, dense
 from tilescale.ops.group import collective, group_name, rank_of, team_of
 from tilescale.ops.operator import operator, operator_of
@@ -40,7 +40,7 @@ def _operator(a: torch.Tensor, root: int, group: str) -> torch.Tensor:
     """The root's tensor."""
     if not a.numel():
         return torch.empty_like(a, memory_format=torch.contiguous_format)
-    return small.sent_to_all(dense(a), team_of(group), root)
+    return whole_tensors.sent_to_all(dense(a), team_of(group), root)
 
 
 @_operator.register_fake

@@ -17,7 +17,7 @@ import torch
 from tilescale.comm import Team, init
 from tilescale.cost.reach import linked, message_bytes
 from tilescale.hda.current import current_machine
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 from tilescale.ops.repeated import not_recorded
 
 WHOLE_BYTES = 2 << 20
@@ -29,7 +29,7 @@ TILE = 128
 
 def chunks(rows: int, row_bytes: int, team: Team) -> list[slice]:
     """Rows that travel together, in chunks of one size but for the last; one chunk of what is small, or in a node."""
-    if rows * row_bytes <= WHOLE_BYTES or not small.spans_nodes(team):
+    if rows * row_bytes <= WHOLE_BYTES or not whole_tensors.spans_nodes(team):
         return [slice(0, rows)]
     machine = current_machine()
     level = machine.tensor_level.name

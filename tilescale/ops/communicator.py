@@ -15,7 +15,7 @@ from tilescale.ops.all_reduce import all_reduce
 from tilescale.ops.arguments import SUMS
 from tilescale.ops.group import group_name, size_of, team_of
 from tilescale.ops.reduce_scatter import reduce_scatter
-from tilescale.ops.small import is_split
+from tilescale.ops.whole_tensors import is_split
 
 
 class Communicator:

@@ -26,7 +26,7 @@ from tilescale.ops.group import size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.rounding import FRACTION, largest, power
-from tilescale.ops.small import compare_counts, spans_nodes
+from tilescale.ops.whole_tensors import compare_counts, spans_nodes
 from tilescale.ops.workspace import workspace_of
 from tilescale.passes.overlap.work import places_of
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 from tilescale.ops.all_to_all_v import exchange_rows, on_device
 from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_rank, check_tensor, dense
 from tilescale.ops.flat import join
@@ -44,7 +44,7 @@ def gather(a: torch.Tensor, root: int = 0, dim: int = 0, *, group: Any = None) -
 def _operator(a: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
     """All tensors on the root, nothing elsewhere."""
     team = team_of(group)
-    small.compare_counts(a, team)
+    whole_tensors.compare_counts(a, team)
     is_root = team.rank == root
     parts = a.new_empty(team.size * a.shape[0] if is_root else a.shape[0], *a.shape[1:])
     if a.numel():

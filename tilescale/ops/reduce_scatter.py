@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_out, check_tensor, dense
 from tilescale.ops.flat import delivered, place_in, split
 from tilescale.ops.float8_wire import check_wire, reduce_scatter_float8
@@ -63,7 +63,7 @@ def _scattered(a: torch.Tensor, dim: int, group: str, out: torch.Tensor | None) 
         shape = list(a.shape)
         shape[dim] //= team.size
         return delivered(a.new_empty(shape), out)
-    return delivered(small.scattered(dense(split(a, dim, team.size)), team, place_in(out, 0)), out)
+    return delivered(whole_tensors.scattered(dense(split(a, dim, team.size)), team, place_in(out, 0)), out)
 
 
 @_operator.register_fake

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 from tilescale.ops.all_to_all_v import exchange_rows, on_device
 from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_divides, check_rank, check_tensor, dense
 from tilescale.ops.flat import split
@@ -45,7 +45,7 @@ def scatter(a: torch.Tensor, root: int = 0, dim: int = 0, *, group: Any = None) 
 def _operator(a: torch.Tensor, root: int, dim: int, group: str) -> torch.Tensor:
     """This rank's part of the root's tensor."""
     team = team_of(group)
-    small.compare_counts(a, team)
+    whole_tensors.compare_counts(a, team)
     made = a.new_empty(_shape(a, dim, team.size))
     if not a.numel():
         return made

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tilescale.comm import Team
-from tilescale.ops import small
+from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import dense, result_type
 from tilescale.ops.chunks import chunks, received_first, sent_after
 
@@ -32,8 +32,8 @@ def gathered_products(
     columns = [None] * len(weights) if scales is None else scales[1].split([w.shape[1] for w in weights])
 
     def gathered(part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows = small.gathered(dense(_chunk(a, part)), team)
-        return rows, None if scales is None else small.gathered(dense(_chunk(scales[0], part)), team)
+        rows = whole_tensors.gathered(dense(_chunk(a, part)), team)
+        return rows, None if scales is None else whole_tensors.gathered(dense(_chunk(scales[0], part)), team)
 
     def multiplied(brought: tuple[torch.Tensor, torch.Tensor | None]) -> list[torch.Tensor]:
         rows, of_rows = brought
@@ -55,7 +55,7 @@ def scattered_product(
         return product(_chunk(a, part, team.size), b, _once(bias, team), pair)
 
     parts = chunks(a.shape[0] // team.size, b.shape[1] * result_type(a).itemsize, team)
-    return sent_after(parts, multiplied, lambda made, part: small.scattered(made, team))
+    return sent_after(parts, multiplied, lambda made, part: whole_tensors.scattered(made, team))
 
 
 def summed_product(
@@ -68,7 +68,7 @@ def summed_product(
         return product(rows, b, _once(bias, team), pair)
 
     parts = chunks(len(a), b.shape[1] * result_type(a).itemsize, team)
-    return sent_after(parts, multiplied, lambda made, part: small.summed(made, team))
+    return sent_after(parts, multiplied, lambda made, part: whole_tensors.summed(made, team))
 
 
 def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales) -> torch.Tensor:

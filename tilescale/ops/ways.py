@@ -26,7 +26,7 @@ from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.flat import CHUNK_BYTES, dtype_name
 from tilescale.ops.products import CHUNK, RESULT_BYTES, Tiling, slices, summed_tiling, tiling
-from tilescale.ops.small import is_split
+from tilescale.ops.whole_tensors import is_split
 from tilescale.passes.overlap.estimate import Travel, reduced
 from tilescale.passes.overlap.work import Work, bandwidth_of, places_of, rate_of
 

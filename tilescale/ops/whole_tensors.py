@@ -73,7 +73,7 @@ def sent_to_all(a: torch.Tensor, team: Team, root: int) -> torch.Tensor:
     """The root's contiguous tensor."""
     compare_counts(a, team)
     result = a.clone() if team.rank == root else torch.empty_like(a)
-    impl = _algorithm(current_machine(), "broadcast", team.size, a.nbytes)
+    impl = algorithm(current_machine(), "broadcast", team.size, a.nbytes)
     kernel(broadcast_program, team, root, impl)(_moved(result, torch.uint8))
     return result
 
@@ -83,18 +83,18 @@ def summed(a: torch.Tensor, team: Team, into: torch.Tensor | None = None, op: st
     compare_counts(a, team)
     result = a if into is None else into
     x, y = _moved(a, a.dtype), _moved(result, a.dtype)
-    kernel(sum_program, team, dtype_of(a), op, _algorithm(current_machine(), "allreduce", team.size, a.nbytes))(x, y)
+    kernel(sum_program, team, dtype_of(a), op, algorithm(current_machine(), "allreduce", team.size, a.nbytes))(x, y)
     return result
 
 
 def _kernel(operation: str, whole: torch.Tensor, team: Team) -> Kernel:
     """The kernel of a collective; `whole` says how much it moves."""
-    impl = _algorithm(current_machine(), operation, team.size, whole.nbytes)
+    impl = algorithm(current_machine(), operation, team.size, whole.nbytes)
     return kernel(program, team, operation, dtype_of(whole), impl)
 
 
 @lru_cache(KEPT)
-def _algorithm(machine: Machine, operation: str, ranks: int, nbytes: int) -> str | None:
+def algorithm(machine: Machine, operation: str, ranks: int, nbytes: int) -> str | None:
     """How so much is moved; None where the compiler chooses, as between nodes."""
     if ranks == 1 or is_split(machine, ranks) or not has_stores(machine):
         return None
@@ -126,21 +126,6 @@ def _moved(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor as a program takes it: elements of a type, one after the other."""
     flat = x if x.ndim == 1 else x.view(-1)
     return flat if flat.dtype is dtype else flat.view(dtype)
-
-
-def room(rows: int) -> int:
-    """Rows that a program is made for: at most a quarter more, so that there are few programs."""
-    step = 1 << max((rows - 1).bit_length() - 3, 0)
-    return -(-rows // step) * step
-
-
-def padded(a: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
-    """(parts * rows, ...) with room for so many rows of each part, whatever is in them."""
-    if a.shape[0] == parts * rows:
-        return a
-    made = a.new_empty(parts * rows, *a.shape[1:])
-    made.unflatten(0, (parts, rows))[:, : a.shape[0] // parts] = a.unflatten(0, (parts, -1))
-    return made
 
 
 def program(size: int, name: str, dtype: str, impl: str | None) -> Any:
