@@ -101,7 +101,7 @@ def matmul_reduce_scatter(
     if a.shape[0] > ROWS * size_of(name):
         raise ArgumentError(f"a has {a.shape[0]} rows", hint=f"supported: up to {ROWS} for each rank")
     pair, recipe = None if scales is None else scales_of(scales, a, [b]), spelled(float8)
-    check_out(out, (len(a) // size_of(name), b.shape[1]), a, b, bias, dtype=result_type(a))
+    check_out(out, (a.shape[0] // size_of(name), b.shape[1]), a, b, bias, dtype=result_type(a))
     if out is not None and not _operator.is_seen:
         return of_any_size(_scattered, a, b, bias, pair, name, recipe, out)
     made = _operator(a, b, bias, name, recipe) if pair is None else _scaled(a, b, bias, *pair, name)
