@@ -25,7 +25,7 @@ refuse_others = if [ -e $(VENV) -a ! -e $(OURS) -a ! -e $(READY) ]; then echo "$
 help:
 	@echo "make demo    all-gather and GEMM, in order and overlapped: on all GPUs, and emulated as one picture"
 	@echo "make test    check the source and run all tests but those of make test-nightly"
-	@echo "make test-nightly   tests of stock kernels, a sample of what tests emulate lowered to CUDA, and more random programs"
+	@echo "make test-nightly   tests of stock kernels, long compilations, a sample of emulated programs lowered to CUDA, more random programs"
 	@echo "make test-cluster   jobs on hosts that are network namespaces, and under a real Slurm (root; minutes)"
 	@echo "make test-integrations   behind the names of transformers, vLLM and SGLang, with their own packages (downloads 1 GB)"
 	@echo "make test-newest   the newest TileLang, PyTorch, NCCL, NVSHMEM and CUDA bindings, each by itself (downloads gigabytes)"

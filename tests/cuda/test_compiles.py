@@ -100,7 +100,12 @@ GROUPS = {"examples": [], "others": [clusters, operators, thread_groups], "b200"
 
 @pytest.mark.parametrize(
     ("machine", "which"),
-    [("h200-sxm-8", "examples"), ("h200-sxm-8", "others"), ("b200-sxm-8", "b200"), ("a100-sxm-8", "a100")],
+    [
+        pytest.param("h200-sxm-8", "examples", marks=pytest.mark.nightly),
+        pytest.param("h200-sxm-8", "others", marks=pytest.mark.nightly),
+        ("b200-sxm-8", "b200"),
+        ("a100-sxm-8", "a100"),
+    ],
 )
 def test_text_compiles(machine: str, which: str):
     """In few files: two or three seconds of each are its headers'."""

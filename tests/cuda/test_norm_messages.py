@@ -180,7 +180,7 @@ def test_rows_are_quantized(scaling: str, gives_normed: bool, job: Callable[...,
 def scales_of(exact: torch.Tensor, scaling: str, power: bool) -> torch.Tensor:
     """The scales of exact rows."""
     if scaling == "tensor":
-        return torch.tensor([0.02])
+        return torch.tensor([0.06])  # no number of these is so large that it saturates
     wide = exact.shape[1] if scaling == "row" else GROUP
     largest = torch.stack([group.abs().amax(1) for group in exact.split(wide, 1)], 1).clamp(min=LEAST)
     scales = largest / LARGEST

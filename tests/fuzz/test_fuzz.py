@@ -50,6 +50,7 @@ def texts() -> list[str]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_what_they_lower_to_compiles_with_delays(tmp_path: Path):
     made = [skewed(apart(text, number)) for number, text in enumerate(texts())]

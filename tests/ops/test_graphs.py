@@ -27,7 +27,9 @@ def restored() -> Iterator[None]:
     ops.uninstall()
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(
+    "check", [pytest.param(name, marks=pytest.mark.nightly) if name == "check_llama" else name for name in CHECKS]
+)
 def test_compiled_functions_give_what_eager_ones_give(check: str):
     if check == "check_llama":
         pytest.importorskip("transformers")

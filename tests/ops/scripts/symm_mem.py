@@ -50,7 +50,7 @@ def check_gathers(name: str) -> None:
             close(result, one, whole.double() @ B.double())
 
 
-def check_gathers_of_the_inner_dimension(name: str) -> None:
+def check_inner_dimensions(name: str) -> None:
     for k, shape in itertools.product((64, 24), ((2, 4), (1, 6), (8,))):
         shards = [random(*shape, k, seed=rank) for rank in range(SIZE)]
         for B in (random(SIZE * k, 16, seed=9), random(24, SIZE * k, seed=8).t()):
