@@ -294,7 +294,9 @@ class _Layouts:
 
     @cached_property
     def found(self) -> dict[ir.Var, Layout]:
-        """By data variable; none where there is no text for the machine."""
+        """By data variable; none where there are no fragments, or there is no text for the machine."""
+        if not any(b.scope() == "local.fragment" for b in self._launch.buffers):
+            return {}
         target = text_target(self._run.machine)
         named = inferred(self._run.program.func, target) if target is not None else {}
         return {b.data: named[b.name] for b in self._launch.buffers if b.name in named}
