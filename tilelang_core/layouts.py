@@ -76,6 +76,10 @@ def _infer(func: ir.PrimFunc, target: Any) -> dict[str, Layout]:
     }
 
 
+class _Found(Exception):
+    """The layouts are known."""
+
+
 @tvm.instrument.pass_instrument
 class _Inferred:
     """Keeps the layouts that TileLang's inference has written into a function."""
@@ -93,3 +97,4 @@ class _Inferred:
                 if isinstance(stmt, ir.SBlock):
                     known |= dict(stmt.annotations.get("layout_map", {}))
         self.found = list(known.items())
+        raise _Found  # nobody needs what later passes make
