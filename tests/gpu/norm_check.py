@@ -32,7 +32,6 @@ from tests.gpu import named_checks  # noqa: E402
 from tests.gpu.ranks import DEVICE, RANK, SHARED, SIZE, as_first, barrier, everyones, join, say, slowest  # noqa: E402
 from tilescale import ops  # noqa: E402
 from tilescale.backends.cuda.running.collectives import exchanges, normalised  # noqa: E402
-from tilescale.hda.current import current_machine  # noqa: E402
 from tilescale.ops import whole_tensors  # noqa: E402
 from tilescale.ops.flat import dtype_of  # noqa: E402
 from tilescale.ops.group import team_of  # noqa: E402
@@ -99,7 +98,7 @@ def by_two(rows: Rows, result: Result) -> Callable[[], Result]:
     """A sum, and a norm behind it."""
     M, N = rows.x.shape
     dtype, has_residual = dtype_of(rows.x), rows.residual is not None
-    impl = whole_tensors.algorithm(current_machine(), "allreduce", SIZE, rows.x.nbytes)
+    impl = whole_tensors.algorithm("allreduce", team_of(""), rows.x.nbytes)
     made = kernel(norm.program, team_of(""), N, dtype, has_residual, EPS, impl)
     added, summed = rows.weight.new_empty(1, 1) if rows.residual is None else rows.residual, torch.empty_like(rows.x)
     return lambda: (made(rows.x, summed, added, rows.weight, *result), result)[1]

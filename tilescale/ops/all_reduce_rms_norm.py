@@ -117,7 +117,7 @@ def _operator(
         made = kernel(by_one_kernel, team, N, dtype_of(a), has_residual, eps, algorithm, weight_offset)
         made(dense(a), added, dense(weight), normed, y)
         return normed, y
-    impl = whole_tensors.algorithm(current_machine(), "allreduce", team.size, a.nbytes)
+    impl = whole_tensors.algorithm("allreduce", team, a.nbytes)
     made = kernel(program, team, N, dtype_of(a), has_residual, eps, impl, weight_offset)
     made(dense(a), torch.empty_like(normed), added, dense(weight), normed, y)
     return normed, y

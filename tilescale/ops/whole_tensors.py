@@ -73,7 +73,7 @@ def sent_to_all(a: torch.Tensor, team: Team, root: int) -> torch.Tensor:
     """The root's contiguous tensor."""
     compare_counts(a, team)
     result = a.clone() if team.rank == root else torch.empty_like(a)
-    impl = algorithm(current_machine(), "broadcast", team.size, a.nbytes)
+    impl = algorithm("broadcast", team, a.nbytes)
     kernel(broadcast_program, team, root, impl)(_moved(result, torch.uint8))
     return result
 
@@ -83,19 +83,22 @@ def summed(a: torch.Tensor, team: Team, into: torch.Tensor | None = None, op: st
     compare_counts(a, team)
     result = a if into is None else into
     x, y = _moved(a, a.dtype), _moved(result, a.dtype)
-    kernel(sum_program, team, dtype_of(a), op, algorithm(current_machine(), "allreduce", team.size, a.nbytes))(x, y)
+    kernel(sum_program, team, dtype_of(a), op, algorithm("allreduce", team, a.nbytes))(x, y)
     return result
 
 
 def _kernel(operation: str, whole: torch.Tensor, team: Team) -> Kernel:
     """The kernel of a collective; `whole` says how much it moves."""
-    impl = algorithm(current_machine(), operation, team.size, whole.nbytes)
-    return kernel(program, team, operation, dtype_of(whole), impl)
+    return kernel(program, team, operation, dtype_of(whole), algorithm(operation, team, whole.nbytes))
+
+
+def algorithm(operation: str, team: Team, nbytes: int) -> str | None:
+    """How so much is moved; None where the compiler chooses, as between nodes."""
+    return _algorithm(current_machine(), operation, team.size, nbytes)
 
 
 @lru_cache(KEPT)
-def algorithm(machine: Machine, operation: str, ranks: int, nbytes: int) -> str | None:
-    """How so much is moved; None where the compiler chooses, as between nodes."""
+def _algorithm(machine: Machine, operation: str, ranks: int, nbytes: int) -> str | None:
     if ranks == 1 or is_split(machine, ranks) or not has_stores(machine):
         return None
     able = BY_STORES.get(operation, ("direct",))

@@ -56,7 +56,8 @@ def compile_all(kernels: Sequence[Kernel]) -> None:
 
     Raises what the first call of a kernel raises, but for its arguments.
     """
-    world, own = init(), slice(init().local_rank, None, init().local_size)
+    world = init()
+    own = slice(world.local_rank, None, world.local_size)
     for kernel in kernels[own]:
         with contextlib.suppress(Exception):  # left to where all ranks ask for it
             kernel.lower()
