@@ -10,7 +10,6 @@ OURS := $(VENV)/.made-by-make
 
 # Where there is a GPU, torch is whatever build the machine needs; elsewhere it is the one that was tested.
 CONSTRAINTS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo "--constraint constraints.txt")
-EXTRAS := $(shell nvidia-smi -L >/dev/null 2>&1 && echo "test,gpu" || echo "test")
 PORT ?= 8000
 GPUS := $(shell nvidia-smi -L 2>/dev/null | wc -l)
 
@@ -90,7 +89,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) >/dev/null || { \
 		$(PYTHON) -m venv --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet --quiet pip; }
-	@$(BIN)/python -m pip install --quiet --quiet --no-compile $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
+	@$(BIN)/python -m pip install --quiet --quiet --no-compile $(CONSTRAINTS) --editable ".[test]"
 	@touch $@
 
 clean:
