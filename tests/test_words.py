@@ -1,95 +1,256 @@
 # SPDX-License-Identifier: MIT
-"""What users read is in the field's terms: words that the project once made up for them do not come back.
-
-Read are the pages, the examples with their comments, and every text in the code that can be printed. Docstrings and
-comments of the code are for its authors.
-"""
+"""Pages, comments and docstrings follow the writing rules of CONTRIBUTING.md, as far as `words.py` has patterns."""
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests import words
 
-RETIRED = {
-    r"nothing orders the": "no happens-before between the",
-    r"(?:no|any|every|some)body": "no rank, every device, other users: who it is",
-    r"tells? the time": "predicts execution time",
-    r"(?:ranks|devices|threads|blocks) meet|the meetings? (?:at|of)": "synchronize, a barrier",
-    r"no room for": "exhausted, does not fit",
-    r"inbox (?:of|has) two places": "double-buffered inbox",
-    r"never written": "uninitialized",
-    r"how the project is cut": "how the code is organized",
-    r"now speaking of|a level to speak of|speaks? to its": "across, a T.Scale, sends to",
-    r"lanes of (?:one|a|the) program": "thread groups",
-    r"straight to whom": "directly to their destinations",
-    r"pip install \W?tilescale": "an index has another project of that name: say what to install, or install a clone",
+PENDING: dict[str, dict[str, int]] = {
+    "pages": {
+        "bare pronoun": 1,
+        "became of": 2,
+        "beside": 59,
+        "fronted": 7,
+        "heading": 66,
+        "is no": 8,
+        "long sentence": 8,
+        "nobody": 19,
+        "on its way": 5,
+        "own": 21,
+        "processor": 19,
+        "product": 16,
+        "rest on": 2,
+        "room": 6,
+        "served": 2,
+        "so many": 1,
+        "stand": 17,
+        "tell": 24,
+        "turn": 64,
+        "whatever": 17,
+        "who": 49,
+    },
+    "backends": {
+        "bare pronoun": 1,
+        "became of": 3,
+        "beside": 61,
+        "empty docstring": 2,
+        "fronted": 15,
+        "is no": 20,
+        "nobody": 76,
+        "on its way": 15,
+        "own": 3,
+        "processor": 42,
+        "product": 4,
+        "relative clause": 467,
+        "rest on": 5,
+        "room": 15,
+        "served": 2,
+        "so many": 44,
+        "stand": 79,
+        "tell": 105,
+        "turn": 52,
+        "whatever": 28,
+        "who": 119,
+    },
+    "tilescale": {
+        "became of": 11,
+        "beside": 81,
+        "empty docstring": 1,
+        "fronted": 28,
+        "is no": 61,
+        "nobody": 126,
+        "on its way": 17,
+        "own": 58,
+        "processor": 8,
+        "product": 11,
+        "relative clause": 432,
+        "rest on": 2,
+        "room": 37,
+        "served": 9,
+        "so many": 68,
+        "stand": 54,
+        "tell": 79,
+        "turn": 48,
+        "whatever": 39,
+        "who": 110,
+    },
+    "tilelang_core": {
+        "became of": 3,
+        "beside": 6,
+        "fronted": 2,
+        "is no": 2,
+        "nobody": 7,
+        "own": 1,
+        "processor": 1,
+        "relative clause": 53,
+        "room": 2,
+        "so many": 11,
+        "stand": 8,
+        "tell": 7,
+        "turn": 2,
+        "whatever": 5,
+        "who": 12,
+    },
+    "tests": {
+        "bare pronoun": 3,
+        "became of": 14,
+        "beside": 36,
+        "fronted": 14,
+        "is no": 21,
+        "nobody": 91,
+        "on its way": 21,
+        "own": 12,
+        "processor": 16,
+        "product": 6,
+        "relative clause": 291,
+        "rest on": 2,
+        "room": 7,
+        "served": 3,
+        "shall": 1,
+        "so many": 42,
+        "stand": 37,
+        "tell": 42,
+        "turn": 53,
+        "whatever": 30,
+        "who": 60,
+    },
+    "benchmarks": {
+        "became of": 5,
+        "beside": 44,
+        "fronted": 3,
+        "is no": 3,
+        "nobody": 13,
+        "on its way": 2,
+        "own": 10,
+        "processor": 4,
+        "product": 4,
+        "relative clause": 60,
+        "room": 1,
+        "served": 1,
+        "so many": 20,
+        "stand": 3,
+        "tell": 8,
+        "turn": 14,
+        "whatever": 2,
+        "who": 15,
+    },
+    "examples": {
+        "became of": 2,
+        "beside": 2,
+        "fronted": 1,
+        "is no": 4,
+        "on its way": 8,
+        "own": 16,
+        "processor": 1,
+        "product": 3,
+        "relative clause": 18,
+        "room": 3,
+        "so many": 5,
+        "stand": 4,
+        "tell": 6,
+        "turn": 13,
+        "whatever": 8,
+        "who": 23,
+    },
 }
-"""Pattern -> the field's word."""
+"""Tree -> how often it still breaks a rule. Numbers only decrease."""
 
-FOUND = re.compile("|".join(rf"\b(?:{words})\b" for words in RETIRED), re.IGNORECASE)
-
-FOR_AUTHORS = "architecture.md"
+FOUND = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in words.PRINTED))
 
 
-def pages() -> Iterator[Path]:
-    """Texts that are read as they are, but for the page that is for authors."""
-    yield from (page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md")
-    made = ROOT / "docs" / "examples"
-    yield from (p for p in (ROOT / "docs").rglob("*.md") if p.name != FOR_AUTHORS and made not in p.parents)
-    for pattern in "*.py", "*.md", "*.ipynb":
-        yield from (ROOT / "examples").rglob(pattern)
+def broken_rules(tree: str) -> tuple[Counter[str], list[str]]:
+    """How often a tree breaks each rule, and where it breaks those that hold for it."""
+    count: Counter[str] = Counter()
+    places = []
+    for path in words.files(tree):
+        texts = words.prose(path, path.read_text(encoding="utf-8"))
+        found = words.broken(texts, words.RULES)
+        if path.suffix == ".md":
+            found["heading"] = [heading for heading in words.headings(texts) if words.NO_HEADING.match(heading)]
+            found["long sentence"] = words.long_sentences(texts)
+        for rule, excerpts in found.items():
+            count[rule] += len(excerpts)
+            if rule not in PENDING.get(tree, {}):
+                places += [f"{path.relative_to(words.ROOT)} [{rule}] {excerpt}" for excerpt in excerpts]
+    return count, places
 
 
-def printed(source: str) -> Iterator[str]:
-    """The texts of a module without docstrings; parts of one f-string together."""
-    tree = ast.parse(source)
-    inner: set[ast.AST] = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr) and node not in inner:
-            inner.update(node.values)
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inner:
-            yield node.value
+@pytest.mark.parametrize("tree", words.TREES)
+def test_texts_follow_the_rules(tree: str):
+    count, places = broken_rules(tree)
+    assert places == []
+    allowed = PENDING.get(tree, {})
+    assert {rule: n for rule, n in count.items() if n > allowed.get(rule, 0)} == {}
 
 
-def test_pages_and_examples_use_the_terms_of_the_field():
-    found = {path: FOUND.findall(" ".join(path.read_text(encoding="utf-8").split())) for path in pages()}
-    assert {path.relative_to(ROOT).as_posix(): words for path, words in found.items() if words} == {}
+@pytest.mark.parametrize("name", words.RULES)
+def test_a_rule_finds_its_example(name: str):
+    assert list(words.broken([words.RULES[name].found], words.RULES)) == [name]
 
 
-@pytest.mark.parametrize("package", ["tilescale", "tilelang_core"])
-def test_printed_texts_use_the_terms_of_the_field(package: str):
-    sources = ((path, path.read_text(encoding="utf-8")) for path in (ROOT / package).rglob("*.py"))
-    suspects = [(path, source) for path, source in sources if FOUND.search(source)]
-    found = {path.name: [text for text in printed(source) if FOUND.search(text)] for path, source in suspects}
-    assert {name: texts for name, texts in found.items() if texts} == {}
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"number of tiles that a block computes.',
+        '"whether ``stmt`` is a grid-dependency wait.',
+        "there is no flag that it could wait for.",
+        "of course it is.",
+        "every block turns into a producer; in turn, its stores are drained.",
+        "devices that own tensors; this rank's own rows, each of its own length",
+        "people who know the field",
+        "GEMM stands for general matrix multiplication",
+    ],
+)
+def test_plain_english_is_accepted(text: str):
+    assert words.broken([text.lower()], words.RULES) == {}
 
 
-def test_what_is_read_of_a_module():
-    source = '"""Nobody."""\ndef f():\n    """Somebody."""\n    raise E(f"{x} tells " "the time")  # everybody'
-    assert [text for text in printed(source) if FOUND.search(text)] == ["... tells the time"]
+def test_texts_of_a_module():
+    source = '"""Two\n    lines."""\nx = """text"""  # one\n# two\n# three `x y`\ny = "# no"\n\n# four\n'
+    assert words.prose(Path("m.py"), source) == ['"Two lines.', "#one two three ``", "#four"]
+
+
+def test_texts_of_a_header():
+    source = '// one\n// two\n#include "//no"\n/* three\n * four */\n'
+    assert words.prose(Path("m.cuh"), source) == ["#one two", "#three four"]
+
+
+def test_texts_of_a_page():
+    page = "# Of\n\nOne\ntwo.\n- three\n\n```sh\nwho\n```\n| a | b |\n<!-- who -->\n"
+    assert words.prose(Path("m.md"), page) == ["# Of", "One two.", "- three", "| a | b |"]
+    assert [bool(words.NO_HEADING.match(x)) for x in words.headings(["# Of", "## Offsets", "One"])] == [True, False]
+    assert words.long_sentences(["Word " * 41 + "end.", "| " + "word " * 50, "Word, " * 40]) == ["Word " * 41 + "end."]
+
+
+@pytest.mark.parametrize("folder", ["docs", "examples", "tilescale", "tilelang_core"])
+def test_printed_texts_use_the_terms_of_the_field(folder: str):
+    """Pages and examples as they are; of packages, texts that can be printed."""
+    paths = [path for tree in words.TREES for path in words.files(tree) if path.is_relative_to(words.ROOT / folder)]
+    found = {}
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        page = " ".join(text.lower().split())
+        if path.suffix in {".py", ".md", ".ipynb"} and path.name != "architecture.md" and FOUND.search(page):
+            texts = words.printed(text) if folder.startswith("tile") else [page]
+            found[path.name] = [match for text in texts for match in FOUND.findall(text.lower())]
+    assert {name: matches for name, matches in found.items() if matches} == {}
+
+
+def test_printed_texts_of_a_module():
+    source = '"""Nothing orders the."""\ndef f():\n    raise E(f"{x} tells " "the time")  # no room for'
+    assert [text for text in words.printed(source) if FOUND.search(text.lower())] == ["... tells the time"]
 
 
 def test_code_says_barrier_and_thread_group():
     """Comments, docstrings and names: where units wait for each other, and what groups of threads are called."""
-    sources = (
-        p
-        for package in ("tilescale", "tilelang_core")
-        for p in (ROOT / package).rglob("*.*")
-        if "__pycache__" not in p.parts
-    )
-    code = (p for p in sources if p.suffix in {".py", ".cuh", ".yaml"})
-    made_up = re.compile(r"\b_*[Mm]eetings?|\bmeets?\(|_meets?\b|kind: lanes|\"lanes\"|_lanes_|\bLANES\b")
-    found = {p.name: made_up.findall(p.read_text(encoding="utf-8")) for p in code}
-    assert {name: words for name, words in found.items() if words} == {}
-
-
-@pytest.mark.parametrize("words", ["Nobody knows", "no room for a tensor", "all ranks meet", "nothing orders the two"])
-def test_retired_words_are_found(words: str):
-    assert FOUND.search(words)
+    made_up = re.compile(r"_meets?\b|\bmeets?\(|[Mm]eeting|kind: lanes|\"lanes\"|_lanes_|\bLANES\b")
+    found = {}
+    for path in (path for tree in ("backends", "tilescale", "tilelang_core") for path in words.files(tree)):
+        found[path.name] = made_up.findall(path.read_text(encoding="utf-8"))
+    assert {name: matches for name, matches in found.items() if matches} == {}
