@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -39,6 +38,7 @@ CODE = re.compile(
     r"(?:\n```text\n(?P<output>.*?)^```\n)?",
     re.DOTALL | re.MULTILINE,
 )
+TOCTREE = re.compile(r"^```{toctree}\n(.*?)^```", re.DOTALL | re.MULTILINE)
 NAMED_BLOCK = r"<!-- file: (\S+) -->"
 PACKAGES = ("tilescale", "tilelang_core")
 
@@ -124,10 +124,14 @@ def test_code_prints_what_the_page_shows(page: Path, tmp_path: Path, monkeypatch
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def quoted(page: Path) -> Iterator[str]:
-    """What the page's prose sets in backticks."""
-    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    yield from re.findall(r"`([^`\n]+)`", prose)
+def prose(page: Path) -> str:
+    """The page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def quoted(page: Path) -> list[str]:
+    """Backquoted text of the page's prose."""
+    return re.findall(r"`([^`\n]+)`", prose(page))
 
 
 def is_path(text: str) -> bool:
@@ -161,7 +165,7 @@ def test_dotted_names_exist(page: Path):
 
 @every_page
 def test_paths_and_links_exist(page: Path):
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose(page))
     missing = [link for link in links if not (page.parent / link).exists()]
     paths = {text for text in quoted(page) if is_path(text)} - readers_files(page)
     missing += [path for path in paths if not list(ROOT.glob(path.rstrip("/")))]
@@ -191,10 +195,12 @@ def test_architecture_names_exist_and_cover_the_source():
     assert not uncovered
 
 
-def test_every_page_is_named_in_the_contents():
-    lines = (DOCS / "index.md").read_text(encoding="utf-8").splitlines()
-    names = {page.relative_to(DOCS).with_suffix("").as_posix() for page in SITE_PAGES}
-    assert not names - {"index"} - set(lines), "name them in a toctree of docs/index.md"
+def test_every_page_is_named_once_in_the_contents():
+    """In a toctree of `docs/index.md`, or of the page above it."""
+    trees = [tree for page in SITE_PAGES for tree in TOCTREE.findall(page.read_text())]
+    names = [page.relative_to(DOCS).with_suffix("").as_posix() for page in SITE_PAGES]
+    listed = [line for tree in trees for line in tree.splitlines() if line in names]
+    assert sorted([*listed, "index"]) == sorted(names)
 
 
 def test_the_reference_lists_what_is_public():
@@ -224,29 +230,54 @@ def test_the_page_of_bugs_shows_every_check():
 
 
 TIMES = {
-    "all-gather and GEMM": ("asynchrony", "ag_gemm"),
-    "GEMM and reduce-scatter": ("asynchrony", "gemm_rs"),
+    "all-gather and GEMM": ("operators", "ag_gemm"),
+    "GEMM and reduce-scatter": ("operators", "gemm_rs"),
     "GEMM and all-reduce": ("operators", "gemm_ar"),
-    "two warpgroups": ("asynchrony", "gemm"),
+    "all-reduce of": ("collectives", "allreduce"),
 }
-"""What a line of the table in the README says -> the results that have its times, and their work."""
+"""What a row of the table in the README says -> the results that have its times, and their work."""
 
-CONTENDERS = ("tilescale", "cublas alone", "nccl+cublas")
+CONTENDERS = (
+    ["tilescale"],
+    ["cublas alone"],
+    ["nccl+cublas", "nccl"],
+    ["symm_mem+cublas, two-shot", "symm_mem two-shot"],
+)
+"""Of each column."""
 
 
 def test_the_times_of_gpus_are_those_that_were_measured():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^\| (.*?) \| (\d) \| (.*?) \|$", text, re.MULTILINE)
-    assert len(lines) == len(TIMES)
-    for what, gpus, times in lines:
+    rows = re.findall(r"^\| ([^|]*?\d[^|]*?) \| (.* us .*?) \|$", text, re.MULTILINE)
+    assert len(rows) == len(TIMES)
+    for what, said in rows:
         name, work = next(where for words, where in TIMES.items() if words in what)
-        measured = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["rows"]
-        rows = [r for r in measured if (r["work"], r["gpus"]) == (work, int(gpus)) and r["us"] is not None]
-        if " x " in what:
-            rows = [r for r in rows if " x ".join(map(str, r["shape"])) in what]
-        us = {r["contender"]: f"{r['us']:.0f} us" for r in rows}
-        said = [cell.strip() for cell in times.split("|")]
-        assert said == [us.get(contender, "") for contender in CONTENDERS], what
+        result = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+        assert result["machine"] == {"gpu": "NVIDIA H200", "gpus": 2}
+        form = (work, [int(number) for number in re.findall(r"\d+", what)], "bfloat16")
+        mode = "graph" if "CUDA graph" in what else "eager"
+        us = {
+            r["contender"]: float(f"{r['us']:.3g}")
+            for r in result["rows"]
+            if (r["work"], r["shape"], r["dtype"]) == form and r["mode"] == mode and r["us"] is not None
+        }
+        measured = [next((us[one] for one in column if one in us), None) for column in CONTENDERS]
+        shown = [cell.strip().removesuffix(" us") for cell in said.split("|")]
+        assert [float(cell) if cell else None for cell in shown] == measured
+
+
+def test_the_error_in_the_readme_is_that_of_its_program(tmp_path: Path):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    program = "".join(line for line in CODE.search(text)["code"].splitlines(True) if "T.wait" not in line)
+    shown = re.search(r"```text\nRaceError: (.*?)```", text, re.DOTALL)[1].splitlines()
+    with pytest.raises(tilescale.errors.RaceError) as caught:
+        run(program, tmp_path / "readme" / "program.py", {"__name__": "readme"})
+    said = str(caught.value).replace(f"{tmp_path}/readme/", "").splitlines()
+    assert [line for line in shown if line not in said] == []
+
+
+def test_the_readme_is_one_screen():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
 
 
 def test_the_times_of_models_are_those_that_were_measured():
