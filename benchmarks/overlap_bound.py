@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""How near overlapped products come to their bound over 8 devices, in simulated time.
+"""Overlapped GEMMs over 8 devices against their bound, in simulated time.
 
-The bound is what the longer one of product and collective takes alone, and the time of one tile. Writes
+The bound is the time of the longer one of GEMM and collective, and of one tile. Writes
 `benchmarks/results/overlap_bound.json` and the table of docs/overlap.md. Fails where a time is over 10 % above the
 bound.
 """
@@ -33,8 +33,8 @@ CLOSE = 1.1
 Program = Callable[[Machine, int, tuple[int, int, int]], Any]
 
 WORKS: dict[str, tuple[Program, str, tuple[int, int]]] = {
-    "all-gather, then a product": (programs.gather_and_product, "all_gather", (WIDE // DEVICES, INNER)),
-    "a product, then reduce-scatter": (programs.product_and_scatter, "reduce_scatter", (INNER, WIDE // DEVICES)),
+    "all-gather, then GEMM": (programs.gather_and_product, "all_gather", (WIDE // DEVICES, INNER)),
+    "GEMM, then reduce-scatter": (programs.product_and_scatter, "reduce_scatter", (INNER, WIDE // DEVICES)),
 }
 """What is done -> its program, the collective, and N and K of the product of a device."""
 
@@ -69,7 +69,7 @@ def bound(times: dict[str, Any]) -> float:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown."""
-    head = "| | M x N x K of a device | product | collective | one tile | in order | overlapped | of the bound |"
+    head = "| | M x N x K of a device | GEMM | collective | one tile | in order | overlapped | over the bound |"
     lines = [head, "|---|---|---:|---:|---:|---:|---:|---:|"]
     for r in rows:
         cells = [r["work"], " x ".join(map(str, r["shape"]))]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import importlib
 import inspect
 import io
@@ -41,6 +42,9 @@ CODE = re.compile(
 TOCTREE = re.compile(r"^```{toctree}\n(.*?)^```", re.DOTALL | re.MULTILINE)
 NAMED_BLOCK = r"<!-- file: (\S+) -->"
 PACKAGES = ("tilescale", "tilelang_core")
+SHORT = ("overlap",)
+MOST_WORDS = 1500
+"""Pages of what a user needs, and the limit of their words, code and tables included."""
 
 pytestmark = pytest.mark.usefixtures("remedies")
 
@@ -199,8 +203,14 @@ def test_every_page_is_named_once_in_the_contents():
     """In a toctree of `docs/index.md`, or of the page above it."""
     trees = [tree for page in SITE_PAGES for tree in TOCTREE.findall(page.read_text())]
     names = [page.relative_to(DOCS).with_suffix("").as_posix() for page in SITE_PAGES]
-    listed = [line for tree in trees for line in tree.splitlines() if line in names]
+    listed = [name for tree in trees for line in tree.splitlines() for name in fnmatch.filter(names, line)]
     assert sorted([*listed, "index"]) == sorted(names)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_page_for_users_is_short(name: str):
+    words = len((DOCS / f"{name}.md").read_text(encoding="utf-8").split())
+    assert words <= MOST_WORDS, "lab notes and long tables have pages of their own in docs/notes"
 
 
 def test_the_reference_lists_what_is_public():
