@@ -302,6 +302,20 @@ def test_the_tested_range_of_tilelang_is_one():
     assert f'"tilelang>={TESTED[0]},<{TESTED[1]}"' in project
 
 
+def test_a_release_has_one_version_and_notes():
+    notes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", notes, re.MULTILINE)
+    assert headings[0] == "[Unreleased]" and all(
+        re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", h) for h in headings[1:]
+    )
+    assert len(set(headings)) == len(headings)
+    version, date = headings[1][1:].split("] - ")
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert version == tilescale.__version__ and f"\nversion: {version}\ndate-released: {date}\n" in cited
+    kinds = set(re.findall(r"^### (.*)$", notes, re.MULTILINE))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 MARK = "<!-- what follows is written by tests/test_docs.py -->\n"
