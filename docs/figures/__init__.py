@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from docs.figures import blocks, charts, concepts, distributions, moves, products
+from docs.figures import blocks, charts, concepts, distributions, imports, moves, products
 
 FOLDER = Path(__file__).parents[1] / "diagrams"
 
@@ -42,5 +42,6 @@ def drawn() -> dict[str, str]:
     """The name of every file, and its text."""
     concept = {f"{draw.__name__.replace('_', '-')}.svg": draw().svg() for draw in concepts.FIGURES}
     measured = {f"{name}.svg": draw().svg() for name, draw in charts.FIGURES.items()}
+    measured["layers.svg"] = imports.layers().svg()
     measured["any-shape.svg"] = distributions.any_shape().svg()
     return concept | measured | {f"example-{number:02}.svg": draw().svg() for number, draw in EXAMPLES.items()}
