@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 # Measure a whole server of GPUs in under 9 minutes:   benchmarks/node.sh [FOLDER]
 #
-# Wires, flags and launches (tilescale calibrate), wires under load, collectives over sizes, operators beside cuBLAS,
-# NCCL and PyTorch's symmetric memory, the white paper's programs, and simulated times beside all of it; results and
+# Wires, flags and launches (tilescale calibrate), wires under load, collectives over sizes, operators compared with cuBLAS,
+# NCCL and PyTorch's symmetric memory, the white paper's programs, and simulated times for all of them; results and
 # pictures go to FOLDER, by default one for the number of GPUs under benchmarks/results. A part that runs out of its
 # time keeps the rows that it has.
 # NVLink multicast stays off: on shared hosts a program that uses it can take the GPUs of others out of service.

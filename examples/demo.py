@@ -23,7 +23,7 @@ ROWS, COLS, DEPTH = 128, 256, 64
 
 
 def gather_then_multiply(devices: int, size: int):
-    """All of A on every device, then a grid with a block for each tile of C."""
+    """Gather A on every device, then run a grid with a block for each tile of C."""
     cols = size // devices
 
     @T.prim_func
@@ -54,13 +54,13 @@ def gather_then_multiply(devices: int, size: int):
 
 
 def both(devices: int, size: int) -> dict[str, object]:
-    """The program as it is written, and as the compiler overlaps it."""
+    """Return the program as it is written, and as the compiler overlaps it."""
     program = gather_then_multiply(devices, size)
     return {"in order": program, "overlapped": tilescale.compile(program).ir}
 
 
 def check(devices: int, size: int) -> None:
-    """Run both with data. Raises AssertionError where a result is not that of float64, rounded."""
+    """Run both with data. Raises AssertionError where a result differs from float64 by more than rounding."""
     a, b = torch.randn(size, size).bfloat16(), torch.randn(size, size).bfloat16()
     want = (a.double() @ b.double()).chunk(devices, 1)
     for name, program in both(devices, size).items():
@@ -78,7 +78,7 @@ def check(devices: int, size: int) -> None:
 @click.option("--machine", default="h200-sxm-8", show_default=True)
 @click.option("--to", type=click.Path(dir_okay=False, path_type=Path), default="demo.svg", help="The picture.")
 def main(devices: int, size: int, machine: str, to: Path) -> None:
-    """Check, predict, draw."""
+    """Check both programs, predict their times, draw one picture."""
     with tilescale.use_machine(machine):
         check(devices, COLS * devices)
         click.echo(f"\n{size} x {size} x {size}, bfloat16, on {devices} devices of {machine}: predicted execution time")

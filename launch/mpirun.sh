@@ -29,7 +29,7 @@ shift
 # Each process would otherwise start as many threads as there are cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 if [ -n "${HOSTFILE:-}" ] && [ -z "${MASTER_ADDR:-}" ]; then
-    # The first line that is no comment, up to a number of ranks: "node0:8", "node0 slots=8".
+    # The first line that is not a comment, up to a number of ranks: "node0:8", "node0 slots=8".
     MASTER_ADDR=$(sed -E '/^[[:space:]]*(#|$)/d; s/^[[:space:]]*([^[:space:]:]+).*/\1/; q' "$HOSTFILE")
     export MASTER_ADDR
 fi
@@ -37,12 +37,12 @@ fi
 # MPICH and Open MPI differ in the options below; both know -n. Binding is left to tilescale bind, which knows the GPUs.
 options=()
 if mpirun --version 2>&1 | grep -q -e "Open MPI" -e "PRRTE"; then
-    # Where Python has an MPICH too (pip install mpich), mpi4py has to know which MPI started it.
+    # Where Python has an MPICH too (pip install mpich), mpi4py needs the name of the MPI that started it.
     export MPI4PY_MPIABI=${MPI4PY_MPIABI:-openmpi}
-    # More processes than cores is normal for emulated runs, and Open MPI refuses it unless told so.
+    # More processes than cores is normal for emulated runs, and Open MPI refuses it without an option.
     options+=(--map-by :OVERSUBSCRIBE --bind-to none --tag-output)
     [ -z "${HOSTFILE:-}" ] || options+=(--hostfile "$HOSTFILE")
-    # Other hosts get of the environment only what is named here; values never stand on a command line.
+    # Other hosts get of the environment only what is named here; values never appear on a command line.
     families='TILESCALE|TILELANG|NCCL|NVSHMEM|UCX|GLOO|CUDA|OMP|TORCH|MPI4PY'
     for name in $(compgen -e | grep -E "^($families)_|^(PATH|LD_LIBRARY_PATH|PYTHON.*|MASTER_ADDR)\$"); do
         options+=(-x "$name")

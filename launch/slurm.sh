@@ -19,14 +19,14 @@ if [ $# -lt 1 ] || [ -z "${SLURM_JOB_ID:-}" ]; then
     exit 2
 fi
 
-# All ranks meet at the first node of the job. The port follows from the job number, so that jobs which share a node
-# do not meet each other; it lies below those that Linux gives to outgoing connections (32768 and up).
+# The rendezvous of all ranks is on the first node of the job. The port follows from the job number, so that jobs which share a node
+# use different ones; it lies below those that Linux gives to outgoing connections (32768 and up).
 read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 export MASTER_ADDR MASTER_PORT
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 
-# The key of the job, with which its ranks know each other (docs/security.md). Slurm hands on the environment.
+# The key of the job, with which its ranks authenticate (docs/security.md). Slurm hands on the environment.
 if [ -z "${TILESCALE_JOB_KEY:-}${TILESCALE_JOB_KEY_FILE:-}" ]; then
     TILESCALE_JOB_KEY=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
     export TILESCALE_JOB_KEY
@@ -40,7 +40,7 @@ start=(srun --label --kill-on-bad-exit=1 --cpu-bind=none)
 if [ -n "${MPI:-}" ]; then
     start+=(--mpi="$MPI" "$python" -m tilescale.cli bind "$python")
 else
-    # The quoted part runs once in every task: SLURM_PROCID and its kin have a different value in each.
+    # The quoted part runs once in every task: variables such as SLURM_PROCID differ between tasks.
     # shellcheck disable=SC2016
     start+=(bash -c '
         export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID

@@ -10,11 +10,11 @@
 #       NNODES=2 NODE_RANK=1 MASTER_ADDR=node0 launch/torchrun.sh 8 script.py      (on the other)
 #
 # MASTER_ADDR is a name or address of the node with NODE_RANK=0 that all nodes can reach. MASTER_PORT is a port that is
-# free there (29500 if unset). Several nodes need a key, with which their ranks know each other (docs/security.md): make
+# free there (29500 if unset). Several nodes need a key, with which their ranks authenticate (docs/security.md): make
 # one with (umask 077; openssl rand -hex 32 > job.key), put it on all nodes, and set TILESCALE_JOB_KEY_FILE to its path.
 #
-#   A job that starts again when a rank fails, up to MAX_RESTARTS times: the script goes on where it has saved its state.
-#   The nodes then meet at RDZV=HOST:PORT, where one of them waits, and torchrun numbers them:
+#   A job that starts again when a rank fails, up to MAX_RESTARTS times: the script continues from its checkpoint.
+#   The nodes then find each other at RDZV=HOST:PORT, an address of one of them, and torchrun numbers them:
 #       MAX_RESTARTS=3 NNODES=2 RDZV=node0:29500 launch/torchrun.sh 8 script.py    (on both)
 #
 # Each process runs on the cores and adapters next to its GPU (tilescale bind), each line of output carries its rank.

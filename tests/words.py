@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -182,6 +183,11 @@ def prose(path: Path, source: str) -> list[str]:
         texts = list(comments(source, HASH_COMMENT, "#"))
     elif path.suffix == ".md":
         texts = list(paragraphs(source))
+    elif path.suffix == ".ipynb":
+        cells = json.loads(source)["cells"]
+        texts = [
+            text for cell in cells if cell["cell_type"] == "markdown" for text in paragraphs("".join(cell["source"]))
+        ]
     else:
         texts = []
     return [CODE.sub("``", text) for text in texts]

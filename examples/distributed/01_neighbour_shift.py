@@ -6,11 +6,11 @@
      B <---   `--> B        `--> B        `--> B
 
 The idea: one program for all devices, and a rank. A tile program runs on every device of the launch; inside
-`T.Scale("device")` it asks which device it is and names another one: `T.copy(tile, B[...], dst=peer)` writes into the
-B of device `peer`. That is all there is to remote memory.
+`T.Scale("device")` it asks which device it is and names another one: `T.copy(tile, B[...], dst=peer)` writes into the B
+of device `peer`. That is all there is to remote memory.
 
-What makes it right are the two barriers:
-- before: the neighbour may still be busy with whatever used its B last; no device writes before all have arrived here;
+Two barriers make it correct:
+- before: the neighbour may still be busy with the previous use of its B; no device writes before all have arrived here;
 - after: the copies into my B are my neighbour's; when the program has ended, they must be there.
 
 Things to try: shift by two; read from the left neighbour with `src=` instead; leave --devices out and start it with
@@ -26,7 +26,7 @@ TILE = 64
 
 
 def shift(devices: int, rows: int, cols: int):
-    """A and B are each device's own tensors: no view lays them over the devices."""
+    """A and B are each device's own tensors: no view distributes them."""
 
     @T.prim_func
     def neighbour_shift(A: T.Tensor((rows, cols), "float32"), B: T.Tensor((rows, cols), "float32")):

@@ -13,11 +13,11 @@ credit: the receiver has read its inbox, and the sender may write it again.
 
 Every tile visits every device, and each device adds up what it sees, so all end with the sum over the devices.
 
-Flags count upwards and never go back, so that a round cannot be mistaken for the one before. They are cleared once, at
-the start; the barrier after that keeps a fast neighbour from raising a flag that is yet to be cleared. The barrier at
-the end is for the last credits, for which no block waits: they must not fall into the next launch.
+Flags count upwards and never go back, so that a round cannot be mistaken for the previous one. They are cleared once,
+at the start; the barrier after that keeps a fast neighbour from raising a flag that has not been cleared yet. The
+barrier at the end is for the last credits, for which no block waits: they must not arrive during the next launch.
 
-Things to try: leave out the credit (the sums may stay right by luck: the emulator runs the devices in turns); wait for
+Things to try: leave out the credit (the sums may stay right by luck: the emulator interleaves the devices); wait for
 `step + 2` and read the deadlock report; make the inbox double-buffered, so that two tiles are in flight.
 """
 
@@ -30,7 +30,7 @@ TILE = 32
 
 
 def ring_sum(devices: int, rows: int, cols: int):
-    """The sum over all devices, each block passing its tile on around the ring."""
+    """Sum over all devices: each block passes its tile on around the ring."""
     blocks = -(-rows // TILE)
 
     @T.prim_func

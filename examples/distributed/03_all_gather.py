@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""All-gather: every device ends with the shards of all, once as one line and once by hand.
+"""All-gather: every device ends with the shards of all, once as a collective and once by hand.
 
     device 0: [a]      device 1: [b]              device 0: [a b]      device 1: [a b]
                                         ---->
 
-The idea: phases. Statements inside `T.Scale("device")`, outside the grid, run once on each device and speak of whole
-tensors; `T.all_gather` there is a phase of its own. `T.view(whole, layout=T.FullRow)` at device level says that a
-tensor lies over the devices in shares of rows, and each device passes its share. Which of its implementations a
-collective uses is up to the machine model; `impl="ring"` or `impl="copy_engine"` would choose one.
+The idea: phases. Statements inside `T.Scale("device")`, outside the grid, run once on each device and act on whole
+tensors; `T.all_gather` there is a phase of its own. `T.view(whole, layout=T.FullRow)` at device level says that the
+rows of a tensor are split over the devices, and each device passes its share. The machine model chooses a collective's
+implementation; `impl="ring"` or `impl="copy_engine"` would choose one.
 
-By hand it is a grid phase: each block writes its tile into the right place of every device. Blocks start with
-different peers, `rank + 1`, `rank + 2`, ..., so that no link carries everything at once.
+By hand it is a grid phase: each block writes its tile to its position in the result of every device. Blocks start with
+different peers, `rank + 1`, `rank + 2`, ..., so that no link carries all tiles at the same time.
 
 When it wins: as a collective, when nothing else is done with the tiles. Simulated on four H200, 256 x 256 takes 3.6 us
-as a collective and 7.2 us by hand, 2048 x 2048 takes 20.4 and 23.9 us. By hand pays where tiles are used at once (06).
+as a collective and 7.2 us by hand, 2048 x 2048 takes 20.4 and 23.9 us. By hand pays where a tile is used as soon as it
+arrives (06).
 
 Things to try: gather columns (`dim=1`, `T.FullCol`); let the blocks read the peers' shards instead of writing (then the
 shards must be visible to peers: what does the first barrier do then, and what the second?).
@@ -28,7 +29,7 @@ TILE = 64
 
 
 def collective(devices: int, rows: int, cols: int):
-    """One line: the phase `T.all_gather`."""
+    """Collective: the phase `T.all_gather`."""
 
     @T.prim_func
     def all_gather(X: T.Tensor((rows, cols), "bfloat16"), Y: T.Tensor((rows, cols), "bfloat16")):
@@ -41,7 +42,7 @@ def collective(devices: int, rows: int, cols: int):
 
 
 def by_hand(devices: int, rows: int, cols: int):
-    """Each block writes its tile of the share into the Y of every device."""
+    """By hand: each block writes its tile of the share into the Y of every device."""
     count = rows // devices
 
     @T.prim_func

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-to-all: part j of my tensor goes to device j, and part i of what I end with came from device i.
+"""All-to-all: part j of my tensor goes to device j, and part i of my result comes from device i.
 
                  to 0   to 1   to 2                        from 0  from 1  from 2
     device 0:  [  a0     a1     a2 ]         device 0:    [  a0      b0      c0  ]
@@ -7,12 +7,12 @@
     device 2:  [  c0     c1     c2 ]         device 2:    [  a2      b2      c2  ]
 
 It is what a mixture of experts does with its tokens, and a distributed transpose. First as the collective phase
-`T.all_to_all`, then by hand, where each part is used as soon as it is there: the receiving block scales the tokens that
+`T.all_to_all`, then by hand, where each part is used as soon as it arrives: the receiving block scales the tokens that
 have arrived, without waiting for the others.
 
-The idea: pair the blocks. In step s device r sends to r + s and receives from r - s, so that in every step each link
-carries one part each way (a "shifted" exchange), and a block waits only for the block of its own number on another
-device, which sends before it waits: no deadlock, however many blocks run at once.
+The idea: a shifted exchange. In step s device r sends to r + s and receives from r - s, so that in every step each link
+carries one part each way, and a block waits only for the block of its own number on another device, which sends before
+it waits: no deadlock, however many blocks run at once.
 
 When it wins: simulated on four H200, 1024 tokens of 512 numbers for each device take 25.4 us as a collective and 28.9
 us by hand, 4096 tokens 88.4 and 90.2 us: scaling alone is too little work to hide. Experts have more (18).
@@ -30,7 +30,7 @@ TILE = 32
 
 
 def collective(devices: int, tokens: int, width: int):
-    """The phase `T.all_to_all`, then a grid phase that scales what has arrived."""
+    """Exchange in the phase `T.all_to_all`, then scale in a grid phase."""
 
     @T.prim_func
     def all_to_all(
@@ -52,7 +52,7 @@ def collective(devices: int, tokens: int, width: int):
 
 
 def by_hand(devices: int, tokens: int, width: int):
-    """Each block sends one tile, waits for its counterpart and scales it."""
+    """Send one tile for each block, wait for its counterpart and scale that one."""
     tiles = -(-tokens // TILE)
 
     @T.prim_func

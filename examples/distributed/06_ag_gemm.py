@@ -5,8 +5,8 @@
 
     device r:   all of A (gathered)  x  B[:, r]  ->  C[:, r]
 
-In phases it is simple: gather A, then multiply. All devices then wait for the whole of A before the first tile is
-computed, although each tile of C needs rows of one shard only.
+The version in phases is simple: gather A, then multiply. But then all devices wait for the whole of A before the first
+tile is computed, although each tile of C needs rows of one shard only.
 
 Tile by tile the two overlap. Every block first sends its part of the local shard to all devices and counts it in the
 receiver's flag of that shard; then it computes tiles of C, those of its own shard first, and waits for a shard just
@@ -15,16 +15,16 @@ before it needs it:
     device 1:   send A1 to all | C[1] = A1 B | wait A2 | C[2] = A2 B | wait A3 | C[3] = A3 B | wait A0 | C[0] = A0 B
 
 The idea: a flag for each shard, and tiles in the order in which the shards arrive. The grid is persistent: two blocks
-on each SM, all of them resident at once, iterate over the tiles. With one block for each tile the first ones could fill
-the device, waiting for shards that the later ones of a peer have yet to send: a deadlock.
+on each SM, all of them resident at once, iterate over the tiles. With one block for each tile the first blocks could
+fill the device and wait for shards that later blocks of a peer have yet to send: a deadlock.
 
 When it wins: simulated on four H200, M = N = K of 1024 takes 13.9 us in phases and 16.5 us tile by tile, 2048 takes
 35.5 and 35.0 us, 4096 takes 182 and 177 us. Sends share the SMs with the GEMM here; `22_ag_gemm_overlapped.py` leaves
 them to the copy engine and takes 152 us for 4096.
 
-Things to try: the order `step` in place of `rank + step`: same result, but the first thing most devices do is wait; one
-flag for each row of tiles in place of each shard; what the emulator says of 100000 blocks that all wait; other sizes,
-without data: `tilescale.emulate(tile_by_tile(4, 4096, 4096, 4096), data=False).time_us`.
+Things to try: the order `step` in place of `rank + step`: same result, but most devices begin by waiting; one flag for
+each row of tiles in place of each shard; what the emulator says of 100000 blocks that all wait; other sizes, without
+data: `tilescale.emulate(tile_by_tile(4, 4096, 4096, 4096), data=False).time_us`.
 """
 
 import common
@@ -36,7 +36,7 @@ TILE_M, TILE_N, TILE_K = 64, 64, 32
 
 
 def phases(devices: int, M: int, N: int, K: int):
-    """Gather, then multiply."""
+    """In phases: gather, then multiply."""
 
     @T.prim_func
     def ag_then_gemm(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), "float32")):
@@ -63,7 +63,7 @@ def phases(devices: int, M: int, N: int, K: int):
 
 
 def tile_by_tile(devices: int, M: int, N: int, K: int, blocks: int | None = None):
-    """A block waits for the flag of the shard that its tile needs."""
+    """Overlap tile by tile: a block waits for the flag of the shard that its tile needs."""
     rows = M // devices
     tiles_m, tiles_n, tiles_k = -(-rows // TILE_M), -(-N // devices // TILE_N), -(-K // TILE_K)
     blocks = blocks or common.grid_of(devices * tiles_m * tiles_n)
@@ -96,7 +96,7 @@ def tile_by_tile(devices: int, M: int, N: int, K: int, blocks: int | None = None
                         for step in T.serial(size):
                             T.copy(a, gathered[rank, row, col], dst=(rank + step) % size, signal=arrived[rank])
                     for turn in T.serial(T.ceildiv(devices * tiles_m * tiles_n - block, blocks)):
-                        tile = block + turn * blocks  # of C, the own shard's rows first
+                        tile = block + turn * blocks  # of C, rows of the local shard first
                         shard = (rank + tile // (tiles_m * tiles_n)) % size
                         m = tile // tiles_n % tiles_m * TILE_M
                         n = tile % tiles_n * TILE_N

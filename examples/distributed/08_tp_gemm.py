@@ -24,11 +24,11 @@ import tilescale
 import tilescale.language as T
 
 TILE_M, TILE_N, TILE_K, STAGES = 128, 192, 64, 5
-PANEL = 10  # rows of tiles that are made side by side: what they share stays in the cache
+PANEL = 10  # rows of tiles that are computed next to each other: their common operands stay in the L2 cache
 
 
 def tp_gemm(devices: int, M: int, N: int, K: int):
-    """The devices split K, and in each block two warpgroups split the K tile."""
+    """Split K over the devices, and the K tile of a block over two warpgroups."""
 
     @T.prim_func
     def tensor_parallel_gemm(
@@ -49,7 +49,7 @@ def tp_gemm(devices: int, M: int, N: int, K: int):
                 for k in T.Pipelined(T.ceildiv(A_dev.shape[1], TILE_K), num_stages=STAGES):
                     T.copy(A_dev[by * TILE_M, k * TILE_K], a)
                     T.copy(B_dev[k * TILE_K, bx * TILE_N], b)
-                    with T.Scale("warpgroup"):  # each multiplies its half of the K tile
+                    with T.Scale("warpgroup"):  # each warpgroup multiplies its half of the K tile
                         T.gemm(T.view(a, layout=T.FullCol), T.view(b, layout=T.FullRow), T.view(c, layout=T.Replica))
                 with T.Scale("warpgroup"):
                     T.allreduce(T.view(c, layout=T.Replica))

@@ -8,14 +8,14 @@
     warpgroup        scores: half of the keys each           weights of both halves       exchange through l1 (shared)
                      output: half of the columns each
 
-The idea: an all-reduce with a combination of one's own. Softmax over a part of the keys gives a weighted mean of their
+The idea: an all-reduce with a user-defined combination. Softmax over a part of the keys gives a weighted mean of their
 values and the logarithm of the sum of weights; `merge` makes one such pair of two, in any order over any number of
-devices: `T.allreduce(output, logsum, fn=merge)` is all that they tell each other.
+devices: `T.allreduce(output, logsum, fn=merge)` is all that they exchange.
 
-Inside a block the two warpgroups split two products differently: of Q KV^T each computes half of the keys, of weights
-x KV half of the latent dimensions, but that one needs the weights of all keys. So they exchange halves in between, in
-two spellings: `gathered` says what is wanted, `exchanged` who sends what to whom. Where a device has more processors
-than tiles, the blocks of a cluster share the keys of a tile (`splits`) and merge what they made of them through l1.
+Inside a block the two warpgroups split two GEMMs differently: of Q KV^T each computes half of the keys, of weights x KV
+half of the latent dimensions, but that one needs the weights of all keys. So they exchange halves in between, in two
+spellings: `gathered` is a collective, `exchanged` names sender and receiver. Where a device has more SMs than tiles,
+the blocks of a cluster share the keys of a tile (`splits`) and merge their partial results through l1.
 
 Things to try: a `merge` that returns the mean of the outputs; `exchanged` without its barrier, and what the emulator
 says of it; `--size 4096` on `--machine gb200-nvl72 --devices 64`.
@@ -27,12 +27,12 @@ import torch
 
 import tilescale.language as T
 
-TILE_H, KEYS, SENT = 64, 128, "float16"  # of a tile, at most: all that fits in l1; what parts of it travel as
+TILE_H, KEYS, SENT = 64, 128, "float16"  # of a tile, at most: all that fits in l1; the type in which parts of it travel
 HEADS, DIM, PE_DIM = 64, 512, 64  # as in DeepSeek-V3, with half of its heads
 
 
 def merge(a, b):
-    """Two partial softmax means, each with the log2 of its sum of weights, as one."""
+    """Merge two partial softmax means, each with the log2 of its sum of weights."""
     (out_a, sum_a), (out_b, sum_b) = a, b
     top = T.max(sum_a, sum_b)
     weight_a, weight_b = T.exp2(sum_a - top), T.exp2(sum_b - top)
@@ -42,7 +42,7 @@ def merge(a, b):
 
 @T.macro
 def gathered(scores, kv, acc):
-    """The warpgroups gather the weights; each adds the weighted values to its columns of the accumulator."""
+    """Gather the weights of both warpgroups; each adds the weighted values to its columns of the accumulator."""
     weights = T.alloc(scores.shape, kv.dtype, level="l1")
     with T.Scale("warpgroup"):
         half = T.view(weights, layout=T.FullCol)
@@ -53,26 +53,27 @@ def gathered(scores, kv, acc):
 
 @T.macro
 def exchanged(scores, kv, acc):
-    """The same by hand: each keeps its half of the weights and sends it to the other."""
+    """Exchange the weights by hand: each warpgroup keeps its half and sends it to the other."""
     with T.Scale("warpgroup") as (wg, wgs):
         rows, keys, peer = scores.shape[0], scores.shape[1] // wgs, (wg + 1) % wgs
         half, other = (T.alloc((rows, keys), kv.dtype, level="l1") for _ in range(2))
         T.copy(T.view(scores, layout=T.FullCol), half)
         T.copy(half, other, dst=peer)
-        T.barrier()  # what the peer sent is here
+        T.barrier()  # the peer's half has arrived
         values, mine = T.view(kv, layout=T.FullCol), T.view(acc, layout=T.FullCol)
         T.gemm(half, values[wg * keys : (wg + 1) * keys, :], mine)
         T.gemm(other, values[peer * keys : (peer + 1) * keys, :], mine)
-    # The end of the scale orders too: both have read what came, the next may be sent.
+    # The end of the scale is a barrier too: both have read the other half, the next may be sent.
 
 
 def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, exchange=gathered, splits=1, sent=SENT):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
     `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h, which `splits` divides: the blocks of a cluster
-    have a part of the keys of a device each, and combine what they made of them, each for some heads, sent as `sent`.
+    have a part of the keys of a device each, and combine their partial results, each for some heads; partial results
+    travel in the type `sent`.
     """
-    tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)  # its weights come and go, which takes room
+    tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)  # staging of weights takes shared memory
     common.whole("seq", seq, devices * splits * tile_n)
     common.whole("heads", heads, tile_h)
     common.whole("tile_h", tile_h, splits)
@@ -106,7 +107,7 @@ def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, 
                     first = part * keys + k * tile_n
                     T.copy(KV_dev[bx, first : first + tile_n, 0, :], kv)
                     T.copy(K_pe_dev[bx, first : first + tile_n, 0, :], k_pe)
-                    with T.Scale("warpgroup"):  # each scores its half of the keys
+                    with T.Scale("warpgroup"):  # each warpgroup scores its half of the keys
                         mine = T.view(scores, layout=T.FullCol)
                         T.gemm(q, T.view(kv, layout=T.FullRow), mine, transpose_B=True, clear_accum=True)
                         T.gemm(q_pe, T.view(k_pe, layout=T.FullRow), mine, transpose_B=True)

@@ -8,17 +8,17 @@
     block 1       a, rows 128 to 255     half of b  ->  c, rows 128 to 255
 
 The idea: a level above the block that still has tiles. What `T.alloc` makes inside `T.Scale("cta_cluster")` lies in the
-shared memories of all its blocks together, and `T.gemm` there is one product of the whole tiles. Inside
-`T.Scale("block")` each block loads its share, `T.view(tile, layout=T.FullRow)`: of b too, which both need whole. So
-each element of B is read from device memory once for 256 rows of C in place of 128, and comes to the other block over
-the network between SMs; on a GPU, as a multicast of the bulk copy engine. Copies of whole tiles need no such words:
-each block copies its share. `out` gives c's registers a way to device memory in whole rows.
+shared memories of all its blocks together, and `T.gemm` there is one GEMM of the whole tiles. Inside `T.Scale("block")`
+each block loads its share, `T.view(tile, layout=T.FullRow)`: b is shared as well, although both need all of it. So each
+element of B is read from device memory once for 256 rows of C in place of 128, and comes to the other block over the
+network between SMs; on a GPU, as a multicast of the bulk copy engine. Copies of whole tiles need no view: each block
+copies its share. `out` stages c in shared memory, so that whole rows are stored.
 
 The blocks of a cluster start together, on SMs that reach each other's shared memory. The launch says how many they are,
-`T.Kernel(cta_cluster=2, block=...)`, the grid counts blocks as ever, and its first extent is a multiple of them.
+`T.Kernel(cta_cluster=2, block=...)`, the grid still counts blocks, and its first extent is a multiple of them.
 
-Things to try: clusters of 4 with tiles of (512, 128); split c by columns instead (share b, then what of a does each
-block load?); add a bias of the rows to c at cluster level; a tile too large for two blocks.
+Things to try: clusters of 4 with tiles of (512, 128); split c by columns instead (share b, then which part of a does
+each block load?); add a bias of the rows to c at cluster level; a tile too large for two blocks.
 """
 
 import common
@@ -63,7 +63,7 @@ def cluster_gemm(
                 out = T.alloc((TILE_M, TILE_N), dtype, level="l1")
                 T.clear(c)
                 for k in T.Pipelined(T.ceildiv(K, TILE_K), num_stages=stages):
-                    with T.Scale("block") as (rank, _):  # each loads its share
+                    with T.Scale("block") as (rank, _):  # each block loads its share
                         T.copy(A_dev[bx * rows, k * TILE_K], T.view(a, layout=T.FullRow))
                         T.copy(B[k * TILE_K + rank * share, by * TILE_N], T.view(b, layout=T.FullRow))
                     T.gemm(a, b, c)

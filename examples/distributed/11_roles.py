@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Roles: one warpgroup of a block loads tiles, from whichever device has them, two others multiply.
+"""Roles: one warpgroup of a block loads tiles from the devices that have them, two others multiply.
 
     C = A B     A, C: rows over the devices     B: rows too, so that tile k of B lies on device k // (tiles / devices)
 
@@ -8,7 +8,7 @@
     warpgroup 1    wait | upper half of c += a b | wait | ...
     warpgroup 2    wait | lower half of c += a b | wait | ...
 
-The idea: units of one block that run different programs. Which one a warpgroup runs is up to its rank, `if wg == 0`.
+The idea: units of one block that run different programs. The rank of a warpgroup selects its program, `if wg == 0`.
 They synchronize by barriers in shared memory, a pair for each stage of the ring: `full` counts the arrivals of the
 loader's 128 threads, `empty` those of the 256 that multiply. A barrier starts over after each round; a wait names the
 parity of the round that must have ended, so the n-th use of a stage waits for parity n % 2, and the loader's first
@@ -16,8 +16,8 @@ waits, for stages that were never used, name the round before the first.
 
 The multiplying warpgroups never wait for a network: while they work on one stage, the loader is fetching the others.
 
-Things to try: more stages, and fewer; the loader waits with the same parity as the others (a deadlock: who waits for
-whom?); a second loading warpgroup, for B alone.
+Things to try: more stages, and fewer; the loader waits with the same parity as the others (a deadlock: which waits form
+the cycle?); a second loading warpgroup, for B alone.
 """
 
 import common
@@ -29,7 +29,9 @@ TILE_M, TILE_N, TILE_K, STAGES = 128, 128, 64, 3
 
 
 def loader_and_workers(devices: int, M: int, N: int, K: int):
-    """Warpgroup 0 loads, warpgroups 1 and 2 multiply, half of the rows each. K is a multiple of devices * TILE_K."""
+    """Warpgroup 0 is the producer; warpgroups 1 and 2 are consumers of half of the rows each. K is a multiple of
+    devices * TILE_K.
+    """
     common.whole("K", K, devices * TILE_K)
     rows, keys = M // devices, K // devices
     half, steps = TILE_M // 2, K // TILE_K

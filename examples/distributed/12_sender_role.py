@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sender role: one warpgroup multiplies, the other sends what is done to all devices.
+"""Sender role: one warpgroup multiplies, the other sends finished tiles to all devices.
 
     C = A B     A: rows over the devices     B: the whole on each     C: every device ends with the whole
 
@@ -9,11 +9,11 @@
 
 The idea: hide a network behind arithmetic inside one block. A finished tile of C goes into one of two slots in shared
 memory; from there the sender writes it into the C of every device while the other warpgroup works on the next tile. The
-two meet at barriers in shared memory as in 11, here with the multiplying warpgroup in front: it fills, the sender
-empties. Without roles a block would stand still while its tile is on the way.
+two synchronize by barriers in shared memory as in 11, here with the multiplying warpgroup in front: it fills, the
+sender empties. Without roles a block would idle while its tile is in flight.
 
-Between devices there are two barriers, one before any device writes and one after all have: a sender writes only
-places of C that are its own, so nothing else has to be ordered.
+Between devices there are two barriers, one before any device writes and one after all have: each sender writes
+different rows of C, so no other ordering is needed.
 
 Things to try: `--timeline sender.svg`, then with as many blocks as tiles; send to the peers in the order 0, 1, 2, ...
 on all devices; let the receivers know of each tile (`signal=`) and use it there, as in 06.
@@ -28,7 +28,7 @@ TILE_M, TILE_N, TILE_K, STAGES = 64, 128, 64, 2
 
 
 def worker_and_sender(devices: int, M: int, N: int, K: int, blocks: int = 8):
-    """A few blocks take the tiles of C in turns; in each, warpgroup 1 multiplies and warpgroup 0 sends."""
+    """Distribute the tiles of C over a few blocks; in each, warpgroup 1 multiplies and warpgroup 0 sends."""
     rows = M // devices
     tiles_n = -(-N // TILE_N)
     tiles = -(-rows // TILE_M) * tiles_n
@@ -75,7 +75,7 @@ def worker_and_sender(devices: int, M: int, N: int, K: int, blocks: int = 8):
 
 @common.options(size=1024)
 def main(devices: int, size: int, seed: int) -> None:
-    """Multiply (size, size) matrices, A split by rows, and give every device the whole product."""
+    """Multiply (size, size) matrices, A split by rows; every device ends with all of C."""
     rng = torch.Generator().manual_seed(seed)
     size = common.divided(size, devices)
     a, b = (torch.randn(size, size, generator=rng).bfloat16() for _ in range(2))

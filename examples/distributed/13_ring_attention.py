@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Ring attention: keys and values travel round the devices while each of them works on what it has.
+"""Ring attention: keys and values travel round the devices while each device works on the share that it has.
 
     Q, K, V, Out: tokens over the devices      Out = softmax(Q K^T) V over all tokens (Liu et al., 2023)
 
@@ -7,21 +7,21 @@
     step 1    device r:  Q[r] with K, V [r - 1]     sends K, V [r - 1] to r + 1
     ...       after n steps all queries are done with all keys, and no device has held more than two shares of them
 
-The idea: double buffering between devices. Every device has two slots for a share, one that it works on and one that
-its left neighbour fills meanwhile; after each step they swap. Softmax is online, so shares may come in any order. In
-a block one warpgroup sends tiles on and one works: they share nothing but the flags, so neither waits for the other.
+The idea: double buffering between devices. Every device has two slots for a share: it works on one while its left
+neighbour fills the other; after each step they swap. Softmax is online, so shares may come in any order. In a block one
+warpgroup forwards tiles and the other computes: they share nothing but the flags, so neither waits for the other.
 
-Who has to wait for whom, tile by tile; a tile of keys is read by all blocks of its head, and by one that sends it on:
+The flags, tile by tile; all blocks of a head read its tiles of keys, and one block forwards each:
 
     arrived[h, t]        the left neighbour has put tile t of the next share here: it may be read, and sent on
-    free[place, h, t]    one more reader of the right neighbour is done with tile t in a place: when all are, the next
+    free[slot, h, t]     one more reader of the right neighbour is done with tile t in a slot: when all are, the next
                          tile may be put there
 
 `arrived` is raised by one sender, once a step, so waiting for `step` is exact. `free` is raised by many, and some may
-be a step ahead of others: one count for both places would be reached by the fast ones while a slow one still reads.
-Hence a flag for each place.
+be a step ahead of others: fast readers would complete one count for both slots while a slow one still reads. Hence a
+flag for each slot.
 
-Things to try: the same `free` for both places; a causal mask (which devices then have nothing to do, and when?); one
+Things to try: the same `free` for both slots; a causal mask (which devices then have nothing to do, and when?); one
 warpgroup that does both, sending before it works.
 """
 
@@ -35,7 +35,7 @@ HEADS, DIM, TILE = 2, 64, 64
 
 
 def ring_attention(devices: int, heads: int, tokens: int, dim: int):
-    """Block (i, h) works on tile i of the queries of head h, and sends tile i of its keys and values on.
+    """Compute tile i of the queries of head h in block (i, h), which also forwards tile i of its keys and values.
 
     `tokens` is a multiple of devices * TILE.
     """
@@ -46,7 +46,7 @@ def ring_attention(devices: int, heads: int, tokens: int, dim: int):
 
     @T.macro
     def send(places, arrived, free, i, h, rank, size):
-        """Pass tile i of every share but the last on to the right neighbour."""
+        """Forward tile i of every share but the last to the right neighbour."""
         tile = T.alloc((TILE, dim), "float16", level="l1")
         for step in T.serial(size - 1):
             here, there = step % 2, (step + 1) % 2
@@ -60,7 +60,7 @@ def ring_attention(devices: int, heads: int, tokens: int, dim: int):
 
     @T.macro
     def work(places, arrived, free, Q_dev, Out_dev, i, h, rank, size):
-        """Attention of tile i of the queries to the tiles of all shares, in the order in which they come."""
+        """Compute attention of tile i of the queries to the tiles of all shares, in the order of arrival."""
         q = T.alloc((TILE, dim), "float16", level="l1")
         k = T.alloc((TILE, dim), "float16", level="l1")
         v = T.alloc((TILE, dim), "float16", level="l1")
@@ -104,21 +104,21 @@ def ring_attention(devices: int, heads: int, tokens: int, dim: int):
                 T.clear(arrived)
                 T.clear(free)
                 T.copy(KV_dev, places[0, :, :, :, :])
-                T.barrier()  # every second place is free, every flag cleared
+                T.barrier()  # every second slot is free, every flag cleared
             with T.Scale("warpgroup") as (wg, _), T.Scale("device") as (rank, size):
                 if wg == 0:
                     send(places, arrived, free, i, h, rank, size)
                 else:
                     work(places, arrived, free, Q_dev, Out_dev, i, h, rank, size)
             with T.Scale("device"):
-                T.barrier()  # the last signals, for which no device waits, must not fall into the next launch
+                T.barrier()  # the last signals, for which no device waits, must not arrive during the next launch
 
     return attention_on_a_ring
 
 
 @common.options(size=1024)
 def main(devices: int, size: int, seed: int) -> None:
-    """Attention of about `size` tokens, a whole number of tiles on every device."""
+    """Compute attention of about `size` tokens, a whole number of tiles on every device."""
     rng = torch.Generator().manual_seed(seed)
     size = -(-size // (devices * TILE)) * devices * TILE
     q, k, v = (torch.randn(HEADS, size, DIM, generator=rng).half() for _ in range(3))

@@ -8,17 +8,18 @@
     device 1:  all heads, tokens 256-511    heads 2, 3, all tokens             all heads, tokens 256-511
                               all-to-all                         all-to-all
 
-The idea: change how a tensor lies over the devices instead of moving it whole to all devices. The rest of a model works
-on tokens and wants them split by tokens; attention mixes all tokens of one head and wants whole heads. An all-to-all
-along the heads turns one into the other: part j of a device's heads goes to device j. Each device sends (n-1)/n of its
-share once, for queries, keys and values together; on a ring (13) keys and values go round n-1 times.
+The idea: change the dimension in which a tensor is split instead of gathering it on all devices. The rest of a model
+works on tokens and wants them split by tokens; attention mixes all tokens of one head and wants whole heads. An
+all-to-all along the heads turns one into the other: part j of a device's heads goes to device j. Each device sends
+(n-1)/n of its share once, for queries, keys and values together; on a ring (13) keys and values go round n-1 times.
 
 Where the tokens are: device r's part arrives as part r, so token t of head g is row t % rows of part t // rows.
 
 The price is a limit: there are at most as many devices as heads, and they divide.
 
 Things to try: 12 heads on 8 devices, and what the error says; grouped queries (fewer heads of keys than devices: which
-devices need a copy?); the exchange by hand, tile by tile as in 05, so that attention starts before all tokens are here.
+devices need a copy?); the exchange by hand, tile by tile as in 05, so that attention starts before all tokens have
+arrived.
 """
 
 import attention
@@ -31,7 +32,7 @@ DIM, TILE = 64, 64
 
 
 def ulysses(devices: int, heads: int, tokens: int, dim: int):
-    """Block (i, g) computes tile i of all tokens for head g of this device's group.
+    """Compute tile i of all tokens for head g of this device's group in block (i, g).
 
     `tokens` is a multiple of devices * TILE, `heads` of devices.
     """
@@ -82,7 +83,7 @@ def ulysses(devices: int, heads: int, tokens: int, dim: int):
 
 @common.options(size=512)
 def main(devices: int, size: int, seed: int) -> None:
-    """Attention of about `size` tokens, a whole number of tiles on every device, in eight heads or a few more."""
+    """Compute attention of about `size` tokens, a whole number of tiles on every device, in eight or more heads."""
     rng = torch.Generator().manual_seed(seed)
     size = -(-size // (devices * TILE)) * devices * TILE
     heads = -(-8 // devices) * devices

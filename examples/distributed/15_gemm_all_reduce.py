@@ -9,14 +9,14 @@ Phase by phase: multiply, then `T.allreduce` the whole of C. All links rest whil
 cores while the devices communicate.
 
 Tile by tile each tile has an owner that adds up its n parts and sends the sum to all (04's two_shot), and a block
-keeps a tile on its way while it multiplies the next:
+multiplies the next tile while one is in flight:
 
     block of device r:   multiply t0, send | multiply t1, send | reduce t0 | multiply t2, send | reduce t1 | ...
                                                ^ the parts of t0 cross the network meanwhile
 
-The idea: one turn behind. A block multiplies and sends the tile of this turn before it waits for the tile of the turn
-before, whose parts have had a whole multiplication's time to arrive. Ownership goes round with the turn, so that every
-block of every device reduces equally often.
+The idea: reduce one iteration later. A block multiplies and sends the tile of this iteration before it waits for the
+tile of the previous one, whose parts have had the time of a whole GEMM to arrive. Ownership rotates with the iteration,
+so that every block of every device reduces equally often.
 
 Why it cannot deadlock, however many blocks run at once: a block waits only for blocks of its own number, which send the
 tile that it waits for before they wait for anything later. The sums are added in the order of the ranks, so all devices
@@ -25,9 +25,9 @@ get the same bits.
 When it wins: simulated on four H200, M = N = 2048 and K = 8192 takes 132 us in phases and 104 us tile by tile, K = 2048
 takes 92 and 84 us; M = N = K = 1024 takes 26.4 and 30.5 us, as a block has one tile and no work to hide its sum.
 
-Things to try: reduce in the same turn and see what then waits for what; give one device all the tiles and compare the
-bytes; the time of a real layer, `tilescale.emulate(tile_by_tile(4, 2048, 2048, 8192), data=False).time_us`, with more
-and fewer blocks for each SM.
+Things to try: reduce in the same iteration and see which waits become long; give one device all the tiles and compare
+the bytes; the time of a real layer, `tilescale.emulate(tile_by_tile(4, 2048, 2048, 8192), data=False).time_us`, with
+more and fewer blocks for each SM.
 """
 
 import common
@@ -39,7 +39,7 @@ TILE_M, TILE_N, TILE_K = 64, 64, 32
 
 
 def phases(devices: int, M: int, N: int, K: int):
-    """Multiply, then all-reduce."""
+    """In phases: multiply, then all-reduce."""
 
     @T.prim_func
     def gemm_then_ar(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), "float32")):
@@ -64,7 +64,7 @@ def phases(devices: int, M: int, N: int, K: int):
 
 
 def tile_by_tile(devices: int, M: int, N: int, K: int, blocks: int | None = None):
-    """A block reduces the tile of the turn before while the parts of this turn's tile are on their way."""
+    """Overlap tile by tile: reduce the previous iteration's tile while the parts of this one are in flight."""
     tiles_m, tiles_n = -(-M // TILE_M), -(-N // TILE_N)
     blocks = blocks or common.grid_of(tiles_m * tiles_n)
 
@@ -121,7 +121,7 @@ def tile_by_tile(devices: int, M: int, N: int, K: int, blocks: int | None = None
 
 @common.options(size=256)
 def main(devices: int, size: int, seed: int) -> None:
-    """Multiply (size, size) matrices, the inner dimension split over the devices, all of C left on every device."""
+    """Multiply (size, size) matrices, the inner dimension split over the devices; every device ends with all of C."""
     rng = torch.Generator().manual_seed(seed)
     size = common.divided(size, devices)
     for program in phases, tile_by_tile:

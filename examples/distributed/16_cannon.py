@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Cannon's algorithm: a matrix product on a square of devices that only ever talk to their neighbours.
+"""Cannon's algorithm: a GEMM on a square of devices that communicate with their neighbours only.
 
     C = A B on side x side devices; each holds one block of A, of B and of C.
 
@@ -10,7 +10,7 @@
     A22 A20 A21                                B20 B01 B12    ^  j upwards
 
 After the skew device (i, j) has blocks A[i, k] and B[k, j] of the same k, and each step brings the next k to both. No
-device ever holds more than two blocks of A and B, whatever the number of devices (L. E. Cannon, 1969).
+device ever holds more than two blocks of A and B, on any number of devices (L. E. Cannon, 1969).
 
 The idea: the launch numbers the devices in a line, and the program arranges them as it likes: `row = rank // side`,
 `col = rank % side`, and neighbours in four directions. Only neighbours wait for each other:
@@ -18,11 +18,11 @@ The idea: the launch numbers the devices in a line, and the program arranges the
     arrived     the right neighbour's A, and the lower one's B, have come in: the next step may read them
     free        the left neighbour no longer reads its A, nor the upper one its B: the next step may send it the next
 
-Two slots for each block, so that what comes in does not disturb what is multiplied; sending and multiplying are one
-grid phase and overlap. A flag for each neighbour, because one of them may be a step ahead of the other.
+Each block has two slots: one is multiplied while the other receives the next block; sending and multiplying are one
+grid phase and overlap. Each neighbour has its flag, because one of them may be a step ahead of the other.
 
-Things to try: a barrier in place of the four flags; one place in place of two and where it then has to wait; skew the
-arguments on the host and leave out the first phase.
+Things to try: a barrier in place of the four flags; one slot instead of two, and where the program then has to wait;
+skew the arguments on the host and leave out the first phase.
 """
 
 import click
@@ -36,7 +36,9 @@ TILE_K = 32
 
 
 def cannon(side: int, M: int, N: int, K: int):
-    """Every device has blocks (M / side, K / side) of A, (K / side, N / side) of B and (M / side, N / side) of C."""
+    """Multiply with blocks (M / side, K / side) of A, (K / side, N / side) of B and (M / side, N / side) of C on every
+    device.
+    """
     rows, cols, inner = M // side, N // side, K // side
     tiles_m, tiles_n, tiles_k = -(-rows // TILE), -(-cols // TILE), -(-inner // TILE_K)
 
@@ -62,7 +64,7 @@ def cannon(side: int, M: int, N: int, K: int):
                 T.barrier()  # no device reads the blocks of the previous launch, every flag is cleared
                 T.copy(A, a_blocks[0, 0:rows, 0:inner], dst=row * side + (col + side - row) % side)
                 T.copy(B, b_blocks[0, 0:inner, 0:cols], dst=(row + side - col) % side * side + col)
-                T.barrier()  # every block is where the first step needs it
+                T.barrier()  # every block is on the device that multiplies it in the first step
             for step in T.serial(side):
                 with T.Scale("block"):
                     a = T.alloc((TILE, TILE_K), "bfloat16", level="l1")
@@ -102,7 +104,7 @@ def cannon(side: int, M: int, N: int, K: int):
 
 
 def blocks(matrix: torch.Tensor, side: int) -> list[torch.Tensor]:
-    """The side x side blocks of a matrix, in the order of the devices."""
+    """Split a matrix into side x side blocks, in the order of the devices."""
     return [block.contiguous() for row in matrix.chunk(side) for block in row.chunk(side, 1)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""SUMMA: a matrix product on a rectangle of devices, panel by panel.
+"""SUMMA: a GEMM on a rectangle of devices, panel by panel.
 
     C = A B on P x Q devices; device (i, j) holds one block of A, of B and of C.
 
@@ -13,12 +13,12 @@
 Unlike Cannon's algorithm it takes any rectangle, and the blocks stay where they are (van de Geijn and Watts, 1997).
 
 1. by_panels  as drawn. Two slots for a panel: while all devices multiply the one, the next comes in ("look-ahead"),
-              and the barrier between two steps says both that it is there and that the other place is free.
-2. by_reads   a block reads the tiles that it needs from whoever holds them (SRUMMA; Krishnan and Nieplocha, 2004). No
+              and the barrier between two steps says both that it has arrived and that the other slot is free.
+2. by_reads   a block reads the tiles that it needs from their owners (SRUMMA; Krishnan and Nieplocha, 2004). No
               workspace, two barriers; but a tile crosses the network once for each block that needs it.
 
-The idea: the same product, pushed (`dst=`) and pulled (`src=`). Who sends must know that the receiver has room; who
-reads must know that the data is there and stays there. That is what the barriers of each program are for.
+The idea: the same algorithm, pushed (`dst=`) and pulled (`src=`). A sender must know that the receiver's slot is free;
+a reader must know that the data is there and stays there. The barriers of each program ensure that.
 
 Things to try: `--rows 1`, where only A travels; leave out the last barrier of by_reads: what may go wrong then?
 """
@@ -35,7 +35,7 @@ TILE, TILE_K = 64, 32
 
 
 def by_panels(P: int, Q: int, M: int, N: int, K: int):
-    """Owners send panels ahead. There are as many panels as P and Q both divide."""
+    """Send panels ahead, each from its owner. Their number is a multiple of P and of Q."""
     rows, cols, panels = M // P, N // Q, math.lcm(P, Q)
     width = K // panels
     common.whole("K", K, panels * TILE_K)
@@ -84,13 +84,13 @@ def by_panels(P: int, Q: int, M: int, N: int, K: int):
                             T.gemm(a, b, c)
                         T.copy(c, C[by * TILE, bx * TILE])
                 with T.Scale("device"):
-                    T.barrier()  # panel `step` is everywhere, none reads the one before: nor will the next launch
+                    T.barrier()  # panel `step` is everywhere; no device reads the previous one, nor in the next launch
 
     return summa
 
 
 def by_reads(P: int, Q: int, M: int, N: int, K: int):
-    """Blocks read tiles of A from their row of devices and tiles of B from their column."""
+    """Read tiles of A from the row of devices and tiles of B from the column."""
     common.whole("K", K, math.lcm(P, Q) * TILE_K)
     rows, cols, steps = M // P, N // Q, K // TILE_K
 
@@ -102,7 +102,7 @@ def by_reads(P: int, Q: int, M: int, N: int, K: int):
     ):
         with T.Kernel(device=P * Q, block=(T.ceildiv(cols, TILE), T.ceildiv(rows, TILE)), threads=128) as (bx, by):
             with T.Scale("device"):
-                T.barrier()  # the A and B of all devices are there
+                T.barrier()  # A and B are complete on all devices
             with T.Scale("block"):
                 a = T.alloc((TILE, TILE_K), "bfloat16", level="l1")
                 b = T.alloc((TILE_K, TILE), "bfloat16", level="l1")
@@ -110,19 +110,19 @@ def by_reads(P: int, Q: int, M: int, N: int, K: int):
                 T.clear(c)
                 with T.Scale("device") as (rank, size):
                     for step in T.Pipelined(steps, num_stages=2):
-                        k = (step + rank * steps // size) % steps * TILE_K  # not all at the same device at once
+                        k = (step + rank * steps // size) % steps * TILE_K  # start at different peers
                         T.copy(A[by * TILE, k % (K // Q)], a, src=rank // Q * Q + k // (K // Q))
                         T.copy(B[k % (K // P), bx * TILE], b, src=k // (K // P) * Q + rank % Q)
                         T.gemm(a, b, c)
                 T.copy(c, C[by * TILE, bx * TILE])
             with T.Scale("device"):
-                T.barrier()  # no device reads my A and B any more
+                T.barrier()  # no device reads this one's A and B any more
 
     return srumma
 
 
 def blocks(matrix: torch.Tensor, P: int, Q: int) -> list[torch.Tensor]:
-    """The P x Q blocks of a matrix, in the order of the devices."""
+    """Split a matrix into P x Q blocks, in the order of the devices."""
     return [block.contiguous() for row in matrix.chunk(P) for block in row.chunk(Q, 1)]
 
 

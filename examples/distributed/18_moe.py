@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Mixture of experts: every token goes to the experts that it chose, wherever they are, and comes back weighted.
+"""Mixture of experts: every token goes to the experts that it chose, on any device, and comes back weighted.
 
     y[t] = sum over the choices j of t:  share[t, j] * x[t] W[chosen[t, j]]      n devices with `local` experts each
 
@@ -7,16 +7,16 @@
       tokens for expert e  ------>   inbox[e, s]   x W[e]   ------>     results[e]  -- weighted -->  Y
       their number         ------>   arrived[e, s]                      returned[e]
 
-How many tokens an expert gets is known only when the program runs: any number, none too. An inbox has `capacity` slots
-for each source and expert; what a source has beyond that is dropped (Switch Transformer; Fedus and others, 2022). A
-block collects the tokens for one expert in tiles, fills the last one up with zeros, and sends them.
+How many tokens an expert gets is known only when the program runs: any number, also zero. An inbox has `capacity` slots
+for each source and expert; further tokens are dropped (Switch Transformer; Fedus and others, 2022). A block collects
+the tokens for one expert in tiles, fills the last one up with zeros, and sends them.
 
 The idea: a flag that carries a number. The number of tokens travels in the signal itself, `T.signal(..., count + 1,
-op="set")`: zero means that nothing is known yet, one that no tokens come. Whoever has waited for it knows how many rows
-of the slots are new; those beyond may be of the launch before and are not read.
+op="set")`: zero means that nothing is known yet, one that no tokens come. A unit that has waited for it knows how many
+rows of the slots are new; later rows may be of the previous launch and are not read.
 
-The three steps are grid phases: each waits only for what was sent in a phase before, and a phase that only sends always
-ends. So nothing can deadlock, whatever the tokens choose.
+The three steps are grid phases: each waits only for signals of an earlier phase, and a phase that only sends always
+ends. So no choice of experts can deadlock.
 
 Things to try: `--capacity 0.5` and how many choices are dropped; count the bytes for tokens that stay on their device;
 send bfloat16 back; let all choose one expert.
@@ -33,7 +33,9 @@ COUNT, PART = click.IntRange(min=1), click.FloatRange(min=0)
 
 
 def moe(devices: int, tokens: int, width: int, hidden: int, experts: int, top_k: int, capacity: int):
-    """As many blocks as experts: each dispatches to one, then serves a source's tokens for an expert of its device."""
+    """Run one block for each expert: it dispatches to that expert, then computes one source's tokens for a local
+    expert.
+    """
     local = experts // devices
 
     @T.prim_func
@@ -111,7 +113,7 @@ def moe(devices: int, tokens: int, width: int, hidden: int, experts: int, top_k:
 
 
 def reference(tokens, chosen, share, weights, capacity: int):
-    """float64 results of one device, the sums of their magnitudes, and how many choices were dropped."""
+    """Compute in float64: the results, the sums of their magnitudes, and the number of dropped choices."""
     hot = torch.nn.functional.one_hot(chosen.long().flatten(), len(weights))
     slot = (hot.cumsum(0) * hot).sum(1).reshape(chosen.shape) - 1  # a token's number among those of its expert
     kept = share.double() * (slot < capacity)

@@ -8,14 +8,14 @@
             share 0  <------------------------->  share 0
                         share 1  <------------------------->  share 1                between nodes: InfiniBand
 
-Inside a node a device has far more bandwidth than to another node. So the devices of a node first add up what they
-have, each a share of it; only these sums cross to the other nodes, each through its device's own adapter; what comes
-back is spread inside the node again. With n devices in a node, a device sends 1/n-th of its tensor to each other node.
-In one ring over all devices two whole tensors would have to pass through one adapter.
+Inside a node a device has far more bandwidth than to another node. So the devices of a node first add up their tensors,
+each a share; only these sums cross to the other nodes, each through its device's own adapter; the results are gathered
+inside the node again. With n devices in a node, a device sends 1/n-th of its tensor to each other node. In one ring
+over all devices two whole tensors would have to pass through one adapter.
 
-The idea: two scales that name ranks. `T.Scale("device")` speaks of the devices of this node and of the network inside
-it, `T.Scale("node")` of the device with the same number in the other nodes and of the network between them. Which
-networks these are, and what they can do, says the machine description.
+The idea: two scales that name ranks. `T.Scale("device")` is for the devices of this node and the network inside it,
+`T.Scale("node")` of the device with the same number in the other nodes and of the network between them. The machine
+description names these networks and their mechanisms.
 
 1. phases     reduce-scatter over devices, all-reduce over nodes, all-gather over devices: three lines.
 2. by_hand    the same tile by tile, as two_shot of 04 with one more hop. A barrier of the devices of each node, then
@@ -38,7 +38,7 @@ TILE = 32
 
 
 def phases(nodes: int, devices: int, rows: int, cols: int):
-    """Three collectives, each on the network of its level."""
+    """Run three collectives, each on the network of its level."""
 
     @T.prim_func
     def hierarchical(X: T.Tensor((rows, cols), "float32")):
@@ -55,7 +55,7 @@ def phases(nodes: int, devices: int, rows: int, cols: int):
 
 
 def by_hand(nodes: int, devices: int, rows: int, cols: int):
-    """Tile b is added up by device b % devices of each node."""
+    """Add up tile b on device b % devices of each node."""
     blocks = -(-rows // TILE)
 
     @T.prim_func

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Product on a wafer: Cannon's algorithm on a mesh of cores, where no shift goes further than two hops.
+"""GEMM on a wafer: Cannon's algorithm on a mesh of cores, where no shift goes further than two hops.
 
 A core has 48 KiB of its own memory and wires to four neighbours; there is nothing else. It holds one block of A, B and
-C, multiplies, passes A along its row and B along its column, and multiplies what came in.
+C, multiplies, passes A along its row and B along its column, and multiplies the blocks that arrive.
 
 Cannon's shifts go round (16), but a mesh has no wires from its last column to its first: one block of each row would
 cross the whole of it in every step, and with many cores all would wait for that one. So the ring is folded, even
-positions on the way out and odd ones on the way back, as in MeshGEMM (WaferLLM; He and others, 2025):
+positions outbound and odd ones inbound, as in MeshGEMM (WaferLLM; He and others, 2025):
 
     position       0     1     2     3     4     5
     out            o-----------o-----------o-----.
@@ -14,8 +14,8 @@ positions on the way out and odd ones on the way back, as in MeshGEMM (WaferLLM;
 
 Neighbours of the ring are two positions apart, at both ends one; a step takes the same time on any number of cores.
 
-The idea: what is next to what is the program's choice. Blocks are dealt to the cores by their place on the ring, not on
-the mesh; all that changes in Cannon's algorithm are the four neighbours.
+The idea: the program chooses which cores are neighbours. Blocks are assigned to the cores by their position on the
+ring, not on the mesh; all that changes in Cannon's algorithm are the four neighbours.
 
 The memory of a core is the layer l0 of this machine, for tensors and for tiles; the flags are a tensor of it, too.
 
@@ -31,19 +31,19 @@ import tilescale.language as T
 
 
 def place_on_ring(position: int, side: int) -> int:
-    """Where on the folded ring a position of a line of `side` lies."""
+    """Position on the folded ring of a core of a line of `side` cores."""
     return side - (position + 1) // 2 if position % 2 else position // 2
 
 
 def stepped(position, by: int, side: int):
-    """The position that follows on the folded ring (by=2) or comes before (by=-2): even ones go up, odd ones down."""
+    """Position that follows on the folded ring (by=2) or precedes (by=-2): even ones go up, odd ones down."""
     there = position + by * (1 - 2 * (position % 2))
     there = T.max(there, -1 - there)  # turned back at position 0,
     return T.min(there, 2 * side - 1 - there) % side  # and at the other end
 
 
 def mesh_gemm(side: int, M: int, N: int, K: int):
-    """Each core passes its block of A to the one before it on its row's ring, B to the one before on its column's."""
+    """Pass each core's block of A to the previous core of its row's ring, and B to the previous one of its column's."""
     rows, cols, inner = M // side, N // side, K // side
 
     @T.prim_func
@@ -83,13 +83,13 @@ def mesh_gemm(side: int, M: int, N: int, K: int):
                         T.wait(arrived[0], ">=", step + 1)
                         T.wait(arrived[1], ">=", step + 1)
                 T.copy(c, C)
-                T.barrier()  # the last of the free places is known everywhere
+                T.barrier()  # every device knows of the last free slots
 
     return folded_cannon
 
 
 def blocks(matrix: torch.Tensor, side: int, skew: str = "") -> list[torch.Tensor]:
-    """The block of each core; A skewed by rows or B by columns, so that the first blocks of a core belong together."""
+    """Blocks of all cores; A skewed by rows or B by columns, so that the first blocks of a core have the same k."""
     grid = [row.chunk(side, 1) for row in matrix.chunk(side)]
     found = []
     for core in range(side * side):

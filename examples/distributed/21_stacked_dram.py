@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Product under stacked DRAM: the weights stay where they are, everything else flows past them.
+"""GEMM under stacked DRAM: the weights stay in place, inputs and sums stream past them.
 
 A vault of this machine is a slice of DRAM with two cores right under it; a mesh joins the vaults. DRAM is near and the
-mesh narrow, so what is large should not travel: B, the weights, lies in blocks over the vaults for good, and the vaults
+mesh narrow, so large tensors should not travel: B, the weights, lies in blocks over the vaults for good, and the vaults
 are one large systolic array (Kung and Leiserson, 1979).
 
                        (zero)      (zero)
@@ -13,13 +13,13 @@ are one large systolic array (Kung and Leiserson, 1979).
                          |           |
                        C[:, 0]     C[:, 1]          complete below the last row
 
-Tile after tile of rows goes this way, and all vaults are busy once the first has passed. Nothing wraps round, so with
-`--devices 64`, rows of eight as on the chip, every copy is one hop of the mesh.
+Tile after tile of rows is processed like this, and all vaults are busy once the first has passed. Nothing wraps round,
+so with `--devices 64`, rows of eight as on the chip, every copy is one hop of the mesh.
 
-The idea: each memory layer keeps what lives as long as it does. l2, the vault's DRAM: its blocks of A, B and C, into
+The idea: each memory layer keeps data of a matching lifetime. l2, the vault's DRAM: its blocks of A, B and C, into
 which the neighbours write. l1, a core's scratchpad: the core's columns of B, loaded once for all rows of A. l0, its
-registers: the sum that is on its way from the vault above to the vault below. A neighbour writes straight into A and C,
-each place once, so flags for what has come in are enough and nothing has to be given back.
+registers: the sum in flight from the vault above to the vault below. A neighbour writes straight into A and C, each
+element once, so arrival flags are enough and no credits are needed.
 
 Things to try: more rows of A (`--size`) and what part of the time the array fills and drains; the blocks of B in the
 other order; four chips that split K, and an all-reduce of C inside T.Scale("chip").
@@ -36,7 +36,7 @@ TILE = 16
 
 
 def weights_stay(P: int, Q: int, M: int, N: int, K: int):
-    """P x Q vaults: A enters at the first of each row, C leaves at the last of each column."""
+    """Multiply on P x Q vaults: A enters at the first vault of each row, C leaves at the last of each column."""
     inner, cols = K // P, N // Q
     tiles_m, tiles_n = -(-M // TILE), -(-cols // TILE)
 
@@ -90,7 +90,7 @@ def main(devices: int, size: int, seed: int) -> None:
         for col, weights in enumerate(below.chunk(Q, 1)):
             entering = left if col == 0 else torch.full(left.shape, torch.nan)
             args.append([entering.bfloat16().contiguous(), weights.contiguous(), torch.zeros(M, N // Q)])
-            # The last row ends with the product, the others with what came from above, the first with its zeros.
+            # The last row ends with the result, the others with the sums from above, the first with its zeros.
             k, columns = K if row + 1 == P else row * (K // P), slice(col * (N // Q), (col + 1) * (N // Q))
             wanted.append(a[:, :k].double() @ b[:k, columns].double())
             bound.append(common.rounding(K, a[:, :k].double().abs() @ b[:k, columns].double().abs()))

@@ -3,23 +3,23 @@
 
     C = A B     A: rows over the devices     B, C: columns over the devices
 
-A device phase starts an all-gather and goes on: the device's copy queue sends the own shard to the others, chunk by
-chunk, while the grid multiplies. Each chunk that arrives raises its flag, and a tile waits for the chunk that its rows
-are in:
+A device phase starts an all-gather and does not wait for it: the device's copy queue sends the local shard to the
+others, chunk by chunk, while the grid multiplies. Each chunk that arrives raises its flag, and a tile waits for the
+chunk that its rows are in:
 
     copy queue of 1:   shard 1 to 2 ....... | shard 1 to 3 ....... | shard 1 to 0 .......
     grid of 1:         C[1] = A1 B | wait A0, C[0] = A0 B | wait A3, C[3] = A3 B | wait A2, C[2] = A2 B
 
 The idea: an asynchronous gather. `T.all_gather(..., signal=flags, chunk=rows)` in a device phase starts it and returns;
-a wait for a flag says that a chunk has arrived. The gather is in place: the own shard lies where the others expect it,
-so nothing is copied on the device itself. `T.alloc_flags` are zero when the call begins: no clearing, no barrier. Tiles
-come in the order in which the shards arrive: rank r - 1 sends to r first, rank r - 2 second.
+a wait for a flag says that a chunk has arrived. The gather is in place: the local shard has the same position as on the
+other devices, so nothing is copied on the device itself. `T.alloc_flags` are zero when the call begins: no clearing, no
+barrier. Tiles come in the order in which the shards arrive: rank r - 1 sends to r first, rank r - 2 second.
 
-The grid has one block for each tile, as many as there are: they wait for copy engines, not for each other, so it does
-not matter which of them the device holds at a time.
+The grid has one block for each tile, as many as there are: they wait for copy engines, not for each other, so any
+subset of them may be resident.
 
-Things to try: `rank + turn` in place of `rank + devices - turn`, and look who waits with `--timeline run.svg`; a single
-chunk; leave out the wait, and read which elements race.
+Things to try: `rank + turn` in place of `rank + devices - turn`, and look at the waits with `--timeline run.svg`; a
+single chunk; leave out the wait, and read which elements race.
 """
 
 import common
@@ -39,7 +39,7 @@ def overlapped(
     threads: int = 128,
     dtype: str = "float32",
 ):
-    """Start the gather, then multiply what is there.
+    """Start the gather, then multiply each chunk after its arrival.
 
     Args:
         tile: rows and columns of a tile of C, and the depth of one step.
@@ -54,7 +54,7 @@ def overlapped(
 
     @T.prim_func
     def ag_gemm(
-        A: T.Tensor((devices, rows, K), "bfloat16"),  # on each device: its own shard, room for the others
+        A: T.Tensor((devices, rows, K), "bfloat16"),  # on each device: the local shard, and space for the others
         B: T.Tensor((K, N), "bfloat16"),
         C: T.Tensor((devices, rows, N), dtype),
     ):

@@ -3,20 +3,20 @@
 
     C = A B     A: columns over the devices     B: rows over the devices     C: rows over the devices
 
-A device phase starts one copy for each chunk of rows of each other device, before anything is computed. Each of them
-waits in the device's copy queue until the tiles of its chunk are there, which they count in a flag of their own device:
+A device phase starts one copy for each chunk of rows of each other device, before any tile is computed. Each copy waits
+in the device's copy queue until the tiles of its chunk are complete; a local flag counts them:
 
     grid of 1:         rows of 2, rows of 3, rows of 0 ........................ | own rows, + what arrived, into C
     copy queue of 1:      after the first chunk of 2: send | after the second: send | ... | after the last of 0: send
 
-The idea: `after=(flag, ">=", n)`. What a copy waits for is said where it is started, so tiles neither send nor wait for
-a send. The rows of the others come first and the own ones last: when those are multiplied, most parts have
-arrived. They are added in float32 in one order, whoever came first, so a result has the same bits every time.
+The idea: `after=(flag, ">=", n)`. The condition of a copy is given where it is started, so tiles neither send nor wait
+for a send. Rows for other devices come first and local rows last: by then most parts have arrived. Parts are added in
+float32 in a fixed order, so a result has the same bits every time.
 
-A block that waits keeps its place, and what it waits for needs tiles of other devices that have a smaller number. That
-is safe as GPUs start blocks in the order of their numbers (docs/never-hang.md).
+A waiting block stays resident, and waits for tiles of other devices with smaller numbers. That is safe as GPUs start
+blocks in the order of their numbers (docs/never-hang.md).
 
-Things to try: own rows first, and read the deadlock on a machine with few places for blocks; `after` with a count that
+Things to try: local rows first, and read the deadlock on a machine with few resident blocks; `after` with a count that
 is one too small, and read which elements race; larger chunks, and look at the end of `--timeline run.svg`.
 """
 
@@ -37,12 +37,12 @@ def overlapped(
     threads: int = 128,
     dtype: str = "float32",
 ):
-    """Start the copies, then compute what they send.
+    """Start the copies, then compute the parts that they send.
 
     Args:
         tile: rows and columns of a tile of C, and the depth of one step.
         chunk: rows that are sent together, whole tiles.
-        dtype: the type of C and of the parts on their way; they are added in float32.
+        dtype: the type of C and of the parts in flight; sums are float32.
     """
     TILE_M, TILE_N, TILE_K = tile
     common.whole("chunk", chunk, TILE_M)
@@ -75,7 +75,7 @@ def overlapped(
                 b = T.alloc((TILE_K, TILE_N), "bfloat16", level="l1")
                 c = T.alloc((TILE_M, TILE_N), "float32", level="l0")
                 out = T.alloc((TILE_M, TILE_N), dtype, level="l1")
-                owner = (rank + 1 + block // (tiles_m * tiles_n)) % size  # the own rows last
+                owner = (rank + 1 + block // (tiles_m * tiles_n)) % size  # the local rows last
                 place = block % (tiles_m * tiles_n)
                 part = place // (group * tiles_n)  # chunk after chunk, column after column of it
                 height = T.min(group, tiles_m - part * group)

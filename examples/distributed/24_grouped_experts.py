@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: MIT
-"""Experts in phases: exchange, products, exchange; the compiler overlaps them.
+"""Experts in phases: exchange, GEMMs, exchange; the compiler overlaps them.
 
     y = f(x Up[e]) Down[e]      f(v) = max(v, 0)^2      e: the expert that a token goes to
 
 In number 18 tiles carry tokens to their experts and back. Here phases follow one another, and no tile sends.
 
 `with_capacity`: each device has `capacity` rows for every expert. An all-to-all brings them to the device that has the
-expert, two grids multiply, an all-to-all brings the results back. A tile has rows of one device for one expert. So it
-is known which chunk it waits for, and a chunk of results leaves when its tiles are made:
+expert, two grids multiply, an all-to-all brings the results back. A tile has rows of one device for one expert. So the
+compiler knows which chunk a tile waits for, and sends a chunk of results when its tiles are complete:
 
     device 1:   own rows, expert by expert | those of device 0 | those of 3 ...     each tile waits for its chunk
                 results for 2 ............ | for 3 ........... | ... own ones       each chunk leaves when it is made
 
 `by_offsets`: every device has some columns of all experts, and an all-gather brings the rows of all devices. They are
-sorted by expert; where those of an expert begin is known only when the program runs. Tiles look it up, and wait for the
-chunks with the rows that they find.
+sorted by expert; the first row of each expert is known only at run time. Tiles load it, and wait for the chunks with
+their rows.
 
-The idea: a tile waits for what it reads, also where a tensor says what that is. `tilescale.compile(program).python` is
-what became of a program, `.moves` says what is overlapped, and why something is not.
+The idea: a tile waits for the rows that it reads, also where a tensor selects them. `tilescale.compile(program).python`
+shows the rewritten program, `.moves` lists the overlapped transfers, and the reasons against others.
 
-Things to try: a `capacity` that is no multiple of a tile; a list of rows in place of offsets, and which line is named.
+Things to try: a `capacity` that is not a multiple of a tile; a list of rows in place of offsets, and which line is
+named.
 """
 
 import common
@@ -32,7 +33,9 @@ TILE = TILE_M, TILE_N, TILE_K = 32, 32, 32
 
 @T.macro
 def products(x, w, y, place, grid, tile, stages, squares):
-    """Tiles of the rows of a source for an expert, times the expert's weights; as many as there are for each block."""
+    """Multiply tiles of a source's rows for an expert by the expert's weights; as many tiles as there are for each
+    block.
+    """
     source, expert, row = place[2] // w.shape[0], place[2] % w.shape[0], place[1] * tile[0]
     a = T.alloc((tile[0], tile[2]), "bfloat16", level="l1")
     b = T.alloc((tile[2], tile[1]), "bfloat16", level="l1")
@@ -79,7 +82,7 @@ def with_capacity(devices: int, local: int, capacity: int, width: int, hidden: i
 
 
 def by_offsets(devices: int, experts: int, tokens: int, width: int, hidden: int):
-    """The first product of the layer, of columns of each expert, over the tokens of all devices."""
+    """Compute the layer's first GEMM, of columns of each expert, over the tokens of all devices."""
 
     @T.prim_func
     def gathered_experts(
@@ -116,7 +119,7 @@ def by_offsets(devices: int, experts: int, tokens: int, width: int, hidden: int)
 
 @common.options(size=64)
 def main(devices: int, size: int, seed: int) -> None:
-    """Run two experts on each device over `size` rows of `size` features for each; then over sorted tokens."""
+    """Run two experts on each device over `size` rows of `size` features; then over sorted tokens."""
     rng, local = torch.Generator().manual_seed(seed), 2
     x = torch.randn(devices, devices, local, size, size, generator=rng).bfloat16()  # source, owner
     up, down = ((torch.randn(devices, local, size, size, generator=rng) / 8).bfloat16() for _ in range(2))
@@ -136,7 +139,7 @@ def main(devices: int, size: int, seed: int) -> None:
 
 
 def reference(x, up, down):
-    """float64 results, and how far off they may be: sums in float32, the inner rows and the results in bfloat16."""
+    """Compute float64 results and error bounds: sums in float32, the inner rows and the results in bfloat16."""
     x, up, down = x.double(), up.double()[:, None], down.double()[:, None]
     first, size = (x @ up).clamp_min(0), x.shape[-1]
     off = 2 * first * common.rounding(size, x.abs() @ up.abs()) + 2.0**-8 * first**2

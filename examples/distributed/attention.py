@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the attention examples share: steps of online softmax, and the float64 reference with its error bound."""
+"""Common parts of the attention examples: steps of online softmax, and the float64 reference with its error bound."""
 
 import math
 
@@ -9,17 +9,17 @@ import torch
 import tilescale.language as T
 
 PAD = 8
-"""Columns of tiles that all threads write at once: their rows begin in other banks of shared memory."""
+"""Layout of tiles that all threads write by columns: consecutive rows begin in different banks of shared memory."""
 
 
 def scale(dim: int) -> float:
-    """What scores of vectors of so many elements are multiplied with, times log2(e): the hardware has powers of 2."""
+    """Factor of scores of vectors of `dim` elements, times log2(e): the hardware has powers of 2."""
     return math.log2(math.e) / math.sqrt(dim)
 
 
 @T.macro
 def sums(scores, total, shrink):
-    """The sum of all weights so far, and those of a tile of keys."""
+    """Sum of all weights so far, and sum of those of a tile of keys."""
     added = T.alloc(total.shape, "float32", level="l0")
     T.reduce_sum(scores, added, dim=1)
     for i in T.Parallel(total.shape[0]):
@@ -28,7 +28,7 @@ def sums(scores, total, shrink):
 
 @T.macro
 def sums_apart(scores, total, shrink):
-    """Each warpgroup sums up the weights of its own keys; the sums are combined after the last tile."""
+    """Add up the weights of each warpgroup's keys; the sums are combined after the last tile."""
     with T.Scale("warpgroup"):
         own, added = T.view(total, layout=T.Replica), T.alloc(total.shape, "float32", level="l0")
         T.reduce_sum(T.view(scores, layout=T.FullCol), added, dim=1)
@@ -44,8 +44,8 @@ def softmax_step(scores, top, total, acc, scale, add=sums):
         scores: (queries, keys); afterwards 2 ** ((score - top) * scale), the weights of the values.
         top, total: (queries,), the maximum of all scores so far, and the sum of all weights relative to it.
         acc: (queries, columns), the weighted sum of values so far; rescaled when the maximum has grown.
-        add: what adds the weights to `total`.
-        scale: what scores are multiplied with, as of `scale()`.
+        add: adds the weights to `total`.
+        scale: factor of the scores, as of `scale()`.
     """
     rows, columns = scores.shape
     before = T.alloc((rows,), "float32", level="l0")
@@ -63,7 +63,7 @@ def softmax_step(scores, top, total, acc, scale, add=sums):
 
 @T.macro
 def begin(top, total, acc):
-    """No keys so far."""
+    """Initialize the state: no keys so far."""
     T.clear(acc)
     T.clear(total)
     T.fill(top, -1e30)
@@ -71,7 +71,7 @@ def begin(top, total, acc):
 
 @T.macro
 def finish_apart(acc, top, total, scale):
-    """The weighted means, and in `total` the log2 of the sum of weights, after sums by warpgroup."""
+    """Divide by the sums of weights, adding those of the warpgroups; leave their log2 in `total`."""
     with T.Scale("warpgroup"):
         T.allreduce(T.view(total, layout=T.Replica))
     for i, j in T.Parallel(acc.shape[0], acc.shape[1]):
@@ -82,10 +82,10 @@ def finish_apart(acc, top, total, scale):
 
 @T.macro
 def merge_splits(acc, total, whole, log, splits, merge):
-    """Combine, by `merge`, what the blocks of a cluster made of their parts of the keys: each gets some rows.
+    """Combine, by `merge`, the partial results of the blocks of a cluster: each block gets some rows.
 
     Args:
-        acc, total: (heads, columns) and (heads,), what this block has.
+        acc, total: (heads, columns) and (heads,), this block's results.
         whole, log: the same of all blocks, of this one's share of the heads; parts travel in the type of `whole`.
     """
     rows, columns = whole.shape
@@ -109,7 +109,8 @@ def merge_splits(acc, total, whole, log, splits, merge):
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of float16 queries (..., queries, dim) to all keys and values (..., keys, dim), and an error bound.
+    """Compute attention of float16 queries (..., queries, dim) to all keys and values (..., keys, dim), and an error
+    bound.
 
     The programs round weights to float16: each may be off by 2**-11 of itself. A score, a float32 sum, that is off by e
     changes its weight and the sum of all weights by a factor of exp(e), about 1 + e each.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the examples share: options, running on every device, comparing with a float64 reference, showing who did what.
+"""Common parts of the examples: options, runs on every device, comparison with a float64 reference, a table per device.
 
 Started as `python 01_neighbour_shift.py`, one process holds the tensors of all devices and emulates them together.
 Started by a launcher, each rank is one device: it passes its own tensors and looks at its own results.
@@ -24,8 +24,10 @@ from tilescale.hda.units import format_bytes
 
 
 def options(*, size: int, devices: int = 4, machine: str | None = None) -> Callable[[Callable], click.Command]:
-    """A click command with --devices, --machine, --size, --seed and --timeline that runs a function for that machine:
-    `machine`, whose levels the programs name, where that is not one of GPUs in one server."""
+    """Return a click command with --devices, --machine, --size, --seed and --timeline that runs a function.
+
+    `machine` is the machine whose levels the programs name, where that is not a server of GPUs.
+    """
     own = machine
 
     def decorate(function: Callable) -> click.Command:
@@ -50,7 +52,7 @@ def options(*, size: int, devices: int = 4, machine: str | None = None) -> Calla
 
 
 class _Command(click.Command):
-    """A command that shows a mistake, not the way to it. In a job it is raised, so that the other ranks hear of it."""
+    """Command that shows a mistake without its traceback. In a job it is raised, to notify the other ranks."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         try:
@@ -69,20 +71,20 @@ def divided(size: int, parts: int) -> int:
 
 
 def whole(what: str, extent: int, part: int) -> None:
-    """Check an extent of a program without code for a part that is cut off. Raises ValueError."""
+    """Check that an extent of a program has no partial part, for which it has no code. Raises ValueError."""
     if extent % part:
         above = -(-extent // part) * part
         raise ValueError(f"{what}={extent} is not made of whole parts of {part}; {above} would be")
 
 
 def grid_of(tiles: int) -> int:
-    """Blocks of a persistent grid on the current machine: two on each SM, at most one for each tile."""
+    """Number of blocks of a persistent grid on the current machine: two on each SM, at most one for each tile."""
     machine = tilescale.current_machine()
     return min(tiles, 2 * machine.count(machine.program_level.name, machine.tensor_level.name))
 
 
 def run(program: Any, args: Sequence[Sequence[Any]]) -> None:
-    """Run a program on all devices, `args[r]` being the tensors of device r, and show what each of them did."""
+    """Run a program on all devices with `args[r]`, the tensors of device r, and show a summary of each device."""
     world = tilescale.init()
     if world.size == 1:
         report = tilescale.emulate(program, args)
@@ -98,7 +100,7 @@ def run(program: Any, args: Sequence[Sequence[Any]]) -> None:
 
 
 def rounding(terms: int, magnitudes: torch.Tensor) -> torch.Tensor:
-    """How far float32 sums of `terms` numbers may be off, from the sums of their magnitudes.
+    """Error bound of float32 sums of `terms` numbers, from the sums of their magnitudes.
 
     Each addition loses up to 2**-24; many such errors grow with the root of their number (Higham and Mary, 2019).
     """
@@ -108,7 +110,7 @@ def rounding(terms: int, magnitudes: torch.Tensor) -> torch.Tensor:
 def compare(what: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], bound: Any = None) -> None:
     """Compare the results of all devices (of this rank's, in a job) with float64 references, element by element.
 
-    `bound` says how far each element of each device may be off, None not at all. Raises ValueError for a wrong one.
+    `bound` is the allowed error of each element of each device; None allows none. Raises ValueError for a wrong one.
     """
     world = tilescale.init()
     devices = list(range(len(got))) if world.size == 1 else [world.rank]
@@ -124,7 +126,7 @@ def compare(what: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
 
 
 def show(report: tilescale.Report) -> None:
-    """A table of what each device did, and how long the machine takes as the emulator simulates it."""
+    """Print a table with the work of each device and the simulated time."""
     units = (report.machine.tensor_level.name, f"{report.machine.program_level.name}s")
     columns = (*units, "sent", "received", "signals", "collective bytes", "collectives")
     table = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -138,7 +140,7 @@ def show(report: tilescale.Report) -> None:
 
 
 def draw(report: tilescale.Report) -> None:
-    """Draw when everything happened where `--timeline` asks for it; programs after the first get a number."""
+    """Draw the timeline where `--timeline` asks for it; programs after the first get a number."""
     context = click.get_current_context(silent=True)
     if context is None or (path := context.params.get("timeline")) is None:
         return

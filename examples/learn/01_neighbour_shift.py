@@ -5,8 +5,8 @@
      A  -----.     A  -----.     A  -----> (to device 0)
      B <---   `--> B        `--> B
 
-Every device has a tile A. Send it to the next device, which finds it in its B; the last device sends to the first.
-One program runs on all devices. Each asks who it is, and a copy names the device that it goes to.
+Every device has a tile A. Send it to the next device, which receives it in its B; the last device sends to the first.
+One program runs on all devices. Each device asks for its rank, and a copy names its destination.
 
 Use:
     with T.Scale("device") as (rank, size):    which device this is, of how many
@@ -15,7 +15,7 @@ Use:
 Hints:
     One line is enough.
     `tile` is in the block's own memory. B is a name for the B of every device: dst= says which one is meant.
-    There may be 1, 2, 3, 4, 8 or 16 devices. Who comes after the last?
+    There may be 1, 2, 3, 4, 8 or 16 devices. Which device follows the last?
 """
 
 import learn
@@ -46,7 +46,7 @@ def program(devices: int):
 
 
 def case(devices, rng):
-    """Device r has to receive what device r - 1 has."""
+    """Check that device r received the tile of device r - 1."""
     sent = [learn.integers(rng, TILE, TILE) for _ in range(devices)]
     return learn.Case(
         args={"A": sent, "B": [learn.blank(TILE, TILE) for _ in range(devices)]},

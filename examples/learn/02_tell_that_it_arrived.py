@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Tell that it arrived: the neighbour uses your tile, and must know when it is there.
+"""Signal the arrival: the neighbour uses your tile, and must know when it is complete.
 
     device r                              device r + 1
       put tile b  --------------------->    inbox[b]
       raise arrived[b]  --------------->    arrived[b]: 0 -> 1
                                             wait for arrived[b], then read inbox[b], double it, store it in Y
 
-As before every device sends its tiles to the next one, but now four blocks do so, a tile each, and each goes on with
-what it got. A barrier would make all wait for all. A flag orders just the two that have to do with each other: the
-sender raises it behind the data, and who has seen it sees the data.
+As before every device sends its tiles to the next one, but now four blocks do so, a tile each, and each uses the tile
+that it received. A barrier would make all wait for all. A flag orders sender and receiver only: the sender raises it
+after the data, and a unit that has seen the flag sees the data.
 
 Use:
     T.copy(tile, X, dst=peer, signal=flag[i])    write into the X of a peer, then add 1 to its flag
     T.signal(flag[i], dst=peer)                  add 1 to a peer's flag, after all that this block has written
-    T.wait(flag[i], ">=", n)                     go on when the own flag is n or more
+    T.wait(flag[i], ">=", n)                     continue when this device's flag is n or more
 
 Hints:
     Two lines are enough: a put with a signal, and a wait.
@@ -28,7 +28,7 @@ BLOCKS, TILE = 4, 16
 
 
 def program(devices: int):
-    """Write what stands between the load of the own tile and the use of the received one."""
+    """Write the statements between the load of the local tile and the use of the received one."""
 
     @T.prim_func
     def tell_that_it_arrived(
@@ -58,7 +58,7 @@ def program(devices: int):
 
 
 def case(devices, rng):
-    """Device r has to end with twice what device r - 1 has."""
+    """Check that device r ends with twice the tile of device r - 1."""
     sent = [learn.integers(rng, BLOCKS, TILE, TILE) for _ in range(devices)]
     return learn.Case(
         args={"X": sent, "Y": [learn.blank(BLOCKS, TILE, TILE) for _ in range(devices)]},
@@ -73,7 +73,7 @@ def case(devices, rng):
 
 
 def demand(report, devices):
-    """Flags, not a barrier."""
+    """Demand flags instead of a barrier."""
     if min(activity.signals for activity in report.activity) >= BLOCKS:
         return learn.by_hand(report, devices)
     return (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Swap halves: two warpgroups of a block exchange what they have computed, through shared memory.
+"""Swap halves: two warpgroups of a block exchange their results through shared memory.
 
     columns of X[r]      0 ........ 31     32 ....... 63
                          warpgroup 0       warpgroup 1
@@ -8,8 +8,8 @@
     theirs               from box[1]       from box[0]
     Y[r]                 mine - theirs     mine - theirs
 
-A scale finer than the block makes parts of the block execute on their own: inside `T.Scale("warpgroup")` each of the
-two runs the statements, at its own pace. What they share lies in shared memory, and a barrier orders them, just as
+A scale finer than the block lets parts of the block execute independently: inside `T.Scale("warpgroup")` each of the
+two runs the statements, at its own pace. Shared data is in shared memory, and a barrier orders the warpgroups, just as
 flags and barriers order devices.
 
 They do so for every row block r, with the same box.
@@ -54,7 +54,7 @@ def program(rounds: int):
 
 
 def case(rounds, rng):
-    """Each half has to be its own squares less the squares of the other half."""
+    """Check that each half is its squares less the squares of the other half."""
     x = learn.integers(rng, rounds, ROWS, 2 * HALF)
     squares = x * x
     return learn.Case(

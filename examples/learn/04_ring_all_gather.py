@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-gather on a ring: every device ends with the tiles of all, and only neighbours talk.
+"""All-gather on a ring: every device ends with the tiles of all, and only neighbours communicate.
 
     .---> device 0 ---> device 1 ---> device 2 ---> device 3 ---.
     '-----------------------------------------------------------'
@@ -9,12 +9,12 @@
     step 1      tile 1          ---> inbox[1]      tile 0 ---> inbox[1]
     step 2      tile 0          ---> inbox[0]      tile 3 ---> inbox[0]
 
-In every step a device passes on what it got in the step before, and keeps a copy. After size - 1 steps every tile has
+In every step a device forwards the tile of the previous step, and keeps a copy. After size - 1 steps every tile has
 visited every device. The inbox is double-buffered: while one slot is read, the next tile may arrive in the other.
 
 Two flags for each block, which count upwards and never go back:
-    arrived    raised by the left neighbour: so many tiles have come
-    free       raised by the right neighbour: so many tiles it has taken out of its inbox, so many slots are free again
+    arrived    raised by the left neighbour: the number of tiles that have arrived
+    free       raised by the right neighbour: the number of tiles taken out of its inbox, whose slots are free again
 
 Use:
     T.copy(tile, inbox[slot, b, 0, 0], dst=right, signal=arrived[b])
@@ -68,12 +68,12 @@ def program(devices: int):
 
 
 def case(devices, rng):
-    """Every device has to end with all tiles, in the order of the devices."""
+    """Check that every device ends with all tiles, in the order of the devices."""
     sent = [learn.integers(rng, BLOCKS, TILE, TILE) for _ in range(devices)]
     ring = range(devices)
 
     def arranged(source):
-        """Y of device r when `source(r, i)` is the device whose tiles are in place i."""
+        """Y of device r when `source(r, i)` is the device whose tiles are at position i."""
         return {"Y": [torch.stack([sent[source(r, i) % devices] for i in ring]) for r in ring]}
 
     misplaced = "All tiles are there, in the wrong places of Y: what arrives in step s set out from rank - s - 1."
@@ -89,7 +89,7 @@ def case(devices, rng):
 
 
 def demand(report, devices):
-    """From neighbour to neighbour: each block passes on size - 1 tiles, and tells of each."""
+    """Demand copies from neighbour to neighbour: each block forwards size - 1 tiles, and signals each."""
     fewest = min(activity.signals for activity in report.activity)
     if fewest >= (devices - 1) * BLOCKS:
         return learn.by_hand(report, devices)

@@ -5,9 +5,9 @@
     tile of device 1 ---> inbox[1] of every device        then, on every device:  Y = inbox[0] + inbox[1] + inbox[2] ...
     tile of device 2 ---> inbox[2] of every device
 
-`T.allreduce(tile)` does it in a line. Here you build it: every device sends to all, a flag counts what has arrived, and
-then every device adds up. Sums of floating-point numbers depend on their order, so all devices add in the order of
-the ranks: inbox[0] first. Devices that go on with results that differ in the last bit drift apart.
+`T.allreduce(tile)` does it in one statement. Here you build it: every device sends to all, a flag counts what has
+arrived, and then every device adds up. Sums of floating-point numbers depend on their order, so all devices add in the
+order of the ranks: inbox[0] first. Devices that go on with results that differ in the last bit drift apart.
 
 Use:
     for r in T.serial(size): ...            a loop over the devices
@@ -16,7 +16,7 @@ Use:
     T.clear(total); for i, j in T.Parallel(TILE, TILE): total[i, j] += ...
 
 Hints:
-    The own tile is sent too, to the own inbox: then all are treated alike.
+    The local tile is sent too, to the local inbox: then all are treated the same.
     Start with the peer rank, then rank + 1, ...: so that not all devices send to device 0 at the same time.
 """
 
@@ -29,7 +29,7 @@ BLOCKS, TILE = 2, 16
 
 
 def program(devices: int):
-    """Write the two loops and what stands between them."""
+    """Write the two loops and the statements between them."""
 
     @T.prim_func
     def all_reduce(X: T.Tensor((BLOCKS, TILE, TILE), "float32"), Y: T.Tensor((BLOCKS, TILE, TILE), "float32")):
@@ -54,12 +54,12 @@ def program(devices: int):
 
 
 def case(devices, rng):
-    """Every device has to end with the sum in the order of the ranks, rounded to float32 after each addition."""
+    """Check for the sum in the order of the ranks, rounded to float32 after each addition."""
     given = [learn.reals(rng, BLOCKS, TILE, TILE) for _ in range(devices)]
     ring = range(devices)
 
     def summed(order):
-        """The sums when device r adds the tiles of the devices in `order(r)`."""
+        """Return the sums when device r adds the tiles of the devices in `order(r)`."""
         return {"Y": [sum((given[i % devices] for i in order(r)), torch.zeros(())) for r in ring]}
 
     rounded = "The sums are right but for their rounding: add in the same order on all devices, that of the ranks."

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Matrix times vector, with views: say how the tensors lie over the devices, and multiply what is here.
+"""Matrix times vector, with views: declare how tensors are split over the devices, and multiply the local shares.
 
     y = A x          A, 64 x 192              x                    y on device r
                   |  0  |  1  |  2  |      device 0: x[0:64]       A[:, share r] x[share r]
     3 devices:    |     |     |     |      device 1: x[64:128]     then the sum over the devices
                    columns, a share each   device 2: x[128:192]
 
-The parameters have the global shapes; each device passes its share. `T.view` at device level says which share that is,
-and gives a tensor of the share's shape, indexed from zero. The products of the shares are parts of y; added up over the
-devices they are y, and every device is to have it.
+The parameters have the global shapes; each device passes its share. `T.view` at device level declares the split, and
+returns a tensor of the share's shape, indexed from zero. The results of the shares are parts of y. Their sum over the
+devices is y, which every device must have.
 
 Use:
     T.view(X, layout=T.FullRow)     split along the first dimension, a share for each device
@@ -18,7 +18,7 @@ Use:
 
 Hints:
     A vector has one dimension, which is the first and the last.
-    `share` columns of A are here, whichever they are: a loop over them starts at zero on every device.
+    `share` columns of A are local: a loop over them starts at zero on every device.
 """
 
 import learn
@@ -30,7 +30,7 @@ ROWS, STEP = 16, 4
 
 
 def program(devices: int):
-    """Write three things: two views, the loads of the tiles, and what the devices do at the end."""
+    """Write three parts: two views, the loads of the tiles, and the final device phase."""
     share = K // devices
 
     @T.prim_func
@@ -60,7 +60,7 @@ def program(devices: int):
 
 
 def case(devices, rng):
-    """Every device has to end with the whole of y."""
+    """Check that every device ends with the whole of y."""
     A, x = learn.integers(rng, M, K), learn.integers(rng, K)
     columns = [part.contiguous() for part in A.chunk(devices, 1)]
     parts = [a @ v for a, v in zip(columns, x.chunk(devices), strict=True)]

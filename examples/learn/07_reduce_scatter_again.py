@@ -6,10 +6,10 @@
                   to device 0   1        2            from 1: its part 1   ---->   their sum
                                                       from 2: its part 1
 
-Every device owns one part of the result: it gets that part from all and adds them up, much as in exercise 5. But a real
-program does it in every step of a training, thousands of times, and no device waits for the others between two
-launches. The inbox that you fill may still be read by its owner, who is busy with the launch before; the flag still has
-the count that it had then. So a launch needs a handshake: none writes into an inbox before its owner has emptied it.
+Every device owns one part of the result: it receives that part from all devices and adds them up, as in exercise 5. But
+a real program does so in every step of a training, thousands of times, and no device waits for the others between two
+launches. Its owner may still read the inbox in the previous launch; the flag still has the count of that launch. So a
+launch needs a handshake: no device writes into an inbox before its owner has emptied it.
 
 The loop over the launches is there. The whole kernel is yours.
 
@@ -19,7 +19,7 @@ Use:
     T.copy, T.wait, T.Parallel                as in exercise 5
 
 Hints:
-    What has to have happened on the other devices before your first copy? Let them tell you.
+    What must have happened on the other devices before your first copy? Wait for a signal of it.
     If you clear the flag: before or after the barrier? A signal that comes in before the clear is lost.
 """
 
@@ -52,7 +52,7 @@ def program(devices: int):
 
 
 def case(devices, rng):
-    """In every launch, device r has to get the sum of the parts r."""
+    """Check that in every launch device r gets the sum of the parts r."""
     given = [learn.integers(rng, LAUNCHES, devices, TILE, TILE) for _ in range(devices)]
     ring = range(devices)
     total = torch.stack(given).sum(0)

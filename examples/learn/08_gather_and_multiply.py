@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Gather and multiply: compute with the shards of A as they come in, the own one first.
+"""Gather and multiply: compute with the shards of A as they arrive, the local one first.
 
     C = A B     A: rows over the devices     B, C: columns over the devices     every device needs all of A
 
     device 1 of 4:    send A1 to all | C[1] = A1 B | wait for A2 | C[2] = A2 B | wait for A3 | C[3] = A3 B | ...
 
 Gather first and multiply then: no device multiplies while the network works, and the network rests while all multiply.
-Instead every block sends its rows of the own shard, starts at once on the own shard, and waits for another one just
+Instead every block sends its rows of the local shard, starts on that shard immediately, and waits for another one just
 before it needs it. There is a flag for each shard.
 
 Two blocks on each device. Block b sends rows b * TILE ... of the shard, and computes columns b * TILE ... of C, all
@@ -19,7 +19,7 @@ Use:
 
 Hints:
     A shard comes in pieces: from each of its blocks as many as it sends. Count them all.
-    Which shard in step s, so that the own one comes first and no two devices wait for the same one?
+    Which shard in step s, so that the local one comes first and no two devices wait for the same one?
 """
 
 import learn
@@ -32,7 +32,7 @@ ROWS = BLOCKS * TILE
 
 
 def program(devices: int):
-    """Write the two parts: what a block sends, and in which order it computes. `multiply` computes one tile of C."""
+    """Write two parts: the sends of a block, and the order in which it computes. `multiply` computes one tile of C."""
     columns = BLOCKS * TILE * devices
 
     @T.prim_func
@@ -45,7 +45,7 @@ def program(devices: int):
             gathered = T.alloc((devices, ROWS, K), "bfloat16", level="l2")
             arrived = T.alloc((devices,), "int32", level="l2")
             with T.Scale("device"):
-                A_dev = T.view(A, layout=T.FullRow)  # (1, ROWS, K): the own shard
+                A_dev = T.view(A, layout=T.FullRow)  # (1, ROWS, K): the local shard
                 B_dev = T.view(B, layout=T.FullCol)  # (K, BLOCKS * TILE)
                 C_dev = T.view(C, layout=T.FullCol)  # (devices, ROWS, BLOCKS * TILE)
                 T.clear(arrived)
@@ -75,7 +75,7 @@ def program(devices: int):
 
 
 def case(devices, rng):
-    """Every device has to end with its columns of A B."""
+    """Check that every device ends with its columns of A B."""
     A = learn.integers(rng, devices, ROWS, K, dtype=torch.bfloat16)
     B = learn.integers(rng, K, ROWS * devices, dtype=torch.bfloat16)
     C = A.float() @ B.float()

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""Merge softmax: attention over keys that lie on several devices.
+"""Merge softmax: attention over keys that are split over several devices.
 
     keys        0 ... 11          12 ... 23          24 ... 35
     device         0                  1                  2               Out_r = softmax(S_r) V_r
     has       Out_0, Lse_0 --.   Out_1, Lse_1 --.   Out_2, Lse_2         Lse_r = log sum exp(S_r)
                              '---> merge        '---> merge  --->  Out, Lse over all keys, on every device
 
-S_r and V_r are the scores and values of the keys of device r. Who knows only these cannot know the softmax over all.
-But the result and one number for each row, the logarithm of the sum of exponentials, are enough to merge any two
-partial results into one:
+S_r and V_r are the scores and values of the keys of device r. They do not determine the softmax over all keys. But the
+result and one number for each row, the logarithm of the sum of exponentials, are enough to merge any two partial
+results into one:
 
     Lse = log(exp(Lse_a) + exp(Lse_b))          Out = exp(Lse_a - Lse) Out_a + exp(Lse_b - Lse) Out_b
 
-An all-reduce adds up, or takes the maximum. With `fn=` it combines as you say, also tensors that belong together.
+An all-reduce adds up, or takes the maximum. With `fn=` it uses your combination, also of several tensors together.
 
 Use:
     T.allreduce(X, y, fn=merge)       merge((x_a, y_a), (x_b, y_b)) returns (x, y); all are scalars, y one for each row
     T.exp, T.log, T.max(a, b)
 
 Hints:
-    The scores are large: exp(300) is no float32. What does exp see if you subtract the larger of the two first?
+    The scores are large: exp(300) overflows float32. What does exp see if you subtract the larger of the two first?
     The order in which parts are merged is not yours to choose: the result of a merge is merged again.
 """
 
@@ -33,7 +33,7 @@ KEYS = 12  # of each device
 
 
 def merge(a, b):
-    """The result over the keys of both: from (out, lse) of either to (out, lse)."""
+    """Merge two (out, lse) into the result over the keys of both."""
     (out_a, lse_a), (out_b, lse_b) = a, b
     return learn.todo("weigh out_a and out_b, and make one lse of the two")
 
@@ -54,7 +54,7 @@ def program(devices: int):
 
 
 def case(devices, rng):
-    """Every device has to end with the attention over all keys."""
+    """Check that every device ends with the attention over all keys."""
     scores = torch.linspace(1, 100, ROWS)[:, None] * learn.reals(rng, ROWS, devices * KEYS).double()
     values = learn.reals(rng, devices * KEYS, WIDTH).double()
     parts = list(zip(scores.chunk(devices, 1), values.chunk(devices), strict=True))

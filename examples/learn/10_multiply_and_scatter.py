@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Multiply and scatter: a matrix product whose parts add up on their owners while the next ones are computed.
+"""Multiply and scatter: a GEMM whose parts add up on their owners while the next parts are computed.
 
     C = A B     A: columns over the devices     B: rows over the devices     C: rows over the devices
 
@@ -10,11 +10,11 @@
     device 1    | multiply for 2 | multiply for 0 | multiply for 1 | wait, add up the parts for 1 |
                                  '---> inbox of 2 '---> inbox of 0
 
-Multiply all first and reduce-scatter then: the network rests, and then the tensor cores do. Instead a finished tile
-goes to its owner at once, and flies while the next tile is computed. Every device starts with another owner. Block b
-does so with the columns b * TILE ... of C.
+Multiply all first and reduce-scatter then: the network rests, and then the tensor cores do. Instead a finished tile is
+sent to its owner immediately, and is in flight while the next tile is computed. Every device starts with another owner.
+Block b does so with the columns b * TILE ... of C.
 
-It is your kernel from the first line to the last: workspaces, handshake, product, exchange, sum.
+It is your kernel from the first line to the last: workspaces, handshake, GEMM, exchange, sum.
 
 Use:
     T.alloc(shape, dtype, level="l2")     a workspace in device memory, which peers can reach
@@ -22,7 +22,7 @@ Use:
     T.clear, T.barrier, T.copy(..., dst=, signal=), T.wait, T.gemm, T.Parallel
 
 Hints:
-    Exercise 5 sends and adds up, exercise 7 enters, exercise 8 multiplies.
+    Exercise 5 sends and adds up, exercise 7 has the handshake, exercise 8 the GEMM.
     T.gemm adds into registers (level="l0"). A copy to a peer starts in shared memory (level="l1"): copy it there first.
     A grid of BLOCKS blocks fits on every device, so its blocks may wait for each other.
 """
@@ -55,7 +55,7 @@ def program(devices: int):
 
 
 def case(devices, rng):
-    """Every device has to end with its rows of A B."""
+    """Check that every device ends with its rows of A B."""
     A = learn.integers(rng, devices, ROWS, STEP * devices, dtype=torch.bfloat16)
     B = learn.integers(rng, STEP * devices, COLUMNS, dtype=torch.bfloat16)
     shares = list(zip(A.float().chunk(devices, -1), B.float().chunk(devices), strict=True))
@@ -76,7 +76,7 @@ def case(devices, rng):
 
 
 def demand(report, devices):
-    """Every tile goes on its own way: a signal for each."""
+    """Demand a signal for each tile."""
     tiles = devices * BLOCKS
     fewest = min(activity.signals for activity in report.activity)
     if fewest < tiles:

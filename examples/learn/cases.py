@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What goes into a launch and what has to come out."""
+"""Inputs of a launch and its expected results."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import torch
 
 Tensors = Mapping[str, Sequence[torch.Tensor]]
-"""By the name of a parameter, the tensor of every device."""
+"""Tensors of every device, by the name of a parameter."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One launch: what goes in and what has to come out.
+    """One launch: its inputs and expected results.
 
     Attributes:
         args: the tensors of every device, by the names of the parameters and in their order.
-        want: what has to be there afterwards.
-        mistakes: what a well-known mistake leaves instead: advice, and tensors like those of `want`.
-        tolerance: how far an element may be off, relative to 1 + |what it should be|.
+        want: the expected results.
+        mistakes: advice for well-known mistakes, and the tensors that each leaves instead of `want`.
+        tolerance: error of an element, relative to 1 + |expected|.
     """
 
     args: Tensors
@@ -30,15 +30,15 @@ class Case:
 
 
 def blank(*shape: int) -> torch.Tensor:
-    """A float32 tensor for a result, full of NaN: what is not written is seen."""
+    """Return a float32 tensor for a result, full of NaN, which shows elements without a result."""
     return torch.full(shape, torch.nan)
 
 
 def integers(rng: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Small whole numbers: their sums and products are exact, in whatever order they are added up."""
+    """Return small whole numbers: their sums and products are exact, in any order."""
     return torch.randint(-4, 5, shape, generator=rng).to(dtype)
 
 
 def reals(rng: torch.Generator, *shape: int) -> torch.Tensor:
-    """Normally distributed numbers: their sums depend on the order in which they are added up."""
+    """Return normally distributed numbers: their sums depend on the order of additions."""
     return torch.randn(shape, generator=rng)

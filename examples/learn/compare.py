@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Say how results differ from what they should be: where, by what example, and which mistake they look like."""
+"""Describe wrong results: where they are, an example, and the mistake that they look like."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ WIDTH = 110
 
 
 def difference(case: Case, got: Tensors, advice: str) -> str | None:
-    """What is wrong with the results of a launch, or None.
+    """Describe errors in the results of a launch, or return None.
 
     Args:
         case: the launch.
         got: all its tensors, after it.
-        advice: what to say of values that look like nothing known.
+        advice: the text for values of no known mistake.
     """
     for name, wanted in case.want.items():
         wrong = [_wrong(g, w, case.tolerance) for g, w in zip(got[name], wanted, strict=True)]
@@ -29,7 +29,7 @@ def difference(case: Case, got: Tensors, advice: str) -> str | None:
 
 
 def _wrong(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> torch.Tensor:
-    """Which elements are wrong."""
+    """Mask of the wrong elements."""
     want = want.double()
     return ~((got.double() - want).abs() <= tolerance * (1 + want.abs()))  # NaN is not within any bound
 
@@ -59,7 +59,7 @@ def _where(name: str, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor],
 
 
 def _looks_like(case: Case, name: str, got: Sequence[torch.Tensor]) -> str:
-    """A mistake that leaves just these values."""
+    """Return the mistake that leaves exactly these values."""
     for text, tensors in case.mistakes:
         left = tensors.get(name)
         if left and not _any([_wrong(g, x, case.tolerance) for g, x in zip(got, left, strict=True)]):
@@ -68,7 +68,7 @@ def _looks_like(case: Case, name: str, got: Sequence[torch.Tensor]) -> str:
 
 
 def _empty(got: Sequence[torch.Tensor], given: Sequence[torch.Tensor], wrong: Sequence[torch.Tensor]) -> str:
-    """Whether NaN is all that is wrong, in a tensor that was full of it."""
+    """Whether NaN is the only error, in a tensor that was full of it."""
     if all(bool(x.isnan().all()) for x in given) and all(
         bool(g[w].isnan().all()) for g, w in zip(got, wrong, strict=True)
     ):

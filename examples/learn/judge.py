@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Judge a program: run it on several machines and sizes, several times, and say in words what went wrong first."""
+"""Judge a program: run it on several machines and sizes, several times, and describe the first error."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 SOLVED, UNWRITTEN, WRONG, LATE = "solved", "not written yet", "not right yet", "right, but late"
 SEEDS = (None, 1)
-"""The orders in which the units of a launch run: in turns, then a random one."""
+"""Orders in which the units of a launch run: interleaved evenly, then random."""
 WIDTH = 110
 LIMIT_S = 60.0
 ENDLESS = "which loop does not end, or is far too long?"
-"""How long tracing or a launch may take; those of the solutions take seconds."""
+"""Time limits of tracing and of a launch; the solutions take seconds."""
 
 ANOTHER_ORDER = "It was right when the units took turns, and is wrong when they run in another order:"
 PHASES = (
@@ -38,11 +38,11 @@ PHASES = (
     "T.Scale('device') on its own is a phase of whole devices, without blocks and without tiles on chip."
 )
 ADVICE = {"PhaseError": PHASES, "UnsupportedError": PHASES}
-"""What errors mean in all exercises."""
+"""Explanations of errors, for all exercises."""
 
 
 class NotWrittenError(TileScaleError):
-    """The program has reached a place that is still to be written."""
+    """The program has reached a part that is still to be written."""
 
 
 class EndlessError(TileScaleError):
@@ -51,11 +51,11 @@ class EndlessError(TileScaleError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of an exercise.
+    """Verdict on an exercise.
 
     Attributes:
         state: SOLVED, UNWRITTEN, WRONG or LATE.
-        text: where it ran, or what is missing or wrong.
+        text: the machines it ran on, or the missing or wrong part.
     """
 
     state: str
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def judge(exercise: Exercise, program: Callable[[int], Any]) -> Verdict:
-    """Run `program` as an exercise asks, until something is wrong."""
+    """Run `program` as an exercise asks, until an error is found."""
     trial = _Trial(exercise, program)
     try:
         with _silent():
@@ -78,7 +78,7 @@ def judge(exercise: Exercise, program: Callable[[int], Any]) -> Verdict:
 
 
 def timed(exercise: Exercise, program: Callable[[int], Any]) -> tilescale.Report:
-    """A launch with its simulated time, of a program that is right: on the first machine, of the size for that."""
+    """Simulate a launch of a correct program: on the first machine, at the size for timing."""
     machine, (size, *_) = next(iter(exercise.sizes.items()))
     size = exercise.timed or size
     case = exercise.case(size, torch.Generator().manual_seed(size))
@@ -88,13 +88,13 @@ def timed(exercise: Exercise, program: Callable[[int], Any]) -> tilescale.Report
 
 
 class _Trial:
-    """A program that is run for an exercise. Its methods return the first complaint, or None."""
+    """A run of a program for an exercise. Its methods return the first complaint, or None."""
 
     def __init__(self, exercise: Exercise, program: Callable[[int], Any]):
         self.exercise, self.program = exercise, program
 
     def results(self) -> str | None:
-        """On all machines and sizes."""
+        """Run on all machines and sizes."""
         for machine, sizes in self.exercise.sizes.items():
             for size in sizes:
                 with tilescale.use_machine(machine):
@@ -105,7 +105,7 @@ class _Trial:
         return None
 
     def _size(self, size: int) -> str | None:
-        """In several orders of the units, with new inputs each time."""
+        """Run in several orders of the units, with new inputs each time."""
         traced, complaint = self._attempt(partial(self.program, size))
         rng = torch.Generator().manual_seed(size)
         for seed in SEEDS if complaint is None else ():
@@ -123,7 +123,7 @@ class _Trial:
         return complaint or difference(case, args, advice) or fill(self.exercise.demand(report, size) or "", WIDTH)
 
     def time(self) -> str | None:
-        """Beside the solution; both simulated, so the times are exact."""
+        """Compare the time with the solution's; both are simulated, so exact."""
         asked = self.exercise
         if asked.timed is None:
             return None
@@ -137,7 +137,7 @@ class _Trial:
         )
 
     def _attempt(self, action: Callable[[], Any]) -> tuple[Any, str | None]:
-        """What an action returns, or a complaint that explains its error."""
+        """Return the result of an action, or a complaint that explains its error."""
         try:
             with raise_after(LIMIT_S, EndlessError(f"still running after {LIMIT_S:g} s", hint=ENDLESS)):
                 return action(), None
@@ -148,14 +148,14 @@ class _Trial:
             return None, f"{type(error).__name__}: {error}{place}\n\n{self._advice(error)}".rstrip()
 
     def _advice(self, error: BaseException) -> str:
-        """What an error means in the exercise, if possible for the tensor that its message names first."""
+        """Explain an error in terms of the exercise, if possible for the tensor that its message names first."""
         kind, tensor = type(error).__name__, re.search(r"(\w+)\[", str(error))
         known = {**ADVICE, **self.exercise.advice}
         text = known.get(f"{kind} of {tensor and tensor[1]}") or known.get(kind)
         return fill(f"What it means here: {text}", WIDTH) if text else ""
 
     def _line_of(self, error: BaseException) -> str:
-        """The last line of the learner's file that an error came through."""
+        """Return the last line of the learner's file that an error came through."""
         file = self.program.__code__.co_filename
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         return f"\n    at {file}:{lines[-1].lineno}\n        {lines[-1].line}" if lines else ""
@@ -163,7 +163,7 @@ class _Trial:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """TileLang logs the whole program that it refuses; the learner is told the line."""
+    """Silence TileLang's log of rejected programs; the learner gets the line."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

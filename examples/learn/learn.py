@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What the exercises share: the place to write, and the command of every exercise.
+"""Common parts of the exercises: the placeholder, and the command of every exercise.
 
-cases.py is what goes in and out, judge.py runs a program, compare.py puts wrong values into words.
+cases.py has inputs and results, judge.py runs a program, compare.py puts wrong values into words.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEVICES = {"h200-sxm-8": (2, 3, 4, 8, 1), "gb200-nvl72": (16,)}
 
 
 def todo(what: str) -> None:
-    """The place to write: replace this line by the statements that it asks for.
+    """Placeholder: replace this line by the statements that it asks for.
 
     Raises:
         judge.NotWrittenError: always.
@@ -43,7 +43,7 @@ def todo(what: str) -> None:
 
 
 def by_hand(report: tilescale.Report, size: int) -> str | None:
-    """A complaint if a collective between devices did the work."""
+    """Return a complaint if a collective between devices did the work."""
     used = {name for activity in report.activity if activity.contributed for name in activity.collectives}
     if not used:
         return None
@@ -55,13 +55,13 @@ def by_hand(report: tilescale.Report, size: int) -> str | None:
 
 @dataclass(frozen=True)
 class Exercise:
-    """A program to write, and how it is checked.
+    """A program to write, and its checks.
 
     Attributes:
-        file: that of the exercise. Its docstring is the statement, and its solution has the same name in `solutions/`.
-        program: what the learner writes: from a size to a traced program for so many devices.
+        file: path of the exercise. Its docstring is the statement, and its solution has the same name in `solutions/`.
+        program: written by the learner: from a size to a traced program for that number of devices.
         case: a launch of that size, made from random numbers.
-        advice: what an error means in this exercise, by its name ("RaceError") or by that and the tensor that its
+        advice: explanation of an error in this exercise, by its name ("RaceError") or by that and the tensor that its
             message names first ("RaceError of inbox"); "wrong values" and "too slow" say what to look at.
         demand: what else a report has to show: from the report and the size to a complaint, or None.
         timed: the size, on the first machine, at which it must not take much longer than the solution.
@@ -82,30 +82,32 @@ class Exercise:
 
     @property
     def name(self) -> str:
-        """Its number and what it is about, from the name of the file."""
+        """Number and subject, from the name of the file."""
         return Path(self.file).stem.replace("_", " ")
 
     @property
     def statement(self) -> str:
-        """What to write, with hints."""
+        """Statement of the exercise, with hints."""
         return ast.get_docstring(ast.parse(Path(self.file).read_text(encoding="utf-8"))) or ""
 
     @property
     def solution(self) -> Path:
-        """The file of the solution."""
+        """File of the solution."""
         return Path(self.file).parent / "solutions" / Path(self.file).name
 
     @property
     def right(self) -> Callable[[int], Any]:
-        """The program of the solution."""
+        """Program of the solution."""
         return load(self.solution).program
 
     def check(self, *, solution: bool = False) -> judge.Verdict:
-        """Judge what the learner wrote, or the solution."""
+        """Judge the learner's program, or the solution."""
         return judge.judge(self, self.right if solution else self.program)
 
     def main(self, words: Sequence[str] | None = None) -> None:
-        """The command of an exercise: exits with 0 if it is solved. `words`: other than those of the command line."""
+        """Run the command of an exercise: exits with 0 if it is solved. `words`: arguments, instead of those of the
+        command line.
+        """
 
         @click.command(help=_as_it_stands(self.statement))
         @click.option("--solution", is_flag=True, help="Check the solution instead of what you wrote.")
@@ -123,12 +125,12 @@ class Exercise:
 
 
 def ladder() -> list[Path]:
-    """The files of all exercises, in order."""
+    """Files of all exercises, in order."""
     return sorted(FOLDER.glob("[0-9]*.py"))
 
 
 def load(path: Path) -> ModuleType:
-    """The module in a file whose name is no identifier."""
+    """Import a file whose name is not an identifier."""
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -144,7 +146,7 @@ def _draw(report: tilescale.Report, file: str) -> None:
 
 
 def _as_it_stands(text: str) -> str:
-    """A docstring that click shows without wrapping its lines, and its drawings, anew."""
+    """Mark a docstring so that click does not wrap its lines and drawings."""
     return re.sub(r"^", "\b\n", text, count=1).replace("\n\n", "\n\n\b\n")
 
 
@@ -154,5 +156,5 @@ def _next(file: str) -> str:
 
 
 def _from_here(path: Path) -> str:
-    """A path as the shell takes it, from the current folder."""
+    """Quote a path, relative to the current folder, for the shell."""
     return os.path.relpath(path)

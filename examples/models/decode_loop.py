@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Decode in a CUDA graph: tokens one by one, each layer's weights and heads over the ranks.
+"""Decode in a CUDA graph: token by token, each layer's weights and heads split over the ranks.
 
     tilescale run -n 2 examples/models/decode_loop.py        # also without GPUs, emulated, without the graph
 
-The idea: a step of decode is the same work each time, so it is captured once and replayed. What changes lies in
-tensors: the tokens, and the position. Every rank has all tokens between the layers; a layer ends with an all-reduce,
-which is hidden behind the product that it sums. Operators of TileScale are captured like those of PyTorch.
+The idea: every decode step launches the same kernels, so it is captured once and replayed. Tokens and position are
+tensors that change in place. Every rank has all tokens between the layers; a layer ends with an all-reduce, which is
+overlapped with the GEMM before it. CUDA graphs capture operators of TileScale like those of PyTorch.
 
 Tokens are compared with those that the whole model chooses on this rank alone.
 
@@ -33,7 +33,7 @@ PLAN = {
 
 
 class Layer(nn.Module):
-    """Attention to all tokens so far, and an MLP; with keys and values of the heads of this rank."""
+    """Attention to all tokens so far, and an MLP; with keys and values of this rank's heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ class Layer(nn.Module):
         self.attention_norm, self.norm = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
 
     def make_room(self, batch: int, heads: int) -> None:
-        """Room for keys and values."""
+        """Allocate the cache of keys and values."""
         like = self.norm.weight
         self.keys, self.values = (like.new_zeros(batch, heads, ROOM, HIDDEN // HEADS) for _ in range(2))
 
     def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """(batch, 1, features) of the token at a position."""
+        """Return (batch, 1, features) of the token at a position."""
         given = self.attention_norm(x)
         q, k, v = (w(given).unflatten(-1, (-1, HIDDEN // HEADS)).transpose(1, 2) for w in (self.q, self.k, self.v))
         self.keys.index_copy_(2, position, k)
@@ -65,7 +65,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
 
     def forward(self, tokens: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """The most likely next tokens, (batch, 1)."""
+        """Return the most likely next tokens, (batch, 1)."""
         x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x, position)
@@ -73,7 +73,7 @@ class Decoder(nn.Module):
 
 
 def replayed(step: Callable[[], None]) -> Callable[[], None]:
-    """A step as a CUDA graph; the step itself where there is no GPU."""
+    """Capture a step as a CUDA graph; return the step itself where there is no GPU."""
     if not torch.cuda.is_available():
         return step
     stream = torch.cuda.Stream()
@@ -89,7 +89,7 @@ def replayed(step: Callable[[], None]) -> Callable[[], None]:
 
 @torch.no_grad()
 def decode(model: Decoder, first: torch.Tensor, count: int, heads: int) -> torch.Tensor:
-    """So many tokens that follow the first ones, (batch, count)."""
+    """Generate `count` tokens after the first ones, (batch, count)."""
     for layer in model.layers:
         layer.make_room(len(first), heads)
     tokens, position = first.clone(), torch.zeros(1, dtype=torch.int64, device=first.device)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""A layer of experts: the tokens of all ranks to the experts that they choose, wherever these are, and back.
+"""Expert parallelism: tokens of all ranks go to the experts that they choose, on any rank, and back.
 
     tilescale run -n 2 examples/models/expert_layer.py       # also without GPUs, emulated
 
-The idea: every rank has some of the experts, and all of the router. `ops.moe_layer` takes the tokens to the experts
-that they chose, wherever these are, and brings back the weighted sums. All of it can be differentiated, and the host
-waits for nothing: how many tokens an expert gets stays on the device.
+The idea: every rank has some of the experts, and all of the router. `ops.moe_layer` dispatches tokens to their experts,
+on any rank, and combines the results into weighted sums. It is differentiable, and the host never synchronizes: the
+token counts stay on the device.
 
 Results and gradients are compared with those of all experts on one rank.
 
-Things to try: `room=` for fewer rows, which drops tokens; all tokens to one expert; around experts of another kind the
+Things to try: `room=` for fewer rows, which drops tokens; all tokens to one expert; for experts of another kind the
 parts of the layer, `ops.moe_route`, `ops.moe_dispatch`, `ops.grouped_matmul` and `ops.moe_combine`.
 """
 
@@ -35,19 +35,19 @@ class ExpertLayer(nn.Module):
         self.down = nn.Parameter((torch.randn(experts, features, inner) * inner**-0.5)[local].clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(tokens, features) of this rank."""
+        """Return (tokens, features) of this rank."""
         share, chosen = choose(x, self.router, self.choices)
         return ops.moe_layer(x, (chosen, share), self.up, self.down)
 
 
 def choose(x: torch.Tensor, router: torch.Tensor, choices: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """How much of each expert a token takes, and which."""
+    """Return the weights of each token's experts, and their indices."""
     share, chosen = (x @ router.t()).float().softmax(-1).topk(choices)
     return (share / share.sum(-1, keepdim=True)).to(x.dtype), chosen
 
 
 def dense(x: torch.Tensor, router: torch.Tensor, up: torch.Tensor, down: torch.Tensor, choices: int) -> torch.Tensor:
-    """The same by all experts for all tokens, in float32."""
+    """Compute the same on one rank, with all experts for all tokens, in float32."""
     share, chosen = choose(x, router, choices)
     weights = torch.zeros(len(x), len(up), device=x.device).scatter(1, chosen, share.float())
     gate, value = torch.einsum("tk,enk->etn", x.float(), up.float()).chunk(2, -1)
@@ -59,7 +59,7 @@ def dense(x: torch.Tensor, router: torch.Tensor, up: torch.Tensor, down: torch.T
 @click.option("--tokens", default=24, show_default=True, help="Of each rank.")
 @click.option("--experts", default=4, show_default=True, help="Of all ranks, a multiple of these.")
 def main(tokens: int, experts: int) -> None:
-    """Run the layer forth and back, and compare."""
+    """Run the layer forward and backward, and compare."""
     world = tilescale.init()
     dist.init_process_group("nccl" if world.device.type == "cuda" else "gloo")
     torch.manual_seed(0)

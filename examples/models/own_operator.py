@@ -3,17 +3,17 @@
 
     tilescale run -n 2 examples/models/own_operator.py       # also without GPUs, emulated
 
-    rank 0       rank 1       rank 2                      y of rank r is x of the rank before it;
-      x --.        x --.        x --> (to rank 0)         its gradient goes back the other way
+    rank 0       rank 1       rank 2                      y of rank r is x of the previous rank;
+      x --.        x --.        x --> (to rank 0)         its gradient goes in the opposite direction
       y    `-->    y    `-->    y
 
-The idea: `torch.library` takes any function. What PyTorch has to know of it are the shape of its result, and its
-gradient, which here is the same program the other way round. A kernel is kept for each shape, and so is the memory that
-peers write into: it is symmetric, so nothing is copied in and out.
+The idea: `torch.library` takes any function. PyTorch needs the shape of its result, and its gradient, here the same
+program in the opposite direction. Each shape has a kernel and the memory that peers write into. That memory is
+symmetric, so no copies in and out are needed.
 
 Results and gradients are compared with those of a plain exchange.
 
-Things to try: another distance; a gradient that adds up what comes from two neighbours; `torch.library.opcheck`.
+Things to try: another distance; a gradient that adds up those of two neighbours; `torch.library.opcheck`.
 """
 
 from functools import cache
@@ -30,7 +30,7 @@ TILE = 64
 
 
 def shift(devices: int, rows: int, columns: int, by: int) -> Any:
-    """X of each device into Y of the device `by` further on."""
+    """Copy X of each device into Y of the device `by` further on."""
 
     @T.prim_func
     def shifted(X: T.Tensor((rows, columns), "float32"), Y: T.Tensor((rows, columns), "float32")):
@@ -50,14 +50,14 @@ def shift(devices: int, rows: int, columns: int, by: int) -> Any:
 
 @cache
 def kernel(rows: int, columns: int, by: int) -> tuple[tilescale.Kernel, torch.Tensor]:
-    """The kernel for a shape, and the memory that it writes into. Collective."""
+    """Return the kernel for a shape, and the memory that it writes into. Collective."""
     size = tilescale.init().size
     return tilescale.compile(shift(size, rows, columns, by % size)), tilescale.zeros((rows, columns))
 
 
 @torch.library.custom_op("example::shifted", mutates_args=())
 def shifted(x: torch.Tensor, by: int) -> torch.Tensor:
-    """The tensor of the rank `by` before this one. Collective."""
+    """Return the tensor of the rank `by` before this one. Collective."""
     run, inbox = kernel(*x.shape, by)
     run(x, inbox)
     return inbox.clone()
@@ -69,12 +69,12 @@ def _(x: torch.Tensor, by: int) -> torch.Tensor:
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    """What the gradient needs."""
+    """Save the inputs of the gradient."""
     _, ctx.by = inputs
 
 
 def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-    """The gradient of what was sent comes from where it went."""
+    """Send the gradient back to the source of the tensor."""
     return shifted(grad.contiguous(), -ctx.by), None
 
 
@@ -84,7 +84,7 @@ shifted.register_autograd(backward, setup_context=keep)
 @click.command()
 @click.option("--size", default=96, show_default=True, help="Rows and columns of each rank.")
 def main(size: int) -> None:
-    """Run it forth and back, eager and compiled, and compare."""
+    """Run the operator forward and backward, eager and compiled, and compare."""
     world = tilescale.init()
     x, scale = (torch.randn(size, size, generator=torch.Generator().manual_seed(s)).to(world.device) for s in (1, 2))
     x, scale = x + world.rank, scale * (world.rank + 1)

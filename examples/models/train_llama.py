@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Train a Llama by a plan: a model of transformers, its layers over the ranks, parameters in float32.
+"""Train a Llama by a parallel plan: a model of transformers, its layers split over the ranks, parameters in float32.
 
     tilescale run -n 2 examples/models/train_llama.py        # also without GPUs, emulated
 
-The idea: the plan is PyTorch's, and so is the model. `ops.parallelize_module` takes both, and linear layers whose
-communication can be hidden become TileScale's. Tokens lie over the ranks between the layers, so norms and residuals are
-computed once, not once a rank. Parameters stay in float32; autocast computes in bfloat16.
+The idea: the plan is PyTorch's, the model is that of transformers. `ops.parallelize_module` takes both, and replaces
+linear layers whose communication can be overlapped by TileScale's. Tokens are split over the ranks between the layers,
+so norms and residuals are computed once, not on every rank. Parameters stay in float32; autocast computes in bfloat16.
 
 Every step's loss is compared with that of the whole model on this rank alone.
 
@@ -48,7 +48,7 @@ PLAN = {
 
 
 def llama(device: torch.device) -> LlamaForCausalLM:
-    """A small one, the same on each rank."""
+    """Build a small model, the same on each rank."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -58,7 +58,7 @@ def llama(device: torch.device) -> LlamaForCausalLM:
 
 
 def train(model: nn.Module, numbers: torch.Tensor, steps: int) -> list[float]:
-    """The loss of each step."""
+    """Return the loss of each step."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
     positions = torch.arange(numbers.shape[1] - 1, device=numbers.device)[None]  # a rank sees a part of the tokens
     for _ in range(steps):

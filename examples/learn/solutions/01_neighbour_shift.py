@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Solution: one copy with a far side. `% size` closes the ring; with one device the neighbour is the device itself."""
+"""Solution: one copy with a destination device. `% size` closes the ring; with one device the neighbour is the device
+itself.
+"""
 
 import tilescale.language as T
 
@@ -7,7 +9,7 @@ TILE = 32
 
 
 def program(devices: int):
-    """Each device writes into the B of the next one."""
+    """Write from each device into the B of the next one."""
 
     @T.prim_func
     def neighbour_shift(A: T.Tensor((TILE, TILE), "float32"), B: T.Tensor((TILE, TILE), "float32")):

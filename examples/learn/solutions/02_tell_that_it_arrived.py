@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Solution: data then signal on one side, wait then data on the other. `signal=` keeps the first two together.
 
-Nothing can deadlock: every block sends before it waits, and what it waits for is sent by a block of its own number.
+Nothing can deadlock: every block sends before it waits, and waits for the block of the same number.
 """
 
 import tilescale.language as T
@@ -10,7 +10,7 @@ BLOCKS, TILE = 4, 16
 
 
 def program(devices: int):
-    """A put with a signal, and a wait."""
+    """Put with a signal, then wait."""
 
     @T.prim_func
     def tell_that_it_arrived(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Solution: put, barrier, take, barrier. The first barrier says "it is there", the second "it may be overwritten".
+"""Solution: put, barrier, take, barrier. The first barrier means "complete", the second "may be overwritten".
 
-Two boxes, used in turns, would save the second barrier: by the time a box is written again, both warpgroups have
+Two boxes, used alternately, would save the second barrier: by the time a box is written again, both warpgroups have
 passed the barrier of the round between.
 """
 
@@ -11,7 +11,7 @@ ROWS, HALF = 16, 32
 
 
 def program(rounds: int):
-    """Through the box, with a barrier on either side."""
+    """Exchange through the box, with a barrier before and after the read."""
 
     @T.prim_func
     def swap_halves(X: T.Tensor((rounds, ROWS, 2 * HALF), "float32"), Y: T.Tensor((rounds, ROWS, 2 * HALF), "float32")):

@@ -10,7 +10,7 @@ BLOCKS, TILE = 2, 16
 
 
 def program(devices: int):
-    """Credit, put, wait, take, credit."""
+    """Wait for a credit, put, wait for a tile, copy it, return a credit."""
 
     @T.prim_func
     def ring_all_gather(

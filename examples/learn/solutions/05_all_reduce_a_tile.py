@@ -12,7 +12,7 @@ BLOCKS, TILE = 2, 16
 
 
 def program(devices: int):
-    """One shot: every device sends to every device."""
+    """Send from every device to every device, in one step."""
 
     @T.prim_func
     def all_reduce(X: T.Tensor((BLOCKS, TILE, TILE), "float32"), Y: T.Tensor((BLOCKS, TILE, TILE), "float32")):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Solution: A by columns, x alike, and one all-reduce.
+"""Solution: A split by columns, x the same way, and one all-reduce.
 
-Had A been split by rows and x not at all, every device would have its rows of y and nothing would have to be added:
-which split is better depends on where A, x and y lie before and after.
+Had A been split by rows and x not at all, every device would have its rows of y and no sum would be needed. Which split
+is better depends on the layouts of A, x and y before and after.
 """
 
 import tilescale.language as T
@@ -12,7 +12,7 @@ ROWS, STEP = 16, 4
 
 
 def program(devices: int):
-    """Each device multiplies its share; the all-reduce adds the parts."""
+    """Multiply the local shares; the all-reduce adds the parts."""
     share = K // devices
 
     @T.prim_func

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Solution: one barrier at the entry says that every inbox has been read; the flag counts on and is never cleared.
+"""Solution: a barrier at the entry ensures that every inbox has been read; the flag counts across launches and is never
+cleared.
 
-A barrier at the exit would do as well. Two inboxes, used in turns, need none at all once a device waits for all parts:
-who has them all knows that every device has entered this launch, so none still reads the inbox of the one before last.
+A barrier at the exit would also do. Two inboxes, used alternately, need no barrier if a device waits for all parts. It
+then knows that every device has entered this launch, so no device still reads the inbox of the launch before the
+previous one.
 """
 
 import tilescale.language as T

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Solution: a flag for each shard counts its pieces, and device r takes the shards r, r + 1, r + 2, ...
 
-So a device computes its own shard while the others are on their way, and in every step the devices read different
-shards. All blocks of a device run at the same time (two do, anywhere); a grid that is larger than the device could fill
-it with blocks that wait for pieces which blocks that have not started yet would send.
+So a device computes with its local shard while the others are in flight, and in every step the devices read different
+shards. All blocks of a device run at the same time (two always fit). In a larger grid the resident blocks could wait
+for pieces of blocks that have not started.
 """
 
 import tilescale.language as T
@@ -26,7 +26,7 @@ def program(devices: int):
             gathered = T.alloc((devices, ROWS, K), "bfloat16", level="l2")
             arrived = T.alloc((devices,), "int32", level="l2")
             with T.Scale("device"):
-                A_dev = T.view(A, layout=T.FullRow)  # (1, ROWS, K): the own shard
+                A_dev = T.view(A, layout=T.FullRow)  # (1, ROWS, K): the local shard
                 B_dev = T.view(B, layout=T.FullCol)  # (K, BLOCKS * TILE)
                 C_dev = T.view(C, layout=T.FullCol)  # (devices, ROWS, BLOCKS * TILE)
                 T.clear(arrived)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Solution: owner by owner, the next device's rows first; put each tile with a signal; add up what is owned here.
+"""Solution: owner by owner, the next device's rows first; put each tile with a signal; add up the parts owned here.
 
-A device's last tile is its own, which travels nowhere; by then the parts of the others have had all the time of the
-other products to arrive.
+A device's last tile is its own, which is not sent. By then the other parts have had the time of all earlier GEMMs to
+arrive.
 """
 
 import tilescale.language as T
