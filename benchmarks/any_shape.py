@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Operators at shapes drawn at random by a seed, beside NCCL with cuBLAS, on this computer's GPUs.
+"""Operators at random shapes, drawn by a seed, compared with NCCL and cuBLAS, on this computer's GPUs.
 
     torchrun --nproc-per-node 2 benchmarks/any_shape.py --seconds 120
-    torchrun --nproc-per-node 2 benchmarks/any_shape.py --seconds 120 --resume      the shapes that are left
+    torchrun --nproc-per-node 2 benchmarks/any_shape.py --seconds 120 --resume      the remaining shapes
 
-From 1 to 16384 rows, log-uniform; weights are those of layers of 20 published models, over the GPUs; all-gather,
-reduce-scatter and all-reduce, bfloat16 and float8, eager and in CUDA graphs. Every call finds its inputs and makes its
-result at another place than the last one. Kernels of some weights are compiled at once, then their shapes are raced.
+From 1 to 16384 rows, log-uniform; weights of layers of 20 published models, split over the GPUs; all-gather,
+reduce-scatter and all-reduce, bfloat16 and float8, eager and in CUDA graphs. Every call has inputs and results at other
+addresses than the previous one. Kernels of several weights are compiled together, then their shapes are raced.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(
     seed: int, weights: int, together: int, seconds: float, rounds: int, symm_mem: bool, out: Path, limit: float,
     resume: bool, part: str,
 ) -> None:  # fmt: skip
-    """Draw, compile, race, write."""
+    """Draw shapes, compile, race, write the results."""
     begin, world = time.monotonic(), tilescale.init()
     if not torch.cuda.is_available():
         raise click.UsageError("times need GPUs; without them `tilescale.emulate` shows that programs are right")
@@ -80,7 +80,7 @@ def _work(shape: Shape) -> any_shapes.Work:
 
 
 def _race(run: Run, steps: Steps, shape: Shape, titles: set[str], symm_mem: bool) -> None:
-    """A shape in all modes, on the same inputs; results are checked in the first one."""
+    """Race a shape in all modes, on the same inputs; results are checked in the first one."""
     work = _work(shape)
     heats = [heat for mode in MODES if (heat := work.heat(mode, symm_mem)).title in titles]
     for number, heat in enumerate(heats):

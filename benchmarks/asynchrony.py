@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""What asynchrony is worth: programs that overlap, wait and call, beside libraries, on this computer's GPUs.
+"""Gain by asynchrony: programs that overlap, wait and call, compared with libraries, on this computer's GPUs.
 
     torchrun --nproc-per-node 2 benchmarks/asynchrony.py                      everything, in about four minutes
     torchrun --nproc-per-node 2 benchmarks/asynchrony.py --only ag_gemm       one work
     python benchmarks/asynchrony.py                                           the works of one GPU
 
 Works: ag_gemm, gemm_rs, grouped_experts, product_allreduce, put, small_put, allreduce, mla_decode on all GPUs; gemm,
-cluster_gemm, mla_decode, plain_call on one. `tilescale.tuning.race` says how they are measured. Kernels are first
-compiled by jobs beside one another, whose results the races find in TileLang's cache. Rows of each work are written
-when it is done. A step that takes too long ends the run; with --resume the next one goes on without the contender whose
-step it was.
+cluster_gemm, mla_decode, plain_call on one. `tilescale.tuning.race` documents the measurement. Kernels are first
+compiled by concurrent jobs, which fill TileLang's cache for the races. Rows of each work are written when it is done. A
+step that takes too long ends the run; with --resume the next one goes on without the contender whose step it was.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tilescale.tuning.race import Heat  # noqa: E402
 
 
 def heats(quick: bool, gpus: int) -> Iterable[Heat]:
-    """All works of so many GPUs."""
+    """Return all works for `gpus` GPUs."""
     return [heat for part in (overlap, grouped, sums, calls, one_gpu) for heat in part.heats(quick, gpus)]
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Simulated times beside what was measured on a server of GPUs: `python benchmarks/beside.py FOLDER`; needs no GPU.
+"""Simulated times compared with measurements of a server of GPUs: `python benchmarks/beside.py FOLDER`; needs no GPU.
 
 Reads `wires.json`, `collectives.json` and `operators.json` of a folder that `node.sh` has filled, simulates the same
-programs on the machine's description, and writes `predictions.json` beside them, in the order of the rows. The table
-says how far simulated times are off, weighted by what was measured, and names what is off by most.
+programs on the machine's description, and writes `predictions.json` to the same folder, in the order of the rows. The
+table shows the errors of simulated times, weighted by the measured ones, and names the largest.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ OPERATORS: dict[str, Callable[[Machine, int, tuple[int, int, int]], Any]] = {
     "gemm_rs": programs.product_and_scatter,
     "gemm_ar": programs.product_and_sum,
 }
-"""The sequential program of an operator, which the compiler overlaps."""
+"""Return the sequential program of an operator, which the compiler overlaps."""
 
 FEWEST_ROWS = 1024
-"""Products of fewer rows are multiplied by the vendor's library, which is not simulated."""
+"""GEMMs of fewer rows use the vendor's library, which is not simulated."""
 
 WIRES = {"tilescale, copy engine": "copy_engine", "tilescale, stores": "lsu"}
 WORST = 5
 
 
 def simulated(program: Any, machine: Machine) -> float:
-    """Microseconds."""
+    """Simulated time in microseconds."""
     return tilescale.emulate(program, machine=machine, data=False, progress=False).time_us
 
 
 def predictions(folder: Path, machine: Machine) -> Iterator[tuple[Row, Callable[[], float]]]:
-    """The measured rows of ours that can be simulated, and how."""
+    """Measured rows of TileScale that can be simulated, and their programs."""
     for row in rows(folder / "wires.json"):
         if row["contender"] in WIRES:
             yield row, lambda row=row: _wire(row, machine)
@@ -64,7 +64,7 @@ def predictions(folder: Path, machine: Machine) -> Iterator[tuple[Row, Callable[
 
 
 def rows(path: Path) -> list[Row]:
-    """The rows of a results file that have a time; none if there is no such file."""
+    """Rows of a results file that have a time; none if there is no such file."""
     made = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
     return [row for row in made if row["us"] is not None]
 
@@ -81,7 +81,7 @@ def _operator(row: Row, machine: Machine) -> float:
 
 
 def table(made: list[Row]) -> Table:
-    """A row for each work: how many times there are, and how far they are off."""
+    """Return a row for each work: the number of times, and their errors."""
     shown = Table("work", "times", "mean error", "worst")
     for work in dict.fromkeys(row["work"] for row in made):
         mine = [row for row in made if row["work"] == work]
@@ -92,7 +92,7 @@ def table(made: list[Row]) -> Table:
 
 
 def mean_error(made: list[Row]) -> float:
-    """Weighted by what was measured: long times count for as much as they take."""
+    """Mean error, weighted by the measured times."""
     return sum(abs(row["simulated_us"] - row["us"]) for row in made) / sum(row["us"] for row in made)
 
 

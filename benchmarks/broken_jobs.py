@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How jobs are run to break them (`faults.py`): by a launcher, on two hosts, two at once. Each gives all output."""
+"""Jobs that are run in order to break (`faults.py`): by a launcher, on two hosts, two at once; with their output."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ ROOT = Path(__file__).parents[1]
 RUN = [sys.executable, "-c", "from tilescale.cli.run import run; run()"]
 LIMIT_S = 300.0
 HANGS = "say('READY')\ntime.sleep(600)"
-"""What a job does that only ends from outside."""
+"""Script of a job that only ends from outside."""
 
 
 def alive(output: str) -> list[int]:
-    """The ranks of a job that still run."""
+    """Processes of the job's ranks that still run."""
     pids = [int(pid) for pid in re.findall(r"PID (\d+)", output)]
     return [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()]
 
 
 def launched(script: Path, ranks: int = 3) -> str:
-    """The output of a job of `tilescale run`."""
+    """Run a job by `tilescale run`; return its output."""
     return finished([*RUN, "-n", str(ranks), str(script)])
 
 
 def finished(words: list[str], **variables: str) -> str:
-    """The output of a command that has to end by itself."""
+    """Run a command that must end by itself; return its output."""
     env = os.environ | {"PYTHONPATH": str(ROOT)} | variables
     process = subprocess.Popen(
         words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -53,7 +53,7 @@ def finished(words: list[str], **variables: str) -> str:
 
 
 def launcher_killed(script: Path) -> str:
-    """SIGKILL of `tilescale run`, once its ranks have met."""
+    """SIGKILL `tilescale run` after the rendezvous of its ranks."""
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([*RUN, "-n", "3", str(script)], env=env, text=True, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -69,7 +69,7 @@ def launcher_killed(script: Path) -> str:
 
 
 def output_gone(sink: str) -> Callable[[Path], str]:
-    """A job whose output nobody reads, or that a full disk does not take."""
+    """Run a job whose output is not read, or goes to a full disk."""
 
     def run(script: Path) -> str:
         command = " ".join(f"'{word}'" for word in [*RUN, "-n", "3", str(script)])
@@ -88,7 +88,7 @@ def output_gone(sink: str) -> Callable[[Path], str]:
 
 @contextmanager
 def two_hosts() -> Iterator[None]:
-    """Network namespaces `ts0` and `ts1` with addresses of their own on a link between them."""
+    """Make network namespaces `ts0` and `ts1`, each with an address on a link between them."""
     setup = """ip netns add ts0; ip netns add ts1
     ip link add tsv0 netns ts0 type veth peer name tsv1 netns ts1
     ip -n ts0 addr add 10.77.0.1/24 dev tsv0; ip -n ts1 addr add 10.77.0.2/24 dev tsv1
@@ -103,7 +103,7 @@ def two_hosts() -> Iterator[None]:
 
 
 def network(cut: str) -> Callable[[Path], str]:
-    """A job of two hosts; the shell command `cut` runs once both ranks have met."""
+    """Run a job of two hosts, and the shell command `cut` after their rendezvous."""
 
     def run(script: Path) -> str:
         with two_hosts(), tempfile.NamedTemporaryFile("w+") as log:
@@ -133,7 +133,7 @@ def network(cut: str) -> Callable[[Path], str]:
 
 
 def with_full_cache(script: Path) -> str:
-    """A job whose cache lies on a full disk; needs root."""
+    """Run a job whose cache is on a full disk; needs root."""
     folder = script.parent / "cache"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(folder)], check=True)
@@ -148,7 +148,7 @@ def with_full_cache(script: Path) -> str:
 
 
 def started_again(script: Path) -> str:
-    """All of a job is killed at once, and the next one starts where it was."""
+    """Kill all of a job, and start the next one with the same address."""
     output = launcher_killed(script)
     begin = time.monotonic()
     script.write_text(script.read_text().replace(HANGS.splitlines()[-1], "pass"))
@@ -158,7 +158,7 @@ def started_again(script: Path) -> str:
 
 
 def one_port(script: Path) -> str:
-    """A second job, with a key of its own, on the port of the first one."""
+    """Run a second job, with a different key, on the port of the first one."""
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29601"}
     env = os.environ | job | {"PYTHONPATH": str(ROOT)}
 

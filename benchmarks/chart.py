@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A picture of a results file: every contender's time through its baseline's, with the spread over the rounds.
+"""A picture of a results file: every contender's time divided by its baseline's, with the spread over the rounds.
 
 python benchmarks/chart.py asynchrony --to asynchrony.png
 """
@@ -22,7 +22,9 @@ from tilescale.tuning.chart import draw  # noqa: E402 - found through the path a
 
 
 def command(drawing: Callable[[Mapping[str, Any], Path], None], text: str, always: str = "") -> click.Command:
-    """The command line of what draws results; `text` says what it is, `always` is a work that others are shown by."""
+    """Make the command line of a script that draws results; `text` describes it, `always` is a work that is always
+    shown.
+    """
 
     @click.command(help=text.replace("\n    ", "\n\n\b\n    ", 1))
     @click.argument("name")
@@ -30,7 +32,7 @@ def command(drawing: Callable[[Mapping[str, Any], Path], None], text: str, alway
     @click.option("--file", type=click.Path(path_type=Path), help="Results.  [default: benchmarks/results/NAME.json]")
     @click.option("--mode", default="", help="Races of this mode alone: eager, graph or host.  [default: all]")
     def main(name: str, to: Path | None, file: Path | None, mode: str) -> None:
-        """Read and draw."""
+        """Read the results and draw."""
         results = json.loads((file or RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         results["rows"] = [r for r in results["rows"] if mode in ("", r["mode"]) or r["work"] == always]
         drawing(results, to or ROOT / "docs" / "diagrams" / f"{name}.svg")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Choices of algorithms beside what was measured: `python benchmarks/choices.py`.
+"""Choices of algorithms compared with measurements: `python benchmarks/choices.py`.
 
-Reads what `benchmarks/collectives.py --algorithms` has measured of each algorithm by itself, on GPUs of one machine.
-The sizes that a calibration measures too become points of what is shipped for that machine. At all other sizes `select`
-chooses: by these points, and by the description alone. The table of docs/predictions.md says how often what it chose
-is as fast as the fastest, and how much longer it takes at worst.
+Reads the measurements of each algorithm by `benchmarks/collectives.py --algorithms`, on GPUs of one machine. Sizes that
+a calibration measures too become points of the measurements shipped for that machine. At all other sizes `select`
+chooses: by these points, and by the description alone. The table of docs/predictions.md shows how often the choice is
+as fast as the fastest algorithm, and the largest loss.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PAGE = ROOT / "docs" / "predictions.md"
 SOURCE = "benchmarks/results/algorithms.json"
 
 REGRET = 0.03
-"""By how much more time a choice may take than the fastest algorithm, and still be as good."""
+"""Loss, as a share of the fastest algorithm's time, up to which a choice counts as good."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A collective of so many units and bytes, and the microseconds of each algorithm, preferred ones first."""
+    """A collective of a number of units and bytes, and the microseconds of each algorithm, preferred ones first."""
 
     operation: str
     units: int
@@ -50,16 +50,16 @@ class Case:
 
     @property
     def wanted(self) -> Wanted:
-        """As a program of whole tensors asks for it."""
+        """The call that asks `select` for an algorithm, as of a program of whole tensors."""
         return Wanted(self.operation, TENSORS, "device", tuple(range(self.units)), (), self.nbytes, "bfloat16")
 
     def regret(self, chosen: str) -> float:
-        """By how much longer the chosen algorithm takes than the fastest one, as a share of that one's time."""
+        """Loss of an algorithm, as a share of the fastest one's time."""
         return self.us[chosen] / min(self.us.values()) - 1
 
 
 def cases(rows: Iterable[dict[str, Any]]) -> list[Case]:
-    """What was measured in graphs, a case for each operation and size."""
+    """Measurements in graphs, a case for each operation and size."""
     found: dict[tuple[str, int, int], dict[str, float]] = {}
     for row in rows:
         if row["mode"] == "graph" and row["us"] is not None and row["work"] != "put":
@@ -70,7 +70,7 @@ def cases(rows: Iterable[dict[str, Any]]) -> list[Case]:
 
 
 def points(known: Sequence[Case], date: str) -> list[Collective]:
-    """Those of the sizes that a calibration measures, as shipped."""
+    """Points at the sizes that a calibration measures, as shipped."""
     source = f"{SOURCE}, {date[:10]}: median of ten rounds in turns"
     return [
         Collective(operation=case.operation, algorithm=name, units=case.units, nbytes=case.nbytes, us=us, source=source)
@@ -81,30 +81,30 @@ def points(known: Sequence[Case], date: str) -> list[Collective]:
 
 
 def shipped(data: Measured, known: Sequence[Case], date: str) -> Measured:
-    """Shipped measurements with these points in the place of earlier ones of the same file."""
+    """Shipped measurements with these points in place of earlier ones of the same file."""
     others = [point for point in data.collectives if not point.source.startswith(SOURCE)]
     return replace(data, collectives=(*others, *points(known, date)))
 
 
 def able(machine: Machine, case: Case) -> list[str]:
-    """The algorithms that a program gets one of which asks for none: fewer than were measured."""
+    """Algorithms available to a program that names none: fewer than were measured."""
     with use_machine(machine):
         names = chosen_from(machine, case.units, case.operation, case.nbytes // 2 // case.units * case.units)
     return [name for name in names if name in case.us]
 
 
 def by_points(machine: Machine, case: Case) -> str:
-    """What programs get: the choice of `select`, which knows what was measured."""
+    """Choice of `select` with the shipped measurements: the one that programs get."""
     return select(machine, case.wanted, Available(tuple(able(machine, case)))).name
 
 
 def by_description(machine: Machine, case: Case) -> str:
-    """The choice where nothing was measured: the fastest by estimate."""
+    """Choice without measurements: the fastest by estimate."""
     return first_of_the_fastest([(name, seconds(machine, case.wanted, name)) for name in able(machine, case)])
 
 
 def table(machine: Machine, unseen: Sequence[Case]) -> str:
-    """Markdown: for each operation, and for all, how good choices are."""
+    """Quality of the choices, for each operation and for all, as Markdown."""
     heads = ("", "sizes", "as good, by points", "worst", "as good, by the description", "worst")
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     for name in (*dict.fromkeys(case.operation for case in unseen), "all"):
@@ -118,7 +118,7 @@ def table(machine: Machine, unseen: Sequence[Case]) -> str:
 
 
 def regrets_of(machine: Machine, unseen: Sequence[Case], choose: Callable[[Machine, Case], str]) -> list[float]:
-    """Of each case, by a way to choose."""
+    """Losses of all cases, by a strategy of choice."""
     return [case.regret(choose(machine, case)) for case in unseen]
 
 
@@ -129,7 +129,7 @@ def with_table(page: str, text: str) -> str:
 
 
 def unseen(known: Sequence[Case]) -> list[Case]:
-    """Those that no point stands for."""
+    """Cases of sizes that are not shipped as points."""
     return [case for case in known if case.nbytes not in WHOLE and len(case.us) > 1]
 
 

@@ -3,13 +3,13 @@
 
     torchrun --nproc-per-node 2 benchmarks/collectives.py                                   everything
     torchrun --nproc-per-node 2 benchmarks/collectives.py --only allreduce --largest 1048576  small all-reduces
-    torchrun --nproc-per-node 2 benchmarks/collectives.py --algorithms --modes graph        algorithms by themselves
+    torchrun --nproc-per-node 2 benchmarks/collectives.py --algorithms --modes graph        single algorithms
     torchrun --nproc-per-node 2 benchmarks/collectives.py --grid 8 --largest 134217728      nccl-tests -b 8 -e 128M
 
 Works: allreduce, reduce_scatter, all_gather, all_to_all, broadcast, of bfloat16. A shape is that of the whole tensor:
-the result of an all-gather, what a rank begins with elsewhere. Rates count the bytes that a GPU has to send. `race.py`
-says how is measured, `curves.py` draws the results. What is measured of algorithms by themselves is a file of its own,
-`algorithms.json`, which `choices.py` reads; of nccl-tests' sizes it is `nccl_tests.json`, where rates are its busbw.
+the result of an all-gather, the input of a rank otherwise. Rates count the bytes that a GPU has to send. `race.py`
+documents the measurement, `curves.py` draws the results. Times of single algorithms go to `algorithms.json`, which
+`choices.py` reads; those at the sizes of nccl-tests go to `nccl_tests.json`, with its busbw as rates.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A picture of collectives over the size of their tensors: a line for each system, and what the wire allows.
+"""A picture of collectives over the size of their tensors: a line for each system, and the bound by link bandwidth.
 
 python benchmarks/curves.py collectives --mode graph --to collectives.png
 """

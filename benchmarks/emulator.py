@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""How fast the emulator is on this computer: `python benchmarks/emulator.py`.
+"""Speed of the emulator on this computer: `python benchmarks/emulator.py`.
 
-Each case runs a program, compares its result with torch's, and reports the time of the processor, of which one core is
-used, and the rates of emulated work: tile operations, bytes of device memory read and written, floating-point
-operations. They say how long a test will take; they say nothing of the emulated machine. Then the same with each check,
-with all of them, and with the record that simulated time is made from; `tilescale.emulate` does all of that unless it
-is told otherwise.
+Each case runs a program, compares its result with torch's, and reports the CPU time, of one core, and the rates of
+emulated work: tile operations, bytes of device memory read and written, floating-point operations. They predict how
+long a test takes, not the time of the emulated machine. Then the same with each check, with all of them, and with the
+record for simulated time, all of which `tilescale.emulate` enables by default.
 """
 
 import datetime
@@ -38,12 +37,12 @@ RESULTS = ROOT / "benchmarks" / "results" / "emulator.json"
 
 @dataclass(frozen=True)
 class Work:
-    """A program with its arguments and what it amounts to.
+    """A program with its arguments and its amount of work.
 
     Attributes:
         run: emulates it once, with options of `tilescale.emulate`.
         check: raises AssertionError if the result is wrong.
-        tile_ops: tile operations over all programs (copies, products, reductions, parallel loops).
+        tile_ops: tile operations over all programs (copies, GEMMs, reductions, parallel loops).
         bytes: device memory read and written by tile operations.
         flops: floating-point operations.
     """
@@ -105,7 +104,7 @@ def elementwise(n: int = 4096, tile: int = 128) -> Work:
 
 
 def gemm(n: int = 2048, dtype: str = "float16") -> Work:
-    """An n x n x n product with float32 accumulation, tiles of 128 x 128 x 32."""
+    """GEMM of n x n x n with float32 accumulation, tiles of 128 x 128 x 32."""
 
     @T.prim_func
     def program(A: T.Tensor((n, n), dtype), B: T.Tensor((n, n), dtype), C: T.Tensor((n, n), "float32")):
@@ -192,7 +191,7 @@ def flash_attention(heads: int = 8, seq: int = 1024, dim: int = 64) -> Work:
 
 
 def gemm_allreduce(n: int = 2048, devices: int = 8) -> Work:
-    """An n x n x n bfloat16 product whose K is split over devices, and the all-reduce of the partial products."""
+    """GEMM of n x n x n in bfloat16 with K split over devices, and the all-reduce of the partial results."""
     shard = n // devices
 
     @T.prim_func
@@ -229,7 +228,7 @@ def gemm_allreduce(n: int = 2048, devices: int = 8) -> Work:
 
 
 def allreduce(devices: int = 64, n: int = 1024, tile: int = 128) -> Work:
-    """An all-reduce of n x n float32, tile by tile, over the devices of a rack."""
+    """All-reduce of n x n float32, tile by tile, over the devices of a rack."""
     with tilescale.use_machine("gb200-nvl72"):
 
         @T.prim_func
@@ -262,7 +261,7 @@ def allreduce(devices: int = 64, n: int = 1024, tile: int = 128) -> Work:
 
 
 def ring_gather(devices: int = 8, rows: int = 2048, columns: int = 256) -> Work:
-    """An all-gather in a ring: each program passes its tiles on with a signal and waits for those of its neighbour."""
+    """All-gather in a ring: each program forwards its tiles with a signal and waits for those of its neighbour."""
     blocks = rows // 64
 
     @T.prim_func
@@ -352,7 +351,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "time": {"check": "none", "time": True},
     "all of it": {"check": "all", "time": True},
 }
-"""What is measured -> options of `tilescale.emulate`."""
+"""Name of a measurement -> options of `tilescale.emulate`."""
 
 
 def measure(name: str, repeat: int, advance: Callable[[], None]) -> Measurement:
@@ -374,7 +373,7 @@ def measure(name: str, repeat: int, advance: Callable[[], None]) -> Measurement:
 
 
 def table(results: list[Measurement]) -> Table:
-    """The results for a person."""
+    """Format the results as text."""
     view = Table(title="emulated work per second of this computer")
     for title in ("case", "devices", "seconds", "tile ops/s", "GB/s", "GFLOP/s"):
         view.add_column(title, justify="left" if title == "case" else "right")
@@ -387,7 +386,7 @@ def table(results: list[Measurement]) -> Table:
 
 
 def table_of_extras(results: list[Measurement]) -> Table:
-    """What checks and the record of time cost, for a person."""
+    """Format the cost of checks and of the record of time as text."""
     view = Table(title="times as long with")
     view.add_column("case")
     for title in results[0].with_s:
@@ -398,7 +397,7 @@ def table_of_extras(results: list[Measurement]) -> Table:
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers depend on. The load counts what others do beside: call it before measuring."""
+    """Environment of the measurement. The load is that of other processes: call it before measuring."""
     return {
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),

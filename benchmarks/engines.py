@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Compiled models behind PyTorch's own names: its operators and TileScale's, on this computer's GPUs.
+"""Compiled models that use PyTorch's operator names: PyTorch's operators and TileScale's, on this computer's GPUs.
 
     torchrun --nproc-per-node 2 benchmarks/engines.py                     everything
     torchrun --nproc-per-node 2 benchmarks/engines.py --only prefill      one work

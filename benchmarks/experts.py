@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A layer of experts over this computer's GPUs: PyTorch's parts, our separate operators, and one operator.
+"""A layer of experts over this computer's GPUs: by PyTorch, by separate operators of TileScale, and by one operator.
 
     torchrun --nproc-per-node 2 benchmarks/experts.py                             everything
     torchrun --nproc-per-node 2 benchmarks/experts.py --only "forward 16x"        one work

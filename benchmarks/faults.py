@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Break jobs in every way that is known, and write down what their ranks say and how long that takes.
+"""Break jobs by every known fault, and record the errors of their ranks and the time until them.
 
     python benchmarks/faults.py [--only WORD]      prints the table; with UPDATE_DOCS=1 it goes into docs/faults.md
 
-Needs Linux and no GPU; the faults of the network need root and `ip`, that of the cache root. The time is taken inside
-the job, from the fault to the error on the last rank that survives: CLOCK_MONOTONIC is one for a host. After each job
-the script looks whether a process or a file of it is left.
+Needs Linux and no GPU; the faults of the network need root and `ip`, that of the cache root. The time is measured
+inside the job, from the fault to the error on the last surviving rank: all processes of a host share CLOCK_MONOTONIC.
+After each job the script checks that no process or file of it is left.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ except BaseException as error:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong in a job.
+    """A fault in a job.
 
     Attributes:
         name: for the table.
-        does: what the ranks do after they have met, before a barrier; `say("FAULT")` stands where it happens.
-        before: what they do before they join.
+        does: code of the ranks after the rendezvous, before a barrier; it calls `say("FAULT")` at the fault.
+        before: code of the ranks before they join.
         timeout_s: TILESCALE_TIMEOUT_S of the job.
-        run: runs the job from its script; gives all output.
+        run: runs the job from its script; returns all output.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a fault: seconds until the last rank knew, and what the ranks said."""
+    """Outcome of a fault: seconds until the last rank was notified, and the ranks' errors."""
 
     name: str
     seconds: float
@@ -252,12 +252,12 @@ if rank == 1:
     Fault("the disk of the log is full", "while True: print('x' * 1000)", run=output_gone("> /dev/full")),
     Fault("a host is cut off", MEETS_LATE, run=network("ip -n ts1 link set tsv1 down")),
     Fault("one direction of a link drops everything", MEETS_LATE,
-          run=network("ip -n ts1 neigh replace 10.77.0.1 lladdr 02:00:00:00:00:99 dev tsv1")),  # an address of nobody
+          run=network("ip -n ts1 neigh replace 10.77.0.1 lladdr 02:00:00:00:00:99 dev tsv1")),  # an unused address
 ]  # fmt: skip
 
 
 def outcome(fault: Fault) -> Row:
-    """Run the job of a fault. Raises SystemExit if it hangs, leaves something, or says nothing."""
+    """Run the job of a fault. Raises SystemExit if it hangs, leaves a process or file, or reports no error."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "job.py"
         os.environ["TMPDIR"] = folder
@@ -276,7 +276,7 @@ def outcome(fault: Fault) -> Row:
 
 
 def last_error(output: str) -> str:
-    """The last error that a rank printed. Raises SystemExit if none did."""
+    """Return the last error that a rank printed. Raises SystemExit if there is none."""
     found = re.findall(r"(?:tilescale\.errors\.)?(\w+Error: .*)", output)
     if not found:
         raise SystemExit(f"nobody noticed anything:\n{output}")
@@ -284,7 +284,7 @@ def last_error(output: str) -> str:
 
 
 def wait_for_end(output: str, name: str) -> None:
-    """Processes that were killed need a moment to go."""
+    """Wait until killed processes are gone."""
     end = time.monotonic() + 5
     while alive(output):
         if time.monotonic() > end:
@@ -293,7 +293,7 @@ def wait_for_end(output: str, name: str) -> None:
 
 
 def readable(text: str) -> str:
-    """What an error says, without what differs from run to run."""
+    """Return an error's text without the parts that differ from run to run."""
     text = re.sub(r"\(pid \d+ on [^)]+\)", "(pid 4711 on node0)", text)
     text = re.sub(r"process \d+", "process 4712", text).replace("a rank (process 4712)", "a rank (process 4711)")
     text = re.sub(r"/\S+/job.py:\d+", "job.py:12", text)
@@ -304,12 +304,12 @@ def readable(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Text in a table of Markdown."""
+    """Escape text for a Markdown table."""
     return text.replace("|", "\\|")
 
 
 def table(rows: list[Row]) -> str:
-    """The rows in Markdown."""
+    """Format the rows as Markdown."""
     lines = ["| what happens | the others know after | and say |", "|---|---|---|"]
     lines += [f"| {cell(row.name)} | {row.seconds:.2f} s | {cell(row.said)} |" for row in rows]
     return "\n".join(lines) + "\n"

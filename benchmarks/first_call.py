@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""How long the first step of training takes: a decoder layer of Llama 3 8B, by PyTorch's tensor parallelism and ours.
+"""Time of the first training step: a decoder layer of Llama 3 8B, by PyTorch's tensor parallelism and by TileScale's.
 
     python benchmarks/first_call.py                 cold and warm caches of kernels, both contenders, 2 ranks each
-    python benchmarks/first_call.py --profile       and what the host does meanwhile, on the first rank
+    python benchmarks/first_call.py --profile       also a profile of the host, on the first rank
 
-Each is a job of its own. A cold cache is an empty folder; the warm one is the same folder again. Seconds from the
-model that has its weights until its first step has ended on the device; what comes before, libraries and weights, is
-the same for all.
+Each is a separate job. A cold cache is an empty folder; the warm one is the same folder again. Seconds are from the
+model with its weights until its first step has ended on the device; loading libraries and weights is the same for all.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ CACHE = "TILELANG_CACHE_DIR"
 @click.option("--only", type=click.Choice(["", "torch", "cold", "warm"]), default="", help="Only this part.")
 @click.option("--rank-of", default="", help="For the jobs that this starts: the contender whose rank this is.")
 def main(ranks: int, out: Path, profile: bool, only: str, rank_of: str) -> None:
-    """Time all, write, print."""
+    """Time all jobs, write and print the results."""
     if rank_of:
         return _rank(rank_of == "tilescale", profile)
     rows = []
@@ -61,7 +60,7 @@ def main(ranks: int, out: Path, profile: bool, only: str, rank_of: str) -> None:
 
 
 def _timed(contender: str, ranks: int, environment: dict[str, str], profile: bool) -> dict[str, Any]:
-    """What a job of its own takes, by part; or how it failed."""
+    """Run a job; return its times by part, or its failure."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT)]
     words += ["--rank-of", contender, *(["--profile"] if profile else [])]
     try:
@@ -77,7 +76,7 @@ def _timed(contender: str, ranks: int, environment: dict[str, str], profile: boo
 
 
 def _rank(ours: bool, profile: bool) -> None:
-    """One rank of a job: builds, steps, and says on the first one what took how long."""
+    """Run one rank of a job: build, step, and print the times on the first rank."""
     import torch
     import trials
     from decoder_layers import Steps
@@ -118,7 +117,7 @@ def _rank(ours: bool, profile: bool) -> None:
 
 @contextlib.contextmanager
 def _part(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Note how long the body takes."""
+    """Record how long the body takes."""
     begin = time.perf_counter()
     yield
     seconds[name] = time.perf_counter() - begin

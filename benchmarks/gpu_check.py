@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The whole GPU verification in one go, as jobs of this computer's GPUs; `gpu_check.sh` sets the environment.
+"""The whole GPU verification, as jobs of this computer's GPUs; `gpu_check.sh` sets the environment.
 
 Every step is a job with a time limit. Most of a step is compilation on the host, so several run at a time. Scripts
 print lines `PASS name` and `FAIL name: why`; pytest its own summary.
@@ -32,20 +32,19 @@ LIMITS = {"device_phases": 360, "never_hang": 240, "cluster_check": 240, "thread
           "schedules_check": 400, "float8_check": 400, "tile_sums_check": 300, "flags_check": 240,
           "bits_check": 240, "endurance_check": 240, "fuzz_check": 240, "attention_check": 420,
           "peer_atomics": 300, "prefetch_check": 240, "dynamic_check": 300, "messages_check": 300}  # fmt: skip
-"""Seconds for scripts that need more than 150: about twice what they take beside others, as hosts differ as much."""
+"""Seconds of scripts that need more than 150: about twice their time next to others, as hosts differ as much."""
 PARTS = Counter(ops_check=4, attention_check=2, messages_check=2)
-"""Jobs among which a script's checks are shared out, as each of them compiles for long."""
+"""Number of jobs that a script's checks are divided into, as each of them compiles for long."""
 LOGS = ROOT / "build/gpu_check"
 EXAMPLES = sorted(p.name for p in (ROOT / "examples/distributed").glob("[0-9]*.py"))
 DEVICES = {"16_cannon.py": (1, 4), "19_two_nodes.py": (), "20_wafer_mesh.py": (), "21_stacked_dram.py": ()}
-"""Numbers of GPUs of one server that an example takes, where these are not all."""
+"""Numbers of GPUs of one server for examples that do not take all."""
 ALONE = ("never_hang",)
-"""Scripts that have the GPUs for themselves, as they time."""
+"""Scripts that need the GPUs exclusively, as they time."""
 UNSHARED = ("nodes_check", "never_hang", "nvshmem", "sanitizer", "one device", "symm_mem_check")
-"""Steps that mean nothing, or do not work, where ranks share GPUs: those that time, and those of NVSHMEM and of NCCL,
-which take one rank a GPU."""
+"""Steps that need a GPU for each rank: those that time, and those of NVSHMEM and of NCCL."""
 SHARED_LONGER = 2
-"""How many times as long a step may take where ranks share GPUs, for milliseconds each in turn."""
+"""Factor of a step's time limit where ranks share GPUs, which are time-sliced for milliseconds each."""
 REPEATED = {
     "emulator's tests, one device": """emulator/test_accesses.py emulator/test_branches.py emulator/test_clusters.py
         emulator/test_thread_group_exchanges.py emulator/test_thread_groups.py emulator/test_phases.py
@@ -61,7 +60,7 @@ REPEATED = {
 
 @dataclass(frozen=True)
 class Step:
-    """One job: its name, command, and seconds that it may take; `alone` if it must not share the GPUs with others."""
+    """A job: its name, command, and time limit in seconds; `alone` if it must not share the GPUs with others."""
 
     name: str
     command: list[str]
@@ -71,7 +70,7 @@ class Step:
 
 @dataclass
 class Outcome:
-    """What a job did."""
+    """Outcome of a job."""
 
     name: str
     ok: bool
@@ -100,7 +99,7 @@ def steps(devices: int, shared: bool) -> list[Step]:
 
 
 def _checks(torchrun: list[str]) -> list[Step]:
-    """The scripts of tests/gpu and tests that GPUs repeat."""
+    """Scripts of tests/gpu, and tests that GPUs repeat."""
     result = []
     for name, places in REPEATED.items():
         job = [sys.executable, "-m", "pytest", "-n", "6"] if "one device" in name else [*torchrun, "-m", "pytest"]
@@ -121,7 +120,7 @@ def _checks(torchrun: list[str]) -> list[Step]:
         result.append(Step(f"thread_groups_check, one device, {part}", groups, 400))
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if Path(sanitizer).exists():
-        # Errors of the driver's interface are none of the kernels': bindings ask for functions that it lacks.
+        # Errors of the driver's interface are not errors of kernels: bindings ask for functions that it lacks.
         options = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9"]
         small = [sanitizer, *options, sys.executable]
         result.append(Step("sanitizer, a cluster", [*small, "tests/gpu/cluster_check.py", "one stage"], 200))
@@ -134,7 +133,7 @@ def _checks(torchrun: list[str]) -> list[Step]:
 
 
 def run(step: Step, log: Path) -> Outcome:
-    """Run a job and read what it printed; a job that hangs is killed with all its processes."""
+    """Run a job and read its output; a job that hangs is killed with all its processes."""
     begin = time.monotonic()
     with log.open("w") as out:
         process = subprocess.Popen(step.command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True)
@@ -157,11 +156,11 @@ def _pytest_count(text: str, word: str) -> int:
 
 
 _SHOWING = threading.Lock()
-"""Whoever prints and writes what a job did."""
+"""Prints and writes the outcomes of jobs."""
 
 
 def show(outcome: Outcome) -> None:
-    """Print what a job did."""
+    """Print the outcome of a job."""
     mark = "ok  " if outcome.ok else "FAIL"
     counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
     print(f"{mark} {outcome.seconds:6.1f} s  {outcome.name}: {counts}", flush=True)
@@ -195,7 +194,7 @@ def main(devices: int | None, only: str, out: Path, budget: float, jobs: int) ->
         with _SHOWING:
             show(outcome)
             outcomes.append(outcome)
-            write(outcomes, round(time.monotonic() - begin), devices, out / f"{name}.json")  # a run may be ended
+            write(outcomes, round(time.monotonic() - begin), devices, out / f"{name}.json")  # the run may be killed
 
     for step in (step for step in wanted if step.alone):
         do(step)
@@ -207,7 +206,7 @@ def main(devices: int | None, only: str, out: Path, budget: float, jobs: int) ->
 
 
 def write(outcomes: Sequence[Outcome], seconds: int, devices: int, path: Path) -> None:
-    """The results file of so many ranks."""
+    """Results file of a number of ranks."""
     result = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": seconds,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The host's time for a call of an operator that repeats: `torchrun --nproc-per-node 2 benchmarks/host_time.py`.
+"""Host time of a repeated call of an operator: `torchrun --nproc-per-node 2 benchmarks/host_time.py`.
 
-Four numbers: with the same tensors in each call; with others in each, as in a model; and with gradients, forward and
-backward. Rounds of calls, each too short for a launch to wait for room in a queue, with nothing to wait for between
-them but the ranks. Two ranks may share a GPU (TILESCALE_SHARE_GPUS=1), as nothing is said of the device's time. To
-compare two versions, run them in turns. The first call's result is checked.
+Four numbers: with the same tensors in each call; with different ones in each, as in a model; and with gradients,
+forward and backward. Each round of calls is too short to fill the launch queue; ranks synchronize between rounds. Two
+ranks may share a GPU (TILESCALE_SHARE_GPUS=1), as the device's time is not measured. To compare two versions, alternate
+their runs. The first call's result is checked.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Case = tuple[str, Callable[..., torch.Tensor], list[torch.Tensor], torch.Tensor]
 
 
 def everybody(*shape: int) -> list[torch.Tensor]:
-    """What each rank has: all know that of all."""
+    """Rows of each rank, known to all ranks."""
     torch.manual_seed(sum(shape))
     return [torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for _ in range(SIZE)]
 
 
 def cases() -> Iterator[Case]:
-    """What is called, with what, and what it gives."""
+    """An operator to call, its inputs, and the expected result."""
     x = everybody(32 * KIB)
     yield "all_reduce of 64 KiB", ops.all_reduce, [x[RANK]], torch.stack(x).float().sum(0)
     yield "all_gather of 64 KiB each", ops.all_gather, [x[RANK]], torch.cat(x)
@@ -58,7 +58,7 @@ def cases() -> Iterator[Case]:
 
 
 def exchanges() -> Iterator[Case]:
-    """All-to-alls of few rows, of sizes that the host knows, or the device."""
+    """All-to-alls of few rows, with sizes known to the host, or to the device only."""
     each = 8
     rows, numbers = everybody(each * SIZE, KIB), [each] * SIZE
     came, sent = torch.cat([x.chunk(SIZE)[RANK] for x in rows]), torch.tensor(numbers, device="cuda")
@@ -72,7 +72,9 @@ def product(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def timed(prepare: Callable[[], Callable[[], Any]]) -> float:
-    """Microseconds of a call, in the median round; `prepare` gives that of the next one, in no time that counts."""
+    """Microseconds of a call, in the median round; `prepare` makes the arguments of the next call, outside the measured
+    time.
+    """
     for _ in range(WARM):
         prepare()()
     found = []
@@ -88,7 +90,7 @@ def timed(prepare: Callable[[], Callable[[], Any]]) -> float:
 
 
 def ways(function: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> Iterator[tuple[str, float]]:
-    """How a function may be called, and what that takes."""
+    """Time all variants of a call of a function."""
     yield "again", timed(lambda: lambda: function(*given))
 
     def elsewhere(grad: bool) -> list[torch.Tensor]:
@@ -109,7 +111,7 @@ def ways(function: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> It
 
 
 def main() -> None:
-    """Check and time all cases; rank 0 says how long they took."""
+    """Check and time all cases; rank 0 prints the times."""
     torch.cuda.set_device(world.device)
     threading.Timer(LIMIT_S, lambda: (print("out of time", flush=True), os._exit(2))).start()
     for name, function, given, wanted in cases():

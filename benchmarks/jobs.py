@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Other jobs of this computer that a benchmark starts: to compile beside one another, or to run on fewer GPUs.
+"""Jobs that a benchmark starts on this computer: to compile concurrently, or to run on fewer GPUs.
 
-A job of one can also take part in a race of several GPUs: `Served` asks it for a group of calls when its turn comes.
+A single-GPU job can also take part in a race of several GPUs: `Served` asks it for a group of calls in each round.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from pathlib import Path
 from typing import IO
 
 _OF_A_JOB = ("RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC", "OMP_NUM_THREADS")
-"""Beginnings of variables by which a launcher tells a process that it is a rank."""
+"""Prefixes of the variables by which a launcher identifies a process as a rank."""
 
 STOP_S = 40.0
-"""Longest time in which a job that is told to end may do so: torchrun gives its ranks 30 seconds."""
+"""Longest time that a job may take to end after SIGTERM: torchrun gives its ranks 30 seconds."""
 
 
 @dataclass
 class Job:
-    """A job that runs; its output goes to `log`."""
+    """A running job; its output goes to `log`."""
 
     process: subprocess.Popen
     log: IO[str]
 
 
 def start(script: Path, arguments: Sequence[str], ranks: int = 1) -> Job:
-    """Start a script as a job of its own, whatever job this process is a rank of."""
+    """Start a script as a separate job, even if this process is a rank of another one."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     command = [sys.executable, *torchrun, str(script), *arguments]
     log = tempfile.TemporaryFile("w+", errors="replace")
@@ -47,7 +47,7 @@ def _env() -> dict[str, str]:
 
 
 def finish(jobs: Sequence[Job], limit_s: float) -> list[tuple[int, str]]:
-    """Wait for jobs, together for so long; those that are not done are ended. Returns exit codes and outputs."""
+    """Wait for jobs, together for at most `seconds`; the others are ended. Returns exit codes and outputs."""
     until = time.monotonic() + limit_s
     return [_ended(job, until) for job in jobs]
 
@@ -63,8 +63,11 @@ def _ended(job: Job, until: float) -> tuple[int, str]:
 
 
 def stop(process: subprocess.Popen) -> int:
-    """End a job that has a session of its own; its exit code. It is told before it is killed: torchrun's ranks have
-    sessions of theirs, which it ends if it is told, and leaves on the GPUs if it is killed."""
+    """End a job that has its own session; return its exit code.
+
+    SIGTERM comes first: torchrun's ranks have sessions of their own, which it ends on SIGTERM, and leaves on the GPUs
+    if it is killed.
+    """
     os.killpg(process.pid, signal.SIGTERM)
     try:
         return process.wait(STOP_S)
@@ -76,21 +79,21 @@ def stop(process: subprocess.Popen) -> int:
 # -- a job that is timed when asked ------------------------------------------------------------------------------------
 
 ANSWER, ANSWER_S = "microseconds a call:", 120.0
-"""How a line of a served job begins that has a time, and the longest wait for one."""
+"""Prefix of the lines of a `Served` job that have a time, and the longest wait for one."""
 
 
 class Served:
-    """A job of one that runs `serve`."""
+    """A single-GPU job that runs `serve`."""
 
     def __init__(self, script: Path, arguments: Sequence[str]):
-        """Returns when it can be asked. Raises RuntimeError."""
+        """Wait until the job accepts requests. Raises RuntimeError."""
         command = [sys.executable, str(script), *arguments]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, **pipes, env=_env(), text=True, bufsize=1)
         self.group(1)
 
     def group(self, calls: int) -> float:
-        """Microseconds a call, of so many. Raises RuntimeError if there is no answer."""
+        """Microseconds a call, of `calls` calls. Raises RuntimeError if there is no answer."""
         late = threading.Timer(ANSWER_S, self._process.kill)
         late.start()
         try:
@@ -106,6 +109,6 @@ class Served:
 
 
 def serve(group: Callable[[int], float]) -> None:
-    """Answer who has started this job, until it ends."""
+    """Answer the requests of the process that started this job, until it ends."""
     for line in sys.stdin:
         print(ANSWER, group(int(line)), flush=True)

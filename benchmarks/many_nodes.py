@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Collectives, a product and an exchange of experts on up to 1024 GPUs, simulated: `python benchmarks/many_nodes.py`.
+"""Collectives, a GEMM and an exchange of experts on up to 1024 GPUs, simulated: `python benchmarks/many_nodes.py`.
 
-Weak scaling: every GPU has as much to do on any number of them. Strong scaling: all together have. Writes the times,
-what simulating them took, and what was published of real clusters beside what the simulation says, to
-`benchmarks/results/`, and draws docs/diagrams/many-nodes.svg and the tables of docs/many-nodes.md.
+Weak scaling: the work of a GPU is constant. Strong scaling: the work of all GPUs together is. Writes simulated times,
+the CPU time of simulating them, and published results of real clusters with their simulation, to `benchmarks/results/`,
+and draws docs/diagrams/many-nodes.svg and the tables of docs/many-nodes.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import prediction_programs as programs  # noqa: E402 - beside this file
+import prediction_programs as programs  # noqa: E402 - in this folder
 from predictions import is_close, with_tables  # noqa: E402
 from scaling import show_times  # noqa: E402
 
@@ -47,10 +47,10 @@ TENSOR = 256 * MIB
 """Bytes of the all-reduce on each GPU: weak on all numbers of them, strong on the largest."""
 
 ROWS, DEPTH, COLUMNS = 8192, 8192, 256
-"""Of a product: rows that are gathered, columns of each GPU's weights; strong on the largest number of GPUs."""
+"""Sizes of the GEMM: gathered rows, columns of each GPU's weights; strong on the largest number of GPUs."""
 
 TOKENS, TOKEN, EXPERTS = 128, 7392, 8
-"""Of each GPU: tokens, bytes of one in FP8 with its scales (7168 values), and experts that each goes to."""
+"""Of each GPU: tokens, bytes of one in FP8 with its scales (7168 values), and experts of each token."""
 
 REASONS = {
     "deepep_low_latency": (
@@ -62,24 +62,24 @@ REASONS = {
 
 @cache
 def cluster(nodes: int) -> Machine:
-    """So many servers of 8 GPUs, each GPU with a port of its own to the fat tree."""
+    """Servers of 8 GPUs, each GPU with its own port to the fat tree."""
     return derive("h200-sxm-8x4", f"{nodes} x 8 H200", {"levels": {"node": {"count": nodes}}})
 
 
 def collective(operation: str, algorithm: str, nodes: int, nbytes: float) -> float:
-    """Seconds."""
+    """Simulated seconds of a collective."""
     return estimate(cluster(nodes), "device", operation, algorithm, nbytes).seconds
 
 
 def gather_and_multiply(algorithm: str, nodes: int, columns: int) -> float:
-    """Seconds of the program: rows of all GPUs are gathered, then each multiplies them by its weights."""
+    """Simulated seconds of a program that gathers the rows of all GPUs and multiplies them by the local weights."""
     with tilescale.use_machine(cluster(nodes)):
         program = programs.gathered_product(ROWS, columns, DEPTH, nodes * PER_NODE, algorithm)
         return tilescale.emulate(program, machine=cluster(nodes), data=False, progress=False).time_us * US
 
 
 def share(nodes: int, scaling: str) -> int:
-    """How many times the work of a GPU of the largest cluster one of this cluster has."""
+    """Ratio of a GPU's work in this cluster to its work in the largest one."""
     return 1 if scaling == "weak" else NODES[-1] // nodes
 
 
@@ -105,12 +105,12 @@ WORKLOADS: dict[str, tuple[str, tuple[str, ...], Workload]] = {
         ),
     ),
 }  # fmt: skip
-"""Name -> words, algorithms, and what simulates it."""
+"""Name -> words, algorithms, and the function that simulates it."""
 
 
 def simulate() -> list[dict[str, Any]]:
-    """All points, each with the processor's seconds that it took."""
-    gather_and_multiply("ring", 1, COLUMNS)  # what is loaded once is no point's cost
+    """Simulate all points, each with its CPU time in seconds."""
+    gather_and_multiply("ring", 1, COLUMNS)  # loading once is not part of a point's cost
     rows = []
     for workload, (_, algorithms, run) in WORKLOADS.items():
         for scaling in ("weak", "strong"):
@@ -132,14 +132,14 @@ def simulate() -> list[dict[str, Any]]:
 
 
 def bus_bandwidth(operation: str, nodes: int, nbytes: int) -> float:
-    """As nccl-tests counts it: what a ring would send over each link, per second."""
+    """Rate as nccl-tests counts it: the bytes that a ring would send over each link, per second."""
     units = nodes * PER_NODE
     factor = (2 if operation == "allreduce" else 1) * (units - 1) / units
     return factor * nbytes / collective(operation, "nccl", nodes, nbytes) / GB
 
 
 def deepep_throughput(nodes: int, token: int) -> float:
-    """A token goes to each node once, and over NVLink from there: what leaves a GPU, per second."""
+    """Rate at which data leaves a GPU: a token goes to each node once, and over NVLink from there."""
     nbytes = 8192 * nodes * token
     return nbytes / collective("all_to_all", "direct", nodes, nbytes) / GB
 
@@ -151,11 +151,11 @@ PUBLISHED: dict[str, Callable[..., float]] = {
     ),
     "deepep_throughput": deepep_throughput,
 }  # fmt: skip
-"""Group -> what a row of it is by simulation, in the unit of the group."""
+"""Group -> simulation of one of its rows, in the unit of the group."""
 
 
 def compare(group: dict[str, Any]) -> dict[str, Any]:
-    """A group whose rows have what was simulated, and by how much that is off."""
+    """Return a group whose rows have simulated values and their errors."""
     rows = []
     for row in group["rows"]:
         value = PUBLISHED[group["name"]](**{k: v for k, v in row.items() if k not in ("what", "measured")})
@@ -177,7 +177,7 @@ STYLE = {
 
 
 def cost_table(rows: list[dict[str, Any]]) -> str:
-    """Processor seconds of a point of weak scaling, the longest of each number of GPUs."""
+    """CPU seconds of a point of weak scaling, the longest of each number of GPUs."""
     weak = [row for row in rows if row["scaling"] == "weak"]
     lines = ["| GPUs | " + " | ".join(words for words, _, _ in WORKLOADS.values()) + " |", "|---:|" + "---:|" * 3]
     for units in DEVICES:
@@ -190,7 +190,7 @@ def cost_table(rows: list[dict[str, Any]]) -> str:
 
 
 def with_results(page: str, results: dict[str, Any]) -> str:
-    """The page with its tables written anew."""
+    """Write the tables of the page again."""
     begin, end = "<!-- cost -->", "<!-- end cost -->"
     head, rest = page.split(begin)
     _, tail = rest.split(end)
@@ -198,7 +198,7 @@ def with_results(page: str, results: dict[str, Any]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A column for each workload, weak above strong scaling."""
+    """Draw a column for each workload, weak above strong scaling."""
     matplotlib.rcParams["svg.hashsalt"] = "tilescale"  # the same file for the same data
     figure = Figure(figsize=(12, 7), layout="constrained")
     panels = figure.subplots(2, len(WORKLOADS))

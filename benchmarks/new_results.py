@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Collectives called eagerly, each call with a result of its own: ours and NCCL's, on this computer's GPUs.
+"""Eager collectives that allocate their results: TileScale's and NCCL's, on this computer's GPUs.
 
     torchrun --nproc-per-node 2 benchmarks/new_results.py                          everything
     torchrun --nproc-per-node 2 benchmarks/new_results.py --only "all_reduce"      one collective
 
-Works: all_reduce, all_gather, reduce_scatter, all_to_all of 4 KiB to 64 MiB a rank. Of small tensors this is the host's
-time: what PyTorch programs without CUDA graphs see. `collectives.py` measures devices, on the same tensors each time.
+Works: all_reduce, all_gather, reduce_scatter, all_to_all of 4 KiB to 64 MiB a rank. For small tensors this is the
+host's time, as in PyTorch programs without CUDA graphs. `collectives.py` measures devices, on the same tensors each
+time.
 """
 
 from __future__ import annotations

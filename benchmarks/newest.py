@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Which newer versions of what we build on work: the newest on the package index, in an environment of their own.
+"""Compatibility with the newest versions of dependencies on the package index, in a separate environment.
 
     make test-newest        (python benchmarks/newest.py FOLDER [--only PACKAGE])
 
-Installs each package, with what it depends on, before the tested ones, one at a time; runs the tests that touch it; and
-prints a row for docs/compatibility.md: the version, and that the tests passed, or the first failure.
-Needs the package index; nothing of this environment changes. What only GPUs run (NCCL, NVSHMEM) is only loaded.
+Installs one package at a time, with its dependencies, in front of the tested ones; runs the tests that use it; and
+prints a row for docs/compatibility.md: the version, and that the tests passed, or the first failure. Needs the package
+index; this environment does not change. Libraries for GPUs only (NCCL, NVSHMEM) are just loaded.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Package:
     """A package of the index.
 
     Attributes:
-        name: there.
-        tests: of ours, that touch it; without any it is only loaded.
+        name: on the index.
+        tests: those that use it; without any it is only loaded.
         imported: the name of its module.
-        library: the file in it that a process loads.
+        library: its shared library, which is loaded.
     """
 
     name: str
@@ -48,7 +48,7 @@ PACKAGES = (
 
 
 def newest(package: Package, folder: Path) -> str:
-    """Install the newest version into a folder; which one it is. Raises CalledProcessError."""
+    """Install the newest version into a folder; return that version. Raises CalledProcessError."""
     words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--upgrade", "--target", str(folder)]
     subprocess.run([*words, package.name], check=True, timeout=LIMIT_S)
     asked = f"from importlib.metadata import version; print(version({package.name!r}))"
@@ -56,13 +56,13 @@ def newest(package: Package, folder: Path) -> str:
 
 
 def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command that finds what is in the folder first."""
+    """Make a command that imports from the folder first."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT_S)
 
 
 def verdict(package: Package, folder: Path) -> str:
-    """What came of it: "works", or the last line of what failed."""
+    """Return the outcome: "works", or the last line of the failure."""
     if package.tests:
         done = run([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *package.tests], folder)
         said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR", "E  "))]

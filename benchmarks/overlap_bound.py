@@ -36,16 +36,16 @@ WORKS: dict[str, tuple[Program, str, tuple[int, int]]] = {
     "all-gather, then GEMM": (programs.gather_and_product, "all_gather", (WIDE // DEVICES, INNER)),
     "GEMM, then reduce-scatter": (programs.product_and_scatter, "reduce_scatter", (INNER, WIDE // DEVICES)),
 }
-"""What is done -> its program, the collective, and N and K of the product of a device."""
+"""Name of a work -> its program, the collective, and N and K of a device's GEMM."""
 
 
 def simulated(program: Any) -> float:
-    """Microseconds on the machine."""
+    """Simulated time on the machine, in microseconds."""
     return tilescale.emulate(program, machine=MACHINE, data=False, progress=False).time_us
 
 
 def row(work: str, rows: int) -> dict[str, Any]:
-    """The times of one work, in microseconds."""
+    """Times of one work, in microseconds."""
     make, collective, (n, k) = WORKS[work]
     program = make(MACHINE, DEVICES, (rows, n, k))
     moved = programs.collective(MACHINE, DEVICES, collective, rows * INNER, None)
@@ -63,12 +63,12 @@ def row(work: str, rows: int) -> dict[str, Any]:
 
 
 def bound(times: dict[str, Any]) -> float:
-    """What a perfect overlap takes, in microseconds."""
+    """Time of a perfect overlap, in microseconds."""
     return float(max(times["product"], times["collective"]) + times["tile"])
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
+    """Format the rows as Markdown."""
     head = "| | M x N x K of a device | GEMM | collective | one tile | in order | overlapped | over the bound |"
     lines = [head, "|---|---|---:|---:|---:|---:|---:|---:|"]
     for r in rows:

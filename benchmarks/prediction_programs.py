@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The programs whose simulated times `predictions.py` compares with measured ones. They are traced, never run."""
+"""Programs whose simulated times `predictions.py` compares with measured ones. They are traced, not run."""
 
 import importlib
 import sys
@@ -35,7 +35,7 @@ def product(m: int, n: int, k: int, tile: tuple[int, int, int], stages: int, thr
 
 
 def whole_copy(nbytes: int, devices: int):
-    """Every device copies a tensor to the next one by the copy engine."""
+    """Copy a tensor from every device to the next one, by the copy engine."""
 
     @T.prim_func
     def copy(X: T.Tensor((nbytes,), "uint8"), Y: T.Tensor((nbytes,), "uint8")):
@@ -47,7 +47,7 @@ def whole_copy(nbytes: int, devices: int):
 
 
 def tile_puts(blocks: int, steps: int, impl: str, devices: int):
-    """Blocks send tiles of their device's tensor to the next device."""
+    """Send tiles of each device's tensor to the next device, by its blocks."""
     n = TILE // 2
 
     @T.prim_func
@@ -64,7 +64,7 @@ def tile_puts(blocks: int, steps: int, impl: str, devices: int):
 
 
 def tile_gets(blocks: int, steps: int, impl: str, devices: int):
-    """Blocks fetch tiles of the next device's tensor."""
+    """Fetch tiles of the next device's tensor, by blocks."""
     n = TILE // 2
 
     @T.prim_func
@@ -81,7 +81,7 @@ def tile_gets(blocks: int, steps: int, impl: str, devices: int):
 
 
 def data_and_flag(nbytes: int):
-    """One block of each of two devices sends the other one data and a flag, and waits for its own."""
+    """Send data and a flag between one block of each of two devices, and wait for the flag."""
     n = nbytes // 2
 
     @T.prim_func
@@ -98,7 +98,7 @@ def data_and_flag(nbytes: int):
 
 
 def flag_alone():
-    """The same without data."""
+    """Send a flag without data."""
 
     @T.prim_func
     def program(flag: T.Tensor((1,), "int32")):
@@ -112,7 +112,7 @@ def flag_alone():
 
 
 def allreduce(n: int, devices: int, impl: str):
-    """Of `n` elements on each device."""
+    """All-reduce of `n` elements on each device."""
 
     @T.prim_func
     def program(X: T.Tensor((n,), "bfloat16")):
@@ -124,7 +124,7 @@ def allreduce(n: int, devices: int, impl: str):
 
 
 def all_gather(n: int, devices: int, impl: str):
-    """Of `n` elements in all."""
+    """The collective, of `n` elements in all."""
 
     @T.prim_func
     def program(X: T.Tensor((n // devices,), "bfloat16"), Y: T.Tensor((n,), "bfloat16")):
@@ -136,7 +136,7 @@ def all_gather(n: int, devices: int, impl: str):
 
 
 def reduce_scatter(n: int, devices: int, impl: str):
-    """Of `n` elements on each device."""
+    """The collective, of `n` elements on each device."""
 
     @T.prim_func
     def program(X: T.Tensor((n,), "bfloat16"), Y: T.Tensor((n // devices,), "bfloat16")):
@@ -148,7 +148,7 @@ def reduce_scatter(n: int, devices: int, impl: str):
 
 
 def gathered_product(m: int, n: int, k: int, devices: int, impl: str):
-    """The rows of all devices are gathered, then each multiplies them by its own `n` columns."""
+    """Gather the rows of all devices, then multiply them by the local `n` columns."""
     block_m, block_n, block_k = 128, 256, 64
 
     @T.prim_func
@@ -174,7 +174,7 @@ def gathered_product(m: int, n: int, k: int, devices: int, impl: str):
 
 
 def all_to_all(n: int, devices: int, impl: str):
-    """Of `n` elements on each device."""
+    """The collective, of `n` elements on each device."""
 
     @T.prim_func
     def program(X: T.Tensor((n,), "bfloat16"), Y: T.Tensor((n,), "bfloat16")):
@@ -243,7 +243,7 @@ def gather_and_multiply(m: int, n: int, k: int, devices: int, places: int, sende
 
 
 def multiply_and_scatter(m: int, n: int, k: int, devices: int):
-    """GEMM + reduce-scatter: finished tiles go to their owners, who add up their parts at the end."""
+    """GEMM + reduce-scatter: finished tiles go to their owners, which add up the parts at the end."""
     rows = m // devices
     tiles_m, tiles_n, tiles_k = rows // BLOCK_M, n // BLOCK_N, k // BLOCK_K
     half = BLOCK_N // 2
@@ -261,7 +261,7 @@ def multiply_and_scatter(m: int, n: int, k: int, devices: int):
                 a = T.alloc((BLOCK_M, BLOCK_K), "bfloat16", level="l1")
                 b = T.alloc((BLOCK_K, BLOCK_N), "bfloat16", level="l1")
                 c = T.alloc((BLOCK_M, BLOCK_N), "float32", level="l0")
-                part = T.alloc((BLOCK_M, half), "bfloat16", level="l1")  # what fits beside four stages
+                part = T.alloc((BLOCK_M, half), "bfloat16", level="l1")  # fills the shared memory, with four stages
                 with T.Scale("device") as (rank, size):
                     owner = (rank + bz + 1) % size
                     T.clear(c)
@@ -293,7 +293,7 @@ def multiply_and_scatter(m: int, n: int, k: int, devices: int):
 
 
 def example(name: str, devices: int, sizes: list[int]) -> Any:
-    """A program of an example, by the name of the function that makes it."""
+    """A program of an example, by the name of the function that returns it."""
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
     file = {"tp_gemm": "08_tp_gemm", "cp_mla": "09_cp_flash_mla"}[name]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Programs of ours that races have measured, as the races make them: what `benchmarks/predictions.py` simulates."""
+"""Raced programs, with the parameters of the races: `benchmarks/predictions.py` simulates them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parent
 BLOCKS, CHUNK_ROWS = 132, 512
-"""Blocks that take tiles in turns, and rows of a chunk, as in the races."""
+"""Blocks of persistent grids, and rows of a chunk, as in the races."""
 
 
 def program(work: str, shape: list[int], devices: int, form: str) -> Any:
-    """A program by its race, the race's shape, how many devices, and which of the forms that raced."""
+    """A program by its race, the race's shape, the number of devices, and the raced form."""
     for folder in (BENCHMARKS / "works", BENCHMARKS.parent / "examples" / "distributed"):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
@@ -39,7 +39,7 @@ def _tiling(**changed: int) -> Any:
 
 
 def _overlapped(name: str) -> Callable[..., Any]:
-    """A product and a collective of phases. 4096 rows of 3584 columns leave fewer blocks idle with narrower tiles."""
+    """A GEMM and a collective in phases. 4096 rows of 3584 columns leave fewer blocks idle with narrower tiles."""
 
     def make(devices: int, m: int, n: int, k: int) -> Any:
         wide = 224 if (name, m, n) == ("ag_gemm_queue", 4096, 3584) else 256
@@ -50,7 +50,7 @@ def _overlapped(name: str) -> Callable[..., Any]:
 
 
 def _summed(devices: int, m: int, n: int, k: int) -> Any:
-    """A product whose tiles are summed: few rows in one wave of narrow tiles, others in turns."""
+    """A GEMM whose tiles are summed: few rows in one wave of narrow tiles, others by a persistent grid."""
     make = importlib.import_module("tile_programs").product_allreduce
     if m == 128:
         return make(devices, m, n, k, _tiling(n=64, k=128))
@@ -87,7 +87,7 @@ RACED: dict[tuple[str, str], Callable[..., Any]] = {
     ("grouped_experts", "tilescale"): _compiled_experts,
     ("grouped_experts", "tilescale in order"): _experts,
 }
-"""The work and the form, as the results have them -> the program of so many devices and a shape."""
+"""Work and form, as named in the results -> the program for a number of devices and a shape."""
 
 TITLES: dict[tuple[str, str], str] = {
     ("cluster_gemm", "tilescale"): "10, product by clusters",
@@ -98,4 +98,4 @@ TITLES: dict[tuple[str, str], str] = {
     ("grouped_experts", "tilescale"): "24, experts overlapped",
     ("grouped_experts", "tilescale in order"): "24, experts in order",
 }
-"""The same in words."""
+"""Description of a work and form."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Simulated times beside measured ones: `python benchmarks/predictions.py`.
+"""Simulated times compared with measured ones: `python benchmarks/predictions.py`.
 
-Reads what was measured from `benchmarks/reference/`, simulates the same work on the machine's description, writes both
-to `benchmarks/results/`, and the tables of docs/predictions.md. Fails where a time is off by more than a quarter and
-nothing below says why.
+Reads measurements from `benchmarks/reference/`, simulates the same work on the machine's description, writes both to
+`benchmarks/results/`, and the tables of docs/predictions.md. Fails where an error exceeds a quarter without a reason
+below.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import prediction_programs as programs  # noqa: E402 - beside this file
+import prediction_programs as programs  # noqa: E402 - in this folder
 import prediction_races as races  # noqa: E402
 
 import tilescale  # noqa: E402
@@ -46,10 +46,10 @@ TILINGS = [
     ((128, 64, 128), 4, 128),
     ((64, 64, 128), 4, 128),
 ]
-"""Tile, stages and threads of matrix products; small ones take the fastest, as libraries do."""
+"""Tile, stages and threads of GEMMs; small ones take the fastest, as libraries do."""
 
 WAVES = 2
-"""A product of fewer tiles than this many for each place that runs them is small."""
+"""A GEMM is small if it has fewer tiles than this number for each resident block."""
 
 REASONS = {
     "gemm_rate": (
@@ -74,7 +74,7 @@ REASONS = {
     ),
     "sequence": "the host's start of NCCL, as above; it matters where the product is too short to hide it.",
 }
-"""Group -> why some of its rows are off by more than a quarter."""
+"""Group -> reason why some of its rows are off by more than a quarter."""
 
 
 # -- simulations: the fields of a row -> seconds -------------------------------------------------------------------
@@ -88,18 +88,18 @@ def simulated(program: Any, arguments: list[Any] | None = None) -> float:
 
 @cache
 def machine() -> Machine:
-    """The machine of which there are measurements."""
+    """The machine of the measurements."""
     return Machine.load(json.loads(REFERENCE.read_text())["machine"])
 
 
 def places() -> int:
-    """How many blocks of a large kernel run at once on a device."""
+    """Number of blocks of a large kernel that a device runs at once."""
     return machine().count(machine().program_level.name, machine().tensor_level.name)
 
 
 @cache
 def gemm(m: int, n: int, k: int) -> float:
-    """A matrix product by the best of a few tilings."""
+    """Seconds of a GEMM by the best of a few tilings."""
     (block_m, block_n, _), *_ = TILINGS[0]
     tiles = -(-m // block_m) * -(-n // block_n)
     tilings = TILINGS if tiles < WAVES * places() else TILINGS[:1]
@@ -116,7 +116,7 @@ def copy_engine(nbytes: int, devices: int = 2) -> float:
 
 
 SIZES = tuple(1 << n for n in (12, 16, 18, 20, 22, 24, 26, 28))
-"""Bytes of our own collectives."""
+"""Bytes of this project's collectives."""
 
 LARGE = 1 << 28
 """Bytes of transfers of which only the rate is known."""
@@ -130,7 +130,7 @@ def tiles(impl: str, way: str, blocks: int, devices: int = 2) -> float:
 
 
 def ring(impl: str, way: str, devices: int) -> float:
-    """In the unit of the row: bytes/s to the next device, with a block on every place."""
+    """Rate in the unit of the row: bytes/s to the next device, with all resident blocks."""
     network = machine().network(machine().tensor_level.name)
     if network.mechanism(impl).started_by == "host":
         return LARGE / copy_engine(LARGE, devices) / GB
@@ -138,7 +138,7 @@ def ring(impl: str, way: str, devices: int) -> float:
 
 
 def signal(nbytes: int) -> float:
-    """From the sender's store to the receiver's; the launch is not part of it."""
+    """Latency from the sender's store to the receiver's; the launch is not part of it."""
     program = programs.data_and_flag(nbytes) if nbytes else programs.flag_alone()
     return (simulated(program) - machine().tensor_level.launch) / US
 
@@ -181,11 +181,11 @@ SIMULATIONS: dict[str, Callable[..., float]] = {
     "races": race,
     "forms": form,
 }
-"""Group -> what a row of it is by simulation, in the unit of the group."""
+"""Group -> simulation of one of its rows, in the unit of the group."""
 
 
 def reference() -> dict[str, Any]:
-    """What was measured: by others' programs, and by `benchmarks/collectives.py`."""
+    """Measurements: by others' programs, and by `benchmarks/collectives.py`."""
     found = json.loads(REFERENCE.read_text())
     results = json.loads(COLLECTIVES.read_text())
     rows = [
@@ -200,7 +200,7 @@ def reference() -> dict[str, Any]:
 
 
 def raced() -> dict[str, Any]:
-    """What `benchmarks/asynchrony.py` has measured of whole programs of ours."""
+    """Measurements of whole programs by `benchmarks/asynchrony.py`."""
     results = json.loads(RACES.read_text())
     rows = [
         {
@@ -215,7 +215,7 @@ def raced() -> dict[str, Any]:
 
 
 def formed() -> dict[str, Any]:
-    """What `benchmarks/products.py` has measured of forms of a GEMM."""
+    """Measurements of forms of a GEMM by `benchmarks/products.py`."""
     results = json.loads(FORMS.read_text())
     rows = [
         {
@@ -230,7 +230,7 @@ def formed() -> dict[str, Any]:
 
 
 def compare(group: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a group with what was simulated, and by how much that is off."""
+    """Rows of a group with their simulated values and errors."""
     found = []
     for row in group["rows"]:
         fields = {name: value for name, value in row.items() if name not in ("what", "measured")}
@@ -247,17 +247,17 @@ def is_close(row: dict[str, Any]) -> bool:
 
 
 GIVEN = {"copy_engine", "stores", "ring", "signal"}
-"""Groups whose rows the description's numbers come from: the others are predictions."""
+"""Groups from whose rows the description's numbers are derived: the others are predictions."""
 
 
 def mean_error(groups: Iterable[dict[str, Any]]) -> float:
-    """The mean of the errors' magnitudes of predicted times, each weighted by the time that was measured."""
+    """Mean magnitude of the errors of predicted times, each weighted by the measured time."""
     rows = [row for group in groups if group["name"] not in GIVEN and group["unit"] == "us" for row in group["rows"]]
     return sum(abs(row["simulated"] - row["measured"]) for row in rows) / sum(row["measured"] for row in rows)
 
 
 def table(group: dict[str, Any], reasons: dict[str, str]) -> str:
-    """A group as Markdown: what it is, its table, and the reason where rows are off."""
+    """Format a group as Markdown: its title, its table, and the reason where rows are off."""
     unit = group["unit"]
     lines = [f"{group['title']}. Measured: {group['method']}.", ""]
     lines += [f"| | measured, {unit} | simulated, {unit} | off by |", "|---|---:|---:|---:|"]
@@ -270,7 +270,7 @@ def table(group: dict[str, Any], reasons: dict[str, str]) -> str:
 
 
 def with_tables(page: str, results: dict[str, Any], reasons: dict[str, str] = REASONS) -> str:
-    """The page with what stands between the markers of each group written anew."""
+    """The page with the text between the markers of each group written again."""
     for group in results["groups"]:
         begin, end = f"<!-- measured: {group['name']} -->", "<!-- end -->"
         text = f"{begin}\n\n{table(group, reasons)}\n\n{end}"
@@ -286,7 +286,7 @@ def with_tables(page: str, results: dict[str, Any], reasons: dict[str, str] = RE
 
 
 def errors(results: dict[str, Any]) -> str:
-    """The mean error of each group that has changed since the simulation that `before` tells of, as Markdown."""
+    """The mean error of each group that has changed since the simulation in `before`, as Markdown."""
     before = results["before"]["errors"]
     lines = [f"| | rows | {results['before']['what']} | now |", "|---|---:|---:|---:|"]
     for group in results["groups"]:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Forms of one GPU's product beside cuBLAS: what an operator's product could be, in float8 and in bfloat16.
+"""Forms of a GEMM on one GPU compared with cuBLAS: candidates for operators, in float8 and in bfloat16.
 
     python benchmarks/products.py                        everything
     python benchmarks/products.py --only float8_e4m3fn   one type
 
-Each form is a program of the language, `works/product_forms.py`, checked against float32 and then raced. Where the time
-goes Nsight Compute says of the same calls, once they are compiled:
+Each form is a program of the language, `works/product_forms.py`, checked against float32 and then raced. Nsight Compute
+shows where the time goes, on the same calls, once they are compiled:
 
     ncu --clock-control none --set full --kernel-name-base demangled -o forms python benchmarks/products.py --rounds 1
 """

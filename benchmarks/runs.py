@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A run of a benchmark: heats one after the other, each written down when it is done; what is left can be resumed."""
+"""A run of a benchmark: heats one after the other, each written when it is done; a later run can resume it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tilescale.tuning.versions import machine, versions
 
 
 def say(text: str, error: bool = False) -> None:
-    """Print on the first rank; `error`: beside the results."""
+    """Print on the first rank; `error`: to the standard error stream."""
     if tilescale.init().rank == 0:
         print(text, flush=True, file=sys.stderr if error else sys.stdout)
 
@@ -37,7 +37,7 @@ class Run:
         rounds: groups of calls of each contender.
         limit: seconds that a step may take before the run ends.
         seeds: of the inputs on which contenders are checked.
-        budget: seconds after which no further contender is built: it is a row that says so.
+        budget: seconds after which no further contender is built: its row reports that.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Run:
     budget: float = math.inf
 
     def resumed(self, heats: Sequence[Heat], resume: bool) -> tuple[Steps, list[Heat]]:
-        """The steps of this run, with what earlier ones were lost in, and the heats that are left; collective."""
+        """Steps of this run, with the contenders that earlier runs ended in, and the remaining heats; collective."""
         world, results = tilescale.init(), self.out / f"{self.name}.json"
         path = self.out / f"{self.name}.steps.json" if world.rank == 0 else None
         steps = Steps(path, self.limit, functools.partial(say, error=True))
@@ -60,7 +60,7 @@ class Run:
         return steps, [heat for heat in heats if not any(heat.is_of(row) for row in done)]
 
     def race_all(self, heats: Sequence[Heat], steps: Steps) -> None:
-        """Race all heats; the rows of each are written at once."""
+        """Race all heats; the rows of each are written when it ends."""
         world, about = tilescale.init(), (machine(), versions())
         self._ends = time.monotonic() + self.budget
         steps.start("all works", "libraries", "start")
@@ -79,7 +79,7 @@ class Run:
             torch.cuda.empty_cache()
 
     def _step(self, steps: Steps, title: str, contender: str, what: str) -> None:
-        """What comes next. Raises Out where that is the build of a contender for which no time is left."""
+        """Build the next contender. Raises Out where no time is left for it."""
         steps.start(title, contender, what)
         if what == "build" and any(tilescale.init().all_gather(time.monotonic() > self._ends)):
             raise Out("no time left")

@@ -52,13 +52,13 @@ STYLE = {
 
 @cache
 def cluster(nodes: int) -> Machine:
-    """So many servers of 8 GPUs, each GPU with a port of its own to the fat tree."""
+    """Servers of 8 GPUs, each GPU with its own port to the fat tree."""
     return derive("h200-sxm-8x4", f"{nodes} x 8 H200", {"levels": {"node": {"count": nodes}}})
 
 
 @cache
 def mesh() -> Machine:
-    """A corner of the wafer."""
+    """Part of the wafer, from a corner."""
     rows, columns = MESH
     changes = {"levels": {"core": {"count": rows * columns}}, "networks": {"fabric": {"dims": list(MESH)}}}
     return derive("wafer-mesh", f"mesh of {rows} x {columns} cores", changes)
@@ -74,13 +74,13 @@ def cases() -> Iterator[tuple[str, Machine, int]]:
 
 
 def simulate() -> list[dict[str, Any]]:
-    """All points, each with what simulating it took."""
+    """Simulate all points, each with its CPU time."""
     rows = []
     for panel, machine, nbytes in cases():
         level = machine.tensor_level.name
         for algorithm in STYLE:
             if panel == "mesh" and algorithm == "rings":
-                continue  # a mesh has no groups whose ports they could share out
+                continue  # a mesh has no groups that could share ports
             begin = perf_counter()
             found = estimate(machine, level, "allreduce", algorithm, nbytes)
             rows.append(
@@ -101,11 +101,11 @@ PANELS = {
     "small": (f"{format_bytes(SMALL)} on each GPU", "units", "GPUs"),
     "large": (f"{format_bytes(LARGE)} on each GPU", "units", "GPUs"),
 }
-"""Panel -> its title, what its points lie along, and what that is."""
+"""Panel -> its title, its x axis, and the unit of that axis."""
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Four panels: time over size, and over the number of devices."""
+    """Draw four panels: time over size, and over the number of devices."""
     matplotlib.rcParams["svg.hashsalt"] = "tilescale"  # the same file for the same data
     figure = Figure(figsize=(11, 8), layout="constrained")
     for axes, (panel, (title, along, what)) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Steps of a long benchmark, each of which ends: one that takes too long ends its process, and the next run knows.
+"""Steps of a long benchmark with a time limit: one that takes too long ends its process, and the next run skips it.
 
-A host that waits for a device, or for a rank that will never come, cannot be interrupted, only ended. So before each
-step a file says who is about to do what, and Python's fault handler is set to end the process with all its stacks. A
-run that resumes finds there whom the last one ended with, and leaves that contender out.
+A host that waits for a device, or for a rank that will never arrive, cannot be interrupted, only ended. So before each
+step a file records its contender, and Python's fault handler is set to end the process with all stacks. A resumed run
+reads the contender from that file and leaves it out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Steps:
     """The steps of this run, on one rank.
 
     Attributes:
-        path: the file of what is under way; None on ranks that do not write it.
-        limit_s: the longest step.
-        say: shows a line: of each step, of several that are alike the first.
-        lost: title of a work -> contenders with which earlier runs ended, and what they were doing.
+        path: file of the step in progress; None on ranks that do not write it.
+        limit_s: time limit of a step.
+        say: shows a line for each step; for equal lines in a row, the first.
+        lost: title of a work -> contenders in which earlier runs ended, and their steps.
     """
 
     path: Path | None
@@ -35,7 +35,7 @@ class Steps:
     _last: dict[str, str] = field(default_factory=dict)
 
     def resume(self) -> None:
-        """Take over what the file says of earlier runs."""
+        """Read the records of earlier runs."""
         if self.path is not None and self.path.exists():
             noted = json.loads(self.path.read_text(encoding="utf-8"))
             self.lost = noted["lost"]
@@ -44,7 +44,7 @@ class Steps:
                 self.lost.setdefault(title, {})[contender] = f"the run ended in this step: {what}"
 
     def start(self, title: str, contender: str, what: str) -> None:
-        """A step of a contender begins, and with it the one before has ended."""
+        """Begin a step of a contender, and end the previous one."""
         faulthandler.dump_traceback_later(self.limit_s, exit=True)
         self._note([title, contender, what])
         if self._last.get(title + contender) != what:
@@ -52,7 +52,7 @@ class Steps:
             self.say(f"[{time.monotonic() - self.begin:6.1f} s] {title}: {contender}: {what}")
 
     def end(self) -> None:
-        """No step is under way."""
+        """End the last step."""
         faulthandler.cancel_dump_traceback_later()
         self._note(None)
 

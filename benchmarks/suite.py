@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A suite of races, from the command line: kernels are compiled beforehand, works are raced, rows are written.
+"""A suite of races, from the command line: kernels are compiled, works are raced, rows are written.
 
-`tilescale.tuning.race` says how works are measured. Kernels are first compiled by jobs beside one another, whose
-results the races find in TileLang's cache. Rows of each work are written when it is done. A step that takes too long
-ends the run; with --resume the next one goes on without the contender whose step it was.
+`tilescale.tuning.race` documents the measurement. Kernels are first compiled by concurrent jobs, which fill TileLang's
+cache for the races. Rows of each work are written when it is done. A step that takes too long ends the run; with
+--resume the next one goes on without the contender whose step it was.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ COMPILE_S, ONE_GPU_S = 75.0, 120.0
 
 @dataclass(frozen=True)
 class Suite:
-    """Works that one script races at.
+    """Works that one script races.
 
     Attributes:
-        script: what runs it; its results have its name.
-        heats: takes whether to be quick and a number of GPUs, gives the works of so many GPUs.
+        script: its file; the results file has the same name.
+        heats: takes whether to be quick and a number of GPUs, returns the works of that number of GPUs.
         seeds: of the inputs on which contenders are checked.
     """
 
@@ -46,7 +46,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the command line asks for."""
+    """Options of the command line."""
 
     suite: Suite
     only: str
@@ -58,7 +58,7 @@ class Choice:
     budget: float
 
     def heats(self, gpus: int) -> list[Heat]:
-        """Works of so many GPUs, with the contenders that are asked for and their baselines."""
+        """Works for `gpus` GPUs, with the requested contenders and their baselines."""
         every = self.suite.heats(self.quick, gpus)
         return [self._chosen(heat) for heat in every if any(part in heat.title for part in self.only.split("|"))]
 
@@ -79,7 +79,7 @@ class Choice:
 
 
 def compile_all(heats: list[Heat]) -> None:
-    """Compile every kernel of this job's works; one that fails does so again, and is recorded, where it races."""
+    """Compile every kernel of this job's works; one that fails does so again, and is recorded, in its race."""
     for heat in heats:
         for contender in heat.contenders:
             try:
@@ -116,7 +116,7 @@ def serve_one(heats: list[Heat]) -> None:
 
 
 def race_on_one_gpu(choice: Choice) -> None:
-    """The works of one GPU, in a job of their own, while the ranks of this one wait."""
+    """Race the works of one GPU in a separate job, while the ranks of this one wait."""
     world = tilescale.init()
     if world.rank == 0:
         job = jobs.start(choice.suite.script, [*choice.arguments(), "--no-beforehand"])
@@ -141,7 +141,7 @@ _OPTIONS = (
 
 
 def command(suite: Suite, text: str) -> click.Command:
-    """The command line of a suite; `text` says what it is."""
+    """Make the command line of a suite; `text` describes it."""
     made: Callable = functools.partial(_run, suite)
     for option in reversed(_OPTIONS):
         made = option(made)
@@ -169,4 +169,3 @@ def _run(
     run.race_all(heats, steps)
     if on_one:
         race_on_one_gpu(choice)
-

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Run TileLang's examples and tests through TileScale without a GPU, and say what came of them.
+"""Run TileLang's examples and tests through TileScale without a GPU, and tabulate the outcomes.
 
     python benchmarks/upstream_examples.py ~/tilelang --mode text             # is the CUDA text stock's?
     python benchmarks/upstream_examples.py ~/tilelang --mode run --only gemm  # is the emulated result right?
     python benchmarks/upstream_examples.py ~/tilelang --table                 # write the table of all results so far
 
-The first argument is a checkout of TileLang's repository. Each file of tests runs in a process of its own, see
-`upstream_pretence.py`. Results are kept beside those of earlier runs, in benchmarks/results/upstream_examples.json;
-the table is docs/upstream.md.
+The first argument is a checkout of TileLang's repository. Each file of tests runs in a separate process, see
+`upstream_pretence.py`. Results are added to those of earlier runs, in benchmarks/results/upstream_examples.json; the
+table is docs/upstream.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "upstream_examples.json"
 PAGE = ROOT / "docs" / "upstream.md"
 FOLDERS = ("examples", "testing/python/language", "testing/python/kernel", "testing/python/tilelibrary",
            "testing/python/math", "testing/python/fastmath", "testing/python/issue", "testing/python/cuda")  # fmt: skip
-"""Where tests of programs lie; those of other folders are of TileLang's passes, caches and other back ends."""
+"""Folders of tests of programs; those of other folders are of TileLang's passes, caches and other back ends."""
 
 LEFT_OUT = ("examples/amd", "examples/aws")
 """Examples of other back ends."""
@@ -37,7 +37,7 @@ BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
 
 
 def files(checkout: Path, only: str) -> Iterator[Path]:
-    """The files of tests, examples first."""
+    """Files of tests, examples first."""
     for folder in FOLDERS:
         for path in sorted((checkout / folder).rglob("test_*.py")):
             name = path.relative_to(checkout).as_posix()
@@ -46,7 +46,7 @@ def files(checkout: Path, only: str) -> Iterator[Path]:
 
 
 def run(path: Path, checkout: Path, mode: str, arch: str, seconds: int) -> list[dict[str, Any]]:
-    """What the tests of one file give."""
+    """Run the tests of one file; return their results."""
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder, "records")
         ours = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), ".", os.environ.get("PYTHONPATH", "")])
@@ -68,7 +68,7 @@ def run(path: Path, checkout: Path, mode: str, arch: str, seconds: int) -> list[
 
 
 def kept(results: dict[str, Any], record: dict[str, Any], mode: str) -> None:
-    """Put what one test gave beside what other modes gave for it."""
+    """Add a test's result to its results in other modes."""
     row = results["tests"].setdefault(record["test"], {})
     if mode == "text":
         row["texts"] = dict(Counter(text["text"] for text in record["texts"]))
@@ -86,7 +86,7 @@ def kept(results: dict[str, Any], record: dict[str, Any], mode: str) -> None:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as Markdown: tests of examples one by one, other tests by file."""
+    """Format the results as Markdown: tests of examples one by one, other tests by file."""
     tests = results["tests"]
     examples = {name: row for name, row in tests.items() if not name.startswith("testing/")}
     lines = [
@@ -144,13 +144,13 @@ def _seconds(row: dict[str, Any]) -> str:
 
 
 def write_page(results: dict[str, Any]) -> None:
-    """Put the table into the page."""
+    """Write the table into the page."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     PAGE.write_text(before + BEGIN + table(results) + END + rest.partition(END)[2], encoding="utf-8")
 
 
 def main() -> None:
-    """Run what the command line names."""
+    """Run the tests that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="a checkout of TileLang's repository")
     parser.add_argument("--mode", choices=("text", "run"), default="text")

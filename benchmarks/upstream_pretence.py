@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Run TileLang's examples and tests through TileScale on a computer without a GPU.
 
-Importing this module makes the running process pretend: `tilelang.jit`, `tilelang.compile` and `tilelang.language` are
+Importing this module patches the running process: `tilelang.jit`, `tilelang.compile` and `tilelang.language` are
 TileScale's, and CUDA tensors are CPU tensors. It is a plugin of pytest (`-p upstream_pretence`), which appends a record
 for each test to the file `UPSTREAM_RECORDS`: outcome, seconds, and for each kernel whether its CUDA text is stock's.
 `upstream_examples.py` starts these processes.
@@ -43,7 +43,7 @@ NOT_HARDWARE = ("Run-time support", "Compile-time support", "No device exists", 
 
 
 class OnCpu(TorchFunctionMode):
-    """CUDA devices in calls of torch are the CPU."""
+    """Replace CUDA devices in calls of torch by the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: _cpu(value) for name, value in (kwargs or {}).items()}
@@ -66,7 +66,7 @@ def _cpu(value: Any) -> Any:
 
 
 class Names(types.ModuleType):
-    """`tilelang` with our names in it. TileLang's own modules, and our seam, keep the real one."""
+    """Put TileScale's names into `tilelang`. TileLang's modules, and the seam to it, keep the original."""
 
     __path__, __version__, __file__ = tilelang.__path__, tilelang.__version__, tilelang.__file__
     jit, compile, language = staticmethod(tilescale.jit), staticmethod(tilescale.compile), tilescale.language
@@ -76,7 +76,7 @@ class Names(types.ModuleType):
 
 
 class Nothing(types.ModuleType):
-    """A library that is not installed, and that examples import for contenders: every name is this, every call too."""
+    """Stand-in for a missing library that examples import for contenders: all its names and calls are itself."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -91,15 +91,15 @@ class Nothing(types.ModuleType):
 
 
 class TooLong(BaseException):
-    """A test takes more than its time."""
+    """A test exceeds its time limit."""
 
 
 made: list[bound.Kernel] = []
-"""The kernels that the current test has made."""
+"""Kernels that the current test has built."""
 
 
 def pretend() -> None:
-    """Exchange TileLang's names for ours, and CUDA for the CPU."""
+    """Replace TileLang's names by TileScale's, and CUDA by the CPU."""
     OnCpu().__enter__()
     major, minor = (int(part) for part in ARCH.split("."))
     properties = type("Properties", (), {"major": major, "minor": minor, "multi_processor_count": 132, "name": "GPU"})
@@ -119,7 +119,7 @@ def pretend() -> None:
     nvcc.get_target_compute_version = lambda *given: ARCH
     sys.modules["tilelang"] = Names("tilelang")
     sys.modules["tilelang.language"] = tilescale.language
-    profiler.do_bench = lambda *given, **options: 1.0  # nobody asks for times here
+    profiler.do_bench = lambda *given, **options: 1.0  # nothing here measures times
     SimulatedProfiler.do_bench = lambda *given, **options: 1.0
     first = bound.Kernel.__init__
 
@@ -133,12 +133,12 @@ def pretend() -> None:
 
 
 def _not_run(self: Any, *given: Any) -> Any:
-    """Outputs as they are allocated: what else the test compiles is compared, too."""
+    """Allocate outputs, so that other kernels of the test are compared, too."""
     return self._outputs.returned(self._outputs.allocate(self._given(given)))
 
 
 def pytest_configure() -> None:
-    """Before anything is collected, as examples look for a GPU when they are loaded."""
+    """Patch before collection, as examples look for a GPU when they are loaded."""
     pretend()
 
 
@@ -146,7 +146,7 @@ def pytest_configure() -> None:
 
 
 def compared(kernel: bound.Kernel) -> dict[str, Any]:
-    """Whether the text of a kernel is stock's, and how long each took."""
+    """Whether the text of a kernel equals stock's, and the time of each."""
     begin = time.monotonic()
     stock, refusal = _text(lambda: _of_stock(kernel))
     middle = time.monotonic()
@@ -172,7 +172,7 @@ def compared(kernel: bound.Kernel) -> dict[str, Any]:
 def _text(make: Any) -> tuple[str | None, str | None]:
     try:
         return make(), None
-    except Exception as error:  # noqa: BLE001 - whatever TVM raises
+    except Exception as error:  # noqa: BLE001 - any error of TVM
         return None, f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1][:300]}"
 
 
@@ -188,7 +188,7 @@ def _of_stock(kernel: bound.Kernel) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that want a GPU have one; those of other architectures stay left out."""
+    """Run tests that want a GPU; those of other architectures stay skipped."""
     for item in items:
         for node in item.listchain():
             node.own_markers[:] = [m for m in node.own_markers if not _is_for_hardware(m)]
@@ -213,7 +213,7 @@ def _bounded() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Run a test, then compare the texts of what it made."""
+    """Run a test, then compare the texts of its kernels."""
     made.clear()
     begin, outcome, detail = time.monotonic(), "passed", ""
     try:
@@ -237,5 +237,5 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def use() -> Any:
-    """The machine of the architecture that tests find."""
+    """Machine of the architecture that tests find."""
     return tilescale.use_machine(MACHINES[ARCH])

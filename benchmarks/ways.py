@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Products of operators both ways, beside their communication and one after the other, and cuBLAS alone.
+"""Operators by both strategies, overlapped and in phases, and cuBLAS alone.
 
     torchrun --nproc-per-node 2 benchmarks/ways.py
 
-Near where one way becomes faster than the other. `tilescale/ops/ways.py` chooses by the machine model; a test asks
-whether it chooses what was faster here.
+Shapes are near the point where one strategy becomes faster than the other. The operators choose by the machine model; a
+test compares their choice with the times measured here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHAPES = {
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
-    """All shapes."""
+    """Return all shapes."""
     if gpus == 1 or quick:
         return
     for name, shapes in SHAPES.items():
@@ -53,7 +53,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 
 def _forced(work: Any, overlapped: bool) -> Callable[[], Runner]:
-    """The operator, which always goes one way."""
+    """The operator with a fixed strategy."""
 
     def make() -> Runner:
         made = work.operator()

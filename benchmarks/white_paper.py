@@ -2,10 +2,10 @@
 """Times of two examples, the tensor-parallel GEMM and FlashMLA decode, on this computer's GPUs.
 
     python benchmarks/white_paper.py                              the programs for one GPU
-    torchrun --nproc-per-node 4 benchmarks/white_paper.py         the same work on four, beside the times of one
+    torchrun --nproc-per-node 4 benchmarks/white_paper.py         the same work on four, with the times of one
 
-Every program is first run on fresh inputs into poisoned outputs and compared with float64, several times; only then is
-it timed. A time is that of the slowest GPU, the median over rounds of calls in a row. Results go to
+Every program is first run on fresh inputs into poisoned outputs and compared with float64, several times, and then
+timed. A time is that of the slowest GPU, the median over rounds of calls in a row. Results go to
 `benchmarks/results/white_paper_N.json`, N being the number of GPUs.
 """
 
@@ -36,12 +36,12 @@ RESULTS = ROOT / "benchmarks" / "results"
 CHECKS, ROUNDS, CALLS = 3, 7, 20
 
 Launch = tuple[list[torch.Tensor], Callable[[], None]]
-"""Arguments of a call, and what raises ValueError if they do not hold the right result afterwards."""
+"""Arguments of a call, and a check that raises ValueError unless they hold the right result afterwards."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A program and what it amounts to.
+    """A program and its amount of work.
 
     Attributes:
         program: traced for all devices.
@@ -59,7 +59,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One line of the results; `alone_us` is the program for one GPU, where its results are at hand."""
+    """One line of the results; `alone_us` is the time of the program for one GPU, if its results are available."""
 
     name: str
     gpus: int
@@ -70,7 +70,7 @@ class Measurement:
 
 
 def product(size: int, device: torch.device) -> Work:
-    """C = A B in bfloat16, all matrices (size, size): every GPU ends with the whole of C."""
+    """C = A B in bfloat16, all matrices (size, size): every GPU ends with all of C."""
     world, shape = tilescale.init(), (size, size)
     c = tilescale.empty(shape, dtype=torch.float32)
 
@@ -86,7 +86,7 @@ def product(size: int, device: torch.device) -> Work:
 
 
 def decode(batch: int, heads: int, keys: int, device: torch.device) -> Work:
-    """One new token of each sequence attends to `keys` latent vectors, in float16."""
+    """Attention of one new token of each sequence to `keys` latent vectors, in float16."""
     example, world = importlib.import_module("09_cp_flash_mla"), tilescale.init()
     dim, pe = example.DIM, example.PE_DIM
     out = tilescale.empty((batch, heads, dim), dtype=torch.float32)
@@ -124,7 +124,7 @@ def _compare(found: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor) -> 
 
 
 def microseconds(call: Callable[[], None]) -> float:
-    """A call's time on this GPU: the median over rounds of calls in a row."""
+    """Time of a call on this GPU: the median over rounds of calls in a row."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     rounds = []
     for _ in range(ROUNDS):

@@ -156,7 +156,7 @@ def test_a_launch_leaves_nothing_on_its_way_to_the_next(number: int, monkeypatch
         (16, "T.barrier()  # no device reads the blocks of the previous launch, every flag is cleared"),
         (18, "T.clear(arrived)"),
         (20, "T.clear(free)"),
-        (20, "T.barrier()  # the last of the free places is known everywhere"),
+        (20, "T.barrier()  # every device knows of the last free slots"),
         (21, "T.barrier()  # no device reads the A and C of the previous launch, all flags are cleared"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products with communication at shapes drawn at random: rows of any number, weights of published models."""
+"""GEMMs with communication at random shapes: any number of rows, weights of published models."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ MODES = "eager", "graph"
 MOST_ROWS = 16384
 
 PLACES = 3
-"""Sets of inputs, and results that are kept: a call finds and makes its tensors at other places than the last one."""
+"""Sets of inputs, and results that are kept: consecutive calls have tensors at different addresses."""
 
 ROWS_OF_EACH = 10
-"""Numbers of rows that are drawn for one weight: kernels are compiled for weights."""
+"""Number of row counts drawn for each weight: kernels are compiled for weights."""
 
 MODELS = {
     "Llama 3.2 3B": (3072, 24, 8, 128, 8192),
@@ -60,7 +60,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A product M x N x K with a collective: N of each GPU for the gather, K of each GPU for the sums."""
+    """A GEMM M x N x K with a collective: N of each GPU for the gather, K of each GPU for the sums."""
 
     work: str
     m: int
@@ -70,7 +70,7 @@ class Shape:
 
 
 def drawn(seed: int, weights: int, gpus: int) -> list[Shape]:
-    """For so many weights numbers of rows, log-uniform, of which nothing is asked but that the ranks can share them."""
+    """Draw numbers of rows for some weights, log-uniform; the ranks must be able to share them."""
     chance, models = random.Random(seed), list(MODELS.values())
     chance.shuffle(models)
     kinds = list(itertools.product(WORKS, ("bfloat16", "float8_e4m3fn")))
@@ -90,7 +90,7 @@ def drawn(seed: int, weights: int, gpus: int) -> list[Shape]:
 
 
 class Work(ABC):
-    """A product of one shape: its inputs, what it should make, and who makes it.
+    """A GEMM of one shape: its inputs, its expected result, and its contenders.
 
     An input is a tuple (a, b, of_a, of_b); bfloat16 has no scales.
     """
@@ -102,11 +102,11 @@ class Work(ABC):
     @property
     @abstractmethod
     def rows(self) -> int:
-        """Of a on each rank."""
+        """Shape of a on each rank."""
 
     @abstractmethod
     def reference(self, seed: int, given: Sequence[torch.Tensor]) -> trials.Case:
-        """What the product is, in float32."""
+        """Result of the GEMM, in float32."""
 
     @abstractmethod
     def libraries(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
@@ -118,10 +118,10 @@ class Work(ABC):
 
     @abstractmethod
     def symm_mem(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
-        """PyTorch's fused operator, or its product and its sum. Raises where it is refused."""
+        """PyTorch's fused operator, or its GEMM and its sum. Raises where it is unsupported."""
 
     def heat(self, mode: str, others: bool) -> Heat:
-        """The race; `others`: with PyTorch's operators on symmetric memory."""
+        """Contenders of the race; `others`: with PyTorch's operators on symmetric memory."""
         calls = {BASELINE: self.libraries, **({"symm_mem": self.symm_mem} if others else {}), "tilescale": self.ours}
         entries = [Contender(name, functools.partial(self._runner, call)) for name, call in calls.items()]
         s = self.shape
@@ -129,7 +129,7 @@ class Work(ABC):
         return Heat(s.work, (s.m, s.n, s.k), s.dtype, self.size, mode, BASELINE, entries, flops, calls=4)
 
     def dry(self) -> None:
-        """Ours on inputs without values, for who compiles."""
+        """TileScale's operator on inputs without values, for compiling."""
         self.ours(*self._inputs())
 
     def _runner(self, call: Callable[..., torch.Tensor]) -> Runner:
@@ -144,7 +144,7 @@ class Work(ABC):
             case = self.case
             for places in self.places:
                 trials.into(*places)(*case.inputs)
-            trials.nothing(self.shape.m * self.shape.n)  # what a result that is not written would hold
+            trials.nothing(self.shape.m * self.shape.n)  # value of a result that was not written
             trials.skew(seed)
             result = again()
             torch.cuda.synchronize()
@@ -154,13 +154,13 @@ class Work(ABC):
 
     @functools.cached_property
     def places(self) -> list[tuple[torch.Tensor, ...]]:
-        """Inputs, each set somewhere else; a weight stays where it is."""
+        """Inputs at different addresses; a weight stays in place."""
         first = self._inputs()
         return [first, *((torch.empty_like(first[0]), *first[1:]) for _ in range(PLACES - 1))]
 
     @functools.cached_property
     def case(self) -> trials.Case:
-        """Random inputs and what the product makes of them."""
+        """Random inputs and the expected result."""
         dtype = FLOAT8 if self.scaled else torch.bfloat16
         given = trials.randoms(self.shape.m, dtype, (self.rows, self.shape.k), (self.shape.n, self.shape.k))
         if self.scaled:
@@ -180,7 +180,7 @@ def multiplied(a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch
 
 
 def products(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A B^T in float32, and what says how far it may be off: magnitudes, or a spread squared."""
+    """A B^T in float32, and magnitudes, or a squared spread, for its error bound."""
     if len(given) == 2:
         return list(trials.product(*given))
     want, spread = scaled.reference(*given)
@@ -188,18 +188,18 @@ def products(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def bound(want: torch.Tensor, rounded: torch.Tensor, other: torch.Tensor, terms: int, is_scaled: bool) -> torch.Tensor:
-    """How far each element may be off; `rounded`: the magnitudes of what is rounded to bfloat16 on the way."""
+    """Error bound of each element; `rounded`: the magnitudes of intermediate values that are rounded to bfloat16."""
     if is_scaled:
         return scaled.bound(rounded, other.sqrt())
     return trials.product_bound(terms, 2 * want.abs() + rounded, other)
 
 
 class Gathered(Work):
-    """A's rows lie over the GPUs, each has columns of C."""
+    """GEMM after a gather: rows of A are split over the GPUs, each has columns of C."""
 
     @property
     def rows(self) -> int:
-        """A share of all rows."""
+        """Number of rows of a rank."""
         return self.shape.m // self.size
 
     def reference(self, seed: int, given: Sequence[torch.Tensor]) -> trials.Case:
@@ -211,7 +211,7 @@ class Gathered(Work):
         return trials.Case(tuple(given), want, bound(want, want.abs(), other, self.shape.k, self.scaled))
 
     def libraries(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
-        """Rows, and their scales, are gathered first."""
+        """Gather rows and their scales first."""
         whole = _gathered(a)
         return multiplied(whole, b, *((_gathered(scales[0]), scales[1]) if scales else ()))
 
@@ -229,15 +229,15 @@ class Gathered(Work):
 
 
 class Summed(Work):
-    """The inner dimension lies over the GPUs, each ends with the whole."""
+    """GEMM with an all-reduce: the inner dimension is split over the GPUs, each ends with all of C."""
 
     @property
     def rows(self) -> int:
-        """All of them."""
+        """All rows."""
         return self.shape.m
 
     def reference(self, seed: int, given: Sequence[torch.Tensor]) -> trials.Case:
-        """The sum of all ranks' products."""
+        """Sum of all ranks' results."""
         want, other = products(given)
         rounded = want.abs()  # each part, before all are added up
         for x in (want, rounded, other):
@@ -245,11 +245,11 @@ class Summed(Work):
         return trials.Case(tuple(given), *self.own(want, bound(want, rounded, other, self.shape.k * 2, self.scaled)))
 
     def own(self, *whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What this rank ends with."""
+        """This rank's part of the result."""
         return whole
 
     def libraries(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
-        """NCCL sums up behind."""
+        """Sum by NCCL after the GEMM."""
         c = multiplied(a, b, *scales)
         dist.all_reduce(c)
         return c
@@ -259,21 +259,21 @@ class Summed(Work):
         return tilescale.ops.matmul_all_reduce(a, b.t(), scales=scales or None)
 
     def symm_mem(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
-        """cuBLAS, then a sum in two shots on symmetric memory."""
+        """cuBLAS, then a two-shot sum on symmetric memory."""
         c = _symmetric(self.shape.m, self.shape.n)
         c.copy_(multiplied(a, b, *scales)) if scales else torch.mm(a, b.t(), out=c)
         return torch.ops.symm_mem.two_shot_all_reduce_(c, "sum", overlap.fused_group())
 
 
 class Scattered(Summed):
-    """The inner dimension lies over the GPUs, each ends with rows of C."""
+    """GEMM with a reduce-scatter: the inner dimension is split over the GPUs, each ends with rows of C."""
 
     def own(self, *whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """This rank's rows."""
         return tuple(x.chunk(self.size)[tilescale.init().rank] for x in whole)
 
     def libraries(self, a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
-        """NCCL sums up behind."""
+        """Sum by NCCL after the GEMM."""
         c = a.new_empty(self.shape.m // self.size, self.shape.n, dtype=torch.bfloat16)
         dist.reduce_scatter_tensor(c, multiplied(a, b, *scales))
         return c
@@ -296,7 +296,7 @@ WORKS = {"ag_gemm": Gathered, "gemm_rs": Scattered, "gemm_ar": Summed}
 
 
 def _gathered(x: torch.Tensor) -> torch.Tensor:
-    """The rows of all ranks, by NCCL."""
+    """Rows of all ranks, by NCCL."""
     whole = x.new_empty(tilescale.init().size * x.shape[0], x.shape[1])
     dist.all_gather_into_tensor(whole.view(torch.uint8), x.view(torch.uint8))
     return whole

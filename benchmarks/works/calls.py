@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a call costs: puts of large tensors, small kernels that meet their peers, and the host's time."""
+"""Cost of calls: puts of large tensors, small kernels that synchronize with peers, and the host's time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _calls(mode: str) -> int:
 
 
 def _plain() -> Heat:
-    """The host's time for a program without a level above its grid: ours beside TileLang's own kernel."""
+    """Host time of a program without a level above its grid, compared with TileLang's kernel."""
     elements = 4096
 
     def draw(seed: int) -> Case:
@@ -63,7 +63,7 @@ def _plain() -> Heat:
 
 
 def _from_before(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
-    """Random data, and what the device before has."""
+    """Random data, and that of the previous device."""
     world = tilescale.init()
     (x,) = trials.randoms(seed, dtype, shape)
     everywhere = torch.empty(world.size * shape[0], *shape[1:], dtype=dtype, device=x.device)
@@ -73,13 +73,13 @@ def _from_before(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
 
 
 class Put:
-    """Every GPU writes a tensor into the memory of the next one."""
+    """Put from every GPU into the memory of the next one."""
 
     def __init__(self, mib: int):
         self.world, self.shape = tilescale.init(), (mib * 512, 1024)
 
     def heat(self) -> Heat:
-        """By copy engine, and by blocks in two ways."""
+        """Puts by copy engine, and by two kinds of kernels."""
         shape, nbytes = (self.world.size, *self.shape, PUT_BLOCKS), self.shape[0] * self.shape[1] * 2
         entries = [
             Contender("copy engine", self.copies),
@@ -90,11 +90,11 @@ class Put:
         return Heat("put", self.shape, "bfloat16", size, "eager", "copy engine", entries, bytes=nbytes)
 
     def draw(self, seed: int) -> Case:
-        """This rank's tensor; the one before is to come."""
+        """This rank's tensor, and the expected one of the previous rank."""
         return _from_before(seed, self.shape, torch.bfloat16)
 
     def copies(self) -> Runner:
-        """PyTorch's copy to the peer's tensor. Nothing orders it: the check lets all devices get idle around it."""
+        """PyTorch's copy to the peer's tensor. It is not ordered: the check synchronizes all devices around it."""
         from tilescale.comm import default_heap
 
         x, y, heap = trials.nothing(*self.shape), trials.symmetric(*self.shape), default_heap()
@@ -120,20 +120,20 @@ def _all_idle() -> None:
 
 
 class SmallPut:
-    """One kernel that puts a tile, and waits for that of the device before: both sides may go on after it."""
+    """One kernel that puts a tile, and waits for that of the previous device: afterwards both sides may continue."""
 
     def __init__(self) -> None:
         self.world = tilescale.init()
 
     def heat(self, mode: str) -> Heat:
-        """Ours, NCCL's exchange, and a copy with PyTorch's signals."""
+        """TileScale's program, NCCL's exchange, and a copy with PyTorch's signals."""
         program = lambda: programs.put_and_wait(self.world.size, *SMALL)  # noqa: E731
         own, symm_mem = ours("tilescale", program, self.own), Contender("symm_mem", self.symm_mem)
         entries, size = [Contender("nccl", self.nccl), own, symm_mem], self.world.size
         return Heat("small_put", SMALL, "float32", size, mode, "nccl", entries, calls=_calls(mode))
 
     def draw(self, seed: int) -> Case:
-        """This rank's tile; the one before is to come."""
+        """This rank's tile, and the expected one of the previous rank."""
         return _from_before(seed, SMALL, torch.float32)
 
     def own(self, kernel: Any) -> Runner:
@@ -173,13 +173,13 @@ class SmallPut:
 
 
 class AllReduce:
-    """The sum of a tensor over all GPUs."""
+    """Sum of a tensor over all GPUs."""
 
     def __init__(self, kib: int):
         self.world, self.elements = tilescale.init(), kib * 256
 
     def heat(self, mode: str) -> Heat:
-        """NCCL, PyTorch's one-shot kernel, ours."""
+        """NCCL, PyTorch's one-shot kernel, TileScale."""
         program = lambda: programs.allreduce(self.world.size, self.elements)  # noqa: E731
         entries = [
             Contender("nccl", self.nccl),

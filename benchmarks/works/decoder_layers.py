@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Decoder layers of published models, tensor-parallel: PyTorch's own and ours, eager and compiled, by one plan.
+"""Tensor-parallel decoder layers of published models: PyTorch's and TileScale's, eager and compiled, by one plan.
 
-In training and in prefills of even length the tokens lie over the ranks between the layers; in odd prefills and decode
-each rank has all of them. Experts lie over the ranks. Losses and results are compared with the layers on one GPU first.
+In training and in prefills of even length the tokens are split over the ranks between the layers; in odd prefills and
+decode each rank has all of them. Experts are split over the ranks. Losses and results are compared with the layers on
+one GPU first.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ import tilescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
 STEPS, BOUND = 3, 2.0**-4
-"""Steps of training whose losses are compared; how far results may be off, relative to their magnitudes or to one."""
+"""Number of training steps whose losses are compared; error bound of results, relative to their magnitudes or to one.
+"""
 
 GRAPHS = 64
-"""Compiled graphs of one function that are kept: each contender, work and model has its own."""
+"""Number of compiled graphs kept for a function: each contender, work and model has its own."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How layers are parallelised.
+    """Parallelisation of layers.
 
     Attributes:
         ours: whether by TileScale.
-        compiled: how `torch.compile` compiles each; None: not at all. Without dynamic=False, DTensor of torch 2.11
+        compiled: options of `torch.compile` for each; None: eager. Without dynamic=False, DTensor of torch 2.11
             fails: "unhashable type: SymInt".
         keeps: whether gathered tokens are kept for the backward pass.
     """
@@ -66,7 +68,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
             entries = [
                 Contender(name, functools.partial(Work(family, work, batch, tokens).runner, way))
                 for name, way in CONTENDERS.items()
-                # Asynchronous tensor parallelism is of sequences that lie over the ranks.
+                # Asynchronous tensor parallelism needs sequences that are split over the ranks.
                 if "async" not in name or (tokens % gpus == 0 and not family.experts)
                 if not way.keeps or work == "training_step"
             ]
@@ -98,20 +100,20 @@ class Work:
 
     @property
     def trains(self) -> bool:
-        """Whether it has a backward and an optimiser."""
+        """Whether the work has a backward pass and an optimiser."""
         return self.kind == "training_step"
 
     @property
     def sequence(self) -> bool:
-        """Whether tokens lie over the ranks between the layers."""
+        """Whether tokens are split over the ranks between the layers."""
         return self.tokens % dist.get_world_size() == 0
 
     def model(self) -> Stack:
-        """All of it, the same each time on each rank."""
+        """All tokens, the same each time on each rank."""
         return self.family.stack(self.tokens, trials.device()).train(self.trains)
 
     def draw(self, seed: int) -> Case:
-        """Tokens, and what one GPU makes of them: the losses of some steps, or the result."""
+        """Tokens, and the results of one GPU: the losses of some steps, or the output."""
         return _drawn(self, seed)
 
     def mine(self, whole: torch.Tensor) -> torch.Tensor:
@@ -136,7 +138,7 @@ class Work:
         return Runner(lambda: call(x), check, memory=lambda: (torch.cuda.max_memory_allocated() - before) / 2**30)
 
     def _made(self, x: torch.Tensor, way: Way) -> Callable[[torch.Tensor], torch.Tensor]:
-        """What takes this rank's tokens, such as x, and gives the result, or the loss before a step."""
+        """A function of this rank's tokens, such as x, that returns the result, or the loss before a step."""
         from torch.distributed._symmetric_memory import enable_symm_mem_for_group
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.parallel import parallelize_module
@@ -167,7 +169,7 @@ class Work:
 
 @functools.lru_cache(1)
 def _drawn(work: Work, seed: int) -> Case:
-    """See `Work.draw`: all contenders of a work are compared with the same."""
+    """Like `Work.draw`: all contenders of a work are compared with the same result."""
     generator = torch.Generator(trials.device()).manual_seed(seed)
     shape = work.batch, work.tokens, work.family.hidden
     whole = torch.randn(shape, generator=generator, device=trials.device()).bfloat16()
@@ -177,18 +179,18 @@ def _drawn(work: Work, seed: int) -> Case:
 
 
 class Steps:
-    """Steps of training of a model: the loss is half of the mean of the squares of its results."""
+    """Training steps of a model: the loss is half of the mean of the squares of its results."""
 
     def __init__(self, model: nn.Module, elements: int, *, alone: bool = False):
         """`elements` of the whole result; `alone`: all of it is on this rank."""
         self._model, self._elements, self._alone = model, elements, alone
         shards = [p for p in model.parameters() if hasattr(p, "placements")]
         plain = [p for p in model.parameters() if not hasattr(p, "placements")]
-        # PyTorch's optimisers update DTensors and others in calls of their own.
+        # PyTorch's optimisers update DTensors and other tensors in separate calls.
         self._optimizers = [torch.optim.AdamW(each, lr=1e-4, foreach=True) for each in (shards, plain) if each]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """A step; the loss before it."""
+        """Take a step; return the loss before it."""
         loss = self._model(x).float().pow(2).sum() / (2 * self._elements)
         loss.backward()
         for optimizer in self._optimizers:

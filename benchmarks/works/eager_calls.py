@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collectives as PyTorch programs call them: eagerly, on tensors that change, each call with a result of its own."""
+"""Collectives as PyTorch programs call them: eagerly, on changing tensors, with newly allocated results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tilescale.tuning.race import Contender, Heat, Runner
 
 KIB = 1 << 10
 SIZES = tuple(4 * KIB << n for n in range(0, 15, 2))
-"""Bytes of what a rank gives: 4 KiB to 64 MiB."""
+"""Bytes of a rank's tensor: 4 KiB to 64 MiB."""
 
 ROWS, INPUTS = 64, 4
-"""Rows of a tensor, and tensors that take turns."""
+"""Rows of a tensor, and number of tensors that alternate."""
 
 FLOAT8 = 4 << 20
-"""Bytes of what a rank gives from which on numbers travel as float8, too, where `ops` can."""
+"""Bytes of a rank's tensor from which on numbers travel as float8, too, where `ops` can."""
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 
@@ -64,7 +64,7 @@ WAYS: dict[str, tuple[Call, Call]] = {
     "reduce_scatter": (_reduce_scattered, ops.reduce_scatter),
     "all_to_all": (_exchanged, ops.all_to_all),
 }
-"""Of each collective NCCL's, as PyTorch calls it, and ours."""
+"""Name of a collective -> NCCL's, as PyTorch calls it, and TileScale's."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
@@ -77,18 +77,18 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 @dataclass(frozen=True)
 class Work:
-    """A collective of what each rank gives so many bytes of."""
+    """A collective of a number of bytes on each rank."""
 
     name: str
     nbytes: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of what a rank gives, in bfloat16."""
+        """Shape of a rank's tensor, in bfloat16."""
         return ROWS, self.nbytes // 2 // ROWS
 
     def heat(self, gpus: int) -> Heat:
-        """All ways, in turns."""
+        """All contenders, interleaved."""
         theirs, own = WAYS[self.name]
         entries = [Contender("nccl", lambda: self.runner(theirs)), Contender("tilescale", lambda: self.runner(own))]
         if self.nbytes >= FLOAT8 and self.name != "all_to_all":
@@ -97,14 +97,14 @@ class Work:
         return Heat(self.name, self.shape, "bfloat16", gpus, "eager", "nccl", entries, calls=20)
 
     def draw(self, seed: int, narrow: float = 0.0) -> Case:
-        """This rank's tensor, and its result by PyTorch in float32; `narrow`: what float8 may add to the error."""
+        """This rank's tensor, and its result by PyTorch in float32; `narrow`: the additional error of float8."""
         (x,) = trials.randoms(seed, torch.bfloat16, self.shape)
         want, magnitudes = (WAYS[self.name][0](each) for each in (x.float(), x.float().abs()))
         sums = tilescale.init().size if "reduce" in self.name else 0
         return Case((x,), want, (sums * 2.0**-8 + narrow) * magnitudes + narrow * 2.0**-12 * magnitudes.max())
 
     def runner(self, call: Call, narrow: float = 0.0) -> Runner:
-        """Calls on tensors in turns; all have the case's numbers."""
+        """Calls on alternating tensors; all have the case's numbers."""
         given = [trials.nothing(*self.shape) for _ in range(INPUTS)]
         turn = itertools.cycle(given)
         return trials.checked(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The decoder layers of `decoder_layers.py`, parallelised by PyTorch and compiled, with operators of several."""
+"""The decoder layers of `decoder_layers.py`, parallelised by PyTorch and compiled, with several sets of operators."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tilescale.tuning.timers import TIMERS
 
 @dataclass(frozen=True)
 class Compiled:
-    """A way to compile the layers.
+    """A configuration for compiling the layers.
 
     Attributes:
         options: of inductor, different where graphs differ: dynamo shares those of equal options.
-        install: what `ops.installed` is called with; None: PyTorch's operators.
+        install: arguments of `ops.installed`; None: PyTorch's operators.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Compiled:
     install: dict[str, bool] | None = None
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
-        """While it is compiled and run."""
+        """Context in which the model is compiled and run."""
         return contextlib.nullcontext() if self.install is None else ops.installed(**self.install)
 
 
@@ -60,14 +60,14 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
         return
     for kind, mode, tokens in WORKS:
         work = Work(LLAMA, kind, 1, tokens)
-        ways = [way for way in WAYS if "async" not in way.name or tokens % gpus == 0]  # that is of split sequences
+        ways = [way for way in WAYS if "async" not in way.name or tokens % gpus == 0]  # only for split sequences
         entries = [Contender(way.name, lambda way=way, work=work, mode=mode: ready(way, work, mode)) for way in ways]
         shape = 1, tokens, LLAMA.hidden, LLAMA.layers
         yield Heat(f"{LLAMA.name} {kind}", shape, "bfloat16", gpus, mode, "torch", entries, calls=3)
 
 
 def ready(way: Compiled, work: Work, mode: str) -> Runner:
-    """A contender; its operators are installed around each group of calls, so that the clock does not see it."""
+    """A contender; its operators are installed around each group of calls, outside the measured time."""
     whole = torch.zeros(work.batch, work.tokens, work.family.hidden, device=trials.device(), dtype=torch.bfloat16)
     x = work.mine(whole)
     with way.installed(), told():
@@ -93,7 +93,7 @@ def ready(way: Compiled, work: Work, mode: str) -> Runner:
 
 
 def made(way: Compiled, work: Work, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What takes this rank's tokens and gives the result, or the loss before a step; all of it is compiled."""
+    """A function of this rank's tokens that returns the result, or the loss before a step; all of it is compiled."""
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import parallelize_module
@@ -111,7 +111,7 @@ def made(way: Compiled, work: Work, x: torch.Tensor) -> Callable[[torch.Tensor],
 
 
 def fusions() -> dict[str, int]:
-    """How many patterns of graphs became operators of TileScale, and why others did not."""
+    """Number of graph patterns replaced by operators of TileScale, and reasons against the others."""
     from tilescale.ops.graph_patterns import replaced
 
     return {f"{name} {why}".strip(): count for (name, why), count in replaced.items()}
@@ -119,7 +119,7 @@ def fusions() -> dict[str, int]:
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
-    """Print where an error comes from before the race takes it for a result."""
+    """Print where an error comes from before the race records it as a result."""
     try:
         yield
     except Exception:

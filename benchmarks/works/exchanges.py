@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operators that move rows: tokens to experts and back or to heads, sums with residual and norm; beside NCCL."""
+"""Operators that move rows: tokens to experts and back or to heads, sums with residual and norm; compared with NCCL."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _heat(name: str, work: Experts | Normed | Heads, gpus: int, moved: float) ->
 
 
 class Experts:
-    """Tokens go to eight random experts of 256, and their own values come back, summed with their weights.
+    """Exchange of tokens with eight random experts of 256, which return the same values; weighted sums.
 
-    NCCL moves as many rows with equal parts, once there and once back: what is spread and summed is not in its time.
+    NCCL moves as many rows in equal parts, there and back, without the time to permute and sum them.
     """
 
     def __init__(self, tokens: int, features: int):
@@ -63,7 +63,7 @@ class Experts:
         return Case((x,), want, 2.0**-6 * want.abs() + 1e-6)
 
     def operator(self) -> Runner:
-        """Ours: dispatch and combine."""
+        """Dispatch and combine by TileScale."""
         from tilescale import ops
 
         x, chosen = trials.nothing(*self.shape), self.chosen(tilescale.init().rank)
@@ -71,7 +71,7 @@ class Experts:
         return checked(self.draw, trials.into(x), lambda: ops.moe_combine(ops.moe_dispatch(x, routing), routing))
 
     def library(self) -> Runner:
-        """NCCL: as many rows from everybody to everybody."""
+        """All-to-all of as many rows by NCCL."""
         size = tilescale.init().size
         each = -(-max(map(self.sent, range(size))) // (size - 1))
         given, back = (trials.nothing(size * each, self.features) for _ in range(2))
@@ -85,7 +85,7 @@ class Experts:
 
 
 class Normed:
-    """The sum of all GPUs' rows, plus a residual, normalised."""
+    """Sum of all GPUs' rows, plus a residual, normalised."""
 
     def __init__(self, rows: int, features: int):
         self.shape = self.rows, self.features = rows, features
@@ -99,7 +99,7 @@ class Normed:
         return Case((x,), want, 2.0**-6 * want.abs() + 2.0**-6)
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Room for a part, the weight, and the residual."""
+        """Buffers for a part, the weight, and the residual."""
         x = trials.nothing(self.rows, self.features)
         return x, torch.ones_like(x[0]), torch.zeros_like(x)
 
@@ -123,13 +123,13 @@ class Normed:
 
 
 class Heads:
-    """From the own tokens of all heads to all tokens of the own heads, as Ulysses attention begins."""
+    """From all heads of local tokens to local heads of all tokens, as Ulysses attention begins."""
 
     def __init__(self, tokens: int, heads: int, dim: int):
         self.shape = tokens, heads, dim
 
     def draw(self, seed: int) -> Case:
-        """This rank's tokens, and what it gets by a gather of everything."""
+        """This rank's tokens, and the expected result, by a gather."""
         world = tilescale.init()
         (x,) = trials.randoms(seed, torch.bfloat16, (1, *self.shape))
         every = torch.empty(world.size, *self.shape, dtype=x.dtype, device=x.device)
@@ -145,7 +145,7 @@ class Heads:
         return checked(self.draw, trials.into(x), lambda: ops.all_to_all(x, 2, 1))
 
     def library(self) -> Runner:
-        """Heads of one owner side by side, then NCCL; tokens come in their order."""
+        """Pack the heads of each owner, then NCCL; tokens come in their order."""
         tokens, heads, dim = self.shape
         size, x = tilescale.init().size, trials.nothing(1, *self.shape)
         got = trials.nothing(size, tokens, heads // size, dim)

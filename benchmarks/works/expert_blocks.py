@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""MLPs of experts whose experts lie over the ranks: by PyTorch's all-to-all and grouped_mm, and by ours.
+"""MLPs with experts split over the ranks: by PyTorch's all-to-all and grouped_mm, and by TileScale.
 
 Both take the router and this rank's experts of a block of `transformers`, and this rank's tokens.
 """
@@ -16,7 +16,7 @@ from tilescale import ops
 
 
 class Experts(nn.Module):
-    """What both share."""
+    """Common part of both."""
 
     def __init__(self, block: nn.Module):
         super().__init__()
@@ -40,10 +40,10 @@ class Experts(nn.Module):
 
 
 class Ours(Experts):
-    """One operator."""
+    """Experts by one operator."""
 
     def through(self, rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """See `Experts.through`."""
+        """Like `Experts.through`."""
         return ops.moe_layer(rows, (chosen, weights), self.gate_up_proj, self.down_proj)
 
 
@@ -51,7 +51,7 @@ class Torchs(Experts):
     """PyTorch's all-to-all with sizes that the host knows, and grouped_mm."""
 
     def through(self, rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """See `Experts.through`."""
+        """Like `Experts.through`."""
         size, local = dist.get_world_size(), self.count // dist.get_world_size()
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=self.count)
@@ -60,7 +60,7 @@ class Torchs(Experts):
         given, taken = counts.view(size, local).sum(1).tolist(), come.view(size, local).sum(1).tolist()
         token = order // chosen.shape[1]
         arrived = _exchanged(rows[token], taken, given)
-        # Rows come by rank, then by expert; products want them by expert.
+        # Rows come by rank, then by expert; GEMMs want them by expert.
         expert = torch.arange(local, device=rows.device).repeat(size).repeat_interleave(come)
         by_expert = expert.argsort(stable=True)
         ends = come.view(size, local).sum(0).cumsum(0).to(torch.int32)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A layer of experts that lie over the ranks: by PyTorch, by our separate operators, by NCCL with our GEMMs, by ours.
+"""A layer of experts split over the ranks: by PyTorch, by separate operators, by NCCL with grouped GEMMs, by one
+operator.
 
 Every rank has its tokens, the experts that they chose, and their weights; contenders are compared with all experts in
 float32 on each rank.
@@ -29,7 +30,7 @@ FEATURES, INNER, EXPERTS, CHOICES = 2048, 768, 64, 8
 TOKENS = (16, 64, 128, 512, 4096)
 
 BOUND = 2.0**-4
-"""How far elements may be off, of the largest one: three roundings to bfloat16, and sums of them."""
+"""Error bound of elements, relative to the largest: three roundings to bfloat16, and sums of them."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
@@ -50,7 +51,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 
 Layer = Callable[..., torch.Tensor]
-"""Takes tokens, the experts that they chose, their weights, and this rank's gate_up and down."""
+"""Function of tokens, their experts and weights, and this rank's gate_up and down."""
 
 
 def ours(
@@ -108,7 +109,7 @@ def mixed(
 def _exchanged(
     x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
-    """Rows to their experts and back, by NCCL; `experts` takes rows by expert, and how many each has."""
+    """Exchange rows with their experts by NCCL; `experts` takes rows by expert, and the number of rows of each."""
     size = dist.get_world_size()
     local = EXPERTS // size
     order = chosen.flatten().argsort(stable=True)
@@ -141,14 +142,14 @@ LAYERS: dict[str, Layer] = {
 }
 
 HOST_KNOWS = {"torch", "nccl, tilescale's GEMMs"}
-"""Contenders whose sizes the host waits for: no CUDA graph can have them."""
+"""Contenders in which the host waits for sizes: CUDA graphs cannot capture them."""
 
 NO_BACKWARD = {"nccl, tilescale's GEMMs"}
 
 
 @dataclass(frozen=True)
 class Work:
-    """Forward, or forward and backward, of so many tokens a rank."""
+    """Forward, or forward and backward, of a number of tokens a rank."""
 
     tokens: int
     trains: bool
@@ -169,7 +170,7 @@ class Work:
         return Case((x, chosen, weights, grad), want, BOUND * want.abs().max().expand(want.shape))
 
     def wanted(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Each token by its experts in float32."""
+        """Apply each token's experts in float32."""
         given = x.float().requires_grad_()
         y = torch.zeros_like(given)
         for rank, (gate_ups, downs) in enumerate(zip(*(_of_all(part) for part in self.experts()), strict=True)):
@@ -181,7 +182,7 @@ class Work:
         return torch.autograd.grad(y, given, grad.float())[0] if self.trains else y.detach()
 
     def runner(self, layer: Layer) -> Runner:
-        """A contender, on its own inputs."""
+        """A contender, on its inputs."""
         x, grad = (trials.nothing(self.tokens, FEATURES) for _ in range(2))
         chosen = torch.zeros(self.tokens, CHOICES, dtype=torch.int64, device=x.device)
         weights = torch.zeros(self.tokens, CHOICES, device=x.device)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Operators for PyTorch: products with a gather, a scatter or a sum, beside libraries and beside PyTorch's own."""
+"""Operators for PyTorch: GEMMs with a gather, a scatter or a sum, compared with libraries and PyTorch's fused
+operators.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ import tilescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
 LARGE, SMALL, FEWEST = (8192, 4096, 2048), (1024, 256, 128, 16), 1
-"""Rows of all GPUs together, a row of each where they are gathered. A small product takes less time than the host to
-ask for it, so it is raced in a graph."""
+"""Rows of all GPUs together, one of each where they are gathered.
+
+A small GEMM takes less time than its launch on the host, so it is raced in a graph.
+"""
 
 SYMM_MEM_ROWS = 1024
 """Rows at which PyTorch's fused operators take part: with more they did not end (PyTorch 2.11, no multicast)."""
 
 SHOTS = "one", "two"
-"""Kernels of PyTorch's sums: everybody adds up all, or a part of it."""
+"""Kernels of PyTorch's sums: each rank adds up all, or a part."""
 
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -50,7 +54,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 def contest(
     name: str, shape: tuple[int, int, int], gpus: int, mode: str, entries: list[Contender], dtype: str = "bfloat16"
 ) -> Heat:
-    """A product M x N x K beside cuBLAS alone."""
+    """A GEMM M x N x K compared with cuBLAS alone."""
     m, n, k = shape
     return Heat(name, shape, dtype, gpus, mode, "cublas alone", entries, 2 * m * n * k)
 
@@ -65,28 +69,28 @@ def symmetric(*shape: int) -> torch.Tensor:
 
 
 def _if_small(work: Any, *entries: Contender) -> list[Contender]:
-    """Contenders that have something to gain where little is sent."""
+    """Contenders that can gain where little is sent."""
     return list(entries) if work.m <= SMALL[0] else []
 
 
 def _ours(work: Any) -> Contender:
-    """The operator. Small products are PyTorch's: nothing of them is compiled for long."""
+    """The operator. Small GEMMs are PyTorch's, which compiles none of them for long."""
     return Contender("tilescale", work.operator, (lambda: work.operator().call()) if work.m > SMALL[1] else None)
 
 
 def _operator(call: Call, a: torch.Tensor, b: torch.Tensor, draw: trials.Draw) -> Runner:
-    """An operator on tensors that lie anywhere: `b` is transposed, as the weight of a torch.nn.Linear is."""
+    """An operator on tensors at any address: `b` is transposed, as the weight of a torch.nn.Linear."""
 
     return checked(draw, _loading(a, b), lambda: call(a, b.t()))
 
 
 def _loading(a: torch.Tensor, b: torch.Tensor) -> Callable[..., None]:
-    """A `load` of both operands; what else a case has they do not take."""
+    """A `load` of both operands; it ignores the rest of a case."""
     return lambda *given: trials.into(a, b)(*given[:2])
 
 
 class Gathered(overlap.AllGather):
-    """C = A B^T: A's rows lie over the GPUs, each has columns of C."""
+    """C = A B^T: rows of A are split over the GPUs, each has columns of C."""
 
     def contenders(self) -> list[Contender]:
         """Libraries, then the operator."""
@@ -119,15 +123,15 @@ class Gated(Gathered):
     """silu(A G^T) * (A U^T): G and U are the halves of B."""
 
     def draw(self, seed: int) -> Case:
-        """As the product has it."""
+        """Gate of a GEMM's result."""
         case = super().draw(seed)
         (gate, up), (of_gate, of_up) = case.want.chunk(2, 1), case.bound.chunk(2, 1)
-        want, rise = self.ending(case.want), 1.1 * of_gate  # silu is nowhere steeper
+        want, rise = self.ending(case.want), 1.1 * of_gate  # the slope of silu is at most 1.1
         bound = rise * (up.abs() + of_up) + torch.nn.functional.silu(gate).abs() * of_up + 2.0**-7 * want.abs()
         return Case(case.inputs, want, bound)
 
     def ending(self, c: torch.Tensor) -> torch.Tensor:
-        """What becomes of the product."""
+        """Apply the epilogue to the GEMM's result."""
         gate, up = c.chunk(2, 1)
         return torch.nn.functional.silu(gate) * up
 
@@ -142,7 +146,7 @@ class Gated(Gathered):
 
 
 class Scattered(overlap.ReduceScatter):
-    """C = A B^T: the inner dimension lies over the GPUs, each ends with rows of C."""
+    """C = A B^T: the inner dimension is split over the GPUs, each ends with rows of C."""
 
     def contenders(self) -> list[Contender]:
         """Libraries, then the operator."""
@@ -160,7 +164,7 @@ class Scattered(overlap.ReduceScatter):
 
 
 class Summed(overlap.ReduceScatter):
-    """C = A B^T: the inner dimension lies over the GPUs, each ends with the whole."""
+    """C = A B^T: the inner dimension is split over the GPUs, each ends with all of C."""
 
     def contenders(self) -> list[Contender]:
         """Libraries, then the operator."""

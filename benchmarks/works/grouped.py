@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Experts between two exchanges: phases of ours, overlapped and in order, beside NCCL and cuBLAS in turns."""
+"""Experts between two exchanges: phases of TileScale, overlapped and in order, and NCCL alternating with cuBLAS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 
 class Experts:
-    """As many rows of each GPU for each expert come to it, go through its two products, and back."""
+    """Send equal numbers of rows of each GPU to each expert, through its two GEMMs, and back."""
 
     def __init__(self, local: int, capacity: int, width: int, hidden: int):
         self.local, self.capacity, self.width, self.hidden = local, capacity, width, hidden
@@ -52,7 +52,7 @@ class Experts:
         return made(*shape, tile=TILE, stages=STAGES, threads=THREADS)
 
     def draw(self, seed: int) -> Case:
-        """Rows for all experts, and the weights of the own ones."""
+        """Rows for all experts, and the weights of the local ones."""
         shapes = self.rows, (self.local, self.width, self.hidden), (self.local, self.hidden, self.width)
         x, up, down = trials.randoms(seed, torch.bfloat16, *shapes)
         come = _exchanged(x).float()
@@ -65,12 +65,12 @@ class Experts:
         return Case((x, up, down), _exchanged(want), 1.01 * _exchanged(bound))
 
     def operands(self) -> list[torch.Tensor]:
-        """Room for rows and weights."""
+        """Buffers for rows and weights."""
         shapes = self.rows, (self.local, self.width, self.hidden), (self.local, self.hidden, self.width)
         return [trials.nothing(*shape) for shape in shapes]
 
     def alone(self) -> Runner:
-        """cuBLAS on rows that are there, expert by expert; what it computes is nobody's result."""
+        """cuBLAS on local rows, expert by expert; the result is not used."""
         rows = (self.local, self.size * self.capacity, self.width)
         shapes = rows, (self.local, self.width, self.hidden), (self.local, self.hidden, self.width)
         x, up, down = trials.randoms(0, torch.bfloat16, *shapes)
@@ -98,7 +98,7 @@ class Experts:
 
 
 def _exchanged(x: torch.Tensor) -> torch.Tensor:
-    """What all GPUs have for this one."""
+    """Rows of all GPUs for this one."""
     y = torch.empty_like(x)
     dist.all_to_all_single(y, x.contiguous())
     return y

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The products of transformers' layers, cut over the GPUs: an operator and its peers at the shapes that models have.
+"""GEMMs of transformers' layers, split over the GPUs: an operator and its peers at the shapes of models.
 
-That of gate and up goes on to silu(gate) * up, by everybody.
+All contenders apply silu(gate) * up to the GEMM of gate and up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fused import Gated, Gathered, Scattered, contest
 from tilescale.tuning.race import Heat
 
 ROWS = {4096: "eager", 256: "graph"}
-"""Tokens of all GPUs together, and how they are timed."""
+"""Tokens of all GPUs together, and their timing mode."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Model:
 
     Attributes:
         hidden: features between blocks.
-        projected: outputs and inputs of the product in front of attention: of q, k and v, or of DeepSeek's q_b.
+        projected: outputs and inputs of the GEMM in front of attention: of q, k and v, or of DeepSeek's q_b.
         attended: features that attention gives, all heads together.
         inner: features inside the feed-forward block.
     """
@@ -40,11 +40,11 @@ MODELS = {
     "qwen3_32b": Model(5120, (10240, 5120), 8192, 25600),
     "deepseek_v3": Model(7168, (24576, 1536), 16384, 18432),
 }
-"""As their configurations on the Hugging Face hub say; of DeepSeek-V3 its dense layers."""
+"""Sizes from the configurations on the Hugging Face hub; of DeepSeek-V3 its dense layers."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
-    """M x N x K: N of each GPU in front of attention and of the feed-forward block, K of each GPU behind them."""
+    """M x N x K: N of each GPU in front of attention and of the feed-forward block, K of each GPU after them."""
     if gpus == 1 or quick:
         return
     for name, model in MODELS.items():

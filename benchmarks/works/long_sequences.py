@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention of sequences that lie over the GPUs, beside one GPU that has all of their keys."""
+"""Attention of sequences that are split over the GPUs, compared with one GPU that has all of their keys."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import tilescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
 HEADS, OF_KEYS, DIM = 32, 8, 128
-"""Of each layer of Llama-3 8B."""
+"""Sizes of a layer of Llama-3 8B."""
 
 LATENT_HEADS, LATENT, VALUES = 128, 576, 512
-"""Of DeepSeek-V3: a latent key and its part with positions, of which the former is the value too."""
+"""Sizes of DeepSeek-V3: a latent key, also used as the value, and its part with positions."""
 
 PAGE = 64
 """Keys of a page."""
@@ -52,10 +52,10 @@ def same(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of queries (n, D) to keys and values in float32, and how far a result in bfloat16 may be off.
+    """Attention of queries (n, D) to keys and values in float32, and the error bound of a result in bfloat16.
 
-    Weights, partial results and results are rounded to bfloat16: by 2**-9 of themselves, each in its own direction.
-    `seen`: (n, keys), which keys a query sees.
+    Weights, partial results and results are rounded to bfloat16: by 2**-9 of themselves, each independently. `seen`:
+    (n, keys), the mask of keys of a query.
     """
     scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5
     weights = (scores if seen is None else scores.masked_fill_(~seen, -torch.inf)).softmax(-1)
@@ -65,13 +65,13 @@ def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Any = None
 
 
 class Causal:
-    """Causal attention, the own tokens half from the front of the sequence and half from its end."""
+    """Causal attention, half of the local tokens from the front of the sequence and half from its end."""
 
     def __init__(self, tokens: int):
         self.tokens, self.whole = tokens, tokens * tilescale.init().size
 
     def contenders(self) -> list[Contender]:
-        """One GPU that has all tokens: by a plain program, and by PyTorch; then the operator in both ways."""
+        """One GPU that has all tokens: by a plain program, and by PyTorch; then the operator by both strategies."""
         return [
             Contender("one GPU", self.plain, self.compiled),
             Contender("torch, one GPU", self.torch),
@@ -108,12 +108,12 @@ class Causal:
         return checked(partial(self.draw, own), load, call)
 
     def everything(self) -> tuple[list[torch.Tensor], Any]:
-        """Places of the whole sequence, and cases of all its results."""
+        """Buffers of the whole sequence, and cases of all its results."""
         places = [trials.nothing(1, self.whole, heads, DIM) for heads in (HEADS, OF_KEYS, OF_KEYS)]
         return places, partial(self.draw, torch.arange(self.whole, device=trials.device()))
 
     def compiled(self) -> Any:
-        """Attention of TileLang's own words, by TileLang."""
+        """Attention in plain TileLang, compiled by TileLang."""
         import tilelang
 
         program = flash_attention(self.whole, HEADS, OF_KEYS, DIM)
@@ -137,7 +137,7 @@ class Causal:
 
 
 class Latent:
-    """One new token of each sequence attends to latent keys (MLA), all of them counted."""
+    """Attention of one new token of each sequence to latent keys (MLA); all keys are counted."""
 
     def __init__(self, batch: int, keys: int):
         self.batch, self.keys = batch, keys
@@ -170,7 +170,7 @@ class Latent:
 
 
 class Paged:
-    """One new token of each sequence attends to keys in pages (GQA), as serving engines keep them."""
+    """Attention of one new token of each sequence to keys in pages (GQA), as serving engines keep them."""
 
     def __init__(self, batch: int, keys: int, kind: torch.dtype):
         self.batch, self.keys, self.kind = batch, keys, kind
@@ -196,7 +196,7 @@ class Paged:
         return Case((q, k[:, mine], v[:, mine]), want, bound)
 
     def operator(self, rank: int, size: int, group: Any) -> Runner:
-        """Each GPU has a part of the keys, in pages that lie in any order."""
+        """Each GPU has a part of the keys, in pages in any order."""
         from tilescale import ops
 
         share = self.keys // size

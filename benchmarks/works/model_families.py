@@ -23,7 +23,7 @@ class Family:
         kind: its configuration's class.
         sizes: the configuration's arguments.
         norms: of a layer, in front of attention and MLP.
-        closing: norms behind them, whose results are added to what came in.
+        closing: norms after them, whose results are added to the residual.
         experts: whether its MLP is one of experts.
     """
 
@@ -36,7 +36,7 @@ class Family:
 
     @property
     def config(self) -> Any:
-        """The configuration."""
+        """Configuration of the model."""
         import transformers
 
         given = {name: list(x) if isinstance(x, tuple) else x for name, x in self.sizes}
@@ -45,12 +45,12 @@ class Family:
 
     @property
     def hidden(self) -> int:
-        """Features between layers."""
+        """Number of features between layers."""
         return int(dict(self.sizes)["hidden_size"])
 
     @property
     def layers(self) -> int:
-        """Layers of the stack."""
+        """Number of layers of the stack."""
         return int(dict(self.sizes)["num_hidden_layers"])
 
     def stack(self, tokens: int, device: torch.device) -> Stack:
@@ -64,7 +64,7 @@ class Family:
         return model
 
     def plan(self, sequence: bool) -> dict[str, Any]:
-        """As torchtitan has it for Llama, without the MLP of experts; `sequence`: tokens lie over the ranks."""
+        """Plan of torchtitan for Llama, without the MLP of experts; `sequence`: tokens are split over the ranks."""
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import (
             ColwiseParallel,
@@ -90,7 +90,7 @@ class Family:
 
 
 class Stack(nn.Module):
-    """The decoder layers of a model, over tokens that are embedded already."""
+    """Decoder layers of a model, applied to embedded tokens."""
 
     def __init__(self, config: Any, tokens: int):
         from transformers import AutoModel
@@ -102,7 +102,7 @@ class Stack(nn.Module):
         self.window = getattr(config, "sliding_window", None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, features), of this rank's tokens where they lie over the ranks."""
+        """(batch, tokens, features) of this rank's tokens, if they are split over the ranks."""
         positions = torch.arange(self.tokens, device=x.device)[None]
         angles: dict[Any, Any] = {}
         for layer, kind in zip(self.layers, self._kinds(), strict=True):
@@ -113,12 +113,12 @@ class Stack(nn.Module):
         return x
 
     def _kinds(self) -> list[str | None]:
-        """What tells rotary embeddings apart; None where all layers have the same."""
+        """Key of rotary embeddings; None where all layers have the same."""
         several = self.types is not None and len(set(self.types)) > 1
         return list(self.types) if several else [None] * len(self.layers)
 
     def _mask(self, positions: torch.Tensor, kind: str | None) -> torch.Tensor | None:
-        """(1, 1, tokens, tokens) where a layer sees the last tokens alone; None: all before."""
+        """(1, 1, tokens, tokens) where a layer sees the last tokens alone; None: all earlier ones."""
         if kind != "sliding_attention" or self.window is None or self.tokens <= self.window:
             return None
         distance = positions[0][:, None] - positions[0][None]
@@ -146,4 +146,3 @@ QWEN_MOE = Family(
 )  # fmt: skip
 
 FAMILIES: tuple[Family, ...] = (LLAMA, QWEN, GEMMA, MIXTRAL, QWEN_MOE)
-

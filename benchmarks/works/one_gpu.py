@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products of matrices on one GPU, by warpgroups and by clusters, and MLA decode on one GPU and on several."""
+"""GEMM on one GPU, by warpgroups and by clusters, and MLA decode on one GPU and on several."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SCRIPT = Path(__file__).resolve().parents[1] / "asynchrony.py"
 BATCH, HEADS, DIM, PE_DIM = 32, 128, 512, 64
 """MLA decode as in DeepSeek-V3."""
 SPLITS = 2
-"""Blocks that share the keys of a device: with one, half of an H200 has nothing to do."""
+"""Blocks that share the keys of a device: one alone would leave half of an H200 idle."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
-    """Products on one GPU, decode on one or, split by keys, on all."""
+    """GEMMs on one GPU, decode on one or, split by keys, on all."""
     if gpus == 1:
         size, small = (1536, 1024) if quick else (8192, 4096)
         warpgroups = lambda: trials.example("08_tp_gemm").tp_gemm(1, size, size, size)  # noqa: E731
@@ -36,13 +36,13 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 
 def by_clusters(M: int, N: int, K: int) -> Any:
-    """The example's, with tiles of two blocks, each as large as those of the others."""
+    """The example's program, with tiles of two blocks, each as large as those of the others."""
     make = trials.example("10_cluster_gemm").cluster_gemm
     return make(1, M, N, K, tile=(256, 256, 64), stages=4, dtype="bfloat16")
 
 
 def _product(work: str, size: int, program: Callable[[], Any], dtype: torch.dtype) -> Heat:
-    """All matrices (size, size); the program takes B as it is, and leaves C in `dtype`."""
+    """All matrices (size, size); the program takes B untransposed, and leaves C in `dtype`."""
 
     def draw(seed: int) -> Case:
         a, b = trials.randoms(seed, torch.bfloat16, (size, size), (size, size))
@@ -73,14 +73,14 @@ def _product(work: str, size: int, program: Callable[[], Any], dtype: torch.dtyp
 
 
 class Decode:
-    """One new token of each sequence attends to latent vectors, whose keys lie over the GPUs."""
+    """Attention of one new token of each sequence to latent vectors; keys are split over the GPUs."""
 
     def __init__(self, quick: bool, gpus: int):
         self.quick, self.gpus, self.keys = quick, gpus, 1024 if quick else 16384
         self.share = self.keys // gpus
 
     def heat(self) -> Heat:
-        """Ours; beside it on one GPU libraries, on several the program on one."""
+        """TileScale's program; on one GPU also libraries, on several the program on one."""
         other = Contender(*(("cublas and softmax", self.libraries) if self.gpus == 1 else ("one GPU", self.on_one)))
         entries = [other, ours("tilescale", self.program, self.own)]
         if self.gpus == 1:
@@ -91,7 +91,7 @@ class Decode:
         return Heat("mla_decode", shape, "float16", self.gpus, "eager", other.name, entries, flops, read)
 
     def on_one(self) -> Runner:
-        """All keys on the first rank's GPU, in a job of its own; the other ranks' GPUs have nothing to do."""
+        """All keys on the first rank's GPU, in a separate job; the other ranks' GPUs are idle."""
         if tilescale.init().rank != 0:
             return Runner(lambda: None, group=lambda calls: 0.0)
         words = ["--only", Decode(self.quick, 1).heat().title, "--contender", "tilescale", "--serve"]
@@ -99,7 +99,7 @@ class Decode:
         return Runner(lambda: job.group(1), group=job.group)
 
     def program(self, step: int | None = None) -> Any:
-        """The example's, with tiles of so many keys."""
+        """The example's program, with tiles of `tile` keys."""
         make = trials.example("09_cp_flash_mla").cp_mla
         return make(self.gpus, BATCH, HEADS, self.keys, DIM, PE_DIM, tile_n=step, splits=SPLITS)
 
@@ -119,13 +119,13 @@ class Decode:
         return Case((q, q_pe, kv[:, mine], k_pe[:, mine]), torch.stack(wants), torch.stack(bounds))
 
     def operands(self) -> list[torch.Tensor]:
-        """Places of the queries and of this rank's keys, and of their parts with positions."""
+        """Buffers of the queries and of this rank's keys, and of their parts with positions."""
         sequences = (BATCH, HEADS, DIM), (BATCH, HEADS, PE_DIM)
         keys = (BATCH, self.share, 1, DIM), (BATCH, self.share, 1, PE_DIM)
         return [trials.nothing(*shape, dtype=torch.half) for shape in (*sequences, *keys)]
 
     def libraries(self) -> Runner:
-        """Two products and a softmax. Scores in float16 are not within the bound of float32: it is only timed."""
+        """Two GEMMs and a softmax. Scores in float16 exceed the bound of float32: it is only timed."""
         q, q_pe, kv, k_pe = given = self.operands()
         trials.into(*given)(*self.draw(0).inputs)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-gather + GEMM and GEMM + reduce-scatter: ours beside the parts one after the other, and beside PyTorch's own."""
+"""All-gather + GEMM and GEMM + reduce-scatter: TileScale's programs, the parts one after the other, and PyTorch's."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tilescale.tuning.libraries import fused_group, load_kernels
 from tilescale.tuning.race import Contender, Heat, Runner
 
 CHUNK_ROWS = 512
-"""Rows that travel together, at most."""
+"""Rows of a chunk, at most."""
 BLOCKS, SENDERS = 132, 8
-"""A grid that is on an H100 or H200 as a whole, and how many of its blocks send: raced with 4 to 16."""
+"""Blocks of a grid that is resident on an H100 or H200, and number of sending blocks: raced with 4 to 16."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
@@ -42,7 +42,7 @@ def _heat(work: str, shape: tuple[int, int, int], contenders: list[Contender]) -
 
 
 class AllGather:
-    """C = A B^T: A's rows lie over the GPUs, each has columns of C."""
+    """C = A B^T: rows of A are split over the GPUs, each has columns of C."""
 
     def __init__(self, m: int, n: int, k: int):
         self.size, self.m, self.n, self.k = tilescale.init().size, m, n, k
@@ -52,7 +52,7 @@ class AllGather:
         """Libraries, then ours."""
         shape = self.size, self.m, self.n, self.k
         tiling = Tiling(n=max((n for n in (256, 224) if self.n % n == 0), key=self._rate))
-        turns, chunk = replace(tiling, stages=3), min(CHUNK_ROWS, self.rows)  # stages beside a tile of the result
+        turns, chunk = replace(tiling, stages=3), min(CHUNK_ROWS, self.rows)  # stages next to a tile of the result
         apart = lambda: programs.ag_gemm_queue(*shape, tiling, chunk, product=programs.multiply_by_warpgroups)  # noqa: E731
         return [
             Contender("cublas alone", lambda: self.libraries(gathers=False)),
@@ -66,8 +66,9 @@ class AllGather:
         ]
 
     def _rate(self, wide: int) -> float:
-        """What is left of the best rate with tiles so wide: the last wave of blocks is not full, and small tiles load
-        more for each product (721 of 745 TFLOP/s with 128 x 224 on an H200)."""
+        """Fraction of the best rate with tiles of a width: the last wave of blocks is not full, and small tiles load
+        more for each product (721 of 745 TFLOP/s with 128 x 224 on an H200).
+        """
         waves = (self.m // Tiling.m) * (self.n // wide) / BLOCKS
         return waves / math.ceil(waves) * (1.0 if wide == 256 else 0.97)
 
@@ -80,7 +81,7 @@ class AllGather:
         return Case((a, b, whole), want, trials.product_bound(self.k, want, magnitudes))
 
     def libraries(self, gathers: bool) -> Runner:
-        """cuBLAS, after NCCL or on what has been gathered before."""
+        """cuBLAS, after NCCL or on previously gathered rows."""
         a, b = trials.nothing(self.rows, self.k), trials.nothing(self.n, self.k)
         whole, c = trials.nothing(self.m, self.k), trials.nothing(self.m, self.n)
 
@@ -96,7 +97,7 @@ class AllGather:
         return checked(self.draw, load, call, [c])
 
     def ending(self, c: torch.Tensor) -> torch.Tensor:
-        """What becomes of the product: nothing."""
+        """Epilogue of the GEMM: none."""
         return c
 
     def symm_mem(self) -> Runner:
@@ -114,12 +115,12 @@ class AllGather:
         return checked(self.draw, lambda shard, weights, _: trials.into(a, b)(shard, weights), call)
 
     def in_place(self, kernel: Any) -> Runner:
-        """A program that finds the own rows in the gathered tensor."""
+        """A program with the local rows in the gathered tensor."""
         a = trials.symmetric(self.size, self.rows, self.k)
         return self._own(kernel, a, a[tilescale.init().rank])
 
     def phases(self, kernel: Any) -> Runner:
-        """A program that has a workspace for the gathered tensor."""
+        """A program with a workspace for the gathered tensor."""
         a = trials.nothing(1, self.rows, self.k)
         return self._own(kernel, a, a[0])
 
@@ -127,14 +128,14 @@ class AllGather:
         b, c = trials.nothing(self.n, self.k), trials.nothing(self.size, self.rows, self.n)
 
         def load(shard: torch.Tensor, weights: torch.Tensor, _: torch.Tensor) -> None:
-            a.fill_(torch.nan)  # what peers bring comes during the call
+            a.fill_(torch.nan)  # peers' rows arrive during the call
             trials.into(mine, b)(shard, weights)
 
         return checked(self.draw, load, trials.returning(c, kernel, a, b, c), [c], kernel.synchronize)
 
 
 class ReduceScatter:
-    """C = A B^T: the inner dimension lies over the GPUs, each ends with rows of C."""
+    """C = A B^T: the inner dimension is split over the GPUs, each ends with rows of C."""
 
     def __init__(self, m: int, n: int, k: int):
         self.size, self.m, self.n, self.k = tilescale.init().size, m, n, k
@@ -143,7 +144,7 @@ class ReduceScatter:
     def contenders(self) -> list[Contender]:
         """Libraries, then ours."""
         shape, chunk = (self.size, self.m, self.n, self.k), min(CHUNK_ROWS, self.rows)
-        turns = Tiling(stages=3)  # beside a tile of the result
+        turns = Tiling(stages=3)  # number of stages next to a tile of the result
         return [
             Contender("cublas alone", self.alone),
             Contender("nccl+cublas", self.libraries),
@@ -166,11 +167,11 @@ class ReduceScatter:
         return Case((a, b), want, bound)
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places of A and B."""
+        """Buffers of A and B."""
         return trials.nothing(self.m, self.k), trials.nothing(self.n, self.k)
 
     def alone(self) -> Runner:
-        """The product of this rank: no result that anybody wants, but what the others are compared with."""
+        """GEMM of this rank alone: an incomplete result, for comparison."""
         a, b = self.operands()
         partial = trials.nothing(self.m, self.n)
         trials.into(a, b)(*self.draw(0).inputs)

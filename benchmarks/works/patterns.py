@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Wires under load: who sends to whom at once, by copy engine, by stores of ours, and by NCCL."""
+"""Wires under load by pattern of senders and receivers: by copy engine, by stores of a kernel, and by NCCL."""
 
 # No postponed annotations here: TileLang evaluates those of a traced function where its closure is not known.
 
@@ -29,7 +29,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 
 def receivers(name: str, rank: int, size: int) -> list[int]:
-    """To whom a rank sends, in the order in which it does."""
+    """Destinations of a rank, in the order of its sends."""
     every = {
         "pair": [1] if rank == 0 else [],
         "ring": [(rank + 1) % size],
@@ -40,12 +40,12 @@ def receivers(name: str, rank: int, size: int) -> list[int]:
 
 
 def senders(name: str, rank: int, size: int) -> list[int]:
-    """Who sends to a rank."""
+    """Ranks that send to a rank."""
     return [sender for sender in range(size) if rank in receivers(name, sender, size)]
 
 
 def program(name: str, size: int, elements: int, impl: str) -> Any:
-    """Whoever sends to a device puts its tensor into a part of its own there."""
+    """Position of a sender's part in the destination's tensor."""
 
     @T.prim_func
     def pattern(X: T.Tensor((elements,), "bfloat16"), Y: T.Tensor((size, elements), "bfloat16")):
@@ -68,14 +68,14 @@ def program(name: str, size: int, elements: int, impl: str) -> Any:
 
 @dataclass(frozen=True)
 class Pattern:
-    """One pattern; each message has so many bytes."""
+    """A pattern with messages of a number of bytes."""
 
     name: str
     nbytes: int
 
     @property
     def elements(self) -> int:
-        """Of a message."""
+        """Shape of a message."""
         return self.nbytes // 2
 
     def heat(self, gpus: int) -> Heat:
@@ -87,7 +87,7 @@ class Pattern:
         return Heat(self.name, (self.elements,), "bfloat16", gpus, "eager", "nccl", entries, bytes=moved, calls=4)
 
     def draw(self, seed: int) -> Case:
-        """This rank's message, and what others send it, zeros from those who do not."""
+        """This rank's message, and the expected messages of others, zeros from ranks that do not send."""
         world = tilescale.init()
         (x,) = trials.randoms(seed, torch.bfloat16, (self.elements,))
         every = torch.empty(world.size, self.elements, dtype=x.dtype, device=x.device)
@@ -104,13 +104,13 @@ class Pattern:
         return trials.nothing(self.elements), trials.symmetric(size, self.elements)
 
     def _runner(self, x: torch.Tensor, y: torch.Tensor, call: Any, synchronize: Any) -> Runner:
-        """A contender whose places of messages that nobody sends are zero, and of the others NaN."""
+        """A contender whose buffers of absent messages are zero, and of the others NaN."""
 
         def load(given: torch.Tensor) -> None:
             x.copy_(given)
             y[self._senders] = torch.nan
             torch.cuda.synchronize()
-            dist.barrier()  # what peers store into is poisoned before
+            dist.barrier()  # the targets of peers' stores are poisoned before
 
         return checked(self.draw, load, call, (), synchronize)
 

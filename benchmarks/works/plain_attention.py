@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention on one device, in TileLang's own words only."""
+"""Attention on one device, in plain TileLang."""
 
 import math
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""One GPU's product A B^T in the forms that operators could have it in, beside cuBLAS.
+"""GEMM A B^T on one GPU in the forms that operators could use, compared with cuBLAS.
 
 Forms are the programs of `ops.matmul_reduce_scatter` for a single device, which then only multiply and store, with a
-block for each tile or as many blocks as run at once, which take tiles in turns; the latter with a signal for each tile,
-as tiles that are sent have it; and clusters of two blocks, which load what both need once.
+block for each tile or with a persistent grid; the latter with a signal for each tile, as for sent tiles; and clusters
+of two blocks, which load common operands once.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,11 +21,11 @@ from tilescale.ops.products import TILINGS, Product, at_once, beside_stores, mul
 from tilescale.tuning.race import Contender, Heat, Runner
 
 GROUP = 8
-"""Rows of tiles that are walked together."""
+"""Rows of tiles of a rasterization group."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
-    """M x N x K as each of two GPUs has them for the reduce-scatter and for the gather."""
+    """M x N x K on each of two GPUs for the reduce-scatter and for the gather."""
     if gpus > 1:
         return
     wide, narrow = (2048, 1024) if quick else (8192, 3584)
@@ -36,7 +36,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 
 def forms(m: int, n: int, k: int, dtype: str) -> dict[str, Callable[[], Any]]:
-    """What makes the program of each form, which takes the arguments of `gemm_rs.program`."""
+    """Form -> the function that makes its program, with the arguments of `gemm_rs.program`."""
     own = Product(n, k, dtype, TILINGS[0], transposed=True, biased=False)
     return {
         "a block a tile": lambda: gemm_rs.program(1, own),
@@ -47,7 +47,7 @@ def forms(m: int, n: int, k: int, dtype: str) -> dict[str, Callable[[], Any]]:
 
 
 def counted(m: int, of: Product, blocks: int) -> Any:
-    """Tiles in turns; each is counted when it is stored, for who would send it."""
+    """Persistent grid; each tile is signalled when it is stored, as for a sender."""
     tiles, kind = of.tiles, "float32" if of.scaled else of.dtype
     across, high = of.N // tiles.n, m // tiles.m
 
@@ -84,7 +84,7 @@ def counted(m: int, of: Product, blocks: int) -> Any:
 
 
 def by_clusters(m: int, of: Product) -> Any:
-    """Two blocks of a cluster have a tile each below the other's, and halve the loads of B; whole tiles alone."""
+    """Clusters of two blocks with tiles below each other, which halve the loads of B; whole tiles only."""
     tiles, blocks, rows = of.tiles, 2, of.tiles.m
     high, kind = GROUP // blocks, "float32" if of.scaled else of.dtype
 
@@ -125,7 +125,7 @@ def by_clusters(m: int, of: Product) -> Any:
 
 
 class Work:
-    """A product M x N x K on one GPU; of float8, each row of A and of B has a scale."""
+    """A GEMM M x N x K on one GPU; of float8, each row of A and of B has a scale."""
 
     def __init__(self, m: int, n: int, k: int, dtype: str):
         self.m, self.n, self.k, self.dtype = m, n, k, dtype
@@ -140,7 +140,7 @@ class Work:
         return Heat("product_form", shape, self.dtype, 1, "eager", entries[0].name, entries, flops)
 
     def draw(self, seed: int) -> Case:
-        """A, B, their scales, and the product in float32."""
+        """A, B, their scales, and the GEMM's result in float32."""
         a, b = trials.randoms(seed, self.kind, (self.m, self.k), (self.n, self.k))
         if not self.is_scaled:
             want, magnitudes = trials.product(a, b)
@@ -150,7 +150,7 @@ class Work:
         return Case((a, b, *scales), want, scaled.bound(want, spread))
 
     def operands(self) -> list[torch.Tensor]:
-        """Places of what `draw` gives."""
+        """Buffers for the results of `draw`."""
         a, b = (trials.nothing(rows, self.k).to(self.kind) for rows in (self.m, self.n))
         if not self.is_scaled:
             return [a, b]
@@ -164,7 +164,7 @@ class Work:
         return checked(self.draw, trials.into(*given), lambda: torch.mm(given[0], given[1].T, out=c), [c])
 
     def own(self, kernel: Any) -> Runner:
-        """A form. Nobody sends anything, so there is nothing but the product to be had of `parts` and `inbox`."""
+        """A form. No block sends, so `parts` and `inbox` have the GEMM's result only."""
         a, b, *scales = given = self.operands()
         unused = trials.nothing(1, self.m, self.n), trials.symmetric(1, self.m, self.n)
         c, bias = trials.nothing(self.m, self.n), trials.nothing(1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Programs that the races are about, in our language, with large tiles and bfloat16 results.
+"""The raced programs, in the language, with large tiles and bfloat16 results.
 
 Operands are (rows, K), the right one transposed, as cuBLAS likes them. Every size is a whole number of tiles.
 """
@@ -11,9 +11,9 @@ import tilescale.language as T
 
 THREADS = 256
 GROUP = 8
-"""Rows of tiles that are walked together: what the blocks of a wave read then fits into the L2 cache."""
+"""Rows of tiles of a rasterization group: the operands of a wave then fit into the L2 cache."""
 PIECE = 256
-"""Columns that a block sends at once, at most."""
+"""Columns of a block's send, at most."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Tiling:
 
 
 def raster(number: Any, rows: int, columns: int) -> tuple[Any, Any]:
-    """Row and column of tiles of a tile's number: down the rows first, inside groups of a few rows."""
+    """Row and column of tiles by a tile's number: down the rows first, inside groups of a few rows."""
     group = min(GROUP, rows)
     while rows % group:
         group -= 1
@@ -37,18 +37,21 @@ def raster(number: Any, rows: int, columns: int) -> tuple[Any, Any]:
 
 @T.macro
 def multiply(A, part, m, B, n, a, b, c, depth, step, stages):
-    """c = A[part, m:, :] B[n:, :]^T for one tile, `depth` steps of `step` columns; a, b and c are the block's tiles."""
+    """Compute c = A[part, m:, :] B[n:, :]^T for one tile, in `depth` steps of `step` columns; a, b and c are the
+    block's tiles.
+    """
     T.clear(c)
     for k in T.Pipelined(depth, num_stages=stages):
         T.copy(A[part, m, k * step], a)
         T.copy(B[n, k * step], b)
-        # A warpgroup has whole rows: instructions of 256 columns read less shared memory a product than two of 128.
+        # A warpgroup has whole rows: instructions of 256 columns read less shared memory per multiplication than two of
+        # 128.
         T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
 
 
 @T.macro
 def multiply_by_warpgroups(A, part, m, B, n, a, b, c, depth, step, stages):
-    """The same, each warpgroup by a text of its own: its share of the rows."""
+    """The same, with separate code for each warpgroup: its share of the rows."""
     with T.Scale("warpgroup"):
         T.clear(T.view(c, layout=T.FullRow))
     for k in T.Pipelined(depth, num_stages=stages):
@@ -60,7 +63,7 @@ def multiply_by_warpgroups(A, part, m, B, n, a, b, c, depth, step, stages):
 
 
 def gemm(M: int, N: int, K: int, t: Tiling):
-    """C = A B^T on one device: what everything else is compared with."""
+    """C = A B^T on one device: the baseline of all others."""
     tiles = M // t.m * (N // t.n)
 
     @T.prim_func
@@ -118,7 +121,7 @@ def ag_gemm_queue(
     """The device's copy queue gathers in place, in chunks of rows; each tile waits for the chunk that it reads.
 
     Args:
-        blocks: so many that take tiles in turns, and store one beside the products of the next; 0 for one a tile.
+        blocks: of a persistent grid, which overlaps stores with the next GEMM; 0 for one block for each tile.
         product: `multiply`, or `multiply_by_warpgroups`.
     """
     rows = M // devices
@@ -144,7 +147,7 @@ def ag_gemm_queue(
                 with T.Scale("device") as (rank, size):
                     for turn in T.serial(T.ceildiv(tiles - block, blocks) if blocks < tiles else 1):
                         tile = block + turn * blocks
-                        # The own shard first, then that of the device before, which sends here first, and so on.
+                        # The local shard first, then that of the previous device, which sends here first, and so on.
                         shard = (rank + size - tile // (tiles_m * tiles_n)) % size
                         row, column = raster(tile % (tiles_m * tiles_n), tiles_m, tiles_n)
                         T.wait(arrived[shard, row * t.m // chunk], ">=", 1)
@@ -156,10 +159,10 @@ def ag_gemm_queue(
 
 
 def ag_gemm_senders(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, senders: int):
-    """The first blocks send the own shard to all peers, each other one makes a tile, waiting for a chunk of rows.
+    """The first blocks send the local shard to all peers, each other one computes a tile, waiting for a chunk of rows.
 
     Args:
-        senders: how many blocks send; where one is done, its processor takes a tile.
+        senders: how many blocks send; where one has ended, its SM runs a tile.
     """
     rows = M // devices
     tiles_m, tiles_n = rows // t.m, N // t.n
@@ -214,9 +217,9 @@ def add(total, part):
 
 
 def gemm_rs_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, blocks: int = 0):
-    """Finished rows of others leave by the copy queue, chunk by chunk; own rows come last, with what has arrived.
+    """Send finished rows of others by the copy queue, chunk by chunk; local rows come last, with the arrived parts.
 
-    `blocks`: so many that take tiles in turns; 0 for one a tile.
+    `blocks`: of a persistent grid; 0 for one block for each tile.
     """
     rows = M // devices
     tiles_m, tiles_n = rows // t.m, N // t.n
@@ -272,7 +275,7 @@ def gemm_rs_queue(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int, b
 
 
 def gemm_rs_direct(devices: int, M: int, N: int, K: int, t: Tiling, blocks: int):
-    """A finished tile of others' rows goes straight to its owner; own rows come last, with what has arrived."""
+    """Send a finished tile of others' rows directly to its owner; local rows come last, with the arrived parts."""
     rows = M // devices
     tiles_m, tiles_n = rows // t.m, N // t.n
     tiles = devices * tiles_m * tiles_n
@@ -315,7 +318,7 @@ def gemm_rs_direct(devices: int, M: int, N: int, K: int, t: Tiling, blocks: int)
 
 
 def put(devices: int, rows: int, columns: int, blocks: int, impl: str, tile: tuple[int, int] = (128, 256)):
-    """Every device writes its X into the Y of the next one, tile by tile."""
+    """Copy X of every device into the Y of the next one, tile by tile."""
     high, wide = tile
     across = columns // wide
     tiles = rows // high * across
@@ -336,7 +339,7 @@ def put(devices: int, rows: int, columns: int, blocks: int, impl: str, tile: tup
 
 
 def put_and_wait(devices: int, blocks: int, high: int, wide: int):
-    """Each block puts a tile to the next device, and waits for that of the device before."""
+    """Put a tile of each block to the next device, and wait for that of the previous one."""
 
     @T.prim_func
     def put_small(X: T.Tensor((blocks, high, wide), "float32"), Y: T.Tensor((blocks, high, wide), "float32")):
@@ -353,7 +356,7 @@ def put_and_wait(devices: int, blocks: int, high: int, wide: int):
 
 
 def allreduce(devices: int, elements: int):
-    """The sum over all devices, of a tensor."""
+    """Sum of a tensor over all devices."""
 
     @T.prim_func
     def allreduce_tensor(X: T.Tensor((elements,), "float32")):
@@ -365,7 +368,7 @@ def allreduce(devices: int, elements: int):
 
 
 def collective(name: str, source: int, target: int, impl: str | None):
-    """A collective of whole tensors of bfloat16, X alone or from X to Y, on all devices of the job."""
+    """Collective of whole bfloat16 tensors, of X alone or from X to Y, on all devices of the job."""
 
     @T.prim_func
     def whole_tensors(X: T.Tensor((source,), "bfloat16"), Y: T.Tensor((target,), "bfloat16")):
@@ -386,7 +389,7 @@ def collective(name: str, source: int, target: int, impl: str | None):
 
 
 def double(elements: int, threads: int = 128):
-    """Y = 2 X: a plain program, of TileLang's own words only."""
+    """Y = 2 X: a plain TileLang program."""
 
     @T.prim_func
     def doubled(X: T.Tensor((elements,), "float32"), Y: T.Tensor((elements,), "float32")):

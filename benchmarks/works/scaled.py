@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operators of float8 matrices with scales, beside cuBLAS alone (`torch._scaled_mm`), and NCCL with it."""
+"""Operators of float8 matrices with scales, compared with cuBLAS alone (`torch._scaled_mm`), and with NCCL."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 
 class Product(ABC):
-    """A product of float8 matrices; each row of A has a scale, and each row of B."""
+    """GEMM of float8 matrices; each row of A has a scale, and each row of B."""
 
     def __init__(self, m: int, n: int, k: int):
         self.size, self.m, self.n, self.k = tilescale.init().size, m, n, k
@@ -45,18 +45,18 @@ class Product(ABC):
         ]
 
     def operands(self, rows: int) -> list[torch.Tensor]:
-        """Places of A, of B, and of their scales."""
+        """Buffers of A, of B, and of their scales."""
         a, b = (trials.nothing(n, self.k).to(FLOAT8) for n in (rows, self.n))
         return [a, b, trials.nothing(rows, 1, dtype=torch.float32), trials.nothing(1, self.n, dtype=torch.float32)]
 
     def randoms(self, seed: int, rows: int) -> list[torch.Tensor]:
-        """Values for them, of which none is a power of two alone."""
+        """Values of the buffers, none of which is a power of two."""
         a, b = trials.randoms(seed, FLOAT8, (rows, self.k), (self.n, self.k))
         scales = trials.randoms(seed + 1, torch.float32, (rows, 1), (1, self.n))
         return [a, b, *(1 + scale.abs() for scale in scales)]
 
     def alone(self) -> Runner:
-        """The product of this rank: no result that anybody wants, but what the others are compared with."""
+        """GEMM of this rank alone: an incomplete result, for comparison."""
         given = self.operands(self.m)
         trials.into(*given)(*self.randoms(0, self.m))
         return Runner(lambda: multiplied(*given))
@@ -71,7 +71,7 @@ class Product(ABC):
 
 
 def multiplied(a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor) -> torch.Tensor:
-    """A B^T by cuBLAS, in its fastest way of adding up."""
+    """A B^T by cuBLAS, with its fastest accumulation."""
     return torch._scaled_mm(a, b.t(), of_a, of_b, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
@@ -79,19 +79,19 @@ def reference(a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.
     """A B^T in float32, and the root of the sum of the squares of its terms.
 
     Tensor cores keep some 14 bits of a sum of float8 products (DeepSeek-V3 technical report, arXiv:2412.19437, section
-    3.3.2), and drop what is below: by thousands of terms, a few percent of the size that a sum usually has.
+    3.3.2), and drop what is below: by thousands of terms, a few percent of the usual size of a sum.
     """
     a, b = a.float() * of_a, b.float() * of_b.t()
     return [a @ b.T, (a.square() @ b.square().T).sqrt()]
 
 
 def bound(want: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    """How far a result may be off."""
+    """Error bound of a result."""
     return 2.0**-7 * want.abs() + 2.0**-3 * spread
 
 
 class Gathered(Product):
-    """A's rows lie over the GPUs, each has columns of C."""
+    """GEMM after a gather: rows of A are split over the GPUs, each has columns of C."""
 
     def draw(self, seed: int) -> Case:
         """This rank's rows of A, its B, and scales of both."""
@@ -124,7 +124,7 @@ class Gathered(Product):
 
 
 class Scattered(Product):
-    """The inner dimension lies over the GPUs, each ends with rows of C."""
+    """GEMM with a reduce-scatter: the inner dimension is split over the GPUs, each ends with rows of C."""
 
     def draw(self, seed: int) -> Case:
         """This rank's columns of A and of B^T, and scales of both."""
@@ -137,7 +137,7 @@ class Scattered(Product):
         return Case(tuple(given), want[mine], bound(want[mine], spread[mine].sqrt()))
 
     def libraries(self) -> Runner:
-        """NCCL sums the products up."""
+        """Sum the results by NCCL."""
         given, c = self.operands(self.m), trials.nothing(self.rows, self.n)
 
         def call() -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A product whose tiles are summed over all GPUs by the blocks that made them, beside cuBLAS and NCCL."""
+"""GEMM whose blocks sum their tiles over all GPUs, compared with cuBLAS and NCCL."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tilescale.tuning.race import Contender, Heat, Runner
 
 ROWS = (4096, 1024, 128)
 BLOCKS = 132
-"""A grid that is on an H100 or H200 as a whole."""
+"""Blocks of a grid that is resident on an H100 or H200."""
 FEW_WAVES = 4
-"""Up to so many, small tiles take less time: the last wave has nothing beside which it is sent."""
+"""Number of rows up to which small tiles take less time: the last wave has no GEMM to overlap its sends with."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
@@ -33,7 +33,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 
 class Summed(fused.Summed):
-    """C = A B^T: the inner dimension lies over the GPUs, each ends with the whole."""
+    """C = A B^T: the inner dimension is split over the GPUs, each ends with all of C."""
 
     def contenders(self) -> list[Contender]:
         """Libraries, then ours."""
@@ -41,8 +41,11 @@ class Summed(fused.Summed):
         return [*libraries, *(ours(*form, self.own) for form in self._forms())]
 
     def _forms(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Names and programs. One wave of narrow tiles, if there is no more; otherwise blocks take tiles in turns, in
-        as many stages as lie beside the result."""
+        """Names and programs.
+
+        If one wave of narrow tiles is enough, that; otherwise a persistent grid, with the stages that fit next to the
+        result.
+        """
         if self.m == Tiling.m:
             yield "tilescale", self._program(Tiling(n=64, k=128))
             yield "tilescale, short steps", self._program(Tiling(n=64, stages=6))

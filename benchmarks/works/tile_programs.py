@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Programs that combine tiles of all devices, in our language."""
+"""Programs that combine tiles of all devices, in the language."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ import tilescale.language as T
 
 
 def product_allreduce(devices: int, M: int, N: int, K: int, t: Tiling, blocks: int = 0) -> Any:
-    """Each tile is summed over the devices by the block that has multiplied it.
+    """Sum each tile over the devices in the block that has multiplied it.
 
-    `blocks`: so many that take tiles in turns, 0 for one a tile.
+    `blocks`: of a persistent grid, 0 for one block for each tile.
     """
     tiles_m, tiles_n = M // t.m, N // t.n
     tiles = tiles_m * tiles_n

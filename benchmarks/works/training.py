@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Steps of training: blocks of Llama 3 8B over the GPUs, by a plan as PyTorch carries it out, and with our layers."""
+"""Training steps of blocks of Llama 3 8B over the GPUs, by a plan with PyTorch's layers, and with TileScale's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 
 class Attention(nn.Module):
-    """Causal, of the heads that this rank has, over all tokens."""
+    """Causal attention of this rank's heads, over all tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,13 +72,13 @@ class Block(nn.Module):
         self.attention, self.feed_forward = Attention(), FeedForward()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(1, tokens, features) of the own tokens."""
+        """(1, tokens, features) of the local tokens."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 def plan() -> dict[str, Any]:
-    """As torchtitan has it for Llama: tokens lie over the ranks between the layers of a block."""
+    """Plan of torchtitan for Llama: tokens are split over the ranks between the layers of a block."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
@@ -101,9 +101,9 @@ class Step:
         self.tokens = tokens
 
     def draw(self, seed: int, bounds: tuple[float, float] = (2.0**-5, 2.0**-4)) -> Case:
-        """The own tokens; what the blocks make of them where one GPU has everything, and their gradients.
+        """Local tokens; the blocks' results on one GPU, and their gradients.
 
-        `bounds`: how far both may be off, relative to their magnitudes, or to one.
+        `bounds`: error bounds of both, relative to their magnitudes, or to one.
         """
         whole = torch.randn(1, self.tokens, HIDDEN, generator=self.generator(seed), device=trials.device()).bfloat16()
         results = [self.mine(x).float() for x in forth_and_back(self.model(), whole.requires_grad_())]
@@ -111,7 +111,7 @@ class Step:
         return Case((self.mine(whole.detach()),), torch.stack(results), torch.stack(bound))
 
     def mine(self, whole: torch.Tensor) -> torch.Tensor:
-        """The own tokens."""
+        """Local tokens."""
         return whole.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
 
     def generator(self, seed: int) -> torch.Generator:
@@ -141,7 +141,7 @@ class Step:
         return self._runner(ops.parallelize_module)
 
     def float8(self) -> Runner:
-        """Our layers with products in float8, which have some bits of the others'."""
+        """TileScale's layers with GEMMs in float8, with a wider error bound."""
         from tilescale import ops
 
         rounded = functools.partial(ops.parallelize_module, float8=ops.Float8())
@@ -152,7 +152,7 @@ class Step:
 
         mesh = init_device_mesh(trials.device().type, (tilescale.init().size,))
         model = parallelize(self.model(), mesh, plan())
-        optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)  # so many steps that others would go astray
+        optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)  # steps after which a wrong contender diverges
         x = trials.nothing(1, self.tokens // mesh.size(), HIDDEN).requires_grad_()
 
         def step() -> torch.Tensor:
@@ -165,7 +165,7 @@ class Step:
 
 
 def forth_and_back(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a model makes of x, and the gradient of x if the loss is half of the sum of the squares."""
+    """Result of a model for x, and the gradient of x if the loss is half of the sum of the squares."""
     x.grad = None
     y = model(x)
     y.float().pow(2).sum().mul(0.5).backward()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What works share: the job, random inputs, skewed ranks, poisoned outputs, and the comparison with a reference."""
+"""Common parts of works: the job, random inputs, skewed ranks, poisoned outputs, comparison with a reference."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tilescale.tuning.race import Contender, Runner
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
 WAIT_S = 3.0
-"""Longest wait of a kernel for its peers: a contender that hangs is out soon."""
+"""Longest wait of a kernel for its peers: a contender that hangs drops out soon."""
 SKEW_CYCLES = 2_000_000
-"""How far ranks are put out of step before a call that is checked: about a millisecond."""
+"""Skew of ranks before a checked call: about a millisecond."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of this rank, the result that it has to get, and how far each element may be off."""
+    """Inputs of this rank, its expected result, and the error bound of each element."""
 
     inputs: tuple[torch.Tensor, ...]
     want: torch.Tensor
@@ -58,7 +58,7 @@ def alone() -> Any:
 
 
 def example(name: str) -> Any:
-    """An example's module. Raises ImportError if there is none of the name."""
+    """Import an example's module. Raises ImportError if there is none of the name."""
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
     return importlib.import_module(name)
@@ -72,7 +72,7 @@ def compiled(program: Any) -> Any:
 
 
 def randoms(seed: int, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Random tensors, others on every rank; of a tenth, so that sums of products stay far from overflow."""
+    """Random tensors, different on every rank; scaled by a tenth, so that sums of products stay far from overflow."""
     generator = torch.Generator(device()).manual_seed(1000 * seed + tilescale.init().rank)
     made = (torch.randn(shape, generator=generator, device=device(), dtype=torch.float32) for shape in shapes)
     return [x.mul_(0.1).to(dtype) for x in made]
@@ -100,8 +100,8 @@ def checked(
     Args:
         load: puts a case's inputs where the call finds them.
         call: returns the result.
-        outputs: what must not keep anything from before.
-        synchronize: waits for the call, and raises what went wrong in it.
+        outputs: tensors that are poisoned before.
+        synchronize: waits for the call, and raises its errors.
     """
 
     def check(seed: int) -> None:
@@ -118,7 +118,7 @@ def checked(
 
 
 def skew(seed: int) -> None:
-    """Let one rank come later than the others, by a random time."""
+    """Delay one rank by a random time."""
     world, chance = tilescale.init(), random.Random(seed)
     late, cycles = chance.randrange(world.size), chance.randrange(SKEW_CYCLES)
     if world.rank == late:
@@ -126,7 +126,7 @@ def skew(seed: int) -> None:
 
 
 def compare(result: torch.Tensor, case: Case) -> None:
-    """Raises ValueError if an element is further from the reference than it may be; NaN always is."""
+    """Check the error bound. Raises ValueError if an element exceeds it; NaN always does."""
     error = (result.reshape(case.want.shape).float() - case.want).abs()
     wrong = int((~(error <= case.bound)).sum())
     if wrong:
@@ -135,11 +135,11 @@ def compare(result: torch.Tensor, case: Case) -> None:
 
 
 def product_bound(terms: int, want: torch.Tensor, magnitudes: torch.Tensor) -> torch.Tensor:
-    """How far a bfloat16 result of float32 sums may be off.
+    """Error bound of a bfloat16 result of float32 sums.
 
     Args:
-        terms: that each element adds up.
-        want: what is rounded to bfloat16 on the way, in magnitude.
+        terms: number of terms of each element.
+        want: magnitudes of intermediate values that are rounded to bfloat16.
         magnitudes: the sum of the terms' magnitudes.
     """
     return 2.0**-8 * want.abs() + min(terms, 4 * terms**0.5) * 2.0**-24 * magnitudes
@@ -152,7 +152,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def ours(name: str, program: Callable[[], Any], make: Callable[[Any], Runner]) -> Contender:
-    """A contender with a program of ours, made from the program's kernel."""
+    """A contender with a program, made from the program's kernel."""
     return Contender(name, lambda: make(compiled(program())), lambda: compiled(program()))
 
 

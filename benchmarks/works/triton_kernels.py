@@ -19,10 +19,10 @@ from tilescale.tuning.race import Contender, Heat, Runner
 
 FEATURES, INNER, COLUMNS = 5120, (4096, 8192, 16384), 6656
 ROWS = tuple(1 << n for n in range(10))
-"""Of sums with a bias."""
+"""Shapes of sums with a bias."""
 
 HEADS, LENGTH, SIZE = 8, 65536, 128
-"""Of keys and values; the length is that of all ranks."""
+"""Shapes of keys and values; the length is that of all ranks."""
 
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
@@ -54,7 +54,7 @@ def _with_kraken(heat: Heat, work: Any) -> Heat:
 
 
 class Sum(whole_tensors.Work):
-    """A sum of so many elements of all ranks."""
+    """Sum of a number of elements of all ranks."""
 
     def __init__(self, elements: int):
         super().__init__("allreduce", 2 * elements)
@@ -68,7 +68,7 @@ class Sum(whole_tensors.Work):
 
 
 class Biased:
-    """The sum of all ranks' rows, plus a bias that all have."""
+    """Sum of all ranks' rows, plus a bias that all have."""
 
     def __init__(self, rows: int):
         self.shape = rows, FEATURES
@@ -81,12 +81,12 @@ class Biased:
         return Case((x,), sums[0] + 1, 2.0**-7 * (sums[1] + 1))
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for a part, and the bias."""
+        """Buffers for a part, and the bias."""
         x = trials.nothing(*self.shape)
         return x, torch.ones_like(x)
 
     def library(self) -> Runner:
-        """NCCL, then a sum of PyTorch's."""
+        """NCCL, then a sum by PyTorch."""
         (x, bias), y = self.operands(), trials.nothing(*self.shape)
 
         def call() -> torch.Tensor:
@@ -96,7 +96,7 @@ class Biased:
         return checked(self.draw, trials.into(x), call)
 
     def operator(self) -> Runner:
-        """Ours, then the same."""
+        """The operator, then a sum by PyTorch."""
         from tilescale import ops
 
         x, bias = self.operands()
@@ -111,7 +111,7 @@ class Biased:
 
 
 class Normed(exchanges.Normed):
-    """The same, normalised; our operator takes the bias for the residual."""
+    """The same, normalised; the operator takes the bias as the residual."""
 
     def kraken(self) -> Runner:
         """kraken's kernel."""
@@ -144,7 +144,7 @@ class Scattered(fused.Scattered):
 
 
 class Keys:
-    """Keys and values of a sequence over the ranks, gathered: what kraken compares its gather by masks with."""
+    """Keys and values of a sequence over the ranks, gathered: the baseline of kraken's masked gather."""
 
     def __init__(self, length: int):
         self.shape = 2, HEADS, length, SIZE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collectives on whole tensors, from 4 KiB to 256 MiB: ours beside NCCL and PyTorch's symmetric memory."""
+"""Collectives on whole tensors, from 4 KiB to 256 MiB: TileScale's, NCCL's, and those of PyTorch's symmetric memory."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ ODD = (10_002, 100_002, MIB + 6, 10_000_002)
 NAMES = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 OURS = {"allreduce": ("one_shot", "two_shot"), "all_gather": ("direct", "copy_engine"),
         "all_to_all": ("direct", "copy_engine"), "broadcast": ("direct", "copy_engine")}  # fmt: skip
-"""Algorithms of ours; of the others, direct."""
+"""Algorithms of TileScale; of the others, direct."""
 
 
 def doubled(least: int) -> tuple[int, ...]:
-    """Bytes of whole tensors from `least` to 8 GiB, each twice the one before, as nccl-tests takes them."""
+    """Bytes of whole tensors from `least` to 8 GiB, doubling, as in nccl-tests."""
     return tuple(least << n for n in range(31) if least << n <= 8 << 30)
 
 
 def heats(
     gpus: int, modes: tuple[str, ...], algorithms: bool, largest: int, sizes: tuple[int, ...] = SIZES + ODD
 ) -> Iterator[Heat]:
-    """All collectives at all sizes up to the largest; `algorithms`: each that is chosen from, by itself.
+    """All collectives at all sizes up to the largest; `algorithms`: also each algorithm alone.
 
-    Before them a put by copy engine, which says what the wire carries.
+    Before them a put by copy engine, which measures the link's rate.
     """
     put = Put(128).heat()
     yield replace(put, contenders=[c for c in put.contenders if c.name == put.baseline])
@@ -51,19 +51,19 @@ def heats(
 
 @dataclass(frozen=True)
 class Work:
-    """A collective of whole tensors of so many bytes."""
+    """A collective of whole tensors of a number of bytes."""
 
     name: str
     nbytes: int
 
     @property
     def elements(self) -> int:
-        """Of the whole tensor, a multiple of the ranks where it has parts."""
+        """Elements of the whole tensor, a multiple of the ranks if it has parts."""
         whole, size = -(-self.nbytes // 2), tilescale.init().size
         return whole if self.name in ("allreduce", "broadcast") else -(-whole // size) * size
 
     def heat(self, gpus: int, mode: str, algorithms: bool) -> Heat:
-        """Everybody who makes it, or the algorithms that one is chosen from."""
+        """All contenders, or the algorithms that one is chosen from."""
         if algorithms:
             others = [self.own(impl) for impl in OURS.get(self.name, ("direct",))]
         else:
@@ -72,9 +72,7 @@ class Work:
         share = {"allreduce": 2 * (gpus - 1) / gpus, "broadcast": 1.0}.get(self.name, (gpus - 1) / gpus)
         calls = 8 if self.nbytes <= 4 * MIB else 3
         moved = share * 2 * self.elements
-        return Heat(
-            self.name, (self.elements,), "bfloat16", gpus, mode, "nccl", entries, bytes=moved, calls=calls
-        )
+        return Heat(self.name, (self.elements,), "bfloat16", gpus, mode, "nccl", entries, bytes=moved, calls=calls)
 
     # -- what is right -----------------------------------------------------------------------------------------------
 
@@ -85,7 +83,7 @@ class Work:
         return source, part if self.name == "reduce_scatter" else self.elements
 
     def draw(self, seed: int) -> Case:
-        """This rank's source, and its result by NCCL: of sums in float32, and how far they may be off."""
+        """This rank's source, and its result by NCCL: of sums in float32, with their error bound."""
         world = tilescale.init()
         (x,) = trials.randoms(seed, torch.bfloat16, (self.lengths()[0],))
         if self.name in ("allreduce", "reduce_scatter"):
@@ -106,14 +104,14 @@ class Work:
     # -- contenders --------------------------------------------------------------------------------------------------
 
     def own(self, impl: str | None) -> Contender:
-        """Ours, by an algorithm or by the one that is chosen."""
+        """TileScale, by a named algorithm or by the chosen one."""
         name = "tilescale" if impl is None else f"tilescale {impl}"
         source, target = self.lengths()
         program = lambda: programs.collective(self.name, source, target, impl)  # noqa: E731
         return ours(name, program, self.kernel)
 
     def kernel(self, kernel: Any) -> Runner:
-        """A program of ours. Peers write into its result, if it is copied, or large."""
+        """A program. Peers write into its result, if it is copied, or large."""
         source, target = self.lengths()
         x = trials.symmetric(source) if self.name == "broadcast" else trials.nothing(source)
         y = trials.symmetric(target)
@@ -139,12 +137,12 @@ class Work:
         if self.name != "allreduce":
             return []
         one = [Contender("symm_mem one-shot", lambda: self.symm_mem("one"))] if self.nbytes <= 16 * MIB else []
-        # Its vectors are of 16 bytes: of a tensor whose parts are not, it makes an error.
+        # Its vectors have 16 bytes: it raises an error for tensors with parts that are not multiples.
         even = self.elements % (8 * tilescale.init().size) == 0
         return [*one, *([Contender("symm_mem two-shot", lambda: self.symm_mem("two"))] if even else [])]
 
     def symm_mem(self, shots: str) -> Runner:
-        """In place, or into a new tensor."""
+        """Write in place, or into a new tensor."""
         x = symm.empty(self.elements, dtype=torch.bfloat16, device=trials.device())
         symm.rendezvous(x, dist.group.WORLD)
         group = dist.group.WORLD.group_name

@@ -69,9 +69,8 @@ def exchanged(scores, kv, acc):
 def cp_mla(devices, batch, heads, seq, dim, pe_dim, tile_h=TILE_H, tile_n=None, exchange=gathered, splits=1, sent=SENT):
     """The devices split the keys, the two warpgroups of a block a tile's scores; `exchange` joins their weights.
 
-    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h, which `splits` divides: the blocks of a cluster
-    have a part of the keys of a device each, and combine their partial results, each for some heads; partial results
-    travel in the type `sent`.
+    `seq` is a multiple of devices * splits * tile_n, `heads` of tile_h, which `splits` divides: each block of a cluster
+    has a part of a device's keys, and combines partial results of type `sent` for some heads.
     """
     tile_n = tile_n or (KEYS // 2 if exchange is exchanged else KEYS)  # staging of weights takes shared memory
     common.whole("seq", seq, devices * splits * tile_n)

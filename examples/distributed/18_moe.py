@@ -9,14 +9,14 @@
 
 How many tokens an expert gets is known only when the program runs: any number, also zero. An inbox has `capacity` slots
 for each source and expert; further tokens are dropped (Switch Transformer; Fedus and others, 2022). A block collects
-the tokens for one expert in tiles, fills the last one up with zeros, and sends them.
+the tokens for one expert in tiles, pads the last one, and sends them.
 
-The idea: a flag that carries a number. The number of tokens travels in the signal itself, `T.signal(..., count + 1,
+The idea: a flag that carries a number. The signal itself carries the number of tokens, `T.signal(..., count + 1,
 op="set")`: zero means that nothing is known yet, one that no tokens come. A unit that has waited for it knows how many
 rows of the slots are new; later rows may be of the previous launch and are not read.
 
 The three steps are grid phases: each waits only for signals of an earlier phase, and a phase that only sends always
-ends. So no choice of experts can deadlock.
+ends. So it cannot deadlock.
 
 Things to try: `--capacity 0.5` and how many choices are dropped; count the bytes for tokens that stay on their device;
 send bfloat16 back; let all choose one expert.
@@ -33,9 +33,7 @@ COUNT, PART = click.IntRange(min=1), click.FloatRange(min=0)
 
 
 def moe(devices: int, tokens: int, width: int, hidden: int, experts: int, top_k: int, capacity: int):
-    """Run one block for each expert: it dispatches to that expert, then computes one source's tokens for a local
-    expert.
-    """
+    """Run one block for each expert: dispatch to that expert, then compute one source's tokens for a local expert."""
     local = experts // devices
 
     @T.prim_func

@@ -3,7 +3,7 @@
 
     y = f(x Up[e]) Down[e]      f(v) = max(v, 0)^2      e: the expert that a token goes to
 
-In number 18 tiles carry tokens to their experts and back. Here phases follow one another, and no tile sends.
+In number 18 tiles carry tokens to their experts and back. Here no tile sends.
 
 `with_capacity`: each device has `capacity` rows for every expert. An all-to-all brings them to the device that has the
 expert, two grids multiply, an all-to-all brings the results back. A tile has rows of one device for one expert. So the
@@ -13,14 +13,12 @@ compiler knows which chunk a tile waits for, and sends a chunk of results when i
                 results for 2 ............ | for 3 ........... | ... own ones       each chunk leaves when it is made
 
 `by_offsets`: every device has some columns of all experts, and an all-gather brings the rows of all devices. They are
-sorted by expert; the first row of each expert is known only at run time. Tiles load it, and wait for the chunks with
-their rows.
+sorted by expert; the offsets are known only at run time. Tiles load it, and wait for its chunks.
 
 The idea: a tile waits for the rows that it reads, also where a tensor selects them. `tilescale.compile(program).python`
 shows the rewritten program, `.moves` lists the overlapped transfers, and the reasons against others.
 
-Things to try: a `capacity` that is not a multiple of a tile; a list of rows in place of offsets, and which line is
-named.
+Things to try: a `capacity` that is not a multiple of a tile; a list of rows in place of offsets.
 """
 
 import common

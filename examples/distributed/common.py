@@ -24,9 +24,8 @@ from tilescale.hda.units import format_bytes
 
 
 def options(*, size: int, devices: int = 4, machine: str | None = None) -> Callable[[Callable], click.Command]:
-    """Return a click command with --devices, --machine, --size, --seed and --timeline that runs a function.
-
-    `machine` is the machine whose levels the programs name, where that is not a server of GPUs.
+    """Return a click command with --devices, --machine, --size, --seed and --timeline; `machine` has the program's
+    levels.
     """
     own = machine
 
