@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.comm.conftest import command, run_words
-from tilescale.cli import main
+from tilescale.cli import main, tutorial
+from tilescale.errors import UninitializedReadError
 
 
 def new(*words: object) -> Result:
@@ -64,3 +65,33 @@ def test_pytest_is_installed_first_where_it_is_missing(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     made = new("halo")
     assert "python halo.py && python -m pip install pytest && python -m pytest" in made.output
+
+
+def test_the_tutorial_breaks_the_program_and_ends_with_a_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In this process; the step that starts a job is what the first test does."""
+    executed = []
+
+    def execute(words: list[str], folder: Path) -> int:
+        executed.append(" ".join(words))
+        try:
+            runpy.run_path(str(folder / words[-1]), run_name="__main__") if len(words) == 1 else None
+        except UninitializedReadError as error:
+            print(error)
+            return 1
+        return 0
+
+    monkeypatch.setattr(tutorial, "execute", execute)
+    monkeypatch.chdir(tmp_path)
+    made = new("--tutorial")
+    assert made.exit_code == 0, made.output
+    assert executed == ["halo.py"] * 3 + ["-m tilescale.cli run -n 2 halo.py"]
+    line = 1 + Path("halo/halo.py").read_text().splitlines().index(tutorial.WAIT.rstrip())
+    assert f'add T.wait(arrived[row], ">=", 1) before line {line}' in made.output
+    assert "mine[0, j] = mine[0, j] - theirs[0, j]" in Path("halo/halo.py").read_text()
+    assert "tensors[device] - tensors[device - 1]" in Path("halo/test_halo.py").read_text()
+
+
+def test_a_step_that_does_not_end_as_it_should_ends_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tutorial, "execute", lambda words, folder: 1)
+    made = new("--tutorial", "--folder", tmp_path / "mine")
+    assert made.exit_code == 1 and "`python halo.py` should have succeeded" in made.output

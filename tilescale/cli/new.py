@@ -11,6 +11,8 @@ from string import Template
 
 import click
 
+from tilescale.cli.tutorial import walk
+
 __all__ = ["new"]
 
 DEVICES = 4
@@ -18,12 +20,14 @@ DEVICES = 4
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", default="halo")
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where to; a folder NAME by default.")
-def new(name: str, folder: Path | None) -> None:
+@click.option("--tutorial", is_flag=True, help="Run it, break it, change it and start it as a job, step by step.")
+def new(name: str, folder: Path | None, tutorial: bool) -> None:
     """Make a program NAME to start from, with its test.
 
-    Devices send tiles to their neighbours and wait for those of the others; it runs as it is, without a GPU.
+    Every device sends rows to its neighbour and waits for those that it receives; it runs without a GPU. NAME is halo
+    by default.
 
     \b
     Example:
@@ -42,7 +46,10 @@ def new(name: str, folder: Path | None) -> None:
             path.write_text(_filled(template, name), encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"{target} cannot be written: {error.strerror}") from None
-    click.echo(f"made {' and '.join(map(str, written))}; begin with")
+    click.echo(f"made {' and '.join(map(str, written))}{'' if tutorial else '; begin with'}")
+    if tutorial:
+        walk(*written)
+        return
     test = "python -m pytest" if find_spec("pytest") is not None else "python -m pip install pytest && python -m pytest"
     click.echo(f"  cd {target} && python {name}.py && {test}")
 
