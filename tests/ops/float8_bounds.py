@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How far collectives that send float8 may be from float64: the bounds that docs/operators.md names."""
+"""How far collectives that send float8 may be from float64: the bounds that docs/operators/float8.md names."""
 
 from __future__ import annotations
 

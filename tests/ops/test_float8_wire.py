@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collectives whose numbers travel as float8: their error against float64, by the bound of docs/operators.md."""
+"""Collectives whose numbers travel as float8: their error against float64, by the bound of docs/operators/float8.md."""
 
 from __future__ import annotations
 

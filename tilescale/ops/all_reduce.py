@@ -40,7 +40,7 @@ def all_reduce(
         op: "sum", "max" or "min", element by element. A NaN of any rank stays.
         out: the result's memory, where no gradients are recorded; `a` itself for a sum in place.
         wire: None, or "float8_e4m3fn" for a sum: parts and their sums travel in float8, each 128 numbers with a scale;
-            see docs/operators.md for the error. bfloat16, float16 and float32, ranks of one node.
+            see docs/operators/float8.md for the error. bfloat16, float16 and float32, ranks of one node.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
