@@ -90,12 +90,12 @@ RACED: dict[tuple[str, str], Callable[..., Any]] = {
 """Work and form, as named in the results -> the program for a number of devices and a shape."""
 
 TITLES: dict[tuple[str, str], str] = {
-    ("cluster_gemm", "tilescale"): "10, product by clusters",
+    ("cluster_gemm", "tilescale"): "10, GEMM by clusters",
     ("mla_decode", "tilescale"): "09, MLA decode",
-    ("product_allreduce", "tilescale"): "product, tiles summed",
-    ("ag_gemm", "tilescale"): "all-gather beside a product",
-    ("gemm_rs", "tilescale"): "product beside a reduce-scatter",
-    ("grouped_experts", "tilescale"): "24, experts overlapped",
-    ("grouped_experts", "tilescale in order"): "24, experts in order",
+    ("product_allreduce", "tilescale"): "GEMM and all-reduce of tiles",
+    ("ag_gemm", "tilescale"): "all-gather and GEMM, overlapped",
+    ("gemm_rs", "tilescale"): "GEMM and reduce-scatter, overlapped",
+    ("grouped_experts", "tilescale"): "24, experts, overlapped",
+    ("grouped_experts", "tilescale in order"): "24, experts, sequential",
 }
 """Description of a work and form."""

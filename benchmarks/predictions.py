@@ -2,14 +2,15 @@
 """Simulated times compared with measured ones: `python benchmarks/predictions.py`.
 
 Reads measurements from `benchmarks/reference/`, simulates the same work on the machine's description, writes both to
-`benchmarks/results/`, and the tables of docs/predictions.md. Fails where an error exceeds a quarter without a reason
-below.
+`benchmarks/results/`, and the tables of docs/predictions.md and docs/notes/simulated-times.md. Fails where an error
+exceeds a quarter without a reason below.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -35,7 +36,7 @@ COLLECTIVES = ROOT / "benchmarks" / "results" / "collectives.json"
 FORMS = ROOT / "benchmarks" / "results" / "products.json"
 RACES = ROOT / "benchmarks" / "results" / "asynchrony.json"
 RESULTS = ROOT / "benchmarks" / "results" / "predictions.json"
-PAGE = ROOT / "docs" / "predictions.md"
+PAGES = ROOT / "docs" / "predictions.md", ROOT / "docs" / "notes" / "simulated-times.md"
 CLOSE = 0.25
 
 US, GB, TERA = 1e-6, 1e9, 1e12
@@ -53,26 +54,27 @@ WAVES = 2
 
 REASONS = {
     "gemm_rate": (
-        "launched from the host: so small a product is probably over before the host has started the next one."
+        "launched from the host: a GEMM of this size probably ends before the host has launched the next one."
     ),
     "allreduce_one_shot": (
-        "torch's kernel synchronizes at its beginning and at its end by compare-and-swap on the peer's memory, a round "
-        "trip each time, and reads from the peers, another one. The model has one barrier of one-way flags, and puts."
+        "torch's kernel synchronizes at its start and its end by compare-and-swap on the peer's memory, a round trip "
+        "each, and reads from the peers, a third one. The model has one barrier of one-way flags, and puts."
     ),
     "allreduce_two_shot": (
         "as for one-shot: two barriers of round trips, and reads from the peers, where the model has one-way flags and "
         "puts."
     ),
     "nccl_stream": (
-        "timed with the host in the way, which takes some 25 us to start a call of NCCL on all GPUs. Descriptions hold "
-        "what the machine does, not the host's software; inside a graph (above) the difference is gone. The all-to-all "
-        "of NCCL also stays below what a link carries."
+        "includes the host, which takes some 25 us to launch NCCL on all GPUs. Descriptions cover the machine, not the "
+        "host's software; inside a graph (above) the difference is gone. NCCL's all-to-all also stays below the "
+        "bandwidth of a link."
     ),
     "collectives": (
-        "between 1 and 16 MiB a block makes a few transfers only. The model's wire is full from the first one on; that "
-        "filling and draining it takes the rest is likely, and was not measured."
+        "the model has one latency for all collectives of 4 KiB; an all-gather takes less, for a cause that was not "
+        "measured. Between 1 and 16 MiB a block makes a few transfers only. The model's link is saturated from the "
+        "first one on. Ramp-up and drain of the link are a likely cause, and were not measured."
     ),
-    "sequence": "the host's start of NCCL, as above; it matters where the product is too short to hide it.",
+    "sequence": "the host's launch of NCCL, as above; it matters where the GEMM is too short to hide it.",
 }
 """Group -> reason why some of its rows are off by more than a quarter."""
 
@@ -210,8 +212,17 @@ def raced() -> dict[str, Any]:
         for row in results["rows"]
         if (form := row["contender"]) and ((work := row["work"]), form) in races.RACED
     ]  # fmt: skip
-    method = f"{results['machine']['gpu']}, benchmarks/asynchrony.py: in turns with libraries, median of the rounds"
+    method = f"{results['machine']['gpu']}, benchmarks/asynchrony.py, interleaved with libraries; median of the rounds"
     return {"name": "races", "unit": "us", "title": "Whole programs of TileScale", "method": method, "rows": rows}
+
+
+FORM_TITLES = {
+    "a block a tile": "one tile per block",
+    "in turns": "persistent",
+    "in turns, counted": "persistent, a signal per tile",
+    "clusters": "clusters of two blocks",
+}
+"""Contender of `benchmarks/products.py` -> the form of its GEMM."""
 
 
 def formed() -> dict[str, Any]:
@@ -219,13 +230,13 @@ def formed() -> dict[str, Any]:
     results = json.loads(FORMS.read_text())
     rows = [
         {
-            "what": f"{row['contender']}, {row['dtype']}, {' x '.join(map(str, row['shape']))}",
+            "what": f"{FORM_TITLES[row['contender']]}, {row['dtype']}, {' x '.join(map(str, row['shape']))}",
             "form": row["contender"], "dtype": row["dtype"], "shape": row["shape"], "measured": row["us"],
         }
         for row in results["rows"]
         if row["contender"] != row["baseline"]
     ]  # fmt: skip
-    method = f"{results['machine']['gpu']}, benchmarks/products.py: in turns with cuBLAS, median of the rounds"
+    method = f"{results['machine']['gpu']}, benchmarks/products.py, interleaved with cuBLAS; median of the rounds"
     return {"name": "forms", "unit": "us", "title": "Forms of a GEMM on one GPU", "method": method, "rows": rows}
 
 
@@ -275,14 +286,25 @@ def with_tables(page: str, results: dict[str, Any], reasons: dict[str, str] = RE
         begin, end = f"<!-- measured: {group['name']} -->", "<!-- end -->"
         text = f"{begin}\n\n{table(group, reasons)}\n\n{end}"
         page = re.sub(f"{begin}.*?{end}", lambda _, text=text: text, page, flags=re.DOTALL)
-    if "<!-- errors -->" in page:
-        text = f"<!-- errors -->\n\n{errors(results)}\n\n<!-- end -->"
-        page = re.sub("<!-- errors -->.*?<!-- end -->", lambda _: text, page, flags=re.DOTALL)
+    for name, made in {"errors": errors(results), "accuracy": accuracy(results)}.items():
+        text = f"<!-- {name} -->\n\n{made}\n\n<!-- end -->"
+        page = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, text=text: text, page, flags=re.DOTALL)
     rows = [row for group in results["groups"] for row in group["rows"]]
     said = {"share": f"{sum(map(is_close, rows))} of {len(rows)}", "mean": f"{mean_error(results['groups']):.1%}"}
     for name, text in said.items():
         page = re.sub(f"<!-- {name} -->.*?<!-- end -->", f"<!-- {name} -->{text}<!-- end -->", page, flags=re.DOTALL)
     return page
+
+
+def accuracy(results: dict[str, Any]) -> str:
+    """The errors of each group of predictions, as Markdown."""
+    lines = ["| | predictions | within 25 % | median error |", "|---|---:|---:|---:|"]
+    for group in results["groups"]:
+        rows = group["rows"]
+        if group["name"] not in GIVEN:
+            off = statistics.median(abs(row["off"]) for row in rows)
+            lines.append(f"| {group['title']} | {len(rows)} | {sum(map(is_close, rows))} | {off:.0%} |")
+    return "\n".join(lines)
 
 
 def errors(results: dict[str, Any]) -> str:
@@ -319,7 +341,8 @@ def main(only: str) -> None:
         raise click.ClickException("off by more than a quarter, and nothing says why:\n" + "\n".join(unexplained))
     results = {key: measured[key] for key in ("machine", "source")} | {"before": committed["before"], "groups": groups}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    PAGE.write_text(with_tables(PAGE.read_text(), results))
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(), results))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from docs.figures import blocks, charts, concepts, distributions, imports, moves, products
+from docs.figures import accuracy, blocks, charts, concepts, distributions, imports, moves, products
 
 FOLDER = Path(__file__).parents[1] / "diagrams"
 
@@ -44,4 +44,5 @@ def drawn() -> dict[str, str]:
     measured = {f"{name}.svg": draw().svg() for name, draw in charts.FIGURES.items()}
     measured["layers.svg"] = imports.layers().svg()
     measured["any-shape.svg"] = distributions.any_shape().svg()
+    measured["accuracy.svg"] = accuracy.accuracy().svg()
     return concept | measured | {f"example-{number:02}.svg": draw().svg() for number, draw in EXAMPLES.items()}
