@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The records as tables of Markdown, for docs/collectives.md."""
+"""The records as tables of Markdown, for docs/collectives.md and docs/collectives/algorithms.md."""
 
 from __future__ import annotations
 
@@ -59,6 +59,17 @@ def _needs(record: Algorithm, operation: str) -> list[str]:
     if not record.deterministic:
         needs.append("no need of the same bits in every run")
     return needs
+
+
+def operations() -> str:
+    """The algorithms of each operation, those for tiles too first."""
+    rows = [("operation", "`impl=` for whole tensors and tiles", "for whole tensors only"), ("---",) * 3]
+    for operation in OPERATIONS:
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for name in names(operation):
+            found["tiles" in records()[name].kinds(operation)].append(f"`{name}`")
+        rows.append((f"`T.{operation}`", *(", ".join(each) or "-" for each in found.values())))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
 
 
 def kinds() -> str:

@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: MIT
-"""The page of collectives has the tables of the records: `UPDATE_DOCS=1 pytest tests/collectives` writes them."""
+"""Pages of collectives have the tables of records and results: `UPDATE_DOCS=1 pytest tests/collectives` writes them."""
 
 from pathlib import Path
 
-from tests.collectives.algorithm_tables import OPERATIONS, kinds, table
+import pytest
+
+from tests.collectives.algorithm_tables import OPERATIONS, kinds, operations, table
+from tests.collectives.measured_tables import link, measured
 from tests.page_tables import compare_tables
 from tilescale.backends.cuda.lowering.implemented import IMPLEMENTED
 
-PAGE = Path(__file__).parents[2] / "docs" / "collectives.md"
-MADE = {"kinds": kinds()} | {
-    f"algorithms: {operation}": table(operation, lambda *key: key in IMPLEMENTED) for operation in OPERATIONS
+DOCS = Path(__file__).parents[2] / "docs"
+MADE = {
+    "collectives.md": {"operations": operations(), "kinds": kinds(), "measured": measured()},
+    "collectives/algorithms.md": {
+        f"algorithms: {operation}": table(operation, lambda *key: key in IMPLEMENTED) for operation in OPERATIONS
+    },
+    "notes/collectives-measured.md": {"link": link()},
 }
-"""Marker -> what follows it."""
+"""Page -> what follows each of its markers."""
 
 
-def test_tables_are_those_of_the_records():
-    compare_tables(PAGE, MADE)
+@pytest.mark.parametrize("page", MADE)
+def test_tables_are_those_of_the_records(page: str):
+    compare_tables(DOCS / page, MADE[page])
 
 
 def test_rows_say_what_is_sent():
