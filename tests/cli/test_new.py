@@ -51,7 +51,7 @@ def test_nothing_is_replaced(tmp_path: Path):
 @pytest.mark.parametrize("name", ["my-program", "class", "test_it", "a/b", "1"])
 def test_names_are_those_of_modules(name: str, tmp_path: Path):
     made = new(name, "--folder", tmp_path)
-    assert made.exit_code == 2 and "is no name of a Python module" in made.output and not list(tmp_path.iterdir())
+    assert made.exit_code == 2 and "is not a name of a Python module" in made.output and not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path):

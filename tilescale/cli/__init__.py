@@ -31,7 +31,7 @@ def main() -> None:
     tilescale bind python script.py       a rank on the cores next to its GPU
     tilescale calibrate                   measure the GPUs of this computer
     tilescale tune gemm.py 4096 4096 4096 the fastest configuration of a program
-    tilescale bench collectives           beside NCCL and PyTorch, as a table and a chart
+    tilescale bench collectives           compared with NCCL and PyTorch, as a table and a chart
     tilescale completion bash             what a shell reads to complete commands and machines
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`tilescale bench`: collectives and operators beside NCCL and PyTorch, on the machine at hand."""
+"""`tilescale bench`: collectives and operators compared with NCCL and PyTorch, on the machine at hand."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ EXAMPLES = """
 Examples:
   tilescale bench                             collectives and operators, on all GPUs of this computer
   tilescale bench collectives -n 2            collectives alone, on two
-  tilescale bench operators --rounds 20       products with a gather, a scatter or a sum
+  tilescale bench operators --rounds 20       GEMMs with a gather, a scatter or a sum
   tilescale bench collectives --chart us.svg  a line for each system over the bytes
   tilescale bench --json rows.json            all rows with their spread
   tilescale bench --quick                     few sizes: to see that it works
 
 \b
-Contenders take turns, since a GPU under load lowers its clocks; times are medians over the rounds
+Contenders are interleaved, since a GPU under load lowers its clocks; times are medians over the rounds
 of the slowest rank, ratios those of the same rounds to the first column.
 
 \b

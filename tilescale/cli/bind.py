@@ -14,15 +14,15 @@ __all__ = ["bind"]
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Run a program with the processor cores and adapters next to its rank's GPU.",
+    short_help="Run a program with the CPU cores and adapters next to its rank's GPU.",
 )
 @click.option("--show", is_flag=True, help="Say what the rank is bound to, and what that sets for the libraries.")
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def bind(show: bool, program: str, args: tuple[str, ...]) -> None:
-    """Become PROGRAM with its ARGS, for a rank that a launcher has started: on the processor cores next to the rank's
-    GPU, with NCCL, NVSHMEM and UCX on the adapters next to it, and with their sockets on the network that leads to
-    rank 0. Local rank 0 says which of the node's adapters they take.
+    """Become PROGRAM with its ARGS, for a rank that a launcher has started: on the CPU cores next to the rank's GPU,
+    with NCCL, NVSHMEM and UCX on the adapters next to it, and with their sockets on the network that leads to rank 0.
+    Local rank 0 says which of the node's adapters they take.
 
     What the scheduler has given away already stays so: the cores are some of those that this process may use. Variables
     of the libraries that the user has set stay too.

@@ -51,8 +51,8 @@ def calibrate(
 ) -> None:
     """Measure the machine at hand, and keep it as a dated file.
 
-    Measured are wires by mechanism and size, flags, launches, matrix products, collectives by algorithm and size, and
-    products beside copies: in turns, on all ranks together, the medians with their spread.
+    Measures links by mechanism and size, flags, launches, GEMMs, collectives by algorithm and size, and GEMMs
+    concurrent with copies. Measurements are interleaved and run on all ranks together; medians and spreads are kept.
     """
     job.join(ranks)
     with reported():

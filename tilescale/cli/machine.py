@@ -25,7 +25,7 @@ Examples:
 
 \b
 A description of your own extends a built-in one or starts afresh; docs/machines.md
-shows how. Pass its path wherever a machine's name is asked for:
+shows how. Pass its path in place of a machine's name:
   tilescale machine show ./my-chip.yaml
 """
 

@@ -35,7 +35,7 @@ def new(name: str, folder: Path | None, tutorial: bool) -> None:
       cd halo && python halo.py && python -m pytest
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("test_"):
-        raise click.BadParameter(f"{name!r} is no name of a Python module", param_hint="NAME")
+        raise click.BadParameter(f"{name!r} is not a name of a Python module", param_hint="NAME")
     target = folder or Path(name)
     written = {target / f"{name}.py": "program.py.txt", target / f"test_{name}.py": "test.py.txt"}
     if there := [path for path in written if path.exists()]:

@@ -44,7 +44,7 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright
 @click.option("--emulate", is_flag=True, help="Run programs on the emulator even where GPUs are present.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.option("--traceback", is_flag=True, help="Show the traceback of every rank, not of the first that fails alone.")
-@click.option("--bind", is_flag=True, help="Keep each rank on the processor cores that are next to its GPU.")
+@click.option("--bind", is_flag=True, help="Keep each rank on the CPU cores that are next to its GPU.")
 @click.option("--keep-going", is_flag=True, help="Leave the other ranks alone where one fails: tilescale.shrink().")
 @click.option("--doctor", is_flag=True, help="After a failure, say what this job can do and why not.")
 @click.argument("script")
@@ -75,7 +75,7 @@ def run(
         env["TILESCALE_TRACEBACK"] = "full"
     signal.signal(signal.SIGTERM, _interrupt)
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # closed by who started this
+        if stream is not None:  # closed by the parent process
             stream.reconfigure(errors="backslashreplace")  # ranks may say what this terminal's encoding lacks
     bound = [sys.executable, *_BIND] if bind else []
     try:
@@ -132,7 +132,7 @@ def _run(
 
 
 def _drop_unwritten_output() -> None:
-    """What the output's reader, or its disk, did not take must not be tried again when Python exits."""
+    """Drop output that the reader or the disk refused, so that Python does not write it again at exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -141,7 +141,7 @@ def _drop_unwritten_output() -> None:
 
 
 class _Printer:
-    """Whole lines, marked with their rank; click drops the colours where the output is no terminal."""
+    """Print whole lines, marked with their rank; click drops the colours where the output is not a terminal."""
 
     def __init__(self, ranks: int):
         width = len(str(ranks - 1))

@@ -32,7 +32,7 @@ EXAMPLES = """
 Examples:
   tilescale tune gemm.py 4096 4096 4096          the one autotuned function of a file, for this shape
   tilescale tune gemm.py:matmul M=4096 N=4096 K=4096 dtype=bfloat16
-  tilescale tune -n 2 ag_gemm.py 8192 3584 8192  on two GPUs together, in turns
+  tilescale tune -n 2 ag_gemm.py 8192 3584 8192  on two GPUs together, interleaved
   tilescale tune --top 20 gemm.py 4096 4096 4096 measure more of them
   tilescale tune --machine b200-sxm-8 gemm.py 4096 4096 4096
 
@@ -122,7 +122,7 @@ def _module(where: str) -> Any:
         spec.loader.exec_module(module)
     except TileScaleError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the file does
+    except Exception as error:  # noqa: BLE001 - any exception of the user's file
         place = line_of(error)
         at = "" if place is None else f"\n    at {place}"
         raise Failure(f"{where} cannot be loaded: {type(error).__name__}: {error}{at}") from None

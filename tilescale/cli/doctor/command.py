@@ -24,9 +24,8 @@ _MARKS = {True: ("yes", "green"), False: ("NO ", "red"), None: (" - ", "yellow")
 def doctor(job: bool, as_json: bool) -> None:
     """Say what this machine can do, and why not.
 
-    With --job, all ranks of a job check together whom they reach:
-    `tilescale run -n 4 -m tilescale.cli doctor --job`, or the same behind
-    torchrun, mpirun or srun. The exit code is 1 if something does not work.
+    With --job, all ranks of a job check together which peers they reach: `tilescale run -n 4 -m tilescale.cli doctor
+    --job`, or the same behind torchrun, mpirun or srun. The exit code is 1 if something does not work.
     """
     found = list(_printed(_of_job() if job else _of_host(), as_json))
     sys.exit(int(any(finding.works is False for finding in found)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a check finds, and what to do about it."""
+"""Findings of a check, and the remedy for each."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Finding:
 
 
 def ask(name: str, check: Callable[[], Finding]) -> Finding:
-    """What a check finds. One that breaks has found that, too."""
+    """Run a check; an exception in it is a finding, too."""
     try:
         return check()
     except TileScaleError as error:
         return Finding(name, False, error.message, error.hint or "")
-    except Exception as error:  # noqa: BLE001 - whatever a driver or a foreign library raises
+    except Exception as error:  # noqa: BLE001 - any exception of a driver or a foreign library
         return Finding(name, False, f"{type(error).__name__}: {' '.join(str(error).split())}")

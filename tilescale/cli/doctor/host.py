@@ -151,7 +151,7 @@ def _adapters() -> Finding:
 
 
 def _binding() -> Finding:
-    """What ranks that have all GPUs of this machine would be bound to."""
+    """Cores and adapters that ranks would be bound to if they had all GPUs of this machine."""
     from tilescale.comm.binding import binding_of
     from tilescale.hda.nvml import accelerators
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Checks that all ranks of a job make together: whom each reaches, what each has, how far their clocks are apart."""
+"""Checks that all ranks of a job make together: reachable peers, resources of each rank, clock offsets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _devices(world: World) -> Finding:
 
 
 def _binding(world: World) -> Finding:
-    """What each rank is bound to, by `tilescale bind` or otherwise."""
+    """Cores and adapters that each rank is bound to, by `tilescale bind` or otherwise."""
     told = world.all_gather((len(os.sched_getaffinity(0)), {name: os.environ.get(name) for name in _ADAPTERS}))
     lists = {(world.node_of[rank], variables["NCCL_IB_HCA"]) for rank, (_, variables) in enumerate(told)}
     said = [{name: text for name, text in variables.items() if text is not None} for _, variables in told]
