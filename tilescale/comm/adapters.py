@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which InfiniBand or RoCE adapters of a host its ranks' GPUs are next to, and how NCCL, NVSHMEM and UCX are told.
+"""InfiniBand or RoCE adapters next to the GPUs of a host's ranks, and their configuration for NCCL, NVSHMEM and UCX.
 
 Linux shows in /sys how devices hang below PCI bridges: adapters are the nearer the longer the path is that they share
 with the GPU, and those of its NUMA node are nearer than others. The libraries want this said in different ways:
@@ -41,7 +41,7 @@ class Adapters:
         return self.ports[rank] if rank < len(self.ports) else ()
 
     def variables(self, rank: int, env: Mapping[str, str]) -> dict[str, str]:
-        """What to add to the environment of a rank; what the user has set stays."""
+        """Variables to add to the environment of a rank; those that the user has set stay."""
         if not self.of(rank):
             return {}
         every = sorted({port for ports in self.ports for port in ports})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The door of a job: one thread that lets in those who prove that they know the key, and waits for nobody.
+"""Admission to a job: one thread that admits ranks that prove knowledge of the key, and blocks on none.
 
-Anybody who reaches the port can connect. Connections that have not proven yet that they belong to the job are few,
+Any process that reaches the port can connect. Connections that have not proven yet that they belong to the job are few,
 short-lived, and hold a hundred bytes each; where more come, the oldest goes.
 """
 
@@ -25,7 +25,7 @@ BACKLOG = 1024
 """Connections that the kernel holds until the thread comes to them."""
 
 _PROVE_WITHIN_S = 5.0
-_UNPROVEN = 64  # connections beside one for each member
+_UNPROVEN = 64  # connections in addition to one for each member
 _PAUSE_S = 0.1  # without accepting, when there are no descriptors left
 
 
@@ -47,7 +47,7 @@ class Admission:
     """Admits members 1 to size - 1 of a job, each once.
 
     Attributes:
-        is_over: nobody is admitted any more; who comes may try again, at the job that follows.
+        is_over: no more members are admitted; a later one may try again, at the job that follows.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Admission:
         joined: Callable[[socket.socket, int], Callable[[], None] | None],
         name: str,
     ):
-        """Of a listening socket. It is served from `start` on, in a thread called `name`.
+        """Admit members on a listening socket. The socket is handled from `start` on, in a thread called `name`.
 
         Args:
             job: the nonce of the job.
             joined: called in the thread with a connection, which does not block, and the member that it has proven to
-                be. Gives what to call whenever there is something to read, or None for a connection that is served
-                elsewhere from now on.
+                be. Returns the handler for readable data, or None for a connection that is handled elsewhere from now
+                on.
         """
         self._key, self._job, self._size, self._joined = key, job, size, joined
         self._members: set[int] = set()
@@ -84,12 +84,12 @@ class Admission:
         self._thread.start()
 
     def forget(self, connection: socket.socket) -> None:
-        """Close a connection that is served here. Called in the thread."""
+        """Close a connection that is handled here. Called in the thread."""
         self._selector.unregister(connection)
         connection.close()
 
     def close(self) -> None:
-        """Stop listening, and give up who has not proven anything yet."""
+        """Stop listening, and drop connections that have not proven anything yet."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""That ranks call the same program; if they do not, where theirs differ."""
+"""Agreement of ranks on the program they call; if they differ, the difference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Facts", "agree"]
 
 @dataclass(frozen=True)
 class Facts:
-    """What must be the same on all ranks.
+    """Facts that must be the same on all ranks.
 
     Attributes:
         program: the program's name.
@@ -52,7 +52,7 @@ def agree(group: Group, facts: Facts, code: Callable[[], str]) -> None:
 
 
 def _difference(first: Facts, other: Facts, rank: int, lines: Callable[[], str]) -> tuple[str, str]:
-    """What differs, and what to do. `lines` says it of the programs' code; collective."""
+    """The difference, and the remedy. `lines` describes differences in the programs' code; collective."""
     if first.calibration != other.calibration:
         by = f"rank 0 by {first.calibration}, rank {rank} by {other.calibration}"
         return (

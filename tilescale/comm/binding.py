@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What of its host a rank is bound to: cores and adapters next to its GPU, and the interface that leads to rank 0.
+"""Binding of a rank to its host: cores and adapters next to its GPU, and the interface that leads to rank 0.
 
 Linux says in /sys which cores are on a PCI device's side of the host; `tilescale.comm.adapters` has the adapters.
 """
@@ -25,7 +25,7 @@ _LOCAL = (
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("SLURM_LOCALID", "SLURM_TASKS_PER_NODE"),
 )
-"""How launchers say a rank's number on its node, and how many there are."""
+"""Variables in which launchers pass a rank's number on its node, and the number of ranks there."""
 
 _INTERFACE_OF = (
     "NCCL_SOCKET_IFNAME",
@@ -33,16 +33,16 @@ _INTERFACE_OF = (
     "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME",
     "OMPI_MCA_btl_tcp_if_include",
 )
-"""Where NCCL, Gloo, NVSHMEM and Open MPI read the network interface of their sockets."""
+"""Variables from which NCCL, Gloo, NVSHMEM and Open MPI read the network interface of their sockets."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What a rank is bound to.
+    """Cores, adapters and interface that a rank is bound to.
 
     Attributes:
         local_rank: its number on its node, which is that of its GPU.
-        cores: processors it runs on; () leaves that to the system.
+        cores: CPU cores that it runs on; () leaves that to the system.
         interface: the network interface that leads to rank 0; None where it is not known.
         adapters: those of all ranks of its node.
     """
@@ -53,10 +53,10 @@ class Binding:
     adapters: Adapters = Adapters()
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
-        """What to add to the environment for libraries that go over the network; what the user has set stays."""
+        """Variables to add to the environment for libraries that use the network; those that the user has set stay."""
         added = self.adapters.variables(self.local_rank, env)
         if self.interface is not None:
-            # Open MPI refuses to be told what to take and what to leave at once.
+            # Open MPI rejects an include list together with an exclude list.
             free = [name for name in _INTERFACE_OF if name not in env and name.replace("include", "exclude") not in env]
             added |= dict.fromkeys(free, self.interface)
         return added

@@ -13,7 +13,7 @@ from tilescale.errors import Location
 __all__ = ["Call"]
 
 _BETWEEN = ("tilescale", "torch")
-"""Packages whose frames stand between the user's line and the call: PyTorch's call the operators."""
+"""Packages whose frames are between the user's line and the call: PyTorch's call the operators."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Call:
         return replace(self, refusal=error)
 
     def agrees_with(self, other: Call) -> bool:
-        """Whether both are the same collective, wherever they are called."""
+        """Whether both are the same collective, from any line of the program."""
         return (self.op, self.root) == (other.op, other.root)
 
     def at(self, what: str) -> Location:

@@ -24,10 +24,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Status:
-    """What the log says.
+    """Contents of the log.
 
     Attributes:
-        left: ranks whose script has ended, for whatever reason; they take part in nothing any more.
+        left: ranks whose script has ended, for any reason; they take part in no later call.
         gone: ranks whose connection is cut: the process has died, or has said all it had to say and is about to end.
         failure: the first failure, or None.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Who is still alive: every rank holds one idle TCP connection to rank 0.
+"""Liveness of ranks: every rank holds one idle TCP connection to rank 0.
 
-The kernel closes a dead process's connections at once, whatever killed it and however busy it was, so nobody has to
-send heartbeats (which a rank inside a long compilation would miss). Keep-alive probes cover a node that vanishes.
+The kernel closes a dead process's connections at once, for any cause of death and any load, so no rank has to send
+heartbeats (which a rank inside a long compilation would miss). Keep-alive probes cover a node that vanishes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IDLE_S, _INTERVAL_S, _PROBES = 10, 5, 3
 _KEEPALIVE = {"TCP_KEEPIDLE": _IDLE_S, "TCP_KEEPINTVL": _INTERVAL_S, "TCP_KEEPCNT": _PROBES}
 
 SILENCE_S = _IDLE_S + _INTERVAL_S * _PROBES
-"""After so many seconds without a sign, the other side of a connection is given up."""
+"""Seconds without a sign after which the other side of a connection is given up."""
 
 
 class LivenessConnection:
@@ -34,8 +34,8 @@ class LivenessConnection:
     def __init__(self, address: tuple[str, int], key: JobKey, rank: int, timeout_s: float):
         """Connect to rank 0's `LivenessServer`.
 
-        Raises OSError if nobody answers, ForgedMessageError if it is not rank 0 of this job, LaunchError if this rank
-        has joined before.
+        Raises OSError if there is no answer, ForgedMessageError if it is not rank 0 of this job, LaunchError if this
+        rank has joined before.
         """
         self._connection = socket.create_connection(address, timeout=timeout_s)
         try:
@@ -52,7 +52,7 @@ class LivenessConnection:
         return bool(self._poll.poll(0))
 
     def close(self) -> None:
-        """Tell rank 0 that this rank needs nothing more."""
+        """Notify rank 0 that this rank needs nothing more."""
         self._connection.close()
 
     def _join(self, hello: Hello, rank: int) -> bytes:
@@ -72,7 +72,7 @@ class LivenessConnection:
 
 
 def receive(connection: socket.socket, nbytes: int) -> bytes:
-    """So many bytes. Raises ConnectionError if the connection ends before."""
+    """Receive `nbytes` bytes. Raises ConnectionError if the connection ends before."""
     data = b""
     while len(data) < nbytes:  # MSG_WAITALL does not wait where the connection has a timeout
         part = connection.recv(nbytes - len(data))

@@ -31,8 +31,7 @@ class LivenessServer:
         self._admission.start()
 
     def renumber(self, numbers: dict[int, int], on_cut: Callable[[int], None]) -> None:
-        """From now on ranks have other numbers, or none, and their ends are told to another function: those of ranks
-        that are connected now."""
+        """Give the connected ranks other numbers, or none, and report their ends to another function from now on."""
         with self._lock:
             self._ranks = {held: numbers[rank] for held, rank in self._ranks.items() if rank in numbers}
             self._on_cut = on_cut
@@ -42,7 +41,7 @@ class LivenessServer:
         return frozenset(self._ranks.values())
 
     def close(self) -> None:
-        """Tell the other ranks that this one is about to end."""
+        """Notify the other ranks that this one is about to end."""
         for connection in list(self._ranks):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)

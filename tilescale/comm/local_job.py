@@ -46,8 +46,7 @@ class LocalJob:
     """The processes of this node that run `command`, from `run` to the end of the job.
 
     Attributes:
-        exit_code: 0, or that of the rank that failed first, on whichever node (128 + signal number if a signal ended
-            it).
+        exit_code: 0, or that of the rank that failed first, on any node (128 + signal number if a signal ended it).
         error: what happened, if a rank failed or the output could not be written any more.
     """
 
@@ -201,7 +200,7 @@ class LocalJob:
 
 
 def limit_behind(said: str) -> str:
-    """Which limit to raise, after the last words of a process; empty where no limit is set that explains them."""
+    """The limit to raise, given the last output of a process; empty where no configured limit explains it."""
     for signs, limit, option in _SIGNS_OF_LIMITS:
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY and any(sign in said for sign in signs):

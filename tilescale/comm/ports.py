@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The two ports of a job that a launcher keeps for rank 0, so that nobody else is given them."""
+"""The two ports of a job that a launcher keeps for rank 0, so that no other program is given them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Ports", "Reserved"]
 
 @dataclass(frozen=True)
 class Ports:
-    """Where the ranks of a job meet.
+    """Ports on which the ranks of a job connect.
 
     Attributes:
         store: rank 0 serves the job's store there.
@@ -27,8 +27,8 @@ class Ports:
 class Reserved:
     """The sockets of both ports, on the node of rank 0.
 
-    That of the store listens from the beginning, and rank 0 gets it: another user who binds all ports cannot come
-    between. The other one does not listen, as torch.distributed takes no socket from its launcher.
+    The store's port listens from the beginning, and rank 0 inherits it: another user cannot bind it in between. The
+    other one does not listen, as torch.distributed takes no socket from its launcher.
 
     Attributes:
         store: the socket that listens.
@@ -48,7 +48,7 @@ class Reserved:
         self.ports = Ports(self.store.getsockname()[1], self._master.getsockname()[1])
 
     def hand_over(self) -> None:
-        """Rank 0 has the store's socket: from now on nobody answers there but rank 0."""
+        """Rank 0 has the store's socket: from now on rank 0 alone answers there."""
         self.store.close()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Place:
-    """Where the ranks of this node are in their job.
+    """Position of this node's ranks in their job.
 
     Attributes:
         ranks: how many ranks this node has.
@@ -42,7 +42,7 @@ class Place:
 
     @classmethod
     def on_one_node(cls, ranks: int) -> Place:
-        """That of all ranks of a job that has no other nodes."""
+        """The place of all ranks of a job that has no other nodes."""
         reserved = Reserved(("127.0.0.1", 0))
         return cls(ranks, 0, ranks, 0, "127.0.0.1", reserved.ports, reserved)
 
@@ -89,7 +89,8 @@ def _environment(env: Mapping[str, str], place: Place, local_rank: int) -> dict[
 
 
 def _ends_with(launcher: int) -> Callable[[], None]:
-    """What a new process does first: ask the kernel for SIGKILL when `launcher` dies, or end if it has died already."""
+    """The first action of a new process: ask the kernel for SIGKILL when `launcher` dies, or end if it has died
+    already."""
     prctl = ctypes.CDLL(None).prctl  # looked up here: little is allowed between fork and exec
 
     def ask() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A rank that fails in a collective call tells the others, which would wait for it until their time is up."""
+"""Notification of a failed collective call: the other ranks would otherwise wait until their timeout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOLD_WITHIN_S = 2.0
 
 
 def tells(team_of: Callable[..., Team | None]) -> Callable[[F], F]:
-    """Make a collective function tell the other ranks when it fails on this one.
+    """Make a collective function notify the other ranks when it fails on this one.
 
     Args:
         team_of: takes the function's arguments, returns the ranks that call it; asked after a failure alone.
@@ -54,16 +54,16 @@ def tells(team_of: Callable[..., Team | None]) -> Callable[[F], F]:
 
 
 def refuse(team: Team | None, op: str, error: BaseException) -> None:
-    """Tell the other ranks of `team`, if there are any, that the collective `op` raises `error` here.
+    """Notify the other ranks of `team`, if there are any, that the collective `op` raises `error` here.
 
-    They are not told of an error that they know, or that reaches them in another way; nor of a private class, by which
-    a library leaves functions: PyTorch's activation checkpointing ends a recomputation like that, on all ranks.
+    An error that they know, or that reaches them otherwise, is not sent; nor is a private class, by which a library
+    leaves functions: PyTorch's activation checkpointing ends a recomputation like that, on all ranks.
     """
     session = None if team is None else team._session
     is_known = isinstance(error, _COMMON) or hasattr(error, "__tilescale_raised_at__")
     if session is None or team is None or team.size == 1 or is_known or type(error).__name__.startswith("_"):
         return
-    with contextlib.suppress(AttributeError):  # one that takes no attributes is told again
+    with contextlib.suppress(AttributeError):  # an error that takes no attributes is sent again
         error.__tilescale_raised_at__ = session.rank  # type: ignore[attr-defined]
     what = error.message if isinstance(error, TileScaleError) else str(error)
     call = Call.here(op).refused(f"{type(error).__name__}: {what}".removesuffix(": "))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""From what the launcher said to a session: the ranks agree on a key, find rank 0, and prove to it who they are."""
+"""From the launcher's facts to a session: the ranks agree on a key, find rank 0, and authenticate themselves."""
 
 from __future__ import annotations
 

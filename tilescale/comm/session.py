@@ -110,11 +110,11 @@ class Session:
         return key
 
     def refuse(self, ranks: tuple[int, ...], call: Call) -> None:
-        """Tell the other `ranks` that this one makes no such call, as `call.refusal` says: theirs raises that.
+        """Notify the other `ranks` that this one makes no such call, as `call.refusal` says: theirs raises that.
 
         It stands for this rank's next call, or for the part that it still owes to the last one.
 
-        Raises as `rendezvous`, but waits for nobody.
+        Raises as `rendezvous`, but does not wait.
         """
         with self.one_call:
             self._arrive(ranks, replace(call, refusal=call.refusal[:_LONGEST]))
@@ -209,12 +209,12 @@ class Session:
             self.failure_log.gone(rank)
 
     def introduce(self, names: list[str]) -> None:
-        """Set `names`, once the ranks have told each other who they are."""
+        """Set `names`, once the ranks have exchanged them."""
         self.names = names
         self.transport.client.root_name = names[0]
 
     def close(self) -> None:
-        """Cut this rank's connections: it will neither ask nor tell the job anything more."""
+        """Close this rank's connections: no request or message follows."""
         end = self.server or self.liveness
         if end is not None:
             end.close()

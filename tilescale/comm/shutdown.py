@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a rank ends: its uncaught error is logged for the others, and it stays a moment until the others have seen it.
+"""End of a rank: its uncaught error is logged for the others, and it stays a moment until the others have seen it.
 
 Launchers kill the remaining ranks as soon as one ends, and blame the one that ended first. So a rank that ends waits
 for the others to end their scripts too, and those that fail because of another rank let that one go first. The first
@@ -32,7 +32,7 @@ _LONGEST_LINE = 600
 
 
 def install(session: Session, abort: Callable[[int], None] | None) -> None:
-    """Tell the job of this process's end. `abort` ends the whole job if the other ranks do not stop by themselves."""
+    """Notify the job of this process's end. `abort` ends the whole job if the other ranks do not stop by themselves."""
     owner = os.getpid()
     tracebacks.install()
     previous = sys.excepthook
@@ -68,7 +68,7 @@ def _is_first_failure(session: Session, error: BaseException, trace: TracebackTy
             session.failure_log.failed(session.rank, f"{session.names[session.rank]} failed: {_text(error, trace)}")
         first = session.status().failure
         return first is None or first.rank == session.rank
-    except (RankFailedError, ForgedMessageError):  # nobody can be told any more
+    except (RankFailedError, ForgedMessageError):  # no rank can be notified any more
         return not isinstance(error, RankFailedError)
 
 
@@ -86,9 +86,9 @@ def _text(error: BaseException, trace: TracebackType | None) -> str:
 def _leave(session: Session) -> bool:
     """Leave the job; False if it has failed and other ranks went on regardless."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # no reader is left
             stream.flush()
-    session.transport.client.limit_s = min(session.timeout_s, _GRACE_S)  # who ends waits no longer for rank 0
+    session.transport.client.limit_s = min(session.timeout_s, _GRACE_S)  # an ending rank no longer waits for rank 0
     session.has_left = True
     session.failure_log.left(session.rank)
     others = frozenset(range(session.size)) - {session.rank}

@@ -25,7 +25,7 @@ _PAUSE_S = 0.01
 
 
 class StoreClient:
-    """Keys and bytes that every rank of the job sees. Names and values are whatever somebody stored: trust neither.
+    """Keys and bytes that every rank of the job sees. Names and values are unauthenticated: trust neither.
 
     Every method raises RankFailedError if the store does not answer in time or has died with rank 0, and UsageError in
     a process that a rank has forked.
@@ -75,7 +75,7 @@ class StoreClient:
         return self._call(self.store.check, [name])
 
     def has_within(self, name: str, seconds: float) -> bool:
-        """Whether the name gets a value within so many seconds."""
+        """Whether the name gets a value within `seconds`."""
         end = time.monotonic() + seconds
         while not self.has(name):
             if time.monotonic() > end:

@@ -35,7 +35,7 @@ def serve(host: str, port: int, *, timeout_s: float, bound: int | None = None) -
         timeout_s: longest wait of the store's own calls.
         bound: a descriptor of a socket that listens there, or is bound; it is ignored if it is anything else.
     Raises:
-        LaunchError: the port is taken, or `host` is no address of this host.
+        LaunchError: the port is taken, or `host` is not an address of this host.
     """
     address, family = _resolved(host, timeout_s)
     try:
@@ -54,7 +54,7 @@ def serve(host: str, port: int, *, timeout_s: float, bound: int | None = None) -
 
 
 def connect(host: str, port: int, *, timeout_s: float) -> TCPStore:
-    """A connection to the store at host:port. Raises LaunchError if nobody answers within `timeout_s`."""
+    """A connection to the store at host:port. Raises LaunchError if there is no answer within `timeout_s`."""
     _resolved(host, timeout_s)
     return _store(host, port, timeout_s, serves=False)
 
@@ -105,7 +105,7 @@ def _adopted(descriptor: int | None, port: int) -> socket.socket | None:
 
 
 def _resolved(host: str, timeout_s: float) -> tuple[str, socket.AddressFamily]:
-    """An address of `host`. Raises LaunchError if nobody knows the name."""
+    """An address of `host`. Raises LaunchError if the name cannot be resolved."""
     end = time.monotonic() + min(timeout_s, _NAME_WITHIN_S)
     while True:
         try:

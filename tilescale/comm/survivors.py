@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The ranks that go on after others have died: rank 0 finds out who they are, and they begin a session of their own.
+"""The ranks that continue after others have died: rank 0 collects them, and they begin a new session.
 
-It has the store and the connections of the session before it, names that nobody has used, and another key: nothing that
-a rank of the group before may still write is read. Rank 0 holds both, so it has to be among those that live.
+It has the store and the connections of the previous session, fresh names, and another key: late writes of the previous
+group are never read. Rank 0 holds both, so it has to be among those that live.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def go_on(session: Session) -> tuple[tuple[int, ...], Session]:
 
 
 def _decided(session: Session) -> tuple[int, ...]:
-    """Who has come, once all others have died or the time is up."""
+    """The survivors, once all others have died or the time is up."""
     end = time.monotonic() + session.timeout_s
     while time.monotonic() < end:
         status = session.status()

@@ -32,9 +32,9 @@ class Team:
     as it is, not copied. `root` and the positions in lists count within the team.
 
     Every collective raises RankFailedError if a rank of the job fails or does not come within the job's timeout,
-    RankMismatchError if ranks call different collectives, ForgedMessageError if somebody else has written to the job's
-    store, UsageError for a root outside the team, while another thread of this rank is in one, and in a
-    process that a rank has forked.
+    RankMismatchError if ranks call different collectives, ForgedMessageError if a stranger has written to the job's
+    store, UsageError for a root outside the team, while another thread of this rank is in one, and in a process that a
+    rank has forked.
 
     Attributes:
         ranks: world ranks of the members, in team order.
@@ -113,7 +113,7 @@ class Team:
             failed, value = self._run(fn, payloads, call, key)
         if failed:
             note = f"raised at rank {self.ranks[root]}, which ran this call for ranks {list(self.ranks)}"
-            value.__notes__ = [*getattr(value, "__notes__", ()), note]  # what add_note does, from Python 3.11 on
+            value.__notes__ = [*getattr(value, "__notes__", ()), note]  # add_note exists from Python 3.11 on
             value.__tilescale_raised_at__ = self.ranks[root]
             raise value
         return value
@@ -126,7 +126,7 @@ class Team:
                 raise UsageError(f"the function of run_at_root gave {len(results)} results for {self.size} ranks")
             answers = [(False, result) for result in results]
             parts = self._encode_for_others(answers)
-        except Exception as error:  # noqa: BLE001 - whatever it is, every rank raises it
+        except Exception as error:  # noqa: BLE001 - every rank raises the error, of any class
             answers = [(True, error)] * self.size
             parts = self._encode_for_others([(True, picklable(error))] * self.size)
         return self._scatter(call, key, parts, answers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What ranks tell each other: signed values and logs under names in the job's store, and whole objects on top of them.
+"""Messages between ranks: signed values and logs under names in the job's store, and whole objects on top of them.
 
 Nothing here waits: a name is read once it is known to exist. Waiting, with its bounds, is `Session.wait`. Nothing here
 is decoded before it is known that a rank of this job has written it.
@@ -36,7 +36,8 @@ class Transport:
         self._key, self._rank = key, rank
 
     def successor(self, name: str, rank: int) -> Transport:
-        """That of a later group, in which this rank has another number: nothing that was signed before counts there."""
+        """The transport of a later group, in which this rank has another number: earlier signatures are invalid
+        there."""
         return Transport(self.client.under(name), self._key.of_job(name.encode()), rank)
 
     def set(self, name: str, value: bytes | memoryview) -> None:
@@ -56,7 +57,7 @@ class Transport:
         return unseal(self._key, name, self.client.find(name) or b"")
 
     def value(self, name: str, writer: int) -> memoryview:
-        """What the rank `writer` gave a name that exists."""
+        """The value that rank `writer` stored under a name that exists."""
         return unseal_one(self._key, name, self.client.get(name), writer)
 
     def delete(self, name: str) -> None:

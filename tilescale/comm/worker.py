@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A thread for calls that may block in C for ever, so that whoever needs their answer can give up."""
+"""A thread for calls that may block in C for ever, so that the caller can give up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Worker:
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def call(self, function: Callable[..., Any], *args: Any, limit_s: float, hopeless: Callable[[], bool]) -> Any:
-        """What the call gives or raises. Raises TimeoutError after `limit_s`, or once no answer can come any more.
+        """Call a function and return or raise its result. Raises TimeoutError after `limit_s`, or once no answer can
+        come any more.
 
         The call itself goes on after a TimeoutError, and later ones wait for it: the worker is of no use then.
         """

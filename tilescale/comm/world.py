@@ -67,10 +67,11 @@ class World(Team):
 
     @property
     def device(self) -> torch.device:
-        """What this rank computes on: its GPU, as numbered in `gpus`, or the CPU without GPUs or in emulation.
+        """The device that this rank computes on: its GPU, as numbered in `gpus`, or the CPU without GPUs or in
+        emulation.
 
-        With TILESCALE_SHARE_GPUS ranks take turns on GPUs: slow, but right, to try a program on more ranks than there
-        are GPUs. NCCL refuses such jobs, so collectives are TileScale's own then.
+        With TILESCALE_SHARE_GPUS ranks time-slice GPUs: slow but correct, to try a program on more ranks than there are
+        GPUs. NCCL refuses such jobs, so their collectives are TileScale's.
 
         Raises UsageError if the node has more ranks than GPUs and they do not share.
         """
@@ -142,7 +143,7 @@ class World(Team):
 
 
 _AGREE = ("tilelang", "torch")
-"""Packages, beside this one, of which all ranks need the same version."""
+"""Other packages of which all ranks need the same version."""
 
 _world: World | None = None
 _shrunk = 0
@@ -154,7 +155,8 @@ def current_world() -> World | None:
 
 
 def times_shrunk() -> int:
-    """How often this rank has gone on with those that lived: what is kept for a group is of one such number."""
+    """Number of times that this rank has continued with the survivors; state that is kept for a group belongs to one
+    such number."""
     return _shrunk
 
 
@@ -240,7 +242,7 @@ def shrink() -> World:
 
 
 def _numbered(nodes: Sequence[Hashable]) -> tuple[int, ...]:
-    """The number of each rank's node, of what tells nodes apart."""
+    """The number of each rank's node, from identities of nodes."""
     known = list(dict.fromkeys(nodes))
     return tuple(known.index(node) for node in nodes)
 

@@ -3,7 +3,7 @@
 
 heap.py          SymmetricHeap: allocation, views over all ranks       default.py      the heap of the whole job
 address_map.py   where every rank's heap lies                          provider.py     where memory comes from
-arena.py         which offsets are taken                               ledger.py       who still holds what
+arena.py         allocated offsets                               ledger.py       ranks that hold a block
 tensors.py       torch tensors over foreign memory                     group.py        the ranks of a heap
 open_heaps.py    which heap a tensor lies in; the end at exit          nvshmem.py      NVSHMEM's own heap
 descriptors.py   file descriptors between processes                    reach.py        the part of a heap with addresses

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where the heaps of all ranks lie, as one rank sees them: one address range, equal steps, one slot for each rank."""
+"""Addresses of all ranks' heaps as one rank sees them: one address range, equal steps, one slot for each rank."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which bytes of a heap are taken. Only offsets: the same calls in the same order give the same offsets anywhere."""
+"""Allocated bytes of a heap. Only offsets: the same calls in the same order give the same offsets anywhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Arena:
         self._insert(offset, nbytes)
 
     def allocate(self, nbytes: int) -> int | None:
-        """The offset of `nbytes` bytes that nobody has; None if no free piece is large enough."""
+        """The offset of `nbytes` free bytes; None if no free piece is large enough."""
         need = max(round_up(nbytes, ALIGNMENT), ALIGNMENT)  # an empty tensor has a place of its own too
         offset, size = min(
             (piece for piece in self._free if piece[1] >= need), key=lambda piece: piece[1], default=(None, 0)

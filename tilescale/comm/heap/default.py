@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["default_heap", "empty", "from_tensor", "heap_for", "zeros"]
 
 BETWEEN_NODES = ("nvshmem",)
-"""Providers that serve several nodes wherever they are asked for."""
+"""Providers that support several nodes."""
 
 _of_teams: dict[Team, SymmetricHeap] = {}
 
 
 def default_heap() -> SymmetricHeap:
-    """The heap of this rank, opened collectively at the first call, which also joins the job if nobody has.
+    """The heap of this rank, opened collectively at the first call, which also joins the job if necessary.
 
-    It lies on `World.device`, and belongs to all ranks of the job; of a job of several nodes to those of this node,
-    unless memory is shared between nodes too: by fabric handles, or where TILESCALE_HEAP names NVSHMEM.
+    It lies on `World.device`, and belongs to all ranks of the job. In a job of several nodes it belongs to those of
+    this node, unless memory is shared between nodes too: by fabric handles, or where TILESCALE_HEAP names NVSHMEM.
 
     Raises:
         UsageError: a node has more ranks than GPUs that they do not share, or TILESCALE_HEAP names no provider.

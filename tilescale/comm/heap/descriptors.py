@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """File descriptors from process to process of one user on one host, over Unix sockets.
 
-A rank opens a `Mailbox`, tells the others its name, and each sends its descriptor there. Neither side ever blocks:
-a message waits in the socket until its receiver looks.
+A rank opens a `Mailbox`, announces its name to the others, and each sends its descriptor there. Neither side ever
+blocks: a message waits in the socket until its receiver looks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_DESCRIPTORS = 8  # in a message that is not ours; all have to be received 
 
 
 class Mailbox:
-    """Where other processes of the same user can leave one descriptor each.
+    """A socket where other processes of the same user can leave one descriptor each.
 
     Attributes:
         name: of the socket; for `send`.
@@ -54,7 +54,7 @@ class Mailbox:
         return {rank: self._received.pop(rank) for rank in senders}
 
     def close(self) -> None:
-        """Close the socket and all descriptors that nobody took."""
+        """Close the socket and all descriptors that were not taken."""
         for key in list((self._selector.get_map() or {}).values()):
             key.fileobj.close()
         self._selector.close()
@@ -101,7 +101,7 @@ class Mailbox:
 def send(name: str, sender: int, descriptor: int) -> None:
     """Leave a copy of `descriptor` in the mailbox called `name`, as rank `sender`.
 
-    Raises LaunchError if the mailbox cannot be reached, or belongs to somebody else.
+    Raises LaunchError if the mailbox cannot be reached, or belongs to another user.
     """
     try:
         with same_user.connect(name, socket.SOCK_SEQPACKET) as connection:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a heap needs of the team that owns it: exchange of small facts, and waits that end when a rank fails."""
+"""Interface of a heap to the team that owns it: exchange of small facts, and waits that end when a rank fails."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Group:
         return session.wait(ready, lambda: [self.team.ranks[rank] for rank in missing()], call, self.team.ranks)
 
     def refusal(self, call: Call) -> RankMismatchError | None:
-        """The error for `call` if another rank refuses to make it; waits for nobody. Raises RankFailedError."""
+        """The error for `call` if another rank refuses to make it; does not wait. Raises RankFailedError."""
         session, others = self.team._session, set(self.team.ranks) - {self.team.ranks[self.rank]}
         return None if session is None else session.refusal(self.team.ranks, lambda: others, call)
 
     def raise_if_failed(self, call: Call, within_s: float) -> None:
-        """Raise RankFailedError if the job fails within so many seconds: a death takes a moment to be noticed."""
+        """Raise RankFailedError if the job fails within `within_s` seconds: a death takes a moment to be noticed."""
         session, end = self.team._session, time.monotonic() + within_s
         while session is not None and time.monotonic() < end:
             failure = session.status().failure

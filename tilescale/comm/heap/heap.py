@@ -60,7 +60,7 @@ class Usage:
 
     @property
     def free(self) -> int:
-        """How many more may be used, if the pieces fit."""
+        """Number of bytes that may still be used, if the pieces fit."""
         return self.capacity - self.used
 
 
@@ -128,13 +128,13 @@ class SymmetricHeap:
         for piece in self._memory.extents:
             self._ledger.arena.add(*piece)
         self._released: deque[int] = deque()  # garbage collection appends to it at any moment, from any thread
-        self._told: set[int] = set()  # numbers of blocks that this rank has told the others it released
+        self._told: set[int] = set()  # numbers of blocks that this rank has reported as released
         self._open = True
         open_heaps.add(self)
 
     @property
     def addresses(self) -> AddressMap:
-        """Where the heaps of all ranks lie, as this rank sees them."""
+        """Addresses of all ranks' heaps as this rank sees them."""
         return self._memory.addresses
 
     @property
@@ -156,7 +156,7 @@ class SymmetricHeap:
             dtype: the same on all ranks; None is PyTorch's default.
         Raises:
             RankMismatchError: ranks ask for different shapes or types, or make different calls.
-            HeapExhaustedError: there is no room for it.
+            HeapExhaustedError: it does not fit.
             ShapeError: a negative extent.
             UsageError: the heap is closed, or a CUDA graph is being captured.
         """
@@ -221,7 +221,7 @@ class SymmetricHeap:
         return self._find(tensor) is not None
 
     def usage(self) -> Usage:
-        """How full the heap is on this rank."""
+        """Fill level of the heap on this rank."""
         released = {*self._told, *self._released}
         return Usage(
             capacity=self._memory.capacity,
@@ -255,7 +255,7 @@ class SymmetricHeap:
         return f"SymmetricHeap({self.provider} on {self.device}, rank {self.team.rank} of {self.team.size}{state})"
 
     def end(self) -> None:
-        """Give all memory back, even while tensors are alive: nobody may touch them any more."""
+        """Give all memory back, even while tensors are alive: they must not be used any more."""
         self._open = False
         open_heaps.remove(self)
         self._memory.close()
@@ -279,7 +279,7 @@ class SymmetricHeap:
         return tensor_at(address, extents, strides, dtype, self.device, self._released.append, block.number)
 
     def _agree(self, call: Call, shape: tuple[int, ...], dtype: str) -> None:
-        """Tell each other what is asked and what was released. Raises RankMismatchError."""
+        """Exchange the requests and the released blocks. Raises RankMismatchError."""
         requests = self._group.all_gather(call, _Request(shape, dtype, call.where, self._newly_released()))
         self._settle([request.released for request in requests])
         own = requests[self.team.rank]
@@ -312,7 +312,7 @@ class SymmetricHeap:
         return block
 
     def _newly_released(self) -> tuple[int, ...]:
-        """What was released here since the last call; nothing that runs on the device uses it any more."""
+        """Blocks released here since the last call; nothing that runs on the device uses them any more."""
         released = []
         while self._released:
             released.append(self._released.popleft())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Who still holds which block: one is free again when every rank has released it.
+"""Holders of each block: a block is free again when every rank has released it.
 
 Ranks release in any order, whenever their garbage collectors run. So a release stays a local fact until the next
-collective allocation, where each rank tells the others what it has released since the last one. All ranks then know the
-same, and give the same offsets.
+collective allocation, where each rank reports the blocks that it has released since the last one. All ranks then have
+the same ledger, and give the same offsets.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Pages(Protocol):
         ...
 
     def export(self, handle: Any) -> int | bytes:
-        """What another process can make a handle from; a descriptor is the caller's to close."""
+        """The bytes or descriptor from which another process makes a handle; a descriptor is the caller's to close."""
         ...
 
     def adopt(self, shared: int | bytes) -> Any:
@@ -80,14 +80,14 @@ class Pages(Protocol):
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank brings to the others: its memory (a mailbox for descriptors, or a handle), or why it has none."""
+    """A rank's contribution: its memory (a mailbox for descriptors, or a handle), or why it has none."""
 
     shared: str | bytes = b""
     trouble: str | None = None
 
 
 class MappedHeap:
-    """What the providers that map memory themselves have in common. Rank p lies in slot p.
+    """Common base of the providers that map memory themselves. Rank p is in slot p.
 
     Attributes:
         addresses: where all ranks' heaps lie.
@@ -182,7 +182,8 @@ class MappedHeap:
         offers: list[_Offer],
         call: Call,
     ) -> str | None:
-        """Map everybody's memory; returns what went wrong. Raises RankFailedError or LaunchError if a rank is gone."""
+        """Map the memory of all ranks; returns an error text. Raises RankFailedError or LaunchError if a rank is
+        gone."""
         shared: dict[int, Any] = {rank: offer.shared for rank, offer in enumerate(offers)}
         if mailbox is not None:
             shared = self._swap_descriptors(own, mailbox, [str(offer.shared) for offer in offers], call)

@@ -202,7 +202,7 @@ class Nvshmem:
             return [self._bindings.ptr(address, peer) for peer in range(self._group.size)]
 
     def _same_view(self, address: int) -> str | None:
-        """What is wrong with a chunk: it lies outside of the range, or a peer's is not where the map puts it."""
+        """The error of a chunk: it is outside of the range, or a peer's is not at the address of the map."""
         view = self.addresses
         offset = address - view.address(view.rank)
         if not 0 <= offset < view.stride:

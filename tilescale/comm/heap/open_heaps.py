@@ -44,7 +44,7 @@ def _leave() -> None:
 def _end(heaps: list[SymmetricHeap]) -> None:
     """Close heaps, the latest first."""
     for heap in reversed(heaps.copy()):
-        with contextlib.suppress(TileScaleError):  # what went wrong has been said before
+        with contextlib.suppress(TileScaleError):  # the error has been reported before
             heap.end()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where a heap's memory comes from: what every provider does, the list of them, and the choice of one."""
+"""Providers of a heap's memory: their interface, the list of them, and the choice of one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Provider(Protocol):
 
     @classmethod
     def suggest(cls, device: torch.device, ranks: int) -> int:
-        """To how many bytes on each of so many ranks a heap may grow if the user does not say."""
+        """Default limit in bytes of a heap on each of `ranks` ranks."""
         ...
 
     @classmethod

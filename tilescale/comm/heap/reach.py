@@ -18,7 +18,7 @@ __all__ = ["Reach", "reach"]
 
 
 class Reach:
-    """What loads and stores lead to, of a heap whose other ranks are reached by a library's functions.
+    """Range of loads and stores in a heap whose other ranks are reached by a library's functions.
 
     Attributes:
         team: the ranks that have an address here, this one among them.
@@ -61,4 +61,4 @@ def reach(heap: SymmetricHeap) -> SymmetricHeap | Reach:
 
 
 def _nothing(_held: object) -> None:
-    """What is to be done when a view is released: nothing, the rank's own instance lives on."""
+    """Do nothing when a view is released: the rank's own instance lives on."""

@@ -25,7 +25,7 @@ def tensor_at(
     """A tensor over the memory at `address`.
 
     Its storage is one that PyTorch shares among all views, autograd and C++ code, so the memory is in use exactly as
-    long as the storage lives. Then `on_release(*held)` runs, in whatever thread let go of it; until then `held` lives.
+    long as the storage lives. Then `on_release(*held)` runs, in the thread that released it; until then `held` lives.
     """
     import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a launcher tells a rank (`Joined`), and what every launcher provides (`Launcher`)."""
+"""The facts that a launcher passes to a rank (`Joined`), and the interface of launchers (`Launcher`)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Joined:
         store: key-value store shared by the job; None in a job of one.
         store_at_root: the store lives in rank 0 and dies with it (else in the launcher).
         job: what the ranks of the job share, and those of another one on the same port do not, as far as that is known.
-        key: what the ranks of the job know and nobody else; None if they are on one host and agree on one themselves.
-        abort: ends the whole job with an exit code when ranks cannot be told to stop; None if the launcher sees to it.
+        key: the secret of the job's ranks; None if they are on one host and agree on one themselves.
+        abort: ends the whole job with an exit code when ranks cannot be notified; None if the launcher sees to it.
     """
 
     launcher: str

@@ -18,7 +18,7 @@ class ProcessGroup:
     """The ranks of torch.distributed's default group, which share its store."""
 
     def started_this(self, env: Mapping[str, str]) -> bool:
-        """Whether the group is there; nothing in `env` tells."""
+        """Whether the group exists; `env` does not show it."""
         distributed = _distributed()
         return distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1
 
@@ -45,6 +45,6 @@ class ProcessGroup:
 
 
 def _distributed() -> Any:
-    """torch.distributed, if somebody has loaded it: this package does not."""
+    """torch.distributed, if it is loaded: this package does not load it."""
     found = sys.modules.get("torch.distributed")
     return found if found is not None and found.is_available() else None

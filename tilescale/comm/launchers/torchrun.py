@@ -24,7 +24,7 @@ STORE_PORT = "TILESCALE_STORE_PORT"
 
 
 class Torchrun:
-    """Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; the store is served at the last two.
+    """Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; the store listens at the last two.
 
     `tilescale run` adds a port and a socket for the store.
     """
@@ -75,11 +75,11 @@ def _store_port(env: Mapping[str, str]) -> int:
 
 
 _JOBS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-"""Variables by which launchers and batch systems tell jobs apart."""
+"""Variables by which launchers and batch systems distinguish jobs."""
 
 
 def _job(env: Mapping[str, str]) -> str:
-    """What tells jobs of one host apart: their numbers, else their scripts."""
+    """Identity of a job on its host: its number, else its script."""
     known = [f"{name}={env[name]}" for name in _JOBS if name in env]
     return " ".join(known) or os.path.realpath(sys.argv[0])
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The launchers of a job on several nodes: one on each, which meet at node 0 and tell each other how the job ends."""
+"""The launchers of a job on several nodes: one on each, connected to node 0, which notify each other of the job's
+end."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ def join(rendezvous: Rendezvous, ranks: int, timeout_s: float) -> Others:
     """Come together with the launchers of all other nodes.
 
     Args:
-        rendezvous: where, who this node is, how many there are, and the key.
+        rendezvous: address, this node's number, the number of nodes, and the key.
         ranks: how many ranks this node starts.
         timeout_s: longest wait for the other nodes.
     Raises:

@@ -48,11 +48,11 @@ class Hub:
         self.size = sum(self._ranks.values())
 
     def failed(self, failure: Failure) -> None:
-        """Tell the others of a failure here; whoever is first is heard."""
+        """Notify the others of a failure here; the first one is kept."""
         self._finish(failure, origin=0)
 
     def ended(self) -> None:
-        """Tell the others that all ranks of this node have ended well."""
+        """Notify the others that all ranks of this node have ended well."""
         self._has_ended(0)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Hub:
             self._finish(Ended(), origin=None)
 
     def _finish(self, news: News, origin: int | None) -> None:
-        """Tell everybody but `origin`, who knows, unless the job is over already."""
+        """Notify all nodes but `origin`, which knows, unless the job is over already."""
         with self._changed:
             if self._over is not None:
                 return

@@ -2,7 +2,7 @@
 """A connection between two launchers that have proven to each other that they know the job's key.
 
 A message is a JSON object in a signed record (`tilescale/comm/trust/records.py`) after its length. Its name holds both
-ends and the number of the message, so none can be repeated, left out, or sent to somebody else.
+ends and the number of the message, so none can be repeated, left out, or redirected.
 """
 
 from __future__ import annotations

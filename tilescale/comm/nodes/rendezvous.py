@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where launchers meet (`Rendezvous`), and what one of them sees of the others (`Others`)."""
+"""Meeting point of launchers (`Rendezvous`), and the view that one of them has of the others (`Others`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilescale.errors import UsageError
 __all__ = ["GONE", "LAUNCHERS", "PORT", "Ended", "Failure", "News", "Others", "Rendezvous", "rendezvous_of"]
 
 PORT = 29400
-"""Where node 0 waits unless it is told otherwise."""
+"""Default port of node 0."""
 
 GONE = 69
 """Exit code of a job that lost a node: EX_UNAVAILABLE of sysexits.h."""
@@ -26,7 +26,7 @@ LAUNCHERS = b"launchers of nodes"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the launchers of a job meet.
+    """Meeting point of the launchers of a job.
 
     Attributes:
         host: a name or address of node 0 that all nodes reach.
@@ -46,7 +46,7 @@ class Rendezvous:
 def rendezvous_of(nodes: int, node: int | None, where: str | None, env: Mapping[str, str]) -> Rendezvous:
     """The rendezvous that the options of a command and its environment describe.
 
-    Raises UsageError for options that are missing or make no sense, LaunchError if there is no key or it is none.
+    Raises UsageError for options that are missing or make no sense, LaunchError if the key is missing or malformed.
     """
     if node is None or where is None:
         raise UsageError(
@@ -56,7 +56,7 @@ def rendezvous_of(nodes: int, node: int | None, where: str | None, env: Mapping[
     if node >= nodes:
         raise UsageError(f"--node-rank {node} with --nnodes {nodes}", hint=f"nodes count from 0 to {nodes - 1}")
     host, colon, port = where.rpartition(":")
-    if not colon or where.endswith("]"):  # no port; an IPv6 address stands in brackets before one
+    if not colon or where.endswith("]"):  # no port; an IPv6 address is in brackets before one
         host, port = where, str(PORT)
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"--rdzv {where}: {port!r} is no port", hint="HOST or HOST:PORT; [ADDRESS]:PORT for IPv6")
@@ -97,11 +97,11 @@ class Others(Protocol):
     news: queue.SimpleQueue[News]
 
     def failed(self, failure: Failure) -> None:
-        """Tell the others of a failure here; whoever is first is heard."""
+        """Notify the others of a failure here; the first one is kept."""
         ...
 
     def ended(self) -> None:
-        """Tell the others that all ranks of this node have ended well."""
+        """Notify the others that all ranks of this node have ended well."""
         ...
 
     def close(self) -> None:

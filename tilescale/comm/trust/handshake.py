@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""How a rank and rank 0 prove to each other that they know the job's key, without showing it.
+"""Mutual proof of a rank and rank 0 that they know the job's key, without showing it.
 
     rank -> 0   hello       protocol, rank, nonce of the rank
     0 -> rank   challenge   nonce of rank 0, nonce of the job, tag over "rank 0" and all of these
     rank -> 0   proof       tag over "rank" and all of these
     0 -> rank   verdict     one byte
 
-All messages have a fixed length. The nonces are new for every connection, so one that somebody has recorded is of no
-use again; that of the job makes the key with which its ranks sign from here on (`JobKey.of_job`).
+All messages have a fixed length. The nonces are new for every connection, so a recorded one is useless; that of the job
+makes the key with which its ranks sign from here on (`JobKey.of_job`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ WELCOME, JOINED_BEFORE = b"\x00", b"\x01"
 
 
 def new_nonce() -> bytes:
-    """Random bytes that nobody has drawn before."""
+    """Random bytes, drawn anew for each call."""
     return secrets.token_bytes(_NONCE_BYTES)
 
 
 class Hello:
-    """What a rank does: it sends `message`, and `prove`s after the answer."""
+    """A rank's side: it sends `message`, and `prove`s after the answer."""
 
     def __init__(self, key: JobKey, rank: int):
         self.message = _HELLO.pack(_PROTOCOL, rank, new_nonce())
@@ -52,10 +52,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Answer:
-    """What rank 0 does with a hello.
+    """Rank 0's answer to a hello.
 
     Attributes:
-        rank: that of whoever says hello, if its proof is right.
+        rank: the rank that sent the hello, if its proof is right.
         challenge: what to send.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The key of a job: what its ranks know and nobody else does. They sign with it whatever they tell each other.
+"""The key of a job, a secret of its ranks. They sign all their messages with it.
 
 A launcher puts it into the environment of the ranks, never on a command line, which every user of a machine can read.
 """
@@ -42,7 +42,8 @@ class JobKey:
     def from_env(cls, env: Mapping[str, str]) -> JobKey | None:
         """The key that `env` holds or names the file of; None if it does neither.
 
-        Raises LaunchError for text that is no key, and for a file that others may read or that belongs to another user.
+        Raises LaunchError for text that is not a key, and for a file that others may read or that belongs to another
+        user.
         """
         if env.get(KEY):
             return cls.from_text(env[KEY])
@@ -86,7 +87,7 @@ class JobKey:
         return found.digest()
 
     def accepts(self, tag: bytes | memoryview, *parts: bytes | memoryview) -> bool:
-        """Whether somebody who knows the key made `tag` of these parts."""
+        """Whether `tag` was made of these parts with this key."""
         return hmac.compare_digest(tag, self.tag(*parts))
 
     def of_job(self, nonce: bytes) -> JobKey:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The key of a job on one host whose launcher gave it none: rank 0 makes one, and the kernel says who may have it.
+"""The key of a job on one host whose launcher passes none: rank 0 makes one, and the kernel says which process may have
+it.
 
 torchrun is such a launcher. Rank 0 hands the key to processes of its own user alone, over a Unix socket, and the ranks
-take it from such processes alone. So it need not be known before, and it does not matter who reads the socket's name.
+take it from such processes alone. So no prior secret is needed, and the socket's name may be public.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Unix sockets between processes of one user on one host.
 
-Their addresses are abstract: no file is made, so none is left behind by a process that is killed. Anybody on the host
-could connect to one, so each side asks the kernel whose process is at the other end.
+Their addresses are abstract: no file is made, so none is left behind by a process that is killed. Any process on the
+host could connect to one, so each side asks the kernel for the user at the other end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIMEOUT_S = 5.0  # for a local connection to be accepted into the queue
 
 
 def listen(kind: socket.SocketKind) -> tuple[socket.socket, str]:
-    """A socket that listens under a name that nobody can guess, and the name."""
+    """A listening socket with an unguessable name, and the name."""
     name = f"tilescale-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, kind)
     listener.bind("\0" + name)
@@ -30,7 +30,7 @@ def listen(kind: socket.SocketKind) -> tuple[socket.socket, str]:
 def connect(name: str, kind: socket.SocketKind) -> socket.socket:
     """A connection to the process of this user that listens under a name.
 
-    Raises OSError if nobody does, PermissionError if it is another user's process.
+    Raises OSError if no process does, PermissionError if it is another user's process.
     """
     connection = socket.socket(socket.AF_UNIX, kind)
     try:
