@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a description says: levels, memory layers and networks, found by their names."""
+"""Levels, memory layers and networks of a description, found by their names."""
 
 from __future__ import annotations
 

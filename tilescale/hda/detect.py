@@ -56,7 +56,7 @@ def _describing(accelerator: Accelerator) -> Machine:
 
 def _accelerated(base: Machine, found: Sequence[Accelerator]) -> dict[str, Any]:
     outer = base.index(base.tensor_level.name)
-    # What lies beyond this host is not seen from it.
+    # Hardware beyond this host is not visible from it.
     levels: dict[str, Any] = {level.name: {"count": 1} for level in base.levels[outer + 1 :]}
     levels[base.tensor_level.name] = {"count": len(found)}
     if base.identify.cores and found[0].cores:

@@ -45,7 +45,7 @@ class Entry:
         return MachineFileError(f"{name}: {message}", hint=hint, where=Location(self.file, self.line, name))
 
     def find(self, path: str) -> Entry:
-        """The entry at "a.b.c" below this one, or the deepest one on the way there."""
+        """The entry at "a.b.c" below this one, or its deepest ancestor that exists."""
         here = self
         for key in path.split("."):
             if not isinstance(here.value, dict) or key not in here.value:
@@ -84,7 +84,7 @@ class _Reader:
             return Entry(node.value, self.file, line, path)  # YAML 1.1 takes 1:30 for ninety
         try:
             return Entry(self.loader.construct_object(node), self.file, line, path)
-        except ValueError as error:  # a number of thousands of digits, a day that is none
+        except ValueError as error:  # a number of thousands of digits, an invalid date
             raise Entry(None, self.file, line, path).problem(f"not readable: {error}") from None
         except (yaml.YAMLError, LookupError, AttributeError):  # a tag that the text does not fit
             kind = node.tag.rpartition(":")[2]

@@ -77,13 +77,13 @@ def _from_document(document: Entry, name: str, file: str) -> Machine:
     if problems:
         raise _together(problems)
     networks = tuple(_with_link_bandwidth(machine, net) for net in machine.networks)
-    # A description that extends another lists its own layers last, wherever they belong.
+    # A description that extends another lists its own layers last, at any level.
     memory = tuple(sorted(machine.memory, key=lambda layer: machine.index(layer.level)))
     return replace(machine, networks=networks, memory=memory)
 
 
 def _program_clock(document: Entry) -> float | None:
-    """What quantities per clock count; read ahead, since they may stand anywhere."""
+    """The clock that per-clock quantities refer to; read first, since they may precede it."""
     levels = document.find("levels").value
     for level in levels.values() if isinstance(levels, dict) else ():
         if level.find("kind").value == "program":

@@ -70,13 +70,13 @@ class Machine(Description):
         return query.count(self, level, within)
 
     def capacity(self, layer: str, threads: int | None = None) -> int:
-        """Bytes of a layer that one tile may take at most; less where a program of so many `threads` reaches less."""
+        """Bytes of a layer that one tile may take at most; less where a program of `threads` threads reaches less."""
         return query.capacity(self.layer(layer), threads)
 
     def residency(
         self, *, threads: int, shared_bytes: int = 0, registers_per_thread: int = 0, fragment_bytes: int = 0
     ) -> int:
-        """How many programs of that size one physical program unit runs at once; 0 if not even one fits.
+        """Number of programs of a size that one physical program unit runs at once; 0 if not even one fits.
 
         Args:
             threads: of one program.

@@ -189,7 +189,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What connects the units of one level within one unit of a coarser level, or in the whole machine.
+    """A network between the units of one level, within one unit of a coarser level or in the whole machine.
 
     `bandwidth` is what one unit sends, and at the same time receives, over all its links. `link_bandwidth` is one
     link in one direction, and so the most that one pair of neighbours gets. Latency is end to end through a switch, and
@@ -232,7 +232,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Identify:
-    """How `Machine.detect` knows that a description fits the hardware at hand."""
+    """Facts by which `Machine.detect` recognizes the hardware of a description."""
 
     products: tuple[str, ...] = spec("names", "product names as the driver reports them, or parts of them", default=())
     architecture: str = spec("text", "compute capability, for products that no description names", default="")

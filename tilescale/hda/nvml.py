@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the NVIDIA driver says about the GPUs of this host, through NVML; no CUDA context is made."""
+"""GPUs of this host as the NVIDIA driver reports them, through NVML; no CUDA context is made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Accelerator:
         product: its name, e.g. "NVIDIA H200".
         memory: bytes that the driver offers.
         architecture: compute capability, e.g. "9.0".
-        cores: arithmetic cores of the whole GPU; 0 where the driver does not tell.
+        cores: arithmetic cores of the whole GPU; 0 where the driver does not report them.
         links: for each NVLink that is up, the number of the GPU at its other end, or `SWITCH`.
         bus: its PCI address as Linux writes it, e.g. "0000:18:00.0".
     """

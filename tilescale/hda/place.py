@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where a unit lies: from its number in a launch to the units that hold it."""
+"""Coordinates of a unit: from its number in a launch to the units that hold it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Place:
         return iter(self.numbers)
 
     def size(self, net: Network) -> int:
-        """How many units one instance of the network connects."""
+        """Number of units that one instance of the network connects."""
         if net.within is not None and net.within in self.clusters:
             return self.clusters[net.within]
         return query.count(self.machine, net.level, net.within)
@@ -108,7 +108,7 @@ def _locate_unit(machine: Description, here: Level, number: int, sizes: Sizes, c
 
 
 def _built(machine: Description, at: Level, digit: int, sizes: Sizes) -> tuple[int, int]:
-    """How many units of `at` the next coarser unit holds, and which of them a launch's unit `digit` is."""
+    """Number of units of `at` in the next coarser unit, and the index of a launch's unit `digit` among them."""
     extent, count = _extent(at, sizes) or at.count or 1, at.count or 1
     if at.kind == "program" and at.virtual:
         return extent, digit

@@ -41,7 +41,7 @@ def _per_parent(machine: Description, fine: int, coarse: int) -> int:
 
 
 def advice_at_the_end(machine: Description, level: str) -> str:
-    """What a program does about a neighbour that the last unit of a level does not have."""
+    """Advice for a program whose last unit of a level has no next neighbour."""
     if any(net.level == level and net.topology == "mesh" for net in machine.networks):
         return "units at an edge have no neighbour there: put the statement under a condition, if rank + 1 < size"
     return "wrap it round: (rank + 1) % size"
@@ -91,7 +91,7 @@ def _group_step(machine: Description, layer: MemoryLayer) -> int:
 
 
 def _allocated(machine: Description, layer: MemoryLayer, size: int, threads: int) -> int:
-    """What a program that asks for `size` really takes of one instance."""
+    """Bytes of one instance that a request for `size` really takes."""
     parts = math.ceil(threads / _group_step(machine, layer)) if layer.granularity_per else 1
     each = math.ceil(size / parts / layer.granularity) * layer.granularity
     return parts * each + layer.reserved_per_program

@@ -32,7 +32,7 @@ class Reader:
         self.problems: list[MachineFileError] = []
 
     def section(self, cls: type[Section], entry: Entry, **given: Any) -> Section:
-        """An instance of `cls` from a mapping; fields that are wrong are None and in `problems`."""
+        """An instance of `cls` from a mapping; invalid fields are set to None and listed in `problems`."""
         fields = schema.of(cls)
         below = self._below(entry, fields)
         outer = self.clock, self.bandwidth
@@ -44,7 +44,7 @@ class Reader:
                 self.problems.append(entry.problem(f"needs the field {name!r}: {schema.describe(field)}"))
                 values[name] = None
             if name in ("clock", "bandwidth") and values.get(name):
-                # Rates per clock count the clock beside them, shares the bandwidth of their network.
+                # Rates per clock refer to the clock of the same mapping, shares to the bandwidth of their network.
                 setattr(self, name, values[name])
         self.clock, self.bandwidth = outer
         return cls(**values)
@@ -69,7 +69,7 @@ class Reader:
             self.problems.append(entry.problem(f"{text}, found {_show(entry)}"))
             return None
 
-    # One method per kind of field that is no quantity. A bare ValueError means "not what the schema describes".
+    # One method per kind of field that is not a quantity. A bare ValueError means "not what the schema describes".
 
     def _quantity(self, entry: Entry, metadata: Mapping[str, Any]) -> float:
         return units.parse(entry.value, metadata["kind"], self.clock)

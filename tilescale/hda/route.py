@@ -75,7 +75,7 @@ class Path:
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """Names of the networks on the way, each once, in order."""
+        """Names of the networks along the route, each once, in order."""
         return tuple(dict.fromkeys(hop.network for hop in self.hops))
 
     def time(self, nbytes: float, mechanism: str | None = None, operation: str = "put") -> float:
@@ -130,12 +130,12 @@ def _as_path(machine: Description, level: str, a: int, b: int, hops: tuple[Hop, 
 
 
 def _scaled(mechanism: Mechanism, share: float) -> Mechanism:
-    """What a mechanism reaches over one link that has only a share of its unit's bandwidth."""
+    """The mechanism on one link that has only a share of its unit's bandwidth."""
     return mechanism.map(lambda operation, rate: rate * share)
 
 
 def _common(offered: Sequence[tuple[Mechanism, ...]]) -> tuple[Mechanism, ...]:
-    """Mechanisms that all networks on the way offer, each as slow as its slowest part."""
+    """Mechanisms that all networks along the route offer, each as slow as its slowest part."""
     found = offered[0]
     for others in offered[1:]:
         by_name = {m.name: m for m in others}

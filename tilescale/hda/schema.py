@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a field of a machine description may hold.
+"""Allowed values of the fields of a machine description.
 
 The dataclasses of `model.py` are the schema: a field made with `spec` is a key of the description with the same
 name, required where it has no default. The loader and the tables in `docs/machines.md` both read it from there.
@@ -69,7 +69,7 @@ def required(field: dataclasses.Field[Any]) -> bool:
 
 
 def describe(field: dataclasses.Field[Any]) -> str:
-    """What the field holds, in words: EXPECTED with the values that are allowed."""
+    """The allowed values of a field, in words: EXPECTED with the choices."""
     text = EXPECTED[field.metadata["kind"]]
     among = field.metadata["among"]
     return f"{text} {', '.join(among)}" if among else text

@@ -29,7 +29,7 @@ _ONLY = {
     "compute": ("program", "unit"),
 }
 TAKEN = ("threads", "prelude", "cluster_dims", "in_order")
-"""What a launch is told beside levels: T.Kernel(device=4, threads=128)."""
+"""Keywords of a launch that are not levels: T.Kernel(device=4, threads=128)."""
 
 _NEEDED = {"thread_group": "threads", "program": "count", "cluster": "max_size", "unit": "count"}
 

@@ -11,7 +11,7 @@ __all__ = ["STEP", "cells"]
 
 CELL, STEP = 20, 34
 MOST = 8
-"""Cells along one side; of more the middle is an ellipsis."""
+"""Cells along one side; the middle of more is an ellipsis."""
 
 
 def cells(dims: Sequence[int], wraps: bool) -> tuple[float, float, str]:

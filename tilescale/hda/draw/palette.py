@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Colours of drawings by what they are for, light and dark: classes of a style sheet that stands in the drawing."""
+"""Colours of drawings by their purpose, light and dark: classes of a style sheet inside the drawing."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """A machine as an SVG drawing: nested boxes from the whole to its thread groups, memory as bars, networks below what
 they link; units on a mesh as they lie on it. Light or dark as the reader's system is.
 
-Of each level one unit is drawn in full and a few as strips beside it; a badge says how many there really are.
+One unit of each level is drawn in full and a few as strips next to it; a badge says how many there really are.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _strip(level: Level, number: int, x: float, height: float) -> str:
 
 
 def _plane(level: Level, first: _Block, net: Network) -> _Block:
-    """Units as they lie on their mesh or torus; the first of them stands beside it in full."""
+    """Units at their positions on a mesh or torus; the first of them is drawn next to it in full."""
     width, height, drawn = mesh.cells(net.dims, net.topology == "torus")
     rows, columns = net.dims
     label = _text(f"{words.shape(net)} of {level.name}s", 14, "ink", bold=True)
@@ -197,7 +197,7 @@ def _bar(layer: MemoryLayer) -> _Block:
 
 
 def _networks(networks: Sequence[Network], row: _Block) -> list[_Block]:
-    """A strip for each network under the units it links; wires of different networks stand side by side."""
+    """A strip for each network under the units it links; wires of different networks are side by side."""
     shifts = [(i - (len(networks) - 1) / 2) * SHIFT for i in range(len(networks))]
     return [
         _network(net, row.width, [x + shift for x in row.taps]) for net, shift in zip(networks, shifts, strict=True)

@@ -23,7 +23,7 @@ LEVEL, MEMORY, NETWORK, QUIET = "bold cyan", "green", "magenta", "dim"
 
 
 def listing(machines: Iterable[Machine]) -> RenderableType:
-    """Of each machine its name, what it is, its units that hold tensors, and the network between them.
+    """A table of machines: name, description, units that hold tensors, and the network between them.
 
     Two lines for each, as terminals have 80 columns.
     """
@@ -84,7 +84,7 @@ def _level(machine: Machine, level: Level) -> Text:
 
 
 def _times(machine: Machine, level: Level) -> str:
-    """How many there are in the next coarser level; clusters come and go with launches."""
+    """Number of units in the next coarser level; clusters come and go with launches."""
     if level.kind == "cluster":
         return ""
     coarser = [at for at in machine.levels[machine.index(level.name) + 1 :] if at.kind != "cluster"]

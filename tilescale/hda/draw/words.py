@@ -13,7 +13,7 @@ __all__ = ["arithmetic", "layer_facts", "level_facts", "mechanism_facts", "netwo
 
 
 def level_facts(machine: Description, level: Level) -> str:
-    """What distinguishes a level, after its name: "up to 32 programs, 2048 threads at once"."""
+    """Properties of a level, after its name: "up to 32 programs, 2048 threads at once"."""
     facts = []
     if level.kind == "thread_group" and level.threads != 1:
         facts.append(f"{level.threads} threads")
@@ -27,7 +27,7 @@ def level_facts(machine: Description, level: Level) -> str:
 
 
 def layer_facts(layer: MemoryLayer) -> str:
-    """Capacity, bandwidth, latency and who sees it."""
+    """Capacity, bandwidth, latency and visibility."""
     facts = [format_bytes(layer.capacity)]
     if layer.bandwidth:
         facts.append(format_bandwidth(layer.bandwidth))
@@ -40,7 +40,7 @@ def layer_facts(layer: MemoryLayer) -> str:
 
 
 def network_place(net: Network) -> str:
-    """What it connects: "devices of a node"."""
+    """Units that a network connects: "devices of a node"."""
     return f"{net.level}s of {one(net.within)}" if net.within else f"all {net.level}s"
 
 
