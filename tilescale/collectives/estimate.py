@@ -2,9 +2,9 @@
 """Seconds of a collective on a described machine.
 
 Rounds follow one another; the messages of a round travel at the same time. A message takes the latency of its route,
-the start-up of its mechanism, and its bytes over the bandwidth that the busiest link on its way leaves it: a link needs
-as long as all bytes of the round that cross it (maximum load, exact where messages are alike, as in most rounds). The
-units' memories, which every byte leaves and enters, may be slower still. Combining streams along with what arrives.
+the start-up of its mechanism, and its bytes over the bandwidth that the busiest link of its route leaves it: a link
+needs as long as all bytes of the round that cross it (maximum load, exact where messages are alike, as in most rounds).
+The units' memories, which every byte leaves and enters, may be slower still. Combining streams along with what arrives.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tilescale.collectives.table import algorithm as record_of
 from tilescale.hda import Machine, Mechanism
 
 SEGMENTS = (1, 4, 16, 64, 256)
-"""How many segments pipelined algorithms are tried with, as long as more are faster."""
+"""Numbers of segments that pipelined algorithms are tried with, as long as more are faster."""
 
 
 @dataclass(frozen=True)
 class Estimate(CollectivePlan):
-    """What a collective takes on a machine that it has to itself.
+    """Cost of a collective on an otherwise idle machine.
 
     Attributes:
         operation: as in the language.
@@ -54,7 +54,7 @@ def estimate(
     sizes: Mapping[str, int | Sequence[int]] | None = None,
     parts: Sequence[int] = (),
 ) -> Estimate:
-    """What a collective between units of a level takes.
+    """Estimate a collective between units of a level.
 
     Args:
         operation: "allreduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_all_v", "broadcast" or "barrier".
@@ -62,7 +62,8 @@ def estimate(
         nbytes: of the whole tensor: the result of an all-gather, the tensor of one unit elsewhere.
         units: numbers of those that take part, in the order of their ranks; None for all of the machine.
         shape: how they are grouped, the innermost groups last; None for how the machine's networks group them.
-        mechanism: that carries the messages where their routes offer it; None for the fastest of whoever starts them.
+        mechanism: that carries the messages where their routes offer it; None for the fastest of the initiator's
+            mechanisms.
         sizes: of the launch, as for `Machine.path`.
         parts: of an all-to-all of unequal parts, the bytes from each unit to each, those of unit 0 first; () for equal
             ones.
@@ -97,7 +98,7 @@ def _routes(machine: Machine, level: str, units: tuple[int, ...], sizes: tuple[t
 def shape_of(
     machine: Machine, level: str, units: Sequence[int], sizes: Mapping[str, int | Sequence[int]]
 ) -> tuple[int, ...]:
-    """How networks group units: the dimensions of a grid, units within one instance of the level's own network."""
+    """Grouping of units by networks: the dimensions of a grid, units within one instance of the level's own network."""
     return _grouping(_routes(machine, level, tuple(units), tuple(sorted(sizes.items()))))
 
 
@@ -165,7 +166,7 @@ class _Cost:
 
 
 def _cost(routes: Routes, r: Round, size: np.ndarray, mechanism: str) -> _Cost:
-    """That of a round whose messages have so many bytes each."""
+    """Cost of a round whose messages have `size` bytes each."""
     bundle = routes.bundle(r.source, r.target)
     startup, share = _carried(routes, bundle, r, size, mechanism)
     lengths = np.diff(bundle.begins, append=len(bundle.hops))
@@ -188,7 +189,7 @@ def _carried(routes: Routes, bundle: Bundle, r: Round, size: np.ndarray, wanted:
         if not offers:
             continue
         mine = np.flatnonzero(bundle.carrier == number)
-        # What the host starts it starts one after the other; programs start all at once.
+        # Transfers that the host starts are started one after the other; programs start all at once.
         starts = [by_source[mine] if m.started_by == "host" else np.ones(len(mine)) for m in offers]
         times = [
             m.seconds(size[mine], bandwidth=carriers.bandwidth, starts=s) for m, s in zip(offers, starts, strict=True)
@@ -217,6 +218,6 @@ def _memory_seconds(routes: Routes, bundle: Bundle, r: Round, size: np.ndarray) 
         return np.zeros(count)
     if layer.level != routes.level:
         rate *= machine.count(layer.level, routes.level)
-    # What is combined is read on both sides and written once more.
+    # A combined element is read on both sides and written once more.
     traffic = np.bincount(r.source, size, count) + np.bincount(r.target, size * np.where(r.combine, 3, 1), count)
     return traffic / rate

@@ -28,7 +28,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class CollectivePlan:
-    """What a collective does to a machine that it has to itself.
+    """Load of a collective on an otherwise idle machine.
 
     Attributes:
         algorithm: which was taken, e.g. "ring".

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What the rounds of a collective compute: values pass between units exactly as its messages say.
+"""Reference semantics of the rounds of a collective: values pass between units exactly as its messages say.
 
-A round's messages are read before any arrives. What a unit gets for one piece is combined with its own at once, in the
-order of ranks, so that who combines the same values gets the same bits.
+A round's messages are read before any arrives. The values that arrive for one piece are combined with the local one at
+once, in the order of ranks, so that units that combine the same values get the same bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def play(plan: Schedule, held: Sequence[dict[int, Any]], combine: Combine) -> No
 
 
 def arrivals(r: Round) -> dict[tuple[int, int], tuple[list[int], bool]]:
-    """What arrives in a round: (target, piece) -> who sent it, and whether it is combined with what the target has."""
+    """Messages that arrive in a round: (target, piece) -> the senders, and whether they are combined with the target's
+    value."""
     arrived: dict[tuple[int, int], tuple[list[int], bool]] = {}
     fields = (r.source, r.target, r.first, r.count, r.combine)
     for source, target, first, count, adds in zip(*(array.tolist() for array in fields), strict=True):
@@ -45,7 +46,7 @@ def _play(r: Round, held: Sequence[dict[int, Any]], combine: Combine) -> None:
             results.append((target, piece, held[senders[-1]][piece]))
             continue
         values = [held[unit][piece] for unit in sorted([*senders, target])]
-        # Everybody who combines the same values does it once for all.
+        # Units that combine the same values share one computation.
         key = tuple(map(id, values))
         if key not in known:
             known[key] = combine(values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is known of an algorithm for collectives, in one record: whom it serves, what it needs, its rounds.
+"""Record of a collective algorithm: the operations it supports, its requirements, its rounds.
 
 A file in `algorithms/` has the records of a family in its `ALGORITHMS`; nothing else has to know of a new one.
 """
@@ -39,7 +39,7 @@ def form_of(machine: Machine, level: Level, in_program: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """One way to make collectives.
+    """An algorithm for collectives.
 
     Attributes:
         name: what `impl=` calls it.
@@ -48,18 +48,18 @@ class Algorithm:
         forms: kinds of collective that it serves, of `FORMS`.
         segmented: operations of which segments of the tensor follow one another; their schedules take how many.
         deterministic: whether a sum has the same bits in every run.
-        in_order: whether sums are added in the order of its rounds wherever they are made, so that GPUs get the bits of
-            the emulator. A library's order is its own.
-        keeps_nan: whether a NaN of any unit stays in a maximum and a minimum. Of floats an algorithm that drops it is
-            taken only where a program asks for it.
+        in_order: whether sums are added in the order of its rounds on every back end, so that GPUs get the bits of the
+            emulator. A library adds in another order.
+        keeps_nan: whether a NaN of any unit stays in a maximum and a minimum. For floats an algorithm that drops NaNs
+            is used only on request of a program.
         power_of_two: whether it needs a power of two of units.
         dtypes: element types that it takes; () for all.
         moves_all: whether it takes all types where it only moves them.
         library: the software that makes it, in the words of machine descriptions; "" for this project's own.
         by_host: whether the host starts messages.
         most: with more units it is taken only where a program asks for it.
-        takes_functions: whether a user's function can combine in its rounds. Elsewhere it gathers everybody's tensors,
-            and each unit combines them in the order of ranks.
+        takes_functions: whether a user's function can combine in its rounds. Elsewhere it gathers the tensors of all
+            units, and each unit combines them in the order of ranks.
         only: operation -> the kinds of it that it serves, of one that it does not serve in all `forms`.
     """
 
@@ -94,7 +94,7 @@ class Algorithm:
         return self.only.get(operation, self.forms)
 
     def is_kept_back(self, units: int, dtype: str, reduction: str | None) -> bool:
-        """Whether it is taken for so many units, elements of a type, and a combining operation only on request."""
+        """Whether the algorithm is used only on request for a number of units, a dtype, and a combining operation."""
         drops = not self.keeps_nan and reduction in ("max", "min") and "float" in dtype
         return self.most < units or drops
 
@@ -111,7 +111,7 @@ class Algorithm:
         return make(shape, segments) if operation in self.segmented else make(shape)
 
     def against(self, units: int, dtype: str | None = None, reduction: str | None = None) -> str | None:
-        """Why it cannot be for so many units, elements of a type, or a combining operation; None if it can.
+        """Why the algorithm cannot run on a number of units, a dtype, or a combining operation; None if it can.
 
         Without a `reduction` nothing is combined.
         """

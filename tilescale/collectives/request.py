@@ -15,7 +15,7 @@ from tilescale.program.operations import Collective
 def wanted_of(
     made: Collective, machine: Machine, extents: Mapping[str, int], in_program: bool, grid: Sequence[int] = ()
 ) -> Wanted:
-    """What an algorithm is chosen for.
+    """The request that an algorithm is chosen for.
 
     Args:
         extents: units of each launched level down to the one that owns tensors, coarsest first.

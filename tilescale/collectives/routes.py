@@ -44,7 +44,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Carriers:
-    """What carries messages on routes of one kind: the bandwidth of the slowest link, and mechanisms on it."""
+    """Carriers of messages on routes of one kind: the bandwidth of the slowest link, and mechanisms on it."""
 
     bandwidth: float
     mechanisms: tuple[Mechanism, ...]
@@ -145,7 +145,7 @@ class Routes:
         return self._pairs[a, b]
 
     def _shared_memory(self, path: Path, place: Place) -> Hop:
-        """What thread groups of one program exchange through, all of them together."""
+        """The hop through shared memory between thread groups of one program, for all of them together."""
         program = self.machine.program_level.name
         end = Endpoint(program, place[program])
         return Hop(path.reaches, end, end, path.bandwidth, path.latency)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A collective as rounds of messages between units numbered from 0: who sends which pieces of the tensor to whom."""
+"""A collective as rounds of messages between units numbered from 0: senders, targets and pieces of the tensor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BARRIER = 0
 """Pieces of a message that only says "I am here"."""
 
 SEGMENTS = 4
-"""Into how many segments algorithms cut tensors that send one after the other, wherever they are played."""
+"""Number of segments into which pipelined algorithms cut tensors, on every back end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Round:
 
     @property
     def traffic(self) -> tuple[int, ...]:
-        """The identity of the arrays that say who sends how much: those of a ring's rounds are the same."""
+        """The identity of the arrays of senders and sizes: those of a ring's rounds are the same."""
         return id(self.source), id(self.target), id(self.count), id(self.combine), self.stride, self.by_host
 
     @staticmethod
@@ -110,7 +110,7 @@ def lift(rounds: Iterable[Round], members: Numbers, base: Numbers | None = None,
     """
     groups, _ = members.shape
     offset = np.zeros((groups, 1), np.int64) if base is None else base[:, None]
-    lifted: dict[tuple[int, ...], tuple[Round, Round]] = {}  # who sends how much -> a round that does, and its own
+    lifted: dict[tuple[int, ...], tuple[Round, Round]] = {}  # traffic -> a round that has it, and its messages
     for r in rounds:
         like = r.traffic
         if like not in lifted:  # the round is kept, as others may else be given the addresses of its arrays

@@ -54,7 +54,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Available:
-    """Algorithms that somebody has for a collective.
+    """Algorithms available for a collective.
 
     Attributes:
         names: preferred ones first.
@@ -125,7 +125,7 @@ def refusal(wanted: Wanted, impl: str, available: Available) -> UnsupportedError
 def measured_times(machine: Machine, wanted: Wanted, able: Sequence[str]) -> list[tuple[str, float]]:
     """Seconds of algorithms as they were measured on a machine; [] unless that is known of all of them.
 
-    Who was measured beside who is estimated would compare the estimate's errors.
+    A measured time against an estimated one would compare the estimate's errors.
     """
     data = measured(machine)
     is_like_those = wanted.form == TENSORS and wanted.level == machine.tensor_level.name and not wanted.function
@@ -138,7 +138,7 @@ def measured_times(machine: Machine, wanted: Wanted, able: Sequence[str]) -> lis
 
 
 def seconds(machine: Machine, wanted: Wanted, name: str) -> float:
-    """What an algorithm takes between units that own tensors, or whose programs bring tiles of such."""
+    """Seconds of an algorithm between units that own tensors, or whose programs bring tiles of them."""
     nbytes: float = UNKNOWN_BYTES if wanted.nbytes is None else wanted.nbytes
     operation, nbytes = moved(wanted.operation, name, len(wanted.units), nbytes, wanted.function)
     known, level = in_force(machine), machine.tensor_level.name
@@ -146,7 +146,7 @@ def seconds(machine: Machine, wanted: Wanted, name: str) -> float:
 
 
 def moved(operation: str, name: str, units: int, nbytes: float, function: bool) -> tuple[str, float]:
-    """What an algorithm sends for a collective: the operation whose rounds these are, and the bytes of its tensor."""
+    """Traffic of an algorithm for a collective: the operation whose rounds these are, and the bytes of its tensor."""
     if function and not records()[name].takes_functions:
         return "all_gather", units * nbytes
     return operation, nbytes

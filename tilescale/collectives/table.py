@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All algorithms: the records of the files in `algorithms/`, found when somebody first asks."""
+"""All algorithms: the records of the files in `algorithms/`, found at the first request."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What things cost on a machine, and the choices that follow.
+"""Cost models of a machine, and the choices that follow from them.
 
 measured.py     points that were measured, as files
 records.py      JSON files as typed records

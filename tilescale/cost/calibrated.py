@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Measurements of a machine: where they are kept, which are in force, and the machine with their numbers.
 
-A user's own calibration, the newest, stands before what is shipped, which says what that one did not measure. Simulated
-times say nothing of a machine, so choices never follow them.
+A user's newest calibration takes precedence over the shipped one, which fills its gaps. Choices never follow simulated
+times.
 
 The numbers of a description follow from points by least squares of relative errors: start-up and rate of a mechanism
 from its wires, the share of the arithmetic's peak from products, latency from the smallest flag, launch from launches.
@@ -33,7 +33,7 @@ LARGE = 0.1
 
 
 def folder() -> Path:
-    """Where this user's calibrations are kept: `calibrations` in the cache that TILESCALE_CACHE_DIR names."""
+    """Folder of this user's calibrations: `calibrations` in the cache that TILESCALE_CACHE_DIR names."""
     return settings().cache / "calibrations"
 
 
@@ -57,17 +57,17 @@ def _in_force(machine: Machine, date: str) -> Machine:
 
 
 def measured(machine: Machine) -> Measured | None:
-    """What was measured of a machine: the newest of the user's own, and what is shipped of the rest; None for nothing.
+    """Measurements of a machine: the user's newest, completed by the shipped ones; None for nothing.
 
     Raises:
-        UsageError: a file that is no measurement; says which.
+        UsageError: a file that is not a measurement; says which.
     """
     mine = own(machine)
     return _shipped(machine.name) if mine is None else _over_shipped(machine.name, folder())
 
 
 def origin(machine: Machine) -> str:
-    """What the choices for a machine follow, told apart by contents: the shipped numbers or a user's own calibration.
+    """The origin of the choices for a machine, identified by contents: the shipped numbers or a user's own calibration.
 
     Raises as `measured`.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which mechanism moves a tile: pure functions of the machine's numbers, by `Mechanism.seconds`."""
+"""Choice of the mechanism that moves a tile: pure functions of the machine's numbers, by `Mechanism.seconds`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MEASURED_TIE = 0.02
 """The same of what was measured: medians of one thing differ by as much from run to run."""
 
 UNKNOWN_BYTES = 1 << 30
-"""What a size that is known at launch only, and has no bound, counts as: bandwidth decides."""
+"""Assumed bytes of a size that is known only at launch and has no bound: bandwidth decides."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, and why, in words for a person."""
+    """A choice and its reason, as text for the user."""
 
     name: str
     reason: str
@@ -44,7 +44,7 @@ class Transfer:
         row_bytes: what its contiguous rows are a multiple of.
         programs: how many programs of a unit copy at the same time.
         whole: a copy of whole tensors, which as many programs as there are may share.
-        starters: who can start it, "program" or "host".
+        starters: the possible initiators, "program" or "host".
     """
 
     operation: str

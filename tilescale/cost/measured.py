@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What was measured on a machine: typed points, read from and written to dated JSON files.
+"""Measurements of a machine: typed points, read from and written to dated JSON files.
 
 A file has one kind of point a list. Times are microseconds, rates 1e9 bytes/s; each is the median of what was measured,
-on the slowest rank, with the smallest and the largest beside it where that is known. `source` says where a point comes
-from, where not all of a file's points have the origin that the file names.
+on the slowest rank, with the smallest and the largest where they are known. `source` says where a point comes from,
+where not all of a file's points have the origin that the file names.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Flag:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What a grid that does nothing takes. `mode`: "graph" for launches within a graph, "eager" for one by one."""
+    """Time of an empty grid. `mode`: "graph" for launches within a graph, "eager" for one by one."""
 
     mode: str
     us: float
@@ -67,7 +67,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A matrix product of `shape` (M, N, K) on one unit that owns tensors; `by`: who made it, e.g. "cublas"."""
+    """A GEMM of `shape` (M, N, K) on one unit that owns tensors; `by`: its implementation, e.g. "cublas"."""
 
     shape: tuple[int, int, int]
     dtype: str
@@ -102,7 +102,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Contention:
-    """A matrix product while copies of `mechanism` go on beside it: its time through that without them."""
+    """A GEMM concurrent with copies of `mechanism`: its time with them through that without them."""
 
     mechanism: str
     shape: tuple[int, int, int]
@@ -193,8 +193,8 @@ class Measured:
     ) -> float | None:
         """Seconds of a collective, between the sizes that were measured; None if it was not, or not at such sizes.
 
-        Of elements of a type that was not measured they are those of one that was. Between two sizes the time is taken
-        to be a power of the bytes: a line in a doubly logarithmic chart.
+        A type that was not measured has the times of one that was. Between two sizes the time is taken to be a power of
+        the bytes: a line in a doubly logarithmic chart.
         """
         asked = operation, algorithm, units, "graph"
         points = [p for p in self.collectives if (p.operation, p.algorithm, p.units, p.mode) == asked]

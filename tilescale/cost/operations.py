@@ -29,7 +29,7 @@ def copy_choice(
     Args:
         sizes: units of each launched level, coarsest first.
         programs: how many programs of a unit copy at the same time, None for a copy of whole tensors.
-        starters: who may start a copy of whole tensors.
+        starters: the possible initiators of a copy of whole tensors.
         names: what the program's variables stand for, to bound extents that are known at launch only.
 
     Raises:
@@ -46,11 +46,11 @@ def copy_choice(
 def _transfer(
     copy: Copy, programs: int, whole: tuple[str, ...] | None, names: Mapping[ir.Var, ir.PrimExpr]
 ) -> Transfer:
-    """What a copy moves; `whole` says who may start one of whole tensors."""
+    """The transfer of a copy; `whole` lists the possible initiators of a copy of whole tensors."""
     near_buffer, far_buffer = ir.region_parts(copy.near)[0], ir.region_parts(copy.far)[0]
     rows = math.gcd(_row_bytes(copy.near), _row_bytes(copy.far))
     if near_buffer.dtype != far_buffer.dtype:
-        rows = 1  # a conversion on the way takes the elements one by one
+        rows = 1  # a conversion takes the elements one by one
     operation, nbytes = "put" if copy.to_peer else "get", region_bytes(copy.near)
     bounds = [_bytes_at_most(region, names) for region in (copy.near, copy.far)]
     at_most = min((bound for bound in bounds if bound is not None), default=None)
@@ -62,7 +62,7 @@ def _transfer(
 
 
 def _row_bytes(region: ir.Call) -> int:
-    """What contiguous bytes of a region, and the steps between its rows, are multiples of."""
+    """Common divisor of a region's contiguous bytes and the steps between its rows."""
     buffer, _, extents = ir.region_parts(region)
     size = ir.bits(str(buffer.dtype)) // 8
     steps = [extents[-1], *([buffer.shape[-1]] if len(buffer.shape) > 1 else [])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which units of a launch the network of their own level links; the others are reached by way of coarser levels."""
+"""Units of a launch that the network of their level links; others are reached through coarser levels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from tilescale.hda.route import Path
 
 SHARE = 0.1
-"""What the start of a message and its way may take of its time: chunks are so large that they take no more."""
+"""Share of a message's time that its start and latency may take: chunks are sized accordingly."""
 
 
 @lru_cache(maxsize=256)
 def linked(machine: Machine, sizes: tuple[tuple[str, int], ...]) -> int:
-    """How many units of consecutive numbers that own tensors one network links: those of a node, where nodes have one.
+    """Number of consecutive units that own tensors and share one network: those of a node, where nodes have one.
 
     Args:
         sizes: units of each launched level, coarsest first; they are numbered row-major.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""JSON files that anybody may have written, as dataclasses whose fields have the types that they declare."""
+"""JSON files from any source, as dataclasses whose fields have their declared types."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def made(kind: type[Made], where: str, entry: Any) -> Made:
     """A record of an object's items, with tuples for lists.
 
     Raises:
-        ValueError: `entry` is no object, or has unknown, missing or wrongly typed items; says which of `where`.
+        ValueError: `entry` is not an object, or has unknown, missing or wrongly typed items; says which of `where`.
     """
     if not isinstance(entry, dict):
         raise ValueError(f"{where} is no object")

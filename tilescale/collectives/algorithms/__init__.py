@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The algorithms: every file here has the records of a family in `ALGORITHMS`.
 
-direct.py         everybody to everybody at once: one_shot, two_shot, direct
+direct.py         every unit to every unit at once: one_shot, two_shot, direct
 copies.py         the same by the devices' copy engines
 rings.py          neighbour to neighbour: one ring, several, a pipeline
 doubling.py       partners at distances 1, 2, 4, ...

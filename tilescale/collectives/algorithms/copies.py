@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Everybody to everybody by copies that the host starts: no program moves data.
+"""Exchanges by copies that the host starts, every unit to every unit: no program moves data.
 
 The rounds of `direct.py` that combine nothing, which a copy engine cannot do.
 """
@@ -15,7 +15,7 @@ from tilescale.collectives.schedule import Round, Schedule
 
 
 def copied(make: Callable[[tuple[int, ...]], Schedule]) -> Callable[[tuple[int, ...]], Schedule]:
-    """A schedule whose messages the host starts, but for those that are combined or say that somebody is here."""
+    """A schedule whose messages the host starts, except those that are combined or announce a unit."""
 
     def started(r: Round) -> Round:
         return replace(r, by_host=bool(r.count.any()) and not r.combine.any())

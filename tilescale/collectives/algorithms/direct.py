@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Everybody to everybody at once: the fewest latencies there can be, where units reach each other directly.
+"""Exchanges of every unit with every unit at once: the lowest latency where units reach each other directly.
 
-Each begins with a barrier, after which everybody's memory may be written. Chan, Heimlich, Purkayastha and van de Geijn,
-"Collective communication: theory, practice, and experience", 2007, have these as the building blocks of short-vector
-and long-vector algorithms.
+Each begins with a barrier, after which every unit's memory may be written. Chan, Heimlich, Purkayastha and van de
+Geijn, "Collective communication: theory, practice, and experience", 2007, have these as the building blocks of
+short-vector and long-vector algorithms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilescale.collectives.schedule import BARRIER, Round, Schedule, everyone
 
 
 def barrier_round(units: int) -> Round:
-    """Every unit tells every other one that it is here."""
+    """Every unit notifies every other unit."""
     return Round.of(*everyone(units), count=BARRIER)
 
 
@@ -28,7 +28,7 @@ def barrier(shape: tuple[int, ...]) -> Schedule:
 
 
 def scatter(units: int) -> Round:
-    """A reduce-scatter: everybody's part r goes to unit r, which adds all up."""
+    """A reduce-scatter: part r of every unit goes to unit r, which adds the parts."""
     source, target = everyone(units)
     return Round.of(source, target, target, combine=True)
 
@@ -40,7 +40,7 @@ def gather(units: int) -> Round:
 
 
 def one_shot(shape: tuple[int, ...]) -> Schedule:
-    """An all-reduce in which everybody gets everybody's whole tensor."""
+    """An all-reduce in which every unit receives the whole tensor of every other unit."""
     units = int(np.prod(shape))
     return Schedule("allreduce", units, 1, (barrier_round(units), Round.of(*everyone(units), combine=True)))
 
@@ -74,7 +74,7 @@ def all_to_all(shape: tuple[int, ...]) -> Schedule:
 
 
 def all_to_all_v(shape: tuple[int, ...]) -> Schedule:
-    """The same of parts of any sizes: who tells that it is here tells how large its parts are."""
+    """An all-to-all of parts of any sizes: a unit that announces itself also sends the sizes of its parts."""
     return replace(all_to_all(shape), operation="all_to_all_v")
 
 
@@ -86,7 +86,7 @@ def broadcast(shape: tuple[int, ...]) -> Schedule:
 
 
 MOST = 256
-"""Units beyond which nobody means to have everybody send to everybody: each needs room for every other one."""
+"""Largest number of units for direct exchange; every unit needs a buffer for each other one."""
 
 ALGORITHMS = (
     Algorithm(

@@ -68,7 +68,7 @@ def exchange(shape: tuple[int, ...]) -> Schedule:
 
 
 def dissemination(shape: tuple[int, ...]) -> Schedule:
-    """A barrier: in step k each unit tells the one 2^k further on."""
+    """A barrier: in step k each unit notifies the one 2^k further on."""
     units, distance, rounds = int(np.prod(shape)), 1, []
     me = np.arange(units)
     while distance < units:

@@ -3,7 +3,7 @@
 
 For nodes of devices, and for meshes one dimension after the other (the bucket algorithms of Chan et al., 2007). All
 groups of a dimension work at the same time, by rings, in fewer steps by recursive halving and doubling, or in one where
-everybody sends to everybody; an all-to-all goes along one dimension after the other with what is meant for all units
+every unit sends to every unit; an all-to-all goes along one dimension after the other with what is meant for all units
 behind it.
 """
 
@@ -47,7 +47,7 @@ def _if_power_of_two(steps: Steps, otherwise: Steps) -> Steps:
 
 
 def _at_once(step: Callable[[int], Round]) -> Steps:
-    """Everybody to everybody, after a barrier."""
+    """All units to all units, after a barrier."""
     return lambda units: iter((direct.barrier_round(units), step(units)) if units > 1 else ())
 
 
@@ -91,7 +91,7 @@ def all_to_all(shape: tuple[int, ...]) -> Schedule:
 
 
 def _after_barrier(r: Round) -> Iterator[Round]:
-    """Those who will send to each other synchronize first, as in `direct.py`; nobody sends to itself."""
+    """Units that will send to each other synchronize first, as in `direct.py`; no unit sends to itself."""
     away = r.source != r.target
     source, target = r.source[away], r.target[away]
     yield Round.of(target, source, count=BARRIER)

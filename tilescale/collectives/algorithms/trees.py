@@ -2,8 +2,8 @@
 """Trees: few latencies.
 
 A binomial tree for broadcasts (Thakur, Rabenseifner and Gropp, 2005). For all-reduces two binary trees at once, each
-carrying half of the tensor in segments: who is inside one tree is a leaf of the other, so that nobody sends more than
-twice the tensor (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+carrying half of the tensor in segments: an inner unit of one tree is a leaf of the other, so that no unit sends more
+than twice the tensor (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
 2009).
 """
 
@@ -16,7 +16,7 @@ from tilescale.collectives.schedule import Numbers, Round, Schedule
 
 
 def broadcast(shape: tuple[int, ...]) -> Schedule:
-    """A binomial tree: who has the tensor sends it to one more unit in each step."""
+    """A binomial tree: in each step a unit that has the tensor sends it to one more unit."""
     units, have, rounds = int(np.prod(shape)), 1, []
     while have < units:
         targets = np.arange(have, min(2 * have, units))
@@ -51,12 +51,12 @@ class _Tree:
         self.child, self.parent, self.first = (place + shift) % units, (parent + shift) % units, first
 
     def up(self, step: int, segments: int) -> Round:
-        """What goes to parents: the deepest units begin."""
+        """Messages to the parents: the deepest units begin."""
         segment = step - (self.deepest - self.depth)
         return self._round(self.child, self.parent, segment, segments, combine=True)
 
     def down(self, step: int, segments: int) -> Round:
-        """What comes back: a segment leaves the root in the step after it arrived there."""
+        """Messages from the root: a segment leaves the root in the step after it arrived there."""
         segment = step - (self.deepest + self.depth - 1)
         return self._round(self.parent, self.child, segment, segments, combine=False)
 
