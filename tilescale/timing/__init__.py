@@ -12,5 +12,5 @@
     plans.py        what the collectives of a launch take
     draw/           timelines as text, pictures and traces
 
-It knows neither TIR nor a back end: whoever runs programs hands in what was done.
+It knows neither TIR nor a back end: back ends that run programs record the work.
 """

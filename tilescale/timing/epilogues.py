@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Recording a persistent loop: its epilogues are a task beside the one that computes, and its producer loads ahead."""
+"""Recording of a persistent loop: its epilogues are a task concurrent with the compute task, and its producer loads
+ahead."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from tilescale.timing.steps import Acquire, Fork, Publish, Task, Work
 
 
 class Persistent(Log):
-    """What computes the tiles of a persistent loop.
+    """The compute task of a persistent loop.
 
     Attributes:
         around: the log of the program around the loop.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a simulation keeps of a task that runs, and of a place where tasks publish and wait."""
+"""State of a running task in a simulation, and of a place where tasks publish and wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Live:
     """A running task.
 
     Attributes:
-        row, unit: number of the tensor-owning unit that it belongs to, and who it is, for a person.
+        row, unit: number of the tensor-owning unit that it belongs to, and its readable name.
         place: row and number of the program unit on which it runs, None for phases of a tensor-owning unit.
         scope: the task whose places its steps name by number.
         engine: what its spans are shown on.

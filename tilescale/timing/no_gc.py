@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Python's cyclic garbage collector, out of the way of those who make many small objects that all stay."""
+"""Python's cyclic garbage collector, switched off while many small long-lived objects are made."""
 
 from __future__ import annotations
 

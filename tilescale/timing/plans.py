@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the collectives of a launch take; every different one is planned once."""
+"""Costs of the collectives of a launch; every different one is planned once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Plans:
         on_tiles: bool,
         parts: tuple[int, ...] = (),
     ) -> CollectivePlan:
-        """What a collective takes.
+        """Plan a collective.
 
         Args:
             level: whose units take part.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What operations demand of a machine: seconds of its arithmetic, memories and links, from its description."""
+"""Demands of operations: seconds of a machine's arithmetic, memories and links, from its description."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilescale.hda import Machine, MemoryLayer
 from tilescale.hda.route import Path
 
 WIDER = {"float64": (), "float32": ("float64",), "tfloat32": ("float32",), "int32": ("float32",), "int64": ("int32",)}
-"""Where a data type is computed if no unit has it. All others are computed in float32."""
+"""Wider types in which a data type is computed if no unit has it. All others are computed in float32."""
 
 
 class Rates:
@@ -43,13 +43,13 @@ class Rates:
         return demands
 
     def product(self, operations: float, dtype: str) -> dict[Hashable, float]:
-        """Demands of one program for a matrix product, on the unit that is fastest at it."""
+        """Demands of one program for a GEMM, on the unit that is fastest at it."""
         name, rate = self._fastest(dtype)
         return {name: operations / rate}
 
     @lru_cache(maxsize=256)  # noqa: B019 - one object a run
     def _unit(self, unit: str, dtype: str) -> tuple[str, float]:
-        """Who computes that: the unit itself, else the vector unit, in this or a wider type."""
+        """The unit and type of a computation: the unit itself, else the vector unit, in this or a wider type."""
         for name in (unit, "vector"):
             for kind in _fallbacks(dtype):
                 if kind in self.units.get(name, ()):
@@ -111,20 +111,20 @@ def _fallbacks(dtype: str) -> tuple[str, ...]:
 
 
 def bandwidth(layer: MemoryLayer) -> float | None:
-    """What well-tuned programs reach, bytes/s."""
+    """Bandwidth that well-tuned programs reach, bytes/s."""
     return layer.sustained or layer.bandwidth
 
 
 def cache_name(layer: MemoryLayer) -> str:
-    """What the cache in front of a layer is called as a resource."""
+    """Resource name of the cache in front of a layer."""
     return f"{layer.name} cache"
 
 
 class Cache:
-    """Which tiles are in the cache in front of a tensor-owning unit's memory: those touched last, as far as they fit.
+    """Tiles in the cache in front of a tensor-owning unit's memory: those touched last, as far as they fit.
 
-    Programs that run at the same time read the same tile at about the same time, whatever the order in which they were
-    recorded; so what a program has touched stays while `together` more of them start.
+    Programs that run at the same time read the same tile at about the same time, in any order of recording; so a
+    touched tile stays while `together` more of them start.
 
     Attributes:
         history: the same for caches with the same past.
@@ -138,7 +138,7 @@ class Cache:
         self.history = 0
 
     def starts(self, count: int) -> None:
-        """So many more programs start."""
+        """Start `count` more programs."""
         self._programs += count
         self.history = hash((self.history, count, self.together))
 

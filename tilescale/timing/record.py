@@ -2,7 +2,7 @@
 """Writing down what a task does, loops as wholes.
 
 A loop without synchronisation becomes a few steps, however often it runs: its operations are collected, and at its end
-their sum is one step. In a software-pipelined loop loads and products overlap, in others they take turns.
+their sum is one step. In a software-pipelined loop loads and GEMMs overlap, in others they alternate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from tilescale.timing.steps import Acquire, Fork, Launch, Part, Publish, Rendezvous, Settle, Task, Work, merged
 
 TURNS = 8
-"""A loop that is not pipelined is simulated in at most so many turns, each of several iterations."""
+"""A loop that is not pipelined is simulated in at most this number of steps, each of several iterations."""
 
 UNBOUNDED = 1 << 30
 """Asynchronous copies that may run at once."""
@@ -27,7 +27,7 @@ class Look:
 
     Attributes:
         frame: the state in which it does.
-        tile: says of a frame what tells the tile from others, and its bytes.
+        tile: maps a frame to the tile's identity and bytes.
         times: how often it does.
         found: whether the cache had it, and how many bytes there are.
     """
@@ -39,21 +39,21 @@ class Look:
 
 
 class Log:
-    """What one task does.
+    """The record of one task.
 
     Attributes:
         task: the steps.
         family: the step whose tasks are being made now.
         muted: whether nothing is written: iterations of a loop that do what the first one did.
-        ahead: copies run ahead of the task, so many at most; None: they do not.
-        looks: where it touches tiles in the memory that holds tensors; None where nobody asks.
+        ahead: the largest number of copies that run ahead of the task; None: they do not.
+        looks: accesses to tiles in the memory that holds tensors; None where the cache is not modelled.
         answers: whether the cache has each of these tiles, where that was found before.
         primed: whether the first loads of a pipelined loop have been made before it begins.
         parts: in a loop with one buffer for each tile, the parts of it that thread groups hand over one by one; else 0.
     """
 
     width = 1
-    """How many tasks a step is written down for."""
+    """Number of tasks a step is recorded for."""
 
     def __init__(self, task: Task, parent: Log | None = None):
         self.task, self.parent = task, parent
@@ -124,18 +124,18 @@ class Log:
 
     @property
     def repeats(self) -> int:
-        """How often what is written down now happens."""
+        """Number of repetitions of the recorded steps."""
         return math.prod(self._times)
 
     def begin_loop(self, times: int) -> None:
-        """Collect works from now on, each of which stands for so many."""
+        """Collect works from now on, each of which counts `times` times."""
         self._load()
         self.loops.append([])
         self._times.append(times)
 
     def end_loop(self, times: int, stages: int, summed: bool = False) -> None:
-        """What was collected are all works of `times` iterations if `summed`, else those of one of them. With 2 or more
-        `stages` loads overlap with what follows them."""
+        """End the collection; the works are those of all `times` iterations if `summed`, else of one iteration. With 2
+        or more `stages`, loads overlap with the following works."""
         works = self.loops.pop()
         self._times.pop()
         if self.muted or not works or times < 1:
@@ -213,8 +213,8 @@ def in_turns(works: list[Work], times: int) -> list[Work]:
 def pipelined(works: list[Work], times: int, stages: int, primed: bool = False) -> list[Work]:
     """A software-pipelined loop: its first loads, unless they are made before (`primed`), then everything side by side.
 
-    Each of its `stages` buffers goes round load, wait, product; so an iteration takes at least a round's time divided
-    by the buffers, whatever is idle.
+    Each of its `stages` buffers cycles through load, wait, GEMM; so an iteration takes at least a round's time divided
+    by the buffers, even on an idle machine.
     """
     loads = [work for work in works if work.parts[0].kind == "transfer"]
     round_ = _round(works)
@@ -229,7 +229,7 @@ def pipelined(works: list[Work], times: int, stages: int, primed: bool = False) 
 
 
 def _round(works: list[Work]) -> float:
-    """Seconds of an iteration on an idle machine, whose loads are on their way side by side."""
+    """Seconds of an iteration on an idle machine, whose loads are all in flight at once."""
     loads = [work for work in works if work.parts[0].kind == "transfer"]
     side_by_side = Work(_sum(loads, 1), max((work.floor_s for work in loads), default=0.0))
     return alone(side_by_side) + sum(alone(work) for work in works if work.parts[0].kind != "transfer")
@@ -253,7 +253,7 @@ def _sum(works: list[Work], times: int) -> list[Part]:
 
 
 def scaled(parts: list[Part], factor: float) -> list[Part]:
-    """Parts of which each is so many times as large."""
+    """Parts of which each is `factor` times as large."""
     return [
         Part(p.name, p.kind, p.where, merged([p.demands], factor), p.nbytes * factor, p.flops * factor) for p in parts
     ]

@@ -49,7 +49,7 @@ class Replay:
 
         Args:
             tasks: of the tensor-owning units.
-            beside: of engines of theirs.
+            beside: tasks of their engines.
 
         Raises:
             RuntimeError: tasks wait for what no recorded task does.
@@ -146,7 +146,7 @@ class Replay:
         self._serve_demands(live, step, over)
 
     def _serve_demands(self, live: Live, step: Work, over: Callable[[list[float]], None]) -> None:
-        """Serve all demands side by side; `over` gets when those of each part were served."""
+        """Serve all demands concurrently; `over` gets the end time of each part."""
         left = [len(part.demands) for part in step.parts]
         ends = [self.events.now] * len(left)
         open_ = sum(left) + 1
@@ -216,7 +216,7 @@ class Replay:
         return channel
 
     def _publish(self, live: Live, step: Publish) -> bool:
-        """What runs ahead is published too: it has to land first. The task goes on meanwhile."""
+        """Publish at a place, without blocking the task. Copies that run ahead have to land first."""
         if live.ahead:
             live.held.append((set(live.ahead), step))
         else:
@@ -282,7 +282,7 @@ class Replay:
 
     def _acquired(self, live: Live, step: Acquire, left: float) -> None:
         if not left:
-            # Not at once: those who came with this task are woken first.
+            # Deferred: tasks that came with this task are woken first.
             self.events.at(self.events.now, lambda: self.go_on(live))
             return
         begin = self.events.now
@@ -387,7 +387,7 @@ class Replay:
 
 
 def _found(live: Live, place: Place) -> Hashable:
-    """A place that a task names, whoever does."""
+    """A place that a task names, independent of the task."""
     return (live.scope, place) if isinstance(place, int) else place
 
 
@@ -400,4 +400,4 @@ _STEPS: dict[type, Callable[[Replay, Live, Any], bool]] = {
     Fork: Replay._fork,
     Launch: Replay._launch,
 }
-"""What a step does; it says whether the task goes on at once."""
+"""Handler of each kind of step; returns whether the task continues at once."""

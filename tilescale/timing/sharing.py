@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Events in simulated time, and resources that share themselves among their users.
 
-A resource is a processor-sharing server (Kleinrock, "Time-shared Systems: a theoretical treatment", 1967): users get
-shares of it in proportion to their weights. SimGrid's fluid models (Casanova et al., 2014) couple the shares of a flow
-over all links that it crosses; here a step's demands are met independently of each other, and it ends with the last.
-That lets a start or end touch one resource instead of all, at the price of some optimism where flows of different
+A resource is a time-sharing server (Kleinrock, "Time-shared Systems: a theoretical treatment", 1967): users get shares
+of it in proportion to their weights. SimGrid's fluid models (Casanova et al., 2014) couple the shares of a flow over
+all links that it crosses; here a step's demands are met independently of each other, and it ends with the last. That
+lets a start or end touch one resource instead of all, at the price of some optimism where flows of different
 bottlenecks meet.
 """
 
@@ -22,7 +22,7 @@ ROUNDING = 1e-12
 
 
 class Events:
-    """What happens when. Events of the same moment happen in the order in which they were announced.
+    """The event queue. Events of the same moment happen in the order in which they were announced.
 
     Attributes:
         now: simulated seconds.
@@ -45,11 +45,10 @@ class Events:
 
 
 class Server:
-    """A resource that can do one second of work in a second, for all whom it serves at a time.
+    """A resource that does one second of work in a second, shared by its concurrent users.
 
-    Its own clock counts the work that a user of weight 1 has got since he came: who wants `seconds` of it is done when
-    that clock has advanced so far, or as many times less as he weighs. So nothing changes for those who stay when
-    others come or go.
+    Its own clock counts the work that a user of weight 1 has received: a user that needs `seconds` is done when the
+    clock has advanced by `seconds / weight`. So arrivals and departures change nothing for the other users.
 
     Attributes:
         busy_s: work that it was asked for so far.
@@ -69,7 +68,7 @@ class Server:
         self.busy_s = 0.0
 
     def serve(self, seconds: float, done: Action, weight: int = 1) -> None:
-        """Do `seconds` of work for a user who weighs as much as so many others, then call `done`."""
+        """Do `seconds` of work for a user of weight `weight`, then call `done`."""
         self._advance()
         self.busy_s += seconds
         self._order += 1
@@ -87,7 +86,7 @@ class Server:
         self._since = now
 
     def _next(self) -> float:
-        """When somebody is done, as things stand."""
+        """Time of the next completion with the current users."""
         return self._events.now + (self._jobs[0][0] - self._work) * self._weight
 
     def _announce(self, due: float) -> None:
@@ -96,7 +95,7 @@ class Server:
         self._events.at(due, lambda: self._look(plan))
 
     def _look(self, plan: int) -> None:
-        """Somebody may be done."""
+        """Check for completed users."""
         if plan != self._plan:
             return
         self._due = math.inf

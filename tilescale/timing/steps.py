@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a program did, task by task, without saying when: the input of a simulation.
+"""The steps of a program, task by task and without times: the input of a simulation.
 
 A task is a thread of control: a device's phases, a program, one role of it. Its steps follow one another. What a step
 needs of a resource is given in seconds of that resource working for it alone.
@@ -29,8 +29,8 @@ class Owned(NamedTuple):
     name: str
 
 Place = Hashable
-"""Where tasks synchronize. A number belongs to the scope of the task that names it: the program, if its launch is
-`alike`, else the tensor-owning unit. Anything else names the same place for all tasks."""
+"""A synchronization place. A number belongs to the scope of the task that names it: the program, if its launch is
+`alike`, else the tensor-owning unit. Any other value names the same place for all tasks."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Work:
         parts: what it consists of; first what takes longest where nothing else runs.
         floor_s: that it takes at least, however idle the machine is.
         tail_s: after its end, until others can see its effect.
-        ahead: None: the task goes on when it is done. Else the task goes on at once, unless more than so many of its
+        ahead: None: the task goes on when it is done. Else the task goes on at once, unless more than `ahead` of its
             works are still running.
     """
 
@@ -72,11 +72,11 @@ class Settle:
 
 @dataclass(slots=True)
 class Publish:
-    """Tell others at a place; the effects of earlier works are visible before it is.
+    """Publish at a place; the effects of earlier works are visible before it is.
 
     Attributes:
         place: where.
-        change: what becomes of the place's value, None where only the count of publications matters.
+        change: the new value of the place, None where only the count of publications matters.
         delay_s: until they can see it.
     """
 
@@ -97,7 +97,7 @@ class Acquire:
     Attributes:
         delay_s: that it takes once it may end.
         lag_s: that has passed at its end since the last publication.
-        idle: whether the task has nothing to do until then, so that nobody waits.
+        idle: whether the task is idle until then, so that the wait does not count.
     """
 
     place: Place
@@ -115,7 +115,7 @@ class Rendezvous:
     """A collective operation of `size` tasks: when all are there it begins, and when it has ended they go on.
 
     Attributes:
-        place: what tells it from all others.
+        place: its identity.
         rank: of this task among them.
         work: makes the step for all, given the rows of the tasks in the order of ranks; called once.
     """
@@ -133,11 +133,11 @@ class Task:
     """One thread of control.
 
     Attributes:
-        unit: who, for a person: its name inside the task that started it, "" if it acts for the same unit.
+        unit: its readable name inside the task that started it, "" if it acts for the same unit.
         row: number of the tensor-owning unit that it belongs to. A program may be recorded for several: then it counts
             where it was launched.
         steps: in order.
-        engine: what its spans are shown on, if it is an engine of its own beside what its unit executes.
+        engine: what its spans are shown on, if it is an engine separate from the unit's instructions.
     """
 
     unit: str

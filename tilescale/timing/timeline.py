@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a simulation found: when everything happened, how busy each resource was, and what the end waited for."""
+"""Result of a simulation: the time of every step, the load of each resource, and the critical path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Span:
     Attributes:
         row: number of the unit that owns tensors (a device) it belongs to, in the order of the arguments.
         engine: which part of that unit, e.g. "block 17.0" for the first of the programs on the 18th place, "tma".
-        unit: who did it, for a person, e.g. "device 3, block (4, 1)".
+        unit: its readable name, e.g. "device 3, block (4, 1)".
         name: what, e.g. "gemm".
         kind: one of KINDS.
         begin_s, end_s: seconds since the launch.
@@ -45,7 +45,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration."""
         return self.end_s - self.begin_s
 
 
@@ -84,10 +84,10 @@ class Copies(Sequence):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a simulation asked of one resource.
+    """Load of one resource.
 
     Attributes:
-        unit: who has it: a unit that owns tensors with all programs on it, or a link.
+        unit: its owner: a unit that owns tensors with all programs on it, or a link.
         resource: e.g. "tensor", "l2", "nvlink".
         busy_s: seconds in which it worked, as a share of its full capacity: at half of it a second counts half.
         kind: "compute", "memory" or "network".
@@ -112,7 +112,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class WaitLine:
-    """How long a line of the program waited, over all units that did."""
+    """Waiting time of a program line, over all units that waited."""
 
     where: Location | None
     name: str
@@ -141,7 +141,7 @@ class Timeline:
     titles: Mapping[str, str] = field(default_factory=dict)
 
     def called(self, resource: str) -> str:
-        """The name of a resource, and its title if it has one: "l2 (HBM3e)", beside "l2 cache"."""
+        """The name of a resource, and its title if it has one: "l2 (HBM3e)", to distinguish it from "l2 cache"."""
         return f"{resource} ({self.titles[resource]})" if resource in self.titles else resource
 
     def __repr__(self) -> str:
@@ -150,7 +150,7 @@ class Timeline:
 
     @cached_property
     def rows(self) -> int:
-        """How many units own tensors."""
+        """Number of units that own tensors."""
         spans, units = self._simulated
         return units if units > 1 else 1 + max((span.row for span in spans), default=0)
 
@@ -195,7 +195,7 @@ class Timeline:
 
     @cached_property
     def waits(self) -> tuple[WaitLine, ...]:
-        """Where the program waited, the longest first."""
+        """Lines at which the program waited, the longest first."""
         totals: dict[tuple[Location | None, str], list[float]] = {}
         spans, units = self._simulated
         for span in spans:

@@ -38,7 +38,7 @@ class United:
 
     @property
     def width(self) -> int:
-        """How many logs a step is written to."""
+        """Number of logs a step is written to."""
         return len(self.logs)
 
     @property
@@ -59,7 +59,8 @@ class United:
             log.work(share, floor_s, tail_s, asynchronous)
 
     def step(self, step: Publish | Acquire | Rendezvous | Settle) -> None:
-        """What others hear of once, one program does when all have come; every program does the rest."""
+        """Record a step. Steps that others observe once are made by one program after all have arrived; other steps by
+        every program."""
         if isinstance(step, Rendezvous) or isinstance(step, Publish) and step.change is not None:
             self._synchronize()
             self.own.step(step)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What people look at: timelines as text, as pictures, as pages, and as traces for Perfetto.
+"""Views of timelines: text, pictures, interactive pages, and traces for Perfetto.
 
     text.py         duration, bound, utilisation, critical path and waits in words
     trace.py        the trace event format that Perfetto and Chrome open

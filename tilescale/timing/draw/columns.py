@@ -16,22 +16,22 @@ from tilescale.timing.draw.tracks import tracks
 from tilescale.timing.timeline import KINDS, Span, Timeline
 
 MOST_SPANS = 40_000
-"""Of more spans the longest are drawn, and those of the critical path: a page stays below some megabytes."""
+"""Limit of drawn spans: beyond it the longest are drawn, and the critical path, to keep a page at a few megabytes."""
 
 INTERVALS = 600
-"""Of time, over which a folded unit's shares are averaged."""
+"""Number of time intervals over which a folded unit's shares are averaged."""
 
 Data = dict[str, Any]
 
 
 class Columns:
-    """What is drawn of a timeline.
+    """The drawn content of a timeline.
 
     Attributes:
         units: numbers of the units that are drawn, evenly spread where there are many.
         there: how many spans they have.
         numbers: positions in the timeline of those that are drawn.
-        tips: what a person is told of a span beside its times and amounts; spans have positions in it.
+        tips: text of a span in addition to its times and amounts; spans have positions in it.
     """
 
     def __init__(self, timeline: Timeline):
@@ -57,7 +57,7 @@ class Columns:
 
     @cached_property
     def track_counts(self) -> list[int]:
-        """How many tracks each unit has."""
+        """Number of tracks of each unit."""
         found = dict.fromkeys(self.units, 0)
         for span, track in zip(self.spans, self._tracks, strict=True):
             found[span.row] = max(found[span.row], track + 1)
@@ -157,5 +157,5 @@ def _whole(numbers: Iterable[float]) -> np.ndarray:
 
 
 def _unplaced(count: int) -> Data:
-    """Where boxes lie is found in the reader's browser."""
+    """Boxes without positions; the reader's browser finds them."""
     return {side: np.zeros(count, np.float32) for side in ("top", "bottom")}

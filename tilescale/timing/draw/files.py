@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What goes wrong when a drawing is written, as an error of ours."""
+"""Failures of writing a drawing, as TileScale's errors."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tilescale.timing.draw.text import heading, summary
 from tilescale.timing.timeline import Timeline
 
 ROW_HEIGHT, MOST_HEIGHT, HEAD_WIDTH = 20, 640, 150
-"""Pixels: of a row, of a drawing in a notebook, and of the names beside it."""
+"""Pixels: of a row, of a drawing in a notebook, and of the names next to it."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _text(name: str) -> str:
 
 
 def _words(timeline: Timeline, columns: Columns) -> dict[str, Any]:
-    """What the page says around the drawing."""
+    """Texts of the page around the drawing."""
     shown, there = len(columns.numbers), columns.there
     used = {span.kind for span in columns.spans}
     return {

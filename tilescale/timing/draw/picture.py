@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A timeline as a picture: one row for each unit that owns tensors, or for each of its engines.
 
-Colours are those of Okabe and Ito, "Color Universal Design", 2008, told apart with any colour vision; waits are hatched
-as well. A row is as full as its engines are busy, so that hundreds of programs fit into one. An SVG is light or dark as
-its reader prefers.
+Colours are those of Okabe and Ito, "Color Universal Design", 2008, distinguishable with any colour vision; waits are
+hatched as well. A row is as full as its engines are busy, so that hundreds of programs fit into one. An SVG is light or
+dark as its reader prefers.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ _PAPER = "paper"
 
 COLUMNS = 800
 MOST_UNITS, MOST_WITH_ENGINES = 32, 12
-"""Of many units, as many are shown, spread evenly; fewer where each has several rows."""
+"""Number of units shown, spread evenly over many; fewer where each has several rows."""
 
 MOST_LABELLED = 200
 """Spans of a row whose names are written; of more only those of the unit itself, the others could not be read."""
 
 MOST_ENGINES = 12
-"""Of a unit that has a row each; more of them are drawn family by family."""
+"""Number of engines of a unit that have a row each; more of them are drawn family by family."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def _dress(axes: Any, rows: Sequence[_Row], timeline: Timeline, engines: bool, t
 
 
 def _legend(kinds: set[str], theme: _Theme) -> list[Any]:
-    """What the colours of some kinds of spans mean, and the line."""
+    """Legend of the colours of some kinds of spans, and of the line."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

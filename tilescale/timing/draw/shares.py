@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What many engines do at a time, as shares of a row's height.
+"""Concurrent activity of many engines, as shares of a row's height.
 
 Engines that are alike (all programs of a device, all loads that run ahead of them) are a family. A family that is as
 busy as it ever gets fills the row, and where several families are busy they share it. The sides of a program that forks
@@ -38,7 +38,7 @@ class Shares:
     heights: np.ndarray
 
     def averaged(self, columns: int) -> Shares:
-        """The means over so many equal intervals, where there are more of them."""
+        """The means over `columns` equal intervals, where there are more of them."""
         if self.heights.shape[1] <= columns:
             return self
         edges = np.linspace(self.edges[0], self.edges[-1], columns + 1)
@@ -63,7 +63,8 @@ def peaks(rows: Iterable[Sequence[Span]]) -> dict[str, int]:
 
 
 def together(most: dict[str, int]) -> dict[str, int]:
-    """Peaks for rows of several families: what few of many programs do besides ("block signals") counts as few."""
+    """Peaks for rows of several families: additional activity of a few among many programs ("block signals") counts as
+    few."""
     return {name: max(count, most.get(name.split(" ")[0], 1)) for name, count in most.items()}
 
 
@@ -83,7 +84,7 @@ def _fork(engine: str) -> tuple[str, str] | None:
 
 
 def _sides(spans: Sequence[Span]) -> dict[tuple[str, str] | None, int]:
-    """How many sides programs have that are forked: together they are as much as a program."""
+    """Number of sides of forked programs: together they count as one program."""
     forked = {(_fork(engine), engine) for engine in {span.engine for span in spans} if _fork(engine)}
     return Counter(fork for fork, _ in forked)
 

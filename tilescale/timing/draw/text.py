@@ -24,7 +24,7 @@ def summary(timeline: Timeline) -> str:
 
 
 def heading(timeline: Timeline, shown: int) -> str:
-    """One line above a drawing of so many of its units: what ran where, how long, and how long at least."""
+    """A line above a drawing of `shown` units: the program, the machine, the time, and a lower bound of it."""
     parts = [f"{timeline.title}: {format_time(timeline.end_s)}" if timeline.title else format_time(timeline.end_s)]
     bound = timeline.bound
     if bound is not None:
