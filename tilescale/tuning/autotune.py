@@ -29,7 +29,7 @@ PASSES = "__pass_configs__"
 """TileLang's name for options of its passes within a configuration."""
 
 ROUNDS = 10
-"""Groups of calls of a configuration, in turns with those of the others."""
+"""Groups of calls of a configuration, interleaved with those of the others."""
 
 
 def autotune(
@@ -56,16 +56,16 @@ def autotune(
 ) -> Any:
     """`tilelang.autotune` for whole machines: a kernel factory that finds its best configuration by itself.
 
-    Stands above `@tilescale.jit`. At the first call for a shape all configurations are traced, the cost model leaves
-    the best few, and these are measured on all ranks together, in turns; the winner stays in a database on disk, so the
-    next process asks nobody. Without GPUs the time is the emulator's. A call that names one of the tunable parameters
-    itself is not tuned.
+    Goes above `@tilescale.jit`. At the first call for a shape all configurations are traced, the cost model keeps the
+    best few, and these are measured on all ranks together, interleaved; the winner stays in a database on disk, so the
+    next process measures nothing. Without GPUs the time is the emulator's. A call that names one of the tunable
+    parameters itself is not tuned.
 
     Args:
         configs: the configurations, dictionaries of parameters of the function; or a dictionary of lists, for all
             combinations; or a function of the call's arguments that returns either. `"__pass_configs__"` in one are
-            options of TileLang's passes, `"__roles__"` says who moves and adds up what collectives exchange, in the
-            words of `tilescale.Move`.
+            options of TileLang's passes, `"__roles__"` selects the carriers and reducers of collectives, in the terms
+            of `tilescale.Move`.
         warmup, rep: milliseconds of calls of each configuration that are not timed, and that are.
         timeout: seconds that a configuration may take to be traced, and to be compiled.
         supply_type: how inputs are filled: one of TileLang's `TensorSupplyType`, or its name.
@@ -85,8 +85,8 @@ def autotune(
         A decorator for what `tilescale.jit` returns.
 
     Raises:
-        UsageError: there is nothing to decorate or it is no `tilescale.jit`, no configuration, or a parameter that the
-            function does not have; when called: no configuration works, with the reason of each.
+        UsageError: there is nothing to decorate or it is not a `tilescale.jit`, no configuration, or a parameter that
+            the function does not have; when called: no configuration works, with the reason of each.
         LaunchError: the job has another number of ranks than the program's devices.
     """
     if func is not None:
@@ -106,7 +106,7 @@ def autotune(
 
 @dataclass(frozen=True)
 class Options:
-    """What a decorator was given, as `autotune` says."""
+    """Options of the decorator, as `autotune` documents them."""
 
     configs: Any
     warmup: int
@@ -295,8 +295,9 @@ class Autotuned:
         )
 
     def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any], config: Config) -> list[Any] | None:
-        """What the kernel of a call in eager style is given; None in the other style."""
-        with contextlib.suppress(Exception):  # it may run the function, whose errors are told of each configuration
+        """Arguments of the kernel of a call in eager style; None in the other style."""
+        # it may run the function, whose errors are reported for each configuration
+        with contextlib.suppress(Exception):
             if self.jit.initialize_jit_mode(*args, **kwargs) == "eager":
                 _, tensors = self.jit.func.parse_args(*args, **{**kwargs, **_parameters(config)})
                 return list(tensors.values())
@@ -313,7 +314,7 @@ def _bound(name: str, bind: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 
 
 def _parameters(config: Config) -> dict[str, Any]:
-    """What of a configuration the function is called with."""
+    """Parameters of a configuration that are passed to the function."""
     return {name: value for name, value in config.items() if name not in (PASSES, ROLES)}
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What TileScale is worth on a machine: collectives and operators beside NCCL, cuBLAS and PyTorch's symmetric memory.
+"""Benchmarks of TileScale on a machine: collectives and operators compared with NCCL, cuBLAS and PyTorch's symmetric
+memory.
 
 On GPUs operators are those of `tilescale.ops`. In simulation they are programs with `schedule="overlap"`, and NCCL is
 the model's.
@@ -33,7 +34,7 @@ WIDE, NARROW = 8192, 3584
 """Shapes of products: rows of all units together, and the other two extents on each."""
 
 GRAPHED = 256
-"""Products of at most so many rows are called in a graph: they take less time than the host to ask for them."""
+"""Limit of rows below which GEMMs are called in a graph: they take less time than the host to launch them."""
 
 FUSED_ROWS = 1024
 """Rows up to which PyTorch's fused operators take part: with more they did not end (PyTorch 2.11, no multicast)."""
@@ -171,4 +172,4 @@ def _in_order(place: Place, operation: str, shape: tuple[int, int, int]) -> Runn
 
 
 WORKS: dict[str, Callable[[Place, bool], Iterator[Heat]]] = {"collectives": collectives, "operators": operators}
-"""What can be raced at, by name."""
+"""Benchmarks by name."""

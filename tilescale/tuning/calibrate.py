@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Measure a machine: all probes, on all ranks together, in turns, within a time limit."""
+"""Measure a machine: all probes, on all ranks together, interleaved, within a time limit."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _fitting(gpu: str) -> str:
 
 
 def _points(place: Place, group: Group, out: dict[str, str]) -> list[Any]:
-    """What is measured of a group; `out`: who is known to fail, and how, to which is added who fails now."""
+    """Points measured of a group; `out` maps known failures to their reasons, and new ones are added."""
     entries = [probe.contender for probe in group.probes]
     heat = Heat(group.title, (), probes.TYPE, place.units, group.mode, entries[0].name, entries, calls=group.calls)
     rows = race(heat, place.timer(group.mode), place.team, 1 if place.simulated else ROUNDS, seeds=range(1), out=out)

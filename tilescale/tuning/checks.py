@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Check:
-    """How results are compared, as `tilescale.autotune` takes it.
+    """Comparison of results, as `tilescale.autotune` takes it.
 
     Attributes:
         reference: takes the inputs; returns the outputs, or changes its inputs in place where the kernel does.

@@ -40,7 +40,7 @@ def best(rows: Sequence[Row], system: str) -> list[Point]:
 
 
 def limit(rows: Sequence[Row], peak: float) -> list[Point]:
-    """What sending alone takes: bytes that each GPU has to send, at the wire's `peak` in GB/s."""
+    """Time of sending alone: the bytes that each GPU has to send, at the link's `peak` in GB/s."""
     times = {bytes_of(row): row["gb_s"] * row["us"] / peak for row in rows if "gb_s" in row}
     return sorted(times.items())
 

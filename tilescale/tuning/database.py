@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The performance database: what was found fastest, a file for each program, shapes, machine and versions.
 
-Files are written whole or not at all, so ranks and processes may tune side by side: the last one's result stays. A file
-that is none of ours is no result, and the next one replaces it.
+Files are written whole or not at all, so ranks and processes may tune concurrently: the last one's result stays. A file
+of another origin is ignored, and the next result replaces it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilescale.tuning.files import save
 
 @dataclass(frozen=True)
 class Key:
-    """What a result holds for.
+    """Conditions under which a result is valid.
 
     Attributes:
         program: name of the function.
@@ -49,12 +49,13 @@ class Key:
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration and what became of it.
+    """A configuration and its outcome.
 
     Attributes:
         config: names of the function's parameters -> values.
         estimated_us: by the cost model; None where it has none.
-        us: measured, the median over the rounds on the slowest rank; None for who was left out, or failed.
+        us: measured, the median over the rounds on the slowest rank; None for configurations that were left out, or
+            failed.
         spread: the fastest and the slowest round.
         failed: why there is no time, if it was tried.
         where: the user's line that failed, where the reason does not say it.

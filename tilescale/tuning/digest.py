@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A digest of a function, which changes whenever what it does may have: its source, and all that it uses.
 
-Followed is what it names, as globals, in modules or from the scopes around it: functions and classes with what they
-name themselves, containers and objects with what they hold. Of installed packages the versions are known: their
-functions are not followed, and their objects count as they are printed. What a function imports itself is not seen.
+The digest follows the names that the function uses, as globals, in modules or from enclosing scopes: functions and
+classes with their names, containers and objects with their contents. Installed packages count by version: their
+functions are not followed, and their objects count as they are printed. Imports inside a function are not seen.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _follow(name: str, value: Any, lines: list[str], seen: dict[int, Any]) -> No
 
 
 def _plain(value: Any) -> Any:
-    """The function that a decorator has wrapped, as far as it tells."""
+    """The function that a decorator has wrapped, as far as the decorator shows it."""
     if isinstance(value, FunctionType):
         return inspect.unwrap(value)
     for name in () if isinstance(value, functools.partial) else ("__wrapped__", "orig_func", "func", "fget"):
@@ -65,7 +65,7 @@ def _text(value: Any) -> str:
 
 
 def _parts(value: Any) -> Iterator[Part]:
-    """What a value is made of, with names that tell the parts apart."""
+    """The parts of a value, with unique names."""
     if isinstance(value, FunctionType | type) and _is_installed(value):
         return
     if isinstance(value, FunctionType):

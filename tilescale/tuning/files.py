@@ -10,7 +10,7 @@ from tilescale.errors import UsageError
 
 
 def save(path: Path, text: str) -> None:
-    """Write a file in one step: who reads it meanwhile sees the old contents or the new ones.
+    """Write a file in one step: a concurrent reader sees the old contents or the new ones.
 
     Raises:
         UsageError: the folder cannot be made or written.

@@ -30,7 +30,7 @@ SUPPLIES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @dataclass(frozen=True)
 class Supplied:
-    """What a `supply_prog` is told of an input, under TileLang's names."""
+    """Description of an input for a `supply_prog`, under TileLang's names."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Supplied:
 
 @dataclass(frozen=True)
 class Fill:
-    """How inputs are made.
+    """Generation of inputs.
 
     Attributes:
         supply: one of `SUPPLIES`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What others offer for the same work: cuBLAS and NCCL as PyTorch calls them, and its kernels on symmetric memory."""
+"""Baselines of other libraries: cuBLAS and NCCL as PyTorch calls them, and its kernels on symmetric memory."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def own_operator(name: str, shape: tuple[int, int, int], units: int) -> Runner:
 
 
 FUSED = ("ag_gemm", "gemm_rs")
-"""What PyTorch has a fused operator for."""
+"""Operators that PyTorch has in fused form."""
 
 
 def fused_group() -> str:

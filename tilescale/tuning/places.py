@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where times come from: this job's GPUs, or without any the simulation of the emulator."""
+"""Sources of times: this job's GPUs, or without any the emulator's simulation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Nobody:
 
 @dataclass(frozen=True)
 class Place:
-    """Where programs are timed.
+    """The hardware or simulation that times programs.
 
     Attributes:
         machine: what they are for.
@@ -57,7 +57,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """What computes: the GPU's name, or the machine's with a word that says that it is simulated."""
+        """Name of the hardware: the GPU's, or the machine's with a word that marks it as simulated."""
         if self.simulated:
             return f"{self.machine.name} (simulated)"
         import torch
@@ -73,7 +73,8 @@ class Place:
         return TIMERS[mode]()
 
     def runner(self, program: ir.PrimFunc | Kernel, fill: Fill | None = None, check: Check | None = None) -> Runner:
-        """What calls a program, or its kernel, on inputs of its own; collective. On GPUs it is compared first.
+        """A function that calls a program, or its kernel, on generated inputs; collective. On GPUs the results are
+        compared first.
 
         Raises:
             UnsupportedError: nothing but the emulator runs it.
@@ -85,7 +86,7 @@ class Place:
         kernel = program
         if not isinstance(program, Kernel):
             kernel = compile_program(program, machine=self.machine, schedule="sequential", wait_s=WAIT_S)
-        if kernel.device == "cpu":  # asking builds it, before anybody waits for a peer
+        if kernel.device == "cpu":  # this builds it, before any rank waits for a peer
             raise UnsupportedError(f"{kernel} is emulated here: its time would be that of the emulation")
         given = tensors_for(kernel, fill or Fill())
 
@@ -117,7 +118,7 @@ def here(machine: Machine, units: int | None = None) -> Place:
         return Place(machine, world, True, units or most)
     torch.cuda.set_device(world.device)
     if world.size > 1 and not settings().share_gpus:
-        nccl.group_of_all(world)  # which meets by the job's store, whatever has launched the ranks
+        nccl.group_of_all(world)  # which connects through the job's store, under any launcher
     return Place(machine, world, False, world.size)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a calibration measures: groups of contenders that take turns, and the point that follows from each time."""
+"""Probes of a calibration: groups of interleaved contenders, and the point that follows from each time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ALONE = 256
 """Tiles that one program moves by itself."""
 
 ROUNDS = 100
-"""How often a signal passes all units."""
+"""Number of times that a signal passes all units."""
 
 SHAPES = ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 4096), (8192, 3584, 8192), (1024, 8192, 8192))
 
@@ -48,7 +48,7 @@ WHOLE = tuple(4 * KIB << n for n in range(0, 17, 2))
 
 BESIDE = (8192, 8192, 4096)
 COPIED = 64 * MIB
-"""A product, and what is copied beside it: less than it takes."""
+"""Bytes copied concurrently with a GEMM: the copies take less time than the GEMM."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class Group:
-    """Probes that take turns.
+    """Interleaved probes.
 
     Attributes:
         kind: the field of `Measured` that their points go to.
         mode: as in races.
-        of: what several groups measure at one size each: who cannot make it once is not tried again.
+        of: the subject that several groups measure at one size each; a probe that fails once is not tried again.
     """
 
     kind: str
@@ -213,7 +213,7 @@ def _collective(place: Place, operation: str, n: int, record: Algorithm, fill: F
 
 
 def _contention(place: Place, network: Network) -> Iterator[Group]:
-    """A product alone and with copies beside it; the ratio of their times is the point of the second."""
+    """A GEMM alone and with concurrent copies; the ratio of their times is the point of the second."""
     for mechanism in network.mechanisms:
         if mechanism.started_by == "host" and mechanism.put and not mechanism.on_request:
             alone = _probe("alone", place, programs.product, (BESIDE,), _nothing)
@@ -222,4 +222,4 @@ def _contention(place: Place, network: Network) -> Iterator[Group]:
 
 
 def _nothing(us: float, spread: tuple[float, float]) -> None:
-    """A time by itself is no point."""
+    """Return no point: a time by itself is not one."""

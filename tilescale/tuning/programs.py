@@ -86,7 +86,7 @@ TILE_COPIES = {"put": tile_put, "get": tile_get}
 def flags(machine: Machine, units: int, rounds: int) -> Any:
     """A signal passes one program of every unit, round after round; unit 0 begins.
 
-    Nobody signals before its last signal has arrived: a release waits for what was written before.
+    No unit signals before its last signal has arrived: a release waits for earlier writes.
     """
     level, program = machine.tensor_level.name, machine.program_level.name
 
@@ -153,7 +153,7 @@ def tile_of_product(A, B, C, bx, by, depth):
 
 
 def product(machine: Machine, units: int, shape: tuple[int, int, int], copied: int = 0, impl: str | None = None) -> Any:
-    """A matrix product on every unit; while `copied` bytes go to the next unit, if any do."""
+    """A GEMM on every unit; while `copied` bytes go to the next unit, if any do."""
     level, program, (M, N, K) = machine.tensor_level.name, machine.program_level.name, shape
 
     @T.prim_func

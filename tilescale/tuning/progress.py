@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A progress bar of what is measured, on the first rank, where somebody watches."""
+"""A progress bar of measurements, on the first rank, if its output is a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Steps:
         self._task = bar.add_task("", total=0) if bar is not None else None
 
     def begin(self, total: int, what: str) -> None:
-        """So many more steps, of this kind."""
+        """Announce `total` more steps of this kind."""
         if self._bar is not None and self._task is not None:
             done = self._bar.tasks[0].completed
             self._bar.update(self._task, total=done + total, description=what)

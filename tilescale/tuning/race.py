@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Races: contenders that do the same work, measured in turns in one process, so that their ratios mean something.
+"""Races: contenders that do the same work, interleaved in one process, so that their ratios are meaningful.
 
-A GPU under load lowers its clocks: the same product takes 10 % longer after a second of work than before. So nobody is
-timed in a row. Each round gives every contender one group of calls, after a call that is not timed; the next round
+A GPU under load lowers its clocks: the same GEMM takes 10 % longer after a second of work than before. So no contender
+is timed in a row. Each round gives every contender one group of calls, after a call that is not timed; the next round
 starts with another one. A time is that of the slowest rank; a result is the median over the rounds, with the smallest
-and the largest beside it, and a ratio is the median of the ratios to the baseline's time of the same round.
+and the largest, and a ratio is the median of the ratios to the baseline's time of the same round.
 
-Who cannot be built, is wrong, or fails meanwhile is a row that says why, and the others go on.
+A contender that cannot be built, is wrong, or fails is a row with the reason, and the others continue.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Step = Callable[[str, str], None]
 """Takes a contender's name and what it is about to do."""
 
 KEYS = ("work", "shape", "dtype", "gpus", "mode", "contender", "us", "spread", "baseline", "ratio")
-"""What every row of a results file has; some have rates, and `failed`, which says why there is no time."""
+"""Keys of every row of a results file; some have rates, and `failed`, the reason why there is no time."""
 
 RATES = {"tflops": "TFLOP/s", "gb_s": "GB/s", "gib": "GiB"}
-"""What some rows have, and its unit; the last one is memory."""
+"""Optional keys of rows, and their units; the last one is memory."""
 
 WORK = KEYS[:5]
-"""What rows of one heat have in common."""
+"""Keys that rows of one heat share."""
 
 MODES = ("eager", "graph", "host")
 """Device time of calls in a row; the same in a CUDA graph; time that a call takes on the host."""
@@ -44,10 +44,11 @@ class Team(Protocol):
 
 
 class Timer(Protocol):
-    """How a call is timed."""
+    """Timing of a call."""
 
     def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:
-        """What makes a number of calls, after one that does not count, and returns microseconds a call on this rank."""
+        """A function that makes a number of calls, after one that does not count, and returns microseconds a call on
+        this rank."""
 
     def barrier(self) -> None:
         """Wait until the devices of all ranks are idle."""
@@ -60,7 +61,7 @@ class Runner:
     Attributes:
         call: does the work once.
         check: runs it on fresh inputs made from a seed; raises ValueError if the result is wrong.
-        group: times a number of calls by itself, for who cannot be called from this process.
+        group: times a number of calls by itself, for contenders that cannot be called from this process.
         memory: the most device memory that it held until now, in GiB; asked after the checks.
     """
 
@@ -76,7 +77,7 @@ class Contender:
 
     Attributes:
         make: builds it, on all ranks alike; may raise.
-        compile: what takes long in `make`, for who wants it in a cache beforehand.
+        compile: the slow part of `make`, to fill a cache beforehand.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Heat:
-    """A work, and who races at it.
+    """A work, and its contenders.
 
     Attributes:
         work, shape, dtype, gpus, mode: as in the rows.
@@ -136,12 +137,13 @@ def race(
     step: Step = lambda contender, what: None,
     out: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Check all contenders, then time them in turns; collective. Returns the rows, in the contenders' order.
+    """Check all contenders, then time them interleaved; collective. Returns the rows, in the contenders' order.
 
     Args:
         rounds: groups of calls for each contender.
         seeds: of the inputs on which each contender is checked.
-        step: told what comes next, and of whom: build, checks and preparation of each contender, and its rounds.
+        step: called with the next step and its contender: build, checks and preparation of each contender, and its
+            rounds.
         out: contenders that are known to fail, and how: they are not tried.
     """
     entered = Field(failed=dict(out or {}))
@@ -170,7 +172,7 @@ def _admit(contender: Contender, entered: Field, timer: Timer, team: Team, seeds
     except Out as out:
         entered.failed[contender.name] = str(out)
         step(contender.name, f"is out: {out}")
-    timer.barrier()  # what it has left on the devices is its own affair
+    timer.barrier()  # leftovers on the devices are the contender's responsibility
 
 
 class Out(Exception):
@@ -180,12 +182,12 @@ class Out(Exception):
 def _attempt(function: Callable[[], Result]) -> tuple[Result | None, str | None]:
     try:
         return function(), None
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is this contender's affair
+    except Exception as error:  # noqa: BLE001 - any exception eliminates this contender alone
         return None, f"{type(error).__name__}: {error}".strip()[:600]
 
 
 def _on_all(team: Team, function: Callable[[], Result]) -> Result:
-    """What the function returns here, once it has returned on all ranks. Raises Out."""
+    """The function's result here, once it has returned on all ranks. Raises Out."""
     result, error = _attempt(function)
     if failure := first_failure(team.all_gather(error)):
         raise Out(failure)
@@ -193,7 +195,7 @@ def _on_all(team: Team, function: Callable[[], Result]) -> Result:
 
 
 def first_failure(errors: Sequence[str | None]) -> str | None:
-    """What the first rank that failed says; None if none has."""
+    """The message of the first rank that failed; None if none has."""
     found = [(rank, error) for rank, error in enumerate(errors) if error is not None]
     if not found:
         return None

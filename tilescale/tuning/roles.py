@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Roles as part of a configuration: who moves what a program's collectives exchange, and who adds it up.
+"""Roles as part of a configuration: the carriers of a program's collectives, and their reducers.
 
 A program in phases does not say it. `Move` has the words; a configuration gives some of them to all moves that have
 such a choice, and leaves the rest, such as rows that travel together, to the cost model.
@@ -16,10 +16,10 @@ from tilescale.passes.overlap.schedule import Move, Schedule
 from tilescale.runtime.kernel import Kernel
 
 ROLES = "__roles__"
-"""The key of roles within a configuration, beside TileLang's for options of its passes."""
+"""The key of roles within a configuration, next to TileLang's for options of its passes."""
 
 GIVEN = ("overlapped", "carrier", "adds", "ordered", "chunk")
-"""What of a `Move` a configuration may say."""
+"""Fields of a `Move` that a configuration may set."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Roles:
 
 
 def _takes(move: Move, roles: Mapping[str, Any]) -> bool:
-    """Whether it can run beside grids, and has carriers to choose from where one is named."""
+    """Whether a move can run concurrently with grids, and has carriers to choose from where one is named."""
     carriers = {carrier for carrier, _ in move.estimates} - {None}
     return bool(move.estimates) and (bool(carriers) or not {"carrier", "adds"} & {*roles})
 

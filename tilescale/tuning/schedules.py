@@ -27,14 +27,14 @@ MOST = 8
 """Schedules that are measured."""
 
 CHOSEN = ("overlapped", "chunk", "carrier", "adds", "ordered")
-"""What of a move is chosen."""
+"""Fields of a move that are chosen."""
 
 
 def measured(bind: Callable[[str | Schedule], Kernel]) -> Kernel:
     """The kernel with the fastest schedule: `tilescale.compile(program, schedule=tilescale.measured)`.
 
-    The cost model leaves the best few schedules, the sequential one among them, and all ranks measure these together,
-    in turns, on inputs made for that, while the program is compiled; without GPUs the emulator's time decides. The
+    The cost model keeps the best few schedules, the sequential one among them, and all ranks measure these together,
+    interleaved, on generated inputs, while the program is compiled; without GPUs the emulator's time decides. The
     winner stays in the database of `tilescale.autotune`: the next process measures nothing. Calls of the kernel never
     measure. While `tilescale.autotune` goes through configurations, schedules are those of the cost model. Collective.
 
@@ -71,7 +71,7 @@ def measured(bind: Callable[[str | Schedule], Kernel]) -> Kernel:
 def _search(
     decided: Kernel, configs: list[Config], seconds: list[float], bind: Callable[..., Kernel], place: Place
 ) -> Tuned:
-    """What measuring finds."""
+    """The result of the measurement."""
     moves, inputs = decided.moves or Schedule(), Fill(kept={})  # the same for all
 
     def build(config: Config) -> Runner:
@@ -106,7 +106,7 @@ def _key(plain: Kernel, configs: Sequence[Config], place: Place) -> Key:
 
 
 def _config(schedule: Schedule) -> dict[str, Any]:
-    """What is chosen for each collective, by its number and name."""
+    """Choices for each collective, by its number and name."""
     every = enumerate(schedule.moves, 1)
     return {f"{i}. {move.title}": {name: asdict(move)[name] for name in CHOSEN} for i, move in every}
 
@@ -122,7 +122,7 @@ def _schedule(config: Config, like: Schedule) -> Schedule:
 
 
 def _said(found: Tuned, configs: Sequence[Config]) -> str:
-    """How the fastest compares with the program in order."""
+    """Comparison of the fastest schedule with the program in order, as text."""
     in_order = next(c for c in configs if not any(chosen["overlapped"] for chosen in c.values()))
     times = {json.dumps(trial.config, sort_keys=True): trial.us for trial in found.trials if trial.us is not None}
     other = times.get(json.dumps(in_order, sort_keys=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The search: all configurations are traced, the cost model puts them in order, and the best few are measured in turns.
+"""The search: all configurations are traced, the cost model ranks them, and the best few are measured, interleaved.
 
 What cannot be traced, estimated, compiled or run is a trial that says why, and the others go on. Ranks share out the
 estimates, measure together, and agree on the result, since all of them see the same times.
@@ -26,7 +26,7 @@ from tilescale.tuning.race import Contender, Heat, Runner, race
 Config = Mapping[str, Any]
 
 ASSUMED_US = 1000.0
-"""What a call takes if the cost model says nothing of it."""
+"""Assumed time of a call without an estimate."""
 
 SEARCHES: ContextVar[bool] = ContextVar("SEARCHES", default=False)
 """Whether a search is under way: what is built meanwhile is not searched itself."""
@@ -35,12 +35,12 @@ MOST_CALLS = 1000
 """In a group: what a host can queue."""
 
 MOST_REASONS = 16
-"""Different ones that an error tells."""
+"""Limit of different reasons in an error."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched for, and how hard.
+    """Scope and effort of a search.
 
     Attributes:
         name: of the program.
@@ -51,7 +51,7 @@ class Search:
             times are simulated, those are the times.
         shapes: arguments of a unit, where programs leave extents open.
         top: how many are measured at most; None for all.
-        within: those are left out whose estimate is more than this many times the least; None for nobody.
+        within: configurations whose estimate is more than this many times the least are left out; None keeps all.
         rounds: groups of calls of each.
         warmup, rep: milliseconds of calls of each that are not timed, and that are.
         timeout: seconds that a configuration may take to be traced, and to be built.
@@ -111,7 +111,7 @@ class Search:
         try:
             with raise_after(self.timeout, self._too_long()):
                 func = self.trace(config)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this configuration's affair
+        except Exception as error:  # noqa: BLE001 - any exception eliminates this configuration alone
             return failure(config, error)
         try:
             us = simulated_us(func, place.machine, self.shapes)
@@ -122,7 +122,7 @@ class Search:
         return Trial(config, us, us if place.simulated else None)
 
     def _measured(self, trials: Sequence[Trial], place: Place, steps: Steps) -> list[Trial]:
-        """Trials with the times of the best few, measured in turns."""
+        """Trials with the times of the best few, measured interleaved."""
         chosen = self._best(trials)
         entries = [Contender(str(i), lambda i=i: self._built(trials[i])) for i in chosen]
         known = [trials[i].estimated_us for i in chosen if trials[i].estimated_us]
@@ -155,7 +155,7 @@ class Search:
         return Runner(made.call, warm, made.group)
 
     def _best(self, trials: Sequence[Trial]) -> list[int]:
-        """Those to be measured: the least estimates first, then whom the cost model says nothing of."""
+        """Trials to be measured: the least estimates first, then those without an estimate."""
         able = [i for i, trial in enumerate(trials) if trial.failed is None]
         able.sort(key=lambda i: (trials[i].estimated_us is None, trials[i].estimated_us or 0.0))
         least = min((t.estimated_us for t in trials if t.estimated_us is not None), default=None)
@@ -165,7 +165,7 @@ class Search:
 
 
 def _calls(milliseconds: float, us: float) -> int:
-    """How many calls of so many microseconds take that long."""
+    """Number of calls of `us` microseconds that take that long."""
     return min(max(round(milliseconds * 1e3 / us), 1), MOST_CALLS)
 
 

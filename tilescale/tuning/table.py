@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 def tables(rows: Sequence[Row]) -> RenderableType:
-    """All rows, a table for each work; below them who has no time, and why."""
+    """All rows, a table for each work; below them the contenders without a time, and the reasons."""
     works = list(dict.fromkeys((row["work"], row["mode"]) for row in rows))
     parts: list[RenderableType] = []
     for work, mode in works:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What measured: the computer and the versions of what ran, as results name them."""
+"""Environment of a measurement: the computer and the versions of its software, as results name them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What ran."""
+    """Versions of the software that ran."""
     found = {"tilescale": tilescale.__version__, "tilelang": version("tilelang"), "torch": torch.__version__}
     if torch.cuda.is_available():
         found |= {"cuda": str(torch.version.cuda), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
