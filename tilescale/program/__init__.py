@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a hierarchical tile program is made of: our operations, layouts, and the structure above the grid's TIR.
+"""Parts of a hierarchical tile program: our operations, layouts, and the structure above the grid's TIR.
 
     ops.py           the operations and markers, declared
     operations.py    typed views of calls of them

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What every rank and back end asks of the arguments of a call, and what a call that wrote tensors tells PyTorch."""
+"""Argument checks shared by all ranks and back ends, and the effects of a call that PyTorch has to know."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bind(
     device: torch.device | None,
     written: frozenset[int],
 ) -> dict[ir.Var, float]:
-    """What the arguments of a unit say of the program's variables: scalars, and extents, which their shapes determine.
+    """Bind a unit's arguments: the values of scalars, and of extents, which their shapes determine.
 
     Args:
         units: numbers of units that the launch leaves open.
@@ -101,7 +101,7 @@ def check_present(program: Program, values: Sequence[Any], outputs: Sequence[int
         outputs: positions that the call fills.
 
     Raises:
-        ArgumentError: a tensor is None that the program uses.
+        ArgumentError: a tensor that the program uses is None.
     """
     absent = {i for i, value in enumerate(values) if value is None} - set(outputs)
     missing = absent & used_parameters(program) if absent else absent
@@ -120,7 +120,7 @@ def scalar(parameter: Parameter, value: Any) -> Any:
     """`value`, for a parameter that is a number.
 
     Raises:
-        ArgumentError: it is no number of the parameter's type, or beyond its range.
+        ArgumentError: not a number of the parameter's type, or out of its range.
     """
     dtype = str(parameter.var.dtype)
     number = value.item() if isinstance(value, np.generic) else value
@@ -151,14 +151,14 @@ def _range(dtype: str) -> tuple[float, float]:
 
 
 def shape_of(parameter: Parameter, value: Any) -> tuple[int, ...]:
-    """The shape of an argument in elements, as the program declares it; what is no tensor has no bytes."""
+    """The shape of an argument in elements, as the program declares it; a non-tensor has no bytes."""
     shape = tuple(value.shape)
     holds_pairs = str(_tensor(parameter).dtype) in TWO_IN_A_BYTE and hasattr(value, "dtype")
     return (*shape[:-1], 2 * shape[-1]) if holds_pairs and shape else shape
 
 
 def in_storage(parameter: Parameter, shape: list[int]) -> list[int]:
-    """The shape of the tensor that holds so many elements: `shape_of`, the other way round."""
+    """The storage shape of a tensor with `shape` elements: the inverse of `shape_of`."""
     return [*shape[:-1], shape[-1] // 2] if str(_tensor(parameter).dtype) in TWO_IN_A_BYTE and shape else shape
 
 

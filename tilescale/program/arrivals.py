@@ -110,7 +110,7 @@ class Arrivals:
         return _column(grid, peer.rank, at)
 
     def _raised(self, flags: Access, device: int) -> list[tuple[int, ...]]:
-        """What a started collective raises for what one device sends: its row of flags, on all devices."""
+        """The flags that a started collective raises for the sends of one device: its row of flags, on all devices."""
         shape = [ir.constant(n) for n in flags.extents or ()]
         if len(shape) != 2 or shape[1] is None or shape[0] != self.devices:
             raise Unknown
@@ -120,7 +120,7 @@ class Arrivals:
 
 
 _AT_LEAST = {">=": 0, "==": 0, ">": 1}
-"""Comparisons that hold only when so many signals are there: what is added to the value."""
+"""Comparisons that hold only after a number of signals: the offset to the compared value."""
 
 
 def _begins(flag: Access) -> tuple[Any, ...]:

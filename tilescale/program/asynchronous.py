@@ -2,8 +2,8 @@
 """Asynchronous operations: which ones a unit starts on its copy queue, and how the parts of a collective lie
 in the whole.
 
-A queue executes operations one after the other, in the order in which its unit started them, beside what the unit does
-next. Each sees all that its unit did before; only a wait for its flag sees its end.
+A queue executes operations one after the other, in the order in which its unit started them, concurrently with the
+unit's next operations. Each sees all earlier effects of its unit; only a wait for its flag sees its end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_asynchronous(node: Any) -> bool:
 
 @dataclass(frozen=True)
 class Parts:
-    """How parts lie in the whole of a gather or an all-to-all: rows one after the other, or in slots of their own.
+    """Layout of parts in the whole of a gather or an all-to-all: rows one after the other, or in separate slots.
 
     Attributes:
         slots: whether the whole has a dimension for the ranks, in front of the rows.
@@ -68,8 +68,8 @@ class Parts:
         return Parts.of(part, whole, made.axis)
 
     def in_whole(self, rank: Any, count: Any, first: Any) -> list[Any]:
-        """Where row `first` of a rank's part of `count` rows lies: offsets along the whole's dimensions, those of
-        further ones are 0."""
+        """Position of row `first` of a rank's part of `count` rows: offsets along the whole's dimensions, 0 for further
+        ones."""
         return [*[0] * self.lead, *([rank, first] if self.slots else [rank * count + first])]
 
     def in_part(self, first: Any) -> list[Any]:
@@ -83,7 +83,7 @@ class Parts:
 
 
 def flag_of(begins: Sequence[Any], rank: Any, chunk: Any) -> list[Any]:
-    """Where the flag of a rank's chunk lies in a tensor whose flags (ranks, chunks) begin at `begins`."""
+    """Position of the flag of a rank's chunk in a tensor whose flags (ranks, chunks) begin at `begins`."""
     *lead, row, column = begins
     return [*lead, row + rank, column + chunk]
 

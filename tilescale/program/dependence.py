@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What must stay in order: dependence between the statements of a program, and between its phases, from their effects.
+"""Dependence between the statements of a program, and between its phases, from their effects.
 
-All units execute one text, so what happens before a statement on any unit stands before it in the text, or in a loop
-around both. Every answer errs on the side of "depends". It assumes what a call promises: tensors that are passed for
+All units execute one text, so a statement that happens before another on any unit precedes it in the text, or shares a
+loop with it. Every answer errs on the side of "depends". The contract of a call is assumed: tensors that are passed for
 different parameters do not overlap.
 """
 
@@ -53,11 +53,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Ordered:
-    """What a wait orders: accesses that must stay behind it.
+    """Accesses that a wait orders: they must stay behind it.
 
     Attributes:
-        everything: all of device memory, because nobody knows who signals the flag, and after what.
-        written, read: tensors and tiles that somebody wrote, or read, before he signalled.
+        everything: all of device memory, because the signallers of the flag are unknown.
+        written, read: tensors and tiles that a unit wrote, or read, before it signalled.
     """
 
     names: Surroundings
@@ -71,7 +71,7 @@ class Ordered:
         return root in self.written or self.everything and self.names.shared(root)
 
     def store(self, data: ir.Var) -> bool:
-        """Whether a later store must: also one to what somebody read before he signalled."""
+        """Whether a later store must stay behind the wait: also one to memory that was read before the signal."""
         return self.load(data) or self.names.root(data) in self.read
 
 
@@ -116,7 +116,7 @@ class Dependence:
 
     @staticmethod
     def precedes(a: Step, b: Step) -> bool:
-        """Whether step a may happen before step b on one unit: it stands before it, or both are in one loop."""
+        """Whether step a may happen before step b on one unit: it precedes b, or both are in one loop."""
         return a.number < b.number or any(x.same_as(y) for x in a.loops for y in b.loops)
 
     @cached_property
@@ -127,13 +127,13 @@ class Dependence:
     # -- what a wait orders ------------------------------------------------------------------------------------------
 
     def ordered_by(self, call: ir.Call) -> Ordered:
-        """What the later accesses of a unit that waits must stay behind.
+        """Later accesses of a waiting unit that must stay behind the wait.
 
-        Guaranteed: an access of which `load` or `store` says no may be executed before the wait without changing what
-        it reads, or what anybody else reads. That covers what the signallers did before they signalled, also what they
-        had learnt from others by waits and barriers. A flag that nothing in the program updates, and any flag of a
-        program with statements of which nothing is known, orders all of device memory. After a barrier or collective
-        that is whatever any statement touches.
+        Guaranteed: an access that `load` or `store` rejects may be executed before the wait without changing any value
+        that it, or another access, reads. This covers the signallers' effects before their signals, and effects that
+        they observed through waits and barriers. A flag that no statement of the program updates, and any flag of a
+        program with unknown statements, orders all of device memory. A barrier or collective orders all accesses of all
+        statements.
 
         Args:
             call: of `tilescale.wait`, a barrier or a collective, in terms of this program.
@@ -156,7 +156,7 @@ class Dependence:
         return any(access.root.same_as(root) for step in self.steps for access in step.effects.writes)
 
     def _released(self, flag: ir.Var) -> Ordered:
-        """What may have happened before an update of a flag."""
+        """Accesses that may have happened before an update of a flag."""
         if self.is_opaque:
             return Ordered(self.names, everything=True)
         before: dict[int, Step] = {}
@@ -175,7 +175,7 @@ class Dependence:
         return self._after(before.values())
 
     def _after(self, steps: Iterable[Step]) -> Ordered:
-        """What stays behind the end of steps."""
+        """Accesses ordered after the end of steps."""
         accesses = [a for step in steps for a in step.effects.accesses if self._reaches_others(a)]
         written = frozenset(a.root for a in accesses if a.writes)
         return Ordered(self.names, False, written, frozenset(a.root for a in accesses if a.reads))
@@ -201,10 +201,10 @@ class Dependence:
     def complete_before(self, signal: ir.Call) -> tuple[Step, ...]:
         """The remote copies that must be complete before a signal, or a copy with a signal, updates its flag.
 
-        Guaranteed: a copy that stands before the signal, or in one loop with it, and is not in the result, may still be
-        under way when the flag changes: nobody who waits for that flag, or learns of it from others, touches what it
-        writes, or writes what it reads. A copy with this signal is in the result itself. Operations of a copy queue
-        are not: their end is known by their own flags.
+        Guaranteed: a copy that precedes the signal, or shares a loop with it, and is not in the result, may still be in
+        flight when the flag changes: no unit that observes the flag, directly or through others, touches its target or
+        writes its source. A copy with this signal is in the result. Operations of a copy queue are not: their own flags
+        signal their end.
 
         Args:
             signal: a call of `tilescale.signal` or `tilescale.copy` in terms of this program. One that is not found in
@@ -221,7 +221,7 @@ class Dependence:
         return tuple(s for s in before if s is mine or _shared_roots(_moved(s.effects), _accesses(after)))
 
     def _learn_of(self, flags: Iterable[ir.Var]) -> list[Step] | None:
-        """Steps of units that know of updates of flags; None if anybody may."""
+        """Steps of units that may observe updates of flags; None if any unit may."""
         if self.is_opaque:
             return None
         found: dict[int, Step] = {}
@@ -233,11 +233,11 @@ class Dependence:
             done.add(flag)
             waits = [s for s in self.steps if any(w.flag.root.same_as(flag) for w in s.effects.acquires)]
             if not waits or self._is_polled(flag):
-                return None  # somebody reads it by other means, or outside of the program
+                return None  # the flag is read by other means, or outside of the program
             later = [s for s in self.steps if any(self.precedes(w, s) for w in waits)]
             found |= {step.number: step for step in later}
             todo += [release.flag.root for step in later for release in step.effects.releases]
-        # Who synchronizes with them later learns of it too, and may be anywhere.
+        # Units that synchronize with them later observe the flag too, and may be anywhere.
         return self.steps if any(step.effects.synchronizes for step in found.values()) else list(found.values())
 
     def _is_polled(self, flag: ir.Var) -> bool:
@@ -250,19 +250,19 @@ class Dependence:
     def independent(
         self, a: ir.Stmt | DevicePhase | GridPhase, b: ir.Stmt | DevicePhase | GridPhase, *, on_device: bool = False
     ) -> bool:
-        """Whether two neighbours may change places, or run beside each other.
+        """Whether two neighbours may be exchanged, or run concurrently.
 
-        Guaranteed: whichever order a unit executes them in, all units compute the same, and a program without races
-        stays without. It does not say that a grid has room to run them at the same time.
+        Guaranteed: in either order of execution, all units compute the same, and a program without races stays
+        race-free. Whether a grid has the capacity to run them at the same time is a separate question.
 
-        Rewrites ask for less, and know more: `gates` of one tensor, `complete_before` of one signal, regions in one
-        turn of known loops. This is the whole question, by which tests hold effects to what they claim: on random
-        programs what it allows changes nothing that the emulator computes.
+        Rewrites ask narrower questions with more facts: `gates` of one tensor, `complete_before` of one signal, regions
+        in one iteration of known loops. Tests check the declared effects with this general question: on random programs
+        an allowed exchange changes no result of the emulator.
 
         Args:
             a, b: statements that one unit executes one after the other, in the same iteration of all loops around
                 both; or phases of one launch, with all their programs.
-            on_device: whether the statements stand in a phase of units that own a copy queue.
+            on_device: whether the statements are in a phase of units that own a copy queue.
         """
         one, other = (self._side(x, on_device) for x in (a, b))
         if any(e.opaque or e.fixed for e in (one.effects, other.effects)):
@@ -314,7 +314,7 @@ class _Side:
 
 
 def _inside(stmt: ir.Stmt, around: Around) -> Iterator[Around]:
-    """What is around each statement inside one."""
+    """Enclosing statements of each statement inside one."""
     if isinstance(stmt, ir.IfThenElse):
         yield from ((*around, (stmt, True)), (*around, (stmt, False)))
     elif isinstance(stmt, ir.For | ir.While):
@@ -328,13 +328,13 @@ def _accesses(steps: Iterable[Step]) -> list[Access]:
 
 
 def _moved(effects: Effects) -> list[Access]:
-    """What a copy reads and writes, without the flag that tells of it."""
+    """Accesses of a copy, without its flag."""
     flags = {release.flag.root for release in effects.releases}
     return [access for access in effects.accesses if access.root not in flags]
 
 
 def _shared_roots(a: Iterable[Access], b: Iterable[Access]) -> bool:
-    """Whether one of two groups of accesses writes what the other touches, whatever the regions."""
+    """Whether one of two groups of accesses writes a buffer that the other touches, in any region."""
     ours: dict[Any, bool] = {}
     for access in a:
         ours[access.root] = ours.get(access.root, False) or access.writes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What every statement does, declared once: what it reads, writes, signals and waits for, and when it is complete.
+"""Effects of every statement, declared once: its reads, writes, signals and waits, and when it is complete.
 
 `tilelang_core/accesses.py` knows TileLang's own statements; here our operations are added, views are resolved to the
 tensors and tiles behind them, and each access says whose instance it is, the unit's own or a peer's.
@@ -52,7 +52,7 @@ class Access:
         root: the data of the tensor or tile, behind all views.
         buffer: in whose indices the region counts.
         begins, extents: the region; None where it may be anywhere.
-        atomic: whether it is no race with another one that is atomic.
+        atomic: whether it may race with another atomic one.
         at: whose instance; None for that of the executing unit, or of the unit around it.
     """
 
@@ -93,8 +93,8 @@ class Synchronization:
     """A barrier or collective of a level: all its units come to it.
 
     Attributes:
-        everybody: whether each of them knows afterwards that all have come; after a broadcast they only know of the
-            root.
+        everybody: whether each unit knows on return that all have arrived; after a broadcast only the root's arrival is
+            known.
     """
 
     level: str
@@ -103,7 +103,7 @@ class Synchronization:
 
 @dataclass(frozen=True)
 class Effects:
-    """What a statement does.
+    """Effects of a statement.
 
     Attributes:
         fixed: it orders threads of its unit, is done later, or leaves a loop: nothing may be moved across it.
@@ -156,7 +156,7 @@ def union(effects: Iterable[Effects]) -> Effects:
 
 
 class Surroundings:
-    """What the statements of a program name: views, and which of them are whole tensors of units.
+    """Names that the statements of a program use: views, and which of them are whole tensors of units.
 
     Args:
         program: any program, also one whose phases have been rewritten; its phases are looked at.
@@ -216,10 +216,10 @@ class Surroundings:
         return self.resolved(plain, at)
 
     def effects(self, stmt: ir.Stmt, *, on_device: bool = False) -> Effects:
-        """What a statement itself does, without the statements inside it: of a loop, what its extent reads.
+        """Effects of a statement itself, without the statements inside it: for a loop, the reads of its extent.
 
         Args:
-            on_device: whether it stands in a phase of units that own a copy queue (`asynchronous.owns_a_queue`).
+            on_device: whether it is in a phase of units that own a copy queue (`asynchronous.owns_a_queue`).
         """
         found = accesses.accesses_of(stmt, lambda name: name in ALL_OPS and name != RANK.name)
         handed = [self._anywhere(var) for var in found.handed if self.root(var) in self.homes]
@@ -231,7 +231,7 @@ class Surroundings:
         return Access(root, self.homes[root], None, None, reads=True, writes=True)
 
     def all_effects(self, stmt: ir.Stmt, *, on_device: bool = False) -> Effects:
-        """What a statement and all inside it do."""
+        """Effects of a statement and all statements inside it."""
         return union(self.effects(inner, on_device=on_device) for inner in ir.statements(stmt))
 
     # -- our operations ----------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class Surroundings:
         return Effects()
 
     def _values(self, regions: Iterable[ir.Call | None], *expressions: ir.PrimExpr | None) -> Effects:
-        """What the indices of regions, and expressions among an operation's arguments, read."""
+        """Reads of the indices of regions, and of expressions among an operation's arguments."""
         parts = [ir.region_parts(region) for region in regions if region is not None]
         indices = [expr for _, begins, extents in parts for expr in (*begins, *extents)]
         return union(self.effects(ir.Evaluate(expr)) for expr in (*indices, *expressions) if expr is not None)
@@ -270,7 +270,7 @@ class Surroundings:
         return union([waits, self._values([wait.flag], wait.value), self._results(wait.index)])
 
     def _results(self, variable: ir.Call | None) -> Effects:
-        """What an operation does to the variable that gets its result."""
+        """Effect of an operation on the variable that gets its result."""
         return Effects() if variable is None else Effects((self.region(variable, "w"),))
 
     def _atomic_add(self, made: AtomicAdd) -> Effects:
@@ -328,7 +328,7 @@ class Surroundings:
 
 
 def phases(part: Part) -> Iterator[tuple[DevicePhase | GridPhase, Launch | None]]:
-    """All phases in program order, each with its launch; None for what stands between launches."""
+    """All phases in program order, each with its launch; None between launches."""
     if isinstance(part, DevicePhase | GridPhase):
         yield part, None
         return

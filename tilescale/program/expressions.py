@@ -35,7 +35,7 @@ def quoted(text: Any) -> str:
 
 
 class Expressions:
-    """The text of expressions; each variable and buffer has one name of its own, whatever it was called."""
+    """The text of expressions; each variable and buffer has a unique name."""
 
     def __init__(self, taken: Sequence[str]):
         self._names: dict[ir.Var, str] = {}

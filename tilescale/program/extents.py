@@ -19,7 +19,7 @@ from tilescale.program.operations import Collective, operation
 from tilescale.program.ops import ALL_TO_ALL_V
 
 UNFIT = "sent has a number from 0 on for each rank, and no more rows than src; dst has room for all that come"
-"""What to do about rows that do not fit."""
+"""Hint for rows that do not fit."""
 
 
 def evaluate(expr: ir.PrimExpr | int, known: Mapping[ir.Var, float]) -> int | None:
@@ -58,7 +58,7 @@ def solve(
     exact = [pair for pair in pairs if not formula(pair[1]).divides]
     for left in (exact, pairs):
         before = -1
-        while before != len(left):  # what one extent says may be what another one needs
+        while before != len(left):  # one extent may determine a variable of another one
             before = len(left)
             left = [pair for pair in left if not _solved(*pair, solved)]
     return solved
@@ -120,7 +120,8 @@ A quotient has no rest: shards divide.
 
 
 def inside_expressions(program: Program) -> frozenset[ir.Var]:
-    """Variables of extents that are no plain n, such as that of a shard, n // units: such a tensor does not show n."""
+    """Variables of extents that are not a plain n, such as that of a shard, n // units: such a tensor does not
+    determine n."""
     shapes = [*(p.shape for p in program.parameters), *(b.shape for launch in program.launches for b in launch.buffers)]
     return frozenset(
         var for shape in shapes for extent in shape if not isinstance(extent, ir.Var) for var in ir.variables(extent)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What one program of a grid holds in shared memory and registers: its tiles, and their copies in pipelined loops.
+"""Shared memory and registers of one program of a grid: its tiles, and their copies in pipelined loops.
 
 The compiler gives tiles that are not needed at the same time the same place. Of a tile that a pipelined loop loads it
 has as many as the loop has stages, from the loop's first turn to its last one. What else it adds, such as tiles for
@@ -51,7 +51,7 @@ class _Span:
 
 
 def stages_of(node: Any) -> int:
-    """Turns that the loads of a loop run ahead; 0 of what is no pipelined loop."""
+    """Iterations that the loads of a loop run ahead; 0 if it is not a pipelined loop."""
     return (ir.constant(node.annotations.get(specialise.STAGES, 0)) or 0) if isinstance(node, ir.For) else 0
 
 
@@ -121,7 +121,7 @@ def _moment(
 
 
 def _loaded_ahead(loop: ir.Stmt, names: Surroundings) -> Iterator[ir.Var]:
-    """The tiles that a pipelined loop fills from device memory, by copies that stand directly in it."""
+    """The tiles that a pipelined loop fills from device memory, by copies directly in its body."""
     if stages_of(loop) < 2:
         return
     for stmt in _directly(loop):

@@ -27,7 +27,7 @@ ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ir.GT: operator.gt,
     ir.GE: operator.ge,
 }
-"""What operations of two values do, to numbers and to arrays of numbers."""
+"""Functions of two-operand operations, on numbers and on arrays of numbers."""
 
 _OF_NUMBERS: dict[type, Callable[[Any, Any], Any]] = {**ARITHMETIC, ir.Min: min, ir.Max: max}
 
@@ -41,7 +41,7 @@ class _Unserved(Exception):
 
 @dataclass(frozen=True)
 class Formula:
-    """What is known of an expression once and for all.
+    """A compiled expression and its constant properties.
 
     Attributes:
         variables: that it reads.

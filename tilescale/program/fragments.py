@@ -26,7 +26,7 @@ def steps(stmt: ir.Stmt, threads: int, unit: Callable[[ir.Stmt], int | None]) ->
     """Statements with none inside but elements of them, and how many threads execute each.
 
     Args:
-        threads: those who execute the statement.
+        threads: those that execute the statement.
         unit: how many execute what is inside a statement; None for as many as execute that.
     """
     if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
@@ -82,7 +82,7 @@ def _are(indices: tuple[Any, ...] | None, variables: list[ir.Var]) -> bool:
 
 @dataclass(frozen=True)
 class Distribution:
-    """How threads share out a step.
+    """Distribution of a step over threads.
 
     Attributes:
         items: iterations of parallel loops, or elements of a tile that is copied, in row-major order.

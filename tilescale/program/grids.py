@@ -32,7 +32,7 @@ class Unknown(Exception):
 
 @dataclass
 class Grid:
-    """What variables of a phase stand for.
+    """Values of the variables of a phase.
 
     Attributes:
         count: how many programs.
@@ -81,7 +81,7 @@ class Grid:
 
 
 def programs(launch: Launch, sizes: Mapping[str, int]) -> int | None:
-    """How many programs the grid has; None if that is not known before the launch."""
+    """Number of programs of the grid; None if it is known only at launch."""
     shape = _shape(launch, sizes)
     known = _slowest(shape)
     return math.prod(known) if len(known) == len(shape) else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a tile or tensor is laid over the units of a level: copied to each, or split along one dimension.
+"""Layout of a tile or tensor over the units of a level: copied to each, or split along one dimension.
 
 A split is block-cyclic: index i of the dimension belongs to unit (i // block) % size (ScaLAPACK's one-dimensional
 distribution). Blocks of extent/size give contiguous shares, blocks of 1 a cyclic distribution.
@@ -88,7 +88,7 @@ def Shard(dim: int, block: int | None = None) -> Layout:  # noqa: N802 - a name 
     """Split along `dim`; `block` elements at a time go round the units (None: one contiguous share each).
 
     Raises:
-        LayoutError: dim is no integer, or block no positive one.
+        LayoutError: dim is not an integer, or block not a positive one.
     """
     if not isinstance(dim, int):
         raise LayoutError(f"T.Shard({dim!r}): a dimension is named by its number", hint=RECOGNISED)
@@ -101,7 +101,7 @@ def from_function(function: Callable[..., Any], shape: Sequence[Any], size: Any)
     """The layout that a function from indices to rank describes.
 
     Raises:
-        LayoutError: extents or size are not constants, or the function is none of the recognised ones.
+        LayoutError: extents or size are not constants, or the function is not a recognised one.
         ShapeError: the dimension that it splits does not divide among the units.
     """
     if not isinstance(size, int) or not all(isinstance(n, int) for n in shape):
@@ -128,7 +128,7 @@ def _called(function: Callable[..., Any], shape: Sequence[int]) -> RankOf:
     def rank_of(index: Sequence[int]) -> int:
         try:
             return int(function(*index))
-        except Exception as error:  # noqa: BLE001 - whatever a user's function raises
+        except Exception as error:  # noqa: BLE001 - any exception of a user's function
             raise LayoutError(
                 f"the layout function failed for index {tuple(index)} of a tile {tuple(shape)}: {error}",
                 hint="it takes one index for each dimension and returns a rank",

@@ -19,19 +19,19 @@ from tilescale.program.layout import Layout
 
 
 def location(stmt: ir.Stmt, what: str = "") -> Location | None:
-    """Where a statement stands in the user's program."""
+    """Location of a statement in the user's program."""
     found = ir.stmt_location(stmt)
     return Location(*found, what) if found else None
 
 
 def declaration(buffer: ir.Buffer, what: str = "declared") -> Location | None:
-    """Where a buffer is declared in the user's program."""
+    """Location of a buffer's declaration in the user's program."""
     found = ir.buffer_location(buffer)
     return Location(*found, what) if found else None
 
 
 def bytes_of(extents: Iterable[Any], dtype: Any) -> int | None:
-    """Bytes of so many elements of a type; None if an extent is known at launch only."""
+    """Bytes of elements of a type; None if an extent is known at launch only."""
     total = 1
     for extent in extents:
         known = ir.constant(extent)
@@ -178,7 +178,7 @@ class Program:
 
     @cached_property
     def names(self) -> dict[ir.Var, ir.PrimExpr]:
-        """What variables that hold integers stand for, in program order."""
+        """Values of variables that hold integers, in program order."""
         found: dict[ir.Var, ir.PrimExpr] = {}
 
         def visit(node: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an all-reduce makes of the rows of its result: their norm, and what that is quantized to."""
+"""Post-processing of the result of an all-reduce: the norm of its rows, and their quantization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUP, LEAST, LARGEST = 128, 1e-12, 448.0
 float8_e4m3fn."""
 
 NORM_TILES = ("weight", "normed", "residual", "quantized", "scales")
-"""Tiles that an all-reduce with a norm may have besides its own."""
+"""Additional tiles of an all-reduce with a norm."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Norm:
 
     @classmethod
     def of(cls, call: ir.Call, tiles: Sequence[ir.Call]) -> Norm | None:
-        """That of a collective with these tiles; None if it has none."""
+        """The norm of a collective with these tiles; None if it has none."""
         names = ir.attribute(call, "norm")
         if names is None:
             return None
@@ -64,12 +64,12 @@ class Norm:
 
     @property
     def read(self) -> tuple[ir.Call, ...]:
-        """What is read beside the sum."""
+        """Tiles that are read in addition to the sum."""
         given = self.weight, self.residual, self.scales if self.scaling == "tensor" else None
         return tuple(tile for tile in given if tile is not None)
 
     @property
     def written(self) -> tuple[ir.Call, ...]:
-        """What is written beside the sum."""
+        """Tiles that are written in addition to the sum."""
         made = self.normed, self.quantized, None if self.scaling == "tensor" else self.scales
         return tuple(tile for tile in made if tile is not None)

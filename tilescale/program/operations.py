@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Typed views of our operations: the one place that knows at which position, or under which key, an argument stands.
+"""Typed views of our operations: the one place that knows the position, or the key, of each argument.
 
-`Copy.of(call).signal` reads one argument of a call that is known to be a copy; `operation(node)` says what a node is.
-Tiles and flags are regions as the call has them (`ir.region_parts`), or a plain load of one element; they are None
-where the call leaves them out.
+`Copy.of(call).signal` reads one argument of a call that is known to be a copy; `operation(node)` finds the operation of
+a node. Tiles and flags are regions as the call has them (`ir.region_parts`), or a plain load of one element; they are
+None where the call leaves them out.
 """
 
 from __future__ import annotations
@@ -304,12 +304,12 @@ class Collective:
 
     @property
     def source(self) -> ir.Call:
-        """What each unit brings."""
+        """The tensor that each unit contributes."""
         return self.tiles[0]
 
     @property
     def target(self) -> ir.Call:
-        """What each unit gets; the source, where it works in place."""
+        """The tensor that each unit receives; the source, where it works in place."""
         return self.tiles[0] if self.is_in_place else self.tiles[1]
 
     @property
@@ -358,7 +358,7 @@ class TileView:
 
     @property
     def axis(self) -> int:
-        """The dimension that is split, of one that is no replica."""
+        """The dimension that is split; the layout is not a replica."""
         assert self.layout.dim is not None
         return self.layout.dim
 
@@ -392,7 +392,7 @@ _VIEWS: dict[str, Any] = {
 
 
 def operation(node: Any) -> Operation | None:
-    """The typed view of a node; None if it is no call of one of our operations."""
+    """The typed view of a node; None if it is not a call of one of our operations."""
     view = _VIEWS.get(ir.op_name(node) or "")
     return None if view is None else view.of(node)
 
@@ -406,7 +406,7 @@ def signalled(found: Operation | None) -> tuple[ir.Call, ...]:
 
 
 def waited(found: Operation | None) -> Wait | None:
-    """What an operation waits for: a wait itself, or a copy before it starts."""
+    """The wait of an operation: a wait itself, or a copy's before it starts."""
     return found.after if isinstance(found, Copy) else found if isinstance(found, Wait) else None
 
 

@@ -75,8 +75,8 @@ ALL_TO_ALL = register_op("tilescale.all_to_all")
 part `my rank`. With `flags` it is asynchronous, as an all-gather."""
 ALL_TO_ALL_V = register_op("tilescale.all_to_all_v")
 """all_to_all_v(src, dst, sent[, received]; level, impl?): the first sent[0] rows of src go to unit 0, the next sent[1]
-to unit 1; what comes lies in dst in the order of ranks, and received[r] tells how many rows of rank r that are. `sent`
-is a tensor, or `counts`."""
+to unit 1; received rows are in dst in the order of ranks, and received[r] is the number of rows from rank r. `sent` is
+a tensor, or `counts`."""
 COUNTS = register_op("tilescale.counts", pure=True)
 """counts(n, ...): how many rows go from each rank to each, that of rank 0 to rank 1 second."""
 BROADCAST = register_op("tilescale.broadcast")

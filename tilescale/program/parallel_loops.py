@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How stock TileLang distributes the iterations of parallel loops over the threads of a unit.
+"""Distribution of the iterations of parallel loops over the threads of a unit, as stock TileLang does it.
 
 A nest of parallel loops is one loop, its iterations numbered in row-major order. With vectors of n iterations and t
 threads, iteration i is executed by thread i // n % t (`PlanLoopPartition` in TileLang's loop_partition.cc). TileLang
@@ -35,9 +35,9 @@ def is_fragment(access: accesses.Access) -> bool:
 
 
 def vector_lengths(loops: Sequence[ir.For], found: Sequence[accesses.Access], threads: int) -> list[int] | None:
-    """How many iterations a thread may execute at a time, ascending from 1; None where the layout of a fragment or an
-    annotation decides which thread executes an iteration, or an extent is not a constant, or a loop begins elsewhere
-    than at 0.
+    """Numbers of iterations that a thread may execute at a time, ascending from 1; None where the layout of a fragment
+    or an annotation decides which thread executes an iteration, or an extent is not a constant, or a loop does not
+    begin at 0.
 
     TileLang takes the longest vector that leaves no more lanes without an iteration than single iterations do.
 

@@ -71,7 +71,7 @@ def _is_coarse(scale: ir.AttrStmt, machine: Machine) -> bool:
 
 
 def _epilogue(stmts: Sequence[ir.Stmt], machine: Machine) -> int:
-    """Where the epilogue role begins."""
+    """Index of the first statement of the epilogue role."""
     for number, stmt in enumerate(stmts):
         if ir.contains(stmt, lambda node: ir.op_name(node) in ops.COLLECTIVES and _crosses(node, machine)):
             return number

@@ -24,7 +24,7 @@ class Inside:
         ranges: loop variables, and those of the programs of a whole grid: where each begins, how many values it takes.
         values: other variables, and what they stand for; None where that is read from memory.
         names: those that it binds itself: all but the numbers of programs and threads.
-        steady: tensors whose elements have one value for it, which may stand in bounds.
+        steady: tensors whose elements are constant during it and may be used in bounds.
     """
 
     ranges: dict[ir.Var, tuple[Any, Any]] = field(default_factory=dict)
@@ -61,8 +61,8 @@ class Inside:
         return None if begin is None or extent is None else accesses.span(begin, extent, self.ranges)
 
     def _known(self, expr: Any) -> Any:
-        """An expression in variables from outside and those that run; None if it depends on memory, but for elements of
-        what is steady that are the same whatever these variables are."""
+        """An expression in variables from outside and the running ones; None if it depends on memory. Elements of
+        `steady` tensors are allowed if they are the same for all values of these variables."""
         while used := ir.variables(expr) & self.values.keys():
             if any(self.values[var] is None for var in used):
                 return None

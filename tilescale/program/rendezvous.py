@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Whether all devices must come together when a call of a program begins, and when it ends.
 
-A call promises that what came before it on the host of a device is over before another device touches that device's
-memory, and that nobody touches it any more when the call is over there. Where the program orders this itself, by
-barriers, or by flags that begin at zero and of which each signal is waited for, no rendezvous has to. Collectives bring
-their own order. What a device does with its own memory needs none: its stream is in order.
+A call guarantees that earlier work on the stream of a device is complete before another device touches that device's
+memory, and that no device touches it after the call has returned there. Where the program establishes this order
+itself, by barriers, or by flags that begin at zero and whose signals are all waited for, no rendezvous is needed.
+Collectives synchronize themselves. Everything else is device-local: a stream is in order.
 
 Why flags are enough at the end. Let a device end call n when its stream has executed all of it, its own waits among it,
 and its copy queue is empty. Then
@@ -12,18 +12,18 @@ and its copy queue is empty. Then
 - what others wrote into its memory in call n is there: each such write is followed by a signal, and as many signals as
   all devices send to a flag have been waited for, from zero on. None is still under way, neither data nor signal;
 - what it sent itself has been read from its memory: its kernels and its queue are done;
-- nobody touches its memory before it has come to call n + 1, or to another program: whoever does has synchronized with
-  it there, at the entry or in a barrier (`needs_rendezvous_at_entry`), and its stream comes there after call n, and
-  after it has zeroed its flags. So signals of call n + 1 are not lost by that, and no inbox is overwritten that call n
-  still reads.
+- no device touches its memory before it has arrived at call n + 1, or at another program: an accessing device has
+  synchronized with it there, at the entry or in a barrier (`needs_rendezvous_at_entry`), and its stream arrives there
+  after call n, and after it has zeroed its flags. So signals of call n + 1 are not lost, and no inbox is overwritten
+  that call n still reads.
 
-When flags are zeroed. Either before a device comes to call n + 1, by launches of their own, or at the end of call n, by
-the last of its blocks, if one kernel is the whole call. The second is early enough, as nobody signals in between. It is
-late enough, as all that touches the device's flags in call n is over when its last block ends: without a rendezvous at
-the exit that is what stands above, and what others sent to flags before a barrier of all devices is there behind it;
-with one, all blocks of all devices have left. A call that was stopped may leave anything. After it nobody comes to a
-call any more (a device that is stopped tells nobody that it has come) until `kernel.reset`, which zeroes all flags
-while all devices are idle.
+When flags are zeroed. Either before a device arrives at call n + 1, by separate launches, or at the end of call n, by
+the last of its blocks, if one kernel is the whole call. The second is early enough, as no device signals in between. It
+is late enough, as all accesses to the device's flags in call n are over when its last block ends. Without a rendezvous
+at the exit this follows from the guarantee above, and signals sent before a barrier of all devices have arrived after
+it; with one, all blocks of all devices have left. A call that was stopped may leave any values. After it no device
+arrives at a call (a stopped device does not signal its arrival) until `kernel.reset`, which zeroes all flags while all
+devices are idle.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Need:
 def needs_rendezvous_at_entry(program: Program, machine: Machine) -> Need:
     """Whether devices must wait for each other before a call begins.
 
-    Guaranteed, if not: every access of a device to another one's memory stands behind a barrier or collective of all
-    devices, on every way to it, so the other one has begun the call before.
+    Guaranteed, if not: every access of a device to another one's memory follows a barrier or collective of all devices
+    on every path, so the other one has begun the call before.
     """
     found = _Search(Dependence(program, machine), reverse=False).part(program.body)
     if isinstance(found, ir.Stmt):
@@ -73,10 +73,10 @@ def needs_rendezvous_at_entry(program: Program, machine: Machine) -> Need:
 def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[str, int] | None = None) -> Need:
     """Whether devices must wait for each other before a call ends.
 
-    Guaranteed, if not: every access of a device to another one's memory is ordered before the end of the call there.
-    Behind it stands a barrier or collective of all devices, on every way to the end, or it has a signal whose flag is
-    zero when the call begins, and the other device waits until all signals to that flag are there; or it
-    stands in front of one that has, to the same device, and is complete before that signal.
+    Guaranteed, if not: every access of a device to another one's memory is ordered before the end of the call there. It
+    is followed by a barrier or collective of all devices on every path to the end; or it has a signal whose flag is
+    zero when the call begins, and the other device waits until all signals to that flag have arrived; or it precedes
+    such an access to the same device, and is complete before that signal.
 
     Args:
         sizes: units of each launched level, where the program leaves them open.
@@ -156,8 +156,8 @@ def _line(stmt: ir.Stmt) -> str:
 
 
 class _Search:
-    """What comes first (from the end: last) on any way through a program: a barrier of all devices, an access to a
-    peer's memory (the statement), or neither (None)."""
+    """Search for the first (from the end: last) event on any path through a program: a barrier of all devices, an
+    access to a peer's memory (the statement), or neither (None)."""
 
     def __init__(self, graph: Dependence, *, reverse: bool, arrives: Callable[[Effects], bool] = lambda effects: False):
         self.graph, self.reverse, self.arrives = graph, reverse, arrives
@@ -165,12 +165,12 @@ class _Search:
         self.seen = any(_reaches_out(step.effects, self.levels) for step in graph.steps)
 
     def last(self) -> Any:
-        """What ends the program."""
+        """The last event of the program."""
         found = self._queued()
         return self.part(self.graph.program.body) if found is None else found
 
     def _queued(self) -> ir.Stmt | None:
-        """An access of a copy queue that nobody is known to wait for: it goes on behind any barrier."""
+        """An access of a copy queue without a known wait: no barrier orders it."""
         asynchronous = [s for s in self.graph.steps if s.effects.completes is Completion.QUEUED]
         return next((s.stmt for s in asynchronous if not self.arrives(s.effects)), None)
 
@@ -180,7 +180,7 @@ class _Search:
             return self.part(part.body)
         if isinstance(part, DevicePhase | GridPhase):
             found = self.statement(part.stmt)
-            # A grid that may have no program synchronizes with nobody.
+            # A grid that may have no program synchronizes with no unit.
             return None if found == _BARRIER and isinstance(part, GridPhase) and not self._has_programs(part) else found
         if isinstance(part, Control):
             return self._control(part.stmt, [self.part(inner) for inner in part.parts])
@@ -203,8 +203,8 @@ class _Search:
         return self._leaf(stmt)
 
     def _told_of(self, copy: ir.Stmt, behind: Sequence[ir.Stmt]) -> bool:
-        """Whether one of the statements behind a copy, which the same units execute, completes it and tells its peer,
-        who waits for that."""
+        """Whether one of the statements after a copy, executed by the same units, completes it and signals its peer,
+        which waits for the signal."""
         effects = self.graph.names.effects(copy)
         if list(ir.children(copy)) or effects.completes is not Completion.DEFERRED or effects.releases:
             return False
@@ -254,5 +254,5 @@ def _reaches_out(effects: Effects, levels: Sequence[str]) -> bool:
 
 
 def _is_empty(effects: Effects) -> bool:
-    """Whether a collective may have nothing to exchange: then nobody waits for anybody."""
+    """Whether a collective may have nothing to exchange: then no unit waits for another."""
     return any((ir.constant(n) or 0) <= 0 for access in effects.accesses for n in access.extents or ())

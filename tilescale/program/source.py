@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Programs as Python source in our language: what a rewrite made, as a person would have written it.
 
-Executed, the text is the program again. It has what the language adds to TileLang, and of TileLang's own what products
-and elementwise grids are made of; whatever else stands in a program is an error that names it, never left out.
+Executed, the text is the program again. It has what the language adds to TileLang, and those of TileLang's operations
+that GEMMs and elementwise grids use; any other statement is an error that names it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def source_of(program: Program, machine: Machine) -> str:
     """The text of a program, a module that defines it under its name.
 
     Raises:
-        UnsupportedError: something in it that the text has no words for; where it stands.
+        UnsupportedError: an operation that the text cannot express, with its location.
     """
     writer = _Writer(program, machine)
     given = list(map(writer.parameter, program.parameters))
@@ -92,7 +92,7 @@ class _Writer:
                 yield from self.part(inner)
 
     def _body(self, part: Part) -> Iterator[str]:
-        """What a loop or branch is around: of phases, not of a part of a grid."""
+        """The body of a loop or branch around phases, not of a part of a grid."""
         self.after_grid = True
         yield from self.part(part)
         self.after_grid = True

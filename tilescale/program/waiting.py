@@ -9,10 +9,10 @@ Programs start in the order of their numbers, and one that waits keeps its place
   them compute), always get on: the lowest number that is not done runs on all devices;
 - any other wait may be for a program that has not started: all programs of the grid must be resident.
 
-Of a grid whose extent is not known, the slowest axes are looked at whose extents are: programs in a plane have lower
-numbers than all of those in the planes after it.
+In a grid with unknown extents the slowest axes with known extents are considered: programs in a plane have lower
+numbers than all programs in later planes.
 
-The second rests on the order in which all NVIDIA GPUs start blocks, which CUDA does not promise; every wait is bounded
+The second assumes the order in which all NVIDIA GPUs start blocks, which CUDA does not guarantee; every wait is bounded
 anyway. A program that needs it says so (`T.Kernel(in_order=True)`), or the emulator also starts its blocks in others.
 """
 
@@ -41,7 +41,7 @@ TRIED = 1 << 20
 def waits_across(
     phase: GridPhase, launch: Launch, program: Program, machine: Machine, sizes: Mapping[str, int]
 ) -> Location | None:
-    """Where a program of the grid waits for others of the same grid; None if none does.
+    """Location at which a program of the grid waits for others of the same grid; None if none does.
 
     Args:
         sizes: units of each launched level.
@@ -69,7 +69,7 @@ def waits_across(
 
 
 def first_wait(phase: GridPhase) -> Location | None:
-    """Where programs of a grid wait for a flag; None if they do not."""
+    """Location at which programs of a grid wait for a flag; None if they do not."""
     found: list[Location | None] = []
 
     def visit(node: object) -> None:
@@ -91,7 +91,7 @@ class _Use:
 
 
 def _polls(phase: GridPhase, names: Surroundings) -> Iterator[_Use]:
-    """What `while` loops load of memory that is stored to atomically, and these stores."""
+    """Loads in `while` loops from memory that is stored to atomically, and these stores."""
     stores = [
         _Use(stmt, guards, access, waits=False)
         for stmt, guards in _guarded(phase.stmt)
@@ -129,7 +129,7 @@ def _from_lower_numbers(uses: Sequence[_Use], grid: Grid | None) -> bool:
 
 
 def _executing(use: _Use, grid: Grid) -> np.ndarray:
-    """Which programs may execute a statement: all of them where a condition is not known."""
+    """Programs that may execute a statement: all of them where a condition is not known."""
     masks = [np.ones(grid.count, bool)]
     for guard in use.guards:
         with contextlib.suppress(Unknown):
