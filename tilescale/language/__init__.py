@@ -16,8 +16,8 @@
     norm          T.allreduce_rms_norm
 
 Names that exist in TileLang too keep its meaning for every call that it accepts: T.Kernel without a level by name,
-T.copy without dst=/src= beside two tiles, T.atomic_add without dst= beside two operands, T.view without layout=,
-T.broadcast of an expression, T.gemm.
+T.copy of two tiles without dst=/src=, T.atomic_add of two operands without dst=, T.view without layout=, T.broadcast of
+an expression, T.gemm.
 """
 
 from typing import Any

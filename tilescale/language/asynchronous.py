@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What a unit that owns tensors starts on its copy queue: checks of `T.copy(signal=)`, `T.all_gather(signal=)`
-and `T.all_to_all(signal=)`."""
+"""Operations that a unit that owns tensors starts on its copy queue: checks of `T.copy(signal=)`,
+`T.all_gather(signal=)` and `T.all_to_all(signal=)`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call
     Raises:
         PhaseError: not in a phase of units that own tensors.
         ShapeError: parts that do not make the whole, or a dimension that they do not have.
-        UsageError: a chunk that is no positive number, other types, a result in the place of what is sent.
+        UsageError: a chunk that is not a positive number, different types, a result that overlaps the source.
     """
     if not owns_a_queue(context.executing, context.machine):
         owner = context.machine.tensor_level.name

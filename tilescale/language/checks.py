@@ -59,7 +59,8 @@ def checked_dtype(context: Context, dtype: Any) -> Any:
 
 
 def check_peer(context: Context, level: Level, peer: Any) -> None:
-    """Raise UsageError for a peer that is no rank, PeerOutOfRangeError for a constant that the launch does not have."""
+    """Raise UsageError for a peer that is not a rank, PeerOutOfRangeError for a constant that the launch does not
+    have."""
     if not isinstance(peer, Integral | ir.PrimExpr):
         raise UsageError(
             f"peer {peer!r} of level {level.name!r}: a peer is named by its rank",
@@ -208,11 +209,12 @@ def check_whole_warps(context: Context) -> None:
             )
 
 
-# -- who reaches a collective ------------------------------------------------------------------------------------------
+# -- reachability of collectives ---------------------------------------------------------------------------------------
 
 
 def check_reached(context: Context, level: Level) -> None:
-    """Raise CollectiveNotReachedError if a condition around the current statement tells siblings of `level` apart."""
+    """Raise CollectiveNotReachedError if a condition around the current statement differs between siblings of
+    `level`."""
     for condition in trace.conditions():
         blame = _blame(context, level, condition)
         if blame is not None:
@@ -226,7 +228,7 @@ def check_reached(context: Context, level: Level) -> None:
 
 
 def check_same(context: Context, level: Level, root: Any) -> None:
-    """Raise UsageError for a root that tells siblings of `level` apart: all of them name the same one."""
+    """Raise UsageError for a root that differs between siblings of `level`: all of them must name the same one."""
     blame = _blame(context, level, ir.int_node(root))
     if blame is not None:
         raise UsageError(
@@ -237,7 +239,7 @@ def check_same(context: Context, level: Level, root: Any) -> None:
 
 
 def _blame(context: Context, level: Level, condition: Any) -> str | None:
-    """What in a condition differs between siblings of `level`, if anything that is known to."""
+    """The part of a condition that differs between siblings of `level`, if one is known to."""
     expr = expanded(condition)
     if ir.contains(expr, lambda node: ir.op_name(node) == RANK.name and Rank.of(node).level == level.name):
         return f"the rank of level {level.name!r}"

@@ -2,8 +2,8 @@
 """Collectives over the units of the current level.
 
 Executed by a program inside `T.Scale("device")`, a collective combines the tiles of the programs with the same index on
-every device; executed in a device-level phase, whole tensors. Semantics follow MPI's operations of the same names. Of
-"max" and "min" of floats a NaN of any unit stays, as in PyTorch; by the libraries that `impl=` names it is dropped.
+every device; executed in a device-level phase, whole tensors. Semantics follow MPI's operations of the same names.
+"max" and "min" of floats keep a NaN of any unit, as in PyTorch; the libraries that `impl=` names drop it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def allreduce(
             model chooses.
 
     Raises:
-        CollectiveNotReachedError: a condition around it tells the units apart.
+        CollectiveNotReachedError: a condition around it differs between the units.
         NoPathError: no network connects the units.
         ShapeError: with `fn`, tiles that do not belong together; an `out` of another shape.
         PhaseError: `out` where programs execute.
@@ -158,14 +158,14 @@ def all_gather(
         impl: an algorithm, e.g. "direct", "copy_engine" or "nccl"; with `signal` a mechanism of the network, as for
             `T.copy`.
         signal: integers (size, chunks) in device memory, or such a slice, flags[i, ...]: [r, c] of a unit grows by 1
-            when chunk c of rank r's part has arrived there, the own part included.
+            when chunk c of rank r's part has arrived there, this unit's part included.
         chunk: with `signal`, rows of a chunk; the last one may have fewer. Left out, a part is one chunk.
 
     Raises:
         ShapeError: the shapes do not fit.
         PhaseError: `signal` where programs execute.
         CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`; `chunk` without `signal`, or flags
-            that are no tensor.
+            that are not a tensor.
     """
     if signal is not None or chunk is not None:
         return _started(Context("T.all_gather"), ALL_GATHER, src, dst, dim, impl, signal, chunk)

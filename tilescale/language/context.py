@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where in the machine the statement that is being traced runs: the launch, the scales around it, its units."""
+"""Position of the traced statement in the machine: the launch, the scales around it, its units."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Context:
         return level
 
     def _otherwise(self, level: Level) -> str:
-        """What can be done about a level that is not launched."""
+        """Hint for a level that is not launched."""
         if level.kind == "unit" and self.finer(level, self.machine.tensor_level):
             return f"its units own no tensors, and programs run on any of them: name {self.program.name!r}"
         return f"launch it: T.Kernel({level.name}=..., ...)"
@@ -183,7 +183,7 @@ class Context:
         return [plain(n) for n in self.frame.grid_extents]
 
     def extent(self, level: Level) -> Any:
-        """How many units of a launched level each unit of the next launched one has: an int or an expression.
+        """Number of units of a launched level in each unit of the next launched one: an int or an expression.
 
         Raises:
             ShapeError: the threads of a program do not divide among units of a level of thread groups.

@@ -41,15 +41,17 @@ def copy(source: Any, target: Any, /, **kwargs: Any) -> Any: ...
 
 
 def copy(*args: Any, **kwargs: Any) -> Any:
-    """Copy a tile; with `dst=` or `src=` beside two positional tiles, from or to another unit of the current level.
+    """Copy a tile; with `dst=` or `src=` in addition to two positional tiles, to or from another unit of the current
+    level.
 
     `T.copy(src, dst)` is TileLang's, with all its keywords. `T.copy(tile, X[i, j], dst=peer)` writes the peer's X,
     `T.copy(X[i, j], tile, src=peer)` reads it. A copy returns when its source may be reused; what it wrote is visible
     to the peer after a signal or a barrier.
 
     In a phase of units that own tensors, inside T.Scale("device"), a copy with `signal=` is only *started*: the unit's
-    copy queue executes it beside what follows, after all that the unit has started before. Only a wait for the flag
-    knows that it has arrived, and until then nobody may write its source. The call ends after it.
+    copy queue executes it concurrently with the following statements, after all operations that the unit has started
+    before. Only a wait for the flag shows that it has arrived, and until then its source must not be written. The call
+    ends after it.
 
     Args:
         dst, src: rank of the far side among the units of the innermost scale's level; at most one of them.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`T.gemm`: TileLang's product of tiles, whose mistakes are told with the user's line."""
+"""`T.gemm`: TileLang's GEMM of tiles, whose errors name the user's line."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tilescale.program.norm import GROUP
 from tilescale.program.ops import ALLREDUCE
 
 ROW_BYTES = 32 << 10
-"""Bytes of a row at most: so many stay in the registers of a cluster."""
+"""Largest number of bytes of a row: they stay in the registers of a cluster."""
 
 ALGORITHMS = ("one_shot", "two_shot")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -44,8 +44,8 @@ def allreduce_rms_norm(
     """Sum x over the units and add the residual into `out`; `normed` gets the rows of `out`, normalised.
 
     The sum is rounded, `out` is rounded, and the norm is that of the rounded rows: out * (weight + weight_offset) /
-    sqrt(mean(out ** 2) + eps). It stands in a phase of units that own tensors. On GPUs one kernel does all of it, by
-    short messages: it is for few rows.
+    sqrt(mean(out ** 2) + eps). Valid in a phase of units that own tensors. On GPUs one kernel does all of it, by short
+    messages: intended for few rows.
 
     Args:
         x: (..., columns) of this unit, float32, float16 or bfloat16; a row has at most 32 KiB.

@@ -37,7 +37,7 @@ def atomic_add(*args: Any, **kwargs: Any) -> Any: ...
 
 
 def atomic_add(*args: Any, **kwargs: Any) -> Any:
-    """Add to memory atomically; with `dst=` beside two positional operands, to memory of another unit.
+    """Add to memory atomically; with `dst=` in addition to two positional operands, to memory of another unit.
 
     `T.atomic_add(target, value)` is TileLang's, with all its keywords, and is atomic within one device.
     `T.atomic_add(counter[0], 1, dst=peer)` adds a number to an element of the peer, once for the executing unit, or
@@ -171,7 +171,7 @@ def _check_tile(name: str, return_prev: bool, order: str, impl: str | None) -> N
 
 
 def _number(value: Any, buffer: ir.Buffer, order: str, impl: str | None) -> ir.PrimExpr:
-    """What is added to an element, in its type."""
+    """The operand of an element's addition, in the element's type."""
     dtype = str(buffer.dtype)
     if impl is not None or order not in ORDERS:
         raise UsageError(

@@ -19,9 +19,9 @@ from tilescale.program.ops import RANK, SCALE
 def Scale(level: str) -> Iterator[tuple[Any, Any]]:  # noqa: N802 - a name of the language
     """Run the statements inside once on every unit of a level: `with T.Scale("device") as (rank, size):`.
 
-    Scales nest inwards. Naming a coarser level inside a finer one does not change who executes: it selects whose ranks
-    and which network `T.copy(dst=)`, `T.signal`, `T.barrier` and the collectives speak of. In a traced function
-    `as rank, size:` means the same as `as (rank, size):`.
+    Scales nest inwards. Naming a coarser level inside a finer one does not change the executing unit: it selects the
+    ranks and the network that `T.copy(dst=)`, `T.signal`, `T.barrier` and the collectives refer to. In a traced
+    function `as rank, size:` means the same as `as (rank, size):`.
 
     Args:
         level: a level of the machine that the launch includes.
@@ -41,7 +41,7 @@ def Scale(level: str) -> Iterator[tuple[Any, Any]]:  # noqa: N802 - a name of th
     if found.kind == "thread_group" and context.executing.kind == "cluster":
         raise _many_programs(context, f"T.Scale({level!r})")
     before, executing = context.executing, context.enters(found)
-    # What a unit of a finer level computed is no value of the unit around it; a device outlives its phases.
+    # A value computed by a unit of a finer level is not defined for the unit around it; a device outlives its phases.
     ends_names = context.finer(executing, before) or executing.kind == "cluster" != before.kind
     context.scales.append(OpenScale(found, executing))
     with trace.scoped(SCALE, level, ends_names=ends_names):
@@ -65,7 +65,7 @@ def rank(level: str) -> Any:
 
 
 def size(level: str) -> Any:
-    """How many siblings a unit of `level` has, itself included: an int if it is known, else an int32 expression.
+    """Number of siblings of a unit of `level`, itself included: an int if it is known, else an int32 expression.
 
     Raises:
         UnknownLevelError, LevelNotLaunchedError, ShapeError, UsageError: as for `T.Scale`.
@@ -75,7 +75,8 @@ def size(level: str) -> Any:
 
 
 class _Both(Sequence):
-    """A rank and a size. Under one name they are no number, and must not pass for one: `rank == 0` would be false."""
+    """A rank and a size. Under one name they are not a number, and must not pass for one: `rank == 0` would be
+    false."""
 
     def __init__(self, both: tuple[Any, Any]):
         self._both = both

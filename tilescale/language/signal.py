@@ -27,7 +27,7 @@ _SIGNAL_OPS = ("add", "set")
 def alloc_flags(shape: Any, dtype: Any = "int32") -> ir.Buffer:
     """Flags in device memory, on every unit that owns tensors, which are zero when a call of the program begins.
 
-    Nobody clears them and no barrier is needed for that: a unit may signal a peer's before the peer has begun.
+    They need no clearing and no barrier: a unit may signal a peer's before the peer has begun.
 
     Args:
         shape: an int or a sequence of extents.
@@ -35,7 +35,7 @@ def alloc_flags(shape: Any, dtype: Any = "int32") -> ir.Buffer:
 
     Raises:
         ShapeError: an extent that is negative or no integer.
-        UsageError: outside a launch, or a type that is no integer.
+        UsageError: outside a launch, or a type that is not an integer.
     """
     context = Context("T.alloc_flags")
     shape, dtype = checked_shape(context, shape), checked_dtype(context, dtype)
@@ -76,10 +76,10 @@ def flag_region(flag: Any) -> ir.Call:
 
 
 def flag_value(value: Any) -> ir.PrimExpr:
-    """What a flag is changed by, or compared with.
+    """The operand of a flag's update or comparison.
 
     Raises:
-        UsageError: it is no integer.
+        UsageError: `value` is not an integer.
     """
     node = ir.int_node(int(value) if isinstance(value, Integral) else value)
     if not isinstance(node, ir.PrimExpr) or not node.dtype.startswith(("int", "uint")):
@@ -207,10 +207,11 @@ def wait_any(flags: Any, compare: str, value: Any) -> ir.BufferLoad:
 
 
 def barrier() -> ir.Call:
-    """All units of the innermost scale's level arrive before any of them goes on; what each wrote is then visible.
+    """All units of the innermost scale's level arrive before any of them continues; the writes of each are then
+    visible.
 
     Raises:
-        CollectiveNotReachedError: a condition around it tells the units apart.
+        CollectiveNotReachedError: a condition around it differs between the units.
         NoPathError: no network connects the units.
     """
     context = Context("T.barrier")

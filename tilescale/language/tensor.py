@@ -26,11 +26,11 @@ def alloc(shape: Any, dtype: Any, level: str | None = None) -> ir.Buffer:
         shape: an int or a sequence of extents.
         dtype: a TileLang data type.
         level: the layer: "l0" registers (a fragment), "l1" shared memory, "l2" device memory (a workspace that the
-            runtime owns, one on every device), or whatever the machine's description names; left out, shared memory.
+            runtime owns, one on every device), or any layer of the machine's description; left out, shared memory.
 
     Raises:
         UnknownLayerError: the machine has no such layer.
-        AllocationTooLargeError: the tile is larger than the layer has room for.
+        AllocationTooLargeError: the tile is larger than the layer's capacity.
         PhaseError: an on-chip tile in a device-level phase.
         ShapeError: an extent that is negative or no integer.
         UsageError: outside a launch, an unknown data type, or a layer in which programs place no tiles.
@@ -128,7 +128,7 @@ def view(*args: Any, layout: Any = None, **kwargs: Any) -> ir.Buffer:
     Raises:
         LayoutError: a layout that is not recognised (the message lists those that are).
         ShapeError: a dimension that does not divide among the units.
-        UsageError: no scale is open, other arguments beside `layout`, or a layout without its name.
+        UsageError: no scale is open, other arguments together with `layout`, or a layout without its name.
     """
     if layout is None and not any(isinstance(x, Layout) for x in (*args, *kwargs.values())):
         return stock.view(*args, **kwargs)

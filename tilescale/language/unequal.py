@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The all-to-all of unequal parts: so many rows to each rank, so many from each (MPI_Alltoallv)."""
+"""The all-to-all of unequal parts: a number of rows for each pair of ranks (MPI_Alltoallv)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tilescale.program.ops import ALL_TO_ALL_V, COUNTS
 def all_to_all_v(src: Any, dst: Any, sent: Any, received: Any = None, impl: str | None = None) -> ir.Call:
     """The first sent[0] rows of src go to rank 0, the next sent[1] rows to rank 1, and so on; what has come is in dst.
 
-    Rows from rank 0 are the first ones of dst, those from rank 1 follow; rows of dst behind the last one stay as they
-    are. It stands in a phase of units that own tensors. Only these know how many rows there are: the host looks at no
-    tensor of numbers, so a CUDA graph of it takes other numbers each time (but by "nccl").
+    Rows from rank 0 are the first ones of dst, those from rank 1 follow; rows of dst after the last one are unchanged.
+    Valid in a phase of units that own tensors. The sizes are device-side: the host reads no tensor of numbers, so
+    replays of a CUDA graph may use different numbers (except with "nccl").
 
     Args:
         src, dst: tensors (rows, ...) of one type, alike but for their rows, of which ranks may have different numbers.
@@ -32,7 +32,7 @@ def all_to_all_v(src: Any, dst: Any, sent: Any, received: Any = None, impl: str 
     Raises:
         ShapeError: the tensors do not fit each other; or the numbers do not fit the units, or the rows that there are.
         PhaseError: where programs execute.
-        CollectiveNotReachedError, NoPathError, UsageError: as for `T.all_to_all`; numbers that are no int32 in device
+        CollectiveNotReachedError, NoPathError, UsageError: as for `T.all_to_all`; numbers that are not int32 in device
             memory.
         OutOfBoundsError: of the call: `sent` names more rows than src has, or a number below zero; or dst has too few
             rows for what comes. Nothing is written beyond it.
@@ -59,7 +59,7 @@ def _check_rows(source: ir.Call, target: ir.Call) -> None:
 
 
 def _counts(context: Context, level: Level, sent: Any, source: ir.Call, target: ir.Call) -> ir.Call:
-    """What says how many rows go where: a tensor, or numbers of all ranks."""
+    """The numbers of rows to each rank: a tensor, or numbers of all ranks."""
     if isinstance(sent, ir.Buffer | ir.BufferRegion):
         return _numbers(context, level, "sent", sent, "r")
     size = context.extent(level)
