@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Finished operators for PyTorch, each a program of the language behind a `torch.library` operator.
 
-ag_gemm.py gemm_rs.py gemm_ar.py    products with communication beside them; ag_gemm_programs.py: the first one's
+ag_gemm.py gemm_rs.py gemm_ar.py    GEMMs with overlapped communication; ag_gemm_programs.py: the first one's
 ag_columns_gemm.py gemm_ag.py       the same along columns
 all_gather.py reduce_scatter.py all_reduce.py broadcast.py all_to_all.py    collectives
 gather.py scatter.py                to and from one rank
@@ -16,13 +16,13 @@ moe_route.py moe_tables.py moe_dispatch.py grouped_gemm.py    its parts as opera
 linear.py siblings.py layer_products.py    layers, those with one input, and their operators
 parallelize.py                      the plan that puts them in models
 token_wise.py                       norms where tokens lie over the ranks
-workspace.py                        memory beside the arguments, made once
+workspace.py                        symmetric and local workspaces, made once
 symm_mem.py                         behind PyTorch's own fused operators; install.py: what is replaced
 graph_pass.py graph_patterns.py     instead of functional collectives in inductor's graphs
 communicator.py allreduce_fusion.py engine_plugins.py    what vLLM and SGLang call
 transformers_styles.py              the layers as styles of Hugging Face transformers
 warm_up.py                          all kernels of a model, compiled at once before it runs
-group.py arguments.py kernels.py    who takes part, what is served, kernels that are kept
+group.py arguments.py kernels.py    teams, argument checks, cached kernels
 padding.py                          N and K of any number
 dtensors.py                         DTensors in and out
 operator.py                         what an operator of torch.library is, at the cost of its function
@@ -127,7 +127,7 @@ __all__ = [
     "workspace",
 ]
 
-if not TYPE_CHECKING:  # who reads the types knows all names
+if not TYPE_CHECKING:  # type checkers know all names
 
     def __getattr__(name: str) -> NoReturn:
         raise unknown_attribute(__name__, name, __all__)

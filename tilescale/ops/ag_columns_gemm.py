@@ -2,8 +2,8 @@
 """All-gather of columns and GEMM: gather(a, dim=1) @ b, the inner dimension of a distributed over the ranks.
 
 The copy queue sends the local columns to all ranks, in chunks of rows, while tiles of the result begin with the local
-part of the inner dimension. Each tile goes on with the parts of the other ranks, in the order in which they arrive.
-Small GEMMs, and those whose parts of K are no multiples of 64 or whose N is no multiple of 8, gather first.
+part of the inner dimension. Each tile continues with the parts of the other ranks, in the order of their arrival. Small
+GEMMs, and those whose parts of K are not multiples of 64 or whose N is not a multiple of 8, gather first.
 """
 
 from typing import Any
@@ -163,5 +163,5 @@ def multiply_parts(G, m, B, n, a, b, c, arrived, rank, size, of):
 
 
 def sent(rank: Any, number: Any, size: int) -> Any:
-    """The rank whose columns come after so many others': itself, then as they were sent."""
+    """The source rank of part `number`: this rank first, then the order of sending."""
     return (rank + size - number) % size

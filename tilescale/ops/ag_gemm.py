@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """All-gather and product: gather(a) @ b, the rows of a lying over the ranks.
 
-The copy queue sends the own rows to everybody, chunk by chunk, while the grid multiplies them where they lie; rows of
-others come into a workspace and are multiplied as they arrive. Nobody copies own rows, and no processor moves data.
+The copy queue sends this rank's rows to all ranks, chunk by chunk, while the grid multiplies them in place; rows of
+other ranks arrive in a workspace and are multiplied as they arrive. Local rows are not copied, and no SM moves data.
 Few rows are gathered first: see ways.py; between nodes chunk by chunk: see unfused.py.
 """
 
@@ -58,7 +58,7 @@ ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
     "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
 }
-"""What may become of a result before it is stored, as PyTorch has it."""
+"""Activations of the epilogue, as PyTorch computes them."""
 
 
 @collective
@@ -82,8 +82,8 @@ def all_gather_matmul(
     Args:
         a: (rows, K) on each rank, the same number of rows on all, contiguous or not; anywhere in device memory.
         b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear). Or a list of
-            such matrices, each with its own N: one gather serves them all. They are copied in each call where K or an N
-            is no multiple of 8, of 16 in float8.
+            such matrices, each with its own N: one gather for all. They are copied in each call where K or an N is not
+            a multiple of 8, of 16 in float8.
         bias: (N,), or a list like b with None where there is none.
         activation: "relu", "silu" or "gelu_tanh", of all results, in float32; its backward multiplies once more.
         gated: whether b is [gate, up], two matrices of one N, and the result is activation(a @ gate) * (a @ up):
@@ -91,7 +91,7 @@ def all_gather_matmul(
         scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
             of a and for each column of b; the second a list if b is one. Then b is the transpose of a contiguous
             matrix, or several, and a bias is bfloat16.
-        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`.
+        float8: how bfloat16 matrices are rounded to float8 before the GEMM, `Float8()`.
         out: the result's memory, or a list like the result, where no gradients are recorded, and no other tensor's. If
             it is contiguous and N a multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
@@ -152,7 +152,7 @@ def _joined(a: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Ten
 def _places(
     out: Any, a: torch.Tensor, weights: list[torch.Tensor], bias: torch.Tensor | None, several: bool, group: str
 ) -> list[torch.Tensor]:
-    """Where results are wanted, none if that is not said. Raises ArgumentError for what results do not fit."""
+    """The requested result tensors, none without `out`. Raises ArgumentError for tensors that do not fit."""
     if out is None:
         return []
     places = list(out) if several and isinstance(out, Sequence) else [out]
@@ -248,7 +248,7 @@ def _products(
 
 
 def _ended(activation: str, gated: bool, made: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What becomes of products, by PyTorch."""
+    """Apply activation and gate by PyTorch."""
     ending = ACTIVATIONS.get(activation, lambda x: x)
     return [ending(made[0]) * made[1]] if gated else [ending(c) for c in made]
 
@@ -348,7 +348,7 @@ def _fake_results(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     a, weights, bias, _, ctx.group, ctx.activation, ctx.gated, ctx.float8 = inputs
-    # What an activation or a gate was applied to is made again, so the bias is needed.
+    # The input of an activation or a gate is recomputed, so the bias is needed.
     ctx.save_for_backward(a, bias if ctx.activation or ctx.gated else None, *weights)
     ctx.biased = bias is not None
 

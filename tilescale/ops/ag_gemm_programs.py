@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The programs of ag_gemm.py: the copy queue sends rows, tiles of the product wait for them.
 
-One grid makes the tiles of own rows, from where these lie, and then those of the others' rows.
+One grid computes the tiles of this rank's rows, in place, and then those of the other ranks' rows.
 """
 
 from typing import Any
@@ -63,7 +63,7 @@ def program(size: int, of: Product, gathers: bool, slices: int = 1) -> Any:
 
 
 def in_turns(size: int, of: Product, blocks: int, gathers: bool, known: int | None = None) -> Any:
-    """As `program`: as many blocks as run at once, which take tiles in turns.
+    """As `program`, persistent: as many blocks as run at once iterate over the tiles.
 
     A block loads the next tile while it stores this one. As many blocks again take the rows of others. `known`: the
     rows of a shard, if it is for no other number.
@@ -107,7 +107,7 @@ def in_turns(size: int, of: Product, blocks: int, gathers: bool, known: int | No
 
 @T.macro
 def send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices=1):
-    """The queue sends the own rows to everybody, in chunks or slices of columns, and in front of them their scales."""
+    """Send this rank's rows to all ranks by the copy queue, in chunks or slices of columns, their scales first."""
     rows, wide = A.shape[1], of.K // slices
     for step in T.serial(1, size):
         if of.scaled:
@@ -123,7 +123,7 @@ def send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices=1):
 
 
 def tiles_of(of: Product) -> tuple[Any, ...]:
-    """What a block has on chip: steps of a and b, sums, the tile that is stored; b and sums again if it is gated."""
+    """On-chip tiles of a block: pipeline stages of a and b, sums, the stored tile; b and sums again if it is gated."""
     tiles = of.tiles
     a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")
     out = T.alloc((tiles.m, tiles.n), of.result, level="l1")

@@ -30,13 +30,13 @@ def all_gather_v(
         a: (rows, ...); ranks may have different numbers of rows.
         rows: how many of them are gathered, a tensor of one integer on the device of `a`; None: all.
         most: rows that any rank has at most, the same on all ranks: the host does not look at the numbers, so the call
-            can be in a CUDA graph, and the result has room for so many of each rank.
+            can be in a CUDA graph, and the result has space for `most` rows of each rank.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
         The rows of rank 0, of rank 1, and so on, which can be differentiated; and how many each rank has, int32.
         Devices exchange these numbers. Without `most` the host waits for them, which no CUDA graph can have. With it
-        the rows are a tensor with room for ranks * most, of which those behind the last one that has come are zeros.
+        the result has ranks * most rows; those after the last received one are zeros.
 
     Raises:
         ArgumentError: an argument is not supported: names it, and what is supported.
@@ -57,7 +57,7 @@ def all_gather_v(
 
 
 def _own(a: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    """How many rows this rank has, (1,)."""
+    """Number of this rank's rows, (1,)."""
     if rows is None:
         return on_device((a.shape[0],), a.device)
     check_tensor("rows", rows, None, (torch.int32, torch.int64))

@@ -34,8 +34,8 @@ def all_reduce(
     """The sum of all ranks' tensors, or their maximum or minimum, as a new tensor. Collective.
 
     Args:
-        a: of the same shape on all ranks; bfloat16, float16, float32, float64, int64, int32, int8 or uint8. Of
-            bfloat16 and float16, what a rank adds up at once is added up in float32, and rounded. Sums of integers wrap
+        a: of the same shape on all ranks; bfloat16, float16, float32, float64, int64, int32, int8 or uint8. Values of
+            bfloat16 and float16 that a rank adds at once are added in float32, and rounded. Sums of integers wrap
             around as PyTorch's.
         op: "sum", "max" or "min", element by element. A NaN of any rank stays.
         out: the result's memory, where no gradients are recorded; `a` itself for a sum in place.

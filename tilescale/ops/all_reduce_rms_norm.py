@@ -25,13 +25,13 @@ from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 
 TILE = 16384
-"""Elements that a block normalises at once; a row may have so many and twice as many."""
+"""Elements that a block normalises at once; a row may have up to twice as many."""
 
 LARGEST = 8 << 20
 """Bytes that a rank sends in one kernel at most: its lines take longer for more than plain messages and a norm."""
 
 STEP = 512 << 10
-"""Bytes that a network moves in what a second step takes, some 1.5 us: so many more a rank may send in one."""
+"""Bytes that a network moves in the time of a second step, some 1.5 us: the limit of what a rank sends in one step."""
 
 COLUMNS = 1024
 """Columns that the threads of a block load at once."""
@@ -124,7 +124,7 @@ def _operator(
 
 
 def algorithm_of(a: torch.Tensor, team: Team) -> str | None:
-    """How one kernel makes all of it from a matrix; None where that is not possible, or takes longer."""
+    """The algorithm by which one kernel makes all of it from a matrix; None where unsupported or slower."""
     return None if whole_tensors.spans_nodes(team) else _algorithm(a.nbytes, a.shape[1] * a.itemsize, team.size)
 
 

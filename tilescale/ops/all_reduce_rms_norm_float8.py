@@ -43,7 +43,7 @@ def all_reduce_rms_norm_float8(
     Args:
         a, weight, residual, eps, weight_offset, group: as there, bfloat16 or float16.
         scale: float32, of one element: of all rows, the same on all ranks. None: each row, or each group, has one.
-        group_size: None, or 128: so many columns of a row have one scale.
+        group_size: None, or 128: the columns of a row that share a scale.
         power_of_two: whether the scales of rows and groups are rounded up to powers of two, as E8M0 has them.
         return_normed: whether to return the normalised rows of the type of `a`, too.
 
@@ -107,7 +107,7 @@ def _operator(
 
 
 def _empty(a: torch.Tensor, scaling: str, return_normed: bool) -> tuple[torch.Tensor, ...]:
-    """Room for the results of a matrix."""
+    """Uninitialized results of a matrix."""
     M, N = a.shape
     count = {"tensor": 0, "row": 1, "group": -(-N // GROUP)}[scaling]
     scales = a.new_empty((M, count), dtype=torch.float32)

@@ -52,7 +52,7 @@ def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = N
 
 @operator("all_to_all")
 def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tensor:
-    """What the others have for this rank, joined."""
+    """The parts addressed to this rank, joined."""
     team = team_of(group)
     part = [n // team.size if dim == cut else n for dim, n in enumerate(a.shape)]
     shape = [n * team.size if dim == joined else n for dim, n in enumerate(part)]
@@ -61,7 +61,8 @@ def _operator(a: torch.Tensor, cut: int, joined: int, group: str) -> torch.Tenso
     inner = [math.prod(part[dim:]) for dim in (cut, joined)]
     width = next((w for w in WIDTHS if not any(n % w for n in inner)), None)
     transposed = (cut > 0) + (joined > 0)
-    # What lies as it has to, goes as a whole, or has no 16 bytes together: parts are padded, one after the other.
+    # A tensor that needs no transposition is exchanged as a whole, and so is one whose parts have no 16 contiguous
+    # bytes: parts are padded, one after the other.
     if not transposed or width is None or exchanges_as_a_whole(a.nbytes, transposed, team):
         return join(whole_tensors.exchanged(dense(split(a, cut, team.size)), team), joined, team.size)
     (Q, Q2), rows = (n // width for n in inner), math.prod(part) // width
@@ -134,7 +135,7 @@ def program(size: int, width: int, dtype: str, chunk: int, is_whole: bool) -> An
                                 signal=arrived[rank, i],
                             )
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                source = (rank + size - turn) % size  # the own part, then in the order in which they come
+                source = (rank + size - turn) % size  # this rank's part first, then the order of arrival
                 first, rows = tile * high, chunk if is_whole else T.max(chunk // Q, 1) * Q
                 if source == rank:
                     move_rows(A, rank, 1, C, rank, first, P * Q, high, width)

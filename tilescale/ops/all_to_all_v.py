@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-to-all of unequal parts: so many rows to each rank, so many from each (MPI_Alltoallv)."""
+"""All-to-all of unequal parts: a number of rows for each pair of ranks (MPI_Alltoallv)."""
 
 import math
 from collections.abc import Sequence
@@ -34,13 +34,14 @@ def all_to_all_v(
             of integers on the device of `a`.
         received: how many rows come from each rank. Numbers where `sent` is numbers. Left out, it is a result: devices
             exchange the sizes, and the host waits for them, which no CUDA graph can have, unless `most` is given.
-        most: rows that any rank sends to any other one at most, the same on all ranks: with sizes on the device the
-            host does not look at them, and the result has room for so many from each. Numbers it bounds.
+        most: rows that any rank sends to any other one at most, the same on all ranks. With device-side sizes the host
+            does not read them, and the result has space for `most` rows from each rank. Host-side sizes are checked
+            against it.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
         The rows of rank 0, of rank 1, and so on; without `received`, and how many came from each rank, int32. With
-        sizes on the device and `most`, the rows are a tensor with room for ranks * most, of which those that have come
+        device-side sizes and `most`, the result has ranks * most rows, of which those that have arrived
         are first and the others are anything. It can be differentiated: its backward sends the gradients back.
 
     Raises:
@@ -124,7 +125,7 @@ def _operator(a: torch.Tensor, sent: list[int], received: list[int], group: str)
 
 @operator("all_to_all_v_counted")
 def _counted(a: torch.Tensor, sent: torch.Tensor, most: int, group: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows that have come, and behind them room; how many came from each rank."""
+    """The received rows, followed by unused ones, and the number of rows from each rank."""
     result = a.new_empty(size_of(group) * most, *a.shape[1:])
     return result, exchange_rows(a, sent.to(torch.int32), result, team_of(group))
 

@@ -167,7 +167,7 @@ def allreduce_fusion(
 
 
 def _scaling(pattern: int, factor: Any, group_size: int | None, x: torch.Tensor) -> dict[str, Any]:
-    """What has a scale, for the operator. Raises ArgumentError if that is not said."""
+    """Scaling arguments of the operator. Raises ArgumentError if they are missing."""
     if pattern in _ROWS:
         return {}
     if (factor if pattern in _STATIC else group_size) is None:

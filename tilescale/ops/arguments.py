@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What operators ask of their arguments. Every error names the argument, says what was found and what is served."""
+"""Argument checks of operators. Every error names the argument, the value found and the supported ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tilescale.ops.dtensors import is_dtensor
 from tilescale.ops.group import size_of
 
 MULTIPLE = 8
-"""Columns come in groups of so many: bulk copies move 16 bytes at least."""
+"""Columns are a multiple of this number: bulk copies move 16 bytes at least."""
 
 PRODUCTS = (torch.bfloat16, torch.float16)
 """Types that tile programs multiply."""
 
 SUMS = (*PRODUCTS, torch.float32)
-"""Types of which there are sums, made in float32; and GEMMs, in float32 by PyTorch, beside no communication."""
+"""Types of sums, made in float32; and of GEMMs, in float32 by PyTorch, without overlap."""
 
 COMBINES = (*SUMS, torch.float64, torch.int64, torch.int32, torch.int8, torch.uint8)
 """Types of which there are sums, maxima and minima as PyTorch makes them, or in float32."""
@@ -33,7 +33,7 @@ NARROW = (torch.float8_e4m3fn,)
 """Types of which there are products, with scales."""
 
 SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
-"""Types that have scales beside them."""
+"""Types that need scales."""
 
 _AS_BYTES = (*SCALED, torch.bool)
 
@@ -44,7 +44,7 @@ BYTES = (*MOVES, *SCALED)
 def check_tensor(
     name: str, x: torch.Tensor, dims: int | None = None, served: tuple[torch.dtype, ...] = PRODUCTS
 ) -> None:
-    """Raises ArgumentError unless it is a tensor of a type that is served, with so many dimensions."""
+    """Raise ArgumentError unless `x` is a tensor of a supported type with `dims` dimensions."""
     if not isinstance(x, torch.Tensor):
         raise ArgumentError(f"{name} is {type(x).__name__}", hint=f"pass a tensor as {name}")
     if is_dtensor(x):
@@ -72,7 +72,7 @@ def _as_autocast(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_moved(move: Callable[..., torch.Tensor], a: torch.Tensor, *given: Any) -> torch.Tensor:
-    """What moves a tensor, for any type: see `as_numbers`."""
+    """Move a tensor of any type by `move`: see `as_numbers`."""
     made = move(as_numbers(a.resolve_conj()), *given)
     if a.is_complex():
         return torch.view_as_complex(made)
@@ -115,7 +115,7 @@ def check_product(
     Args:
         parts: of K, one of which a has.
         scaled: a and b are float8, b the transpose of a contiguous matrix, as tensor cores take it.
-        rounds: they become float8 on the way.
+        rounds: whether they are rounded to float8.
     """
     if scaled and rounds:
         raise ArgumentError("scales and float8 are given", hint="float8 rounds a and b, scales are of float8 matrices")
@@ -191,7 +191,7 @@ def _each(name: str, scale: torch.Tensor, extent: int, a: torch.Tensor) -> torch
 
 
 def check_divides(name: str, x: torch.Tensor, dim: int, size: int) -> None:
-    """Raises ArgumentError unless a dimension can be split among so many ranks."""
+    """Raise ArgumentError unless a dimension can be split among `size` ranks."""
     if x.shape[dim] % size:
         raise ArgumentError(
             f"dimension {dim} of {name} is {x.shape[dim]}, the group has {size} ranks",
@@ -202,7 +202,7 @@ def check_divides(name: str, x: torch.Tensor, dim: int, size: int) -> None:
 def dense(x: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy of it, contiguous and where bulk copies may begin.
 
-    One without elements is copied: it lies at 0, and passes for contiguous whatever its strides are.
+    An empty tensor is copied: its address is 0, and it passes for contiguous with any strides.
     """
     if x.is_contiguous() and (address := x.data_ptr()) and address % 16 == 0:
         return x
@@ -211,7 +211,7 @@ def dense(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def unread(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What stands for a vector, and for a matrix, that a program does not read: one element."""
+    """Dummies of one element for a vector and a matrix that a program does not read."""
     vector = torch.zeros(1, dtype=dtype, device=device)
     return vector, vector.view(1, 1)
 
@@ -239,10 +239,10 @@ def check_out(
     name: str = "out",
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Raises ArgumentError unless it is None or a tensor for a result of this shape, on the device of `a`.
+    """Raise ArgumentError unless `out` is None or a tensor for a result of this shape, on the device of `a`.
 
     Args:
-        others: inputs beside `a`, that may require gradients.
+        others: further inputs that may require gradients.
         dtype: of the result; None is that of `a`.
     """
     if out is None:

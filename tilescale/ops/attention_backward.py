@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """The backward of sequence_attention.py, as FlashAttention-2 has it (Dao, arXiv:2307.08691, algorithm 2).
 
-Weights are made again from the scores and their log-sums. Keys and values come once more, by the same ways. A grid
-over queries sums up their gradients, a grid over keys those of keys and values: scores are made twice, but nobody adds
-to memory that others add to, and results have the same bits each time. What a rank adds to the gradients of another
-one's keys is sent by the copy queue while it goes on: to the owner, or on a ring to the next rank, which adds its own.
-The own keys come last, with what has arrived for them.
+Weights are recomputed from the scores and their log-sums. Keys and values are sent again, over the same routes. A grid
+over queries sums up their gradients, a grid over keys those of keys and values: scores are computed twice, but no two
+blocks add to the same memory, and results have the same bits each time. A rank's contribution to the gradients of
+another rank's keys is sent by the copy queue concurrently: to the owner, or on a ring to the next rank, which adds its
+contribution. This rank's keys are last, with the contributions that have arrived for them.
 """
 
 import math
@@ -80,11 +80,11 @@ def program(
     ring: bool,
     scale: float,
 ) -> Any:
-    """For the keys of each rank a grid over queries and one over keys; the own ones are the first and the last."""
+    """A grid over queries and one over keys for the keys of each rank; this rank's keys are the first and the last."""
     half, padded = T.dynamic("half"), T.dynamic("padded")
     how = size, causal, zigzag, scale
     slots = 2 * batch * PARTS  # gradients of keys, then of values
-    last = (0, 1) if ring else (1, size)  # what of the inbox is for the own keys
+    last = (0, 1) if ring else (1, size)  # the range of the inbox for this rank's keys
 
     @T.prim_func
     def sequence_attention_backward(
@@ -165,7 +165,7 @@ def send_part(parts, inbox, returned, step, size, ring):
 
 @T.macro
 def add_to_queries(Q, K, V, dO, Rows, dQ, tile, place, b, rank, source, is_own, size, causal, zigzag, scale):
-    """dQ += the gradients of a tile of queries by the keys of one rank, first by the own ones."""
+    """dQ += the gradients of a tile of queries by the keys of one rank; this rank's keys are first."""
     half, heads, dim, dtype = Q.shape[2], int(Q.shape[3]), int(Q.shape[4]), str(Q.dtype)
     of_keys = int(K.shape[3])
     q, slope = (T.alloc((TALL, dim), dtype, level="l1") for _ in range(2))
@@ -218,7 +218,7 @@ def add_to_keys(
     Q, K, V, dO, Rows, inbox, begin, end, dK, dV, step, tile, place, b, rank, source, is_own, size, causal, zigzag,
     scale,
 ):  # fmt: skip
-    """The gradients of a tile of keys of one rank by the own queries, plus `begin` to `end` of the inbox.
+    """The gradients of a tile of keys of one rank by this rank's queries, plus `begin` to `end` of the inbox.
 
     Blocks of heads that keys do not have make nothing.
     """
@@ -241,7 +241,7 @@ def add_to_keys(
     T.copy(V[outer, inner, first : first + TALL, head, :], v)
     T.clear(of_k)
     T.clear(of_v)
-    # Of each half of the queries those from the first one that sees a key of the tile, which is that of a step.
+    # In each half of the queries, start at the first one that sees a key of the tile, which is that of a step.
     begin_front, begin_back, front, steps = (T.alloc_var("int32") for _ in range(4))
     begin_front = first_seeing(part_of(rank, 0, size, zigzag), theirs, first, half, causal)
     begin_back = first_seeing(part_of(rank, 1, size, zigzag), theirs, first, half, causal)
@@ -288,5 +288,5 @@ def add_to_keys(
 
 
 def slot_of(step: Any, of_values: int, batch: int, b: Any, part: Any) -> Any:
-    """Where gradients of keys or of values of a step are."""
+    """Slot of the gradients of keys or of values of a step."""
     return ((step * 2 + of_values) * batch + b) * PARTS + part

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Items that blocks take in turns: block b takes items b, b + blocks, b + 2 blocks, and so on."""
+"""Items of a persistent grid: block b takes items b, b + blocks, b + 2 blocks, and so on."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import tilescale.language as T
 
 
 def turns_of(block: Any, blocks: Any, items: Any) -> Any:
-    """How many of so many items a block takes, where all blocks of a grid take them."""
+    """Trip count of a block over `items` items that all blocks of a grid share."""
     return T.ceildiv(items - block, blocks)
 
 

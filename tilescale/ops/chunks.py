@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Products between nodes in chunks of rows: while one chunk is on its way, the next one is multiplied.
+"""GEMMs between nodes in chunks of rows: while one chunk is in flight, the next one is multiplied.
 
-Between nodes NCCL's kernels carry data, and those need processors: a grid that waits for them while it holds all of
-them would wait for ever. So no grid waits here. Each chunk is a collective of its own, which itself overlaps what it
-does inside nodes and between them, on a stream beside that of the products; the two streams wait for each other's
-chunks. A chunk has what a message between nodes needs to reach the rate of its network.
+Between nodes NCCL's kernels carry data, and those need SMs: a grid that waits for them while it holds all SMs would
+wait for ever. So no grid waits here. Each chunk is a separate collective, which overlaps its phases inside nodes and
+between them, on a stream concurrent with that of the GEMMs; the two streams wait for each other's chunks. A chunk is as
+large as a message between nodes must be to reach the rate of its network.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tilescale.ops import whole_tensors
 from tilescale.ops.repeated import not_recorded
 
 WHOLE_BYTES = 2 << 20
-"""What is sent in one chunk, at most."""
+"""Largest size that is sent in one chunk."""
 
 TILE = 128
 """Rows of a product's tile: a chunk has whole ones."""
@@ -39,7 +39,7 @@ def chunks(rows: int, row_bytes: int, team: Team) -> list[slice]:
 
 
 def received_first(parts: list[slice], collective: Callable[[slice], Any], work: Callable[[Any], Any]) -> list[Any]:
-    """What work makes of what a collective has brought, chunk by chunk; the next one's collective runs meanwhile."""
+    """Apply work to the result of a collective, chunk by chunk; the next chunk's collective runs concurrently."""
     if len(parts) == 1:
         return [work(collective(parts[0]))]
     beside, made = _Beside(), []
@@ -69,7 +69,7 @@ def sent_after(
 
 
 class _Beside:
-    """A stream of collectives beside the current one, which keeps what either has made for the other."""
+    """A stream of collectives concurrent with the current one; tensors shared by the two are kept alive."""
 
     def __init__(self) -> None:
         not_recorded()  # streams are not
@@ -79,7 +79,7 @@ class _Beside:
         self.waits_for_main()
 
     def stream(self) -> AbstractContextManager[Any]:
-        """What is launched inside runs on the stream of collectives."""
+        """Launch the work inside on the stream of collectives."""
         return nullcontext() if self._streams is None else torch.cuda.stream(self._streams[1])
 
     def keep(self, made: Any) -> Any:
@@ -88,12 +88,12 @@ class _Beside:
         return made
 
     def waits_for_main(self) -> None:
-        """What follows on the stream of collectives comes after what is on the current one."""
+        """Order later work of the stream of collectives after that of the current one."""
         if self._streams is not None:
             self._streams[1].wait_stream(self._streams[0])
 
     def main_waits(self) -> None:
-        """What follows on the current stream comes after what is on that of collectives."""
+        """Order later work of the current stream after that of the stream of collectives."""
         if self._streams is not None:
             self._streams[0].wait_stream(self._streams[1])
 

@@ -24,7 +24,7 @@ class Communicator:
     No tensor has to be registered: inputs and results lie anywhere in device memory.
 
     Attributes:
-        disabled: whether the group has one rank, or ranks on several nodes; then every result is None.
+        disabled: whether the group has one rank, or ranks on several nodes; every result is then `None`.
     """
 
     def __init__(self, group: Any, device: Any = None, **options: Any):

@@ -62,7 +62,7 @@ TERMS, ROOM = 3, MULTIPLE
 left free for them: float32 has 24 significant bits, bfloat16 8."""
 
 LEAST = -3e4
-"""The least log-sum that is sent: float16 has it, and its weight is 0 beside any other."""
+"""The least log-sum that is sent: float16 has it, and its weight is 0 next to any other."""
 
 
 @collective
@@ -357,7 +357,7 @@ def attend(Q, K, V, lengths, table, parts, sums, split, place, b, tiles, is_late
 
 @T.macro
 def send_merged(parts, sums, inbox, arrived, block, blocks, high, batch, rank, merged):
-    """What the parts of the own keys make together, to all ranks or to the one whose heads they are."""
+    """Send the merged parts of this rank's keys, to all ranks or to the one whose heads they are."""
     splits, heads, value_dim = int(parts.shape[0]), int(parts.shape[2]), int(parts.shape[3])
     size, dtype, together = int(inbox.shape[0]), str(inbox.dtype), math.gcd(TOGETHER, splits)
     packed = T.alloc((high, value_dim + ROOM), dtype, level="l1")
@@ -392,7 +392,7 @@ def send_merged(parts, sums, inbox, arrived, block, blocks, high, batch, rank, m
 
 @T.macro
 def merge_received(inbox, Out, arrived, block, blocks, high, batch, rank, own_heads):
-    """What the keys of all ranks make together."""
+    """Merge the partial results of all ranks' keys."""
     size, merged, value_dim = int(inbox.shape[0]), int(Out.shape[1]), int(Out.shape[2])
     acc = T.alloc((high, value_dim), "float32", level="l0")
     top, total, each = (T.alloc((high,), "float32", level="l0") for _ in range(3))

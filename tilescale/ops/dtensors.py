@@ -24,7 +24,7 @@ def takes_dtensors(result: int | None, **inputs: int | None) -> Callable[[Callab
     Args:
         result: the dimension along which the result lies over the ranks; None: each has it whole, as it has the second
             of two results.
-        inputs: the same of the arguments that may be DTensors, or lists of them. Plain tensors beside them are shards.
+        inputs: the same of the arguments that may be DTensors, or lists of them. Plain tensors among them are shards.
 
     The function raises ArgumentError for a DTensor that lies otherwise, or on another mesh.
     """
@@ -48,14 +48,14 @@ def takes_dtensors(result: int | None, **inputs: int | None) -> Callable[[Callab
 
 
 def is_dtensor(x: Any) -> bool:
-    """Whether something is a DTensor. To import them takes seconds, so who has one has done it."""
+    """Whether `x` is a DTensor. The import takes seconds, and a DTensor implies that it has been done."""
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(x, loaded.DTensor)
 
 
 @dataclass(frozen=True)
 class Lies:
-    """How a DTensor lies: what makes another one of a shard."""
+    """Placement of a DTensor, by which a shard becomes another DTensor."""
 
     mesh: Any
     placements: Any
@@ -78,7 +78,7 @@ class Lies:
 
 
 def brought(name: str, x: Any, dim: int | None, group: str) -> Any:
-    """What a layer takes: this rank's part of a DTensor, along a dimension or whole (None); what is none, as it is.
+    """Input of a layer: this rank's part of a DTensor, along a dimension or whole (None); other values unchanged.
 
     Of what all have whole, each has a part of the gradient: PyTorch adds these up where they are needed, once for all
     layers. If it lies otherwise it is brought there, as PyTorch's own parallel layers do. Raises ArgumentError for one
@@ -127,7 +127,7 @@ def _mesh(given: dict[str, Any], inputs: dict[str, Any]) -> Any:
 
 
 def _shards(name: str, x: Any, dim: int | None) -> Any:
-    """What of an argument is this rank's. Raises ArgumentError for a DTensor that lies otherwise."""
+    """This rank's shard of an argument. Raises ArgumentError for a DTensor with another placement."""
     if isinstance(x, Sequence) and not isinstance(x, str):
         return [_shards(f"{name}[{i}]", one, dim) for i, one in enumerate(x)]
     if not is_dtensor(x):

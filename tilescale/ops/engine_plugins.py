@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the plugins of serving engines (`tilescale/plugins.py`) replace.
+"""Replacements made by the plugins of serving engines (`tilescale/plugins.py`).
 
 That is the engine's custom all-reduce, by `Communicator`, and the operators of `torch.ops.symm_mem` (`symm_mem.py`).
 """

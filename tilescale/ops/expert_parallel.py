@@ -42,7 +42,7 @@ class ParallelExperts(nn.Module):
         return y
 
     def extra_repr(self) -> str:
-        """What a model prints of it."""
+        """The module's line in a printed model."""
         return f"experts={len(self.gate_up_proj)}, features={self.down_proj.shape[1]}, inner={self.down_proj.shape[2]}"
 
 
@@ -65,7 +65,7 @@ def parallelize_experts(
         The model.
 
     Raises:
-        ArgumentError: it has no such experts, or their number is no multiple of the ranks. The model is unchanged.
+        ArgumentError: it has no such experts, or their number is not a multiple of the ranks. The model is unchanged.
     """
     name = group_name(group)
     size, rank = size_of(name), rank_of(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Grouped GEMMs of SwiGLU experts: what stands between them is made in their epilogues.
+"""Grouped GEMMs of SwiGLU experts, with the activation in their epilogues.
 
 Rows lie as `moe_dispatch` gives them, each tile those of one expert. An expert's `gate_up` has the rows of its gate,
 then those that the gate multiplies.
@@ -14,12 +14,12 @@ from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.products import DEPTH
 
 COLUMNS, LEAST_COLUMNS = 128, 16
-"""Columns of a block's tile, at most and at least; they divide those of the experts. Of eight there is no layout of a
+"""Columns of a block's tile, at most and at least; they divide those of the experts. Eight columns have no layout of a
 right operand that is not transposed."""
 
 
 def columns_of(N: int) -> int:
-    """Columns of a block's tile of so many."""
+    """Columns of a block's tile for N columns."""
     return math.gcd(N, COLUMNS)
 
 

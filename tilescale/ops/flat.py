@@ -21,10 +21,10 @@ TILE = 4096
 THREADS = 256
 
 CHUNK_BYTES = 4 << 20
-"""What travels together, at most: enough for a copy engine's full rate."""
+"""Largest size that is sent at once: enough for a copy engine's full rate."""
 
 CHUNKS = 1024
-"""Flags for the chunks of one part: room for 4 GiB."""
+"""Flags for the chunks of one part: enough for 4 GiB."""
 
 
 def place_in(out: torch.Tensor | None, dim: int) -> torch.Tensor | None:
@@ -74,7 +74,7 @@ def rows_of_bytes(*matrices: torch.Tensor) -> torch.Tensor:
 
 
 def more_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """A tensor (n, ...) with so many rows: itself, or a copy with zeros behind."""
+    """A tensor (n, ...) extended to `rows` rows: itself, or a copy padded with zeros."""
     return x if x.shape[0] == rows else torch.cat([x, x.new_zeros(rows - x.shape[0], *x.shape[1:])])
 
 

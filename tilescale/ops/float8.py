@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Products of bfloat16 matrices in float8: what is rounded on the way, forward and backward.
+"""GEMMs of bfloat16 matrices in float8: rounding of operands, forward and backward.
 
-As float8 training has it (Micikevicius et al., arXiv:2209.05433; the recipes of torchao and Transformer Engine): what
-goes into the product of the forward pass is rounded to e4m3, gradients that go on to the inputs to e5m2, which has more
-range. Scales are powers of two, so that scaling itself rounds nothing. The gradients of weights are products of the
-matrices as they were before, since optimisers add up many of them.
+Float8 training as in Micikevicius et al., arXiv:2209.05433, and the recipes of torchao and Transformer Engine: operands
+of the forward GEMM are rounded to e4m3, gradients of the inputs to e5m2, which has more range. Scales are powers of
+two, so that scaling itself rounds nothing. The gradients of weights use the unrounded matrices, since optimisers add up
+many of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tilescale.ops.rounding import rounded_rows
 from tilescale.ops.unfused import Scales, product
 
 FORWARD = torch.float8_e4m3fn
-"""What operands are rounded to; the weight also where gradients are multiplied with it."""
+"""Type of rounded operands; the weight also where gradients are multiplied with it."""
 
 SCALINGS = ("rowwise", "tensorwise")
 
@@ -34,7 +34,7 @@ GRADIENTS = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Float8:
-    """How a product rounds its bfloat16 operands to float8.
+    """Recipe by which a GEMM rounds its bfloat16 operands to float8.
 
     Attributes:
         scaling: "rowwise", a scale for each row of a and each column of b, or "tensorwise", one for each matrix of a
@@ -111,8 +111,8 @@ def of_any_size(
     float8: str = "",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What `multiply(a, b, bias, scales, team, out)` makes, of matrices with N and K of any number, rounded by a recipe
-    if there is one; in `out`, if that is given."""
+    """Compute `multiply(a, b, bias, scales, team, out)` for any N and K, rounded by a recipe if there is one; in `out`,
+    if that is given."""
     left, (right,), bias, scales = padded(a, [b], bias, scales, rounds=bool(float8))
     if float8:
         left, (right,), scales = rounded(left, [right], float8)
@@ -148,7 +148,8 @@ times.register_autograd(_backward, setup_context=_setup)
 def gradients_of_times(
     grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, recipe: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a, by the recipe, and of b, as the transpose of (N, K), which is how the weight of a torch.nn.Linear lies."""
+    """The gradients of a, by the recipe, and of b, as the transpose of (N, K), the layout of the weight of a
+    torch.nn.Linear."""
     back = of_gradients(recipe)
     da = times(grad, b.t(), None, back) if back else grad @ b.t()
     return da, (grad.t() @ a).t()

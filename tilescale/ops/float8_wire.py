@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Collectives whose numbers travel as float8: groups of 128 with a scale each, sums in float32.
 
-One kernel quantizes, sends, sums and dequantizes, so that a tensor is read and written once. A block for each
-multiprocessor does all of that with its tiles, a turn after the other, so that the network and the memory are busy at
-the same time; a grid so small synchronizes the ranks by itself. What stays on a rank is quantized as well where others
-get it: all ranks have the same bits.
+One kernel quantizes, sends, sums and dequantizes, so that a tensor is read and written once. One persistent block per
+SM processes its tiles, one iteration after the other, so that the network and the memory are busy at the same time;
+such a small grid synchronizes the ranks by itself. Local parts are quantized as well where other ranks receive them:
+all ranks have the same bits.
 
 Scales are powers of two, so scaling itself rounds nothing. A group with an infinity or a NaN becomes NaN as a whole.
 """
@@ -73,7 +73,7 @@ def all_gather_float8(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
 
 @operator("reduce_scatter_float8")
 def reduce_scatter_float8(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
-    """The own part of the sum."""
+    """This rank's part of the sum."""
     team = team_of(group)
     made = _exchanged("reduce_scatter", split(a, dim, team.size), team.size, team)
     return _whole(made, [n // team.size if i == dim else n for i, n in enumerate(a.shape)])
@@ -90,7 +90,7 @@ def all_reduce_float8(a: torch.Tensor, group: str) -> torch.Tensor:
 
 
 def _exchanged(name: str, a: torch.Tensor, parts: int, team: Team) -> torch.Tensor:
-    """(parts of the result, padded part) of a tensor of so many parts, one behind the other."""
+    """(parts of the result, padded part) of a tensor of `parts` consecutive parts."""
     if team.size == 1:
         return a.reshape(1, -1).clone()
     compare_counts(a, team)
@@ -107,7 +107,7 @@ def _exchanged(name: str, a: torch.Tensor, parts: int, team: Team) -> torch.Tens
 
 
 def _boxes(name: str, team: Team, rows: int) -> list[torch.Tensor]:
-    """Where parts arrive, and their scales; where sums arrive, and theirs. One group where nothing does."""
+    """Inboxes of parts and their scales, and of sums and theirs. One group where no sums arrive."""
     inbox, sums = ((1, 1) if name == without else (team.size, rows) for without in ("all_gather", "reduce_scatter"))
     shapes = [(*inbox, GROUP), (*inbox, SCALE_BYTES), (*sums, GROUP), (*sums, SCALE_BYTES)]
     kinds = (torch.float8_e4m3fn, torch.float32) * 2
@@ -119,7 +119,7 @@ def _boxes(name: str, team: Team, rows: int) -> list[torch.Tensor]:
 
 
 def _whole(made: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """What is made of parts, as a tensor of that shape."""
+    """The result of parts, as a tensor of that shape."""
     return plain(made.reshape(shape))
 
 
@@ -173,8 +173,8 @@ def send(q, scale, box, scales, rank, first, flags, block, other):
 def program(size: int, blocks: int, name: str, dtype: str) -> Any:
     """A collective of groups: "all_gather"; "reduce_scatter" or "all_reduce", of a part for each rank.
 
-    In each turn a block sends a tile of every other part to its rank, sums the tiles that came in the turn before and
-    sends the sum to all, and takes the sums of the turn before that.
+    In each iteration a block sends a tile of every other part to its rank, sums the tiles of the previous iteration and
+    sends the sum to all ranks, and receives the sums of the iteration before that.
     """
     rows, sums, sends = T.dynamic("rows"), name != "all_gather", name != "reduce_scatter"
     of_inbox, of_sums = (size, rows) if sums else (1, 1), (size, rows) if sends else (1, 1)

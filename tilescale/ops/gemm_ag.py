@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """GEMM and all-gather of the result's columns: gather(a @ b, dim=1), the columns of b distributed over the ranks.
 
-The copy queue sends each chunk of rows to all ranks when its tiles are done, into a workspace. Further blocks put the
-chunks of other ranks into place as they arrive. Small GEMMs, and those whose K or N is no multiple of 8, gather
+The copy queue sends each chunk of rows to all ranks when its tiles are done, into a workspace. Further blocks copy the
+chunks of other ranks into the result as they arrive. Small GEMMs, and those whose K or N is not a multiple of 8, gather
 afterwards.
 """
 

@@ -61,11 +61,11 @@ def matmul_all_reduce(
     Args:
         a: (..., K) on each rank, its own columns of the whole.
         b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear). It is copied
-            in each call where K or N is no multiple of 8, of 16 in float8.
+            in each call where K or N is not a multiple of 8, of 16 in float8.
         bias: (N,), the same on all ranks.
         scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
             of a and for each column of b. Then b is the transpose of a contiguous matrix.
-        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`.
+        float8: how bfloat16 matrices are rounded to float8 before the GEMM, `Float8()`.
         out: the result's memory, where no gradients are recorded, and no other tensor's. If it is contiguous and N a
             multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
@@ -108,7 +108,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
 def _scaled(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
 ) -> torch.Tensor:
-    """The sum of the products of float8 matrices; a scale for each row of a and each column of b."""
+    """The sum of the GEMMs of float8 matrices; a scale for each row of a and each column of b."""
     return of_any_size(_summed, a, b, bias, (of_a, of_b), group)
 
 
@@ -180,7 +180,8 @@ _operator.register_autograd(_backward, setup_context=_setup)
 
 
 def program(size: int, of: Product, blocks: int) -> Any:
-    """The tiles of the sum, each by one block on every rank: so many blocks take tiles in turns, or 0, one each."""
+    """The tiles of the sum, each by one block on every rank: `blocks` persistent blocks, or with 0 one block for each
+    tile."""
     N, K, tiles, rows = of.N, of.K, of.tiles, T.dynamic("rows")
     count = tiles.count(rows, N)
     grid = blocks if blocks else count

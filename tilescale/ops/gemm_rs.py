@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Product and reduce-scatter: the sum of a @ b over the ranks, each of which is left with its rows.
 
-Rows of the others come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
-chunk to its owner when its tiles are done. Own rows come last, when the parts of the others have arrived: they are
-added up in float32 and in one order, so results have the same bits each time. Where a shard has several chunks, as many
-blocks as run at once take tiles in turns. Few rows are multiplied first: see ways.py; between nodes chunk by chunk: see
-unfused.py.
+Rows of other ranks come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
+chunk to its owner when its tiles are done. Local rows come last, when the parts of the other ranks have arrived: they
+are added in float32 and in one order, so results have the same bits each time. Where a shard has several chunks, the
+grid is persistent. Few rows are multiplied first: see ways.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -72,16 +71,16 @@ def matmul_reduce_scatter(
     out: torch.Tensor | None = None,
     group: Any = None,
 ) -> torch.Tensor:
-    """The own rows of the sum of a @ b over all ranks (+ bias, once), sent while they are multiplied. Collective.
+    """This rank's rows of the sum of a @ b over all ranks (+ bias, once), sent while they are multiplied. Collective.
 
     Args:
         a: (M, K) on each rank, its own columns of the whole; M is a multiple of the number of ranks.
         b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear). It is copied
-            in each call where K or N is no multiple of 8, of 16 in float8.
+            in each call where K or N is not a multiple of 8, of 16 in float8.
         bias: (N,), the same on all ranks.
         scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
             of a and for each column of b. Then b is the transpose of a contiguous matrix.
-        float8: how bfloat16 matrices are rounded to float8 on the way, `Float8()`.
+        float8: how bfloat16 matrices are rounded to float8 before the GEMM, `Float8()`.
         out: the result's memory, where no gradients are recorded, and no other tensor's. If it is contiguous and N a
             multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
@@ -118,7 +117,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
 def _scaled(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, of_a: torch.Tensor, of_b: torch.Tensor, group: str
 ) -> torch.Tensor:
-    """The sum of the products of float8 matrices, scattered; a scale for each row of a and each column of b."""
+    """The sum of the GEMMs of float8 matrices, scattered; a scale for each row of a and each column of b."""
     return of_any_size(_scattered, a, b, bias, (of_a, of_b), group)
 
 
@@ -202,7 +201,7 @@ _operator.register_autograd(_backward, setup_context=_setup)
 
 
 def in_turns(size: int, of: Product, blocks: int, known: int | None = None) -> Any:
-    """As `program`: as many blocks as run at once, which take tiles in turns.
+    """As `program`, persistent: as many blocks as run at once iterate over the tiles.
 
     A block loads the next tile while it stores this one. `known`: the rows of a shard, if it is for no other number.
     """
@@ -235,7 +234,7 @@ def in_turns(size: int, of: Product, blocks: int, known: int | None = None) -> A
                 with T.Scale("device") as (rank, _):
                     for turn in T.serial(turns_of(block, blocks, count)):
                         shard, m, n = tiles.of_shards(block + turn * blocks, size, rows, N)
-                        owner = (rank + 1 + shard) % size  # the own rows last
+                        owner = (rank + 1 + shard) % size  # this rank's rows last
                         T.clear(c)
                         if of.scaled:  # they come while the tile is multiplied
                             load_scales(row_scales, column_scales, of_A, owner, m, of_B, n, rows, N)
@@ -282,7 +281,7 @@ def program(size: int, of: Product) -> Any:
                 b = T.alloc(of.b_tile, of.b_dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
-                owner = (rank + 1 + turn) % size  # the own rows last
+                owner = (rank + 1 + turn) % size  # this rank's rows last
                 m, n = tiles.at(tile, rows, N)
                 T.clear(c)
                 multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What inductor's graphs have in place of TileScale's operators, and how it is replaced.
+"""Patterns of inductor's graphs that TileScale's operators replace, and their replacement.
 
     before                                                       after
     wait(all_gather_into_tensor(x)), mm by any number of weights     all_gather_matmul
@@ -7,9 +7,9 @@
     mm, wait(all_reduce(...))                                        matmul_all_reduce
     wait(all_reduce(x)), add, RMSNorm                                all_reduce_rms_norm
 
-Views that keep rows whole may stand between, and the splits and concatenations by which functional collectives gather
-and scatter another dimension than the first. A replacement is a function of the public operators, traced for the
-tensors at hand: a pattern whose tensors they refuse stays as it is. So does one whose parts something else needs.
+Views that keep rows whole may be in between, and so may the splits and concatenations by which functional collectives
+gather and scatter a dimension other than the first. A replacement is a function of the public operators, traced for the
+tensors at hand. A pattern stays if they do not support its tensors, or if other nodes use its parts.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 
 REPLACED = "tilescale_replaced"
-"""What a collective's node has in its meta when an operator took its place."""
+"""Key in the meta of a collective's node that an operator replaced."""
 
 patterns = PatternMatcherPass(pass_name="tilescale")
 
 replaced: Counter[tuple[str, str]] = Counter()
-"""How often each operator took a pattern's place since the pass was installed, by its name and why it did not; "" if it
-did."""
+"""Number of replacements of patterns since the pass was installed, by operator and the reason against it; "" if
+replaced."""
 
 
 def _awaited(collective: Any, *given: Any) -> CallFunction:
-    """What is there when a collective has ended; the unfinished result may be an output, for the backward."""
+    """The result of a finished collective; the unfinished result may be an output, for the backward."""
     return CallFunction(WAIT, CallFunction(collective, *given, _users=MULTIPLE), _users=MULTIPLE)
 
 
@@ -219,12 +219,12 @@ def _flattened(whole: Node) -> Iterator[Node]:
 
 
 def _shape(node: Node) -> Any:
-    """The extents that a view gives, as the graph has them; None for what is no view."""
+    """The extents of a view, as the graph has them; None if the node is not a view."""
     return node.args[1] if node.target in VIEWS else None
 
 
 def _reassembled(wait: Node) -> tuple[Node, int]:
-    """What was gathered and the dimension along which: gathers of another one than the first are split and joined."""
+    """The gathered tensor and the dimension: gathers of a dimension other than the first are split and joined."""
     split = next(iter(wait.users), None)
     if split is None or split.target not in SPLITS or len(wait.users) > 1:
         return wait, 0
@@ -235,7 +235,7 @@ def _reassembled(wait: Node) -> tuple[Node, int]:
 
 
 def _parts(joined: Node, along: int | None = None) -> tuple[Node, int] | None:
-    """What was split and joined again, all parts in order and nothing else, and the dimension that was split.
+    """The tensor that was split and joined again, all parts in order and nothing else, and the split dimension.
 
     Args:
         joined: a concatenation, or something else, of which there is none.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which ranks an operator spans: what the user says of PyTorch's groups, as a team of the job.
+"""Ranks of an operator: PyTorch's groups as teams of the job.
 
 Operators of `torch.library` take no objects, so a group travels as its name; the job's own is "".
 """
@@ -31,7 +31,7 @@ _otherwise = ContextVar("otherwise", default=False)
 F = TypeVar("F", bound=Callable[..., Any])
 
 NOT_A_MEMBER = -100
-"""What torch.distributed.new_group gives to ranks that it does not name."""
+"""The group that torch.distributed.new_group returns on ranks that it does not name."""
 
 
 def group_name(group: Group) -> str:
@@ -59,7 +59,7 @@ def group_name(group: Group) -> str:
 
 
 def collective(function: F) -> F:
-    """Make an operator tell the other ranks of its group when it fails on this one; they would wait for it."""
+    """Make an operator notify the other ranks of its group when it fails on this one; they would wait for it."""
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -77,7 +77,7 @@ def collective(function: F) -> F:
 
 @contextmanager
 def otherwise() -> Iterator[None]:
-    """Where arguments that an operator refuses, on all ranks alike, are done otherwise: nobody is told of them."""
+    """Fall back for arguments that an operator refuses, on all ranks alike: no rank is notified of the error."""
     token = _otherwise.set(True)
     try:
         yield
@@ -86,7 +86,7 @@ def otherwise() -> Iterator[None]:
 
 
 def _team_in(args: Sequence[Any], options: dict[str, Any]) -> Team | None:
-    """The ranks that a call of an operator spans, by its group or by what has one; None if nobody can know."""
+    """The ranks of an operator's call, by its group or by an argument that has one; None if they cannot be known."""
     group = options.get("group") or next((x.group for x in (*args, *options.values()) if hasattr(x, "group")), None)
     try:
         return None if current_world() is None else team_of(group_name(group))
@@ -95,13 +95,13 @@ def _team_in(args: Sequence[Any], options: dict[str, Any]) -> Team | None:
 
 
 def is_mesh(group: Any) -> bool:
-    """Whether something is a DeviceMesh. Who has one has loaded them."""
+    """Whether `group` is a DeviceMesh, without loading the module: a mesh implies that it is loaded."""
     loaded = sys.modules.get("torch.distributed.device_mesh")
     return loaded is not None and isinstance(group, loaded.DeviceMesh)
 
 
 def team_of(name: str) -> Team:
-    """The team of a group's ranks; joins the job if nobody has."""
+    """The team of a group's ranks; joins the job if necessary."""
     return _team(init(), _ranks(name))
 
 
@@ -111,7 +111,7 @@ def team_of_two(name: str, peer: int) -> Team:
 
 
 def size_of(name: str) -> int:
-    """How many ranks a group has."""
+    """Number of ranks of a group."""
     return len(_ranks(name))
 
 
@@ -145,8 +145,8 @@ def _name_of(group: Any) -> str | None:
     return str(group.group_name) if hasattr(group, "group_name") else None
 
 
-# What torch.compiler.assume_constant_result says of a function, without loading the compiler with each process: 1.4 s.
-# PyTorch 2.11 breaks graphs at what both do.
+# The mark of torch.compiler.assume_constant_result, without loading the compiler in each process: 1.4 s. PyTorch 2.11
+# breaks graphs at both.
 _ranks._dynamo_marked_constant = _name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -43,12 +43,12 @@ def grouped_matmul(
     Args:
         x: (room, K), in the rows in which `moe_dispatch` gave the tokens; bfloat16, float16, or float8 with scales.
         b: (experts of this rank, K, N), contiguous or the transposes of contiguous matrices (`weight.mT`), of the type
-            of x; K and N are multiples of 8. Of float8 it is the latter, and they are multiples of 128.
+            of x; K and N are multiples of 8. In float8 only transposes are supported, and K and N are multiples of 128.
         routing: of these tokens.
         scales: for float8: of x, (room, K / 128), and of b, (experts of this rank, K / 128, N / 128), float32.
 
     Returns:
-        (room, N), of the type of x, bfloat16 for float8; rows that are nobody's are anything. It can be differentiated,
+        (room, N), of the type of x, bfloat16 for float8; rows without a token are undefined. It can be differentiated,
         but for float8.
 
     Raises:
@@ -113,7 +113,7 @@ def _outer(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tens
 def _scaled(
     x: torch.Tensor, b: torch.Tensor, of_x: torch.Tensor, of_b: torch.Tensor, owners: torch.Tensor
 ) -> torch.Tensor:
-    """The products of float8 matrices."""
+    """The GEMMs of float8 matrices."""
     rows, N, K = x.shape[0], b.shape[2], b.shape[1]
     result = x.new_empty(rows, N, dtype=torch.bfloat16)
     wide = _wide(x)
@@ -162,12 +162,12 @@ _operator.register_autograd(_backward, setup_context=_setup)
 
 
 def launch(size: int, *grid: Any) -> Any:
-    """A grid of each of so many devices; 0: of the caller's alone."""
+    """A grid on each of `size` devices; 0: on the caller's alone."""
     return T.Kernel(device=size, block=grid, threads=256) if size else T.Kernel(*grid, threads=256)
 
 
 def program(size: int, N: int, K: int, dtype: str, transposed: bool) -> Any:
-    """C[m] = A[m] B[owner of m], tile by tile; tiles of nobody are left out. `size`: see `launch`."""
+    """C[m] = A[m] B[owner of m], tile by tile; tiles without a token are skipped. `size`: see `launch`."""
     room, experts, wide = T.dynamic("room"), T.dynamic("experts"), COLUMNS if N % COLUMNS == 0 else COLUMNS // 2
 
     @T.prim_func

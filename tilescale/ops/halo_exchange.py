@@ -35,8 +35,8 @@ def halo_exchange(
         width: how many slices come from each side; one for all dimensions, or one for each.
         dim: the dimension along which the ranks' blocks follow one another; or several, for a mesh.
         periodic: whether the first and the last rank are next to each other; one for all dimensions, or one for each.
-        in_place: `a` has room for the slices already, `width` at both ends, and they are written there. Without it the
-            result is a new tensor, where zeros stand beyond the first and the last rank.
+        in_place: `a` includes space for the slices, `width` at both ends, and they are written there. Without it the
+            result is a new tensor, with zeros beyond the first and the last rank.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job; for several dimensions a
             DeviceMesh with as many, in the order of `dim`.
 
@@ -70,7 +70,7 @@ def halo_exchange(
 
 
 def _for_each(name: str, given: Any, dims: list[int]) -> list[Any]:
-    """What is given for all dimensions, or for each."""
+    """One value for each dimension, from one for all or one each."""
     if not isinstance(given, Sequence):
         return [given] * len(dims)
     if len(given) != len(dims):
@@ -107,7 +107,7 @@ def _filled(a: torch.Tensor, width: int, dim: int, periodic: bool, group: str) -
 
 
 def _next_to(ends: list[torch.Tensor], periodic: bool, group: str) -> list[torch.Tensor | None]:
-    """What the ranks before and after this one have at the ends towards it, from this one's; None where no rank is."""
+    """The neighbours' slices at the ends towards this rank; None at an end without a neighbour."""
     rank, size = rank_of(group), size_of(group)
     sides = [side for side in (0, 1) if periodic or 0 <= rank - 1 + 2 * side < size]
     peers = {side: (rank - 1 + 2 * side) % size for side in sides}

@@ -36,7 +36,7 @@ def _kept(build: Callable[..., Any], team: Team, machine: Machine, given: tuple[
 
 def local_kernel(build: Callable[..., Any], *given: Any) -> Kernel:
     """The kernel of `build(*given)`, a program of one device that each rank calls for itself."""
-    repeated.not_recorded()  # what TileLang launches by itself nobody is told of
+    repeated.not_recorded()  # TileLang's plain launches need no notification of other ranks
     return _kept_local(build, given)
 
 

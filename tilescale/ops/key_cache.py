@@ -27,14 +27,14 @@ BULK = 256
 """Columns of a bulk copy, at most."""
 
 FEW = 16
-"""Keys of a step that are contiguous, where the barriers of their copies leave no room for a second step of latents."""
+"""Contiguous keys of a step at which the barriers of their copies leave no space for a second step of latents."""
 
 PAGES = (16, 256)
 """Keys of a page, at least and at most: multiples of the first, as tensor cores multiply."""
 
 
 class Cache(NamedTuple):
-    """How a cache lies in memory.
+    """Memory layout of a cache.
 
     Attributes:
         dtype: of its elements.
@@ -58,7 +58,7 @@ class Cache(NamedTuple):
 
 
 def check_cache(name: str, x: torch.Tensor, dims: int, q: torch.Tensor, table: torch.Tensor | None) -> None:
-    """Raises ArgumentError unless it is a cache for queries q, of so many dimensions, with or without pages."""
+    """Raise ArgumentError unless `x` is a cache for queries q, with `dims` dimensions, with or without pages."""
     check_tensor(name, x, dims, (q.dtype, *NARROW))
     check_same("device", name, x, "q", q)
     if table is None:
@@ -80,7 +80,7 @@ def check_cache(name: str, x: torch.Tensor, dims: int, q: torch.Tensor, table: t
 
 
 def check_table(table: torch.Tensor | None, q: torch.Tensor) -> None:
-    """Raises ArgumentError unless it is None or a block table for queries q."""
+    """Raise ArgumentError unless `table` is None or a block table for queries q."""
     if table is None:
         return
     check_tensor("block_table", table, 2, (torch.int32,))
@@ -92,7 +92,7 @@ def check_table(table: torch.Tensor | None, q: torch.Tensor) -> None:
 
 
 def check_scale(name: str, scale: torch.Tensor | None, cache_name: str, cache: torch.Tensor, heads: int) -> None:
-    """Raises ArgumentError unless it is None or scales of a float8 cache, one or one for each head of keys."""
+    """Raise ArgumentError unless `scale` is None or scales of a float8 cache, one or one for each head of keys."""
     if scale is None:
         return
     check_tensor(name, scale, None, (torch.float32,))
@@ -104,7 +104,7 @@ def check_scale(name: str, scale: torch.Tensor | None, cache_name: str, cache: t
 
 
 def cache_of(x: torch.Tensor, table: torch.Tensor | None) -> Cache:
-    """How a cache that was checked lies."""
+    """Memory layout of a checked cache."""
     if table is None:
         return Cache(dtype_of(x))
     return Cache(dtype_of(x), x.shape[1], x.stride(0) // x[0].numel() if len(x) > 1 else 1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The products of the layers of linear.py, tokens and weights as layers have them: an operator for each kind of layer.
 
-Between a layer and its product stand views, transpositions and the parameters' shards. An operator around all of them
-is one step of autograd, where each would be one by itself.
+Between a layer and its GEMM are views, transpositions and the parameters' shards. One operator around all of them is
+one step of autograd instead of one each.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tilescale.ops.operator import operator, operator_of
 def column_parallel(
     x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor], group: str, float8: str, keeps: bool
 ) -> list[torch.Tensor]:
-    """What layers with weights (N, K), and a bias each or none, make of the tokens of all ranks: (..., tokens, N).
+    """Outputs of layers with weights (N, K), and a bias each or none, for the tokens of all ranks: (..., tokens, N).
 
-    x is (..., tokens / ranks, K). Behind the results are the gathered rows, (ranks * rows, K), if asked to keep them.
+    x is (..., tokens / ranks, K). The gathered rows, (ranks * rows, K), follow the results if they are to be kept.
     """
     _tell_of_float32(x.dtype)
     how = {"bias": biases or None, "float8": recipe_of(float8), "group": group, "return_gathered": keeps}
@@ -52,7 +52,7 @@ def _(
 def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     x, weights, biases, ctx.group, ctx.float8, ctx.keeps = inputs
     ctx.biased, ctx.shape = bool(biases), x.shape
-    ctx.set_materialize_grads(False)  # of the kept rows, and of layers whose results nobody used
+    ctx.set_materialize_grads(False)  # of the kept rows, and of layers whose results are unused
     ctx.save_for_backward(output[-1] if ctx.keeps else x, *weights)
 
 
@@ -100,7 +100,7 @@ input_gradient.register_autograd(_input_gradient_backward, setup_context=_input_
 
 @operator("side_by_side")
 def side_by_side(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor]) -> torch.Tensor:
-    """What layers with weights (N, K), and a bias each or none, make of (..., K) on this rank: (..., sum of N)."""
+    """Outputs of layers with weights (N, K), and a bias each or none, for (..., K) on this rank: (..., sum of N)."""
     rows, widths = _rows(x), list(map(len, weights))
     weight, bias = _adjacent(weights), _adjacent(biases) if biases else None
     if weight is not None and (bias is not None or not biases):

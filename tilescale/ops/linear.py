@@ -28,7 +28,7 @@ TOKENS, FEATURES = -2, -1
 
 
 class ParallelLinear(nn.Linear):
-    """What both layers share. Make one of a layer that there is with `shard`.
+    """Common base of both layers. Make one of an existing layer with `shard`.
 
     Attributes:
         group: the name of the group whose ranks share the weight.
@@ -78,8 +78,8 @@ class ParallelLinear(nn.Linear):
             The layer itself, of its new class.
 
         Raises:
-            ArgumentError: it is no torch.nn.Linear, or its features cannot be split among the ranks; or src_data_rank
-                without a mesh.
+            ArgumentError: it is not a torch.nn.Linear, or its features cannot be split among the ranks; or
+                src_data_rank without a mesh.
         """
         check_shard(cls, linear, group, src_data_rank)
         linear.weight = _part(linear.weight, cls.cut, group, src_data_rank)
@@ -139,7 +139,7 @@ class ColumnParallelLinear(ParallelLinear):
 
     @collective
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The own outputs for all tokens.
+        """This rank's outputs for all tokens.
 
         Raises:
             ArgumentError: the input has other features.
@@ -149,7 +149,7 @@ class ColumnParallelLinear(ParallelLinear):
         return self.outputs(x, [self])[0]
 
     def outputs(self, x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch.Tensor]:
-        """What layers with one input, of which this is one, make of it. Raises as a call of this one."""
+        """Outputs of layers with one input, this one among them. Raises as a call of this one."""
         if self.sequence:
             return _gathered(self._given(x, TOKENS), layers)
         given = self._given(x, None)
@@ -158,7 +158,7 @@ class ColumnParallelLinear(ParallelLinear):
             return [_times(given, *self.parts(), self.float8)]
         weights, biases = _operands(layers)
         made, widths = side_by_side(given, weights, biases), [layer.out_features for layer in layers]
-        # One by one: of views that are made at once, autograd lets nobody change one in place.
+        # One by one: autograd forbids in-place changes of views that are made at once.
         return [made.narrow(-1, sum(widths[:i]), width) for i, width in enumerate(widths)]
 
 
@@ -173,7 +173,7 @@ class RowParallelLinear(ParallelLinear):
 
     @collective
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks: of the own tokens, or of all.
+        """The sum over all ranks: of this rank's tokens, or of all.
 
         Raises:
             ArgumentError: the input has other features, or tokens that cannot be split among the ranks.
@@ -204,7 +204,7 @@ def check_shard(kind: type[ParallelLinear], linear: nn.Linear, group: Any, src_d
 def _part(whole: nn.Parameter, cut: int | None, group: Any, source: int | None) -> nn.Parameter:
     """This rank's part of a parameter, cut along a dimension or whole (None); if there is a mesh, as a DTensor.
 
-    Of that of a source in the mesh; None: of the own one, without communication.
+    `source`: the rank in the mesh whose parameter is used; None: the local one, without communication.
     """
     if is_mesh(group):
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -218,7 +218,7 @@ def _part(whole: nn.Parameter, cut: int | None, group: Any, source: int | None) 
 
 
 class _Everywhere(torch.autograd.Function):
-    """What all ranks have, as input of layers of which each has a part: its gradient is the sum of theirs."""
+    """A replicated input of layers that are split over the ranks: its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: str) -> torch.Tensor:  # noqa: D102 - see the class

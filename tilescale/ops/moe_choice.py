@@ -16,14 +16,15 @@ BEST_OF_GROUP = 2
 
 @dataclass(frozen=True)
 class Router:
-    """How experts are chosen from logits.
+    """Choice of experts from logits.
 
     Attributes:
         choices: experts of each token.
         scoring: "softmax" over all experts, as in Mixtral and Qwen3-MoE, or "sigmoid" of each, as in DeepSeek-V3.
         normalize: whether the weights of a token's experts are divided by their sum.
-        groups, top_groups: experts are in so many equal groups, and a token's are in its best ones of these; of so many
-            (DeepSeek-V2 and V3). A group is as good as its best expert, or with a bias as the sum of its best two.
+        groups, top_groups: experts are in `groups` equal groups, and a token's experts are in its best `top_groups`
+            groups (DeepSeek-V2 and V3). A group is as good as its best expert, or with a bias as the sum of its best
+            two.
         scale: of all weights, in the end.
     """
 

@@ -28,7 +28,8 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, scales: torch.Tensor | None 
         scales: (tokens, n), float32: travel with the tokens.
 
     Returns:
-        (room, features), rows where `routing` has them; others are anything. With scales: them too, (room, n), and both
+        (room, features), rows at the positions of `routing`; other rows are undefined. With scales: them too, (room,
+            n), and both
         are parts of one tensor. Without, it can be differentiated: its backward is `moe_combine` without weights.
 
     Raises:
@@ -51,7 +52,7 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, scales: torch.Tensor | None 
 
 @collective
 def moe_combine(y: torch.Tensor, routing: Routing, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """What the experts made of each token, times the weights, summed up where the token came from. Collective.
+    """Sum the weighted expert outputs of each token on the rank where the token came from. Collective.
 
     Sums are made in float32: on each rank over a token's choices, in their order, rounded to the type of y; then over
     the ranks, in their order. So they have the same bits each time.

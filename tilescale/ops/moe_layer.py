@@ -65,7 +65,7 @@ def moe_layer(
         most: tokens that any rank has at most, the same on all ranks. Left out, all have equally many.
         room: rows for the choices of all ranks that fall on this one's experts, each of which takes a multiple of 128;
             the same on all ranks. Choices beyond it are dropped, those of the last experts first. Left out, there is
-            memory for all, whatever tokens choose: ranks * most * min(choices, experts of a rank) rows.
+            memory for all possible choices: ranks * most * min(choices, experts of a rank) rows.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -136,7 +136,7 @@ def _chosen(choice: Any, router: Router | None, bias: torch.Tensor | None) -> Pa
 
 
 def _replaced(chosen: torch.Tensor, replicas: torch.Tensor) -> torch.Tensor:
-    """The experts of the ranks that stand for those chosen, in turns."""
+    """The experts of the ranks that replicate the chosen ones, round-robin."""
     check_tensor("replicas", replicas, 2, (torch.int32, torch.int64))
     is_one = (chosen >= 0) & (chosen < len(replicas))
     number = torch.where(is_one, chosen, 0).long()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Mixture of experts: where tokens go, and where they lie there, from the experts that they chose.
 
-Every rank learns everybody's choices, by one small gather, and works out all tables for itself. So a token is sent once
-to each rank that it needs, however many experts it chose there (as DeepEP does, DeepSeek-V3 technical report,
-arXiv:2412.19437, section 3.2), nobody sends numbers ahead of the tokens, and the host looks at nothing.
+Every rank receives all ranks' choices, by one small gather, and computes all tables itself. So a token is sent once to
+each rank that it needs, independent of the number of its experts there (as DeepEP does, DeepSeek-V3 technical report,
+arXiv:2412.19437, section 3.2). No counts are sent ahead of the tokens, and the host reads nothing.
 """
 
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ from tilescale.ops.operator import operator
 
 
 class Routing(NamedTuple):
-    """Where tokens go: what `moe_dispatch`, `grouped_matmul` and `moe_combine` share. Integers are int32.
+    """Routing of tokens, shared by `moe_dispatch`, `grouped_matmul` and `moe_combine`. Integers are int32.
 
     Attributes:
-        weights: (room,), float32: the weight of each row here, 0 where there is none; None if none were given.
+        weights: (room,), float32: the weight of each row here, 0 for unused rows; None without given weights.
         counts: (experts of this rank,), how many rows each has; those of one begin at a multiple of 128.
-        dropped: (experts of this rank,), how many choices of each have no row, as there was no room.
-        owners: (room / 128,), whose rows they are, among the experts of this rank; -1 for nobody's.
-        order, sent: the own tokens that go to each rank, (ranks, most), and how many.
+        dropped: (experts of this rank,), the number of choices of each without a row, beyond the capacity.
+        owners: (room / 128,), the local expert of each 128 rows; -1 for unused ones.
+        order, sent: this rank's tokens that go to each rank, (ranks, most), and their numbers.
         received, places: how many come from each rank, and the rows that they become, (ranks, most, choices).
         before: (most + 1, ranks), how many tokens before each own one go to each rank.
         room: rows of the tensors that experts work on.
@@ -57,7 +57,7 @@ def moe_route(
     room: int | None = None,
     group: Any = None,
 ) -> Routing:
-    """Where the tokens of all ranks go, for the experts that they chose. Collective.
+    """Route the tokens of all ranks to the experts that they chose. Collective.
 
     Rows of an expert are in the order of ranks, then tokens, then choices, so sums over them are the same each time.
 
@@ -69,7 +69,7 @@ def moe_route(
             float32, and can be differentiated.
         most: tokens that any rank has at most, the same on all ranks. Left out, all have equally many.
         room: rows of the tensors that experts work on, the same on all ranks. Choices beyond it are dropped, those of
-            the last experts first. Left out, there is room for all, whatever tokens choose.
+            the last experts first. Left out, all possible choices fit.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Raises:
@@ -106,7 +106,7 @@ def check_choices(chosen: torch.Tensor, weights: torch.Tensor | None) -> None:
 
 
 def room_for(tokens: int, choices: int, local: int) -> int:
-    """Rows for so many tokens, whatever they choose."""
+    """Number of rows that suffices for any choices of `tokens` tokens."""
     return tokens * min(choices, local) + local * (ALIGN - 1)
 
 

@@ -18,7 +18,7 @@ from tilescale.ops.kernels import kernel
 from tilescale.ops.workspace import workspace_of
 
 ALIGN = 128
-"""Rows of each expert begin at a multiple of so many: a tile of a GEMM has those of one expert."""
+"""Rows of each expert begin at a multiple of this number: a tile of a GEMM has rows of one expert."""
 
 CHUNK = 256
 """Choices of a chunk, at most, and threads of a block: each has one choice."""
@@ -40,7 +40,7 @@ def made_tables(
         local: experts of a rank.
         most: tokens of a rank, at most.
         room: rows, a multiple of ALIGN.
-        team: who takes part.
+        team: the participating ranks.
     """
     size, choices = team.size, chosen.shape[1]
     chunks = -(-most // tokens_of(choices))
@@ -72,12 +72,12 @@ def new_tables(like: torch.Tensor, size: int, local: int, most: int, room: int) 
 def returned(
     grads: torch.Tensor, received: torch.Tensor, places: torch.Tensor, before: torch.Tensor, team: Team
 ) -> torch.Tensor:
-    """For each local choice the sum of the numbers of its row, wherever that is.
+    """For each local choice the sum of the numbers of its row, on any rank.
 
     Args:
         grads: (n, room), float32: n numbers of each row.
         received, places, before: of a Routing.
-        team: who takes part.
+        team: the participating ranks.
 
     Returns:
         (most, choices), float32; 0 for choices that have no row.
@@ -91,7 +91,7 @@ def returned(
 
 
 def whole(numbers: int) -> int:
-    """So many, rounded up to what the threads of a block share evenly."""
+    """`numbers` rounded up to a multiple that the threads of a block share evenly."""
     return -(-numbers // CHUNK) * CHUNK
 
 
@@ -107,7 +107,7 @@ def load_chunk(numbers, chosen, chunk, span):
 
 @T.macro
 def find_keys(keys, has, numbers, lowest, local, choices):
-    """Which expert of a rank each choice is, or -1, and whether a token has one; `lowest`: the rank's first one."""
+    """Local expert of each choice, or -1, and whether a token has one; `lowest`: the rank's first expert."""
     for i in T.Parallel(keys.shape[0]):
         expert = numbers[i] - lowest
         keys[i] = T.if_then_else((expert >= 0) & (expert < local), expert, -1)
@@ -121,7 +121,7 @@ def find_keys(keys, has, numbers, lowest, local, choices):
 
 @T.macro
 def rank_equal(within, keys, live):
-    """How many equal keys are before each key, of the first `live` ones."""
+    """Number of equal keys before each key, of the first `live` ones."""
     T.clear(within)
     for j in T.serial(live):
         for i in T.Parallel(within.shape[0]):
@@ -131,7 +131,7 @@ def rank_equal(within, keys, live):
 
 @T.macro
 def rank_marked(slots, within, has, live):
-    """How many marked tokens are before each token, of the first `live` ones."""
+    """Number of marked tokens before each token, of the first `live` ones."""
     T.clear(within)
     for j in T.serial(live):
         for i in T.Parallel(within.shape[0]):
@@ -142,7 +142,7 @@ def rank_marked(slots, within, has, live):
 
 @T.macro
 def count_keys(found, keys, comes, goes, live, choices, local):
-    """How many choices each local expert has, then how many tokens come and go."""
+    """Count the choices of each local expert, and the received and sent tokens."""
     T.clear(found)
     for j in T.serial(live):
         for e in T.Parallel(found.shape[0]):
@@ -193,7 +193,8 @@ def sum_extents(begin, total, local):
 
 @T.macro
 def clear_part(W, places, order, source, chunk, chunks):
-    """What no choice writes later: rows without a choice, choices without a row, slots without a token."""
+    """Clear the entries that no choice writes later: rows without a choice, choices without a row, slots without a
+    token."""
     room, size, most, choices = W.shape[0], int(places.shape[0]), places.shape[1], int(places.shape[2])
     tokens, share, first = tokens_of(choices), T.alloc_var("int32"), T.alloc_var("int32")
     share = T.ceildiv(room, size * chunks * CHUNK) * CHUNK
@@ -213,7 +214,7 @@ def clear_part(W, places, order, source, chunk, chunks):
 
 @T.macro
 def tell_owners(counts, dropped, owners, total, begin, local):
-    """How many rows each expert has, and whose tiles are whose."""
+    """Write the number of rows of each expert, and the expert of each tile."""
     tiles = owners.shape[0]
     for e in T.Parallel(local):
         kept = T.max(T.min(total[e], tiles * ALIGN - begin[e]), 0)

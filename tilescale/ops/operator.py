@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """An operator of `torch.library` that costs a plain call what its function costs.
 
-PyTorch's dispatcher takes longer over an operator written in Python than a small product takes on a GPU. Who needs it
-(a compiler, autograd, a mode that looks at each operator, a profiler) gets it; else the function is called by itself.
-A compiled graph calls the dispatcher. There the operator has one kernel for autograd and all that is below it:
-`torch.library.custom_op` has two in Python, and takes three times as long.
+PyTorch's dispatcher takes longer over an operator written in Python than a small GEMM takes on a GPU. Callers that need
+it (a compiler, autograd, a mode that observes each operator, a profiler) go through it; other calls run the function
+directly. A compiled graph calls the dispatcher. There the operator has one kernel for autograd and all that is below
+it: `torch.library.custom_op` has two in Python, and takes three times as long.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ class Operator:
         return self._called(list(map(_shard, given))) if special else self._repeated(given, tensors)
 
     def _called_by_dispatcher(self, *given: Any) -> Any:
-        """As PyTorch's own kernels of autograd, and at once where nobody looks at what is below them."""
+        """As PyTorch's autograd kernels, and directly where no mode or tracer is active below them."""
         tensors = _tensors(given)
         is_plain = not somebody_looks() and all([x.__class__ in PLAIN and not x.is_meta for x in tensors])
         if differentiates(tensors):
@@ -124,7 +124,7 @@ class Operator:
 _MACHINE_STAYS = nullcontext()
 
 _OURS = {"machine", "operator", "counts", "lies"}
-"""What an operator keeps between its forward and its backward, beside what the latter asks for."""
+"""State that an operator keeps between its forward and its backward, in addition to saved tensors."""
 
 
 def _gives_no_views(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,7 +170,7 @@ class _Differentiated(torch.autograd.Function):
 
 
 _apply = super(torch.autograd.Function, _Differentiated).apply
-"""Without a look for functorch's tensors, which nobody has where this is called."""
+"""Without the check for functorch's tensors, which cannot occur at this call."""
 
 
 def keep_machine(ctx: Any) -> None:
@@ -194,7 +194,7 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
 
 
 def differentiates(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether autograd is to see what becomes of these tensors."""
+    """Whether autograd has to record an operation on these tensors."""
     return torch.is_grad_enabled() and any([x.requires_grad for x in tensors])
 
 
@@ -214,7 +214,7 @@ def _tensors(given: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _count(x: Any) -> int:
-    """How many tensors an argument is, or has."""
+    """Number of tensors in an argument."""
     return sum(map(_count, x)) if x.__class__ is list else int(isinstance(x, torch.Tensor))
 
 

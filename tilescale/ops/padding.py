@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operands of products whose N or K is no whole number of bulk copies: they are padded with zeros, results are cut."""
+"""Operands of GEMMs whose N or K is not a multiple of a bulk copy: they are padded with zeros, results are cut."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def padded(
     that are multiples of 8, or of 16 in float8.
 
     Args:
-        rounds: whether a and the weights become float8 on the way.
+        rounds: whether a and the weights are rounded to float8.
     """
     unit = 2 * MULTIPLE if rounds or a.dtype in SCALED else MULTIPLE
     widths, K = [w.shape[1] for w in weights], a.shape[1]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A plan of torch.distributed.tensor.parallel, carried out with the layers of linear.py where they serve.
 
-Such a plan says for each module how its inputs and outputs lie over the ranks. Its linear layers become
+Such a plan gives the placement of each module's inputs and outputs over the ranks. Its linear layers become
 `ColumnParallelLinear` and `RowParallelLinear`; a gather that the plan puts in front of a block moves into the first
-layers of the block, one for all of them; whatever else the plan says, PyTorch does.
+layers of the block, one for all of them; PyTorch applies the rest of the plan.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def parallelize_module(
     for name, shard in shards.items():
         made = shard.kind.shard(module.get_submodule(name), mesh, sequence=shard.sequence, **how)
         if shard.kind is ColumnParallelLinear and (shard.block is not None or not shard.sequence):
-            # Of those that get all tokens, siblings are taken to get the same ones, until a call shows otherwise.
+            # Layers that get all tokens are assumed to be siblings with one input, until a call shows otherwise.
             beside = name.rpartition(".")[0], made.in_features, made.bias is None
             siblings[shard.block if shard.sequence else beside].append(made)
     for layers in siblings.values():
@@ -112,7 +112,7 @@ def parallelize_module(
 
 
 def _current_mesh() -> Any:
-    """That of the innermost `with mesh:`; None outside of any."""
+    """The mesh of the innermost `with mesh:`; None outside of any."""
     from torch.distributed.device_mesh import _mesh_resources
 
     return _mesh_resources.mesh_stack[-1] if _mesh_resources.mesh_stack else None
@@ -134,7 +134,7 @@ def _by_module(module: nn.Module, plan: Mapping[str, Any]) -> tuple[dict[str, An
 
 @dataclass(frozen=True)
 class _Shard:
-    """Which of our layers does what a style says.
+    """The layer of ours that implements a style.
 
     Attributes:
         sequence: whether the tokens lie over the ranks outside of it.

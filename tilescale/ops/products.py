@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the products of the operators' programs share: tile sizes, the order of tiles, and the loop of one tile."""
+"""Common parts of the operators' GEMM programs: tile sizes, the order of tiles, and the loop of one tile."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ GROUP = 8
 """Rows of tiles that are rasterized together: the operands of a wave of blocks then fit into the L2 cache."""
 
 TURNS = 4
-"""Chunks of a shard from which on blocks take tiles in turns: before, they would be done at once."""
+"""Least number of chunks of a shard for a persistent grid: fewer tiles would all run at once."""
 
 SUM_TURNS, SCALED_TURNS = 2, 8
-"""The same of sums, whose tiles have more to do at their end, and of sums of float8, which get along with fewer steps
-ahead only where there are many: with 4 chunks they take 3 % longer in turns, with 8 of them 5 % less."""
+"""The same for sums, whose tiles have a longer epilogue, and for sums of float8, which need fewer pipeline stages only
+where there are many tiles: with 4 chunks they take 3 % longer in a persistent grid, with 8 of them 5 % less."""
 
 FEW_WAVES = 4
 """Waves of the largest tiles, up to which smaller ones are summed over the ranks in less time."""
@@ -43,7 +43,7 @@ BARRIERS = 1024
 """Bytes of shared memory for barriers, at most."""
 
 SCALED = "float8"
-"""How the names of types begin whose products are scaled."""
+"""Prefix of the names of types whose GEMMs are scaled."""
 
 ROWS = CHUNK * CHUNKS
 """Rows that a shard may have."""
@@ -51,7 +51,7 @@ ROWS = CHUNK * CHUNKS
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a product is cut.
+    """Tile shape of a GEMM.
 
     Attributes:
         m, n: a block's tile of the result.
@@ -79,11 +79,11 @@ class Tiling:
         return -(-N // self.n)
 
     def count(self, rows: Any, N: int) -> Any:
-        """Tiles of a shard of so many rows."""
+        """Tiles of a shard of `rows` rows."""
         return T.ceildiv(rows, self.m) * self.columns(N)
 
     def at(self, number: Any, rows: Any, N: int) -> tuple[Any, Any]:
-        """First row and column of a tile of a shard of so many rows.
+        """First row and column of a tile of a shard of `rows` rows.
 
         The column is found in float32, which is exact here: a compiler keeps divisions of integers where they are, so
         producers would make that one at every step that they load. Bounds that hold anyway are spelled out: loads that
@@ -102,7 +102,7 @@ class Tiling:
         return (group * self.group + T.max(0, inside - column * high)) * self.m, column * self.n
 
     def of_shards(self, number: Any, shards: int, rows: Any, N: int) -> tuple[Any, Any, Any]:
-        """The shard of a tile, of those of so many shards one after the other, and its first row and column there."""
+        """The shard of a tile among `shards` consecutive ones, and its first row and column there."""
         a_shard = self.count(rows, N)
         if isinstance(rows, int):
             return number // a_shard, *self.at(number % a_shard, rows, N)
@@ -114,7 +114,7 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Product:
-    """A product of an operator, but for its rows: a @ b, and what becomes of a tile before it is stored.
+    """A GEMM of an operator without its rows: a @ b, and its epilogue.
 
     Attributes:
         N, K: columns, and the inner dimension.
@@ -174,7 +174,7 @@ class Product:
 
     @property
     def b_shape(self) -> tuple[int, int]:
-        """How b lies."""
+        """Shape of b as stored."""
         return (self.N, self.K) if self.transposed else (self.K, self.N)
 
     @property
@@ -194,7 +194,7 @@ TILINGS = (
 
 
 def compiled_rows(rows: int) -> int | None:
-    """The rows of a shard for which a program that takes tiles in turns is compiled; None: for any number of them.
+    """The rows of a shard for which a persistent program is compiled; None: for any number of them.
 
     Whole chunks are what is trained with, and known rows save the arithmetic of tails, 2 to 7 % of a large product.
     """
@@ -238,12 +238,12 @@ def slices(rows: int, shards: int, tiles: Tiling, N: int, row_bytes: int) -> int
 
 
 def takes_turns(rows: int, chunks: int) -> bool:
-    """Whether as many blocks as run at once take the tiles of a shard in turns: of so many chunks of rows at least."""
+    """Whether the grid is persistent: for shards with enough chunks."""
     return rows >= chunks * CHUNK
 
 
 def summed_tiling(rows: int, N: int, ranks: int) -> tuple[Tiling, int]:
-    """The tiles of a product that are summed over the ranks, and how many blocks take them in turns, 0 for one each.
+    """The tiles of a GEMM that are summed over the ranks, and the number of persistent blocks, 0 for one block a tile.
 
     What blocks sum last, nothing hides: so tiles are large only where there are many, and where all are made at once as
     small as may be. Two H200, N 8192, K 3584: 1024 rows take 116 us with tiles of 128 x 128, 127 us with 128 x 256;
@@ -262,7 +262,7 @@ def summed_tiling(rows: int, N: int, ranks: int) -> tuple[Tiling, int]:
 
 
 def _rate(m: int, n: int) -> float:
-    """That of blocks with such tiles: what is loaded for each product follows from their area."""
+    """Rate of blocks with such tiles: loads per GEMM follow from their area."""
     return next(t.rate for t in TILINGS if t.m * t.n <= m * n)
 
 
@@ -273,7 +273,8 @@ def _room() -> int:
 
 
 def beside_stores(of: Product) -> Product:
-    """A product whose tiles are stored beside the steps of the next ones, which may leave room for fewer of them."""
+    """A GEMM whose tiles are stored concurrently with the steps of the next ones, which may leave space for fewer
+    stages."""
     tiles = of.tiles
     room = _room() - tiles.m * tiles.n * RESULT_BYTES
     return replace(of, tiles=replace(tiles, stages=min(tiles.stages, room // of.step_bytes)))
@@ -300,7 +301,7 @@ def await_columns(arrived, shard, k, steps):
 def multiply(A, shard, m, B, n, a, b, c, K, tiles, transposed, arrived=None, steps=0):
     """c += A[shard, m:, :] B[:, n:] for one tile; B is (N, K) if transposed; a, b and c are the block's tiles.
 
-    With flags of slices of A's columns, which are so many steps wide, when these have arrived.
+    With flags of slices of A's columns, `steps` steps wide, when these have arrived.
     """
     depth = int(a.shape[1])
     for k in T.Pipelined(T.ceildiv(K, depth), num_stages=tiles.stages):

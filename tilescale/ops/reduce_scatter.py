@@ -19,7 +19,7 @@ from tilescale.ops.plain_calls import plain_calls_repeat
 def reduce_scatter(
     a: torch.Tensor, dim: int = 0, *, out: torch.Tensor | None = None, wire: str | None = None, group: Any = None
 ) -> torch.Tensor:
-    """The own part, along a dimension, of the sum of all ranks' tensors. Collective.
+    """This rank's part, along a dimension, of the sum of all ranks' tensors. Collective.
 
     Inside a node sums are made in float32, in the order of ranks, and rounded once.
 
@@ -53,7 +53,7 @@ def reduce_scatter(
 
 @operator("reduce_scatter")
 def _operator(a: torch.Tensor, dim: int, group: str) -> torch.Tensor:
-    """The own part of the sum."""
+    """This rank's part of the sum."""
     return _scattered(a, dim, group, None)
 
 

@@ -92,13 +92,13 @@ def is_recorded(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def not_recorded() -> None:
-    """What is done now cannot be recorded."""
+    """Mark the current call as one that cannot be recorded."""
     if (recording := current_recording()) is not None:
         recording.fail()
 
 
 def recorders() -> int:
-    """How many of PyTorch's modes that look at operations are ours."""
+    """Number of active PyTorch modes that belong to TileScale."""
     return int(current_recording() is not None)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Matrices rounded to float8, each row or the whole with a scale of its own.
 
-Rows are read once: a block keeps its rows in registers, finds the largest magnitude of each, and rounds them. What
-shares a scale with other blocks is read twice, for the largest magnitude and to be rounded, and transposed on the way
-where the result is to lie so.
+Rows are read once: a block keeps its rows in registers, finds the largest magnitude of each, and rounds them. Elements
+that share a scale with other blocks are read twice, for the largest magnitude and to be rounded, and are transposed
+meanwhile where the result's layout asks for it.
 
 Scales are powers of two, and magnitudes are compared as their bits: for these a NaN is larger than infinity, and that
 larger than all numbers. So results have the same bits everywhere.
@@ -36,7 +36,7 @@ BFLOAT = 16
 """By how many bits a number is shorter in bfloat16."""
 
 BIAS = 127
-"""What is added to its exponent."""
+"""Bias of the exponent."""
 
 UNIT = 8
 """Numbers that a thread loads at once."""
@@ -57,14 +57,14 @@ TILE = (128, 64)
 """Rows and columns of a tile that is read twice: a line of the transposed result has 128 bytes."""
 
 STRIP = 8
-"""Tiles whose magnitudes a block compares before it tells the others."""
+"""Number of tiles whose magnitudes a block compares before it publishes the maximum."""
 
 
 def rounded_rows(x: torch.Tensor, kind: torch.dtype, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
     """A bfloat16 matrix in float8, contiguous, and the scale of each row, (rows,), float32: a power of two.
 
-    The largest magnitude of a row, or of the matrix, becomes at most the largest number of the type. If it is no finite
-    number, the scale and all that has it are NaN.
+    The largest magnitude of a row, or of the matrix, becomes at most the largest number of the type. If it is not
+    finite, the scale and all numbers with it are NaN.
 
     Args:
         x: (rows, columns), columns a multiple of 16; contiguous, the transpose of a contiguous matrix, or copied.
@@ -133,7 +133,7 @@ def rounded(x: Any, inverse: Any, kind: str) -> Any:
 
 
 def spread(i: Any, j: Any) -> tuple[Any, Any]:
-    """Where a tile that is read across has its numbers: threads that read at once find them in banks of their own.
+    """Swizzled position of a tile that is read across: concurrent threads read from different banks.
 
     A thread stores 16 bytes of a line of the result, and so reads 16 rows, eight threads side by side.
     """

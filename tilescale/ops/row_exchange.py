@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rows that go to ranks by tables, and sums of what becomes of them: unequal exchanges, and those of experts.
+"""Table-driven exchange of rows, and sums of processed rows: unequal exchanges, and those of experts.
 
 Blocks move the rows, as only the device knows which ones. The first blocks of a grid only send, one tile after the
 other, into the inboxes of others, and raise a flag behind each; the blocks after them take what has arrived, and first
@@ -39,7 +39,7 @@ CHUNKS = 256
 """Flags for what one rank sends to another one."""
 
 UNIT_BYTES = 16
-"""Rows are a multiple of so many bytes: what a thread loads or stores at once."""
+"""Rows are a multiple of this number of bytes: a thread's load or store."""
 
 
 def scatter_rows(x: torch.Tensor, order: torch.Tensor, sent: torch.Tensor, arriving: tuple, team: Team) -> torch.Tensor:
@@ -47,12 +47,12 @@ def scatter_rows(x: torch.Tensor, order: torch.Tensor, sent: torch.Tensor, arriv
 
     Args:
         x: (rows, bytes), uint8, as many on all ranks, contiguous; a row is a multiple of `UNIT_BYTES`.
-        order: (ranks, most), int32: the own rows that go to each rank, one slot after the other. `most` is what any
+        order: (ranks, most), int32: this rank's rows that go to each rank, one slot after the other. `most` is what any
             rank sends to any other at most, the same on all ranks.
         sent: (ranks,), int32: how many they are.
         arriving: how many come from each rank, (ranks,), int32; the rows of the result that each of them becomes,
             (ranks, most, copies), int32, -1 for none; and how many rows the result has.
-        team: who takes part.
+        team: the participating ranks.
 
     Returns:
         (rows, bytes). Rows that no place names are not written.
@@ -68,7 +68,7 @@ def scatter_rows(x: torch.Tensor, order: torch.Tensor, sent: torch.Tensor, arriv
 
 
 def sum_rows(y: torch.Tensor, weights: torch.Tensor | None, arriving: tuple, before: torch.Tensor, team: Team) -> Any:
-    """What becomes of rows that `scatter_rows` has sent out, summed up where they came from.
+    """Sum the processed rows of `scatter_rows` on the ranks that they came from.
 
     Each rank sums the copies of a row, times their weights, in float32 and in their order; and rounds. Where the row
     came from, the sums of the ranks are added up in float32, in the order of ranks.
@@ -78,7 +78,7 @@ def sum_rows(y: torch.Tensor, weights: torch.Tensor | None, arriving: tuple, bef
         weights: (rows,), float32, or None for ones.
         arriving: as for `scatter_rows`.
         before: (most + 1, ranks), int32: how many rows before each own one went to each rank.
-        team: who takes part.
+        team: the participating ranks.
 
     Returns:
         (most, width).
@@ -117,7 +117,7 @@ def tile_of(width: int, unit: int, elements: int, most: int) -> tuple[int, int]:
 
 
 def tiles_in(number: Any, chunk: Any, rows: Any, high: int) -> Any:
-    """Tiles of chunk `number`, of those of so many rows."""
+    """Tiles of chunk `number` of `rows` rows."""
     return T.min(chunk, T.ceildiv(rows, high) - number * chunk)
 
 
@@ -214,8 +214,8 @@ def scatter_program(size: int, width: int, copies: int) -> Any:
 def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weighted: bool) -> Any:
     """Out[t] = sum over ranks, rounded, of the sum of W[p] Y[p] over the places p of what came from row t.
 
-    `groups` is what `sharers` says. As an expression of `most` it would stand in every index, and lowering would take
-    half as long again.
+    `groups` is what `sharers` says. As an expression of `most` it would be in every index, and lowering would take half
+    as long again.
     """
     room, most = T.dynamic("room"), T.dynamic("most")
     high, wide = tile_of(width, unit, SUMMED, SUMMED_PIECE)

@@ -41,8 +41,8 @@ class Recv(NamedTuple):
 def batch_send_recv(messages: Sequence[Send | Recv], *, group: Any = None) -> list[torch.Tensor]:
     """Send and receive any number of tensors at once. Collective: a rank without messages passes an empty list.
 
-    Messages between two ranks meet in the order in which each of the two lists them, whatever stands in between, and
-    a rank may send to itself.
+    Messages between two ranks are matched in the order in which each of the two lists them, independent of other
+    entries, and a rank may send to itself.
 
     Args:
         messages: `ops.Send(tensor, to)` and `ops.Recv(like, source)`, in any order. A message has as many elements, of
@@ -153,7 +153,7 @@ def _pair(argument: str, peer: int, group: Any) -> Team:
 def _operator(
     sent: list[torch.Tensor], to: list[int], like: list[torch.Tensor], sources: list[int], group: str
 ) -> list[torch.Tensor]:
-    """What has come."""
+    """The received tensors."""
     return _exchanged(sent, to, like, sources, team_of(group))
 
 

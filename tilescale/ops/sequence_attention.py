@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Attention of sequences whose tokens lie over the ranks (context parallelism): all keys and values come to everybody.
+"""Attention of sequences whose tokens are split over the ranks (context parallelism): all keys and values are sent to
+all ranks.
 
-The copy queue sends them while a grid attends to those that are there, the own ones first: to all ranks, or round a
-ring (Liu et al., arXiv:2310.01889), where each rank passes on what it gets and speaks to two neighbours only. With a
-causal mask, a rank has one part from the front of the sequence and one from its end ("zigzag"), so all have as much to
-do.
+The copy queue sends them while a grid attends to those that have arrived, this rank's first: to all ranks, or round a
+ring (Liu et al., arXiv:2310.01889), where each rank forwards received keys and communicates with two neighbours only.
+With a causal mask, a rank has one part from the front of the sequence and one from its end ("zigzag"), so the load is
+balanced.
 """
 
 from typing import Any
@@ -44,14 +45,14 @@ def sequence_attention(
     scale: float | None = None,
     group: Any = None,
 ) -> torch.Tensor:
-    """Attention of the own queries to the keys of all ranks, which come while it is made. Collective.
+    """Attention of this rank's queries to the keys of all ranks, which arrive during the computation. Collective.
 
     Args:
-        q: (batch, tokens, heads, D), the own tokens, as many on all ranks, an even number; bfloat16 or float16.
+        q: (batch, tokens, heads, D), this rank's tokens, as many on all ranks, an even number; bfloat16 or float16.
         k, v: (batch, tokens, key heads, D): theirs; `heads` is a multiple of the key heads, D is 64 or 128.
         causal: whether a token sees itself and those before it only.
-        zigzag: whether the own tokens are those of `sequence_positions(..., zigzag=True)`, else as many in order.
-        ring: whether keys and values go round by neighbours, else from everybody to everybody.
+        zigzag: whether this rank's tokens are those of `sequence_positions(..., zigzag=True)`, else as many in order.
+        ring: whether keys and values go round by neighbours, else from all ranks to all ranks.
         scale: what scores are multiplied with; None is 1 / sqrt(D).
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
@@ -113,7 +114,7 @@ def sequence_attention_backward(
     scale: float | None = None,
     group: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of `sequence_attention`, from its result and log-sums, whoever made these. Collective.
+    """The gradients of `sequence_attention`, from its result and log-sums. Collective.
 
     Args:
         grad: the gradient of the result, like q.
@@ -173,7 +174,7 @@ def _checked(
 
 
 def sequence_positions(tokens: int, *, zigzag: bool = False, group: Any = None) -> torch.Tensor:
-    """Where this rank's tokens lie in the sequence: which to take of it, and what to rotate them by.
+    """Positions of this rank's tokens in the sequence, for selection and rotary embeddings.
 
     Args:
         tokens: of each rank, an even number.
@@ -185,7 +186,7 @@ def sequence_positions(tokens: int, *, zigzag: bool = False, group: Any = None) 
         (tokens,), int64.
 
     Raises:
-        ArgumentError: tokens are no even number, or no group.
+        ArgumentError: tokens are not an even number, or no group.
     """
     check_count("tokens", tokens, least=0)
     if tokens % PARTS:
@@ -206,7 +207,8 @@ def _operator(
     scale: float,
     group: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The outputs of the own tokens, and log2 of the sums of their weights, (batch, PARTS, heads, tokens / PARTS)."""
+    """The outputs of this rank's tokens, and log2 of the sums of their weights, (batch, PARTS, heads, tokens /
+    PARTS)."""
     team, (batch, tokens, heads, dim) = team_of(group), q.shape
     result, sums = _made(q)
     if not q.numel():
@@ -221,7 +223,7 @@ def _operator(
 
 
 def _made(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for the results."""
+    """Uninitialized results."""
     batch, tokens, heads, _ = q.shape
     sums = q.new_empty(batch, PARTS, heads, tokens // PARTS, dtype=torch.float32)
     return torch.empty_like(q, memory_format=torch.contiguous_format), sums
@@ -284,7 +286,7 @@ def program(
     ring: bool,
     scale: float,
 ) -> Any:
-    """A grid for the keys of each rank, the own ones first, when those have come; between them, states are in memory.
+    """A grid for the keys of each rank, once they have arrived, this rank's first; between grids, states are in memory.
 
     No program waits inside, so each grid has the producer that plain attention has.
     """
@@ -330,7 +332,7 @@ def program(
 def attend(
     Q, K, V, Acc, State, Out, Sums, tile, place, b, rank, source, size, is_first, is_last, causal, zigzag, scale
 ):  # fmt: skip
-    """One grid: the state of a tile of queries goes on with the keys of one rank, first with the own ones."""
+    """One grid: a tile of queries continues with the keys of one rank; the first grid has this rank's keys."""
     half, heads, dim, dtype = Q.shape[2], int(Q.shape[3]), int(Q.shape[4]), str(Q.dtype)
     of_keys = int(K.shape[3])
     q, out = (T.alloc((QUERIES, dim), dtype, level="l1") for _ in range(2))
@@ -355,8 +357,8 @@ def attend(
         for i, j in T.Parallel(QUERIES, dim):
             if first + i < half:
                 acc[i, j] = Acc[b, part, first + i, head, j]
-    # One loop over both halves: a loop around it would clear the state in each turn, in the threads that multiply.
-    # Their lengths are variables, as TileLang needs a minute to simplify all that they would be put into.
+    # One loop over both halves: a loop around it would clear the state in each iteration, in the threads that multiply.
+    # Their lengths are variables, as TileLang needs a minute to simplify expressions with inlined lengths.
     front, back, seen, left = (T.alloc_var("int32") for _ in range(4))
     front = T.ceildiv(keys_seen(mine, part_of(source, 0, size, zigzag), first + QUERIES, half, causal), KEYS)
     back = T.ceildiv(keys_seen(mine, part_of(source, 1, size, zigzag), first + QUERIES, half, causal), KEYS)
@@ -368,7 +370,8 @@ def attend(
         T.copy(K[outer, inner, at : at + KEYS, head * of_keys // heads, :], k)
         T.copy(V[outer, inner, at : at + KEYS, head * of_keys // heads, :], v)
         T.gemm(q, k, scores, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullRow)
-        # The first query sees so many keys of the tile, each next one sees one more; most tiles are seen as a whole.
+        # The first query sees this number of keys of the tile, each next one sees one more; most tiles are seen as a
+        # whole.
         left = half - at
         seen = T.if_then_else(theirs < mine, half, first + 1) - at if causal else left
         if T.min(seen, left) < KEYS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How the tokens of a sequence lie over the ranks, and how their keys and values come to everybody.
+"""Distribution of a sequence's tokens over the ranks, and of their keys and values to all ranks.
 
 Each rank has two parts of the sequence. The copy queue sends them to all ranks, or to the next one on a ring.
 """
@@ -31,7 +31,7 @@ def wait_for(arrived, step, size, batch):
 
 
 def keys_seen(mine: Any, theirs: Any, last: Any, half: Any, causal: bool) -> Any:
-    """How many keys of a part the queries of another one see, at most, of which `last` is behind the last."""
+    """Largest number of keys of a part that the queries of another one see, of which `last` is after the last."""
     if not causal:
         return half
     return T.if_then_else(theirs < mine, half, T.if_then_else(theirs == mine, T.min(last, half), 0))

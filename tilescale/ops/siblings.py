@@ -22,8 +22,9 @@ def gather_once(*layers: ColumnParallelLinear) -> None:
 
     The first that is called multiplies for all of them; every other one, called with the same tensor, takes its result,
     if gradients and autocast are as they were, and neither that tensor nor a weight was changed in place meanwhile,
-    which nobody finds out in inference mode or in a compiled graph. What no layer has taken is kept as long as the
-    tensor. Layers whose tokens do not lie over the ranks go on alone once one of them is called with another tensor.
+    which cannot be detected in inference mode or in a compiled graph. A result that no layer has taken is kept as long
+    as the tensor. Layers whose tokens are not split over the ranks are separated once one of them is called with
+    another tensor.
 
     Args:
         layers: of one group, with one input size, their tokens over its ranks or not, all rounded alike or not.
@@ -48,8 +49,8 @@ def gather_once(*layers: ColumnParallelLinear) -> None:
 
 
 def lay_side_by_side(*layers: ParallelLinear) -> None:
-    """Let the weights of newly made layers lie one behind the other in memory, and their biases: who needs all of them
-    joins nothing."""
+    """Allocate the weights of newly made layers contiguously, and their biases, so that all of them are one matrix
+    without a copy."""
     for name in ("weight", "bias"):
         given = [getattr(layer, name) for layer in layers]
         if all(x is not None for x in given):
@@ -74,7 +75,7 @@ class Siblings:
         Siblings.__init__(self, layers)
 
     def result(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
-        """What a layer makes of a tensor."""
+        """A layer's output for a tensor."""
         number = [other is layer for other in self._layers].index(True)
         if torch.compiler.is_compiling():
             return self._result_in_graph(number, layer, x)
@@ -100,7 +101,7 @@ class Siblings:
         return made.pop(number)
 
     def _alone(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
-        """What a layer makes of another tensor than the others': from now on each is called for itself."""
+        """A layer's output for another tensor than its siblings': from now on each layer is called separately."""
         self._forget()
         for each in self._layers:
             object.__setattr__(each, "_siblings", None)
@@ -112,7 +113,7 @@ class Siblings:
         self._results: dict[int, torch.Tensor] = {}
 
     def _state_of(self, x: torch.Tensor) -> tuple[Any, ...]:
-        """What results follow from, beside the tensor itself: another one of the same call, another result."""
+        """State that results depend on, in addition to the tensor itself: another state, another result."""
         given = [x, *(each for layer in self._layers for each in (layer.weight, layer.bias) if each is not None)]
         kind = x.device.type
         casts = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
@@ -120,5 +121,5 @@ class Siblings:
 
 
 def version_of(x: torch.Tensor) -> int:
-    """How often a tensor was changed in place; 0 where PyTorch does not say, in inference mode."""
+    """Number of in-place changes of a tensor; 0 where PyTorch does not count, in inference mode."""
     return 0 if x.is_inference() else x._version

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What attention programs share: online softmax, a tile of keys after the other, and the merging of partial results.
+"""Common parts of attention programs: online softmax, a tile of keys after the other, and the merging of partial
+results.
 
 Scores are kept as powers of 2, which the hardware has: `scale` holds the factor of log2(e).
 """
@@ -14,13 +15,13 @@ NOTHING = -1e30
 """The score of a key that does not count, and the log-sum of no keys."""
 
 LEAST_TOTAL = 1e-30
-"""Beside any sum of weights nothing, and still a number to divide by."""
+"""Negligible next to any sum of weights, and still a number to divide by."""
 
 
 def base2(scale: float | None, dim: int) -> float:
-    """What scores are multiplied with before 2 ** score; None is the usual 1 / sqrt(dim).
+    """Factor of scores before 2 ** score; None is the usual 1 / sqrt(dim).
 
-    Raises ArgumentError for what is no number.
+    Raises ArgumentError for a scale that is not a number.
     """
     if scale is not None:
         check_number("scale", scale)

@@ -23,7 +23,7 @@ from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import otherwise, size_of, team_of
 
 calls: Counter[tuple[str, str]] = Counter()
-"""How often each operator was called since `install`, by its name and why PyTorch's implementation ran; "" if ours."""
+"""Number of calls of each operator since `install`, by its name and why PyTorch's implementation ran; "" if ours."""
 
 _library: torch.library.Library | None = None
 _graphs = False
@@ -38,7 +38,7 @@ def install(*, graphs: bool = False) -> None:
 
     Args:
         graphs: whether inductor, in all that `torch.compile` compiles from now on, also replaces functional collectives
-            beside GEMMs and RMSNorms, which DTensors are made of: all-gather and GEMMs, GEMM and reduce-scatter or
+            next to GEMMs and RMSNorms, as DTensors emit them: all-gather and GEMMs, GEMM and reduce-scatter or
             all-reduce, all-reduce with residual and RMSNorm (both the same on all ranks). Unsupported ones stay as they
             are. What was compiled keeps its operators after `uninstall`.
     """
@@ -243,4 +243,4 @@ PATTERNS = {
     "mm, then all_reduce": "matmul_all_reduce",
     "all_reduce, then add and RMSNorm": "all_reduce_rms_norm",
 }
-"""What graphs have in the place of each operator that `install(graphs=True)` puts there; see graph_patterns.py."""
+"""Replacement in graphs for each operator that `install(graphs=True)` covers; see graph_patterns.py."""

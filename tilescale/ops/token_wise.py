@@ -36,7 +36,7 @@ def _on_shards(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 class _OnShards(nn.Module):
-    """What stands in front of a module's class."""
+    """Class that precedes a module's class."""
 
     def forward(self, x: Any) -> Any:
         """The result for each token; a DTensor for a DTensor."""

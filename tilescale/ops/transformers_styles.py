@@ -29,7 +29,7 @@ class _Linear:
         """Turn a module into the layer; its parameters are cut as the plan goes on.
 
         Raises:
-            ArgumentError: it is no torch.nn.Linear, as where weights are quantised, or its features cannot be split
+            ArgumentError: it is not a torch.nn.Linear, as where weights are quantised, or its features cannot be split
                 evenly among the ranks.
         """
         check_shard(self.kind, module, mesh, None)
@@ -53,4 +53,4 @@ class TileScaleRowwise(_Linear, RowwiseParallel):
 
 
 STYLES = {"tilescale_colwise": TileScaleColwise(), "tilescale_rowwise": TileScaleRowwise()}
-"""What plans may name."""
+"""Styles that plans may name."""

@@ -16,7 +16,7 @@ from tilescale.ops.arguments import dense, result_type
 from tilescale.ops.chunks import chunks, received_first, sent_after
 
 Scales = tuple[torch.Tensor, torch.Tensor] | None
-"""Of each row of a, and of each column of b, where both are float8."""
+"""Scales of the rows of a, and of the columns of b, where both are float8."""
 
 
 def gathered_products(
@@ -28,7 +28,7 @@ def gathered_products(
     team: Team,
     ending: Callable[[list[torch.Tensor]], list[torch.Tensor]],
 ) -> list[torch.Tensor]:
-    """What becomes of the rows of all ranks times each weight, and behind it the rows if they are to be kept."""
+    """Outputs of the rows of all ranks times each weight, followed by the rows if they are to be kept."""
     columns = [None] * len(weights) if scales is None else scales[1].split([w.shape[1] for w in weights])
 
     def gathered(part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -48,7 +48,7 @@ def gathered_products(
 def scattered_product(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales, team: Team
 ) -> torch.Tensor:
-    """The own rows of the sum of the products."""
+    """This rank's rows of the sum of the GEMMs."""
 
     def multiplied(part: slice) -> torch.Tensor:
         pair = None if scales is None else (_chunk(scales[0], part, team.size), scales[1])

@@ -12,7 +12,7 @@ from tilescale.runtime.ahead import compile_all, dry_run
 
 
 def warm_up(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Compile every TileScale kernel that `run(*args, **kwargs)` needs, over all processors and ranks. Collective.
+    """Compile every TileScale kernel that `run(*args, **kwargs)` needs, over all CPU cores and ranks. Collective.
 
     `run` is called once, dry: operators that have never run return zeros, everything else is computed. So inputs may be
     zeros of the right shape and type. Row counts do not matter much: other counts of the same class need no compiler.

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Which way a product, or an all-to-all, goes, by the machine model: beside its communication, or one after the other.
+"""Strategy of a GEMM, or of an all-to-all, by the machine model: overlapped with its communication, or sequential.
 
-One after the other PyTorch multiplies all rows at once, and the collective takes what was measured of it, or else what
-its rounds take (`tilescale/collectives/select.py`). Beside one another tiles go through the rows as they come, or go,
-in chunks that a copy queue moves, by the formulas of `schedule="overlap"`. That costs waves of tiles that are not full
-where a shard has few of them, the way of the first chunk or of the last one, and what queue and grids take to begin.
-An all-reduce is made tile by tile, by the blocks of the product: what they sum last, nothing hides.
-`benchmarks/results/ways.json` has products that went both ways on two H200.
+Sequential: PyTorch multiplies all rows at once, and the collective takes its measured time, or else the estimate of its
+rounds (`tilescale/collectives/select.py`). Overlapped: tiles follow the rows as they arrive, or leave, in chunks that a
+copy queue moves, by the formulas of `schedule="overlap"`. Its costs are partial waves of tiles where a shard has few of
+them, the exposed transfer of the first or the last chunk, and the start-up of queue and grids. An all-reduce is made
+tile by tile, by the blocks of the GEMM: its last sums are exposed. `benchmarks/results/ways.json` has products that
+went both ways on two H200.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ KEPT = 4096
 """Decisions that are kept, those used last."""
 
 BEGINS = 2
-"""How often a grid or the queue begins, or waits for the other, beyond what the formulas of chunks count."""
+"""Number of starts of a grid or the queue, or of waits for the other, beyond those in the formulas of chunks."""
 
 LIBRARY = 0.94
-"""Of the time of our largest tiles of float8 the part that PyTorch's product takes. Where little is moved for much that
-is multiplied, no overlap makes up for it: 10526 rows times 20480 x 7168 on two H200 take 2557 us one after the other,
-2722 us beside one another."""
+"""Time of PyTorch's GEMM relative to our largest tiles of float8. Where little is moved for many operations, overlap
+does not compensate for it: 10526 rows times 20480 x 7168 on two H200 take 2557 us sequentially, 2722 us overlapped."""
 
 BESIDE = ("one_shot", "two_shot")
 """Algorithms of tiles that are summed."""
 
 PASSED = 3
-"""How often memory is read or written for each byte of a tile that is summed: what is sent, what has come, the sum."""
+"""Number of memory accesses for each byte of a tile that is summed: the sent part, the received part, the sum."""
 
 
 class Job(NamedTuple):
@@ -130,7 +129,7 @@ def _through_tiles(machine: Machine, job: Job, ranks: int) -> float:
 
 
 def _through_chunks(work: Work, travel: Travel, chunk: int) -> float:
-    """Seconds until tiles are done that go through the own rows and then through those of others, chunk by chunk."""
+    """Seconds until all tiles are done, this rank's rows first and then those of the other ranks, chunk by chunk."""
     chunks = -(-travel.height // chunk)
     arrived = np.cumsum([0.0] * chunks + [travel.sending(chunk)] * chunks * (travel.parts - 1))
     return float(work.done(arrived)[-1])
@@ -144,8 +143,8 @@ def _through_slices(work: Work, travel: Travel, slices: int) -> float:
 
 
 def exchanges_as_a_whole(nbytes: int, transposed: int, team: Team) -> bool:
-    """Whether an all-to-all goes as a whole between so many transpositions of its tensor, as always between nodes; else
-    a queue moves chunks, and blocks put these into place as they come."""
+    """Whether an all-to-all is sent as a whole between `transposed` transpositions of its tensor, as always between
+    nodes; else a queue moves chunks, and blocks copy these into the result as they arrive."""
     return _exchanges_as_a_whole(current_machine(), nbytes, transposed, team.size)
 
 
@@ -175,7 +174,7 @@ def _collective(machine: Machine, operation: str, ranks: int, nbytes: int) -> fl
 
 
 def _travel(machine: Machine, parts: int, rows: int, row_bytes: int) -> Travel | None:
-    """How parts of so many rows travel by a queue; None where there is none."""
+    """Transfer of parts of `rows` rows by a queue; None where there is none."""
     network = machine.network(machine.tensor_level.name)
     offers = network.mechanisms if network is not None else ()
     queue = next((m for m in offers if m.started_by == "host" and m.put and not m.on_request), None)
@@ -190,7 +189,7 @@ def _beginning(machine: Machine, travel: Travel) -> float:
 
 
 def _work(machine: Machine, job: Job, tiles: Tiling, rows: int, shards: int = 1, products: int = 1) -> Work:
-    """The tiles of so many shards of rows; each has a tile of several products. A shard reads all weights once."""
+    """The tiles of `shards` shards of rows; each has a tile of several GEMMs. A shard reads all weights once."""
     places, N = places_of(machine), sum(job.columns)
     count = shards * math.ceil(rows / tiles.m) * math.ceil(N / products / tiles.n)
     rate = rate_of(machine, dtype_name(job.dtype)) / places * tiles.rate

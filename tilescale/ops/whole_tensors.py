@@ -38,7 +38,7 @@ def spans_nodes(team: Team) -> bool:
 
 @cache
 def is_split(machine: Machine, size: int) -> bool:
-    """Whether no network of their own links so many devices of a machine."""
+    """Whether no network of a machine directly links `size` devices."""
     return linked(machine, ((machine.tensor_level.name, size),)) < size
 
 
@@ -52,7 +52,7 @@ def gathered(a: torch.Tensor, team: Team, into: torch.Tensor | None = None) -> t
 
 
 def scattered(a: torch.Tensor, team: Team, into: torch.Tensor | None = None) -> torch.Tensor:
-    """The own rows of the sum of contiguous tensors (ranks * rows, ...)."""
+    """This rank's rows of the sum of contiguous tensors (ranks * rows, ...)."""
     compare_counts(a, team)
     result = a.new_empty(len(a) // team.size, *a.shape[1:]) if into is None else into
     x, y = _moved(a, a.dtype), _moved(result, a.dtype)
@@ -93,7 +93,7 @@ def _kernel(operation: str, whole: torch.Tensor, team: Team) -> Kernel:
 
 
 def algorithm(operation: str, team: Team, nbytes: int) -> str | None:
-    """How so much is moved; None where the compiler chooses, as between nodes."""
+    """The algorithm that moves `nbytes`; None where the compiler chooses, as between nodes."""
     return _algorithm(current_machine(), operation, team.size, nbytes)
 
 

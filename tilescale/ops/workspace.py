@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Memory that operators need beside their arguments: made once, sized by the largest product, used by all of a group.
+"""Memory that operators need in addition to their arguments: made once, sized by the largest GEMM, shared by a group.
 
-Calls of one group follow one another on a device, and nobody touches a device's memory outside of a call that it takes
-part in, so the operators of a group share one workspace.
+Calls of one group follow one another on a device, and a device's memory is touched only during calls in which it takes
+part, so the operators of a group share one workspace.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALIGNMENT = 256
 """Bytes at a multiple of which each tensor begins; bulk copies ask for 128."""
 
 _BESIDE = 4
-"""Tensors that an operator has beside one another, at most."""
+"""Largest number of tensors that an operator has in its workspace at once."""
 
 _KEPT = 1024
 """Choices of tensors that are kept, of each part; those that were made first are made again."""
@@ -46,25 +46,25 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its symmetric part has."""
+        """Number of bytes of its symmetric part."""
         return self._symmetric.nbytes
 
     @property
     def own_nbytes(self) -> int:
-        """How many bytes its part of this device alone has."""
+        """Number of bytes of its local part."""
         return self._own.nbytes
 
     def reserve(self, nbytes: int) -> None:
-        """Collective: have a symmetric part of so many bytes at least.
+        """Ensure a symmetric part of at least `nbytes` bytes. Collective.
 
         Raises:
             UsageError: it would have to grow while a CUDA graph is captured.
-            HeapExhaustedError: the symmetric heap has no room.
+            HeapExhaustedError: the symmetric heap is exhausted.
         """
         self._symmetric.reserve(nbytes)
 
     def symmetric(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[torch.Tensor]:
-        """Tensors that peers reach, one beside the other. Collective where the workspace has to grow for them."""
+        """Tensors that peers reach, consecutive in memory. Collective where the workspace has to grow for them."""
         return self._symmetric.take(dtype, shapes)
 
     def own(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[torch.Tensor]:
@@ -126,7 +126,7 @@ class _Part:
 
 
 class Emulated(Workspace):
-    """A workspace where nothing is symmetric: the emulator takes whatever tensors there are."""
+    """A workspace where nothing is symmetric: the emulator takes any tensors."""
 
     def symmetric(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[torch.Tensor]:
         """New tensors."""
@@ -137,34 +137,34 @@ class Emulated(Workspace):
     own = symmetric
 
     def was_read(self) -> None:
-        """Nobody else has these tensors."""
+        """Do nothing: the tensors are not shared."""
 
 
 _known: dict[Team, Workspace] = {}
 
 
 def workspace(rows: int, features: int, dtype: torch.dtype | None = None, *, group: Group = None) -> Workspace:
-    """Collective: make room for the operators of a group, so that no later call has to make it larger on all ranks.
+    """Reserve memory for the operators of a group, so that no later call has to grow it on all ranks. Collective.
 
-    Without it the first call that needs more room makes it. A workspace only grows, and what it was before stays where
-    it is, as CUDA graphs may use it: so say the largest sizes first.
+    Without it the first call that needs more memory allocates it. A workspace only grows, and its earlier memory stays,
+    as CUDA graphs may use it: so pass the largest sizes first.
 
     Args:
         rows: of the largest matrix over all ranks of the group: M of its products; of experts the tokens that a rank
             has at most, times the ranks; of attention the tokens of all ranks and sequences; of its decode sequences
             times heads times ranks.
-        features: columns of the widest matrix that is gathered or scattered; of experts those of a token; of attention
-            key heads times D, twice, or four times if it is differentiated; of its decode DV + 8.
-        dtype: of the matrices, None is bfloat16. For float8 there is room for scales, and for sums in bfloat16.
+        features: columns of the widest matrix that is gathered or scattered; for experts those of a token; for
+            attention key heads times D, twice, or four times if it is differentiated; for its decode DV + 8.
+        dtype: of the matrices, None is bfloat16. For float8 it includes scales, and sums in bfloat16.
         group: as for the operators.
 
     Returns:
         The workspace of the group.
 
     Raises:
-        ArgumentError: rows or features that are no numbers from 1, no type, or no group.
+        ArgumentError: rows or features that are not positive, no type, or no group.
         UsageError: a CUDA graph is captured.
-        HeapExhaustedError: the symmetric heap has no room.
+        HeapExhaustedError: the symmetric heap is exhausted.
     """
     import torch
 
