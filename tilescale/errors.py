@@ -79,12 +79,12 @@ def one(name: str) -> str:
 
 
 def unknown_attribute(module: str, name: str, names: Iterable[str]) -> AttributeError:
-    """What Python says of a name that a module does not have, with the known one that is like it."""
+    """Python's error for a missing attribute of a module, with a similar known name as the hint."""
     return AttributeError(f"module {module!r} has no attribute {name!r}; {did_you_mean(name, names)}".rstrip("; "))
 
 
 def print_in_short() -> None:
-    """Let errors that nobody catches be printed by their message and the user's own lines."""
+    """Print uncaught errors by their message and the user's lines."""
     from tilescale import tracebacks
 
     tracebacks.install()
@@ -121,7 +121,7 @@ class TileScaleError(Exception):
         return self
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints for it."""
+        """The text that IPython prints for the error."""
         from tilescale import tracebacks
 
         return tracebacks.lines(self)
@@ -209,7 +209,7 @@ class ArgumentError(TileScaleError):
 
 
 class DeadlockError(TileScaleError):
-    """Every unit that is left waits and none can make progress. Lists who waits for what."""
+    """Every unit that is left waits and none can make progress. Lists the waiting units and their conditions."""
 
 
 class NoDataError(TileScaleError):
@@ -221,7 +221,8 @@ class OutOfBoundsError(TileScaleError):
 
 
 class RaceError(TileScaleError):
-    """Two accesses to one place, one a write, without happens-before between them: who, which elements, both lines.
+    """Two accesses to one location, one a write, without happens-before between them: both units, the elements, both
+    lines.
 
     It says what orders them. Or two such accesses by threads of one block, without a barrier between, in plain
     TileLang. Or a wait for a phase of an mbarrier and the end of the next phase, which the wait could mistake for it.
@@ -229,7 +230,7 @@ class RaceError(TileScaleError):
 
 
 class UninitializedReadError(TileScaleError):
-    """A read of uninitialized memory: who, which elements, the line, and the declaration."""
+    """A read of uninitialized memory: the unit, the elements, the line, and the declaration."""
 
 
 class DivergedReplicaError(TileScaleError):
@@ -281,7 +282,7 @@ class NotSymmetricError(TileScaleError):
 
 
 def check_type(name: str, value: object, wanted: str, *types: type) -> None:
-    """Check an argument of a public function; a bool is no number.
+    """Check an argument of a public function; a bool is not accepted as a number.
 
     Raises:
         UsageError: it is of none of these types; `wanted` says what to pass.
@@ -295,5 +296,5 @@ def picklable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
         return error
-    except Exception:  # noqa: BLE001 - whatever a foreign exception's reduce raises
+    except Exception:  # noqa: BLE001 - any exception of a foreign exception's reduce
         return RankFailedError(f"{type(error).__name__}: {error}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Entry points of serving engines, which call them in each of their processes wherever TileScale is installed.
+"""Entry points of serving engines, which call them in every process once TileScale is installed.
 
 So they do nothing, and import nothing, unless `TILESCALE_PLUGIN` asks for them.
 """

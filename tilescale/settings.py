@@ -24,7 +24,7 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment asks for.
+    """Settings from the environment.
 
     Attributes:
         timeout_s: longest time in seconds that a rank waits for the others (TILESCALE_TIMEOUT_S).
@@ -39,10 +39,10 @@ class Settings:
         progress: progress bars, "on", "off", or "auto" for "when a person watches" (TILESCALE_PROGRESS).
         check: what the emulator checks where the caller does not say: "all", "none", or names of checks with commas
             between them (TILESCALE_CHECK).
-        schedule_seed: the interleaving in which the emulator runs units where the caller does not say, None to take
-            turns (TILESCALE_SCHEDULE_SEED).
-        traceback: what an error prints that nobody catches, "short" for its message and the user's lines, on the rank
-            of a job that fails first, "full" for Python's traceback, on every rank (TILESCALE_TRACEBACK).
+        schedule_seed: the interleaving in which the emulator runs units where the caller passes none, None for
+            round-robin (TILESCALE_SCHEDULE_SEED).
+        traceback: what an uncaught error prints, "short" for its message and the user's lines, on the rank of a job
+            that fails first, "full" for Python's traceback, on every rank (TILESCALE_TRACEBACK).
         cache: folder of what this user has measured and tuned (TILESCALE_CACHE_DIR).
     """
 

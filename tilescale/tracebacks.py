@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How an error that nobody catches is printed: its message first, then the user's own lines that led to it.
+"""Hook that prints an uncaught error: its message first, then the user's lines that led to it.
 
 That is so for errors of ours, and for those of Python within a traced function, whose other frames are TileLang's. The
 import of the language, or the first error of ours, sets `sys.excepthook`, unless another hook is set; notebooks ask the
@@ -36,13 +36,13 @@ _RUN = "hint: run it on the CPU, `tilescale.emulate(program, tensors)`, or make 
 
 
 def install() -> None:
-    """Print errors of ours by `show`, unless somebody else prints errors already."""
+    """Print errors of TileScale by `show`, unless another hook prints errors already."""
     if getattr(sys.excepthook, "__module__", None) in _PLAIN:
         sys.excepthook = show
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Python's hook for exceptions that nobody catches: those of programs in short, others as ever."""
+    """Python's hook for uncaught exceptions: those of programs in short, others as before."""
     if not _is_of_a_program(error, trace) or _is_full():
         sys.__excepthook__(kind, error, trace)
         return
@@ -106,7 +106,7 @@ def _text(error: BaseException, trace: TracebackType | None) -> Text:
 
 
 def _calls(trace: TracebackType | None) -> str:
-    """The user's own lines on the way to the error, the innermost last."""
+    """The user's lines that led to the error, the innermost last."""
     own = (pair for pair in traceback.walk_tb(trace) if _is_users(pair[0]))
     frames = [frame for frame in traceback.StackSummary.extract(own) if frame.line]  # TVM adds lines of C++
     return "\n".join(f"        {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tilescale.runtime.kernel import Kernel
 
 _met: list[Kernel] | None = None
-"""The kernels that the dry run under way has met; of all threads, as gradients are computed in another one."""
+"""Kernels that the current dry run has called; shared by all threads, as gradients are computed in another one."""
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def noted(kernel: Kernel, args: Sequence[Any]) -> bool:
 
 
 def compile_all(kernels: Sequence[Kernel]) -> None:
-    """Collective over the job: compile and load kernels, over all ranks and processors of each node.
+    """Collective over the job: compile and load kernels, over all ranks and CPU cores of each node.
 
     Raises what the first call of a kernel raises, but for its arguments.
     """

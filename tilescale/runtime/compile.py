@@ -22,7 +22,7 @@ Chooser = Callable[[Callable[[str | Schedule], Kernel]], Kernel]
 """Takes what binds a program with a schedule to a machine, and returns the kernel of the schedule that it chooses."""
 
 SCHEDULES = ("overlap", "sequential")
-"""How phases follow one another: overlapped where that is right and pays, or in order, which is always right."""
+"""Order of phases: overlapped where legal and faster, or sequential, which is always legal."""
 
 
 def compile(  # noqa: A001 - TileLang's name
@@ -45,9 +45,9 @@ def compile(  # noqa: A001 - TileLang's name
     Args:
         func: a `@T.prim_func`.
         machine: a machine, a built-in name or a path; None means the current one.
-        schedule: "overlap": collectives of whole tensors, and copies that go round a ring, run beside the grids that
-            make or read what they move, where that is proven right and the cost model says that it pays.
-            "sequential": phases in program order. Or what `Kernel.moves` of the same program says, edited. Or
+        schedule: "overlap": collectives of whole tensors, and copies around a ring, run concurrently with the grids
+            that produce or consume their data, where that is proven legal and the cost model predicts a gain.
+            "sequential": phases in program order. Or an edited `Kernel.moves` of the same program. Or
             `tilescale.measured`, which measures the best few.
         wait_s: longest time in seconds that a wait for another device takes; None takes TILESCALE_WAIT_S (30 if unset).
         team: the ranks whose devices it runs on, each of which calls it; None for all ranks of the job.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A kernel under the names of TileLang's `JITKernel`, so that code written for one takes the other.
 
-What TileLang has compiled, a program without our constructs on a GPU, answers for itself. Of other programs there is
-the text, and what follows from it; an emulated one is timed in simulated time.
+A program without our constructs on a GPU is TileLang's kernel, which answers itself. Other programs answer from their
+generated text; an emulated kernel is timed in simulated time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DropIn(stock.JITKernel):
-    """What a kernel has in common with TileLang's; `Kernel` says what it is a kernel of."""
+    """The interface shared with TileLang's kernel; `Kernel` says what it is a kernel of."""
 
     machine: Machine
     options: dict[str, Any]
@@ -62,7 +62,7 @@ class DropIn(stock.JITKernel):
 
     @property
     def target(self) -> Any:
-        """What the text is compiled for. Raises UnsupportedError for a machine without text."""
+        """The target of the generated text. Raises UnsupportedError for a machine without text."""
         return stock.target(self.options.get("target") or backends.generator().target(self.machine))
 
     @property
@@ -129,22 +129,23 @@ class DropIn(stock.JITKernel):
 
     @property
     def adapter(self) -> Any:
-        """What is called: TileLang's adapter, or the kernel itself."""
+        """The callable: TileLang's adapter, or the kernel itself."""
         return self._executable.stock.adapter if self._executable.stock is not None else self
 
     @property
     def torch_function(self) -> Any:
-        """What is called with tensors."""
+        """The callable on tensors."""
         return self._executable.stock.torch_function if self._executable.stock is not None else self.__call__
 
     @property
     def execution_backend(self) -> str:
-        """Who runs it: TileLang's execution backend, or "tilescale"."""
+        """The execution backend's name: TileLang's, or "tilescale"."""
         return self._executable.stock.execution_backend if self._executable.stock is not None else "tilescale"
 
     @property
     def execution_backend_spec(self) -> Any:
-        """TileLang's record of who runs it. Raises UnsupportedError for what TileLang has not compiled."""
+        """TileLang's record of its execution backend. Raises UnsupportedError for a kernel that TileLang has not
+        compiled."""
         return self._compiled("execution backend of TileLang's").execution_backend_spec
 
     @property
@@ -158,7 +159,8 @@ class DropIn(stock.JITKernel):
         return self._compiled("backend of TileLang's").backend
 
     def get_exportable_executable(self) -> Any:
-        """What TVM's execution backend has made. Raises UnsupportedError for what TileLang has not compiled."""
+        """The executable of TVM's execution backend. Raises UnsupportedError for a kernel that TileLang has not
+        compiled."""
         return self._compiled("executable").adapter.get_exportable_executable()
 
     @property
@@ -168,7 +170,7 @@ class DropIn(stock.JITKernel):
 
     @property
     def resource_usage(self) -> dict[str, Any]:
-        """What the compiler says of registers, where TileLang keeps it."""
+        """Registers as the compiler reports them, where TileLang keeps the report."""
         return self._executable.stock.resource_usage if self._executable.stock is not None else {}
 
     def export_library(self, kernel_file: str) -> None:
@@ -180,7 +182,8 @@ class DropIn(stock.JITKernel):
     def get_profiler(
         self, tensor_supply_type: stock.TensorSupplyType = stock.TensorSupplyType.Auto
     ) -> stock.Profiler | SimulatedProfiler:
-        """What compares it with a reference and times it; an emulated kernel in the machine's simulated time."""
+        """A profiler that compares the kernel with a reference and times it; an emulated kernel in the machine's
+        simulated time."""
         simulated_s = self._executable.simulated_s
         if simulated_s is None:
             return stock.Profiler(self.params, self.out_idx, tensor_supply_type).with_default_adapter(self)

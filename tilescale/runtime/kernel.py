@@ -96,7 +96,7 @@ class Kernel(DropIn):
 
     @property
     def moves(self) -> Schedule | None:
-        """What happens with each collective of whole tensors, and why; None with schedule="sequential"."""
+        """Schedule of the collectives of whole tensors, with reasons; None with schedule="sequential"."""
         return self._scheduled[1]
 
     @cached_property
@@ -112,7 +112,7 @@ class Kernel(DropIn):
 
     @cached_property
     def _analysed(self) -> Program:
-        """The program in order. Mistakes of the user are told here, of what the user has written."""
+        """The program in order. The user's mistakes are reported here, in terms of the program as written."""
         return analyse(self._written, self.machine)
 
     @cached_property
@@ -144,7 +144,7 @@ class Kernel(DropIn):
 
     @property
     def schedule(self) -> str:
-        """What runs in which order, in words: launches, phases, operations; which implementations, and why."""
+        """The order of execution as text: launches, phases, operations; implementations, and the reasons for them."""
         try:
             chosen = self._lowered(backends.generator()).notes
         except UnsupportedError:
@@ -153,7 +153,7 @@ class Kernel(DropIn):
 
     @property
     def device(self) -> str:
-        """Where it wants its tensors on this computer, as `torch.Tensor.to` takes it: "cpu" or "cuda".
+        """The device that its tensors must be on, as `torch.Tensor.to` takes it: "cpu" or "cuda".
 
         Raises:
             UnsupportedError: nothing here runs the program.
@@ -192,7 +192,7 @@ class Kernel(DropIn):
         return backends.choose(self.program, self._lowered).build(self.options)
 
     def compilations(self) -> Sequence[backends.Compilation]:
-        """What its first call compiles. Collective, as that call. Raises as that call, but for its arguments."""
+        """Compilations of the first call. Collective, as that call. Raises as that call, but for its arguments."""
         return self.lower().compilations(self.options)
 
     def lower(self) -> backends.Lowered:
@@ -207,7 +207,7 @@ class Kernel(DropIn):
 
     @cached_property
     def _place(self) -> torch.device:
-        """Where its tensors have to be."""
+        """The device that the tensors must be on."""
         import torch
 
         return torch.device(self._executable.device)
@@ -281,7 +281,7 @@ class Kernel(DropIn):
         return self._outputs.returned(values)
 
     def _again(self) -> Callable[..., None]:
-        """What makes the same call as before at once, if it is one: all that it looks up is at hand."""
+        """A function that repeats the previous call without lookups, if the call is the same."""
         import torch
 
         one_call, again, first = self._team.one_call, self._executable.again, self._on_device
@@ -328,7 +328,7 @@ class Kernel(DropIn):
 
     @cached_property
     def _ranks(self) -> int:
-        """How many ranks one launch spans. Raises LaunchError if the job has another number."""
+        """Number of ranks of one launch. Raises LaunchError if the job has another number."""
         ranks = self._team.size if self._spans_units else 1
         self._check_ranks(ranks)
         return ranks
@@ -350,7 +350,7 @@ class Kernel(DropIn):
         return complete
 
     def _gather_and_emulate(self, args: Sequence[Any]) -> list[Any]:
-        """What is wrong with the arguments of one rank is an error on all."""
+        """Gather the arguments at rank 0 and emulate; an invalid argument of one rank is an error on all."""
         if self._team.size > 1 and follows_addresses(self.program):
             raise UnsupportedError(
                 f"{self.program.name!r} makes tensors of addresses, and ranks without GPUs are emulated in one process",

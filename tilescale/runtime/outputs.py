@@ -20,7 +20,7 @@ def output_positions(program: Program, out_idx: Any) -> list[int]:
     """Positions of the parameters that the caller does not pass, in the order in which they are returned.
 
     Raises:
-        UsageError: `out_idx` names a parameter that does not exist, or is given beside outputs that the program
+        UsageError: `out_idx` names a parameter that does not exist, or is given in addition to outputs that the program
             declares.
     """
     declared = program.func.attrs.get("tilelang_out_idx") if program.func.attrs else None
@@ -40,7 +40,7 @@ def output_positions(program: Program, out_idx: Any) -> list[int]:
 
 
 def place_arguments(program: Program, outputs: Sequence[int], given: Sequence[Any]) -> list[Any]:
-    """What was given, at the position of its parameter; None at those of the outputs.
+    """The given arguments at the positions of their parameters; None at those of the outputs.
 
     Raises:
         ArgumentError: another number of arguments.
@@ -87,7 +87,7 @@ class Outputs:
         if made is None:
             made = self._solve(shapes, scalars)
             if len(self._known) >= KEPT:
-                del self._known[next(iter(self._known))]  # what was found first is found again
+                del self._known[next(iter(self._known))]  # the position found first is found again
             self._known[shapes, scalars] = made
         complete = list(values)
         for position, shape, dtype in made:
@@ -95,7 +95,7 @@ class Outputs:
         return complete
 
     def returned(self, values: Sequence[Any]) -> Any:
-        """What a call returns of its arguments: the output, a list of several, or None."""
+        """The return value of a call: the output, a list of several, or None."""
         outputs = [values[i] for i in self.positions]
         return outputs[0] if len(outputs) == 1 else outputs or None
 

@@ -20,7 +20,7 @@ def local_tensor(program: Program, parameter: Parameter, value: Any) -> Any:
     Raises:
         ArgumentError: the DTensor is placed otherwise than the view lays the parameter out, or over other ranks.
     """
-    module = sys.modules.get("torch.distributed.tensor")  # nobody has a DTensor before it is imported
+    module = sys.modules.get("torch.distributed.tensor")  # no DTensor exists before its module is imported
     if module is None or not isinstance(value, module.DTensor):
         return value
     if parameter.views:

@@ -107,7 +107,7 @@ class SimulatedProfiler(stock.Profiler):
 
 
 def _listed(results: Any) -> list[Any]:
-    """What a function returned as a list: one tensor, several, or none."""
+    """A function's results as a list: one tensor, several, or none."""
     if results is None:
         return []
     return list(results) if isinstance(results, list | tuple) else [results]

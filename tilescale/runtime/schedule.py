@@ -18,11 +18,11 @@ _TILE_OP = tl.TILE_OPERATIONS
 
 
 def describe(program: Program, machine: Machine, chosen: Sequence[str] = (), moves: Schedule | None = None) -> str:
-    """What each device passes, then a line for each launch and phase in the order in which every device runs them.
+    """Describe the devices' arguments, then each launch and phase in the order in which every device runs them.
 
     Args:
         chosen: which implementations a back end chooses, and why.
-        moves: what became of its collectives.
+        moves: the schedule of its collectives.
     """
     lines = [
         f"{program.name} on {machine.name}, phase by phase",
@@ -98,7 +98,7 @@ class _Words:
         return f"start {text} asynchronously{self._flags(ours)}" if starts else text
 
     def _flags(self, ours: Copy | Collective) -> str:
-        """What a copy that is only started waits for, and tells."""
+        """The flags that a started copy waits for and signals."""
         after = ours.after if isinstance(ours, Copy) else None
         waits = f" after {self._name(after.flag)} {after.compare} {after.value}" if after is not None else ""
         return f"{waits}, signals {self._name(signalled(ours)[0])}"
