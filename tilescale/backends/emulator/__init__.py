@@ -3,16 +3,16 @@
 
     emulate.py      the entry: machine and extents
     report.py       what it returns: activity, time, pictures
-    arguments.py    tensors bound to the program; pairs.py takes those apart that hold two elements in a byte
-    assumptions.py  values that a run without data takes for granted
-    remedies.py     which statement is missing, found by runs that are made again (again.py) with one more (edits.py)
-    run.py          one emulation: units, accounts, deadlock reports
+    arguments.py    tensors bound to the program; pairs.py unpacks those with two elements in a byte
+    assumptions.py  values assumed by a run without data
+    remedies.py     the missing statement, found by reruns (again.py) with one statement more (edits.py)
+    run.py          one emulation: units, statistics, deadlock reports
     interpret/      statements and expressions of TIR as closures
-    operations/     what operations do, a family a file
-    execute/        units that execute: coroutines, waits, what the machine holds at once
-    record/         what the simulation of the time is told
-    checks/         observers that find mistakes
-    numerics/       what operations compute, on numpy arrays
+    operations/     semantics of operations, a family a file
+    execute/        coroutines, waits, residency on the machine
+    record/         the record that the simulation of time replays
+    checks/         observers that find bugs of programs
+    numerics/       arithmetic of operations, on numpy arrays
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tilescale.program.model import Program
 
 @dataclass(frozen=True)
 class _Emulated:
-    """Any program on any machine: there is nothing to lower before it is called."""
+    """Any program on any machine: nothing is lowered before the first call."""
 
     program: Program
     target: Target

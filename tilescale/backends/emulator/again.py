@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""A run that is made again, of the same program or one with another statement, on the arguments as they were.
+"""A rerun, of the same program or of one with another statement, on the arguments of the first run.
 
-Integers that the program writes are kept from before: flags and counters decide what it does. Of other tensors it gets
-copies as they are: what the first run has written there decides nothing.
+Integers that the program writes are saved before the first run: flags and counters decide control flow. Other tensors
+are copied as the first run left them, because values that the program wrote there do not affect control flow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilescale.program.model import Program
 
 
 class Given:
-    """The arguments of a run, whose written integers are copied before it."""
+    """The arguments of a run; integer tensors that it writes are copied first."""
 
     def __init__(self, program: Program, per_unit: Sequence[Sequence[Any]]):
         self._program, self._per_unit = program, per_unit
@@ -33,7 +33,7 @@ class Given:
         self._before = {_key(tensor): tensor.clone() for tensor in integers}
 
     def copies(self, zeroed: frozenset[str]) -> list[list[Any]]:
-        """Copies, one for what is one tensor. `zeroed` are names of parameters that are zero in them."""
+        """Copies of the arguments, one per distinct tensor. Parameters named in `zeroed` are zero in them."""
         made: dict[Any, Any] = {}
 
         def copy(name: str, value: Any) -> Any:
@@ -59,7 +59,7 @@ def _key(tensor: Any) -> tuple:
 
 @dataclass(frozen=True)
 class Again:
-    """Runs functions as one that has failed was run."""
+    """Reruns functions under the conditions of a failed run."""
 
     machine: Machine
     given: Given
@@ -75,7 +75,7 @@ class Again:
         zeroed: frozenset[str] = frozenset(),
         seed: int | None = None,
     ) -> TileScaleError | None:
-        """The error with which a run ends; None if it ends as it should."""
+        """The error with which a run ends; None if it succeeds."""
         program = analyse(func, self.machine)
         run = Run(program, self.machine, lambda count: None, watching, self.seed if seed is None else seed)
         pairs = Pairs()
@@ -90,5 +90,5 @@ class Again:
         """Whether a function runs without an error, under the same checks."""
         try:
             return self.run(func, [type(check)() for check in self.checks], zeroed, seed) is None
-        except TileScaleError:  # it is no program of the language
+        except TileScaleError:  # not a program of the language
             return False

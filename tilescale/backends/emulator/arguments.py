@@ -38,7 +38,7 @@ def bind_arguments(
 
     Args:
         written: positions of the parameters whose tensors the run changes.
-        pairs: takes those that hold two elements in a byte.
+        pairs: unpacks tensors that hold two elements in a byte.
     Raises:
         ArgumentError: count, type, data type or shape differ from the program's, or a tensor cannot take results.
         RankMismatchError: units disagree about a symbolic extent.
@@ -68,18 +68,19 @@ def bind_arguments(
 
 
 def _places(parameter: Parameter) -> list[ir.Var]:
-    """The tensor's variable and those of its views."""
     return [parameter.buffer.data, *(view.data for view in parameter.views)]
 
 
 def _rounded(parameter: Parameter, number: float) -> float:
-    """A scalar as its type holds it."""
+    """A scalar, rounded to its type."""
     dtype = numpy_dtype(str(parameter.var.dtype))
     return float(dtype.type(number)) if isinstance(number, float) else number
 
 
 def _without_data(compiler: Compiler, parameter: Parameter, value: Any, rank: int) -> np.ndarray:
-    """An array of the argument's shape: without data, but for what is assumed, and flags: a copy of it, or zero."""
+    """An array of the argument's shape without data. Assumed values and flags have data: a copy of the argument, or
+    zeros.
+    """
     import torch
 
     declared = str(parameter.buffer.dtype)
@@ -96,7 +97,7 @@ def _without_data(compiler: Compiler, parameter: Parameter, value: Any, rank: in
 
 
 def _array(parameter: Parameter, value: Any, written: bool, pairs: Pairs) -> np.ndarray:
-    """The elements of a tensor, on its memory."""
+    """The elements of a tensor, sharing its memory where possible."""
     array = to_numpy(value)
     elements = pairs.elements(parameter, array, written)
     if elements is not None:
@@ -113,7 +114,7 @@ def _array(parameter: Parameter, value: Any, written: bool, pairs: Pairs) -> np.
 
 
 def _check_agreement(compiler: Compiler, program: Program, bound: list[dict[int, Any]]) -> None:
-    """Symbolic extents are one number for the whole program, but for `lengths`."""
+    """Check that symbolic extents agree on all units, except for `lengths`."""
     first, variables = bound[0], agreed(program)
     for rank, slots in enumerate(bound[1:], start=1):
         for parameter, var in variables:

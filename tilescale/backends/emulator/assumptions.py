@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Values that a run without data takes for granted: `tilescale.emulate(data=False, assume={"counts": values})`.
+"""Values that a run without data assumes: `tilescale.emulate(data=False, assume={"counts": values})`.
 
-Control flow, indices and extents may depend on them. What the program itself would write there does not count.
+Control flow, indices and extents may depend on them. Writes of the program to these tensors are ignored.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Assumptions:
     """The values of some tensors and tiles, by name.
 
     Args:
-        given: name -> values for all units, or a list with those of each unit. A number stands for all elements.
-        units: how many units own tensors.
+        given: name -> values for all units, or a list with those of each unit. A number holds for all elements.
+        units: number of units that own tensors.
 
     Raises:
         UsageError: a name that the program does not have, or no values.
@@ -47,7 +47,7 @@ class Assumptions:
         return bool(self._values)
 
     def of(self, name: str, unit: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray | None:
-        """The values of a unit's instance of a buffer; None if nothing is assumed of it.
+        """The values of a unit's instance of a buffer; None if it has no assumed values.
 
         Raises:
             ArgumentError: values of another shape.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A traced function with one more statement: where a line of the user's stands in it, and what is in scope there."""
+"""A traced function with one more statement: the location of a source line in it, and the names in scope there."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tilescale.program import ops
 from tilescale.program.operations import Rank, operation
 
 _TOGETHER = (ir.ForKind.PARALLEL, ir.ForKind.VECTORIZED, ir.ForKind.UNROLLED)
-"""Loops into which no statement is added: the whole loop is a statement of its unit."""
+"""Loops into which no statement is added: the whole loop is one statement of its unit."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A statement before or behind which another one can stand.
+    """A statement before or after which another one can be inserted.
 
     Attributes:
-        lines: the first and the last one of it.
+        lines: its first and last source line.
         names: integers in scope, the innermost last.
-        ranks: those of them that are ranks, and their levels.
+        ranks: integers in scope that are ranks, and their levels.
         grid: variables of the program's indices, the first axis first, their extents, and the user's names.
         loops: serial loops around it, the innermost last.
-        level: whose ranks `dst=` means there.
+        level: the level whose ranks `dst=` means there.
     """
 
     stmt: ir.Stmt | None = None
@@ -40,13 +40,13 @@ class Place:
     level: str | None = None
 
     def of(self, written: Container[str]) -> Place:
-        """The same with those names alone that the user has given."""
+        """The same place with only those names that the user has given."""
         names = tuple(var for var in self.names if var.name in written and var.name != "_")
         return replace(self, names=names, ranks=tuple(pair for pair in self.ranks if pair[0] in names))
 
 
 def places(func: ir.PrimFunc, where: Location) -> list[Place]:
-    """What a line of the program is in the function: several statements where Python repeats it."""
+    """The statements of the function that come from a source line: several where Python repeats the line."""
     written = set(re.findall(r"\w+", "".join(linecache.getlines(where.file))))
     return [place.of(written) for place in _places(func.body, where, Place())]
 
@@ -84,7 +84,7 @@ def _locations(stmt: ir.Stmt) -> Iterator[tuple[str, int]]:
 
 
 def added(func: ir.PrimFunc, at: Sequence[Place], made: ir.Stmt, *, behind: bool) -> ir.PrimFunc:
-    """The function with a statement before, or behind, each of some places."""
+    """The function with a statement inserted before, or after, each of some places."""
 
     def enter(node: ir.Stmt) -> ir.Stmt | None:
         if not any(node.same_as(place.stmt) for place in at):
@@ -101,7 +101,7 @@ def wait(flag: ir.Buffer, index: Sequence[ir.PrimExpr], value: ir.PrimExpr) -> i
 
 
 def signal(flag: ir.Buffer, index: Sequence[ir.PrimExpr], peer: ir.PrimExpr | None, level: str | None) -> ir.Stmt:
-    """`T.signal(flag[index], dst=peer)`; without a peer the unit's own."""
+    """`T.signal(flag[index], dst=peer)`; without a peer the unit's own flag."""
     element, one = _element(flag, index), ir.int_node(1)
     if peer is None:
         return ir.Evaluate(trace.call(ops.SIGNAL, element, one, op="add"))

@@ -36,7 +36,7 @@ from tilescale.settings import settings
 from tilescale.timing.no_gc import no_cyclic_collection
 
 _LONGEST_S = 5.0
-"""How long a run may have taken that is made again to find what is missing from the program."""
+"""Longest run, in seconds, that is repeated to find the missing statement."""
 
 
 def emulate(
@@ -57,39 +57,40 @@ def emulate(
         func: a `@T.prim_func`.
         args: one list of tensors (and scalars) per device, changed in place; for a single-device program the list
             itself may be given. Under a device-level `T.view` each device passes its shard.
-        data: False computes nothing but the time: tiles and tensors have shapes and no values, and arguments may be
-            tensors of any device ("meta" too), which stay as they are, or left out where the program says all extents.
-            None is False where all tensors are on the device "meta", which has no values.
+        data: False computes only the time: tiles and tensors have shapes and no values, and arguments may be
+            tensors of any device ("meta" too), which stay as they are, or left out where the program declares all
+            extents.
+            None means False where all tensors are on the device "meta".
         assume: with data=False, the values of tensors on which the program's control flow depends, by name: a tensor
-            or a number for all units, or a list with one for each. What the program writes there does not count.
-        time: whether to write down what the simulation of the time needs.
+            or a number for all units, or a list with one for each. Writes of the program to them are ignored.
+        time: whether to record what the simulation of time needs.
         machine: a machine, a built-in name or a path; the program is traced again if it was traced for another.
         progress: show a progress bar on a long run; None follows the settings.
-        check: mistakes to look for that a run by itself does not show: "all", "none", or some of "races",
-            "uninitialized", "replicas" and "outputs" (remarks of the report); None follows the settings ("all" where
-            they say nothing).
-        schedule_seed: a number for each interleaving of the units; the same number gives the same run, and a right
-            program is right in all of them. None follows the settings (units take turns where they say nothing).
+        check: bugs to look for that a plain run does not show: "all", "none", or some of "races",
+            "uninitialized", "replicas" and "outputs" (remarks of the report); None follows the settings (default:
+            "all").
+        schedule_seed: a number for each interleaving of the units; the same number gives the same run, and a correct
+            program is correct in all of them. None follows the settings (default: round robin).
 
     Returns:
-        What every device did.
+        A report of what every device did.
 
     Raises:
         ArgumentError, RankMismatchError: arguments that do not fit the program, or each other.
         LaunchError: arguments for another number of units than the launch has, or more units than the machine has.
         UsageError: the program was traced for another machine and cannot be traced again; an unknown check, options of
-            other types; loops that TileLang refuses.
-        DeadlockError: a wait that nobody can satisfy.
-        RaceError: two accesses to one place, one of them a write, that nothing orders, of two threads of a block too in
-            programs of plain TileLang; a wait for a phase of an mbarrier that the next phase may overtake.
-        UninitializedReadError: a read of a tile, workspace or variable that nobody has written.
-        DivergedReplicaError: what is viewed with `T.Replica` is read as a whole, or the program ends, while the units
-            hold different values.
+            other types; loops that TileLang rejects.
+        DeadlockError: a wait that no unit can satisfy.
+        RaceError: two unordered accesses to one element, at least one of them a write, in programs of plain TileLang
+            also by two threads of a block; a wait for a phase of an mbarrier that the next phase may overtake.
+        UninitializedReadError: a read of an uninitialized tile, workspace or variable.
+        DivergedReplicaError: a tensor viewed with `T.Replica` differs between units when it is read as a whole, or when
+            the program ends.
         OutOfBoundsError: an access outside a tile or a flag tensor.
-        ShapeError: a product, or a tile in registers, that GPUs of this kind cannot share out to its unit's threads.
+        ShapeError: a GEMM, or a tile in registers, that such GPUs cannot distribute over the threads of its unit.
         UnsupportedError: an operation that the emulator does not run, with its line.
-        NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor of which nothing
-            is assumed.
+        NoDataError: in a run without data, a branch, an index or an extent that depends on a tensor without assumed
+            values.
         InternalError: TileScale itself failed; please report it.
     """
     target = as_machine(machine)
@@ -111,7 +112,7 @@ def emulate_program(
     check: str | Iterable[str] | None = None,
     schedule_seed: int | None = None,
 ) -> Report:
-    """`emulate`, of a program that has been taken apart for the machine: kernels are called many times."""
+    """`emulate` for a program that is already analysed for the machine: kernels are called many times."""
     check_type("schedule_seed", schedule_seed, "a whole number", int, NoneType)
     data = not _without_values(args) if data is None else data
     if not program.is_hierarchical:
@@ -144,9 +145,9 @@ def emulate_program(
 
 
 def simulated_s(program: Program, machine: Machine, values: Sequence[Any]) -> float:
-    """Seconds that a call takes in which each unit passes arguments like these, which stay as they are.
+    """Simulated seconds of a call in which each unit passes arguments like these. The arguments are not changed.
 
-    Where it depends on values, it runs on copies of them. Raises as `emulate`.
+    Where the time depends on values, copies are used. Raises as `emulate`.
     """
     units = units_of(program, machine)
     try:
@@ -165,7 +166,7 @@ def _launch(
     per_unit: list[list[Any]],
     data: bool,
 ) -> None:
-    """Run all units on their arguments, which hold what has been written then, also if the run fails."""
+    """Run all units on their arguments, which hold the results afterwards, also if the run fails."""
     written = run.written if data else frozenset()
     pairs = Pairs()
     values = bind_arguments(run.compiler, program, extents, per_unit, written, pairs)
@@ -178,7 +179,7 @@ def _launch(
 
 
 def _without_values(args: Sequence[Any] | None) -> bool:
-    """Whether all arguments that are tensors have a shape only."""
+    """Whether all tensor arguments have only a shape."""
     given = args if isinstance(args, list | tuple) else ()
     flat = itertools.chain.from_iterable(unit if isinstance(unit, list | tuple) else (unit,) for unit in given)
     tensors = [value.is_meta for value in flat if hasattr(value, "is_meta")]
@@ -186,7 +187,7 @@ def _without_values(args: Sequence[Any] | None) -> bool:
 
 
 def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
-    """For each unit of the launch arguments without data, as the program declares them.
+    """Arguments without data for each unit of the launch, as the program declares them.
 
     Raises:
         ArgumentError: an extent or a scalar that the program leaves open.
@@ -203,7 +204,7 @@ def _shapes_alone(program: Program, machine: Machine) -> list[list[Any]]:
 
 
 def units_of(program: Program, machine: Machine) -> int:
-    """How many units that own tensors a launch has; as many as the machine where it takes all."""
+    """Number of tensor-owning units of a launch; all of the machine's where the program leaves it open."""
     units, coarser = 1, None
     for name, extent in _launched(program, machine):
         units *= machine.count(name, coarser) if extent is None else extent
@@ -223,7 +224,7 @@ def _per_unit(program: Program, args: Sequence[Any]) -> list[list[Any]]:
 
 
 def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, int]]:
-    """Units of each launched level above the program; what is left open takes what the arguments leave.
+    """Number of units of each launched level above the program; an open level is inferred from the number of arguments.
 
     Raises:
         LaunchError: the number of argument lists is not the number of units, or the machine has fewer.
@@ -248,7 +249,7 @@ def _extents(program: Program, machine: Machine, units: int) -> list[tuple[str, 
 
 
 def _launched(program: Program, machine: Machine) -> list[tuple[str, int | None]]:
-    """Each launched level down to the one that owns tensors, and how many units; None if that is known at launch."""
+    """Each launched level down to the tensor-owning one, with its number of units; None if known only at launch."""
     known = [(name, ir.constant(extent)) for name, extent in program.extents]
     if machine.program_level == machine.tensor_level:
         grid = [ir.constant(n) for n in program.launches[0].grid]
@@ -257,7 +258,7 @@ def _launched(program: Program, machine: Machine) -> list[tuple[str, int | None]
 
 
 def _mesh(program: Program, machine: Machine) -> tuple[int, ...]:
-    """The grid, slowest axis first, where its programs own tensors: they lie on the machine's mesh like that."""
+    """The grid, slowest axis first, where its programs own tensors: they map to the machine's mesh in this shape."""
     if machine.program_level != machine.tensor_level:
         return ()
     grid = [ir.constant(n) for n in program.launches[0].grid]

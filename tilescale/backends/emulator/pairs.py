@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Numbers of four bits, of which PyTorch holds two in a byte: taken apart for a run, put together after it."""
+"""Four-bit numbers, two in a byte in PyTorch: unpacked for a run, packed after it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Pairs:
     """The arguments of a run that hold two elements in a byte."""
 
     def __init__(self) -> None:
-        # Where a tensor begins and its shape -> its bytes, its elements, whether they are written.
+        # Data pointer and shape of a tensor -> its bytes, its elements, whether they are written.
         self._known: dict[Any, tuple[np.ndarray, np.ndarray, bool]] = {}
 
     def elements(self, parameter: Parameter, array: np.ndarray, written: bool) -> np.ndarray | None:
-        """The elements of an argument, one in each place of an array; None if it holds no pairs."""
+        """The elements of an argument, one in each array element; None if it holds no pairs."""
         declared = str(parameter.buffer.dtype)
         if element_type(declared) not in TWO_IN_A_BYTE or array.dtype not in (np.uint8, np.int8):
             return None
@@ -40,7 +40,7 @@ class Pairs:
         return elements
 
     def put_together(self) -> None:
-        """After the run: the bytes of what was written hold the elements."""
+        """Pack the written elements into their bytes after the run."""
         for given, elements, written in self._known.values():
             if written:
                 halves = elements.view(np.uint8).reshape(*given.shape, 2) & 0xF

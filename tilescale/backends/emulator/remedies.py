@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Which one statement is missing from a program that a check has stopped: found by trying it.
+"""The one statement that is missing from a program that a check has stopped, found by trial.
 
-The program runs again, on the arguments as they were, and all its races and signals are noted. From these follow few
-candidates: a `T.wait` before the access that comes too early, for a flag whose signal knows of the other access; a
-`T.signal` behind the access that a wait without a signal stands for; flags that were not zero when the call began. A
+The program runs again on the original arguments, and all its races and signals are recorded. They give a few
+candidates: a `T.wait` before the access that comes too early, for a flag whose signal follows the other access; a
+`T.signal` after the access that a wait without a signal is meant for; flags that were not zero when the call began. A
 candidate is a remedy if the program ends with it without an error, in the order of that run and in the adversarial one.
 """
 
@@ -37,13 +37,13 @@ Term = tuple[str, ir.PrimExpr]
 """An expression as text and in the IR."""
 
 _MOST_LINES = 4
-"""Lines behind which a signal is tried."""
+"""Number of lines after which a signal is tried."""
 
 _AHEAD = 4
-"""By how many rounds a writer of buffers that are used again may be ahead of their reader."""
+"""Maximum number of iterations by which the writer of reused buffers may be ahead of their reader."""
 
 _LONGEST_S = 20.0
-"""How long it may take to try them."""
+"""Time limit of the search, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _candidates(func: ir.PrimFunc, again: Again, run: Run, error: TileScaleError
 
 
 def _pairs(races: Sequence[Race]) -> Iterator[tuple[Access, Access]]:
-    """The accesses of the first race, the one that should come first in front, in the likelier order first."""
+    """The accesses of the first race as (early, late) pairs, the likelier order first."""
     for race in races[:1]:
         one, other = race.first, race.second
         if race.reuse is not None:
@@ -119,7 +119,7 @@ def _waits(func: ir.PrimFunc, witness: Witness, early: Access, late: Access) -> 
     pairs = [pair for race in witness.races if (pair := _alike(race, early, late)) is not None]
     answers = [_Answer(sent, other.unit) for one, other in pairs for sent in _answers(witness, one, other)]
     yield from _waits_before(func, witness, late.home.where, answers)
-    for line in dict.fromkeys(sent.home.where for sent in witness.sent):  # of those who pass on what they must wait for
+    for line in dict.fromkeys(sent.home.where for sent in witness.sent):  # senders must have seen what they pass on
         between = [
             _Answer(sent, passed.unit)
             for one, other in pairs
@@ -133,7 +133,7 @@ def _waits(func: ir.PrimFunc, witness: Witness, early: Access, late: Access) -> 
 
 @dataclass(frozen=True)
 class _Answer:
-    """A signal, and who should wait for it."""
+    """A signal, and the unit that should wait for it."""
 
     sent: Sent
     unit: Unit
@@ -142,7 +142,7 @@ class _Answer:
 def _waits_before(
     func: ir.PrimFunc, witness: Witness, where: Location | None, answers: Sequence[_Answer]
 ) -> Iterator[Candidate]:
-    """Waits in front of a line of the units that should wait."""
+    """Waits before a line, by the units that should wait."""
     at = edits.places(func, where) if where is not None and answers else []
     if not at:
         return
@@ -166,7 +166,7 @@ def _alike(race: Race, early: Access, late: Access) -> tuple[Access, Access] | N
 
 
 def _answers(witness: Witness, early: Access, late: Access | Sent) -> list[Sent]:
-    """The first signal to a flag of the later unit that knows of the earlier access, and not of what comes later."""
+    """The first signal to a flag of the later unit that happens after the earlier access, but not after later ones."""
     mine = witness.number(late.unit)
     knower = (late.clock, late.time) if isinstance(late, Access) else (late.past.clock, late.past.time)
     found = (
@@ -178,7 +178,7 @@ def _answers(witness: Witness, early: Access, late: Access | Sent) -> list[Sent]
 
 
 def _values(place: Place, values: Sequence[int]) -> list[Term]:
-    """For which values of a flag a wait may be: one more each time round a loop, or a number that the flag had."""
+    """Candidate values of a wait for a flag: one more per loop iteration, or a number that the flag had."""
     found: list[Term] = []
     for loop in reversed(place.loops):
         turns, total = ir.constant(loop.extent), max(values)
@@ -196,7 +196,7 @@ def _values(place: Place, values: Sequence[int]) -> list[Term]:
 
 
 def _signals(func: ir.PrimFunc, witness: Witness) -> Iterator[Candidate]:
-    """Signals behind accesses that the released waits would order before what follows them."""
+    """Signals after accesses, such that the released waits order these accesses before what follows the waits."""
     ordered = [pair for race in witness.races for pair in ((race.first, race.second), (race.second, race.first))]
     mine = [(early, w) for early, late in ordered for w in witness.released if w.clock is late.clock]
     passed_on = [(early, w) for early, _ in ordered for w in witness.released if w.unit is not early.unit]
@@ -223,7 +223,7 @@ def _signals_behind(
 
 
 def _peers(witness: Witness, place: Place, pairs: Sequence[tuple[Unit, Released]]) -> Sequence[Term | None]:
-    """Whose flag it is: `dst=` in a scale of the level that tells the units apart; None for the unit's own."""
+    """The `dst=` of a signal, in a scale of the level at which the units differ; None for the unit's own flag."""
     far = [(unit, wait.unit) for unit, wait in pairs if witness.number(unit) != witness.number(wait.unit)]
     if not far:
         return [None]
@@ -240,7 +240,7 @@ def _peers(witness: Witness, place: Place, pairs: Sequence[tuple[Unit, Released]
 
 
 def _fits(values: Sequence[int], units: Sequence[Unit], place: Place) -> list[Term]:
-    """Expressions that have these values on these units: a number, ranks in scope, or else another integer there."""
+    """Expressions with these values on these units: a number, ranks in scope, or else another integer in scope."""
     if len(set(values)) == 1:
         return [_number(values[0])]
     found: list[Term] = []
@@ -256,7 +256,7 @@ def _fits(values: Sequence[int], units: Sequence[Unit], place: Place) -> list[Te
 
 
 def _ranks(units: Sequence[Unit], place: Place) -> Iterator[tuple[Term, list[int], int]]:
-    """Integers in scope that tell units apart: their values on each of some units, and how many there are."""
+    """Integers in scope that differ between units: their values on each of some units, and their extents."""
     for var, level in reversed(place.ranks):
         around = [unit.around(level) for unit in units]
         if None not in around:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `tilescale.emulate` returns: what every device did and when, as text, table, picture and trace."""
+"""The result of `tilescale.emulate`: the activity of every device over time, as text, table, picture and trace."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from tilescale.timing.draw import Page, page, plot, summary, trace
 from tilescale.timing.timeline import Timeline
 
 MOST_LINES = 16
-"""Units that have a line each in a report."""
+"""Maximum number of units that have a line each in a report."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What an emulation did.
+    """The result of an emulation.
 
     Attributes:
         program: the name of the program.
-        machine: what was emulated.
-        activity: for each unit that owns tensors, in the order of the arguments, what it did.
-        wall_s: seconds that the emulation took on this computer; says nothing of the machine.
+        machine: the name of the emulated machine.
+        activity: the activity of each tensor-owning unit, in the order of the arguments.
+        wall_s: seconds that the emulation took on this computer, unrelated to the machine's speed.
         recorder: the record of which `timeline` is the simulation; None if the run was not timed.
-        missed: tile operations of which no element lay inside of its tensor, so that loads gave zero and stores
-            nothing: the tensor's name and the line -> how many.
-        clipped: the same of those of which a part lay beyond the tensor.
-        negative: the same of accesses with an index below zero, such as that of a page that is not there.
-        unwritten: the parts of outputs that the call left as they were, if "outputs" were checked: of a tensor that the
-            program only writes what it has not written of it, "Y[32:64, 0:64] of device 0", and the line of its writes.
-        diverged: parts of tensors that all units were given alike, which hold different values at the end.
+        missed: tile operations wholly out of bounds, so that loads gave zero and stores nothing: the tensor's name and
+            the line -> their number.
+        clipped: the same for operations partly out of bounds.
+        negative: the same for accesses with an index below zero, such as a missing page.
+        unwritten: the unchanged parts of outputs, if "outputs" were checked: the part, "Y[32:64, 0:64] of device 0",
+            and the line that writes the tensor.
+        diverged: parts of tensors that were equal on all units at the start and differ at the end.
         redundant_waits: waits that order no two accesses to one element of this run, if its races were checked: the
             flag's name and the line.
     """
@@ -59,7 +59,7 @@ class Report:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """When everything happened on the machine; simulated when first asked for.
+        """The simulated timeline of the run; computed at the first access.
 
         Raises:
             UsageError: the run was not timed.
@@ -76,14 +76,14 @@ class Report:
 
     @property
     def utilization(self) -> dict[str, float]:
-        """Resource -> share of the time that it worked, over all units that have one. Raises as `timeline`."""
+        """Resource -> utilization (share of the time), averaged over the units that have it. Raises as `timeline`."""
         return self.timeline.utilization
 
     def trace(self, path: str | PathLike[str]) -> None:
         """Write the timeline for Perfetto (https://ui.perfetto.dev), compressed where the path ends in ".gz".
 
-        Units that own tensors are processes, their engines threads, and arrows lead from what was waited for. Raises as
-        `timeline`, and a UsageError where no file can be made.
+        Units that own tensors are processes, their engines threads, and arrows show dependencies. Raises as `timeline`,
+        and a UsageError where no file can be made.
         """
         trace(self.timeline, path)
 
@@ -103,7 +103,7 @@ class Report:
                 make pictures. Without a path the page is returned, and a notebook shows it below its cell.
             engines: a row for each engine of a unit instead, or for each family of engines where there are many; on a
                 page, units begin unfolded.
-            dark: a picture for dark surroundings. Without it .svg and .html files follow their reader's preference.
+            dark: dark mode. Without it .svg and .html files follow their reader's preference.
 
         Raises:
             UsageError: the run was not timed, another ending, or no file can be made there.
@@ -122,7 +122,7 @@ class Report:
         return "\n".join([*parts, *self._remarks()])
 
     def _repr_html_(self) -> str:
-        """A notebook's view of it."""
+        """HTML representation for notebooks."""
         head, *rows = self._rows()
         line = lambda cells, tag: f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"  # noqa: E731
         table = line(head, "th") + "".join(line(row, "td") for row in rows)
@@ -132,7 +132,7 @@ class Report:
         return f"<div>{title}<table>{table}</table><pre>{escape(chr(10).join(words))}</pre></div>"
 
     def _remarks(self) -> Iterator[str]:
-        """What is allowed, and seldom meant."""
+        """Remarks: events that are allowed, but seldom intended."""
         for (name, where), count in self.missed.items():
             yield f"no effect: access wholly out of bounds of {name} x{count}{_place(where)}"
         for (name, where), count in self.clipped.items():
@@ -152,9 +152,9 @@ class Report:
         return "\n".join("  ".join([*map(str.rjust, row[:-1], widths), row[-1]]) for row in rows)
 
     def _rows(self) -> Iterator[list[str]]:
-        """A table of what units did, its headings first."""
+        """The table of the units' activity, its header first."""
         yield [self.machine.tensor_level.name, *_HEADINGS]
-        # Of many units those that did the same share a line with their neighbours.
+        # Neighbouring units with the same activity share a line where there are many.
         many = len(self.activity) > MOST_LINES
         numbered = enumerate(map(_cells, self.activity))
         for _, group in itertools.groupby(numbered, key=lambda item: item[1] if many else item[0]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One emulation: the units of a launch, their memory, what they did, and what is said when nobody can go on."""
+"""One emulation: the units of a launch, their memory, their activity, and the report of a deadlock."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ from tilescale.program.model import Program
 
 @dataclass
 class Activity:
-    """What one tensor-owning unit (a device) did.
+    """The activity of one tensor-owning unit (a device).
 
     Attributes:
         programs: tile programs that ran.
-        sent, received: bytes that copies moved from it to peers and from peers to it, whoever made them.
-        messages: copies to or from peers that it made.
-        signals: flags it updated.
-        collectives: how often it took part in which collective, by level, name and algorithm.
-        contributed: bytes it brought into collectives with other devices.
+        sent, received: bytes that copies of any unit moved from it to peers and from peers to it.
+        messages: number of copies to or from peers that it issued.
+        signals: number of flag updates it issued.
+        collectives: number of collectives it took part in, by level, name and algorithm.
+        contributed: bytes it passed to collectives with other devices.
         workspaces: bytes of memory through which its programs exchange tiles with other devices, for each collective
             of the program: from each sender two messages to each program that is on the device at once.
     """
@@ -100,7 +100,7 @@ class Run:
         preempts = seed is not None
         self.compiler = Compiler(program, machine, instrumentation, data, preempts, assumptions)
         self.body = compile_part(self.compiler, program.body)
-        # All are told what orders tasks; the recorder does not ask for single accesses.
+        # Every listener sees what orders tasks; the recorder does not need single accesses.
         self.observers = observers
         self.listeners = (*observers, recorder) if recorder is not None else observers
         self.scheduler = Scheduler(self.listeners) if seed is None else Interleaved(self.listeners, seed)
@@ -108,22 +108,22 @@ class Run:
             recorder.watches(lambda: self.scheduler.current, self.number)
         self.rendezvous: dict[Any, Any] = {}
         self.activity: list[Activity] = []
-        # By tensor and line, the tile operations of which no element lay inside of the tensor.
+        # By tensor and line, the tile operations that were wholly out of bounds.
         self.missed: Counter[tuple[str, Location | None]] = Counter()
-        # The same of those of which some elements lay beyond it, and of accesses with an index below zero.
+        # The same for operations partly out of bounds, and for accesses with an index below zero.
         self.clipped: Counter[tuple[str, Location | None]] = Counter()
         self.negative: Counter[tuple[str, Location | None]] = Counter()
-        # Parts of outputs that the program has not written, and of tensors that it has made different between units.
+        # Parts of outputs that the program did not write, and of tensors that it made different between units.
         self.unwritten: list[tuple[str, Location | None]] = []
         self.diverged: list[tuple[str, Location | None]] = []
-        # The flag's name and the line of waits that no access needs.
+        # The flag's name and the line of redundant waits.
         self.redundant_waits: list[tuple[str, Location | None]] = []
         self.grids: list[Any] = []
         self._queues: dict[Unit, CopyQueue] = {}
         self.root = Unit("", 0)
         self._numbers: dict[Unit, int] = {}
         self._signallers: dict[int, dict[Unit, None]] = {}
-        # By names of tensor and element, flags that were not zero at first, so that waits for them were none.
+        # By names of tensor and element, flags that were nonzero at the start, so that waits for them did not block.
         self.stale: dict[tuple[str, str], int] = {}
         self._at_begin: dict[int, int] = {}
         self._ended: list[str] = []
@@ -147,7 +147,7 @@ class Run:
             mesh: the grid, slowest axis first, where its programs own tensors.
 
         Raises:
-            DeadlockError: nobody can go on.
+            DeadlockError: no unit can make progress.
         """
         level = self.machine.tensor_level.name
         levels = extents or [(level, len(values))]
@@ -200,7 +200,8 @@ class Run:
             unit.siblings = extent
             yield from self._units(unit, finer)
 
-    # -- what observers are told ---------------------------------------------------------------------------------------
+    # -- events for observers
+    # -------------------------------------------------------------------------------------------
 
     def publishes(self, place: Hashable) -> None:
         """The current task arrives at a barrier or rendezvous."""
@@ -208,16 +209,17 @@ class Run:
             observer.publishes(place)
 
     def acquires(self, place: Hashable) -> None:
-        """The current task leaves a barrier or rendezvous that was open to it."""
+        """The current task leaves a completed barrier or rendezvous."""
         for observer in self.listeners:
             observer.acquires(place)
 
     def synchronizes(self, frame: Frame) -> None:
-        """The threads of a frame, which run in step, synchronize, or may."""
+        """The threads of a frame, which run in lockstep, synchronize or may synchronize."""
         for observer in self.observers:
             observer.synchronizes(frame)
 
-    # -- accounts ------------------------------------------------------------------------------------------------------
+    # -- statistics
+    # --------------------------------------------------------------------------------------------------------
 
     @property
     def units(self) -> Iterable[Unit]:
@@ -225,7 +227,7 @@ class Run:
         return self._numbers.keys()
 
     def number(self, unit: Unit) -> int:
-        """The number of the tensor-owning unit that a unit is or lies in."""
+        """The number of the tensor-owning unit that contains `unit`."""
         while unit not in self._numbers:
             unit = unit.parent
         return self._numbers[unit]
@@ -244,12 +246,12 @@ class Run:
         target.received += size
 
     def signalled(self, unit: Unit, level: str | None, flag: int) -> None:
-        """A unit updated the flag at an address; `level` is that whose ranks it spoke of."""
+        """A unit updated the flag at an address; `level` is the level of the `dst` rank."""
         self._of(unit).signals += 1
         self._signallers.setdefault(flag, {})[unit.around(level) if level else unit] = None
 
     def flag_at_begin(self, flag: np.ndarray, now: int) -> int:
-        """The value of a flag when it was first signalled or waited for; `now` is the value at present."""
+        """The value of a flag at its first signal or wait; `now` is its current value."""
         return self._at_begin.setdefault(address(flag), now)
 
     def collected(self, unit: Unit, name: str, level: str, size: int, algorithm: str) -> None:
@@ -261,11 +263,11 @@ class Run:
         account.collectives[label] = account.collectives.get(label, 0) + 1
 
     def exchanged(self, unit: Unit, made: int, size: int) -> None:
-        """Programs of a unit exchange tiles, by the collective of that number, through `size` bytes of memory."""
+        """Programs of a unit exchange tiles by the collective number `made`, through `size` bytes of memory."""
         self._of(unit).workspaces[made] = size
 
     def programs_ended(self, unit: Unit, count: int, collectives: Mapping[str, int]) -> None:
-        """So many tile programs have ended, which took part in collectives that were not told yet."""
+        """`count` tile programs have ended; `collectives` are those they took part in and have not reported yet."""
         account = self._of(unit)
         account.programs += count
         for label, times in collectives.items():
@@ -273,7 +275,8 @@ class Run:
         self._progress(count)
 
     def signallers(self, flag: int, lines: list[Location | None]) -> str:
-        """Who signalled the flag at an address so far, who of their siblings did not, and which lines would."""
+        """The units that have signalled the flag at an address, their siblings that have not, and the lines that would.
+        """
         if not lines:
             return "no statement of the program signals it"
         places = ", ".join(f"{line.file}:{line.line}" for line in lines if line)
@@ -289,7 +292,7 @@ class Run:
     # -- deadlock ------------------------------------------------------------------------------------------------------
 
     def _deadlock_error(self, tasks: list[Task]) -> DeadlockError:
-        self.observers = ()  # To look at memory for the report is no access.
+        self.observers = ()  # reads of memory for the report are not accesses
         waits = [t for t in tasks if not t.wait.quiet]
         groups: dict[tuple[str, str, Location | None], list[Task]] = {}
         for task in waits:
@@ -335,7 +338,7 @@ class Run:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Tiles are small: handing parts of one product to other threads costs more than computing it."""
+    """Run numpy with one thread: tiles are small, so that splitting a GEMM costs more than computing it."""
     import torch
 
     before = torch.get_num_threads()

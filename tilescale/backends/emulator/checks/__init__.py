@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Checks: observers that find mistakes which a run by itself does not show.
+"""Checks: observers that find bugs which a plain run does not show.
 
-    races.py            accesses that nothing orders: clocks.py says what is ordered, flags.py what a wait has seen,
-                        states.py what is kept of the past of an element, explain.py what a report says,
-                        phases.py mbarriers whose next phase may end before a wait for the last one,
-                        redundant.py waits that no access needs, witness.py all races of a run, for remedies
-    threads.py          threads of one program, on device memory, where TileScale inserts no barriers
-    initialization.py   reads of what was never written
-    replicas.py         replicas that should be one and are not
-    outputs.py          remarks: outputs that are written in part, tensors that were the same on all units and are not
-    shadow.py text.py   cells beside the memory of a program, one an element; words of reports
+    races.py            unordered accesses: clocks.py has the happens-before order, flags.py the signals a wait has
+    seen,
+                        states.py the last accesses to an element, explain.py the texts of reports,
+                        phases.py mbarriers whose next phase may complete before a wait for the last one,
+                        redundant.py redundant waits, witness.py all races of a run, for remedies
+    threads.py          races between threads of a block on device memory, where TileScale inserts no barriers
+    initialization.py   uninitialized reads
+    replicas.py         replicas that differ
+    outputs.py          remarks: outputs written in part, tensors that became different between units
+    shadow.py text.py   shadow memory, one cell an element; texts that reports share
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CHECKS = tuple(_CHECKS)
 
 
 def observers(check: str | Iterable[str]) -> list[Observer]:
-    """The observers that make some checks: names, or "all" or "none" in place of them.
+    """The observers of some checks: their names, or "all" or "none".
 
     Raises:
         UsageError: a check that does not exist.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Vector clocks of tasks: what of the others' past each of them must have seen.
+"""Vector clocks of tasks: the events of other tasks that happened before each task's present.
 
-A task's time advances when it publishes; what it did until a time is an epoch, a pair (clock, time), as in FastTrack
+A task's time advances when it publishes. Its events up to a time are an epoch, a pair (clock, time), as in FastTrack
 (Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection", PLDI 2009). Vectors are sparse and
-never changed, so tasks share them. They leave out what follows from a join: who knows that a parent has seen its
-children end knows all that they did.
+immutable, so tasks share them. They omit what follows from a join: if a parent has joined its children, whoever knows
+the parent's state after the join knows all their events.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Known = dict["Clock", int]
 
 
 class Clock:
-    """One task's.
+    """The clock of one task.
 
     Attributes:
         name: the task's.
         depth: how many tasks are above it.
-        time: advances when others may see what the task has done.
-        known: the past of others that it has seen.
-        joined: when its parent saw it end, the parent's clock and time; None before.
-        notes: what a check keeps about the task until its time advances.
-        waits, signals: flags that it waited for, and signalled, the last ones; for reports.
+        time: advances when the task publishes its events.
+        known: the events of others that it has acquired.
+        joined: the parent's clock and time when it joined the task; None before.
+        notes: data of a check about the task, until its time advances.
+        waits, signals: the last flags that it waited for, and signalled; for reports.
     """
 
     __slots__ = ("_given", "depth", "joined", "known", "name", "notes", "signals", "time", "waits")
@@ -44,34 +44,34 @@ class Clock:
         self._given: Known | None = None
 
     def knows(self, other: Clock, time: int) -> bool:
-        """Whether all that `other` did until `time` happened before now."""
+        """Whether all events of `other` until `time` happened before now."""
         return _includes(self.known, self, math.inf, other, time)
 
     def tick(self) -> None:
-        """What follows is another epoch: what has been published is what was before."""
+        """Begin a new epoch: only earlier events have been published."""
         self.time += 1
         self.notes = {}
         self._given = None
 
     @property
     def past(self) -> Past:
-        """All that is known now, the own past included."""
+        """All that is known now, including this task's past."""
         return Past(self.known, self, self.time)
 
     def publish(self) -> Past:
-        """The past, to be seen by others; what follows is not in it."""
+        """Publish the past; later events are not in it."""
         past = self.past
         self.tick()
         return past
 
     def learn(self, known: Known) -> None:
-        """See what others have published."""
+        """Acquire what others have published."""
         merged = merge(self.known, known)
         if merged is not self.known:
             self.known, self._given = merged, None
 
     def join(self, children: Sequence[Clock]) -> None:
-        """See the end of tasks that this one has made."""
+        """Join tasks that this one has made."""
         self.tick()
         for child in children:
             child.joined = (self, self.time)
@@ -81,7 +81,7 @@ class Clock:
         self.known = {c: t for c, t in known.items() if c.joined is None or not self.knows(*c.joined)}
 
     def _inheritance(self) -> Known:
-        """What a task that this one makes now knows."""
+        """The initial knowledge of a task that this one makes now."""
         if self._given is None:
             self._given = {**self.known, self: self.time}
         return self._given
@@ -89,19 +89,19 @@ class Clock:
 
 @dataclass(frozen=True)
 class Past:
-    """What a task knew when it published."""
+    """The knowledge of a task when it published."""
 
     known: Known
     clock: Clock
     time: int
 
     def knows(self, other: Clock, time: int) -> bool:
-        """Whether it includes all that `other` did until `time`."""
+        """Whether it includes all events of `other` until `time`."""
         return _includes(self.known, self.clock, self.time, other, time)
 
 
 def merge(known: Known, more: Known) -> Known:
-    """Both; `known` itself if `more` has nothing new."""
+    """The union; `known` itself if `more` has nothing new."""
     if known is more:
         return known
     news = {clock: time for clock, time in more.items() if known.get(clock, 0) < time}
@@ -109,7 +109,8 @@ def merge(known: Known, more: Known) -> Known:
 
 
 def _includes(known: Known, own: Clock | None, until: float, other: Clock, time: int) -> bool:
-    """Whether all that `other` did until `time` is in `known`, or in what `own` did until then; joins are followed."""
+    """Whether all events of `other` until `time` are in `known`, or in those of `own` until then; joins are followed.
+    """
     while not (other is own and time <= until) and known.get(other, 0) < time:
         if other.joined is None:
             return False
@@ -119,22 +120,20 @@ def _includes(known: Known, own: Clock | None, until: float, other: Clock, time:
 
 @dataclass
 class Place:
-    """A barrier: what all have published there, and who arrived when."""
+    """A barrier: the union of what all published there, and the arrivals."""
 
     known: Known = field(default_factory=dict)
     arrived: Known = field(default_factory=dict)
 
     def publish(self, past: Past) -> None:
-        """A task arrives."""
         self.known = merge(self.known, past.known)
         self.arrived[past.clock] = past.time
 
     def acquire(self, clock: Clock) -> None:
-        """A task leaves."""
         self.known = merge(self.known, self.arrived)
         clock.learn(self.known)
 
     def knows(self, other: Clock, time: int) -> bool:
-        """Whether one who has arrived knows all that `other` did until `time`."""
+        """Whether a task that has arrived knows all events of `other` until `time`."""
         self.known = merge(self.known, self.arrived)
         return _includes(self.known, None, 0, other, time)

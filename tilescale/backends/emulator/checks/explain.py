@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a race report says: who, where, which elements, which flags came between, and what would order the two."""
+"""Text of a race report: tasks, lines, elements, the flags between the accesses, and what would order them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.run import Run
 
 LATELY = 15
-"""Signals and waits of a task that are kept for reports beside the last one."""
+"""Signals and waits of a task that are kept for reports in addition to the last one."""
 
 VERBS = {READ: "reads", WRITE: "writes", ATOMIC_LOAD: "atomically reads"}
-"""What accesses do that are no updates."""
+"""Verbs of accesses other than updates."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Mark:
 
     @property
     def name(self) -> str:
-        """The flag as the program calls it."""
+        """The flag's name in the program."""
         return f"{self.home.name}[{', '.join(map(str, self.index))}]"
 
     @property
     def index(self) -> list[int]:
-        """Where in its tensor the flag is."""
+        """The flag's indices in its tensor."""
         owner = self.flag
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
@@ -51,18 +51,18 @@ class Mark:
 
     @property
     def place(self) -> int:
-        """Where the flag lies in memory."""
+        """The flag's address."""
         return int(self.flag.__array_interface__["data"][0])
 
     @property
     def line(self) -> str:
-        """Where it stands, in brackets."""
+        """Its line, in parentheses."""
         return f" (line {self.home.where.line})" if self.home.where else ""
 
 
 @dataclass(frozen=True)
 class Race:
-    """Two accesses that race, in the order in which they came, and what had been done to the elements before."""
+    """Two racing accesses, in the order in which they happened, and the earlier accesses to the elements."""
 
     first: Access
     second: Access
@@ -103,17 +103,16 @@ def race_error(run: Run, race: Race, box: Box, owner: np.ndarray) -> RaceError:
 
 
 def who(access: Access) -> str:
-    """Who made an access."""
     return acting(access.unit, access.clock.name)
 
 
 def verb(access: Access) -> str:
-    """What an access does."""
     return VERBS.get(access.kind, "atomically updates")
 
 
 def _flags(first: Access, second: Access) -> list[str]:
-    """Which flags the two signalled and waited for around their accesses: often the wrong one, or at the wrong time."""
+    """The flags signalled and waited for around the accesses: often the wrong flag, or the right one at the wrong time.
+    """
     lines = []
     for access, other in ((first, second), (second, first)):
         told = _told(access, other) or access.clock.signals
@@ -131,13 +130,13 @@ def _flags(first: Access, second: Access) -> list[str]:
 
 
 def _told(access: Access, other: Access) -> list[Mark]:
-    """The signals of one task to the flag of the other's last wait for something that it signalled."""
+    """Signals of one task to the flag of the other's last wait for a flag of this task."""
     awaited = _shared(other.waits, access.clock.signals)
     return _shared(access.clock.signals, awaited[-1:])
 
 
 def _shared(marks: Sequence[Mark], others: Sequence[Mark]) -> list[Mark]:
-    """Those of flags that the others are of too."""
+    """Marks of flags that `others` has as well."""
     flags = {other.place for other in others}
     return [mark for mark in marks if mark.place in flags]
 
@@ -174,7 +173,7 @@ def _remedy(run: Run, race: Race) -> str:
 
 
 def _told_early(first: Access, second: Access) -> str:
-    """What a signal before the write, for which the reader waited, does not tell."""
+    """A signal before the write, which therefore does not order the write before the reader's wait."""
     for write, read in ((first, second), (second, first)):
         told = _told(write, read)
         if (write.kind, read.kind) == (WRITE, READ) and told and told[-1].time < write.time:
@@ -184,7 +183,7 @@ def _told_early(first: Access, second: Access) -> str:
 
 
 def _credit(run: Run, read: Access, write: Access) -> str:
-    """For a buffer that is used again too early: an answer of the reader, beside the signal that there is."""
+    """The remedy for a buffer reused too early: a credit from the reader, in addition to the existing signal."""
     level = apart(read.unit, write.unit)
     kind = None if level is None else run.machine.level(level).kind
     early = f"{_line(write)} reuses the buffer before {_line(read)} has finished with it"
@@ -198,7 +197,7 @@ def _credit(run: Run, read: Access, write: Access) -> str:
 
 
 def _remedy_of_queue(queued: Access, other: Access) -> str:
-    """For a race with a copy that was only started: nothing but its flag says that it has ended."""
+    """The remedy for a race with an asynchronous copy: only its flag says that it has completed."""
     if queued.kind == WRITE:
         return f"wait for the flag that {_line(queued)} signals before {_line(other)}"
     return (
@@ -218,7 +217,7 @@ def apart(one: Unit, other: Unit) -> str | None:
 
 
 def primitives(run: Run, name: str | None) -> str:
-    """What orders units of a level."""
+    """The synchronization primitives for units of a level."""
     arrival = "T.barrier_arrive(b) after the one and T.barrier_wait(b) before the other"
     if name is None:
         return f"T.sync_threads() that both reach, or {arrival}"

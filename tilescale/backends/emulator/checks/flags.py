@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Flags: what a wait must have seen, whatever order the signals came in.
+"""Flags: the signals that a wait must have seen, in any order of the signals.
 
-A flag's updates are kept in their order. A wait that looks at an update sees what was published with it and with those
-that it builds on: back to the last store, as a release sequence of C++. But an update that the wait could have done
-without is not seen for sure: in another run the others come first. So a wait for too small a count orders nothing that
-is left out of the count, in every run.
+A flag's updates are kept in order. A wait that reads an update acquires what was published with that update and those
+that it builds on: back to the last store, as a release sequence of C++. An update that the wait could have done without
+is not acquired for sure: in another run the others come first. So a wait for too small a count orders none of the
+signals that the count leaves out, in any run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Update:
 
     Attributes:
         before, value: the flag's value before and after.
-        past: what its author knew then; what it is.
-        releases: whether that is published with the value.
-        stores: whether it replaces the value, and does not build on it.
+        past: what its author knew then; the name of the update.
+        releases: whether the past is published with the value.
+        stores: whether it replaces the value instead of adding to it.
     """
 
     before: int
@@ -35,39 +35,38 @@ class Update:
 
     @property
     def added(self) -> int:
-        """By how much the value changed."""
         return self.value - self.before
 
     def knows(self, other: Update) -> bool:
-        """Whether it comes after another one in every run; each does so after itself."""
+        """Whether it happens after another update in every run. An update happens after itself."""
         return self.past.knows(other.past.clock, other.past.time)
 
 
 @dataclass
 class Flag:
-    """The updates of one flag since it was last plainly written, and up to where each task has seen all of them."""
+    """The updates of one flag since its last plain write, and the number of them that each task has acquired."""
 
     value: int
     updates: list[Update] = field(default_factory=list)
     _seen: dict[Clock, int] = field(default_factory=dict)
 
     def settle(self, value: int) -> None:
-        """The flag has this value: if no update left it there, it was written plainly, and counts from here."""
+        """Make `value` the flag's value: if no update left it there, it was a plain write, and updates count from here.
+        """
         if value != self.value:
             self.value, self.updates, self._seen = value, [], {}
 
     def add(self, update: Update) -> None:
-        """An update was made."""
         self.settle(update.before)
         self.updates.append(update)
         self.value = update.value
 
     def wait(self, clock: Clock, holds: Callable[[Any], bool]) -> tuple[Update | None, Known]:
-        """A task has seen that `holds` is true of the value: it learns what it must have seen.
+        """A task has seen that `holds` is true of the value and acquires what it must have seen.
 
         Returns:
-            The earliest update that it may have looked at, None where the value before all of them would do; and what
-            it has learnt since all of several updates publish it, one of which it has seen.
+            The earliest update that it may have read, None where the initial value would do; and what it has acquired
+            since all of several updates publish it, one of which it has read.
         """
         first = self._known_until(clock)
         last = self._looked_at(clock, first, holds)
@@ -86,7 +85,7 @@ class Flag:
         return self.updates[last], common
 
     def load(self, clock: Clock) -> None:
-        """A task has loaded the value, to acquire what was published with it."""
+        """A task has loaded the value with acquire semantics."""
         last = len(self.updates) - 1
         for update in self.updates[self._sequence(self._known_until(clock), last) :]:
             _learn(clock, update)
@@ -96,7 +95,7 @@ class Flag:
         return self.updates[self._seen.get(clock, 0) :]
 
     def _known_until(self, clock: Clock) -> int:
-        """How many of the first updates a task knows, without a gap."""
+        """Length of the longest prefix of the updates that a task knows."""
         first = self._seen.get(clock, 0)
         while first < len(self.updates) and self._knows(clock, first):
             first += 1
@@ -104,7 +103,7 @@ class Flag:
         return first
 
     def _looked_at(self, clock: Clock, first: int, holds: Callable[[Any], bool]) -> int | None:
-        """The earliest update that the task may have looked at; None for the value before all of them."""
+        """The earliest update that the task may have read; None for the initial value."""
         newest = next((i for i in range(len(self.updates) - 1, first - 1, -1) if self._knows(clock, i)), first - 1)
         if newest < 0 and self.updates and holds(self.updates[0].before):
             return None
@@ -115,13 +114,13 @@ class Flag:
         return clock.knows(past.clock, past.time)
 
     def _sequence(self, first: int, last: int) -> int:
-        """Where the updates begin, from `first` on, that `last` builds on."""
+        """Index, at least `first`, at which the release sequence of `last` begins."""
         while last > first and not self.updates[last].stores:
             last -= 1
         return last
 
     def _resting_on(self, first: int) -> int:
-        """What the flag's value would lack without an update and those that come after it for sure."""
+        """The part of the value that certainly depends on an update: the update and those that always follow it."""
         origin = self.updates[first]
         return sum(u.added for u in self.updates[first:] if u.knows(origin))
 
@@ -133,12 +132,12 @@ def _learn(clock: Clock, update: Update) -> None:
 
 
 def _is_replaced(update: Update, news: Sequence[Update], holds: Callable[[Any], bool]) -> bool:
-    """Whether a store that may come first would do as well."""
+    """Whether a store that may come first would satisfy the wait as well."""
     return any(holds(u.value) for u in news if u.stores and not u.knows(update))
 
 
 def _common(updates: Sequence[Update]) -> Known:
-    """What all updates publish."""
+    """What all updates publish: the intersection."""
     common: Known = {}
     if all(update.releases for update in updates):
         for update in updates:

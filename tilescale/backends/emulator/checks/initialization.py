@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Reads of memory that nobody has written: tiles, workspaces, thread-private arrays.
+"""Uninitialized reads of tiles, workspaces and thread-private arrays.
 
-Arguments count as written, and so do flags that are zero when a call begins, and the variables of `T.alloc_var`. Once
-all of a buffer has been written nothing more is kept about it.
+Arguments are initialized, and so are flags that are zero when a call begins, and the variables of `T.alloc_var`. Once
+all of a buffer has been written, its cells are dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WRITES = (WRITE, ATOMIC_STORE)
 
 
 class _Written(Shadow):
-    """Which elements have been written; `left` says how many cells have not."""
+    """Flags of written elements; `left` counts the others."""
 
     def __init__(self, owner: np.ndarray, given: bool):
         super().__init__(owner, np.bool_)
@@ -46,7 +46,7 @@ class _Written(Shadow):
 
 
 class Initialization(Observer):
-    """Raises an UninitializedReadError at the first read of an element that was never written."""
+    """Raises an UninitializedReadError at the first read of an uninitialized element."""
 
     def starts(self, run: Run) -> None:
         self._run = run
@@ -108,7 +108,7 @@ class Initialization(Observer):
         return error
 
     def _of_others(self, frame: Frame, home: Home, holder: Unit | None) -> str | None:
-        """What is missing where others write that memory: to wait for them."""
+        """The missing wait, where other units write that memory."""
         writers = list(self._writers(home))
         remote = [place for place, is_remote in writers if is_remote and place]
         if remote:
@@ -145,6 +145,6 @@ def _write(shadow: _Written, cells: np.ndarray, index: Any, found: np.ndarray) -
 
 def _loaded(written: PrivateBuffer, index: tuple, frame: Frame) -> Any:
     if written.lead and written.lead != frame.space:
-        # Written where others ran: they agree on the value, so each of them has to have one.
+        # Written in another space: the threads there agree on the value, so that each must have one.
         return written.data[(..., *(np.asarray(i) for i in index))].all(axis=tuple(range(len(written.lead))))
     return written.load(index, frame)

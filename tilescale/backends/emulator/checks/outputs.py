@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What a program leaves behind and seldom means: outputs written in part, and tensors that were the same on all units.
+"""Remarks about a program's results: outputs written in part, and tensors that were equal on all units and differ now.
 
-Neither is an error: the rest of an output may be for a later call, and each unit may have its own. Both are remarks of
-the report.
+Neither is an error: the rest of an output may be for a later call, and each unit may have its own result.
 """
 
 from __future__ import annotations
@@ -26,20 +25,18 @@ if TYPE_CHECKING:
 
 
 class _Written(Shadow):
-    """Which elements have been written."""
-
     def __init__(self, owner: np.ndarray, given: bool):
         super().__init__(owner, np.bool_)
 
 
 class Outputs(Observer):
-    """Notes outputs that are written in part, and tensors whose replicas a call has made different."""
+    """Collects outputs that are written in part, and tensors whose replicas a call has made different."""
 
     def starts(self, run: Run) -> None:
         self._run = run
         self._names = {run.compiler.root(slot): name for slot, name in _written(run).items()}
         self._outputs = self._names.keys() - _read(run)
-        # Of tensors that are read and written: whether all units had the same when the first of them was written.
+        # For tensors that are read and written: whether all units had equal values at the first write.
         self._alike: dict[int, bool] = {}
         self._first: dict[int, Location | None] = {}
         self._memory: Memory[_Written] = Memory(_Written)
@@ -61,7 +58,7 @@ class Outputs(Observer):
         self._run.diverged = [found for root, alike in self._alike.items() if alike for found in self._apart(root)]
 
     def _left(self, root: int) -> list[tuple[str, Location | None]]:
-        """The parts of an output that a unit has not written which wrote others; all of it if no unit wrote any."""
+        """The parts of an output that a unit has not written; all of it if no unit wrote any."""
         written = {unit: self._cells(unit.storage[root]) for unit in self._run.units}
         if not any(cells.any() for cells in written.values()):
             return [(self._names[root], None)]
@@ -73,7 +70,7 @@ class Outputs(Observer):
         return cells.any(axis=-1) if cells.ndim > array.ndim else cells
 
     def _apart(self, root: int) -> list[tuple[str, Location | None]]:
-        """Where the first other unit has another value than the first one."""
+        """The first difference between the first unit's tensor and that of another unit."""
         first, *others = self._run.units
         for unit in others:
             apart = different(first.storage[root], unit.storage[root])
@@ -95,7 +92,7 @@ def _written(run: Run) -> dict[int, str]:
 
 
 def _read(run: Run) -> set[int]:
-    """The slots of tensors that are read, or changed by what was there."""
+    """The slots of tensors that are read, including by updates in place."""
     compiler = run.compiler
     effects = [compiler.surroundings.effects(stmt) for stmt, _, _ in statements(run.program.body)]
     if any(found.opaque for found in effects):
@@ -104,7 +101,7 @@ def _read(run: Run) -> set[int]:
 
 
 def _are_alike(arrays: list[np.ndarray]) -> bool:
-    """Whether several units hold the same values, which are no mere filling."""
+    """Whether several units hold equal values, and not only a constant filling."""
     first, *others = arrays
     is_filling = not first.size or bool((first == first.reshape(-1)[:1]).all())
     return bool(others) and not is_filling and not any(different(first, other).any() for other in others)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Phases of mbarriers that end too early: before somebody has waited for the phase before.
+"""Phases of mbarriers that complete too early: before a waiter has seen the previous phase.
 
-A wait names the parity of a phase (PTX ISA, mbarrier.test_wait). If the next phase ends first, the wait is for the one
-after that, which may never come. So somebody who arrives at the next phase must know that the wait is over.
+A wait names the parity of a phase (PTX ISA, mbarrier.test_wait). If the next phase completes first, the wait is for the
+phase after that, which may never complete. So at least one arrival at the next phase must happen after the wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilescale.errors import Location, RaceError
 
 @dataclass(frozen=True)
 class _Wait:
-    """A wait that is over: who, when and where."""
+    """A completed wait: unit, task's clock and time, line."""
 
     clock: Clock
     time: int
@@ -29,19 +29,20 @@ class _Wait:
 
 
 class Phases:
-    """Who has waited for the last phase of each barrier."""
+    """The waits for the last phase of each barrier."""
 
     def __init__(self, rests: Callable[[Place, Clock, int], None]) -> None:
-        """`rests` is told of each wait that somebody had to know of."""
+        """`rests` is called for each wait that an arrival had to happen after."""
         self._rests = rests
         self._waits: weakref.WeakKeyDictionary[Any, list[_Wait]] = weakref.WeakKeyDictionary()
 
     def passes(self, barrier: Any, clock: Clock, unit: Unit, where: Location | None) -> None:
-        """A task goes on after a wait."""
+        """A task continues after a wait."""
         self._waits.setdefault(barrier, []).append(_Wait(clock, clock.time, unit, where))
 
     def ends(self, barrier: Any, phase: int, arrivals: Place, where: Location | None) -> None:
-        """All have arrived at a phase. Raises RaceError if nobody of them knows of a wait for the phase before."""
+        """All threads have arrived at a phase. Raises RaceError if none of them knows of a wait for the previous phase.
+        """
         for wait in self._waits.pop(barrier, ()):
             if not arrivals.knows(wait.clock, wait.time):
                 raise _error(barrier.name, phase, wait, where)

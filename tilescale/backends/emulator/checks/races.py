@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Accesses to one place by two tasks, at least one of them a write, that nothing orders.
+"""Races: unordered accesses to one element by two tasks, at least one of them a write.
 
-Tasks are programs, and the parts of a program that run side by side: warpgroups, roles, branches. Threads that run in
-step are one task. Memory that only one task can reach is not looked at.
+Tasks are programs, and the concurrent parts of a program: warpgroups, roles, branches. Threads that run in lockstep are
+one task. Memory that only one task can reach is not checked.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from tilescale.errors import Location
 
 _PROGRAM = 1
-"""How deep programs lie among the tasks: below their device's."""
+"""Depth of programs in the tree of tasks: below their device's task."""
 
 
 class _Cells(Shadow):
-    """For every element the number of its state; and the flags among them, by address."""
+    """The state number of every element, and the flags among them by address."""
 
     def __init__(self, owner: np.ndarray, given: bool):
         super().__init__(owner, np.int32)
@@ -46,7 +46,7 @@ class _Cells(Shadow):
 
 
 class Races(Observer):
-    """Raises a RaceError at the second of two accesses that race."""
+    """Raises a RaceError at the second of two racing accesses."""
 
     def starts(self, run: Run) -> None:
         self._run = run
@@ -57,13 +57,13 @@ class Races(Observer):
         self._clocks: dict[Task, Clock] = {}
         # Tensors that other devices reach, and that atomics of one device's scope have updated.
         self._of_one_device: set[int] = set()
-        # Barrier -> which time it is that tasks come to it -> what they published.
+        # Barrier -> its generation -> what the tasks published there.
         self._places: weakref.WeakKeyDictionary[Any, dict[Any, Place]] = weakref.WeakKeyDictionary()
         self._in_clusters = any(launch.cluster_size > 1 for launch in run.program.launches)
 
     @cached_property
     def _constant(self) -> set[int]:
-        """Parameters that nobody writes, and whose tensors are given for no parameter that somebody writes."""
+        """Parameters that no unit writes, and whose tensors are not arguments of a written parameter either."""
         program, compiler, root = self._run.program, self._run.compiler, self._run.root
         written = self._run.written
         slots = {
@@ -164,7 +164,7 @@ class Races(Observer):
     def ends(self) -> None:
         run = self._run
         if run.program.extents and 1 in run.extents.values():
-            return  # Written for many units and run on one, which finds all of it done.
+            return  # executed by one unit for many, so that the rest finds it done
         if self._waits.left:
             clocks = {clock.name: clock for task, clock in self._clocks.items() if task.parent is None}
             for unit in run.units:
@@ -174,7 +174,7 @@ class Races(Observer):
         run.redundant_waits = self._waits.left
 
     def _returned(self, unit: Unit, array: np.ndarray, clock: Clock) -> None:
-        """Whoever gets a unit's memory back, flags aside, must know what other units did there."""
+        """Memory, flags aside, that returns to a unit: it must have acquired what other units did there."""
         shadow = self._memory.of(array)
         if shadow.flags:
             return
@@ -202,7 +202,7 @@ class Races(Observer):
             raise race_error(self._run, race, shadow.box(array, index, hit), shadow.owner) from None
 
     def _is_shared(self, home: Home, clock: Clock) -> bool:
-        """Whether memory on chip is reached by others than a program's own task."""
+        """Whether on-chip memory is reached by tasks other than the program's."""
         return clock.depth > _PROGRAM or self._in_clusters or home.root in self._run.compiler.reached
 
     def _access(self, clock: Clock, kind: str, home: Home, frame: Frame, shadow: _Cells) -> Access:

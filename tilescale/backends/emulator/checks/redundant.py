@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Waits that no access needs: redundant synchronisation.
+"""Redundant waits: synchronization that no access needs.
 
-A wait tells its task what others did until they signalled. It is needed if an access that comes after it, in that task
-or where it is passed on to, is to an element that one of those accesses was to; if a unit gets its memory back that
-others have accessed; or if a wait that is needed has to know of its signals. What a task knew before, from a barrier or
-another wait, is no news. So all waits that are left could be deleted at once, and each two accesses to an element would
-have the same order. Where one of several would do, all may count as needed; and nothing is said of waits that were only
-for a value that the flag had from the beginning, or for signals of their own task. All that is said of one run: with
-more iterations, or on more units, a wait may be needed.
+A wait acquires what others did before they signalled. It is needed if a later access, in its task or in one that
+synchronizes with it later, is to an element that one of those accesses was to; if memory that others have accessed
+returns to its unit; or if another needed wait depends on its signals. What a task knew before, from a barrier or
+another wait, does not count. So all redundant waits could be deleted at once, and each two accesses to an element would
+have the same order. Where one of several would do, all may count as needed. Waits for the initial value of a flag, or
+for signals of their own task, are not reported. The result holds for one run: with more iterations, or on more units, a
+wait may be needed.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
 Knower = Clock | Past | Place
 
 News = dict[Clock, dict[Clock, tuple[int, int, int]]]
-"""Who did something -> who was told -> the time of the wait that told it, and after and until when the other did it."""
+"""Task that acted -> task that acquired it -> the time of the wait, and the begin and end of the acquired interval."""
 
 
 class RedundantWaits:
-    """The waits of a run, by name of the flag and line, and which of them something rests on."""
+    """The waits of a run, by name of the flag and line, and those on which an access depends."""
 
     def __init__(self) -> None:
-        self._open: dict[Any, News] = {}  # those that nothing is known to rest on
+        self._open: dict[Any, News] = {}  # waits not known to be needed
         self._needed: set[Any] = set()
-        self._basis: dict[Any, set[Any]] = {}  # a wait -> those that it rests on, if it is needed
+        self._basis: dict[Any, set[Any]] = {}  # a needed wait -> the waits that it depends on
         self._waits: dict[Home, Any] = {}
 
     def wait(self, home: Home, flag: Flag, clock: Clock, holds: Callable[[Any], bool]) -> None:
-        """A task waits for a flag, and learns what it must have seen."""
+        """A task waits for a flag, and acquires what it must have seen."""
         past, wait, signals = clock.past, (home.name, home.where), flag.unseen(clock)
         seen, common = flag.wait(clock, holds)
-        for other, time in common.items():  # It heard one of several tasks, any of which would have told that.
+        for other, time in common.items():  # Several tasks published this; a wait for any of them would do.
             self._rests(other, time, [signal.past for signal in signals], wait)
         if wait not in self._needed and seen is not None and seen.past.clock is not clock:
             self._waits[home] = wait
             _extend(self._open.setdefault(wait, {}), past, clock)
 
     def ordered(self, state: State, access: Access) -> None:
-        """An access comes after others to an element."""
+        """An access happens after others to the same element."""
         if self._open:
-            wait = self._waits.get(access.home)  # A wait's own look at its flag is worth what the wait is.
+            wait = self._waits.get(access.home)  # a wait's read of its flag is needed as far as the wait is
             for other in state.accesses():
                 if other.clock is not access.clock:
                     self._rests(other.clock, other.time, (access.clock,), wait)
 
     def rests(self, knower: Knower, clock: Clock, time: int) -> None:
-        """It matters that somebody knows what `clock` did until `time`."""
+        """An access depends on `knower` having acquired what `clock` did until `time`."""
         self._rests(clock, time, (knower,))
 
     def _rests(self, clock: Clock, time: int, knowers: Sequence[Knower], user: Any = None) -> None:
@@ -76,7 +76,7 @@ class RedundantWaits:
 
     @property
     def left(self) -> list[tuple[str, Any]]:
-        """Those that nothing rests on: the flag's name and the line."""
+        """The redundant waits: the flag's name and the line."""
         return list(self._open)
 
 
@@ -90,7 +90,7 @@ def _extend(news: News, past: Past, clock: Clock) -> None:
 
 
 def _has_told(news: News, clock: Clock, time: int, knowers: Sequence[Knower]) -> bool:
-    """Whether some of `knowers` may know from these waits what `clock` did until `time`."""
+    """Whether some of `knowers` may have acquired from these waits what `clock` did until `time`."""
     waits = [
         (waiter, since)
         for other, until in _steps(clock, time)

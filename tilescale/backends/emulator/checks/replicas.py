@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Replicas that should be one: tiles viewed with `T.Replica` and read as a whole, parameters at the end of the program.
+"""Replicas that differ: tiles viewed with `T.Replica` and read as a whole, parameters at the end of the program.
 
-Units that compute parts of a sum each hold a part until a collective makes it one. Values count as the same if rounding
-can explain the difference: sums in another order are the same sums.
+Units that compute partial sums hold different values until a collective combines them. Values are equal if rounding
+explains the difference: sums in another order are the same sums.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Replicas(Observer):
-    """Raises a DivergedReplicaError where units that should hold the same do not."""
+    """Raises a DivergedReplicaError where units hold different replicas."""
 
     def starts(self, run: Run) -> None:
         self._run = run
@@ -83,7 +83,7 @@ class Replicas(Observer):
 
 
 def _holders(unit: Unit, slot: int, version: int) -> Iterator[Unit]:
-    """The units inside another one that hold a replica of its tile as it is now."""
+    """The units inside another one that hold the current version of its tile."""
     for child in unit.children.values():
         replica = child.replicas.get(slot)
         if replica is not None and replica.version == version:
@@ -92,7 +92,9 @@ def _holders(unit: Unit, slot: int, version: int) -> Iterator[Unit]:
 
 
 def different(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Where two arrays differ by more than rounding: half of the type's digits, of the largest value."""
+    """Elements in which two arrays differ by more than rounding: half of the type's digits, relative to the largest
+    value.
+    """
     if not is_float(one.dtype):
         return one != other
     left, right = one.astype(np.float64), other.astype(np.float64)
@@ -108,7 +110,7 @@ def _largest(values: np.ndarray) -> float:
 
 
 def _part(tile: np.ndarray, array: np.ndarray, index: Any) -> np.ndarray:
-    """Which elements of a tile an access to a view of it is to."""
+    """The elements of a tile that an access to a view of it touches."""
     touched = np.zeros(tile.nbytes, bool)
     offset = array.__array_interface__["data"][0] - tile.__array_interface__["data"][0]
     np.ndarray(array.shape, bool, touched, offset, array.strides)[index] = True
@@ -127,7 +129,7 @@ def _values(name: str, box: Box, held: dict[Unit, np.ndarray]) -> str:
 
 
 def _groups(root: Unit, level: str, slot: int) -> Iterator[list[Unit]]:
-    """Units that own an instance of a buffer and are told apart by their rank at a level alone."""
+    """Groups of units that own an instance of a buffer and differ only in their rank at a level."""
     groups: dict[Any, list[Unit]] = {}
     for unit in owners(root, slot):
         groups.setdefault(tuple(step for step in unit.path() if step[0] != level), []).append(unit)
@@ -135,10 +137,10 @@ def _groups(root: Unit, level: str, slot: int) -> Iterator[list[Unit]]:
 
 
 def _check_group(name: str, slot: int, view: View, group: Sequence[Unit], written: bool) -> None:
-    """Raise DivergedReplicaError if units hold different values of a parameter that each holds the whole of.
+    """Raise DivergedReplicaError if the units of a group hold different values of a replicated parameter.
 
     Args:
-        written: whether the program writes it; if not, they were given different values.
+        written: whether the program writes it; if not, the arguments were different.
     """
     first = group[0].storage[slot]
     if written:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Shadow memory: one cell an element beside the memory of a program, whatever views that is accessed through."""
+"""Shadow memory: one cell for each element of a program's memory, shared by all views of the memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilescale.backends.emulator.checks.text import Box
 
 
 class Shadow:
-    """The cells beside one piece of memory.
+    """The cells of one piece of memory.
 
     Attributes:
         owner: an array over the whole of it.
@@ -31,12 +31,13 @@ class Shadow:
 
     @property
     def owner(self) -> np.ndarray:
-        """The array that it was made for."""
+        """The array that the shadow was made for."""
         return self._owner()
 
     def view(self, array: np.ndarray) -> np.ndarray:
-        """The cells of the elements of a view of the memory, with the same indices; where an element has several cells
-        they lie along one more dimension."""
+        """The cells of the elements of a view of the memory, with the same indices; where an element has several cells,
+        these are one more dimension.
+        """
         self._fit(array)
         return self._view(self.cells, array)
 
@@ -73,12 +74,12 @@ class Shadow:
 
         Args:
             array, index: an access.
-            hit: which cells of the access are meant.
+            hit: mask of the cells of the access.
         """
         return self.around(np.asarray(self.numbers(array)[index])[hit])
 
     def around(self, numbers: np.ndarray) -> Box:
-        """The same around the elements of cells."""
+        """The smallest box around the elements of some cells."""
         chosen = np.zeros(self.cells.size, bool)
         chosen[numbers] = True
         found = self._view(chosen, self.owner)
@@ -91,10 +92,10 @@ S = TypeVar("S", bound=Shadow)
 
 
 class Memory(Generic[S]):
-    """The shadows of all memory that was looked at."""
+    """The shadows of all accessed memory."""
 
     def __init__(self, make: Callable[[np.ndarray, bool], S]):
-        """`make` makes the shadow of an array; it is told whether the memory was there before the run."""
+        """`make` makes the shadow of an array; its second argument says whether the memory existed before the run."""
         self._make = make
         self._shadows: dict[int, tuple[weakref.ref, S]] = {}
         self._given: dict[tuple, S] = {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What is kept about the accesses to one element, and which of them an access must come after.
+"""The last accesses to one element, and which of them a new access must happen after.
 
-As FastTrack keeps them: the last plain write, and the reads and atomics since. An access that happened before a later
-one of its kind is dropped: whatever races with it races with the later one as well.
+As in FastTrack: the last plain write, and the reads and atomics since. An access that happened before a later one of
+its kind is dropped: a new access that races with it races with the later one as well.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Access:
 
     Attributes:
         clock, time: the epoch.
-        kind: READ, WRITE, or one of the atomic ones.
+        kind: READ, WRITE, or a kind of atomic access.
         home: buffer and line.
-        unit: who, as the program sees it.
+        unit: the unit of the program that made the access.
         waits: the flags that the task waited for, the last one last.
-        device: the number of the unit that owns the tensors of its own.
+        device: the number of the device that the unit belongs to.
         width: of the type of the element, in bytes.
         mixed: whether atomics on the element may be of one device alone and of others, or of several widths.
     """
@@ -47,23 +47,23 @@ class Access:
     mixed: bool = False
 
     def is_atomic_with(self, other: Access) -> bool:
-        """Whether two atomic accesses do not disturb each other."""
+        """Whether two atomic accesses are atomic with respect to each other."""
         in_scope = self.device == other.device or DEVICE_ATOMIC not in (self.kind, other.kind)
         return in_scope and self.width == other.width
 
 
 MOST = 1 << 16
-"""States that are kept before those that no element is in are forgotten."""
+"""Number of states from which on those without elements are dropped."""
 
 Chain = tuple[Access, Any] | None
-"""Accesses, the last one first: (access, those before it)."""
+"""A linked list of accesses, the last one first: (access, earlier ones)."""
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The accesses to an element that a later one may race with; and for reports the write `before` the last one.
+    """The accesses to an element that a later one may race with; for reports also the write `before` the last one.
 
-    Of several by one task it is the first. `loads` are the atomic ones.
+    Of several accesses by one task the first is kept. `loads` are the atomic ones.
     """
 
     write: Access | None = None
@@ -88,7 +88,7 @@ class State:
         return None
 
     def accesses(self) -> Iterator[Access]:
-        """Those that are kept, but for the write before the last one."""
+        """All kept accesses, except the write before the last one."""
         if self.write is not None:
             yield self.write
         yield from _members(self.reads)
@@ -96,7 +96,7 @@ class State:
         yield from _members(self.loads)
 
     def _others(self, kind: str) -> tuple[Chain, ...]:
-        """Those that another access of that kind must come after, whatever else is known of them."""
+        """The accesses that a new one of that kind must always be ordered after."""
         if kind in READS:
             return (self.atomics,) if kind == READ else ()
         return (self.reads, self.atomics, self.loads) if kind == WRITE else (self.reads,)
@@ -107,7 +107,7 @@ class State:
         return (self.atomics,) if access.kind == ATOMIC_LOAD else (self.atomics, self.loads)
 
     def after(self, access: Access) -> State:
-        """The state when a new access has been made that races with none."""
+        """The state after a new access that races with none."""
         if access.kind == WRITE:
             first = self.before if self.before is not None and self.before.clock is access.clock else self.write
             return State(access, before=first)
@@ -131,10 +131,10 @@ def _added(access: Access, chain: Chain) -> Chain:
 
 
 class Table:
-    """Numbers for states, so that an array of numbers says the state of every element. 0 is untouched memory."""
+    """Numbers of states, so that an integer array has the state of every element. 0 is untouched memory."""
 
     def __init__(self, ordered: Callable[[State, Access], None] = lambda state, access: None) -> None:
-        """`ordered` is told of each state and an access that races with none of it."""
+        """`ordered` is called with each state and a new access that is ordered after it."""
         self._ordered = ordered
         self._states: list[State | None] = [State()]
         self._free: list[int] = []
@@ -146,7 +146,7 @@ class Table:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to forget states that no element is in."""
+        """Whether states without elements should be dropped now."""
         return len(self._states) - len(self._free) > self.limit
 
     def after(self, number: int, access: Access) -> int:

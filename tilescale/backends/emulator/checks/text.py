@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Words that the reports of several checks share."""
+"""Texts that the reports of several checks share."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Box = list[tuple[int, int]]
 
 
 def region_text(name: str, box: Box) -> str:
-    """A box of a buffer's elements as a program writes it."""
+    """A box of a buffer's elements in the program's syntax."""
     return f"{name}[{', '.join(str(b) if e == b + 1 else f'{b}:{e}' for b, e in box)}]"
 
 
 def owner_of(unit: Unit, slot: int, memory: np.ndarray) -> Unit | None:
-    """The unit whose instance of a buffer lies in some memory: `unit`, one around it, or one inside those."""
+    """The unit whose instance of a buffer lies in some memory: `unit`, one around it, or one inside these."""
     around: Unit | None = unit
     while around is not None:
         found = _owner_in(around, slot, memory)
@@ -43,7 +43,7 @@ def _owner_in(unit: Unit, slot: int, memory: np.ndarray) -> Unit | None:
 
 
 def same_memory(unit: Unit, slot: int) -> list[Unit]:
-    """Units that were given the same tensor as `unit`, itself included."""
+    """Units whose argument is the same tensor as `unit`'s, including `unit`."""
     root = unit
     while root.parent is not None:
         root = root.parent
@@ -52,7 +52,7 @@ def same_memory(unit: Unit, slot: int) -> list[Unit]:
 
 
 def memory_of(unit: Unit, slot: int) -> Iterator[tuple]:
-    """What tells the memory of each instance of a buffer, of `unit` and those inside it, from other memory."""
+    """A key for the memory of each instance of a buffer, of `unit` and the units inside it."""
     return (_extent(owner.storage[slot]) for owner in owners(unit, slot))
 
 
@@ -74,5 +74,5 @@ def declared_name(run: Run, home: Home) -> str:
 
 
 def acting(unit: Unit, task: str) -> str:
-    """Who acts: a unit, with the threads where a part of its threads are a task of their own."""
+    """The acting unit, with its threads where a part of the unit's threads are a task of their own."""
     return task if task.startswith(str(unit)) else str(unit)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Accesses to one element of device memory by two threads of a program, one of them a store, without a barrier between.
+"""Races on device memory between two threads of a program: a store and another access without a barrier between.
 
-Why: TileScale inserts such barriers, but a program without its constructs is compiled as it is, and stock TileLang
-orders the threads of a block on shared memory alone. Which thread makes an access is known of statements that each
-thread executes for itself, and of parallel loops and copies without fragments, with spread ones (fragments.py), or with
-one whose layout TileLang says. Loops may be distributed by vectors of several lengths (parallel_loops.py), and one
-thread may copy a tile to or from shared memory: a race is what is one for all of these. Threads along y and z repeat
-what those along x share out. Whatever may contain a barrier counts as one: operations that threads execute together,
-and accesses to shared memory between which TileLang inserts one.
+TileScale inserts such barriers, but a program without its constructs is compiled unchanged, and stock TileLang orders
+the threads of a block on shared memory alone. The thread that makes an access is known for statements that each thread
+executes for itself, and for parallel loops and copies without fragments, with fragments of a known distribution
+(fragments.py), or with a layout that TileLang reports. Loops may be vectorized with several widths (parallel_loops.py),
+and one thread may copy a tile to or from shared memory: a race is reported if it is one in all of these cases. Threads
+along y and z repeat what those along x do. Any statement that may contain a barrier counts as one: operations that
+threads execute together, and accesses to shared memory between which TileLang inserts a barrier.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
     from tilescale.program.model import Launch
 
 _SEVERAL = -1
-"""In place of a thread: more than one."""
+"""Marks a cell that more than one thread accessed."""
 
 _EACH = Distribution(0, (1,))
-"""Of what each thread executes for itself."""
+"""Distribution of statements that each thread executes for itself."""
 
 
 @dataclass
 class _Epoch:
-    """What the threads of a program have done since they last synchronized.
+    """The accesses of a program's threads since they last synchronized.
 
     Attributes:
-        number: no other epoch of any program has it.
+        number: unique among the epochs of all programs.
         loaded, stored: tiles in shared memory.
     """
 
@@ -65,7 +65,7 @@ class _Epoch:
 
 
 class Threads(Observer):
-    """Raises a RaceError at the second of two accesses by different threads of a program of plain TileLang."""
+    """Raises a RaceError at the second of two racing accesses by threads of a plain TileLang program."""
 
     def starts(self, run: Run) -> None:
         self._run = run
@@ -91,7 +91,7 @@ class Threads(Observer):
         self._epochs.pop(frame.program, None)
 
     def _meets(self) -> None:
-        """The current task comes to a place where it meets others."""
+        """The current task arrives at a barrier with other tasks."""
         program = self._acting.get(self._run.scheduler.current)
         if program is not None:
             self._epochs.pop(program, None)
@@ -146,7 +146,7 @@ class Threads(Observer):
             shadow.cells[numbers[index]] = 0
 
     def _before_it_fills(self, frame: Frame, home: Home) -> None:
-        """A tile is about to be copied from device memory: TileLang inserts a barrier if its target is in use."""
+        """A tile is about to be loaded from device memory: TileLang inserts a barrier if the tile is in use."""
         known = self._known(home)
         roots = {self._root(data) for data in known.shared} if known is not None else set()
         epoch = self._epoch(frame)
@@ -160,15 +160,15 @@ class Threads(Observer):
     def _by_thread(
         self, frame: Frame, home: Home, numbers: np.ndarray, index: Any
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """The cells that an access touches and the threads that do, a row for each length of vectors; None if they are
-        not known."""
+        """The touched cells and the threads that touch them, a row for each vector width; None if they are not known.
+        """
         known = self._known(home)
         if known is None or (known is not _EACH and (home.apart or frame.own is not None)):
             return None
         items = np.arange(known.items) if home.of_tile else np.flatnonzero(active(frame))
         cells = _touched(frame, home, numbers, index, items)
         if cells.size != items.size:
-            return None  # some of them lie outside of the tensor
+            return None  # some of them are out of bounds
         if known is _EACH:
             return cells, np.broadcast_to(items % frame.threads, (self._rows, items.size))
         several = frame.threads if self._across < frame.threads else 0
@@ -178,7 +178,7 @@ class Threads(Observer):
         return cells, np.stack(rows)
 
     def _known(self, home: Home) -> Distribution | None:
-        """How threads share out the step of an access, if that is known."""
+        """The distribution of an access's step over threads, if known."""
         return self._distributions.get(home.step) if home.of_tile or loops_of(home.step) else _EACH
 
     def _record(
@@ -187,7 +187,7 @@ class Threads(Observer):
         """Note an access.
 
         Raises:
-            RaceError: another thread has made one that it has to be ordered with.
+            RaceError: it races with an access of another thread.
         """
         now = self._epoch(frame).number
         for earlier, verb in (("stored", WRITE), ("loaded", READ))[: 1 + (kind == WRITE)]:
@@ -211,7 +211,8 @@ class Threads(Observer):
     def _by_others(
         self, last: np.ndarray, cells: np.ndarray, now: int, threads: np.ndarray, verbs: tuple[str, str]
     ) -> np.ndarray:
-        """Which cells other threads have accessed last, in an epoch, whichever of those that may make either access."""
+        """Mask of cells last accessed by other threads in an epoch, for any of the threads that may make either access.
+        """
         lately = last["epoch"][cells] == now
         if lately.any():
             before = last["threads"][cells].T
@@ -219,8 +220,9 @@ class Threads(Observer):
         return lately
 
     def _differ(self, one: np.ndarray, other: np.ndarray, verbs: tuple[str, str]) -> np.ndarray:
-        """Whether threads are others. Of those that repeat along y and z what one does, all are: what they store is the
-        same, so nothing is wrong if one of them loads it, or they store anew."""
+        """Whether the threads differ. Threads that repeat another's work along y and z always differ: they store the
+        same value, so that a load between the stores, or a repeated store, is harmless.
+        """
         differ, count = one != other, self._run.program.launches[0].thread_count
         if self._across == count:
             return differ
@@ -257,8 +259,9 @@ class Threads(Observer):
 
 
 def _touched(frame: Frame, home: Home, numbers: np.ndarray, index: Any, items: np.ndarray) -> np.ndarray:
-    """The cell that each of some threads, iterations, or elements of a tile touches; not as many where one touches
-    none, or several."""
+    """The cell that each of some threads, iterations, or elements of a tile touches; fewer cells where one touches none
+    or several.
+    """
     if home.of_tile or (isinstance(index, tuple) and index):
         cells = np.asarray(numbers[index])
         return cells.reshape(-1) if cells.ndim else np.broadcast_to(cells, items.shape)
@@ -268,7 +271,7 @@ def _touched(frame: Frame, home: Home, numbers: np.ndarray, index: Any, items: n
 
 
 def _distributions(run: Run, tensors: set[int]) -> Iterator[tuple[ir.Stmt, Distribution]]:
-    """Steps of programs of which it is known how threads share them out, as TileLang says where they touch tensors."""
+    """Steps of programs with a known distribution over threads, reported by TileLang where they touch tensors."""
     root = lambda data: run.compiler.root(run.compiler.slot(data))  # noqa: E731
     if len({launch.threads for launch in run.program.launches}) > 1:
         return
@@ -287,14 +290,14 @@ def _distributions(run: Run, tensors: set[int]) -> Iterator[tuple[ir.Stmt, Distr
 
 
 class _Layouts:
-    """Layouts of fragments of a launch, which TileLang is asked for where a step needs them."""
+    """Layouts of a launch's fragments, queried from TileLang where a step needs them."""
 
     def __init__(self, run: Run, launch: Launch):
         self._run, self._launch = run, launch
 
     @cached_property
     def found(self) -> dict[ir.Var, Layout]:
-        """By data variable; none where there are no fragments, or there is no text for the machine."""
+        """Layouts by data variable; empty without fragments, or without code for the machine."""
         if not any(b.scope() == "local.fragment" for b in self._launch.buffers):
             return {}
         target = text_target(self._run.machine)
@@ -303,7 +306,7 @@ class _Layouts:
 
 
 def _written_and_used_again(run: Run) -> set[int]:
-    """Tensors that some statements write, and others, or the same, touch besides."""
+    """Tensors that some statements write, and other statements or the same ones access as well."""
     compiler, written, uses = run.compiler, set(), Counter()
     for stmt, _, _ in statements(run.program.body):
         effects = compiler.surroundings.effects(stmt)

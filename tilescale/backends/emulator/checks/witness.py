@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What a run with mistakes does: all races and signals of it, where a check ends it at the first race.
+"""All races and signals of a faulty run, where a check ends the run at the first race.
 
-Waits in which it is deadlocked may be let go, so that it shows which accesses they would order.
+Waits in a deadlock may be released, so that the run shows which accesses they would order.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.run import Run
 
 _MOST = 2000
-"""Races that are kept: a loop finds the same again and again."""
+"""Maximum number of races that are kept: a loop finds the same ones again and again."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A signal: the flag, whose it is by the number of its tensor-owning unit, who sent it and knew what, its value."""
+    """A signal: the flag, its tensor-owning unit's number, the sender with its knowledge, and the value."""
 
     home: Home
     index: tuple[int, ...]
@@ -44,7 +44,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Released:
-    """A wait that was let go: the flag, the unit, and the task's clock."""
+    """A released wait: the flag, the unit, and the task's clock."""
 
     home: Home
     index: tuple[int, ...]
@@ -53,10 +53,10 @@ class Released:
 
 
 class Witness(Races):
-    """Notes races and signals, and lets the run go on.
+    """Collects races and signals without ending the run.
 
     Args:
-        stuck: waits in this line are let go in a deadlock; None for none.
+        stuck: waits in this line are released in a deadlock; None for none.
     """
 
     def __init__(self, stuck: Location | None = None):
@@ -89,7 +89,7 @@ class Witness(Races):
         return next((unit for unit in self._run.units if owner_of(unit, root, flag) is unit), None)
 
     def number(self, unit: Unit) -> int:
-        """The number of the tensor-owning unit that a unit is or lies in."""
+        """The number of the tensor-owning unit that contains `unit`."""
         return self._run.number(unit)
 
     def _release(self, waiting: Sequence[Task]) -> list[Task]:

@@ -2,7 +2,8 @@
 """Barriers inside a program and a cluster: mbarriers with phases, named barriers, cluster barriers (PTX ISA, section
 "Parallel Synchronization and Communication Instructions").
 
-Asynchronous copies complete at once, so the transaction counts of an mbarrier are always met and only arrivals count.
+Asynchronous copies complete at once, so the transaction counts of an mbarrier are always complete and only arrivals
+count.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ class MBarrier:
     phase: int = 0
 
     def arrive(self, threads: int, frame: Frame, where: Location | None) -> None:
-        """`threads` threads arrive."""
         frame.run.scheduler.progress += 1
         while threads:
             frame.run.publishes((self, self.phase))
@@ -51,13 +51,13 @@ class MBarrier:
                 self._missed,
             )
         )
-        # The phase that is over; in the first one a wait for the phase before it passes at once.
+        # The completed phase; in the first phase a wait for the one before it returns at once.
         for observer in frame.run.listeners:
             observer.passes(frame, self, self.phase - 1, where)
 
 
     def _missed(self) -> str:
-        """For a wait that may have come too late: until the next phase but one ends, it looks like the one before."""
+        """A hint for a wait that may have come too late: until the next phase but one ends, the parity is the same."""
         if self.phase < 2:
             return ""
         return (
@@ -68,7 +68,7 @@ class MBarrier:
 
 @dataclass(eq=False)
 class CountingBarrier:
-    """A barrier that opens each time `expected` threads have arrived."""
+    """A barrier that completes each time `expected` threads have arrived."""
 
     arrived: int = 0
     generation: int = 0
@@ -95,13 +95,13 @@ class CountingBarrier:
 
 @dataclass
 class Participants:
-    """Threads that a plain barrier joins: a program's, or those of one side of a branch."""
+    """The threads of a plain barrier: a program's, or those of one side of a branch."""
 
     threads: int
     barrier: CountingBarrier = field(default_factory=CountingBarrier)
 
     def sync(self, frame: Frame, where: Any) -> None:
-        """All of them arrive; those of one coroutine run in step anyway."""
+        """All threads arrive; those of one coroutine run in lockstep anyway."""
         mine = frame.threads if frame.own is None else int(np.count_nonzero(frame.own))
         if mine < self.threads:
             ticket = self.barrier.arrive(mine, self.threads, frame)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What units that execute ask of the emulation that they are part of."""
+"""The interface of the emulation to the units that it executes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tilescale.errors import Location
 
 
 class Recorder(Protocol):
-    """Who writes down what tasks do, for the simulation of the time."""
+    """Records what tasks do, for the simulation of time."""
 
     def launches(self, count: int, resident: int, group: int, where: Location | None, same: bool) -> None:
-        """The current task starts a grid of so many programs."""
+        """The current task starts a grid of `count` programs."""
 
     def unites(self, tasks: Sequence[Task]) -> None:
         """The current task acts for all of a cluster's programs, until `divides`."""
 
     def divides(self) -> None:
-        """It acts for itself again."""
+        """The current task acts for itself again."""
 
     def rendezvous(self, frame: Actor, rendezvous: Any, rank: int, name: str, level: str, moves: Any) -> None:
         """The current task takes part in a collective of a level."""
@@ -35,11 +35,11 @@ class Emulation(Protocol):
 
     Attributes:
         scheduler: runs the tasks.
-        observers: are told of accesses; `listeners`, of what orders tasks: these and the recorder.
-        recorder: None where nobody asks for the time.
-        rendezvous: those that are open.
-        missed: by tensor and line, the tile operations of which no element lay inside of the tensor.
-        grids: those that run.
+        observers: see accesses; `listeners` see what orders tasks: the observers and the recorder.
+        recorder: None where the run is not timed.
+        rendezvous: the open ones.
+        missed: by tensor and line, the tile operations that were wholly out of bounds.
+        grids: the running ones.
         extents, mesh: units of each launched level, and the grid where its programs own tensors.
     """
 
@@ -57,13 +57,13 @@ class Emulation(Protocol):
         """The current task arrives at a barrier or rendezvous."""
 
     def acquires(self, place: Hashable) -> None:
-        """The current task leaves a barrier or rendezvous that was open to it."""
+        """The current task leaves a completed barrier or rendezvous."""
 
     def synchronizes(self, frame: Actor) -> None:
         """The threads of a frame synchronize, or may."""
 
     def number(self, unit: Unit) -> int:
-        """The number of the tensor-owning unit that a unit is or lies in."""
+        """The number of the tensor-owning unit that contains `unit`."""
 
     def queue_of(self, unit: Unit) -> Any:
         """The copy queue of a tensor-owning unit, whose task is the current one."""
@@ -72,13 +72,14 @@ class Emulation(Protocol):
         """A copy of `size` bytes to or from a peer."""
 
     def signalled(self, unit: Unit, level: str | None, flag: int) -> None:
-        """A unit updated the flag at an address; `level` is that whose ranks it spoke of."""
+        """A unit updated the flag at an address; `level` is the level of the `dst` rank."""
 
     def signallers(self, flag: int, lines: list[Location | None]) -> str:
-        """Who signalled the flag at an address so far, who of their siblings did not, and which lines would."""
+        """The units that have signalled the flag at an address, their siblings that have not, and the lines that would.
+        """
 
     def collected(self, unit: Unit, name: str, level: str, size: int) -> None:
         """A unit took part in a collective of a level with `size` bytes."""
 
     def programs_ended(self, unit: Unit, count: int, collectives: Mapping[str, int]) -> None:
-        """So many tile programs have ended, which took part in collectives that were not told yet."""
+        """`count` tile programs have ended; `collectives` are those they took part in and have not reported yet."""

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 BREAK, CONTINUE = "break", "continue"
-"""What a statement's closure returns when all active elements leave the body of the innermost loop."""
+"""Result of a statement's closure when all active elements leave the body of the innermost loop."""
 
 
 class Frame:
-    """What a closure that the compiler made runs on.
+    """The state on which compiled closures run.
 
     Attributes:
         run: the whole emulation.
@@ -32,11 +32,11 @@ class Frame:
         program: the program (thread block, core) around it, or None at device level.
         slots: values of variables and instances of buffers, by slot number.
         threads: threads of the program.
-        span: which of them the unit has.
-        own: which threads this frame is, None for all.
+        span: the unit's range of these threads.
+        own: the threads of this frame, None for all.
         space: shape over which array values extend: (threads,), or that of a parallel loop.
         mask: active elements of the space, None for all.
-        participants: the threads that a plain barrier of the program is for here.
+        participants: the threads of a plain barrier at this point.
         dead: elements that left the innermost loop's body by break or continue; broken: those that left the loop.
     """
 
@@ -65,18 +65,18 @@ class Frame:
         return side
 
     def leave(self, left: Any, mask: np.ndarray) -> None:
-        """Note that the elements of `mask` left the innermost loop's body, if `left`, BREAK or CONTINUE, says so."""
+        """Record that the elements of `mask` left the innermost loop's body, if `left` is BREAK or CONTINUE."""
         if left is not None:
             self.dead = _union(self.dead, mask)
             if left is BREAK:
                 self.broken = _union(self.broken, mask)
 
     def join(self, side: Frame) -> None:
-        """Take over which threads left a loop while they ran in a frame of their own."""
+        """Take over the exits from a loop by threads that ran in a frame of their own."""
         self.dead, self.broken = _union(self.dead, side.dead), _union(self.broken, side.broken)
 
     def active(self) -> int:
-        """How many elements of the space are active."""
+        """Number of active elements of the space."""
         if self.mask is None:
             return int(np.prod(self.space, dtype=np.int64))
         return int(np.count_nonzero(np.broadcast_to(self.mask, self.space)))
@@ -127,7 +127,7 @@ def uniform(value: Any, frame: Frame, what: str) -> Any:
 
 
 def active(frame: Frame) -> np.ndarray:
-    """Which elements of the space are active."""
+    """Mask of the active elements of the space."""
     return spread(True if frame.mask is None else frame.mask, frame)
 
 

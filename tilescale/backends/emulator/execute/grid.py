@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Grids: programs become resident as far as threads, registers and shared memory allow, in launch order; the next one
-starts when one ends. So a program that needs more resident programs than fit deadlocks here as it does on hardware.
+starts when one ends. So a program that needs more resident programs than fit deadlocks, as on hardware.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from tilescale.program.model import Launch
 
 
 class Memoized(Protocol):
-    """What runs a grid of which some programs stand for others."""
+    """Runs a grid in which some programs represent others."""
 
     def run(self, grid: Grid) -> None:
-        """Do what running all programs would do."""
+        """Run the grid with the effect of all its programs."""
 
 
 @dataclass
 class Plan:
-    """What all grids of one phase have in common.
+    """The constants of a phase's grids.
 
     Attributes:
         program_level, tensor_level, cluster_level: None for the last where programs form no clusters.
         resident: programs that one tensor-owning unit holds at once.
-        slots: of the programs' numbers.
+        slots: slots of the program indices.
         threads: slot -> the number of each thread along an axis.
         allocate: makes a program's tiles and binds them in its frame.
         allocate_shared: the same for tiles of a cluster.
@@ -117,16 +117,16 @@ class Grid:
 
     @property
     def places(self) -> int:
-        """Programs that are on the device at once."""
+        """Number of programs that are resident at once."""
         return min(self.count, self.plan.resident)
 
     @property
     def not_started(self) -> int:
-        """Programs that wait for room."""
+        """Number of programs that wait for residency."""
         return len(list(self.waiting)) * self.plan.launch.cluster_size
 
     def label(self, index: tuple[int, ...]) -> str:
-        """What a person calls a program of that index."""
+        """The name of a program in messages."""
         return str(Unit(self.plan.program_level.name, 0, index=index))
 
     def _start(self) -> None:

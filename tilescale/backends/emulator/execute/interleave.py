@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Other interleavings of the same program, one for each seed.
 
-Random priorities with points where they change, as in Burckhardt et al., "A Randomized Scheduler with Probabilistic
-Guarantees of Finding Bugs" (PCT), ASPLOS 2010: the ready task of highest priority runs, and now and then, between two
-statements, the running one falls behind all others, more often when it has just signalled. Seed 0 is adversarial: who
-became ready last runs first, the last programs of a grid are the first on the machine, and who signals falls behind
-those who wait for it. Grids that say that they rely on the order in which programs start keep that in all of them.
+Random priorities with change points, as in Burckhardt et al., "A Randomized Scheduler with Probabilistic Guarantees of
+Finding Bugs" (PCT), ASPLOS 2010: the ready task of highest priority runs. Now and then, between two statements, the
+running task gets the lowest priority, more often when it has just signalled. Seed 0 is adversarial: the task that
+became ready last runs first, the last programs of a grid start first, and a task that signals yields to those that wait
+for the signal. Grids that depend on the start order of programs keep this order in all interleavings.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tilescale.backends.emulator.execute.tasks import Task
 Item = TypeVar("Item")
 
 _RATES = (0.05, 0.2, 0.5)
-"""Chances that a running task falls behind after a statement; a seed takes one."""
+"""Probabilities of a change of priority after a statement; a seed selects one."""
 
 _RATE_OF_SIGNALS = 0.5
-"""The same after a signal and at a wait: what is wrong with a program often shows just then."""
+"""Probability after a signal and at a wait: bugs often show there."""
 
 _LOOKS = 0.25
-"""Chance that waits are looked at again although others can run."""
+"""Probability that waits are checked again although others can run."""
 
 
 class Interleaved(Scheduler):
@@ -42,7 +42,7 @@ class Interleaved(Scheduler):
         self._lowest = 0.0
 
     def order(self, items: list[Item], room: int) -> list[Item]:
-        """Units of a launch in the order in which they start, `room` of them at once."""
+        """Units of a launch in start order, `room` of them at once."""
         if self._last_first:
             return [item for end in range(len(items), 0, -room) for item in items[max(end - room, 0) : end]]
         self._random.shuffle(items)
@@ -53,11 +53,11 @@ class Interleaved(Scheduler):
         return items[-1] if self._last_first else self._random.choice(items)
 
     def is_patient(self) -> bool:
-        """Whether a patient wait that may go on lets others go first this time."""
+        """Whether a patient wait that may continue lets others run first this time."""
         return not self._last_first and self._random.random() < _RATE_OF_SIGNALS
 
     def preempt(self, signals: bool) -> None:
-        """A statement has ended: others may run first, those first of all whom it `signals`."""
+        """A statement has ended: others may run first, in particular waiters for the flag that it `signals`."""
         if signals and self._last_first:
             self.give_way()
         elif self._random.random() < (max(self._rate, _RATE_OF_SIGNALS) if signals else self._rate):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Memory that units have: what is in it when it is fresh, and buffers of which every thread has its own."""
+"""Memory of units: the content of fresh memory, and thread-private buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def poison(dtype: np.dtype) -> Any:
-    """What fresh memory holds: NaN, or a pattern that no program means."""
+    """Fill value of fresh memory: NaN, or an unlikely pattern."""
     if dtype.kind == "b":
         return False
     if dtype.kind in "iu":
@@ -31,34 +31,34 @@ def poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def meta_array(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array of that shape without data: all of its elements are one that nobody may write."""
+    """An array of that shape without data: all elements share one read-only element."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 class Assumed(np.ndarray):
-    """Values that a run without data takes for granted: nobody writes them."""
+    """Read-only values that a run without data assumes."""
 
 
 def assumed(values: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> Assumed:
-    """An array of that shape with assumed values; one value stands for all elements."""
+    """An array of that shape with assumed values; one value holds for all elements."""
     array = np.broadcast_to(convert(values, dtype), shape).copy().view(Assumed)
     array.flags.writeable = False
     return array
 
 
 def address(flag: np.ndarray) -> int:
-    """Where a flag lies: what tells it from all others."""
+    """A flag's address, which identifies it."""
     return flag.__array_interface__["data"][0]
 
 
 class PrivateBuffer:
-    """A thread-private buffer: one instance for all while they agree, else one for each element of the space."""
+    """A thread-private buffer: one instance while all elements of the space agree, else one for each."""
 
     __slots__ = ("__weakref__", "data", "known", "lead", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype, poison: Any):
         self.shape = shape
-        # False in runs without data, where it was given a value that depends on data.
+        # False in runs without data where the stored value depended on data.
         self.known = True
         self.lead: tuple[int, ...] = ()
         self.data = np.full(shape, poison, dtype)
@@ -89,7 +89,7 @@ class PrivateBuffer:
         self.data[where] = spread(value, frame)[mask]
 
     def part(self, frame: Frame) -> None:
-        """Give every element of the space an instance of its own, where all share one."""
+        """Give every element of the space its own instance, where all share one."""
         if self.lead and self.lead != frame.space:
             self._settle()
         if not self.lead:
@@ -97,7 +97,7 @@ class PrivateBuffer:
             self.lead = frame.space
 
     def _agreed(self, index: tuple) -> Any:
-        """What all elements of the space where it was written hold.
+        """The value that all elements of the space where it was written hold.
 
         Raises:
             UnsupportedError: they differ, and which of them a reader elsewhere sees is up to the compiler.
@@ -114,6 +114,6 @@ class PrivateBuffer:
         return self.data[tuple(np.asarray(i) for i in index)]
 
     def _settle(self) -> None:
-        """Written anew in another space: the rest stays as its last element has it."""
+        """Before writes in another space: the rest keeps its last element's value."""
         self.data = self.data[tuple(-1 for _ in self.lead)].copy()
         self.lead = ()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What an emulation tells those who watch it: the checks, the recorder.
+"""The events of an emulation that observers see: the checks and the recorder.
 
-Events come in the order in which they happen. Who acts is the scheduler's current task; a frame says for which unit.
-Orders between tasks have three sources: a task makes others and waits for their end (`begins`, `joins`), barriers and
+Events come in the order in which they happen. The actor is the scheduler's current task; a frame has its unit. Orders
+between tasks have three sources: a task makes others and waits for their end (`begins`, `joins`), barriers and
 rendezvous (`publishes`, `acquires`), and flags (`signals`, `waited`).
 """
 
@@ -20,15 +20,15 @@ from tilescale.errors import Location
 READ, WRITE, ATOMIC, ATOMIC_STORE = "read", "write", "atomic", "atomic store"
 ATOMIC_LOAD, DEVICE_ATOMIC = "atomic load", "device atomic"
 """Kinds of access. A tile that is updated in place is read and written; flags are accessed by atomics. An atomic store
-does not look at what was there before, an atomic load leaves it. A device atomic is atomic among the threads of one
-device, no further."""
+ignores the old value, an atomic load keeps it. A device atomic is atomic among the threads of one device only.
+"""
 
 READS = (READ, ATOMIC_LOAD)
-"""Those that change nothing."""
+"""Kinds that change nothing."""
 
 
 class Actor(Protocol):
-    """Who acts: what observers see of a frame."""
+    """The actor of an event: the part of a frame that observers see."""
 
     unit: Unit
     space: tuple[int, ...]
@@ -41,10 +41,10 @@ class Access(Protocol):
     Attributes:
         name: the buffer's.
         slot, root: numbers of the buffer, and of the tile or tensor behind it if it is a view.
-        private: whether every thread has its own.
+        private: whether it is thread-private.
         shared: whether other threads can reach it.
-        guarded: whether it lies in device memory, where accesses outside of it are cut off.
-        replicated: the tile that a write changes, if units may hold replicas of that.
+        guarded: whether it lies in device memory, where accesses are clipped to its bounds.
+        replicated: the tile that a write changes, if units may hold replicas of the tile.
     """
 
     name: str
@@ -58,23 +58,23 @@ class Access(Protocol):
 
 
 class Observer:
-    """Someone who watches a run. Every method does nothing here."""
+    """Base of observers of a run: every method does nothing."""
 
     def starts(self, run: Any) -> None:
         """The run is ready to be launched; its program is compiled."""
 
     def looks_at(self, home: Access) -> bool:
-        """Whether it wants to be told of accesses to a buffer. Asked once for each place in the program."""
+        """Whether accesses to a buffer should be reported. Asked once for each access in the program."""
         return True
 
     def ends(self) -> None:
-        """All tasks have ended as they should."""
+        """All tasks have ended without an error."""
 
     def begins(self, task: Task) -> None:
         """A task was made, by `task.parent` or, where that is None, by the launch."""
 
     def joins(self, ended: Sequence[Task]) -> None:
-        """The current task goes on: all tasks that it had made and waited for have ended."""
+        """The current task continues: all tasks that it had made and waited for have ended."""
 
     def accesses(self, frame: Actor, home: Access, kind: str, array: np.ndarray, index: Any) -> None:
         """A unit reads or writes the elements `array[index]` of a buffer that more than one thread can reach.
@@ -83,28 +83,29 @@ class Observer:
             home: the buffer, and the line of the access.
             kind: READ, WRITE, or one of the atomic ones.
             array: the instance that is accessed, or a view of it.
-            index: all that numpy takes as an index; `()` for the whole.
+            index: any numpy index; `()` for the whole.
         """
 
     def accesses_private(self, frame: Actor, home: Access, kind: str, buffer: Any, index: tuple) -> None:
         """The active threads read or write an element each of a thread-private buffer."""
 
     def copies(self, source: np.ndarray, target: np.ndarray) -> None:
-        """The emulator itself makes `target` a copy of `source`: a unit's replica of a tile, or the way back."""
+        """The emulator itself makes `target` a copy of `source`: a unit's replica of a tile, or the copy back."""
 
     def publishes(self, place: Hashable) -> None:
-        """The current task arrives at a place where others will see what it has done."""
+        """The current task releases what it has done to those that acquire `place`."""
 
     def acquires(self, place: Hashable) -> None:
-        """The current task leaves a place, and sees all that was published there until now."""
+        """The current task acquires all that was published at `place` until now."""
 
     def synchronizes(self, frame: Actor) -> None:
-        """The threads of a frame, which run in step, come to a barrier of theirs, or to what may contain one."""
+        """The threads of a frame, which run in lockstep, arrive at a barrier, or at a statement that may contain one.
+        """
 
     def passes(self, frame: Actor, barrier: Any, phase: int, where: Location | None) -> None:
-        """A unit goes on after a wait for a parity, at which `(barrier, phase)` was open to it.
+        """A unit continues after a wait for a parity that `(barrier, phase)` satisfied.
 
-        A wait tells phases of one parity not apart: what it must have seen may be the end of an earlier one.
+        Phases of the same parity look the same to a wait: the phase it has seen may be an earlier one.
         """
         self.acquires((barrier, phase))
 
@@ -118,7 +119,7 @@ class Observer:
         """
 
     def waited(self, frame: Actor, home: Access, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
-        """A unit has seen that `holds` is true of a flag's value, and sees what was published with that value."""
+        """A unit has seen that `holds` is true of a flag's value, and acquires what was published with the value."""
 
     def orders(self, frame: Actor, array: np.ndarray, index: Any, op: str, order: str) -> None:
         """A unit has accessed the elements `array[index]` by stock atomics.

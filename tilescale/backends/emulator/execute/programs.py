@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Running programs: alone, or as a cluster of those that are resident together."""
+"""Execution of programs: alone, or as a cluster of programs that are resident together."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Cluster:
                 program.bind(self.unit.storage)
 
     def execute(self, body: Callable[[Frame], Any], frame: Frame, bound: list[int], where: Any) -> None:
-        """All programs of the cluster arrive; then the body, which binds `bound`, runs once, for all as one unit."""
+        """All programs of the cluster arrive; then the body, which binds `bound`, runs once for all of them."""
         run, ticket = frame.run, self.round
         arrival, departure = (self, "arrives", ticket), (self, "leaves", ticket)
         frame.program.arrived, frame.program.task = frame.slots, run.scheduler.current
@@ -77,7 +77,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def _as_one(self, recorder: Recorder | None) -> Iterator[None]:
-        """What the current task does, all programs do a share of."""
+        """The current task acts for all programs, each of which does a share."""
         if recorder is None:
             yield
             return
@@ -86,7 +86,7 @@ class Cluster:
         recorder.divides()
 
     def fork(self, body: Callable[[Frame], Any], frame: Frame, where: Any) -> None:
-        """From the cluster as one unit back to each of its programs."""
+        """Run `body` in each program, inside a region that the cluster executes as one unit."""
         sides = []
         for program in self.programs:
             side = Frame(frame.run, program.unit, program.arrived.copy(), frame.threads, program)
@@ -96,7 +96,7 @@ class Cluster:
         run_together(frame, body, sides, where)
 
     def release(self) -> None:
-        """Free what the programs held on chip."""
+        """Release the programs' on-chip memory."""
         for program in self.programs:
             if program.unit is not program.grid.device.unit:
                 program.unit.storage.clear()
@@ -111,7 +111,7 @@ class ProgramInstance:
         plan, device = grid.plan, grid.device
         self.grid, self.cluster, self.cluster_rank = grid, cluster, rank
         self._named: dict[int, CountingBarrier] = {}
-        # The states of its threads' random number generators, once they have some.
+        # The states of its threads' random number generators, once initialized.
         self.random: Any = None
         if plan.program_level is plan.tensor_level:
             self.unit = device.unit
@@ -124,7 +124,7 @@ class ProgramInstance:
         self.participants = Participants(plan.launch.thread_count)
         self.frame = Frame(device.run, self.unit, device.slots.copy(), plan.launch.thread_count, self)
         plan.allocate(self.unit, self.frame)
-        # At the last region that its cluster executed as one unit: the values of its slots, and who ran it.
+        # At the last region that its cluster executed as one unit: the values of its slots, and the executing program.
         self.arrived: list[Any] = []
         self.task: Task | None = None
         self.bind(dict(zip(plan.slots, index, strict=True)))
@@ -132,7 +132,7 @@ class ProgramInstance:
         self.bind(plan.private(self.frame))
 
     def bind(self, values: Mapping[int, Any]) -> None:
-        """Give slots of this program's frame their values."""
+        """Set slots of this program's frame."""
         for slot, value in values.items():
             self.frame.slots[slot] = value
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Copy queues: what a unit that owns tensors has started runs beside it, one operation after the other.
+"""Copy queues: operations that a tensor-owning unit has started run asynchronously, in order.
 
-A queue is a task of its own. The start of an operation publishes what its unit did until then; what the queue has done
-is known only through the flags that it signals. A run ends when all queues are empty.
+A queue is a task of its own. The start of an operation publishes the unit's earlier accesses. The queue's accesses are
+published only by the flags that it signals. A run ends when all queues are empty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tilescale.errors import Location
 
 @dataclass(eq=False)
 class Start:
-    """An operation that was started: a place where its unit publishes what it did before.
+    """A started operation; its unit publishes its earlier accesses there.
 
     Attributes:
         where: its line.
@@ -34,7 +34,7 @@ class CopyQueue:
     """The queue of one unit, made by its task.
 
     Attributes:
-        pending: what was started and is not done; the first one is being executed.
+        pending: started operations that have not completed; the first one is being executed.
     """
 
     def __init__(self, run: Emulation, unit: Unit):
@@ -44,17 +44,17 @@ class CopyQueue:
         run.scheduler.spawn(self.name, self._work, beside=run.scheduler.current)
 
     def start(self, where: Location | None, perform: Callable[[], None]) -> None:
-        """The current task, which is the unit's, starts an operation."""
+        """The current task, the unit's, starts an operation."""
         start = Start(where, perform)
         self._run.publishes(start)
         self.pending.append(start)
 
     def close(self) -> None:
-        """The unit starts no more."""
+        """The unit starts no more operations."""
         self._closed = True
 
     def behind(self) -> list[Location]:
-        """Lines of the operations that wait for the one that is being executed."""
+        """Lines of the operations that are queued after the current one."""
         return [start.where for start in list(self.pending)[1:] if start.where]
 
     def _work(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rendezvous: all units of a level come, and the last one does what is to be done for all.
+"""Rendezvous: all units of a level arrive, and the last one executes the operation for all.
 
 The units of a rendezvous are those whose coordinates agree in all levels but the collective's.
 """
@@ -16,7 +16,7 @@ from tilescale.errors import RankMismatchError
 
 
 class Moves(NamedTuple):
-    """What its units send each other: the rounds of an operation by an algorithm, for a whole tensor."""
+    """The transfers between the units: the rounds of an operation by an algorithm, for a whole tensor."""
 
     operation: str
     algorithm: str
@@ -24,7 +24,7 @@ class Moves(NamedTuple):
 
 
 BARRIER = Moves("barrier", "direct", 0)
-"""They only wait for each other."""
+"""A barrier moves no data."""
 
 
 def rendezvous(
@@ -39,8 +39,8 @@ def rendezvous(
     """Wait for all units of the level; the last one calls `finish` with all payloads in the order of ranks.
 
     Args:
-        finish: may say how large the parts are that they have sent, where these are not equal.
-        moves: what its units send each other, for the recorder.
+        finish: may return the sizes of the sent parts, where these are not equal.
+        moves: the transfers between the units, for the recorder.
 
     Raises:
         RankMismatchError: the others are at another collective.
@@ -88,7 +88,7 @@ class Rendezvous:
     """One collective call of one group of units.
 
     Attributes:
-        parts: bytes from each unit to each, row by row, where they are not equal; known when all have come.
+        parts: bytes from each unit to each, row-major, where they are not equal; known when all have arrived.
     """
 
     def __init__(self, member: Unit, name: str, where: Any, first: Unit):
@@ -99,6 +99,6 @@ class Rendezvous:
         self.parts: tuple[int, ...] = ()
 
     def absent(self) -> str:
-        """Who has not arrived."""
+        """The units that have not arrived."""
         missing = [rank for rank in range(self.size) if rank not in self.payloads]
         return f"{self.member.siblings_named(missing)} did not reach it"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Coroutines of the emulated units: who runs, who waits for what, and what it means when nobody can run.
+"""Coroutines of the emulated units: the running task, waits, and deadlocks.
 
 Every unit that executes is a greenlet. One runs at a time, until it waits or ends: memory is sequentially consistent.
-When nobody is ready the waits are looked at again; when none of them has come true, the program is deadlocked.
+When no task is ready, all waits are checked again; if none is satisfied, the program is deadlocked.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tilescale.errors import Location
 Item = TypeVar("Item")
 
 PATIENCE = 1_000_000
-"""Turns in which units only spin, each writing something, before they are taken for deadlocked."""
+"""Number of steps in which units only spin, each writing something, after which they count as deadlocked."""
 
 STILL = 5_000
-"""The same where what their loops depend on stands still. A loop that counts in memory gets on, and may take longer."""
+"""The same for loops whose inputs do not change. A loop that counts in memory makes progress, and may take longer."""
 
 
 class Deadlock(BaseException):
-    """Nobody can run; carries the tasks that wait. The run turns it into a DeadlockError, and nobody before it."""
+    """No task can run; has the waiting tasks. Only the run itself turns it into a DeadlockError."""
 
     def __init__(self, tasks: list[Task]):
         super().__init__("deadlock")
@@ -45,7 +45,7 @@ class Scheduler:
         self.waiting: dict[Task, None] = {}
         self.progress = 0
         self.current: Task | None = None
-        # Which tasks of a deadlock go on as if their waits had come true; for those who look for its cause.
+        # Which tasks of a deadlock continue as if their waits were satisfied; for the search for its cause.
         self.release: Callable[[list[Task]], list[Task]] = lambda waiting: []
         self._spins = 0
         self._changed = 0
@@ -82,7 +82,7 @@ class Scheduler:
             task.done()
 
     def block(self, wait: Wait) -> None:
-        """The current task waits. Returns when `wait.ready()` holds."""
+        """Block the current task until `wait.ready()` holds."""
         self.current.waited |= not wait.quiet
         if wait.ready() and not (wait.patient and self.is_patient()):
             return
@@ -95,12 +95,12 @@ class Scheduler:
             self._get_on()
 
     def _get_on(self) -> None:
-        """Somebody does not only spin: patience with those that do begins anew."""
+        """A task has made progress: the patience with spinning tasks begins anew."""
         self._spins = self._changed = 0
         self._looks.clear()
 
     def changes(self) -> None:
-        """The current task does something else than to look again, so nothing stands still."""
+        """The current task does something other than polling."""
         self._changed = self._spins
 
     def spin(
@@ -112,13 +112,13 @@ class Scheduler:
         decides: Callable[[], Hashable],
         gets_on: bool = False,
     ) -> None:
-        """The current task looks at memory in a loop: let the others run before it looks again.
+        """The current task polls memory in a loop: let the others run before the next iteration.
 
         Args:
-            before: `progress` when it looked. If nothing was written since, it waits for a write.
+            before: `progress` at its last look. If nothing was written since, it waits for a write.
             what, seen, where: as for `Wait`.
             decides: the values that the loop depends on.
-            gets_on: whether variables that it depends on have changed: it looks at something else next.
+            gets_on: whether variables that it depends on have changed: the next iteration polls something else.
         """
         wait = Wait(lambda: self.progress != before, what, seen, where, spins=True)
         self._spins += 1
@@ -131,16 +131,16 @@ class Scheduler:
             self.block(wait)
         else:
             self._look()
-            self.current.wait = wait  # for the report, should another one that spins be given up
+            self.current.wait = wait  # for the report, if another spinning task is given up
             self._step_aside()
             self.current.wait = None
 
     def _spinning(self) -> list[Task]:
-        """Tasks that are to look at memory again: each look of others that write has made them ready."""
+        """Tasks that are to poll memory again: iterations of others that write have made them ready."""
         return [task for task in self.ready if task.wait is not None and task.wait.spins]
 
     def _stands_still(self, decides: Callable[[], Hashable]) -> bool:
-        """Whether no spinning loop saw a change for long. The first looks are not compared, which would slow them."""
+        """Whether no spinning loop saw a change for long. The first iterations are not compared, to save time."""
         if self._spins <= STILL:
             return False
         values = decides()
@@ -160,12 +160,13 @@ class Scheduler:
         self._hub.switch()
 
     def give_way(self) -> None:
-        """Let the others run first, also those whose waits have come true; one that spins is always ready itself."""
+        """Let the others run first, including those whose waits are satisfied; a spinning task is always ready itself.
+        """
         self._look()
         self.pause()
 
     def is_patient(self) -> bool:
-        """Whether a patient wait that may go on lets others go first this time."""
+        """Whether a patient wait that may continue lets others run first this time."""
         return True
 
     def pick(self, items: list[Item]) -> Item:
@@ -173,15 +174,15 @@ class Scheduler:
         return items[0]
 
     def order(self, items: list[Item], room: int) -> list[Item]:
-        """Units of a launch in the order in which they start, `room` of them at once."""
+        """Units of a launch in start order, `room` of them at once."""
         return items
 
     def run(self) -> None:
         """Run all tasks to their end.
 
         Raises:
-            Deadlock: some wait and nobody can run.
-            Whatever a task raises; all others are then dropped.
+            Deadlock: some tasks wait and none can run.
+            Exception: the error of a task; all other tasks are dropped.
         """
         try:
             while self.tasks:
@@ -204,7 +205,7 @@ class Scheduler:
             raise Deadlock(list(self.waiting))
 
     def _look(self) -> None:
-        """Make those ready whose waits have come true."""
+        """Make tasks ready whose waits are satisfied."""
         self._make_ready([task for task in self.waiting if task.wait.ready()])
 
     def _make_ready(self, woken: list[Task]) -> None:

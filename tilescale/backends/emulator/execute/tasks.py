@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the scheduler runs, and what that waits for."""
+"""Tasks of the scheduler, and their waits."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from tilescale.errors import Location
 
 @dataclass
 class Wait:
-    """What a task waits for.
+    """The wait of a task.
 
     Attributes:
-        ready: whether it may go on.
+        ready: whether the task may continue.
         what: "flags[3] >= 1", "the barrier of level 'device'", ...
-        seen: what is there instead, evaluated for a report.
+        seen: the present value, evaluated for a report.
         where: the line that waits.
-        missing: who would have to act, evaluated for a report.
+        missing: the units that would have to act, evaluated for a report.
         quiet: waits of the emulator itself (a launch waiting for its programs), left out of reports.
-        spins: whether it is a loop that looks again after every write of others.
+        spins: whether it is a polling loop, which runs again after every write of others.
         flag: of a wait for a flag, the buffer's home, the indices, and the unit that waits.
-        patient: whether others go first, as far as they can, even if it may go on: so it sees all that may have come.
+        patient: whether others run first, as far as they can, even if it is satisfied: so it sees all that may have
+            arrived.
     """
 
     ready: Callable[[], bool]
@@ -44,11 +45,11 @@ class Task:
     """One coroutine.
 
     Attributes:
-        name: which unit it is, e.g. "device 2, block (0, 1)".
-        parent: who waits for its end.
-        beside: the task of the unit that it works for, which does not wait for it.
-        wait: what it waits for now.
-        waited: whether it, or a task that it made, has come to a wait, be it for what was there already.
+        name: the unit's name, e.g. "device 2, block (0, 1)".
+        parent: the task that waits for its end.
+        beside: the task of the unit that started it asynchronously, which does not wait for it.
+        wait: its current wait.
+        waited: whether it, or a task that it made, has reached a wait, even a satisfied one.
         paused: whether it has let others run first.
         ended: whether it has ended.
     """

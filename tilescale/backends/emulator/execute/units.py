@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The tree of emulated units: machine, nodes, devices, programs, warpgroups, ... and what each of them owns."""
+"""The tree of emulated units: machine, nodes, devices, programs, warpgroups, ... and the buffers that each of them
+owns.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class Unit:
         parent: the unit of the next launched level around it.
         storage: slot of a buffer -> the instance that this unit owns.
         replicas: slot of a tile -> this unit's own copy and the tile's version it was taken from.
-        index: what a person calls it where that is not the rank, e.g. a grid index.
+        index: its name in messages where this is not the rank, e.g. a grid index.
     """
 
     level: str
@@ -36,7 +38,7 @@ class Unit:
     counters: dict[str, int] = field(default_factory=dict)
 
     def child(self, level: str, rank: int) -> Unit:
-        """The unit of `level` with that rank inside this one; made when first asked for."""
+        """The unit of `level` with that rank inside this one; made at the first request."""
         key = (level, rank)
         if key not in self.children:
             self.children[key] = Unit(level, rank, self)
@@ -56,14 +58,14 @@ class Unit:
 
     @property
     def place_in_grid(self) -> tuple[int, ...]:
-        """The indices of the program that this is or lies in; () outside of programs."""
+        """The indices of the program that contains this unit; () outside of programs."""
         unit: Unit | None = self
         while unit is not None and unit.index is None:
             unit = unit.parent
         return () if unit is None else unit.index or ()
 
     def counterpart(self, level: str, rank: int) -> Unit:
-        """The unit that is to sibling `rank` of `level` what this one is to its own unit of that level."""
+        """The unit with this one's position in sibling `rank` of `level`."""
         if self.level == level:
             return self.parent.child(level, rank)
         return self.parent.counterpart(level, rank).child(self.level, self.rank)
