@@ -42,7 +42,7 @@ CODE = re.compile(
 TOCTREE = re.compile(r"^```{toctree}\n(.*?)^```", re.DOTALL | re.MULTILINE)
 NAMED_BLOCK = r"<!-- file: (\S+) -->"
 PACKAGES = ("tilescale", "tilelang_core")
-SHORT = ("architecture", "collectives", "operators", "overlap", "predictions")
+SHORT = ("architecture", "collectives", "how-fast", "operators", "overlap", "predictions")
 MOST_WORDS = 1500
 """Pages of what a user needs, and the limit of their words, code and tables included."""
 

@@ -20,10 +20,12 @@ WORKS = {
     "allreduce": "all-reduce",
     "put": "put",
     "small_put": "put of 4 KiB and wait",
+    "product_allreduce": "GEMM and all-reduce",
+    "grouped_experts": "experts",
     "gemm": "GEMM",
     "cluster_gemm": "GEMM by clusters",
     "mla_decode": "MLA decode",
-    "plain_call": "a call without work",
+    "plain_call": "call of an empty kernel",
     "sequence_attention": "attention, 16384 tokens",
     "experts": "tokens to experts and back",
     "all_to_all": "tokens to heads",
@@ -31,7 +33,22 @@ WORKS = {
 }
 """A work of the results -> what it is."""
 
-MODES = {"graph": "in a graph", "host": "time of the host"}
+LABELS = {
+    "tilescale, a block a tile": "tilescale, tile per block",
+    "tilescale, warpgroups apart": "tilescale, warpgroups split",
+    "tilescale direct": "tilescale, direct stores",
+    "tilescale senders": "tilescale, sender blocks",
+    "tilescale phases": "tilescale, sequential",
+    "tilescale in order": "tilescale, sequential",
+    "tilescale tma": "tilescale, TMA",
+    "tilescale stores": "tilescale, stores",
+    "a block a tile": "tile per block",
+    "in turns": "persistent",
+    "in turns, counted": "persistent, signal per tile",
+}
+"""A contender of the results -> what it is, where its name is not that."""
+
+MODES = {"graph": "in a graph", "host": "host time"}
 
 LEFT, LONGEST, STEP = 168, 182, 21
 """Where bars begin, how long the longest is, and the distance of two, in pixels."""
@@ -126,7 +143,7 @@ def _group(figure: Figure, top: float, rows: Sequence[Row]) -> float:
     longest = max(row["spread"][1] for row in rows if row["us"] is not None)
     top += 26
     for row in rows:
-        figure.text(LEFT - 6, top + 8, row["contender"], "", 11, "end")
+        figure.text(LEFT - 6, top + 8, LABELS.get(row["contender"], row["contender"]), "", 11, "end")
         if row["us"] is None:
             figure.text(LEFT + 4, top + 8, "not timed: its check did not end", "signal", 11, "start")
         else:
@@ -142,8 +159,8 @@ def _group(figure: Figure, top: float, rows: Sequence[Row]) -> float:
 
 
 def products() -> Figure:
-    """Products with communication, beside cuBLAS and NCCL."""
-    return chart("Measured times of products with communication", ("ag_gemm", "gemm_rs"))
+    """GEMMs with communication, and cuBLAS and NCCL."""
+    return chart("Measured times of GEMMs with communication", ("ag_gemm", "gemm_rs"))
 
 
 def communication() -> Figure:

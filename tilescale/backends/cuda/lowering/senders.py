@@ -8,7 +8,7 @@ are complete, and only then their flags are raised, some turns late; those of th
 loaded by asynchronous copies (`cp.async`) while that of the turn before is sent, if they can: by 16 bytes, unconverted.
 
 Worth: "put" of `benchmarks/results/asynchrony.json`, at 0.92 of the copy engine's rate; a block sends 41 GB/s, one tile
-after the other 30 (docs/how-fast.md).
+after the other 30 (docs/notes/gemm-experiments.md).
 """
 
 from __future__ import annotations

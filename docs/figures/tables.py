@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""Tables of measured times in Markdown, from the committed results of `benchmarks/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from docs.figures.charts import LABELS, MODES, WORKS, Row, measured
+from tilescale.hda.units import format_bytes
+
+OVERLAPPED = ("ag_gemm", "gemm_rs", "product_allreduce", "grouped_experts")
+"""Works that have GEMMs and communication."""
+
+FORMS = ("a block a tile", "in turns", "in turns, counted", "clusters")
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]], texts: int = 1) -> str:
+    """Markdown; all columns but the first `texts` are numbers."""
+    heads = list(heads)
+    rule = "|" + "---|" * texts + "---:|" * (len(heads) - texts)
+    return "\n".join([f"| {' | '.join(heads)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def shape(row: Row) -> str:
+    """The extents of a work."""
+    return " x ".join(map(str, row["shape"]))
+
+
+def overlapped() -> str:
+    """GEMMs with communication on two GPUs, in microseconds, and their speedup over NCCL and cuBLAS."""
+    rows = [row for work in OVERLAPPED for row in measured("asynchrony")["rows"] if row["work"] == work]
+    lines = []
+    for _, group in groupby(rows, lambda row: (row["work"], row["shape"])):
+        of = {row["contender"]: row for row in group}
+        us = {name: of[name]["us"] for name in ("tilescale", "nccl+cublas", "cublas alone")}
+        speedup = us["nccl+cublas"] / us["tilescale"]
+        name, times = WORKS[of["tilescale"]["work"]], (f"{each:.0f}" for each in us.values())
+        lines.append([name, shape(of["tilescale"]), *times, f"{speedup:.2f} x"])
+    return table(["", "shape", "TileScale", "NCCL, then cuBLAS", "cuBLAS alone", "speedup"], lines, 2)
+
+
+def races() -> str:
+    """All contenders of all works: the median, the fastest and the slowest round, and the ratio to the baseline."""
+    lines = []
+    for row in measured("asynchrony")["rows"]:
+        what = [WORKS[row["work"]], shape(row), f"{row['gpus']}", MODES.get(row["mode"], row["mode"])]
+        times = ["failed", "", ""]
+        if row["us"] is not None:
+            ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
+            times = [f"{row['us']:.1f}", "{:.1f} to {:.1f}".format(*row["spread"]), ratio]
+        lines.append([*what, LABELS.get(row["contender"], row["contender"]), *times])
+    return table(["work", "shape", "GPUs", "mode", "contender", "us", "rounds", "ratio"], lines, 5)
+
+
+def forms() -> str:
+    """Ratios of the forms of a GEMM to cuBLAS."""
+    lines = []
+    for (_, dtype), group in groupby(measured("products")["rows"], lambda row: (row["shape"], row["dtype"])):
+        of = {row["contender"]: row for row in group}
+        ratios = (f"{of[name]['ratio']:.2f}" for name in FORMS)
+        lines.append([shape(of[FORMS[0]]), dtype.partition("_")[0], *ratios])
+    return table(["M x N x K", "", *(LABELS.get(name, name) for name in FORMS)], lines, 2)
+
+
+def eager_collectives() -> str:
+    """Eager calls of collectives: ours and NCCL's microseconds, and the median ratio of the rounds."""
+    cells: dict[int, dict[str, str]] = {}
+    for (work, extents), group in groupby(measured("new_results")["rows"], lambda row: (row["work"], row["shape"])):
+        of = {row["contender"]: row for row in group}
+        ours, nccl = of["tilescale"], of["nccl"]
+        cell = f"{ours['us']:.1f} / {nccl['us']:.1f} ({ours['ratio']:.2f})"
+        cells.setdefault(2 * extents[0] * extents[1], {})[work] = cell
+    lines = ([format_bytes(size), *(of[name] for name in OPERATIONS)] for size, of in sorted(cells.items()))
+    return table(["bytes of a rank", *(name.replace("_", "-") for name in OPERATIONS)], lines)
