@@ -131,7 +131,7 @@ def test_a_part_of_the_result_that_is_not_the_own_one():
         whole[rank] = rank + 1
     tilescale.emulate(program, [[whole[rank], whole] for rank, whole in enumerate(both)], check="none")
     assert all(whole.tolist() == [[1] * 4, [2] * 4] for whole in both)
-    with pytest.raises(tilescale.errors.UsageError, match="not where the part of this unit goes"):
+    with pytest.raises(tilescale.errors.UsageError, match="not at the position of this unit"):
         tilescale.emulate(program, [[whole[1 - rank], whole] for rank, whole in enumerate(both)], check="none")
 
 

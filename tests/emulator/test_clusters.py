@@ -194,5 +194,5 @@ def test_a_multicast_from_a_place_that_memory_says_is_refused():
             T.copy_cluster(A[at[bx] * 64], tile, cluster_mask=3)
             T.copy(tile, B[bx * 64])
 
-    with pytest.raises(UnsupportedError, match="multicast load of 'A' from a place that depends on memory"):
+    with pytest.raises(UnsupportedError, match="multicast load of 'A' from a position that depends on memory"):
         tilescale.emulate(program, [blank(256), torch.zeros(4, dtype=torch.int32), blank(256)])

@@ -110,6 +110,6 @@ def test_its_text_is_that_of_tilelang():
 
 def test_products_of_fewer_rows_say_what_to_write():
     a, b = integers((64, 64), "float16", 1), integers((64, 64), "float16", 2)
-    with pytest.raises(UnsupportedError, match="products of 128 rows in tensor memory, this one is of 64") as error:
+    with pytest.raises(UnsupportedError, match="GEMMs of 128 rows in tensor memory, this one has 64") as error:
         tilescale.emulate(emitted(T, (64, 64, 64), "float16", True), [a, b, torch.zeros(64, 64)], machine=MACHINE)
     assert error.value.where

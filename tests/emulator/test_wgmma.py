@@ -203,6 +203,6 @@ def test_registers_without_a_layout_say_what_to_write():
                 descriptor.data, 0, sums.data, 0, 0, 1, 1,
             )  # fmt: skip
 
-    with pytest.raises(UnsupportedError, match="nothing says which thread holds what") as error:
+    with pytest.raises(UnsupportedError, match="whose distribution over threads is unknown") as error:
         tilescale.emulate(program, [torch.zeros(64, 16).half()])
     assert "T.annotate_layout" in str(error.value.hint)

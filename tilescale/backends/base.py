@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Back ends as manifests: what each makes of a program. Shared code asks the manifest, never the name."""
+"""Back ends as manifests: each lowers programs for a target. Shared code asks the manifest, never the name."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from tilescale.program.operations import Collective
 
 @dataclass(frozen=True)
 class Target:
-    """What a program is lowered for.
+    """The target that a program is lowered for.
 
     Attributes:
         machine: its machine.
-        sizes: units of each launched level above the grid, coarsest first; None where only the job says how many.
+        sizes: units of each launched level above the grid, coarsest first; None where only the job determines the
+            number.
     """
 
     machine: Machine
@@ -30,7 +31,7 @@ class Target:
 
     @classmethod
     def of(cls, program: Program, machine: Machine, units: int | None = None) -> Target:
-        """The target of a program in a job of so many units that own tensors, or in no job."""
+        """The target of a program in a job of `units` tensor-owning units, or outside of a job."""
         known = [(name, ir.constant(extent)) for name, extent in program.extents]
         fixed = 1
         for _, size in known:
@@ -47,17 +48,17 @@ class Executable:
 
     Attributes:
         run: takes, for each tensor-owning unit that this process drives, its list of arguments (changed in place).
-        gathers: whether one process runs all units of the job, so that their arguments come to it.
-        device: where it wants the tensors, such as "cpu" or "cuda:1"; "cuda" if on the current one.
-        direct: stands for `run` where the arguments are nobody's affair but the compiled kernel's: it takes them as the
-            caller passes them, and returns what the caller gets. None if there is no such kernel.
-        again: runs on arguments at the same places as those of an earlier `run`, without looking at them once more;
-            False, and nothing done, for others.
-        synchronize: waits until every call has ended, and raises what went wrong in it.
+        gathers: whether one process runs all units of the job, so that it gathers their arguments.
+        device: the device of its tensors, such as "cpu" or "cuda:1"; "cuda" for the current one.
+        direct: replaces `run` where only the compiled kernel handles the arguments: it takes the caller's arguments and
+            returns the caller's result. None if there is no such kernel.
+        again: runs on arguments at the same addresses as those of an earlier `run`, without checking them; does nothing
+            and returns False for others.
+        synchronize: waits until every call has ended, and raises its error.
         reset: collective, makes it run again after a call that failed on the device.
         stock: TileLang's own kernel, if it has compiled the program.
-        simulated_s: where calls are emulated, the seconds that one takes on the machine if each unit passes arguments
-            like these, which stay as they are.
+        simulated_s: where calls are emulated, the simulated seconds of a call with arguments like these, which are not
+            changed.
     """
 
     run: Callable[[list[list[Any]]], Any]
@@ -76,31 +77,32 @@ class Compilation(Protocol):
 
     @property
     def is_done(self) -> bool:
-        """Whether a cache has it."""
+        """Whether the kernel is in a cache."""
 
     def pinned(self) -> Compilation:
-        """The same for a process that asks the computer nothing."""
+        """`is_done` and `run` for a process that must not query the hardware."""
 
     def run(self) -> Any:
         """Compile it into the cache."""
 
 
 class Lowered(Protocol):
-    """A program as a back end has it, for a target."""
+    """A program lowered by a back end for a target."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Which implementations were chosen for its operations, and why."""
+        """The implementations chosen for its operations, and the reasons."""
 
     def source(self, options: dict[str, Any]) -> str:
         """The generated text; options are those of `tilelang.compile`.
 
         Raises:
-            UnsupportedError: the machine, or the back end, has none.
+            UnsupportedError: there is none for the machine or the back end.
         """
 
     def compilations(self, options: dict[str, Any]) -> Sequence[Compilation]:
-        """What `build` compiles, and finds in a cache once it is done. Collective, as `build`."""
+        """The kernels that `build` compiles; `build` finds them in a cache once they are done. Collective, as `build`.
+        """
 
     def build(self, options: dict[str, Any]) -> Executable:
         """Make it run on this computer; options are those of `tilelang.compile`."""
@@ -111,15 +113,15 @@ class Backend:
     """One back end.
 
     Attributes:
-        name: what a person calls it.
+        name: its name in messages.
         available: whether this computer can run it now.
-        lower: makes of a program what it runs, on any computer; raises UnsupportedError for what it does not run.
+        lower: lowers a program, on any computer; raises UnsupportedError for unsupported programs.
         priority: the first available one that lowers a program, highest first, runs it.
         generates: whether it generates text.
         serves: whether it generates text for a machine.
-        target: what its text for a machine is compiled for, as `tilelang.compile` takes it. Raises UnsupportedError.
-        collectives: the algorithms that it has for a collective.
-        check: raises what no lowering for a machine can make of a program, and the program can mend.
+        target: the compilation target of a machine, as `tilelang.compile` takes it. Raises UnsupportedError.
+        collectives: its algorithms for a collective.
+        check: raises errors of a program that every lowering for a machine has, and that the program can correct.
     """
 
     name: str
@@ -152,35 +154,35 @@ def generator() -> Backend:
 
 
 def available(made: Collective, wanted: Wanted, target: Target) -> Available:
-    """The algorithms for a collective of a program: those of the back end that generates text for the machine, all that
-    there are where none does, or where it has none.
+    """The algorithms for a collective of a program: those of the back end that generates text for the machine; all
+    known ones where no back end does, or where it has none.
 
-    Whoever runs the program chooses among the same, so that a program does on one what it does on the other.
+    All back ends choose among the same algorithms, so that a program behaves the same on each.
     """
     found = (b.collectives(made, wanted, target) for b in _BACKENDS if b.serves(target.machine))
     return next((each for each in found if each.names), everything(target.machine, wanted))
 
 
 def check(program: Program, machine: Machine) -> None:
-    """What the back ends that generate text for a machine say of a program, wherever it runs. Raises what they say."""
+    """Check a program by the back ends that generate text for a machine, on any computer. Raises their errors."""
     for backend in _BACKENDS:
         if backend.serves(machine):
             backend.check(program, machine)
 
 
 def text_target(machine: Machine) -> Any | None:
-    """What text for a machine is compiled for, as `Backend.target`; None where no back end generates any."""
+    """The compilation target of a machine's text, as `Backend.target`; None where no back end generates any."""
     return next((backend.target(machine) for backend in _BACKENDS if backend.serves(machine)), None)
 
 
 def choose(program: Program, lower: Callable[[Backend], Lowered]) -> Lowered:
-    """The program as the back end has it that runs it on this computer.
+    """The program, lowered by the back end that runs it on this computer.
 
     Args:
         lower: lowers the program by a back end, as `Backend.lower`.
 
     Raises:
-        UnsupportedError: none does; says why each does not.
+        UnsupportedError: no back end runs it; the text has the reason of each.
     """
     reasons = []
     for backend in _BACKENDS:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Independent compilations in forked processes: each leaves its kernel in the cache on disk.
 
-Why processes: lowering holds Python's lock, and hooks of the stock compiler are global. Why forked: loading TileLang
-takes longer than most compilations, and a forked process has it, and the programs. A forked process must not use CUDA;
-compilers do not.
+Why processes: lowering holds Python's lock, and hooks of the stock compiler are global. Why forked: importing TileLang
+takes longer than most compilations, and a forked process inherits it, and the programs. A forked process must not use
+CUDA; compilers do not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilescale.backends.base import Compilation
 from tilescale.backends.progress import progress_bar
 
 COMPILING = "compiling kernels"
-"""What a progress bar says."""
+"""Description on a progress bar."""
 
 STALL_S = 300.0
 """Seconds without a finished job after which the processes are ended; no compilation takes as long."""
@@ -30,12 +30,12 @@ _POLL_S = 0.1
 
 
 def processors() -> int:
-    """Processors that this process may use."""
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compile_missing(compilations: Sequence[Compilation], most: int, what: str | None = None) -> None:
-    """Compile what the cache does not have, in up to `most` processes. Errors are left to whoever loads a kernel."""
+    """Compile kernels missing from the cache, in up to `most` processes. Errors surface when a kernel is loaded."""
     missing = [each for each in (compilation.pinned() for compilation in compilations) if not each.is_done]
     run_in_processes([each.run for each in missing], most, what)
 
@@ -43,10 +43,10 @@ def compile_missing(compilations: Sequence[Compilation], most: int, what: str | 
 def run_in_processes(jobs: Sequence[Callable[[], Any]], most: int, what: str | None = None) -> None:
     """Run jobs in up to `most` processes; with one, or with one job, in this one.
 
-    A job that fails says nothing: whoever needs its result runs it again and gets the error.
+    A failed job is silent: its user runs it again and gets the error.
 
     Args:
-        what: the jobs in words, for a progress bar where one is wanted; None for none.
+        what: a description of the jobs for a progress bar; None for no bar.
     """
     if min(most, len(jobs)) < 2 or "fork" not in multiprocessing.get_all_start_methods():
         for job in jobs:
@@ -67,7 +67,7 @@ def run_in_processes(jobs: Sequence[Callable[[], Any]], most: int, what: str | N
 
     workers = [context.Process(target=work, daemon=True) for _ in range(min(most, len(jobs)))]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that threads do not go along: compilers need none of them
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: compilers need none of them
         for worker in workers:
             worker.start()
     _wait(workers, lambda: finished.value, len(jobs), what)
@@ -79,7 +79,7 @@ def _attempt(job: Callable[[], Any]) -> None:
 
 
 def _wait(workers: Sequence[Any], finished: Callable[[], int], total: int, what: str | None) -> None:
-    """Wait for processes; they are ended where none has finished a job for long, or this one is interrupted."""
+    """Wait for processes. They are killed where no job has finished for long, or this process is interrupted."""
     seen, since = 0, time.monotonic()
     try:
         with progress_bar(what or "", None if what else False, total) as advance:

@@ -18,12 +18,12 @@ PATIENCE_S = 1.5
 def progress_bar(
     description: str, show: bool | None = None, total: int | None = None
 ) -> Iterator[Callable[[int], None]]:
-    """Show how many units of work have ended, on stderr. Yields a function that takes how many more have.
+    """Show the number of finished units of work on stderr. Yields a function that adds to the number.
 
     Args:
-        description: the work in words.
+        description: a description of the work.
         show: whether to show a bar; None follows the settings ("auto": when a person watches).
-        total: how many units of work there are; None where nobody knows.
+        total: number of units of work; None where it is unknown.
     """
     wanted = settings().progress
     if show is None:

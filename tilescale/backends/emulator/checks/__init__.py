@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Checks: observers that find bugs which a plain run does not show.
 
-    races.py            unordered accesses: clocks.py has the happens-before order, flags.py the signals a wait has
-    seen,
+    races.py            unordered accesses: clocks.py has the happens-before order, flags.py the signals a wait saw,
                         states.py the last accesses to an element, explain.py the texts of reports,
                         phases.py mbarriers whose next phase may complete before a wait for the last one,
                         redundant.py redundant waits, witness.py all races of a run, for remedies

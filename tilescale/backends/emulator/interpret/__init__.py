@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
 """Statements and expressions of TIR as closures over frames.
 
-    symbols.py      what a program declares: slots, owners, views, replicas; flags.py says what is a flag
-    compiler.py     one program for one machine: dispatch to the rules, scales, memory that units are given
+    symbols.py      declarations of a program: slots, owners, views, replicas; flags.py finds flags
+    compiler.py     one program for one machine: dispatch to the rules, scales, memory of units
     registry.py     the tables of rules, which this package and operations fill
-    closures.py     what rules return
+    closures.py     the results of rules
     phases.py       launches and phases
     statements.py branches.py expr.py vectors.py    the rules of TIR
     addresses.py    tensors whose address is in memory; packed.py has views of elements that share a byte
-    buffers.py access.py slices.py regions.py       how buffers are found; their elements and regions
+    buffers.py access.py slices.py regions.py       buffers in a frame; their elements and regions
     reducers.py     contributions to reducers
-    scales.py       `T.Scale` regions and views; selections.py has those that no strides describe
+    scales.py       `T.Scale` regions and views; selections.py has views without strides
     abstract.py     abstract execution: runs in which tiles have no values
-    instrumentation.py      what the compiler asks of who wants to write down costs
+    instrumentation.py      the compiler's interface to the recording of costs
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Runs without data: tiles and tensors have shapes only; flags, indices and thread-private variables have values.
 
-What depends on the data of a tensor is unknown. That is no error until something has to know it.
+Values that depend on the data of a tensor are unknown: an error only where one is needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilescale.errors import NoDataError
 
 
 class Unknown:
-    """The value of a variable that depends on data; any use of it is the error that explains why."""
+    """The value of a variable that depends on data; any use raises the error that explains why."""
 
     __slots__ = ("error",)
 
@@ -49,10 +49,10 @@ def known_or_not(value: Closure) -> Closure:
 
 
 def store(target: Element, value: Closure) -> Closure:
-    """A store that only happens to what has values. A thread-private variable may become unknown by it.
+    """A store to buffers that have values. It may make a thread-private variable unknown.
 
     Raises (when run):
-        NoDataError: a flag would get a value that depends on data.
+        NoDataError: the value of a flag would depend on data.
     """
 
     def run(frame: Frame) -> None:
@@ -70,7 +70,7 @@ def store(target: Element, value: Closure) -> Closure:
 
 
 def forgotten(targets: Sequence[Element | Region]) -> Closure:
-    """What stands for a store: thread-private buffers become unknown, tensors have no values anyway."""
+    """The replacement of a store: thread-private buffers become unknown, tensors have no values anyway."""
 
     def run(frame: Frame) -> None:
         for target in targets:

@@ -2,8 +2,8 @@
 """Accesses to single elements of buffers, for all elements of the space at once.
 
 As stock TileLang compiles them, accesses to global memory are guarded: a load outside the tensor yields the safe value
-(0), a store is dropped, and the report tells of accesses that missed altogether. It does not guard an index that is a
-number: those, and accesses outside a tile in shared memory or registers, are errors.
+(0), a store is dropped, and the report lists accesses wholly out of bounds. TileLang does not guard constant indices:
+those out of bounds, and accesses outside a tile in shared memory or registers, are errors.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Element:
         return np.where(inside, array[safe], self.home.safe)
 
     def at(self, array: np.ndarray | PrivateBuffer, index: tuple, frame: Frame) -> Any:
-        """The values at an index that is given by arrays."""
+        """The values at an index given by arrays."""
         if not self.home.private:
             return self._gather(array, index, frame)
         self.inside(index, array.shape, frame)
@@ -81,7 +81,7 @@ class Element:
     # -- store --------------------------------------------------------------------------------------------------------
 
     def store(self, frame: Frame, value: Any) -> None:
-        """Assign on the active elements; where several name one element, the last wins."""
+        """Assign on the active elements; the last of equal indices wins."""
         array = self.home.array(frame)
         value = convert(value, self.home.dtype)
         if self.home.private:
@@ -119,16 +119,16 @@ class Element:
         array[where] = spread(value, frame)[take]
 
     def touched(self, frame: Frame, kind: str, array: np.ndarray, index: tuple, inside: Any = True) -> None:
-        """Tell the observers of an access to the elements at `index` that are active and `inside`."""
+        """Report an access to the elements at `index` that are active and `inside` to the observers."""
         if self.home.watched_by(frame):
             take = spread(True if frame.mask is None else frame.mask, frame) & inside
             self.home.touched(frame, kind, array, tuple(spread(i, frame)[take] for i in index))
 
     def inside(self, index: tuple, shape: Sequence[int], frame: Frame) -> np.ndarray | bool:
-        """Where an index lies inside the buffer.
+        """Mask of the elements whose index lies inside the buffer.
 
         Raises:
-            OutOfBoundsError: it does not on an active element, and the buffer is not guarded.
+            OutOfBoundsError: an active element is out of bounds, and the buffer is not guarded.
         """
         inside = _inside(index, shape)
         if inside is not True:
@@ -169,7 +169,7 @@ class Element:
 
 
 class ElementWithoutData(Element):
-    """The same in a run without data: tiles and tensors have shapes and no values."""
+    """`Element` in a run without data: tiles and tensors have shapes and no values."""
 
     def load(self, frame: Frame) -> Any:
         self.need(self.home.array(frame))
@@ -202,7 +202,7 @@ def python_int(value: Any) -> Any:
 
 
 def _active_part(view: np.ndarray, frame: Frame) -> Any:
-    """Which elements of a view over the space belong to an active element of it."""
+    """The part of a view over the space that belongs to its active elements."""
     if frame.mask is None:
         return ()
     mask = np.broadcast_to(frame.mask, frame.space)
@@ -211,7 +211,7 @@ def _active_part(view: np.ndarray, frame: Frame) -> Any:
 
 
 def _inside(index: tuple, shape: Sequence[int]) -> Any:
-    """True if every index is inside, else an array that says where."""
+    """True if every index is inside, else a mask."""
     if all(_all_inside(i, n) for i, n in zip(index, shape, strict=True)):
         return True
     result: Any = True

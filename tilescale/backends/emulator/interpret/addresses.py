@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Tensors at addresses that are in memory: `T.make_tensor(table[i], shape, dtype)`, of a table of `data_ptr()`.
+"""Tensors at addresses stored in memory: `T.make_tensor(table[i], shape, dtype)` with a table of `data_ptr()`.
 
-A GPU takes an address as it is. Here it has to lie in a tensor of this process, and so has what the shape reaches.
+A GPU dereferences any address. In the emulator the address, and the whole tensor at it, must lie in a tensor of this
+process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class HostMemory:
     """The memory of the tensors that this process has on the CPU."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[np.ndarray, Any]] = {}  # by address: bytes, and what keeps them
+        self._found: dict[int, tuple[np.ndarray, Any]] = {}  # address -> its bytes, and what keeps them alive
 
     def at(self, address: int) -> np.ndarray:
         """The bytes from an address to the end of its tensor's memory.
@@ -50,7 +51,7 @@ class HostMemory:
 
 
 def _memories() -> Iterator[tuple[int, int, Any]]:
-    """Address, size in bytes and owner of the memory of each tensor. Only Python's collector knows all of them."""
+    """Address, size in bytes and owner of each tensor's memory. Only Python's garbage collector knows all of them."""
     import torch
 
     for candidate in gc.get_objects():
@@ -61,10 +62,10 @@ def _memories() -> Iterator[tuple[int, int, Any]]:
 
 
 def placed(memory: np.ndarray, name: str, shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """A tensor that begins where some bytes do. Strides are in elements.
+    """A tensor at the begin of some bytes. Strides are in elements.
 
     Raises:
-        OutOfBoundsError: the bytes end before it does.
+        OutOfBoundsError: the tensor is larger than the memory.
     """
     need = dtype.itemsize * (1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)))
     if 0 not in shape and need > memory.size:

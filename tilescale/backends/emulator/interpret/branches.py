@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Sequences and branches: threads that part ways under a mask, or as coroutines of their own where they may wait.
+"""Sequences and branches: threads that diverge under a mask, or as coroutines of their own where they may wait.
 
 Warps run independently on hardware, so threads that took one side of a branch may wait for those that took the other,
-or for those that skip it and take the next one. Where something below a branch is executed by threads together, its
-sides therefore run side by side. So do branches that follow one another, up to one that shares memory with an earlier
-one: there TileLang puts a barrier of all threads.
+or for those that skip it and take the next one. Where a branch contains an operation that threads execute together, its
+sides therefore run concurrently. So do consecutive branches, up to one that shares memory with an earlier one: TileLang
+inserts a barrier of all threads there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _sequence(compiler: Compiler, stmt: ir.SeqStmt) -> Closure:
 
 
 def _in_order(parts: Sequence[Closure]) -> Closure:
-    """Parts one after another, without the threads that leave the loop around them on the way."""
+    """Execute parts in order, without the threads that leave the loop around them in between."""
     if len(parts) == 1:
         return parts[0]
 
@@ -105,7 +105,7 @@ def _masked(frame: Frame, branch: Closure, mask: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class _Side:
-    """What some threads run; `barrier`: what all threads wait for before it, if they do."""
+    """The statements of some threads; `barrier`: a barrier of all threads before them, if there is one."""
 
     mask: np.ndarray
     run: Closure
@@ -113,11 +113,11 @@ class _Side:
 
 
 class _Parting:
-    """Threads part ways: each side becomes a coroutine of its own; they meet again after the branch.
+    """Diverging threads: each side becomes a coroutine of its own; they reconverge after the branch.
 
-    Branches that follow one another begin `in_turn`: one that ends without waiting has ended before the next begins, as
-    TileLang synchronises threads between them; one that waits may wait for the next, and orders nothing before it, not
-    even if what it waits for is there already. Before a side with a barrier all earlier ones have ended.
+    Consecutive branches begin `in_turn`: one that ends without waiting has ended before the next begins, as TileLang
+    synchronizes threads between them. One that waits may wait for the next, and orders nothing before it, not even if
+    the wait is satisfied already. Before a side with a barrier all earlier ones have ended.
     """
 
     def __init__(self, frame: Frame, sides: list[_Side], where: Any, in_turn: bool = False):
@@ -158,7 +158,7 @@ class _Parting:
             return
         come = lambda: all(m.ended for m in self._members[:last])  # noqa: E731
         self._scheduler.block(replace(self._sides[last].barrier, ready=come))
-        self._scheduler.current.waited = False  # of what the program waits for itself
+        self._scheduler.current.waited = False  # by the program itself
         self._run.acquires((self._group, last))
 
     def _await_turn(self, number: int) -> None:
@@ -171,12 +171,12 @@ class _Parting:
 
 
 def _threads(mask: np.ndarray) -> str:
-    """The threads of a mask in words."""
+    """The threads of a mask, for messages."""
     first, count = int(np.argmax(mask)), int(mask.sum())
     return f"threads {first}..{first + count - 1}"
 
 
-# -- branches that follow one another ----------------------------------------------------------------------------------
+# -- consecutive branches ----------------------------------------------------------------------------------------------
 
 
 def _runs(compiler: Compiler, statements: Sequence[ir.Stmt]) -> Iterator[list[ir.Stmt]]:
@@ -191,14 +191,14 @@ def _runs(compiler: Compiler, statements: Sequence[ir.Stmt]) -> Iterator[list[ir
 
 
 def _is_role(stmt: ir.Stmt) -> bool:
-    """Whether a statement is a branch of one side under a condition that nothing in between can change."""
+    """Whether a statement is a one-sided branch under a condition that nothing in between can change."""
     if not isinstance(stmt, ir.IfThenElse) or stmt.else_case is not None:
         return False
     return not ir.contains(stmt.condition, lambda n: isinstance(n, ir.BufferLoad))
 
 
 def _side_by_side(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:
-    """Branches one after another, each thread its own: threads that take different ones do not wait for each other."""
+    """Consecutive branches, each with its own threads: threads that take different ones do not wait for each other."""
     if len(statements) == 1:
         return compiler.stmt(statements[0])
     branches = [_branch(compiler, s) for s in statements]
@@ -208,7 +208,7 @@ def _side_by_side(compiler: Compiler, statements: list[ir.Stmt]) -> Closure:
     barriers = _barriers(compiler, statements)
 
     def taken_of(group: list[int], masks: list[np.ndarray], frame: Frame) -> list[_Side]:
-        """The branches of a group that some thread takes."""
+        """The branches of a group that at least one thread takes."""
         left = {n: masks[n] if frame.dead is None else without(masks[n], frame.dead) for n in group}
         taken = [n for n, mask in left.items() if mask.any()]
         before = {n: [barriers[m, n] for m in taken if (m, n) in barriers] for n in taken}
@@ -257,9 +257,9 @@ def _barrier(tile: str, earlier: ir.Stmt, later: ir.Stmt) -> Wait:
 
 
 def _groups(masks: list[np.ndarray]) -> Iterator[list[int]]:
-    """Numbers of neighbouring branches that have no thread in common, group by group.
+    """Groups of consecutive branches that have no thread in common, by their numbers.
 
-    Between groups all threads synchronize: where a later branch reads what an earlier one wrote, TileLang synchronises
+    Between groups all threads synchronize: where a later branch reads what an earlier one wrote, TileLang synchronizes
     them.
     """
     group: list[int] = []

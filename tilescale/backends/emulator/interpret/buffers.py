@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a buffer is found in a frame, and who is told of accesses to it."""
+"""Resolution of a buffer in a frame, and the report of accesses to observers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ON_CHIP = "only accesses to device memory are cut off: slice the tile, or put t
 
 
 class Home:
-    """How a buffer is found in a frame, whatever shape or type it is viewed with.
+    """Resolution of a buffer in a frame, for any shape or type of its view.
 
     Attributes:
         of_tile: whether a tile operation accesses it, not elements one by one.
@@ -72,7 +72,7 @@ class Home:
         return self.seen(frame, array)
 
     def seen(self, frame: Frame, array: Any) -> Any:
-        """An instance in the buffer's shape and type, which are others than those of its memory if it is a view."""
+        """An instance in the buffer's shape and type, which differ from its memory's if it is a view."""
         if self._shape is None:
             return array
         shape = tuple(uniform(n(frame), frame, "a shape") for n in self._shape)
@@ -89,13 +89,13 @@ class Home:
         return seen_as(flat, self._declared, shape, strides, self.dtype)
 
     def _strides_of(self, shape: tuple[int, ...], frame: Frame) -> list[int]:
-        """Those that the buffer declares, in elements; without any it is contiguous."""
+        """The strides that the buffer declares, in elements; contiguous by default."""
         if self._strides:
             return [*(uniform(n(frame), frame, "a stride") for n in self._strides), *(1 for _ in self.lanes)]
         return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
     def touched(self, frame: Frame, kind: str, array: Any, index: Any = ()) -> None:
-        """Tell the observers of an access to `array[index]`; of elements that are given one by one, the active ones."""
+        """Report an access to `array[index]` to the observers; of single elements, the active ones."""
         watching = self.watched_by(frame)
         if watching:
             array, index = array.memory(index) if isinstance(array, Packed) else located(array, index)
@@ -103,12 +103,12 @@ class Home:
             observer.accesses(frame, self, kind, array, index)
 
     def touched_private(self, frame: Frame, kind: str, buffer: PrivateBuffer, index: tuple) -> None:
-        """Tell the observers of an access by the active threads to their elements of a thread-private buffer."""
+        """Report an access by the active threads to their elements of a thread-private buffer to the observers."""
         for observer in self.watched_by(frame):
             observer.accesses_private(frame, self, kind, buffer, index)
 
     def watched_by(self, frame: Frame) -> Sequence[Observer]:
-        """The observers of the frame's run that want to be told of these accesses."""
+        """The observers of the frame's run that watch these accesses."""
         if not frame.run.observers:
             return ()
         if self._watched_by is None:
@@ -116,7 +116,7 @@ class Home:
         return self._watched_by
 
     def written(self, frame: Frame, unit: Unit | None = None) -> None:
-        """Note a write to the instance of `unit` (default: the frame's): for spinning readers and for replicas."""
+        """Record a write to the instance of `unit` (default: the frame's), for spinning readers and for replicas."""
         if self.shared:
             frame.run.scheduler.progress += 1
         if self.replicated is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Closures over frames, which statements and expressions become; those of whole statements know where they stand.
+"""Closures over frames, the compiled form of statements and expressions; closures of statements know their line.
 
 The closure of an expression returns a Python number, a numpy scalar, or an array over the frame's space.
 """
@@ -25,7 +25,7 @@ def is_step(stmt: ir.Stmt) -> bool:
 
 
 def interruptible(closure: Closure, signals: bool) -> Closure:
-    """`closure`, after which the scheduler may let others run first."""
+    """`closure`, followed by a point where the scheduler may switch tasks."""
 
     def run(frame: Any) -> Any:
         left = closure(frame)
@@ -36,7 +36,7 @@ def interruptible(closure: Closure, signals: bool) -> Closure:
 
 
 def synchronizing(closure: Closure | None) -> Closure:
-    """`closure`, or nothing, and then a barrier of the threads that execute it, for those who watch."""
+    """`closure`, if any, followed by the event that the threads executing it pass a barrier."""
 
     def run(frame: Any) -> Any:
         left = closure(frame) if closure is not None else None
@@ -47,7 +47,7 @@ def synchronizing(closure: Closure | None) -> Closure:
 
 
 def located(closure: Closure, where: Location | None) -> Closure:
-    """`closure` with the line of its statement added to errors that name none yet."""
+    """`closure` that adds its statement's line to errors without one."""
 
     def run(frame: Any) -> Any:
         try:

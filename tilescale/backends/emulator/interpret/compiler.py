@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Turns a program's statements and expressions into closures over frames, once per program.
+"""Compile a program's statements and expressions into closures over frames, once per program.
 
-Variables and buffers get slot numbers, so that a frame is a list. Which statements, expressions and operations exist
-is a table: this package and `operations` register theirs in registry.py.
+Variables and buffers get slot numbers, so that a frame is a list. Rules for statements, expressions and operations are
+in tables: this package and `operations` register theirs in registry.py.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ if TYPE_CHECKING:
     from tilescale.backends.emulator.interpret.instrumentation import Instrumentation
 
 _MOVES = {tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY, tl.FILL}
-"""What threads execute together without a barrier of their own."""
+"""Operations that threads execute together without a barrier of their own."""
 
 _UNKNOWN = (tl.SYNC_WARP, tl.CALL_EXTERN)
-"""What each thread executes for itself, and may wait for others in."""
+"""Operations that each thread executes for itself, and in which it may wait for others."""
 
 
 class Compiler(Symbols):
     """Compiles one program for one machine.
 
     Args:
-        instrumentation: adds to closures what writes down their costs; None where nobody asks for the time.
+        instrumentation: adds the recording of costs to closures; None where the run is not timed.
         data: whether tiles and tensors have values; without, only flags and thread-private variables do.
         preempts: whether a task may be interrupted after a statement.
-        assumptions: values that a run without data takes for granted.
+        assumptions: values assumed by a run without data.
 
     Attributes:
-        axes: variables of the parallel loops around what is being compiled, and their axes of the space.
+        axes: variables of the enclosing parallel loops, and their axes of the space.
         step: the statement that is being compiled; inside parallel loops, the outermost one of them.
-        scales: levels of the scales around it; `vector_level`, that whose ranks are an array over threads.
-        deferred: bindings that are read where used: pointers, and those that stand outside the loop whose variable
-            they use (T.Persistent emits such). `bindings`: how the other ones get their values.
-        where: the line.
-        reduction: what the reductions over threads below it combine by.
-        threads_apart: how many conditions that differ between threads are around it.
-        host_memory: what tables of pointers point into.
+        scales: levels of the enclosing scales; `vector_level`, the level whose ranks are an array over threads.
+        deferred: bindings evaluated at their use: pointers, and those outside the loop whose variable they use
+            (T.Persistent emits such). `bindings`: the values of the others.
+        where: the current source line.
+        reduction: the combination of enclosed reductions over threads.
+        threads_apart: number of enclosing thread-dependent conditions.
+        host_memory: the memory that tables of pointers point into.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Compiler(Symbols):
 
     @contextlib.contextmanager
     def under(self, condition: ir.PrimExpr) -> Iterator[None]:
-        """Compile what follows as the sides of a branch."""
+        """Context of the sides of a branch."""
         apart = int(self.differs_between_threads(condition))
         self.threads_apart += apart
         try:
@@ -118,7 +118,7 @@ class Compiler(Symbols):
 
     @contextlib.contextmanager
     def executing_as(self, level: Level) -> Iterator[None]:
-        """Compile what follows for units of `level`."""
+        """Context of statements that units of `level` execute."""
         self.scales.append(level)
         try:
             yield
@@ -135,7 +135,7 @@ class Compiler(Symbols):
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def allocate(self, buffers: list[ir.Buffer], unit: Unit, frame: Frame) -> None:
-        """Make a unit's instances of buffers that it owns, unless it has them, and bind them if the frame is its own.
+        """Allocate a unit's buffers, unless it has them, and bind them if the frame is the unit's.
 
         Extents that are known at launch are read in the frame; they are the same for all units.
         """
@@ -199,7 +199,7 @@ class Compiler(Symbols):
         """The closure of a statement. It returns None, or BREAK or CONTINUE (see statements.py).
 
         Raises:
-            UnsupportedError: an operation that the emulator does not run, with its line.
+            UnsupportedError: the emulator does not support an operation; the error has its line.
         """
         rule = STATEMENTS.get(type(stmt))
         if rule is None:
@@ -244,11 +244,11 @@ class Compiler(Symbols):
         return not (self.program.is_hierarchical or self.axes) and name in {*TOGETHER, *_UNKNOWN} - _MOVES
 
     def is_queued(self, call: ir.Call) -> bool:
-        """Whether a call is one that the unit's copy queue executes, which then writes down its costs too."""
+        """Whether the unit's copy queue executes the call, and hence records its costs."""
         return owns_a_queue(self.executing, self.machine) and is_asynchronous(call)
 
     def is_collective(self, stmt: ir.Stmt) -> bool:
-        """Whether threads execute something below `stmt` together, so that a part of them needs its own coroutine."""
+        """Whether threads execute a part of `stmt` together, so that a subset of them needs its own coroutine."""
 
         def together(node: Any) -> bool:
             if isinstance(node, ir.For) and node.kind == ir.ForKind.PARALLEL:

@@ -62,7 +62,7 @@ def _binary(compiler: Compiler, expr: Any) -> Closure:
 
 @expression(ir.And, ir.Or)
 def _logical(compiler: Compiler, expr: Any) -> Closure:
-    """Short-circuit: the right side runs only where the left one leaves it open, as bounds checks rely on."""
+    """Short-circuit: the right side is evaluated only where the left one does not decide, as bounds checks require."""
     left, right = compiler.expr(expr.a), compiler.expr(expr.b)
     stops = isinstance(expr, ir.Or)
 
@@ -94,7 +94,7 @@ def _select(compiler: Compiler, expr: ir.Select) -> Closure:
 
 
 def choose(compiler: Compiler, condition: Any, then: Any, otherwise: Any, dtype: np.dtype) -> Closure:
-    """Either value by a condition; each side is evaluated only where it is taken."""
+    """One of two values by a condition; each side is evaluated only where it is selected."""
     test, left, right = compiler.expr(condition), compiler.expr(then), compiler.expr(otherwise)
 
     def run(frame: Frame) -> Any:

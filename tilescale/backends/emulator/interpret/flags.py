@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which tensors are flags, and which statements signal some."""
+"""Flags of a program: the tensors that are flags, and the statements that signal them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def signals(stmt: ir.Stmt) -> bool:
 
 
 def named(program: Program, names: Surroundings) -> set[ir.Var]:
-    """The data of all flags: what signals and waits name, and numbers that loops look at and other statements write."""
+    """The data variables of all flags: those that signals and waits name, and integers that loops poll and other
+    statements write.
+    """
     found: set[ir.Var] = set()
     polled: set[ir.Var] = set()
     written: set[ir.Var] = set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the compiler asks of who wants to write down what closures cost."""
+"""The compiler's interface to the recording of costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Instrumentation(Protocol):
-    """Adds to closures, as they are made, what writes down their costs."""
+    """Adds the recording of costs to closures as they are made."""
 
     def statement(self, compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
         """The closure of any statement."""
@@ -31,16 +31,18 @@ class Instrumentation(Protocol):
     def loop(
         self, compiler: Compiler, stmt: ir.For, body: Closure, over: Callable[[Closure], Closure]
     ) -> Closure:
-        """The closure of a serial loop outside of parallel ones; `over` makes that which runs a body so often."""
+        """The closure of a serial loop outside of parallel ones; `over` makes the closure that repeats a body."""
 
     def nest(self, compiler: Compiler, body: ir.Stmt) -> Callable[[Frame, tuple[int, ...]], bool]:
-        """What to call before the body of a nest of parallel loops runs over a space; it says whether that has to."""
+        """A function to call before the body of a nest of parallel loops runs over a space; its result says whether the
+        body must run.
+        """
 
     def memoized(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Memoized | None:
-        """What runs a grid phase where some programs stand for others; None where all have to run."""
+        """A runner of a grid phase where some programs represent others; None where all must run."""
 
     def copy(self, compiler: Compiler, call: ir.Call) -> Closure:
-        """What writes down a copy that a copy queue executes."""
+        """A function that records a copy executed by a copy queue."""
 
     def chunk(self, compiler: Compiler, made: Any, source: Any, flag: Any) -> Callable[..., None]:
         """The same for a chunk of a gather or an all-to-all."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Views of memory as another type where one of the two has four bits: the emulator keeps such elements a byte each."""
+"""Views of memory as another type where one of the two has four bits. The emulator stores a four-bit element in a byte.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from tilescale.errors import ShapeError, UnsupportedError
 
 
 class Packed:
-    """Elements seen in the memory of others: each is several of those, or a half of a byte of one.
+    """Elements of one type in memory of another: each is several stored elements, or half a byte of one.
 
     It is indexed as an array of its shape is; slices give another view.
 
     Attributes:
-        held: the elements in memory, one-dimensional; of four bits, or bytes.
-        numbers: which elements of the view these are, counted from the begin of the memory.
+        held: the stored elements, one-dimensional; four-bit elements, or bytes.
+        numbers: the view's element numbers, counted from the begin of the memory.
     """
 
     def __init__(self, held: np.ndarray, dtype: np.dtype, numbers: np.ndarray):
@@ -59,7 +60,7 @@ class Packed:
             return
         upper = self.numbers[index] & 1
         given = np.broadcast_to(np.asarray(value, self.dtype).view(np.uint8) & 0xF, upper.shape)
-        for half in (0, 1):  # one after the other, since two may be of one byte
+        for half in (0, 1):  # one after the other: two may share a byte
             mine = upper == half
             held[where[mine]] = held[where[mine]] & 0xF0 >> 4 * half | given[mine] << 4 * half
 
@@ -76,7 +77,7 @@ class Packed:
 
 
 def seen_as(flat: np.ndarray, name: str, shape: Sequence[int], strides: Sequence[int], dtype: np.dtype) -> Any:
-    """What memory holds, seen as elements of another type and shape, from its begin on.
+    """The content of memory from its begin, viewed as elements of another type and shape.
 
     Args:
         flat: all elements in the memory, one-dimensional and contiguous.

@@ -108,7 +108,7 @@ def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
 
 
 def _no_blocks(name: str, shape: tuple[int, ...], launch: Launch) -> ArgumentError:
-    """The error of a plain launch that CUDA refuses; of other programs, devices may have none."""
+    """The error of a plain launch without blocks, which CUDA rejects; in other programs, devices may have none."""
     return ArgumentError(
         f"{name} launches a grid of no blocks: {shape}",
         hint="CUDA launches at least one block: make no call where there is nothing to do",
@@ -154,8 +154,9 @@ def _resident(compiler: Compiler, phase: GridPhase, launch: Launch) -> int:
 
 
 def _meets_others(compiler: Compiler, phase: GridPhase) -> bool:
-    """Whether programs synchronize with those of the same number on other devices, by the language's own operations:
-    these promise to get on however large the grid is, which rests on the order in which programs start."""
+    """Whether programs synchronize with those of the same index on other devices by the language's own operations,
+    which guarantee progress for any grid size. The guarantee requires that programs start in order.
+    """
     machine = compiler.machine
     owner = machine.index(machine.tensor_level.name)
     return any(machine.index(s.level) >= owner for s in compiler.surroundings.all_effects(phase.stmt).synchronizes)

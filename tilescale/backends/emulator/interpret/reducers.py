@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Contributions to reducers: all elements of the space that name one result are combined in it."""
+"""Contributions to reducers: elements of the space with the same result index are combined."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.selections import located
 
 UPDATES = {"sum": "add", "max": "max", "min": "min", "bitand": "and", "bitor": "or", "bitxor": "xor"}
-"""What a reducer combines by -> the atomic update that does."""
+"""Combining operation of a reducer -> the equivalent atomic update."""
 
 
 def combine(target: Element, value: Any, op: str, frame: Frame) -> None:
-    """Each active element of the space contributes its value to the result that it names."""
+    """Each active element of the space contributes its value to its result."""
     array, index = target.home.array(frame), tuple(spread(i(frame), frame) for i in target.indices)
     target.inside(index, array.shape, frame)
     target.touched(frame, ATOMIC, array, index)

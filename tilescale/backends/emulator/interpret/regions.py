@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Accesses to rectangular regions of buffers, the arguments of tile operations; access.py says what is cut off."""
+"""Accesses to rectangular regions of buffers, the arguments of tile operations. access.py has the rules of clipping."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Block:
                 self.within = False
 
     def view(self) -> Any:
-        """The part that lies inside, as a view."""
+        """The part inside the buffer, as a view."""
         ranges = zip(self.begins, self.extents, strict=True)
         if self.within:
             return self.array[tuple([slice(b, b + e) for b, e in ranges])]
@@ -42,17 +42,17 @@ class Block:
 
     @property
     def outside(self) -> bool:
-        """Whether nothing of it lies inside."""
+        """Whether the whole block is out of bounds."""
         return not self.within and not self.view().size
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the part that lies inside."""
+        """Bytes of the part inside the buffer."""
         elements = math.prod(self.extents) if self.within else self.view().size
         return elements * self.array.itemsize
 
     def clip(self) -> tuple[slice, ...]:
-        """Which part of a tile of this region's extents lies inside."""
+        """The in-bounds part of a tile of this region's extents."""
         return tuple(
             slice(max(-b, 0), max(min(e, n - b), 0))
             for b, e, n in zip(self.begins, self.extents, self.array.shape, strict=True)
@@ -90,14 +90,14 @@ class Region:
         return block
 
     def read(self, frame: Frame, array: np.ndarray | None = None) -> np.ndarray:
-        """The region's elements, of the frame's instance or of `array`, as `load`."""
+        """The region's elements of the frame's instance or of `array`, as `load`."""
         return self._agreed(frame) if self.home.private else self.load(frame, self.block(frame, array))
 
     def _agreed(self, frame: Frame) -> np.ndarray:
         """The elements of a thread-private buffer, if all threads that run hold the same.
 
         Raises:
-            UsageError: they do not.
+            UsageError: the threads' values differ.
         """
         buffer, block = self.home.array(frame), self.block(frame)
         tile = np.empty(block.extents, self.home.dtype)
@@ -106,7 +106,9 @@ class Region:
         return tile
 
     def _touched_private(self, frame: Frame, block: Block, kind: str) -> Iterator[tuple[tuple, tuple]]:
-        """The elements of a block of a thread-private buffer: in the block, and in the buffer. Observers are told."""
+        """Elements of a block of a thread-private buffer, as indices of the block and of the buffer. Reports the access
+        to the observers.
+        """
         buffer = self.home.array(frame)
         for element in np.ndindex(block.extents):
             index = tuple(b + i for b, i in zip(block.begins, element, strict=True))
@@ -114,7 +116,7 @@ class Region:
             yield element, index
 
     def load(self, frame: Frame, block: Block) -> np.ndarray:
-        """A block's elements; a view where all of it lies inside, else a copy with the safe value outside."""
+        """A block's elements; a view where all of it is in bounds, else a copy with the safe value outside."""
         view = block.view()
         self.home.touched(frame, READ, view)
         if block.within:
@@ -125,7 +127,7 @@ class Region:
         return tile
 
     def blank(self, frame: Frame) -> np.ndarray:
-        """An array of the region's extents and type that says nothing of its elements."""
+        """An uninitialized array of the region's extents and type."""
         return meta_array(self.block(frame).extents, self.home.dtype)
 
     def write(self, frame: Frame, value: np.ndarray, array: np.ndarray | None = None, unit: Unit | None = None) -> None:
@@ -136,13 +138,13 @@ class Region:
             self.store(frame, self.block(frame, array), value, unit)
 
     def _store_private(self, frame: Frame, value: np.ndarray) -> None:
-        """The same in each active thread's instance of a thread-private buffer."""
+        """`store` to each active thread's instance of a thread-private buffer."""
         buffer, block = self.home.array(frame), self.block(frame)
         for element, index in self._touched_private(frame, block, WRITE):
             buffer.store(index, convert(value[element], self.home.dtype), frame)
 
     def store(self, frame: Frame, block: Block, value: np.ndarray, unit: Unit | None = None) -> None:
-        """The same for a block, of `unit` (default: the frame's)."""
+        """`write` to a block, of `unit` (default: the frame's)."""
         self.home.written(frame, unit)
         target = block.view()
         self.home.touched(frame, WRITE, target)
@@ -151,7 +153,7 @@ class Region:
         target[...] = value if block.within else value[block.clip()]
 
     def _missed(self, frame: Frame, block: Block) -> None:
-        """Note an access that does not lie within the tensor: allowed, and seldom meant."""
+        """Record an access that is partly out of bounds: allowed, but seldom intended."""
         if block.within:
             return
         place, run = (self.home.name, self.home.where), frame.run
@@ -161,11 +163,11 @@ class Region:
 
     @contextmanager
     def target(self, frame: Frame, reads: bool = False) -> Iterator[np.ndarray]:
-        """The region as an array to compute on in place; `reads` says whether the result depends on what it held.
+        """The region as an array to update in place; `reads` says whether the result depends on the old values.
 
         Raises:
-            OutOfBoundsError: it is not all inside.
-            UnsupportedError: it is of a thread-private buffer that differs between threads.
+            OutOfBoundsError: it is partly out of bounds.
+            UnsupportedError: it is in a thread-private buffer that differs between threads.
         """
         if self.home.private:
             yield self._target_private(frame, reads)
@@ -184,7 +186,7 @@ class Region:
             view[...] = held
 
     def _target_private(self, frame: Frame, reads: bool) -> np.ndarray:
-        """The same of a thread-private buffer, while all threads hold the same."""
+        """`target` for a thread-private buffer, while all threads hold the same."""
         buffer, block = self.home.array(frame), self.block(frame)
         if buffer.lead:
             raise UnsupportedError(

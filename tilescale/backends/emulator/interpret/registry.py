@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which statements, expressions and operations the emulator knows: tables that their modules fill with decorators.
+"""Tables of the supported statements, expressions and operations, which modules fill by decorators.
 
 A rule gets the compiler and a node of the program and returns a closure over frames.
 """
@@ -23,7 +23,7 @@ IGNORED: set[str] = set()
 
 
 def statement(*types: type) -> Callable[[Rule], Rule]:
-    """Register the rule of a kind of statement. Its closure returns None, or says how a loop's body was left."""
+    """Register the rule of a kind of statement. Its closure returns None, BREAK or CONTINUE."""
 
     def register(rule: Rule) -> Rule:
         STATEMENTS.update(dict.fromkeys(types, rule))
@@ -83,5 +83,5 @@ def vector_operation(*names: str) -> Callable[[Rule], Rule]:
 
 
 def ignore(*names: str) -> None:
-    """Register hints and orderings that a sequentially consistent emulation has no use for."""
+    """Register hints and fences that have no effect in a sequentially consistent emulation."""
     IGNORED.update(names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`T.Scale` regions and views: which units run a region, and which part of a tile each of them sees."""
+"""`T.Scale` regions and views: the units that run a region, and the part of a tile that each of them sees."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def _works_on_tiles(stmt: ir.Stmt) -> bool:
 def _fork_groups(compiler: Compiler, stmt: ir.AttrStmt, level: Level, body: Closure) -> Closure:
     owned = compiler.owned_by(level.name)
     replicated, bound = _replicas_in(compiler, stmt.body), _bound_in(compiler, stmt.body)
-    # A replica of a unit's own view goes back to that view; of a tile around the region, unit 0's becomes the tile.
+    # A replica of a unit's own view is copied back to the view. A replica of a tile from outside the region: unit 0's
+    # becomes the tile.
     inner, outer = [s for s in replicated if s in bound], [s for s in replicated if s not in bound]
     where = location(stmt)
 
@@ -103,7 +104,7 @@ def _spans(frame: Frame, level: Level) -> list[range]:
 
 
 def _fold_back(compiler: Compiler, slot: int, unit: Unit, frame: Frame) -> None:
-    """What a unit's replica of a tile holds becomes the tile, unless that was written since the replica was taken."""
+    """Copy a unit's replica of a tile back to the tile, unless the tile was written since the replica was made."""
     replica = unit.replicas.get(slot)
     if replica is not None and replica.version == _version(compiler, slot, unit):
         np.copyto(frame.slots[slot], replica.array)
@@ -141,7 +142,7 @@ def _rank(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 class Bound:
-    """A view's array, or selection, on its way into a slot: a binding, not a value to copy."""
+    """A view's array, or selection, to be bound to a slot: not a value to copy."""
 
     def __init__(self, array: Any):
         self.array = array
@@ -156,7 +157,7 @@ class ViewOf:
         self.whole = self.level.kind == "unit" and self.region.home.guarded
 
     def resolve(self, frame: Frame, unit: Unit) -> Any:
-        """What `unit` sees; begins and extents are those of `frame`."""
+        """The part that `unit` sees; begins and extents are those of `frame`."""
         slot = self.region.home.slot
         base = frame.slots[slot] if unit is frame.unit else instance(self.compiler, slot, frame, unit)
         if self.whole:
@@ -195,11 +196,11 @@ def _view(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def instance(compiler: Compiler, slot: int, frame: Frame, unit: Unit) -> Any:
-    """The instance of a buffer that `unit`, another one than the frame's, sees."""
+    """The instance of a buffer that `unit`, which is not the frame's, sees."""
     if slot in compiler.views:
         return ViewOf(compiler, compiler.views[slot]).resolve(frame, unit)
     owner = unit.owner(slot)
-    if owner is None:  # It has not come to the statement that allocates it.
+    if owner is None:  # the unit has not reached the allocation yet
         buffer = compiler.owned_buffer(slot)
         owner = unit.around(compiler.owner_level(buffer))
         compiler.allocate([buffer], owner, frame)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Block-cyclic shares of a tile: no strides lead from pair to pair of its rows, so accesses name the rows they mean."""
+"""Block-cyclic shares of a tile: strides cannot describe their rows, so accesses use index lists."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tilescale.errors import UnsupportedError
 
 
 class Selection:
-    """Some indices of an array along one axis, in an order of their own. It is indexed as an array of its shape is.
+    """Some indices of an array along one axis, in any order. It is indexed as an array of its shape is.
 
     Attributes:
-        array: where its elements are.
-        axis, chosen: which indices of which axis.
+        array: the array of its elements.
+        axis, chosen: the axis, and the selected indices along it.
     """
 
     def __init__(self, array: np.ndarray, axis: int, chosen: np.ndarray):
@@ -26,7 +26,7 @@ class Selection:
         self.dtype, self.itemsize, self.flags = array.dtype, array.itemsize, array.flags
 
     def behind(self, index: Any = ()) -> tuple:
-        """The index of `array` for an index of numbers or arrays, or of slices: then one array for each axis."""
+        """The index into `array` for an index of numbers or arrays, or of slices: then one array for each axis."""
         index = () if index is Ellipsis else index
         if index and not any(isinstance(i, slice) for i in index):
             return (*index[: self.axis], self.chosen[index[self.axis]], *index[self.axis + 1 :])
@@ -58,15 +58,15 @@ class Selection:
 
 
 def located(array: Any, index: Any = ()) -> tuple[np.ndarray, Any]:
-    """The array in which elements of an array or a selection are, and their index there."""
+    """The array that holds the elements of an array or a selection, and their index in it."""
     return (array.array, array.behind(index)) if isinstance(array, Selection) else (array, index)
 
 
 def block_cyclic(tile: Any, axis: int, block: int, rank: int, size: int) -> Selection:
-    """What unit `rank` of `size` sees of a tile that is dealt out in blocks along an axis.
+    """The share of unit `rank` of `size` in a tile distributed block-cyclically along an axis.
 
     Raises:
-        UnsupportedError: the tile is dealt out along another axis already.
+        UnsupportedError: the tile is distributed along another axis already.
     """
     chosen = np.arange(tile.shape[axis]).reshape(-1, size, block)[:, rank].reshape(-1)
     if not isinstance(tile, Selection):

@@ -18,7 +18,7 @@ class Slices:
     """Indices that are a parallel loop's variable plus an offset, or do not depend on the loops.
 
     Attributes:
-        rank: how many loops the nest has.
+        rank: depth of the loop nest.
     """
 
     def __init__(self, rank: int, parts: Sequence[tuple[int | None, Closure | None]]):
@@ -26,7 +26,8 @@ class Slices:
         self.rank = rank
         axes = [axis for axis, _ in parts if axis is not None]
         self._absent = [axis for axis in range(rank) if axis not in axes]
-        # Where axes follow one another one index does it, with new axes for loops that no index depends on.
+        # Where axes follow one another a single index expression does it, with new axes for loops that no index depends
+        # on.
         self._order = None if axes == sorted(axes) else sorted(range(len(axes)), key=axes.__getitem__)
         self._spread = tuple(slice(None) if axis in axes else None for axis in range(rank))
         self._blank: list[Any] = []
@@ -60,7 +61,7 @@ class Slices:
 
 
 def slices(compiler: Compiler, indices: Sequence[Any]) -> Slices | None:
-    """The indices as slices over the parallel loops around them, if they are that simple."""
+    """The indices as slices over the enclosing parallel loops, if each is a loop variable plus an offset."""
     if not compiler.axes or not compiler.sliceable or any(not isinstance(i, ir.PrimExpr | int) for i in indices):
         return None
     parts = [_slice(compiler, i) for i in indices]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Statements of TIR as closures: loops, bindings, stores; sequences and branches are in branches.py.
 
-A closure returns None, or BREAK or CONTINUE when all active threads leave the innermost loop's body. When only some
-do, they are noted in `frame.dead` and the rest of the body runs without them.
+A closure returns None, or BREAK or CONTINUE when all active threads leave the innermost loop's body. When only some do,
+they are recorded in `frame.dead` and the rest of the body runs without them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _bind(compiler: Compiler, stmt: ir.Bind) -> Closure:
         if isinstance(bound, Bound):
             frame.slots[slot] = bound.array
             return
-        # A load may be a view of the buffer; the variable keeps the value of now.
+        # The value may be a view of the buffer; the variable keeps the current value.
         frame.slots[slot] = bound.copy() if is_vector(bound) and bound.base is not None else bound
 
     return run
@@ -149,7 +149,7 @@ def _for(compiler: Compiler, stmt: ir.For) -> Closure:
 def _serial(compiler: Compiler, stmt: ir.For) -> Closure:
     slot, begin, extent = compiler.slot(stmt.loop_var), compiler.expr(stmt.min), compiler.expr(stmt.extent)
     body = compiler.stmt(stmt.body)
-    # A loop that may break after a look at memory gives the others a turn to write it.
+    # A loop that may exit after a read of memory yields to the tasks that write it.
     polls = ir.contains(stmt.body, _is_break) and ir.contains(stmt.body, _reads_shared_memory)
 
     def over(body: Closure) -> Closure:
@@ -184,7 +184,7 @@ def _longest(count: Any, frame: Frame) -> int:
 
 
 class _Loop:
-    """The masks of one running loop: which elements have left it, which only this iteration."""
+    """The masks of one running loop: the elements that have left it, and those that left only this iteration."""
 
     def __init__(self, frame: Frame):
         self.frame = frame
@@ -197,7 +197,7 @@ class _Loop:
         frame.broken = gone if frame.broken is None else frame.broken | gone
 
     def enter(self) -> bool:
-        """Start an iteration; False if nobody is left."""
+        """Start an iteration; False if no element is left."""
         frame, (mask, _, _) = self.frame, self.saved
         frame.dead = None
         frame.mask = mask if frame.broken is None else without(mask, frame.broken)
@@ -255,7 +255,7 @@ def _is_break(node: Any) -> bool:
 
 
 class _Polls:
-    """A loop that may wait for others: it looks at memory that they write, and between two looks the others run."""
+    """A loop that may wait for others: it polls memory that they write, and yields between two reads."""
 
     def __init__(self, compiler: Compiler, stmt: ir.While):
         loads: list[Any] = []
@@ -277,7 +277,7 @@ class _Polls:
     def wait(self, frame: Frame, looked: int, variables: tuple[bytes, ...]) -> None:
         """Let the others run; if nothing was written since it `looked`, until one of them writes.
 
-        A loop that depends on variables, and has changed them since, goes on.
+        A loop that depends on variables, and has changed them since, continues.
         """
         gets_on = self.variables(frame) != variables
         seen, values = (lambda: self._seen(frame)), (lambda: self._values(frame))
@@ -287,12 +287,14 @@ class _Polls:
         return ", ".join(f"{text} = {load(frame)}" for text, load in self.looks[:4])
 
     def _values(self, frame: Frame) -> tuple[bytes, ...]:
-        """What decides whether the loop ends: the loads of its condition, or of its body where that has none."""
+        """The values that decide whether the loop ends: the loads of its condition, or of its body where the condition
+        has none.
+        """
         return tuple(np.asarray(load(frame)).tobytes() for load in self.decisive)
 
 
 def _polled(loop: ir.While) -> list[str]:
-    """What a loop loads atomically, as the user wrote it."""
+    """The atomic loads of a loop, in the user's spelling."""
     found: list[Any] = []
     ir.walk(loop, lambda n: found.append(n) if ir.op_name(n) == tl.atomic("load") else None)
     return list(dict.fromkeys(map(as_written, found)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a program declares: slots of its variables and buffers, who owns which, which are views, replicas, flags."""
+"""The symbol table of a program: slots of variables and buffers, their owners, views, replicas, flags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilescale.program.pointers import is_address
 from tilescale.program.shares import held_whole
 
 PRIVATE = ("local", ir.VARIABLE, *ir.DESCRIPTORS)
-"""Scopes of which every thread has its own."""
+"""Thread-private scopes."""
 
 POINTERS = (tl.DECLARED_PTR, tl.ADDRESS_OF, tl.ACCESS_PTR, tl.HANDLE_ADD_BYTE_OFFSET)
 """Operations whose value is a pointer to elements."""
@@ -30,14 +30,14 @@ class Symbols:
     """The symbol table of a program on a machine.
 
     Attributes:
-        launch: that whose statements are being compiled.
-        views: slot of a view -> what it shows.
-        flags: slots of the tensors that are flags; `zeroed`, those that are zero when a call begins.
+        launch: the launch that is being compiled.
+        views: slot of a view -> its definition.
+        flags: slots of the tensors that are flags; `zeroed`, the ones that are zero when a call begins.
         signals: root of a flag tensor -> the lines that signal it; for reports.
-        addressed: slots of tensors whose address is in memory.
-        reached: roots of buffers whose instance of one unit another unit accesses by its rank.
-        held_whole: roots of tiles of clusters of which each program holds all, wherever they are one unit.
-        loop_variables: of the loops that are not around all that is compiled.
+        addressed: slots of tensors whose address is stored in memory.
+        reached: roots of buffers that other units access by rank.
+        held_whole: roots of cluster tiles that each program holds whole, where the cluster acts as one unit.
+        loop_variables: of the loops inside the compiled part.
     """
 
     def __init__(self, program: Program, machine: Machine):
@@ -57,7 +57,7 @@ class Symbols:
         self.held_whole: set[int] = set()
         self._replicated: set[int] = set()
         self._reducers: dict[int, str] = {}
-        # Those of `T.alloc_reducer(replication=...)`: fragments to which iterations of parallel loops add their parts.
+        # Fragments of `T.alloc_reducer(replication=...)`: iterations of parallel loops add their parts to them.
         self._accumulators: dict[int, str] = {}
         self.loop_variables: set[ir.Var] = set()
         # Variables that differ between threads of a program.
@@ -66,7 +66,7 @@ class Symbols:
         self._survey()
 
     def _survey(self) -> None:
-        """Find where buffers come from: parameters, allocations, views."""
+        """Find the origin of buffers: parameters, allocations, views."""
         for parameter in self.program.parameters:
             if parameter.buffer is not None:
                 self._homes[self.slot(parameter.buffer.data)] = parameter.buffer
@@ -117,7 +117,7 @@ class Symbols:
         return ir.contains(expr, lane)
 
     def is_alias_only(self, stmt: ir.Bind) -> bool:
-        """Whether a name for elements is used nowhere: nothing is loaded then, as in stock TileLang's text."""
+        """Whether a name for elements is unused: then nothing is loaded, as in stock TileLang's text."""
         return (
             stmt.var not in self._used
             and ir.contains(stmt.value, lambda node: isinstance(node, ir.BufferLoad))
@@ -132,7 +132,7 @@ class Symbols:
 
     @property
     def slot_count(self) -> int:
-        """How many slots a frame has."""
+        """Number of slots of a frame."""
         return len(self._slots)
 
     def home(self, buffer: ir.Buffer) -> tuple[Sequence[Any], str, Sequence[Any]] | None:
@@ -141,7 +141,7 @@ class Symbols:
         if slot in self.views:
             return self.views[slot].shape, str(buffer.dtype), buffer.strides
         if slot in self.addressed:
-            self._homes.setdefault(slot, buffer)  # whose only declarations are its uses
+            self._homes.setdefault(slot, buffer)  # declared only by their uses
         home = self._homes.get(slot)
         return (home.shape, str(home.dtype), home.strides) if home is not None else None
 
@@ -152,7 +152,7 @@ class Symbols:
         return slot
 
     def replicated_root(self, buffer: ir.Buffer) -> int | None:
-        """The slot of the tile that a write to `buffer` changes, if units may hold replicas of that; else None."""
+        """The slot of the tile that a write to `buffer` changes, if units may hold replicas of it; else None."""
         slot = self.slot(buffer.data)
         while slot in self.views:
             if self.views[slot].layout.is_replica:
@@ -171,17 +171,17 @@ class Symbols:
         return hasattr(node, "buffer") and self.root(self.slot(node.buffer.data)) in self.flags
 
     def begin_function(self, launch: Launch) -> None:
-        """What is compiled from here on is a function of its own for stock TileLang, but in a plain program."""
+        """Begin a function: outside of plain programs, stock TileLang compiles the following part separately."""
         if self.program.is_hierarchical:
             self._safe.clear()
         self._safe_of_tiles = self._note_safe_values(dict(launch.notes))
 
     @contextlib.contextmanager
     def inside_block(self, notes: Mapping[str, Any]) -> Iterator[None]:
-        """What is compiled meanwhile stands in a block with these notes.
+        """Context of the statements in a block with these annotations.
 
-        Its safe values hold for tile operations inside it, and for accesses to elements after its end too: so they do
-        in stock TileLang, which lowers the former block by block and the latter in one walk.
+        Its safe values hold for tile operations inside the block, and for accesses to elements even after its end:
+        stock TileLang lowers tile operations block by block, and accesses in one walk.
         """
         outer = self._safe_of_tiles
         self._safe_of_tiles = outer | self._note_safe_values(notes)
@@ -194,13 +194,13 @@ class Symbols:
         return values
 
     def safe_value(self, buffer: ir.Buffer, of_tile: bool) -> Any:
-        """What a guarded load outside a tensor yields, of a tile operation or of an element."""
+        """The value of a guarded load outside a tensor, by a tile operation or of an element."""
         value = (self._safe_of_tiles if of_tile else self._safe).get(self.slot(buffer.data))
         dtype = numpy_dtype(element_type(str(buffer.dtype)))
         return convert(getattr(value, "value", value) or 0, dtype)
 
     def owner_level(self, buffer: ir.Buffer) -> str:
-        """The level whose units own an instance of an allocation each."""
+        """The level whose units each own an instance of an allocation."""
         default = self.machine.tensor_level if buffer.scope() == "global" else self.machine.program_level
         return self._owners.get(self.slot(buffer.data), default.name)
 
@@ -221,7 +221,7 @@ class Symbols:
         return self._homes[slot]
 
     def buffer_named(self, data: ir.Var) -> ir.Buffer | None:
-        """The parameter or allocation that a data variable is of; None for other variables."""
+        """The parameter or allocation of a data variable; None for other variables."""
         return self._homes.get(self.slot(data))
 
     def reducer_op(self, buffer: ir.Buffer) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Vectors: expressions of several lanes, stores of them, and what reads their bits as another type.
+"""Vectors: expressions of several lanes, stores of them, and reinterpretation of their bits.
 
-The closure of a vector returns a tuple: what the closure of a scalar expression would return, for each lane.
+The closure of a vector returns a tuple with the scalar result of each lane.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _lane(index: Any, lane: int) -> Any:
 
 
 def _shuffle(compiler: Compiler, expr: ir.Shuffle) -> Closure:
-    """Some lanes of vectors that follow one another."""
+    """The selected lanes of concatenated vectors."""
     parts, picks = [vector(compiler, v) for v in expr.vectors], [int(i) for i in expr.indices]
 
     def run(frame: Frame) -> tuple[Any, ...]:
@@ -129,7 +129,7 @@ def _select(compiler: Compiler, expr: ir.Select) -> Closure:
 
 
 def _choose(compiler: Compiler, expr: Any, condition: Any, then: Any, otherwise: Any) -> Closure:
-    """Either vector by a condition, where each side is evaluated only where it is taken, or by one for each lane."""
+    """One of two vectors by a scalar condition, where only the selected side is evaluated, or lane by lane."""
     count, dtype = lanes_of(str(expr.dtype)), element_dtype(expr)
     test = vector(compiler, condition)
     left, right = vector(compiler, then, count), vector(compiler, otherwise, count)
@@ -202,7 +202,7 @@ def store(compiler: Compiler, stmt: ir.BufferStore) -> Closure:
 
 
 def bits(values: Sequence[Any], dtype: np.dtype, wanted: np.dtype, frame: Frame) -> tuple[Any, ...]:
-    """The bits of values that lie side by side, as elements of another type."""
+    """The bits of adjacent values, as elements of another type."""
     arrays = [np.asarray(convert(value, dtype)) for value in values]
     if any(a.ndim for a in arrays):
         arrays = [spread(a, frame) for a in arrays]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What tile operations compute, as functions on numpy arrays; no IR, no scheduling, no simulated time.
+"""Arithmetic of tile operations, as functions on numpy arrays; no IR, no scheduling, no simulated time.
 
 Overflow, NaN and division by zero have the results of the hardware. numpy warns of them: callers enter
 `np.errstate(all="ignore")` once, around a whole run.

@@ -61,7 +61,7 @@ def atomic_update(
 
 
 def _update_once(array: np.ndarray, index: tuple[Any, ...], values: Any, op: str) -> Any:
-    """Update one element, or each one of `array` where the index is empty; returns what was there."""
+    """Update one element, or each one of `array` where the index is empty; returns the old values."""
     place = index or ...
     previous = array[place] if index else array.copy()
     if op != "load":
@@ -120,7 +120,7 @@ def _update_flat(
 
 
 def _turns(places: np.ndarray) -> list[Any]:
-    """The elements in rounds of distinct places, keeping the order among equal ones."""
+    """Split the elements into rounds of distinct indices, keeping the order among equal ones."""
     order = np.argsort(places, kind="stable")
     sorted_places = places[order]
     starts = np.flatnonzero(np.r_[True, sorted_places[1:] != sorted_places[:-1]]) if places.size else places

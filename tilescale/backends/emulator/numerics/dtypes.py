@@ -95,13 +95,13 @@ def numpy_dtype(tilelang_name: str) -> np.dtype:
 
 @functools.cache
 def lanes_of(tilelang_name: str) -> int:
-    """How many lanes a TileLang type has: 4 for "float16x4", 1 for scalar types."""
+    """Number of lanes of a TileLang type: 4 for "float16x4", 1 for scalar types."""
     found = _VECTOR.fullmatch(tilelang_name)
     return int(found[2]) if found is not None else 1
 
 
 def lane_axis(tilelang_name: str) -> tuple[int, ...]:
-    """The extent that an array of a TileLang type has behind those of its shape: (4,) for "float16x4", else ()."""
+    """The trailing extent of an array of a TileLang type, after its shape: (4,) for "float16x4", else ()."""
     lanes = lanes_of(tilelang_name)
     return (lanes,) if lanes > 1 else ()
 
@@ -121,7 +121,7 @@ def is_float(dtype: np.dtype) -> bool:
 
 @functools.cache
 def is_half_byte(dtype: np.dtype) -> bool:
-    """True for the types of which memory holds two elements in a byte."""
+    """True for types with two elements in a byte of memory."""
     return dtype in _SMALL_INTS or dtype == _DTYPES["float4_e2m1fn"]
 
 

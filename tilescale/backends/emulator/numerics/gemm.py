@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tile matrix products: dense, 2:4 sparse and block scaled, in place on the accumulator.
+"""GEMMs of tiles: dense, 2:4 sparse and block scaled, in place on the accumulator.
 
 Floats multiply exactly and add in float32 (float64 for float64), integers are exact modulo the accumulator's width.
 """
@@ -115,8 +115,8 @@ def decompress_2to4(a: np.ndarray, metadata: np.ndarray) -> np.ndarray:
 
     Metadata is TileLang's logical one, (M, K * 4 / (group * bits)) integers of any width: four bits per group, lowest
     bits first. A group is four elements of which two are kept, and the bits hold their two positions (PTX ISA,
-    `mma.sp`); for 4-byte elements it is two of which one is kept, 0b0100 for the first and 0b1110 for the second. A
-    physical order given with `T.annotate_layout` (CUTLASS for sm_80, sm_90) is to be undone by the caller.
+    `mma.sp`); for 4-byte elements it is two of which one is kept, 0b0100 for the first and 0b1110 for the second. The
+    caller undoes a physical order given with `T.annotate_layout` (CUTLASS for sm_80, sm_90).
 
     Raises:
         ShapeError: the two shapes do not describe one matrix.
@@ -156,8 +156,8 @@ def gemm_blockscaled(
     """c += (a * scale_a) @ (b * scale_b) for `T.gemm_blockscaled`, float32 accumulation.
 
     Logical scales: scale_a (M, blocks), scale_b (N, blocks), e8m0 or e4m3, where column (k_start + k) // granularity
-    covers element k of the tile. Four scales packed in a 32-bit word, and their order in tensor memory, are to be
-    undone by the caller: that order is not part of the logical buffer.
+    covers element k of the tile. The caller unpacks four scales from a 32-bit word and undoes their order in tensor
+    memory, which is not part of the logical buffer.
 
     Raises:
         ShapeError: the scales do not cover the tile.

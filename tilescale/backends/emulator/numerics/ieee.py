@@ -75,7 +75,7 @@ def _odd_sum(a: Any, b: Any) -> Any:
 
 
 def _round(value: Any, error_sign: Any, mode: str, dtype: np.dtype, nearest: Any) -> Any:
-    """`value` in `dtype`; `error_sign(r)` is the sign of exact - r where `value` itself is not good enough for it."""
+    """`value` in `dtype`; `error_sign(r)` is the sign of exact - r where `value` itself is not exact enough."""
     if dtype == _F64:
         if mode != "rn":
             raise UnsupportedError(f"the emulator rounds float64 to nearest only, not {mode!r}")

@@ -42,5 +42,5 @@ def im2col(
         y, x = h + dilation * (tap // kernel), w + dilation * (tap % kernel)
         inside = (n < batch) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
         values = img[n * inside, y * inside, x * inside, low - tap * channels : high - tap * channels]
-        # Not a product: what stands at the substitute index may be NaN.
+        # A selection, not a multiplication: the element at the substitute index may be NaN.
         col[:, low - first : high - first] = np.where(inside[:, None], values, img.dtype.type(0))

@@ -151,7 +151,7 @@ def _reinterpret(x: Any, *, dtype: np.dtype) -> Any:
 
 
 def _pack(*parts: Any, dtype: np.dtype) -> Any:
-    """`parts`, the first lowest, side by side in one integer."""
+    """`parts`, the first lowest, packed in one integer."""
     patterns = [_unsigned(np.asarray(p)) for p in parts]
     word = functools.reduce(operator.or_, (b.astype(_U64) << np.uint64(i * w) for i, (b, w) in enumerate(patterns)))
     return dtypes.convert(word, dtype)[()]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The Philox4x32-10 generator as cuRAND's device functions use it, for many states at once.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; how seed, sequence and offset make a state is in
-the cuRAND guide, section "Device API Overview".
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; the cuRAND guide, section "Device API Overview",
+defines the state by seed, sequence and offset.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 class Philox:
-    """States of so many generators; the first use of each is after `seed`."""
+    """States of `count` generators; each must be seeded before its first use."""
 
     def __init__(self, count: int):
         self.position = np.zeros(count, np.uint64)
@@ -63,7 +63,9 @@ class Philox:
         return self.words(which).astype(np.float32) * _STEP + _STEP / np.float32(2)
 
     def normal(self, which: np.ndarray) -> np.ndarray:
-        """Numbers of the normal distribution, float32: pairs by Box and Muller, of which the second comes next."""
+        """Numbers of the normal distribution, float32: pairs by Box and Muller, the second of which is kept for the
+        next call.
+        """
         fresh = which & np.isnan(self.normals)
         radius = np.sqrt(np.float32(-2) * np.log(np.where(fresh, self.uniform(fresh), np.float32(1))))
         turn = _STEP * np.float32(2 * np.pi)

@@ -112,8 +112,8 @@ def scan(src: np.ndarray, dst: np.ndarray, kind: str, dim: int = 0, reverse: boo
 def reduce_many(arrays: Sequence[np.ndarray], op: str, out_dtype: np.dtype) -> np.ndarray:
     """Element-wise `op` (sum, max, min, prod, bit...) over equally shaped arrays, for collectives: a new array.
 
-    Narrow floats accumulate in float32 in the order given and round once to `out_dtype`; integers wrap. Of maximum and
-    minimum a NaN stays.
+    Narrow floats accumulate in float32 in the order given and round once to `out_dtype`; integers wrap. Maximum and
+    minimum propagate NaN.
     """
     ufunc = combine_ufunc(op, nan_propagate=True)
     total = np.array(_in_compute_type(arrays[0], out_dtype))

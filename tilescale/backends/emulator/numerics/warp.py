@@ -104,7 +104,7 @@ def _to_threads(per_warp: np.ndarray, threads: int, warp: int) -> np.ndarray:
 
 
 def _in_mask(threads: int, mask: Any, warp: int) -> np.ndarray:
-    """(warps, lanes) bool: lanes that exist and are in the mask of their own."""
+    """(warps, lanes) bool: lanes that exist and are in the mask of their own thread."""
     lane = np.arange(threads) % warp
     chosen = (np.broadcast_to(np.asarray(mask).astype(np.uint64), threads) >> lane.astype(np.uint64)) & np.uint64(1)
     return _by_warp(chosen != 0, warp)

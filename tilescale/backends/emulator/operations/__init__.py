@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""What operations do, a family a file.
+"""Semantics of operations, a family a file.
 
     tiles.py multicast.py rows.py   TileLang's operations on tiles
-    blockscaled.py  products of operands with scales
-    reducers.py     results to which iterations contribute
+    blockscaled.py  block-scaled GEMMs
+    reducers.py     results that iterations contribute to
     threads.py atomics.py   indices, shuffles, votes; atomics on elements
     allreduce.py random.py  reductions over threads; random numbers
-    mma.py          products of a warp's registers
-    wgmma.py tcgen05.py descriptors.py  products of a warp group and in tensor memory, of matrices in shared memory
+    mma.py          GEMMs of a warp's registers
+    wgmma.py tcgen05.py descriptors.py  GEMMs of a warpgroup and in tensor memory; matrix descriptors of shared memory
     words.py        loads and stores of several elements, cp.async, ldmatrix
     barriers.py     mbarriers, barriers of programs and clusters, `T.barrier`
-    externs.py stand_ins.py functions that are called by name, and Python functions for those of the user
+    externs.py stand_ins.py external functions by name, and the user's Python stand-ins for them
     decoders.py     stand-ins for functions of TileLang's examples
-    pointers.py     arguments that point to elements
+    pointers.py     pointer arguments
     remote.py       copies to and from a peer, signals, waits
-    peer_atomics.py atomic additions at a peer; what one thread does for its unit
-    collectives.py pieces.py gathers.py     collectives: on tiles, by pieces; gathers that copy queues make
-    unequal.py      the all-to-all of unequal parts
+    peer_atomics.py atomic additions at a peer; operations by one thread of a unit
+    collectives.py pieces.py gathers.py     collectives: on tiles, by pieces; gathers by copy queues
+    unequal.py      all-to-all of unequal parts
 """

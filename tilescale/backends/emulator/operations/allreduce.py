@@ -23,7 +23,7 @@ from tilescale.errors import UsageError
 def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
     if compiler.reduction is None:
         raise UsageError(
-            "T.tvm_thread_allreduce stands under no combination",
+            "T.tvm_thread_allreduce outside of a combination",
             hint='write it in `with T.attr(T.comm_reducer(lambda x, y: x + y, [zero]), "reduce_scope", ...)`',
         )
     made = ThreadReduction.of(call)
@@ -47,10 +47,10 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 class _Combination:
-    """What becomes of two threads' values, several that belong together.
+    """The combination of two threads' values; each may be a tuple.
 
     Attributes:
-        neutral: what threads bring that take no part.
+        neutral: the value of threads that take no part.
         shape: the threads of a program, the slowest axis first.
     """
 
@@ -61,7 +61,7 @@ class _Combination:
         self._combined = [compiler.expr(e) for e in reduction.result]
 
     def fold(self, frame: Frame, brought: list[np.ndarray], axis: int) -> list[np.ndarray]:
-        """The values of all threads along an axis, combined in their order; each of these threads gets the result."""
+        """The combined values of all threads along an axis, in their order; each of these threads gets the result."""
         work = frame.fork(frame.unit, None)
         work.mask = None
         lines = [np.moveaxis(value.reshape(self.shape), axis, 0) for value in brought]
@@ -78,6 +78,6 @@ class _Combination:
 
 
 def _axes(indices: list[np.ndarray], shape: tuple[int, ...]) -> list[int]:
-    """Which axes of the threads, the slowest first, some indices of threads run along."""
+    """The axes of the threads, the slowest first, that some thread indices run along."""
     grid = np.indices(shape).reshape(len(shape), -1)
     return [axis for axis, along in enumerate(grid) if shape[axis] > 1 and any((i == along).all() for i in indices)]

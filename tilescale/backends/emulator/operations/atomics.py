@@ -24,7 +24,7 @@ from tilescale.errors import UnsupportedError
 
 
 def _atomic(op: str, returns: bool, width: int = 1) -> Callable[[Compiler, ir.Call], Closure]:
-    """An update of `width` neighbouring elements; every active element of the space makes its own."""
+    """An update of `width` neighbouring elements by every active element of the space."""
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         made = Atomic.of(call)
@@ -51,7 +51,7 @@ def _update(target: Element, value: Any, op: str, order: str, returns: bool, fra
     array = target.home.array(frame)
     if not array.flags.writeable:  # a run without data
         return target.load(frame) if returns else None
-    # Adding nothing is a way to look at memory: it must not wake those who wait for a change.
+    # Adding zero is an atomic load: it must not wake tasks that wait for a change.
     if op != "load" and (op not in ("add", "or") or np.any(value)):
         target.home.written(frame)
     index = tuple(i(frame) for i in target.indices)
@@ -76,7 +76,7 @@ def _update_at(
 
 
 def _wide_atomic(targets: list[Element], values: Closure, op: str, returns: bool, frame: Frame) -> tuple[Any, ...]:
-    """Updates of neighbouring elements; what each of them held, if that is asked for."""
+    """Update neighbouring elements; returns the old values if `returns`."""
     array = targets[0].home.array(frame)
     if not array.flags.writeable:
         return tuple(target.load(frame) for target in targets) if returns else ()

@@ -77,10 +77,10 @@ def _remote_arrive(compiler: Compiler, call: ir.Call) -> Closure:
 
 @operation(tl.STORAGE_SYNC)
 def _sync_threads(compiler: Compiler, call: ir.Call) -> Closure | None:
-    """Threads of one coroutine run in step; a barrier that is named with a count synchronizes with other coroutines."""
+    """Threads of one coroutine run in lockstep; a named barrier with a count synchronizes with other coroutines."""
     where, named = compiler.where, NamedBarrier.of(call)
     if named.count is None:
-        # Under a condition that tells threads apart TileLang synchronises only those that satisfy it: the executing
+        # TileLang restricts a barrier under a thread-dependent condition to the threads that satisfy it: the executing
         # unit's.
         return (lambda frame: None) if compiler.threads_apart else lambda frame: frame.participants.sync(frame, where)
     number, count = compiler.expr(named.number), compiler.expr(named.count)
@@ -125,7 +125,7 @@ def _cluster_barrier(compiler: Compiler, call: ir.Call) -> Closure:
 
 @operation(tl.SYNC_GRID)
 def _grid_barrier(compiler: Compiler, call: ir.Call) -> Closure:
-    # In a parallel loop iterations run, not threads, and threads without one are at its end: all arrive.
+    # Inside a parallel loop, iterations are executed, not threads, and idle threads are already at its end: all arrive.
     where, by_iterations = compiler.where, bool(compiler.axes)
 
     def run(frame: Frame) -> None:

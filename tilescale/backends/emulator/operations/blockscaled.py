@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Matrix products of operands with a scale for each block along K, and the way of scales into tensor memory.
+"""GEMMs of operands with a scale for each block along K, and the copies of scales into tensor memory.
 
 Four scales share a word of 32 bits. In shared memory or fragments a row's words follow one another. In tensor memory
 the words of 128 rows lie in 4 columns of 32 lanes, each lane four times (PTX ISA, "tcgen05.mma Scale Factor Layout"):
-row m is in lane m % 32, column m // 32, to where `tcgen05.cp.warpx4` copies words that were transposed before.
+row m is in lane m % 32, column m // 32. `tcgen05.cp.warpx4` copies transposed words there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NVF4_BLOCK = 16
 @operation(tl.GEMM_BLOCKSCALED, tl.TCGEN05_GEMM_BLOCKSCALED)
 def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
     if ir.attribute(call, "use_2cta", 0) or ir.attribute(call, "sf_layout", "rowmajor") != "rowmajor":
-        raise UnsupportedError("the emulator runs block-scaled products of one thread block with scales row by row")
+        raise UnsupportedError("the emulator runs block-scaled GEMMs of one thread block with scales row by row")
     product = ScaledGemm.of(call)
     a, b, c = (Region(compiler, r) for r in product.operands)
     flips = product.transpose_a, product.transpose_b
@@ -79,7 +79,7 @@ class _Scales:
         self.dtype = numerics.numpy_dtype("float8_e4m3fn" if granularity == _NVF4_BLOCK else "float8_e8m0fnu")
 
     def of(self, frame: Frame, rows: int, first: int, depth: int) -> np.ndarray:
-        """The scale of each element along K of each row: those that are there are of the period of K with `first`."""
+        """The scale of each element along K of each row, from the scales of the period of K that contains `first`."""
         tile = matrix(self.region.read(frame)) if self.region.home.buffer.shape[1:] else self.region.read(frame)
         if self.in_tensor_memory:
             tile = _rows_of(tile, rows)
@@ -95,7 +95,7 @@ def _rows_of(tile: np.ndarray, rows: int) -> np.ndarray:
 
 @operation(tl.PTX_TCGEN05_SF_WARP_TRANSPOSE)
 def _transpose(compiler: Compiler, call: ir.Call) -> Closure:
-    """Words of 4 rows of 32 become 32 rows of 4."""
+    """Transpose words: 4 rows of 32 become 32 rows of 4."""
     first = pointed(compiler, operand_of(call))
 
     def run(frame: Frame) -> None:
@@ -110,7 +110,7 @@ def _transpose(compiler: Compiler, call: ir.Call) -> Closure:
 
 @operation(tl.PTX_TCGEN05_CP_WARPX4)
 def _copy(compiler: Compiler, call: ir.Call) -> Closure:
-    """Words into four columns of tensor memory."""
+    """Copy words into four columns of tensor memory."""
     made = ScaleCopy.of(call)
     source, column = pointed(compiler, made.source), compiler.expr(made.column)
     target = compiler.buffer_named(made.target)

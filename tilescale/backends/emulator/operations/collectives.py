@@ -31,19 +31,19 @@ from tilescale.program.norm import GROUP, LARGEST, LEAST, Norm
 from tilescale.program.operations import Collective, Combine
 
 DIVIDED = ("reduce_scatter", "all_to_all")
-"""Collectives that send each unit a part of what one brings."""
+"""Collectives that send each unit a part of a contribution."""
 
 FLOAT8 = numerics.numpy_dtype("float8_e4m3fn")
 
 Values = list[list[np.ndarray]]
-"""For each rank the tiles that it brings."""
+"""The tiles that each rank contributes."""
 
 Results = Sequence[dict[int, np.ndarray]]
-"""For each rank the tiles that it gets, by the position of the tile argument."""
+"""Results of each rank, by the position of the tile argument."""
 
 
 class Chosen:
-    """The algorithm of a collective, chosen when it is first executed: then the sizes of the launch are known."""
+    """The algorithm of a collective, chosen at its first execution: then the sizes of the launch are known."""
 
     def __init__(self, compiler: Compiler, made: Collective):
         self.made, self.machine, self.where = made, compiler.machine, compiler.where
@@ -54,7 +54,7 @@ class Chosen:
         """Its record.
 
         Raises:
-            UnsupportedError: what was asked for cannot be done by so many units, or for such elements.
+            UnsupportedError: the requested algorithm does not support this number of units, or this type.
         """
         if self._record is None:
             extents, made = frame.run.extents, self.made
@@ -70,32 +70,32 @@ class Chosen:
         return select(self.machine, self._wanted, base.available(self.made, self._wanted, target)).name
 
     def moves(self, frame: Frame, nbytes: int) -> Moves:
-        """What it sends for whole tensors of so many bytes."""
+        """The transfers of the algorithm for whole tensors of `nbytes` bytes."""
         name, units = self.choose(frame).name, frame.unit.around(self.made.level).siblings
         sent, size = moved(self.made.name, name, units, nbytes, self.made.combine is not None)
         return Moves(sent, name, int(size))
 
     def schedule(self, frame: Frame, units: int) -> Schedule:
-        """Its rounds between so many units."""
+        """The rounds of the algorithm between `units` units."""
         record, wanted = self.choose(frame), self._wanted
         if self._plan is None:
             shape: tuple[int, ...] = (units,)
             if wanted.form in (TENSORS, TILES):
                 shape = shape_of(self.machine, self.machine.tensor_level.name, wanted.units, dict(wanted.sizes))
             if wanted.function and not record.takes_functions:
-                record = records()["one_shot"]  # what everybody computes of what it has gathered
+                record = records()["one_shot"]  # the combination of gathered tiles
             self._plan = record.schedule(self.made.name, shape)
         return self._plan
 
 
 class _Tiles:
-    """The tile arguments of a collective, and how units hand them in and take results."""
+    """The tile arguments of a collective: reads of contributions, writes of results."""
 
     def __init__(self, compiler: Compiler, regions: Sequence[Any], brings: Callable[[Frame], int]):
         self.regions, self._brings = [Region(compiler, r) for r in regions], brings
 
     def payload(self, frame: Frame) -> tuple[list[np.ndarray], list[Callable[[np.ndarray], None]]]:
-        """Values, and functions that store a result on this unit."""
+        """The contributed values, and functions that store a result on this unit."""
         brings = self._brings(frame)
         values = [r.read(frame) if i < brings else r.blank(frame) for i, r in enumerate(self.regions)]
         return values, [lambda tile, r=region: r.write(frame, tile) for region in self.regions]
@@ -114,8 +114,9 @@ def _collective(
     brings: Callable[[Frame], int] | None = None,
     tiles: Sequence[Any] = (),
 ) -> Closure:
-    """A collective on tiles, of which a unit `brings` the first, or all; `compute` plays its rounds. `tiles`: those
-    that it computes with, if these are others than it exchanges."""
+    """A collective on tiles, to which a unit `brings` the first, or all; `compute` plays its rounds. `tiles`: those
+    that it computes with, if they differ from the exchanged ones.
+    """
     name, level, where, chosen = made.name, made.level, compiler.where, Chosen(compiler, made)
     arguments = _Tiles(compiler, tiles or made.tiles, brings or (lambda frame: len(made.tiles)))
     brought, whole = _bytes_of(compiler, made.tiles), _bytes_of(compiler, made.whole)
@@ -134,7 +135,7 @@ def _collective(
         if frame.program is not None and compiler.machine.level(level).kind == "unit":
             grid, senders = frame.program.grid, frame.unit.around(level).siblings
             message = sent(frame) // (senders if name in DIVIDED else 1)
-            if senders > 1:  # who is alone has everything
+            if senders > 1:  # one unit has everything already
                 frame.run.exchanged(frame.unit, id(chosen), 2 * grid.places * senders * message)
         if compiler.data:
             rendezvous(frame, level, name, where, arguments.payload(frame), finish, moves)
@@ -154,7 +155,7 @@ def _check_shapes(payloads: list, name: str, where: Any) -> None:
 
 
 def _reduction(op: str, dtype: np.dtype) -> pieces.Combine:
-    """Combines flat arrays in the order given, narrow floats in float32, and rounds once."""
+    """Combine flat arrays in the order given, narrow floats in float32, and round once."""
     return lambda values: (numerics.reduce_many([array for (array,) in values], op, dtype),)
 
 
@@ -176,7 +177,7 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure:
-    """An all-reduce, the residual, and RMSNorm in float32 of what these leave."""
+    """An all-reduce, the addition of the residual, and RMSNorm of the sum in float32."""
     tiles = (made.source, *norm.read, made.target, *norm.written)
     brought = 1 + len(norm.read)
 
@@ -199,7 +200,7 @@ def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure
 
 
 def _quantized(norm: Norm, rows: np.ndarray, given: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Normalised rows as float8, and their scales unless these are given; nothing where nothing is quantized."""
+    """Normalized rows as float8, and their scales unless these are given; nothing where nothing is quantized."""
     if norm.scaling is None:
         return []
     if norm.scaling == "tensor":
@@ -215,7 +216,7 @@ def _quantized(norm: Norm, rows: np.ndarray, given: Sequence[np.ndarray]) -> lis
 
 
 def _allreduce_function(compiler: Compiler, made: Collective, combine: Combine) -> Closure:
-    """An all-reduce with the user's combination, which takes elements of the tiles at the same place."""
+    """An all-reduce with the user's combination of elements at the same position."""
     left, right = ([compiler.slot(v) for v in side] for side in (combine.left, combine.right))
     results = [compiler.expr(e) for e in combine.results]
 
@@ -248,7 +249,7 @@ def _expanded(tile: np.ndarray, rank: int) -> np.ndarray:
 
 
 def _collapsed(tile: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """A result in the shape of its tile: the trailing dimensions that it does not have hold one value."""
+    """A result in the shape of its tile: trailing dimensions that the tile lacks hold one value."""
     tile = np.asarray(tile)
     full = np.broadcast_to(tile, np.broadcast_shapes(tile.shape, _expanded(like, tile.ndim).shape))
     return full[(Ellipsis, *(0 for _ in range(full.ndim - like.ndim)))]
@@ -271,7 +272,7 @@ def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
     if made.flags is not None:
         return queued_collective(compiler, made)
-    if made.is_in_place:  # The parts are views of one tile: once all are written, it is whole.
+    if made.is_in_place:  # The parts are views of one tile, which is whole once all are written.
         level, where, part, chosen = made.level, compiler.where, _bytes_of(compiler, made.tiles), Chosen(compiler, made)
 
         def join(frame: Frame) -> None:

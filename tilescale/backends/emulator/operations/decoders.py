@@ -10,7 +10,7 @@ from tilescale.backends.emulator.operations.stand_ins import stand_in
 
 _BIAS = float(2**126)
 _SIGNS_AND_VALUES = 0x81C081C0
-"""Of two bfloat16 in a word: the sign, the low bits of the exponent, and the first bit of the mantissa."""
+"""Mask of two bfloat16 in a word: the sign, the low bits of the exponent, and the first bit of the mantissa."""
 
 
 def _words(data: np.ndarray, count: int) -> np.ndarray:
@@ -36,7 +36,7 @@ def _decode_i4s_to_f16(data: np.ndarray, out: np.ndarray, count: int = 8) -> Non
 
 @stand_in("decode_fp4_to_bf16_twiddling")
 def _decode_fp4_to_bf16_twiddling(data: np.ndarray, out: np.ndarray, words: int = 8) -> None:
-    """The eight elements of a word lie in it as Triton twiddles them: three by a shift each, the last in pieces."""
+    """Decode the eight elements of a word in Triton's twiddled order: three by a shift each, the last in pieces."""
     word = _words(data, words).byteswap()
     pieces = (word << 1) & 0x80008000 | (word >> 3) & 0x01800180 | (word >> 7) & 0x00400040
     parts = [word & _SIGNS_AND_VALUES, (word << 3) & _SIGNS_AND_VALUES, (word << 6) & _SIGNS_AND_VALUES, pieces]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Descriptors of matrices in shared memory: numbers that say where core matrices of 8 x 16 bytes lie.
+"""Matrix descriptors of shared memory: numbers that encode the addresses of core matrices of 8 x 16 bytes.
 
-The emulator keeps tiles without a layout. To follow a descriptor it gives each tile of a program an address, in the
-order of their declarations, and takes the layout that `T.annotate_layout` gives it, row by row where there is none.
-PTX ISA, "Asynchronous warpgroup-level matrix shared memory layout".
+The emulator keeps tiles without a layout. To follow a descriptor it assigns each tile of a program an address, in the
+order of their declarations, and uses the layout of `T.annotate_layout`, or row-major order without one. PTX ISA,
+"Asynchronous warpgroup-level matrix shared memory layout".
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tilescale.backends.emulator.operations.pointers import pointed
 from tilescale.errors import OutOfBoundsError, UnsupportedError
 
 _UNIT = 16
-"""Bytes of a row of a core matrix; all that descriptors say is in such units."""
+"""Bytes of a row of a core matrix; the unit of all fields of descriptors."""
 _FIELD = (1 << 14) - 1
 _LEADING, _STRIDE, _SWIZZLE = 16, 32, 62
-"""First bits of fields; the address is the lowest one."""
+"""First bits of fields; the address begins at bit 0."""
 _WIDTHS = (1, 8, 4, 2)
-"""Units that a swizzle exchanges, by its number: none, 128, 64, 32 bytes."""
+"""Number of units that a swizzle mode permutes: none, 128, 64, 32 bytes."""
 _ALIGNMENT = 1024
 
 
 class Layouts:
-    """Where the elements of a tile lie by the layout that the program gives it."""
+    """Positions of a tile's elements in the layout that the program gives it."""
 
     def __init__(self, compiler: Compiler, buffer: ir.Buffer):
         self.buffer = buffer
@@ -51,12 +51,12 @@ class Layouts:
 
     @cached_property
     def size(self) -> int:
-        """How many elements there are."""
+        """Number of elements."""
         return math.prod(map(ir.integer, self.buffer.shape))
 
     @property
     def width(self) -> int:
-        """How many positions a row of memory has."""
+        """Number of positions in a row of memory."""
         return ir.integer(self.buffer.shape[-1]) if self.layout is None else self.layout.width
 
     def positions(self, frame: Frame) -> np.ndarray:
@@ -87,7 +87,7 @@ class _Tile:
         self.end = begin + self.layout.size * self.home.dtype.itemsize
 
     def elements(self, frame: Frame) -> np.ndarray:
-        """The element at each position, by its number in row-major order; -1 where there is none."""
+        """The element at each position, as a row-major number; -1 for padding."""
         if self._elements is None:
             positions = self.layout.positions(frame)
             self._elements = np.full(int(positions.max()) + 1, -1)
@@ -114,7 +114,7 @@ class Matrices:
         """The matrix of `rows` by K, which is `nbytes` long.
 
         Raises:
-            OutOfBoundsError: it lies in no tile, or not wholly in one.
+            OutOfBoundsError: it does not lie wholly in one tile.
         """
         tile = self._tile(descriptor & _FIELD)
         array, size = tile.home.array(frame), tile.home.dtype.itemsize
@@ -137,7 +137,7 @@ class Matrices:
 
 
 def _units(descriptor: int, rows: int, nbytes: int, size: int, along_k: bool) -> np.ndarray:
-    """Where each row, or column, of core matrices lies."""
+    """Addresses of the rows, or columns, of core matrices, in units."""
     begin, leading, stride = (descriptor >> bit & _FIELD for bit in (0, _LEADING, _STRIDE))
     width = _WIDTHS[descriptor >> _SWIZZLE]
     if along_k:
@@ -161,7 +161,7 @@ def _initialize(compiler: Compiler, call: ir.Call) -> Closure:
     first = pointed(compiler, pointer)
     tile = next((t for t in _tiles(compiler) if t.home.slot == first.home.slot), None)
     if tile is None:
-        raise UnsupportedError(f"the emulator follows descriptors of tiles in shared memory; {first.home.name} is none")
+        raise UnsupportedError(f"a descriptor of {first.home.name}, which is not in shared memory")
     fields = made.leading << _LEADING | made.stride << _STRIDE | made.swizzle << _SWIZZLE
 
     def run(frame: Frame) -> None:
@@ -174,7 +174,7 @@ def _initialize(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _start(compiler: Compiler, start: Any) -> tuple[Any, Closure]:
-    """A pointer to an element, and how many bytes behind that a matrix begins."""
+    """A pointer to an element, and the byte offset of a matrix from it."""
     start = compiler.deferred.get(start, start) if isinstance(start, ir.Var) else start
     if ir.op_name(start) == tl.HANDLE_ADD_BYTE_OFFSET:
         pointer, offset = bytes_behind(start)

@@ -21,7 +21,7 @@ from tilescale.backends.emulator.operations.stand_ins import call_stand_in
 
 @operation(tl.CALL_EXTERN, tl.CALL_PURE_EXTERN, collective=False)
 def _statement(compiler: Compiler, call: ir.Call) -> Closure:
-    """What it returns, and whether it does, is all the same."""
+    """Calls used as statements: the result is ignored."""
     return _extern(compiler, call, "handle")
 
 
@@ -52,7 +52,7 @@ def _dp4a(compiler: Compiler, args: list[Any]) -> Closure:
 
 
 def _print(text: Callable[..., str]) -> Callable[[Compiler, list[Any]], Closure]:
-    """One line for each unit, with the values of all its active threads where they differ."""
+    """Print one line for each unit, with the values of all its active threads where they differ."""
 
     def rule(compiler: Compiler, args: list[Any]) -> Closure:
         values = [compiler.expr(a) for a in args]
@@ -74,7 +74,7 @@ def _shown(value: Any, frame: Frame) -> Any:
 
 
 def _sleep(compiler: Compiler, args: list[Any]) -> Closure:
-    """Others run meanwhile; how long is nobody's business here."""
+    """Let others run; the duration is not modelled."""
     return lambda frame: frame.run.scheduler.give_way()
 
 
@@ -96,7 +96,7 @@ def _assert(compiler: Compiler, call: ir.Call) -> Closure:
 
 @operation(tl.ASSUME, collective=False)
 def _assume(compiler: Compiler, call: ir.Call) -> Closure:
-    """What TileLang may rely on must hold; a run without data cannot tell."""
+    """Check an assumption that TileLang may rely on; a run without data cannot check it."""
     if not compiler.data:
         return lambda frame: None
     condition, said = compiler.expr(operand_of(call)), f"T.assume({operand_of(call)})"

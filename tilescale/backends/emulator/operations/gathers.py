@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gathers and all-to-alls that copy queues make: each unit's queue sends to all, chunk by chunk, and signals each."""
+"""Gathers and all-to-alls by copy queues: each unit's queue sends to all, chunk by chunk, and signals each chunk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilescale.program.operations import Collective
 
 
 def queued_collective(compiler: Compiler, made: Collective) -> Closure:
-    """Starts a gather, or an all-to-all, on the unit's copy queue."""
+    """Start a gather, or an all-to-all, on the unit's copy queue."""
     found = _Exchange(compiler, made)
 
     def part(frame: Frame) -> None:
@@ -71,7 +71,7 @@ class _Exchange:
         self.flag.update_at(frame, told)
 
     def _chunk(self, frame: Frame, peer: Unit, rank: int, rows: range, count: int) -> tuple[Block, Block]:
-        """Where some rows of a part lie, and where they go."""
+        """Source and target of a chunk: some rows of a part."""
         lead, axis, given = self.parts.lead, self.parts.rows, self.source.block(frame)
         whole = self.target.block(frame, instance(self.compiler, self.target.home.slot, frame, peer))
         to = peer.around(self.level).rank
@@ -82,17 +82,17 @@ class _Exchange:
         return source, Block(whole.array, _moved(whole.begins, places), (*front, *[1] * self.parts.slots, *chunk))
 
     def _is_in_place(self, source: Block, target: Block) -> bool:
-        """Whether the unit's own part lies where it belongs.
+        """Whether the unit's own part is already at its position in the result.
 
         Raises:
-            UsageError: it lies in the result, but elsewhere.
+            UsageError: it lies at another position of the result.
         """
         if address(source.view()) == address(target.view()):
             return True
         if self.compiler.data and np.may_share_memory(source.view(), target.array):
             raise UsageError(
                 f"T.all_gather of {self.source.home.name!r}, which lies in the tensor behind "
-                f"{self.target.home.name!r}, but not where the part of this unit goes",
+                f"{self.target.home.name!r}, but not at the position of this unit's part",
                 hint="gather in place from the unit's own part, or from another tensor",
             )
         return False

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Products of a warp's registers: `T.ptx_mma`, as TileLang's emitters of tensor core instructions call it; no others.
+"""GEMMs of a warp's registers: `T.ptx_mma` as called by TileLang's emitters of tensor core instructions; no other
+forms.
 
-PTX ISA, "Matrix Fragments for mma": in a product of 16 x 8 x k, lane 4 g + t holds, of each register of 32 bits, the
-elements of row g (of a, in every other register row g + 8) whose columns begin at t times the elements of a register.
+PTX ISA, "Matrix Fragments for mma": in a GEMM of 16 x 8 x k, lane 4 g + t holds, of each 32-bit register, the elements
+of row g (of a, in every other register row g + 8) whose columns begin at t times the elements of a register.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _REGISTER_BITS = 32
 _BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4}
 
 Places = tuple[np.ndarray, np.ndarray]
-"""For each lane and each of its elements the row and the column of a matrix."""
+"""Row and column in a matrix of each lane's elements."""
 
 
 def fragments(depth: int, bits: int) -> tuple[Places, Places, Places]:
-    """Where the elements of a, of b and of the accumulator are."""
+    """Positions of the elements of a, of b and of the accumulator."""
     per_register = _REGISTER_BITS // bits
     lane = np.arange(32)[:, None]
     group, thread = lane >> 2, lane & 3
@@ -60,7 +61,7 @@ def _warp_product(compiler: Compiler, call: ir.Call) -> Closure:
     if shape is None or made.layouts != ("row", "col") or None in buffers:
         raise UnsupportedError(
             f"the emulator does not run mma of shape {made.shape}, layouts {made.layouts}",
-            hint="it runs products of 16 x 8 x k of registers, row by column; T.gemm chooses an instruction by itself",
+            hint="it runs GEMMs of 16 x 8 x k of registers, row by column; T.gemm chooses an instruction by itself",
         )
     depth, kind = int(shape[1]), str(buffers[0].dtype)
     bits = _BITS.get(kind, 8 * numerics.numpy_dtype(kind).itemsize)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Multicast loads: the first program of a mask loads one tile for all programs of its cluster that the mask names.
+"""Multicast loads: the first program of a mask loads one tile for all programs of its cluster in the mask.
 
-Each of them waits for its tile on hardware, so here each loads it by itself, from where the first one's lies.
+On hardware each of them waits for its tile, so in the emulator each loads it by itself, from the first one's address.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def multicast(compiler: Compiler, source: Any, mask: int, copy: Callable[[Region
     """The closure of a load from region `source` with `cluster_mask=mask`; `copy` makes one program's.
 
     Raises:
-        UnsupportedError: where the tile lies is not said by indices of the grid, numbers and loops.
+        UnsupportedError: the tile's position depends on more than grid indices, numbers and loop variables.
     """
     region, first = _of_indices(compiler, source), (mask & -mask).bit_length() - 1
     indices = [compiler.slot(var) for var in compiler.launch.programs]
@@ -49,9 +49,9 @@ def _of_indices(compiler: Compiler, source: Any) -> Region:
         begins = [ir.substitute(begin, values) for begin in begins]
     if any(ir.contains(begin, _is_other) for begin in begins):
         raise UnsupportedError(
-            f"the emulator does not run a multicast load of {buffer.name!r} from a place that depends on memory, "
+            f"the emulator does not run a multicast load of {buffer.name!r} from a position that depends on memory, "
             "threads or ranks",
-            hint="say the place by the indices of the grid, numbers and loop variables",
+            hint="use only grid indices, numbers and loop variables for the position",
         )
     return Region(compiler, rewrite.region(buffer, begins, extents, "r"))
 

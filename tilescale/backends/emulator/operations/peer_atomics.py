@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Atomic additions at another unit, and what one thread of a unit does for all."""
+"""Atomic additions at another unit, and operations that one thread of a unit executes for all."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _tile(compiler: Compiler, made: operations.AtomicAdd) -> Closure:
 
 
 def _element(compiler: Compiler, made: operations.AtomicAdd) -> Closure:
-    """Once for the unit: all its threads have what the element held."""
+    """One update for the unit: all its threads get the old value."""
     target, value, peer = Region(compiler, made.target), compiler.expr(made.value), _reached(compiler, made)
     previous = Region(compiler, made.previous) if made.previous is not None else None
 
@@ -81,7 +81,7 @@ def _element(compiler: Compiler, made: operations.AtomicAdd) -> Closure:
 
 
 def _each_element(compiler: Compiler, made: operations.AtomicAdd) -> Closure:
-    """Each element of a parallel loop adds for itself."""
+    """One update for each element of a parallel loop."""
     buffer, indices, _ = ir.region_parts(made.target)
     target, value = element(compiler, buffer, indices), compiler.expr(made.value)
     there = _reached(compiler, made)
@@ -117,7 +117,7 @@ def _each_element(compiler: Compiler, made: operations.AtomicAdd) -> Closure:
 
 
 def _reached(compiler: Compiler, made: operations.AtomicAdd) -> Peer:
-    """Who is meant; the compiler notes that the tensor is reached by others."""
+    """The target unit; the compiler records that other units reach the tensor."""
     compiler.reached.add(compiler.root(compiler.slot(ir.region_parts(made.target)[0].data)))
     return Peer(compiler, made.peer, made.level)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collectives on tiles by the rounds of an algorithm: tiles are cut into its pieces, which travel, and put together.
+"""Collectives on tiles by the rounds of an algorithm: tiles are split into pieces, sent piece by piece, and joined.
 
 A value is a tuple of arrays with one first axis, along which pieces are cut: one flat array, or the tiles that a user's
 function combines together.
@@ -20,14 +20,14 @@ Held = list[dict[int, Value]]
 
 
 def allreduce(plan: Schedule, values: Sequence[Value], combine: Combine) -> list[Value]:
-    """For each unit the combination of all values."""
+    """All-reduce: the combination of all values, for each unit."""
     held: Held = [dict(enumerate(_cut(value, plan.pieces))) for value in values]
     play(plan, held, combine)
     return _joined([[mine[piece] for piece in range(plan.pieces)] for mine in held])
 
 
 def broadcast(plan: Schedule, values: Sequence[np.ndarray], root: int) -> list[np.ndarray]:
-    """For each unit the root's tile. Unit 0 of the rounds is the root."""
+    """Broadcast: the root's tile, for each unit. Unit 0 of the rounds is the root."""
     units = len(values)
     held: Held = [{} for _ in values]
     held[0] = dict(enumerate(_cut((values[root].reshape(-1),), plan.pieces)))
@@ -37,7 +37,7 @@ def broadcast(plan: Schedule, values: Sequence[np.ndarray], root: int) -> list[n
 
 
 def reduce_scatter(plan: Schedule, values: Sequence[np.ndarray], axis: int, combine: Combine) -> list[np.ndarray]:
-    """For each unit its part, along an axis, of the combination of all values."""
+    """Reduce-scatter: each unit's part, along an axis, of the combination of all values."""
     parts = [np.split(value, plan.units, axis) for value in values]
     held: Held = [_by_home(plan, mine) for mine in parts]
     play(plan, held, combine)
@@ -46,7 +46,7 @@ def reduce_scatter(plan: Schedule, values: Sequence[np.ndarray], axis: int, comb
 
 
 def all_gather(plan: Schedule, values: Sequence[np.ndarray], axis: int) -> list[np.ndarray]:
-    """For each unit all values, joined along an axis."""
+    """All-gather: all values joined along an axis, for each unit."""
     cut = _by_home(plan, values)
     held: Held = [{piece: cut[piece] for piece in _at(plan, unit)} for unit in range(plan.units)]
     play(plan, held, _nothing_to_combine)
@@ -63,12 +63,12 @@ def all_gather(plan: Schedule, values: Sequence[np.ndarray], axis: int) -> list[
 
 
 def all_to_all(plan: Schedule, values: Sequence[np.ndarray], axis: int) -> list[np.ndarray]:
-    """For each unit what all have for it, joined along an axis in the order of ranks."""
+    """All-to-all: the parts addressed to each unit, joined along an axis in the order of ranks."""
     return exchanged(plan, [np.split(value, plan.units, axis) for value in values], axis)
 
 
 def exchanged(plan: Schedule, parts: Sequence[Sequence[np.ndarray]], axis: int) -> list[np.ndarray]:
-    """The same of parts by source and target, which may be of any lengths along the axis."""
+    """All-to-all of parts by source and target, which may be of any lengths along the axis."""
     units = plan.units
     held: Held = [
         {source * units + target: (part,) for target, part in enumerate(mine)} for source, mine in enumerate(parts)
@@ -81,7 +81,7 @@ def exchanged(plan: Schedule, parts: Sequence[Sequence[np.ndarray]], axis: int) 
 
 
 def _cut(value: Value, pieces: int) -> list[Value]:
-    """A value in so many pieces, as even as can be."""
+    """A value in `pieces` pieces of nearly equal length."""
     rows = len(value[0])
     bounds = [rows * i // pieces for i in range(pieces + 1)]
     return [tuple(array[begin:end] for array in value) for begin, end in zip(bounds, bounds[1:], strict=False)]
@@ -93,7 +93,7 @@ def _at(plan: Schedule, unit: int) -> list[int]:
 
 
 def _by_home(plan: Schedule, parts: Sequence[np.ndarray]) -> dict[int, Value]:
-    """Piece -> its value, of the part that each unit is home to."""
+    """Piece -> its value, of the part of each home unit."""
     found: dict[int, Value] = {}
     for unit, part in enumerate(parts):
         pieces = _at(plan, unit)
@@ -102,7 +102,7 @@ def _by_home(plan: Schedule, parts: Sequence[np.ndarray]) -> dict[int, Value]:
 
 
 def _joined(pieces: Sequence[list[Value]]) -> list[Value]:
-    """For each list of pieces their value; the same pieces are put together once."""
+    """The value of each list of pieces; equal lists are joined once."""
     known: dict[tuple[int, ...], Value] = {}
     results = []
     for mine in pieces:

@@ -27,7 +27,7 @@ def pointed(compiler: Compiler, pointer: Any) -> Element:
 
 
 def elements(compiler: Compiler, pointer: Any, count: int) -> list[Element]:
-    """The elements that follow one another in memory from the one that an argument points to. Raises as `pointed`."""
+    """The consecutive elements in memory from the one that an argument points to. Raises as `pointed`."""
     buffer, indices = _target(compiler, pointer)
     shape, lanes = list(buffer.shape), lanes_of(str(buffer.dtype))
     if lanes > 1:
@@ -36,7 +36,7 @@ def elements(compiler: Compiler, pointer: Any, count: int) -> list[Element]:
 
 
 def elements_at(compiler: Compiler, data: ir.Var, position: Any, count: int) -> list[Element]:
-    """The elements that follow one another from a position in the buffer of a data variable. Raises as `pointed`."""
+    """The consecutive elements from a position in the buffer of a data variable. Raises as `pointed`."""
     buffer = compiler.buffer_named(data)
     if buffer is None:
         raise UnsupportedError(f"the emulator does not follow the pointer {data}")
@@ -78,7 +78,7 @@ def _moved(shape: list[Any], indices: list[Any], step: int) -> list[Any]:
 
 
 def _indices(shape: list[Any], position: Any) -> list[Any]:
-    """The indices of an element that has a position among all, in the order of memory."""
+    """The indices of the element at a position in memory order."""
     found = []
     for extent in reversed(shape[1:]):
         found.append(position % extent)

@@ -44,7 +44,9 @@ def _generators(frame: Frame) -> Philox:
 
 
 def _drawn(compiler: Compiler, draw: Callable[[Philox, np.ndarray], np.ndarray]) -> Closure:
-    """A number for each thread, or for each iteration of parallel loops: a thread draws for its iterations in order."""
+    """A random number for each thread, or for each iteration of parallel loops: a thread draws for its iterations in
+    order.
+    """
     if not compiler.axes:
         return lambda frame: draw(_generators(frame), active(frame))
     _check_loops(compiler)
@@ -63,7 +65,7 @@ def _check_loops(compiler: Compiler) -> None:
     """Check that a program's threads execute the parallel loops around one iteration at a time, and draw once in each.
 
     Raises:
-        UnsupportedError: they may not.
+        UnsupportedError: this does not hold for certain.
     """
     launch, step = compiler.launch, compiler.step
     known = Distribution.of(step, launch.thread_count, ())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Reducers: results to which each iteration of a parallel loop contributes a part."""
+"""Reducers: results that each iteration of a parallel loop contributes a part to."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def _finalize(compiler: Compiler, call: ir.Call) -> Closure:
 
 @operation(tl.FINALIZE_REDUCER_V1)
 def _finalize_in_place(compiler: Compiler, call: ir.Call) -> Closure:
-    """The parts that iterations have added are in the fragment already."""
+    """No operation: iterations have added their parts to the fragment already."""
     return lambda frame: None

@@ -103,7 +103,7 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 class Flag:
-    """A flag and how a signal updates it."""
+    """A flag and the update by a signal."""
 
     def __init__(self, compiler: Compiler, region: ir.Call, value: Any, op: str, level: str | None):
         self.compiler, self.op, self.level = compiler, op, level
@@ -116,7 +116,7 @@ class Flag:
         self.update_at(frame, self.region.block(frame, array))
 
     def update_at(self, frame: Frame, block: Block) -> None:
-        """Update the element that a block is."""
+        """Update the flag that is the element of a block."""
         if not block.within:
             raise self.region.home.out_of_bounds(frame, block.begins, block.array.shape)
         flag, value = block.view(), uniform(self.value(frame), frame, "the value of a signal")
@@ -147,7 +147,7 @@ def _wait(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def waits(compiler: Compiler, wait: operations.Wait) -> Closure:
-    """The current task waits until all flags of a region of the unit, or any of them, compare true."""
+    """A wait of the current task until all flags of a region of the unit, or any of them, compare true."""
     flags, value = Region(compiler, wait.flag), compiler.expr(wait.value)
     index = Region(compiler, wait.index) if wait.index is not None else None
     symbol, where, quantified = wait.compare, compiler.where, "" if index is None else "any of "
@@ -206,7 +206,9 @@ def _sliced(block: Block) -> str:
 
 
 def queued(compiler: Compiler, steps: Sequence[Closure]) -> Closure:
-    """Starts an operation of these steps. They see the unit's variables as they are now, and memory as it is then."""
+    """Start an asynchronous operation of these steps. They use the unit's variables of now, and memory as it is at
+    their execution.
+    """
     where, preempts = compiler.where, compiler.preempts
 
     def perform(side: Frame) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Copies of four rows that lie anywhere in a tensor, by TMA (PTX ISA, "tile::gather4" and "tile::scatter4")."""
+"""Copies of four arbitrary rows of a tensor by TMA (PTX ISA, "tile::gather4" and "tile::scatter4")."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilescale.backends.emulator.interpret.regions import Block, Region
 
 
 def rows_copy(compiler: Compiler, source: Region, target: Region, notes: Any) -> Closure:
-    """The closure of a copy whose annotations name rows of the tensor, and the column where they begin."""
+    """The closure of a copy whose annotations name rows of the tensor, and the first column."""
     rows, column = [compiler.expr(r) for r in notes["gather4_rows"]], compiler.expr(notes["gather4_col"])
     tensor, tile = (target, source) if "is_scatter4" in notes else (source, target)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Python functions that stand in for external ones, which are text that only a C compiler understands."""
+"""Python stand-ins for external functions, whose source only a C compiler understands."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def stand_in(name: str) -> Callable[[Function], Function]:
     """Register a Python function that does in the emulator what the external function `name` does on hardware.
 
     It is called once for each thread that calls the external one, with Python numbers for numbers, and for a pointer
-    with a one-dimensional array that begins at the element pointed to and may be written. What it returns is the value.
-    The checks see accesses through `T.access_ptr`, which says how many elements there are and which way they go; what
-    the function does to a thread's own variables is not checked::
+    with a one-dimensional array that begins at the element pointed to and may be written. Its result is the value of
+    the call. The checks see accesses through `T.access_ptr`, which gives the number of elements and the direction;
+    accesses to thread-private variables are not checked::
 
         @tilescale.stand_in("saturating_add")
         def saturating_add(a, b):
             return min(a + b, 255)
 
     Args:
-        name: as in `T.call_extern(dtype, name, ...)`. A function that is registered again takes the place of the first.
+        name: as in `T.call_extern(dtype, name, ...)`. A second registration replaces the first.
 
     Raises:
-        UsageError: no name is given. A program that calls the function and gets an exception ends with one, too.
+        UsageError: no name is given. An exception in a call of the function becomes one, too.
     """
     check_type("name", name, 'the name of the external function: @tilescale.stand_in("saturating_add")', str)
 
@@ -57,7 +57,7 @@ def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str
     """The closure of a call of an external function.
 
     Raises:
-        UnsupportedError: nobody stands in for it.
+        UnsupportedError: no stand-in is registered.
     """
     if name not in _STAND_INS:
         raise UnsupportedError(
@@ -87,7 +87,7 @@ def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str
 
 
 def _told_failures(name: str, function: Callable[..., Any], wanted: np.dtype | None) -> Callable[..., Any]:
-    """The function with a value of a type; its exceptions are the user's: errors with the line of the call."""
+    """The function with its result converted; its exceptions become the user's errors with the line of the call."""
 
     def call(*given: Any) -> Any:
         try:
@@ -114,27 +114,27 @@ def _unknown(name: str) -> Closure:
 
 
 class _Number:
-    """An argument that is a number, for each element of the space."""
+    """A scalar argument, for each element of the space."""
 
     def __init__(self, compiler: Compiler, arg: Any):
         self._closure = compiler.expr(arg)
         self.differs = False
 
     def begin(self, frame: Frame) -> None:
-        """A call begins."""
+        """Prepare for a call."""
         self._value = self._closure(frame)
         self.differs = is_vector(self._value)
         if self.differs:
             self._value = spread(self._value, frame)
 
     def of(self, index: tuple[int, ...]) -> Any:
-        """What the element of the space at `index` brings, as a Python number."""
+        """The argument of the space's element at `index`, as a Python number."""
         value = self._value[index] if self.differs else self._value
         return value.item() if isinstance(value, np.generic) else value
 
 
 class _Pointer:
-    """An argument that points to elements."""
+    """A pointer argument."""
 
     differs = True
 
@@ -145,7 +145,7 @@ class _Pointer:
         self._mask = declared.mask if declared is not None else 0
 
     def begin(self, frame: Frame) -> None:
-        """A call begins."""
+        """Prepare for a call."""
         home = self.element.home
         self._array = home.array(frame)
         self._indices = [spread(i(frame), frame) for i in self.element.indices]
@@ -160,7 +160,7 @@ class _Pointer:
         self._frame = frame
 
     def of(self, index: tuple[int, ...]) -> np.ndarray:
-        """The elements from where one element of the space points to."""
+        """The elements from the address of one element of the space."""
         place = [int(i[index]) for i in self._indices]
         array = self._array.data[index] if isinstance(self._array, PrivateBuffer) else self._array
         if not all(0 <= i < n for i, n in zip(place, array.shape, strict=True)):

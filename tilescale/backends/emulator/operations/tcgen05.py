@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products in tensor memory: `T.ptx_tcgen05_mma_ss` and `T.ptx_tcgen05_mma_ts` of 128 rows, by one thread block.
+"""GEMMs in tensor memory: `T.ptx_tcgen05_mma_ss` and `T.ptx_tcgen05_mma_ts` of 128 rows, by one thread block.
 
 PTX ISA, "Instruction descriptor" and "Data Path Layout D": row i lies in lane i, a column in 32 bits.
 """
@@ -51,7 +51,7 @@ def _product(compiler: Compiler, call: ir.Call) -> Closure:
         rows, columns = (said >> 24 & 0x1F) * 16, (said >> 17 & 0x3F) * 8
         if rows != _ROWS:
             raise UnsupportedError(
-                f"the emulator runs products of {_ROWS} rows in tensor memory, this one is of {rows}"
+                f"the emulator runs GEMMs of {_ROWS} rows in tensor memory, this one has {rows}"
             )
         left, right = a(frame, rows, along_k[0]), b(frame, columns, along_k[1])
         clears = not uniform(adds(frame), frame, "scale_out")
@@ -64,7 +64,7 @@ def _product(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 Operand = Callable[[Frame, int, bool], np.ndarray]
-"""A matrix of some rows, whose elements may follow one another along K."""
+"""A matrix of some rows; a flag says whether elements are consecutive along K."""
 
 
 def _operand(compiler: Compiler, matrices: Matrices, data: ir.Var, offset: Any) -> Operand:
@@ -98,10 +98,10 @@ class _TensorMemory:
         self.home, self._layout = Home(compiler, buffer), Layouts(compiler, buffer)
 
     def index(self, frame: Frame, address: int, rows: int, columns: int) -> tuple[np.ndarray, ...]:
-        """The indices of the elements from an address on: of each row and column.
+        """The indices of the elements at an address, for each row and column.
 
         Raises:
-            OutOfBoundsError: some of them are not in the tile.
+            OutOfBoundsError: some elements are outside the tile.
         """
         positions, width = self._layout.positions(frame), self._layout.width
         element = np.full((int(positions.max()) // width + 1, width), -1)
@@ -115,13 +115,12 @@ class _TensorMemory:
         return np.unravel_index(chosen, shape)
 
     def load(self, frame: Frame, index: tuple[np.ndarray, ...]) -> np.ndarray:
-        """Their values."""
+        """The elements' values."""
         array = self.home.array(frame)
         self.home.touched(frame, READ, array, tuple(axis.reshape(-1) for axis in index))
         return array[index]
 
     def store(self, frame: Frame, index: tuple[np.ndarray, ...], values: np.ndarray) -> None:
-        """Set them."""
         array = self.home.array(frame)
         self.home.written(frame)
         self.home.touched(frame, WRITE, array, tuple(axis.reshape(-1) for axis in index))

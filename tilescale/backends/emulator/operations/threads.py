@@ -21,7 +21,7 @@ from tilescale.backends.emulator.operations.pointers import pointed
 from tilescale.errors import UnsupportedError
 
 ignore(
-    # One unit runs at a time and copies complete at once: fences, commits and waits for completion order nothing more.
+    # One unit runs at a time and copies complete at once: fences, commits and completion waits are no-ops.
     tl.FENCE_PROXY_ASYNC, tl.TMA_STORE_ARRIVE, tl.WAIT_TMA_STORES, tl.WARPGROUP_ARRIVE, tl.WAIT_WGMMA,
     tl.WARPGROUP_COMMIT_BATCH, tl.WARPGROUP_WAIT, tl.WARPGROUP_FENCE_OPERAND, tl.TCGEN05_BEFORE_THREAD_SYNC,
     tl.TCGEN05_AFTER_THREAD_SYNC, tl.PTX_COMMIT_GROUP, tl.PTX_WAIT_GROUP, tl.PTX_FENCE_BARRIER_INIT,
@@ -76,7 +76,7 @@ def _warp_group(compiler: Compiler, call: ir.Call) -> Closure:
 
 @value_operation(tl.ELECT)
 def _elect(compiler: Compiler, call: ir.Call) -> Closure:
-    """One thread of each group of that many is elected; 0 means one of the whole program."""
+    """Elect one thread of each group of that size; 0 means one of the whole program."""
     extent = elected_of(call)
     return lambda frame: linear_thread(frame) % (extent or frame.threads) == 0
 
@@ -177,7 +177,7 @@ value_operation(tl.SYNCTHREADS_OR)(_program_vote(np.any))
 
 
 def _quantifier(combine: Callable[..., Any]) -> Callable[[Compiler, ir.Call], Closure]:
-    """`T.any_of`, `T.all_of`: over elements of a tile that follow one another in memory."""
+    """`T.any_of`, `T.all_of`: over consecutive elements of a tile in memory."""
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         made = Quantifier.of(call)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""TileLang's tile operations: copies, products, reductions, scans, im2col, tile atomics, reducers.
+"""TileLang's tile operations: copies, GEMMs, reductions, scans, im2col, tile atomics, reducers.
 
-Asynchronous forms complete at once: what they promise is only that their effect is there after the wait.
+Asynchronous forms complete at once: a program may rely on their effect only after the wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fitted(tile: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """`tile` with dimensions of extent 1 added or dropped to have `shape`.
 
     Raises:
-        ShapeError: the extents differ in more than that.
+        ShapeError: the other extents differ.
     """
     if tile.shape == shape:
         return tile
@@ -54,7 +54,7 @@ def fitted(tile: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def copy_tile(
     source: Region, target: Region, frame: Frame, into: np.ndarray | None = None, unit: Unit | None = None
 ) -> None:
-    """Copy between regions; `into` is the instance of the target that another unit has."""
+    """Copy between regions; `into` is another unit's instance of the target."""
     tile = source.read(frame)
     extents = target.block(frame, into).extents
     target.write(frame, fitted(tile, extents), into, unit)
@@ -81,7 +81,7 @@ def _copy(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _cluster_copy(compiler: Compiler, source: Region, target: Region, notes: Any) -> Closure:
-    """Distributed shared memory: the target is another program's of the cluster; its barrier is told."""
+    """Distributed shared memory: the target is another program's tile in the cluster; its barrier gets an arrival."""
     compiler.reached.add(target.home.root)
     peer = compiler.expr(notes["dst_block"])
     barrier = BarrierReference(compiler, notes["barrier"]) if "barrier" in notes else None
@@ -159,7 +159,7 @@ def _fill_private(buffer: PrivateBuffer, target: Region, value: Any, frame: Fram
         buffer.store(index, value, frame)
 
 
-# -- matrix products ---------------------------------------------------------------------------------------------------
+# -- GEMM -------------------------------------------------------------------------------------------------------------
 
 
 def matrix(tile: np.ndarray) -> np.ndarray:
@@ -180,7 +180,7 @@ def has_tf32(compiler: Compiler) -> bool:
 def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
     if ir.attribute(call, "use_2cta", 0):
         raise UnsupportedError(
-            "the emulator does not run products of two thread blocks written with use_2cta",
+            "the emulator does not run GEMMs of two thread blocks written with use_2cta",
             hint='write T.gemm inside T.Scale("cta_cluster")',
         )
     product = Gemm.of(call)
@@ -206,13 +206,13 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _check_types(a: str, b: str) -> None:
-    """As TileLang: only floats of 8 bits and less are multiplied with others."""
+    """Check types as TileLang: only floats of 8 bits and less are multiplied with other types."""
     if a != b and not all(dtype.startswith(("float8", "float6", "float4")) for dtype in (a, b)):
         raise UsageError(f"T.gemm of {a} and {b}", hint="make both of one type: T.copy into a tile of it converts")
 
 
 def announced(compiler: Compiler, product: Gemm, multiply: Closure) -> Closure:
-    """A product, and after it an arrival at the mbarrier that learns of its end."""
+    """A GEMM, followed by an arrival at the mbarrier of its completion."""
     barrier = None if product.done is None else BarrierReference(compiler, product.done)
 
     def run(frame: Frame) -> None:
@@ -268,7 +268,7 @@ def _reduce(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _reduce_private(source: Region, target: Region, kind: str, dim: int, clear: bool, frame: Frame) -> None:
-    """A reduction of thread-private buffers: each thread its own."""
+    """A reduction of thread-private buffers, by each thread separately."""
     values, result = source.home.array(frame), target.home.array(frame)
     for kind, home, buffer in ((READ, source.home, values), (WRITE, target.home, result)):
         for index in np.ndindex(buffer.shape):

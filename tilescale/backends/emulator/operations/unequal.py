@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The all-to-all of unequal parts: each unit says how many rows go where, the last to arrive moves all of them."""
+"""All-to-all of unequal parts: each unit has the number of rows for each rank; the last to arrive moves all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tilescale.program.operations import Collective
 
 
 class Brought(NamedTuple):
-    """What a unit comes with: the part for each rank, and what takes what has come, with the rows from each rank."""
+    """A unit's contribution: the part for each rank, and a function that stores the received rows of each rank."""
 
     parts: list[np.ndarray]
     take: Callable[[np.ndarray, np.ndarray], None]
@@ -41,14 +41,14 @@ class _Rows:
         self.received = None if made.received is None else Region(compiler, made.received)
 
     def knows_counts(self, frame: Frame) -> bool:
-        """Whether a run without data knows how many rows this unit sends."""
+        """Whether a run without data has the row counts of this unit."""
         return self.sent is None or isinstance(self.sent.home.array(frame), Assumed)
 
     def counts(self, frame: Frame) -> np.ndarray:
-        """How many rows this unit sends to each rank.
+        """Number of rows that this unit sends to each rank.
 
         Raises:
-            OutOfBoundsError: a number below zero, or more rows than there are.
+            OutOfBoundsError: a negative number, or more rows than the tensor has.
         """
         unit = frame.unit.around(self.made.level)
         known = np.asarray(self.made.counts, np.int32).reshape(-1, unit.siblings)
@@ -120,7 +120,7 @@ def _row_bytes(block: Block) -> int:
 
 
 def _check_alike(payloads: list[Brought], where: Location | None) -> None:
-    """Raise RankMismatchError for rows of other shapes."""
+    """Raise RankMismatchError where the ranks' rows differ in shape."""
     first = payloads[0].parts[0].shape[1:]
     for rank, other in enumerate(payloads):
         if other.parts[0].shape[1:] != first:

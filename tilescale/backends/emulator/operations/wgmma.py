@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Products of a warp group: `T.ptx_wgmma_ss` and `T.ptx_wgmma_rs`, complete at once.
+"""GEMMs of a warpgroup: `T.ptx_wgmma_ss` and `T.ptx_wgmma_rs`, complete at once.
 
 PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions": each warp has 16 of the 64 rows, and a
-thread of it the elements of as many products of 16 x 8 (mma.py) as there are columns.
+thread of it the elements of one 16 x 8 GEMM (mma.py) for every 8 columns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _THREADS, _ROWS, _DEPTH_BYTES = 128, 64, 32
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
 Operand = Callable[[Frame, int], np.ndarray]
-"""The matrix of a warp group, by its number."""
+"""The matrix of a warpgroup, by its number."""
 
 
 @operation(tl.PTX_WGMMA_SS, tl.PTX_WGMMA_RS)
@@ -71,8 +71,9 @@ def _product(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _of_group(of_warp: Places, count: int, step: tuple[int, int]) -> Places:
-    """For each thread of a warp group and each of its elements the row and the column: a warp has as many matrices,
-    each a step behind the last one, 16 rows behind those of the warp before."""
+    """Row and column of each element of each thread of a warpgroup. A warp has `count` matrices, `step` apart, 16 rows
+    below those of the previous warp.
+    """
     number, warp = np.arange(count)[:, None], np.arange(_THREADS // 32)[:, None, None]
     row, column = (
         (part[:, None] + number * distance).reshape(len(part), -1) for part, distance in zip(of_warp, step, strict=True)
@@ -82,7 +83,7 @@ def _of_group(of_warp: Places, count: int, step: tuple[int, int]) -> Places:
 
 
 def _described(compiler: Compiler, matrices: Matrices, data: ir.Var, offset: Any, rows: int, along_k: bool) -> Operand:
-    """The matrix that a descriptor names, and an offset behind it."""
+    """The matrix that a descriptor names, at an offset."""
     (descriptor,), moved = elements_at(compiler, data, 0, 1), compiler.expr(offset)
 
     def of(frame: Frame, group: int) -> np.ndarray:
@@ -96,7 +97,7 @@ def _described(compiler: Compiler, matrices: Matrices, data: ir.Var, offset: Any
 
 
 def _held(registers: _Registers, places: Places, depth: int) -> Operand:
-    """The matrix that lies in registers."""
+    """The matrix in registers."""
 
     def of(frame: Frame, group: int) -> np.ndarray:
         found = np.zeros((_ROWS, depth), registers.dtype)
@@ -110,7 +111,7 @@ class _Registers:
     """Elements of each thread, from a position in its part of a tile in registers, or in its own buffer.
 
     Attributes:
-        private: they, where the buffer is each thread's own.
+        private: the elements, where the buffer is thread-private.
     """
 
     def __init__(self, compiler: Compiler, data: ir.Var, position: Any, count: int):
@@ -123,12 +124,12 @@ class _Registers:
         self._position = compiler.expr(position)
         if not self.private and (self._layout.layout is None or self._layout.layout.thread is None):
             raise UnsupportedError(
-                f"wgmma of the tile {buffer.name!r} in registers, of which nothing says which thread holds what",
+                f"wgmma of the tile {buffer.name!r} in registers, whose distribution over threads is unknown",
                 hint="T.annotate_layout({tile: emitter.make_mma_store_layout(tile)}), or T.alloc_local",
             )
 
     def load(self, frame: Frame) -> np.ndarray:
-        """The elements of each thread of each warp group."""
+        """The elements of each thread of each warpgroup."""
         if self.private:
             found = np.stack([spread(e.load(frame), frame) for e in self.private], axis=-1)
             return found.reshape(-1, _THREADS, self._count)
@@ -137,7 +138,7 @@ class _Registers:
         return array[index]
 
     def store(self, frame: Frame, values: np.ndarray, acting: np.ndarray) -> None:
-        """Set the elements of the warp groups that act."""
+        """Set the elements of the acting warpgroups."""
         for place, element in enumerate(self.private):
             element.store(frame, values[..., place].reshape(frame.space))
         if not self.private:
@@ -147,7 +148,7 @@ class _Registers:
             array[index] = values[acting]
 
     def _index(self, frame: Frame) -> tuple[np.ndarray, ...]:
-        """The indices of each thread's elements: of each warp group, thread, and element."""
+        """The indices of each thread's elements, by warpgroup, thread, and element."""
         threads, positions = self._layout.threads(frame), self._layout.positions(frame)
         element = np.zeros((int(threads.max()) + 1, int(positions.max()) + 1), int)
         element[threads, positions] = np.arange(threads.size)

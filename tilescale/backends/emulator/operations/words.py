@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What threads move by words: loads and stores of up to 256 bits, cp.async, ldmatrix (PTX ISA, "Data Movement")."""
+"""Word accesses of threads: loads and stores of up to 256 bits, cp.async, ldmatrix (PTX ISA, "Data Movement")."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WIDTHS = (32, 64, 128, 256)
 
 
 def _within(compiler: Compiler, pointer: Any, nbytes: int) -> list[Element]:
-    """The elements of so many bytes."""
+    """The `nbytes` bytes of elements at a pointer."""
     dtype = numpy_dtype(element_type(str(buffer_of(compiler, pointer).dtype)))
     if nbytes % dtype.itemsize:
         raise UnsupportedError(f"the emulator does not access {nbytes} bytes of elements of {dtype.itemsize}")
@@ -39,7 +39,7 @@ def _closure(compiler: Compiler, predicate: ir.PrimExpr | None) -> Closure | Non
 
 
 def _read(sources: list[Element], predicate: Closure | None, frame: Frame) -> list[Any]:
-    """The elements' values, zero where a predicate does not hold."""
+    """The elements' values, zero where a predicate is false."""
     if predicate is None:
         return [source.load(frame) for source in sources]
     taken = predicate(frame)
@@ -72,7 +72,7 @@ def _load(width: int) -> Callable[[Compiler, ir.Call], Closure]:
 
 
 def _first(rule: Callable[[Compiler, ir.Call], Closure]) -> Callable[[Compiler, ir.Call], Closure]:
-    """A rule for a vector of one lane as that of a scalar."""
+    """The rule for a scalar: that of a vector, of which it takes the first lane."""
 
     def scalar(compiler: Compiler, call: ir.Call) -> Closure:
         values = rule(compiler, call)

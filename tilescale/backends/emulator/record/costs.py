@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What operations cost: one rule each, beside the rules in which they are run.
+"""Costs of operations: one rule each, separate from the rules that execute them.
 
-A rule's closure writes down, before the operation runs, what it demands of the machine: arithmetic, bytes of each
-memory, links. Numbers come from the machine description (`tilescale/timing/rates.py`).
+A rule's closure records, before the operation runs, its demands on the machine: arithmetic, bytes of each memory,
+links. Numbers come from the machine description (`tilescale/timing/rates.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Demands = dict[Any, float]
 
 
 class Traffic:
-    """One side of a tile's way: the memory that it is read from or written to.
+    """One end of a tile's transfer: the memory that it is read from or written to.
 
     `each`: whether each thread moves a tile of its own, from or to a thread-private buffer.
     """
@@ -47,14 +47,14 @@ class Traffic:
         self.is_whole = self.root in compiler.held_whole
 
     def instances(self, frame: Frame) -> int:
-        """In how many programs the tile lies: all of a cluster's if each of them holds all of it."""
+        """Number of programs that hold the tile: all of a cluster's if each holds all of it."""
         return len(frame.program.cluster.programs) if self.is_whole else 1
 
     def demands(self, frame: Frame, instances: int = 1) -> tuple[Demands, float, int]:
-        """What it demands, how long it takes at least, and how many bytes it is.
+        """The demands, the minimum seconds, and the bytes of the access.
 
         Args:
-            instances: programs that each get all of it: memory is read once for all of them.
+            instances: number of programs that each get all of it: memory is read once for all of them.
         """
         if self.region.home.private:
             return {}, 0.0, 0
@@ -65,14 +65,14 @@ class Traffic:
         return demands, at_least(frame, nbytes * instances, self.per_program) + self.latency, nbytes
 
     def _tile(self, frame: Frame) -> tuple[Hashable, int]:
-        """What names the elements, and their bytes."""
+        """The identity of the elements, and their bytes."""
         if self.each:
             return self._tiles_of_threads(frame)
         block = self.region.block(frame)
         return (self.root, block.begins, block.extents), block.nbytes
 
     def _tiles_of_threads(self, frame: Frame) -> tuple[Hashable, int]:
-        """Threads that begin at the same place move one tile."""
+        """Threads with the same first element move one tile."""
         extents = tuple(uniform(n(frame), frame, "a tile's extent") for n in self.region.extents)
         active = spread(True if frame.mask is None else frame.mask, frame)
         begins = np.unique([spread(b(frame), frame)[active] for b in self.region.begins], axis=1)
@@ -80,18 +80,18 @@ class Traffic:
 
 
 def at_least(frame: Frame, nbytes: float, per_program: float | None) -> float:
-    """Seconds that bytes take through what each of the programs that move them reaches."""
+    """Minimum seconds for `nbytes` bytes through the resources of each participating program."""
     return nbytes / per_program / executing(frame) if per_program and frame.program is not None else 0.0
 
 
 def executing(frame: Frame) -> int:
-    """How many programs execute as the frame's unit."""
+    """Number of programs that execute as the frame's unit."""
     cluster = frame.program.cluster
     return len(cluster.programs) if frame.unit is cluster.unit else 1
 
 
 def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bool = False) -> Closure:
-    """A step that moves tiles; it is a transfer if one of them lies in device memory."""
+    """A step that moves tiles; a transfer if one of them lies in device memory."""
     recorder, where = compiler.instrumentation.recorder, compiler.where
     kind = "transfer" if any(side.kind == "global" for side in sides) else "compute"
 
@@ -137,7 +137,7 @@ def _settle(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _product(view: type[Gemm] | type[SparseGemm]) -> Callable[[Compiler, ir.Call], Closure]:
-    """A matrix product that is read so."""
+    """The demand of a GEMM, from its view."""
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         recorder, where, product = compiler.instrumentation.recorder, compiler.where, view.of(call)
@@ -164,7 +164,7 @@ cost(tl.GEMM_SP, tl.WGMMA_GEMM_SP, tl.TCGEN05_GEMM_SP)(_product(SparseGemm))
 
 
 def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
-    """An operation that takes each element of its first tile once, and stores its second."""
+    """An operation that reads each element of its first tile once, and writes its second."""
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
         recorder, where = compiler.instrumentation.recorder, compiler.where
@@ -199,9 +199,9 @@ def _access(
     """An access to elements by each active thread.
 
     Args:
-        nbytes: of a call and the size of an element, how many bytes a thread moves.
-        pointer: of a call, what points to the elements.
-        returns: whether the thread waits for a value.
+        nbytes: bytes that a thread moves, from a call and the size of an element.
+        pointer: the pointer argument of a call.
+        returns: whether the thread waits for the value.
     """
 
     def rule(compiler: Compiler, call: ir.Call) -> Closure:
@@ -250,7 +250,7 @@ cost(tl.PTX_LDMATRIX, runs=True)(
 
 
 def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, tuple[int, ...]], None]:
-    """Writes down what a statement on single elements costs over a space of points."""
+    """A closure that records the cost of a statement on single elements over a space of points."""
     recorder, where = compiler.instrumentation.recorder, compiler.where
     flops = sum(found.operations.values())
     slots = [(compiler.root(compiler.slot(access.buffer.data)), access) for access in found.accesses]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Program equivalence: in what the programs of a grid may differ, without data.
+"""Program equivalence: the differences between programs of a grid, without data.
 
-Then a program only says what it demands of the machine. Where programs neither order nor address each other, two of
-them demand the same, unless their numbers decide more than where their tiles lie: a branch, the extent of a loop.
+Without data a program consists of its demands on the machine. Where programs neither order nor address each other, two
+of them have equal demands, unless their indices decide more than the addresses of their tiles: a branch, the extent of
+a loop.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ OF_ONE_PROGRAM = frozenset(
         tl.PTX_CP_ASYNC_BARRIER_NOINC, tl.NAMED_BARRIER_ARRIVE, tl.TCGEN05_MMA_ARRIVE,
     )
 )  # fmt: skip
-"""Operations that order the threads of a program, and nobody else."""
+"""Operations that order only the threads of a program."""
 
 
 @dataclass(frozen=True)
 class Equivalence:
-    """What tells the programs of a grid phase apart, and one grid of it from another.
+    """The differences between programs of a grid phase, and between grids of it.
 
     Attributes:
-        deciding: axes of the grid; the number along each of them decides which steps a program takes.
-        bindings: slots of variables that are computed from the programs' numbers, and how, in order.
-        around: slots of what the phase finds when it begins.
-        by_rank: whether its programs ask on which of several tensor-owning units they run.
+        deciding: axes of the grid on whose index the steps of a program depend.
+        bindings: slots of variables that are computed from the programs' indices, and their closures, in order.
+        around: slots of values from before the phase.
+        by_rank: whether its programs depend on the rank of their tensor-owning unit.
     """
 
     deciding: tuple[int, ...]
@@ -47,10 +48,10 @@ class Equivalence:
 
 
 def equivalence(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Equivalence | None:
-    """In what the programs of a phase differ; None where they order each other or others, or where there is data.
+    """The differences between programs of a phase; None where they synchronize with others, or where there is data.
 
     Args:
-        stmt: the phase, which has been compiled.
+        stmt: the compiled phase.
     """
     machine = compiler.machine
     if compiler.data or compiler.preempts or launch.cluster_size > 1 or machine.program_level == machine.tensor_level:
@@ -68,13 +69,13 @@ def equivalence(compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Equivalenc
 
 
 def _rank_of(compiler: Compiler, node: Any) -> str | None:
-    """The kind of level whose ranks a node asks for."""
+    """The kind of level whose ranks a node reads."""
     rank = operation(node)
     return compiler.machine.level(rank.level).kind if isinstance(rank, Rank) else None
 
 
 def _reaches_out(compiler: Compiler, node: Any) -> bool:
-    """Whether a node may order what others do, or address them."""
+    """Whether a node may synchronize with other programs, or access their memory."""
     if isinstance(node, ir.While) or compiler.reaches_flags(node):
         return True
     if isinstance(node, ir.AttrStmt) and str(node.attr_key) == SCALE:
@@ -86,11 +87,11 @@ def _reaches_out(compiler: Compiler, node: Any) -> bool:
 
 
 class _Survey:
-    """Follows the programs' numbers through the statements of a phase.
+    """Follows the programs' indices through the statements of a phase.
 
     Attributes:
-        deciding: those that decide more than where tiles lie.
-        bound: variables that are computed from some of them, in order, which can be computed again.
+        deciding: indices that decide more than the addresses of tiles.
+        bound: variables computed from some of them, in order, which can be computed again.
     """
 
     def __init__(self, compiler: Compiler, launch: Launch):
@@ -101,7 +102,7 @@ class _Survey:
         self._ranks: dict[ir.Var, set[ir.Var]] = {}
 
     def statement(self, stmt: ir.Stmt) -> None:
-        """Look at a statement and all inside it."""
+        """Visit a statement and all inside it."""
         if isinstance(stmt, ir.Bind):
             self._bind(stmt)
         elif isinstance(stmt, ir.BufferStore):
@@ -112,7 +113,7 @@ class _Survey:
         elif isinstance(stmt, ir.For):
             self._decides(stmt.min, stmt.extent)
             if stmt.kind == ir.ForKind.PARALLEL and not ir.contains(stmt, _stores_privately):
-                return  # Counted as it stands, whatever its conditions say.
+                return  # counted as a whole, for any value of its conditions
         elif isinstance(stmt, ir.IfThenElse):
             self._decides(stmt.condition)
         for part in ir.children(stmt):
@@ -130,7 +131,7 @@ class _Survey:
             self._follow_ranks(stmt.value)
 
     def _follow_ranks(self, *expressions: Any) -> None:
-        """Ranks are not computed again for another program: where anything depends on one, it decides."""
+        """Ranks are not computed again for another program: where anything depends on a rank, it is deciding."""
         for expression in expressions:
             for var in ir.variables(expression):
                 self.deciding |= self._ranks.get(var, set())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the recorder hears of flags: changes by other means than signals, loops that look at some."""
+"""Recording of flags: changes by means other than signals, and polling loops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilescale.program.operations import Operation, operation, signalled, waited
 
 
 def _named_by(found: Operation | None) -> list[ir.Call]:
-    """The flags that an operation of ours names."""
+    """The flags that an operation of the language names."""
     waits = waited(found)
     return [*signalled(found), *([waits.flag] if waits is not None else [])]
 
@@ -30,7 +30,7 @@ def _loads(node: Any) -> list[ir.BufferLoad]:
 
 
 class _Places:
-    """The flags that the accesses in a statement name, where that is one each."""
+    """The flags of the accesses in a statement, where each is a single flag."""
 
     def __init__(self, compiler: Compiler, accesses: list[Any]):
         self._elements = [element(compiler, a.buffer, a.indices) for a in accesses if compiler.reaches_flags(a)]
@@ -49,15 +49,16 @@ class _Places:
 
 
 def _without_own_flags(stmt: ir.Stmt) -> Sequence[Any]:
-    """A statement without the flags that an operation of ours names, of which the recorder hears anyway."""
+    """A statement without the flags that an operation of the language names, which are recorded anyway."""
     call = stmt.value if isinstance(stmt, ir.Evaluate) else None
     own = _named_by(operation(call))
     return [argument for argument in call.args if not any(argument.same_as(flag) for flag in own)] if own else [stmt]
 
 
 def watched(compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
-    """`closure`, after which the recorder looks at all flags if the statement may have changed some: a store sets
-    them, an atomic adds; or, if it is a loop that looked at some, hears of what it saw."""
+    """`closure`, followed by recording: if the statement may have changed flags, by a store or an atomic, all flags are
+    read; if it is a loop that polls some, the values it saw are recorded.
+    """
     if not any(ir.contains(part, lambda node: compiler.reaches_flags(node)) for part in _without_own_flags(stmt)):
         return closure
     recorder, where = compiler.instrumentation.recorder, location(stmt)

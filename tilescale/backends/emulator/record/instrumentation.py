@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What adds recording to closures, as the compiler makes them."""
+"""Instrumentation of closures with recording, as the compiler makes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tilescale.program.ops import COPY
 
 
 class Recording:
-    """Instrumentation that tells a recorder what is about to be done."""
+    """Instrumentation that reports steps to a recorder before they are executed."""
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
@@ -69,12 +69,13 @@ class Recording:
         return run
 
     def loop(self, compiler: Compiler, stmt: ir.For, body: Closure, over: Callable[[Closure], Closure]) -> Closure:
-        """The closure of a serial loop outside of parallel ones; `over` makes that which runs a body so often."""
+        """The closure of a serial loop outside of parallel ones; `over` makes the closure that repeats a body."""
         return timed(compiler, stmt, body, over)
 
     def nest(self, compiler: Compiler, body: ir.Stmt) -> Callable[[Frame, tuple[int, ...]], bool]:
-        """What to call before the body of a nest of parallel loops runs over a space; without data only flags are
-        computed."""
+        """A function to call before the body of a nest of parallel loops runs over a space; without data only flags are
+        computed.
+        """
         recorder, found = self.recorder, tally(body, compiler.axes)
         record = loop_cost(compiler, found, "elementwise")
         private = [compiler.slot(b.data) for b in found.stores if b.scope() in PRIVATE]
@@ -92,14 +93,14 @@ class Recording:
         return tell
 
     def memoized(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Memoization | None:
-        """What runs a grid phase where some programs stand for others; None where all have to run."""
+        """A runner of a grid phase where some programs represent others; None where all must run."""
         if compiler.assumptions is not None:
-            return None  # programs and devices may have other values each
+            return None  # values may differ between programs and devices
         found = equivalence(compiler, launch, stmt)
         return Memoization(found) if found is not None else None
 
     def copy(self, compiler: Compiler, call: ir.Call) -> Closure:
-        """What writes down a copy that a copy queue executes."""
+        """A function that records a copy executed by a copy queue."""
         return COSTS[COPY.name](compiler, call)
 
     def chunk(self, compiler: Compiler, made: Collective, source: Region, flag: Flag) -> Callable[..., None]:

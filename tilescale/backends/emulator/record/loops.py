@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""How a serial loop is written down for the recorder: as a whole where nothing in it orders tasks.
+"""Recording of serial loops: as a whole where nothing in the loop orders tasks.
 
-A loop that does the same in every iteration is recorded once and counted; without data it is also run once only.
+A loop with equal iterations is recorded once and counted; without data it is also run only once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tilescale.program.persistent_loops import ROLES
 
 
 def timed(compiler: Compiler, stmt: ir.For, body: Closure, loop: Callable[[Closure], Closure]) -> Closure:
-    """The closure of a serial loop that tells the recorder what it does.
+    """The closure of a serial loop, with recording.
 
     Args:
         body: the closure of its body.
-        loop: makes the closure that runs a body as often as the loop says.
+        loop: makes the closure that repeats a body by the loop's trip count.
     """
     depth = max(stages_of(stmt), 1)
     free = not ir.contains(stmt.body, lambda node: _orders(compiler, node, depth))
@@ -71,7 +71,7 @@ def _counted(
 
 
 def _collected(compiler: Compiler, stmt: ir.For, plain: Closure, depth: int) -> Closure:
-    """A pipelined loop whose iterations differ: their sum, as so many equal ones."""
+    """A pipelined loop with differing iterations: recorded as equal iterations with the same sum."""
     recorder, extent = compiler.instrumentation.recorder, compiler.expr(stmt.extent)
 
     def run(frame: Frame) -> Any:
@@ -87,8 +87,9 @@ def _collected(compiler: Compiler, stmt: ir.For, plain: Closure, depth: int) -> 
 
 
 def _by_parts(compiler: Compiler, stmt: ir.For, plain: Closure) -> Closure:
-    """A loop with one buffer for each tile: its loads are on their way side by side. Where thread groups share the
-    work, they hand the tiles over in as many parts, each of which is loaded again once all have used it."""
+    """A loop with one buffer for each tile: its loads are concurrent. Where thread groups share the work, tiles are
+    handed over in parts, each of which is reloaded once all groups have used it.
+    """
     recorder, parts = compiler.instrumentation.recorder, _parts(compiler, stmt)
 
     def run(frame: Frame) -> Any:
@@ -103,8 +104,9 @@ def _by_parts(compiler: Compiler, stmt: ir.For, plain: Closure) -> Closure:
 
 
 def _parts(compiler: Compiler, stmt: ir.For) -> int:
-    """Into how many parts, along their rows, the tiles of a loop are handed over: one for each of the thread groups
-    that share the work, or one where tiles have different rows."""
+    """Number of parts, along their rows, of a loop's tiles: one for each thread group that shares the work, or one
+    where tiles have different rows.
+    """
     groups: list[int] = []
     rows: set[Any] = set()
 
@@ -123,7 +125,7 @@ def _parts(compiler: Compiler, stmt: ir.For) -> int:
 
 
 def _ahead(compiler: Compiler, plain: Closure, depth: int) -> Closure:
-    """A pipelined loop that synchronises: each load runs while the iterations before it do."""
+    """A pipelined loop that synchronizes: each load overlaps the previous iterations."""
     recorder = compiler.instrumentation.recorder
 
     def run(frame: Frame) -> Any:
@@ -139,9 +141,9 @@ def _ahead(compiler: Compiler, plain: Closure, depth: int) -> Closure:
 
 
 def _orders(compiler: Compiler, node: Any, stages: int) -> bool:
-    """Whether a node orders tasks, or may leave the loop of so many stages around it.
+    """Whether a node orders tasks, or may leave the enclosing loop of `stages` stages.
 
-    Programs of a cluster that executes the loop load ahead into several buffers, without a barrier at each load.
+    If a cluster executes the loop, its programs load ahead into several buffers, without a barrier at each load.
     """
     if isinstance(node, ir.While) or compiler.reaches_flags(node):
         return True
@@ -155,7 +157,7 @@ def _orders(compiler: Compiler, node: Any, stages: int) -> bool:
 
 
 def _arrives(call: ir.Call) -> bool:
-    """Whether an operation on tiles tells a barrier when it is done."""
+    """Whether an operation on tiles arrives at a barrier on completion."""
     notes = call.annotations or {}
     return "barrier" in notes or "gemm" in call.op.name and Gemm.of(call).done is not None
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""One program of a grid is run and written down; those that do the same take over its steps.
+"""One program of a grid is run and recorded; programs with equal steps reuse its record.
 
-What depends on where a tile lies is asked for each program: how much of it is inside its tensor, and whether the cache
-has it. A tensor-owning unit that finds the same around a grid as another one takes over the whole grid.
+Properties that depend on a tile's address are evaluated for each program: the part inside its tensor, and cache hits. A
+tensor-owning unit in the same state as another one before a grid reuses the record of the whole grid.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Index = tuple[int, ...]
 
 @dataclass
 class _Whole:
-    """A grid as it was written down: its programs, what the cache holds after it, collectives inside programs."""
+    """A recorded grid: its programs, the cache's content after it, collectives inside programs."""
 
     tasks: list[Recorded] = field(default_factory=list)
     cache: Any = None
@@ -43,7 +43,7 @@ class Memoization:
         self._known: dict[Hashable, _Whole] = {}
 
     def run(self, grid: Grid) -> None:
-        """Write down a grid."""
+        """Record a grid."""
         run = grid.device.run
         key = self._key(grid)
         known = self._known.get(key)
@@ -59,7 +59,7 @@ class Memoization:
         mine.tasks, mine.cache, mine.over = run.recorder.launched.tasks, run.recorder.cache_of_now(), True
 
     def _key(self, grid: Grid) -> Hashable:
-        """What tells this grid from others of the phase; None where that cannot be said."""
+        """The key of this grid among those of the phase; None where there is none."""
         device = grid.device
         found = [device.slots[slot] for slot in self.equivalence.around]
         values = tuple((v.shape, str(v.dtype)) if isinstance(v, np.ndarray) else v for v in found)
@@ -72,7 +72,9 @@ class Memoization:
 
 @dataclass
 class _Steps:
-    """What programs do, of which one was run: it, the collectives inside it, and how many more take it over."""
+    """Steps shared by several programs: the program that was run, the collectives inside it, and the number of other
+    programs.
+    """
 
     task: Recorded
     collectives: Counter[str]
@@ -85,12 +87,12 @@ class _Programs:
     def __init__(self, equivalence: Equivalence, grid: Grid):
         self.equivalence, self.grid = equivalence, grid
         self.run_, self.unit = grid.device.run, grid.device.unit
-        # What decides -> where the tiles are looked for; that and what was found -> steps.
+        # Deciding indices -> the tile accesses to check; these with their results -> steps.
         self._looks: dict[Index, list[Look]] = {}
         self._steps: dict[Hashable, _Steps] = {}
 
     def run(self) -> Counter[str]:
-        """Write down all of them, in the order and at the places in the cache's history in which they would run."""
+        """Record all of them, in start order and at their points in the cache's history."""
         grid, recorder = self.grid, self.run_.recorder
         before = Counter(self._collectives)
         recorder.starts(min(grid.plan.resident, grid.count))
@@ -123,7 +125,7 @@ class _Programs:
         self._steps[kind, found] = _Steps(log.task, Counter(self._collectives) - before)
 
     def _look(self, look: Look, index: Index) -> tuple[bool, int]:
-        """What a program of another number finds where one has looked."""
+        """The cache and bounds results of another program for the accesses of a recorded one."""
         frame = look.frame
         for slot, value in zip(self.grid.plan.slots, index, strict=True):
             frame.slots[slot] = value
@@ -134,7 +136,7 @@ class _Programs:
         return self.run_.recorder.in_cache(tile, nbytes * look.times), nbytes
 
     def _really(self, number: int, index: Index, found: tuple[tuple[bool, int], ...] | None) -> Any:
-        """Run a program to its end; `found` is what the cache has said already. Returns its log."""
+        """Run a program to its end; `found` are the cache's answers so far. Returns its log."""
         ended: list[Task] = []
         task = self.grid.start(number, [index], lambda: ended.append(task))[0]
         log = self.run_.recorder.log_of(task)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Closures of persistent loops, which tell the recorder what their epilogue role does."""
+"""Closures of persistent loops, which report their epilogue role to the recorder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PersistentLoops:
     """The persistent loops of a program.
 
     Attributes:
-        loops: them; `refills`, the first statements behind their pipelined loops, where there is an epilogue;
+        loops: the loops; `refills`, the first statements after their pipelined loops, where there is an epilogue;
             `epilogues`: statements of epilogues, and whether they are the first one and the last one.
     """
 
@@ -41,7 +41,7 @@ class PersistentLoops:
             self.epilogues[stmt] = stmt is iteration.epilogue[0], stmt is iteration.epilogue[-1]
 
     def told(self, stmt: ir.Stmt, closure: Closure) -> Closure:
-        """The closure of any statement, which tells the recorder of its role."""
+        """The closure of a statement, with a report of its role to the recorder."""
         if stmt in self.loops:
             return self._loop(closure)
         if stmt in self.epilogues:

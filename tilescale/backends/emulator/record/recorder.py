@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Writes down what the tasks of a run do, for a simulation of when they do it.
+"""The recorder: the steps of all tasks of a run, for the simulation of time.
 
-The steps come from the costs of operations (costs.py, transfers.py) and, for what orders tasks, from what observers
-are told.
+The steps come from the costs of operations (costs.py, transfers.py) and, for the order of tasks, from the events of
+observers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tilescale.timing.timeline import Timeline
 from tilescale.timing.united import United
 
 COPY_QUEUE = "copy queue"
-"""What the queue of a tensor-owning unit is called among its engines."""
+"""The name of a tensor-owning unit's queue among its engines."""
 
 Tile = Callable[[Frame], tuple[Hashable, int]]
-"""What tells the tile that an operation touches from others, and its bytes."""
+"""The identity of an operation's tile, and its bytes."""
 
 
 class Recorder(Observer):
@@ -56,12 +56,12 @@ class Recorder(Observer):
         self.plans = Plans(machine, self.sizes)
         self._roots: list[Log] = []
         self._queues: list[Log] = []
-        # What a queue still waits for before it moves the first bytes of an operation.
+        # The latency that remains before a queue moves the first bytes of an operation.
         self._starting: dict[Log, Acquire] = {}
         self._logs: dict[Task, Log | United] = {}
         self._counts: dict[Hashable, int] = {}
         self._values: dict[Hashable, Any] = {}
-        # Flags by place, and what they hold as far as was told.
+        # Flags by address, and their last known values.
         self._flags: dict[Hashable, np.ndarray] = {}
         self._seen: dict[Hashable, Any] = {}
         self._caches: dict[int, Cache] = {}
@@ -69,12 +69,12 @@ class Recorder(Observer):
         self._startup = _startup(machine)
 
     def watches(self, current: Callable[[], Task], row_of: Callable[[Any], int]) -> None:
-        """What to ask a run: the task that acts, and the number of the tensor-owning unit around a unit."""
+        """Set callbacks: the acting task, and the number of the tensor-owning unit around a unit."""
         self.current, self.row_of = current, row_of
 
     @property
     def log(self) -> Log | United:
-        """What the current task does."""
+        """The log of the current task."""
         return self._logs[self.current()]
 
     def timeline(self) -> Timeline:
@@ -115,7 +115,9 @@ class Recorder(Observer):
         self._logs[self.current()] = self.log.own
 
     def begins_persistent_loop(self) -> bool:
-        """The current task begins a persistent loop; whether its roles are recorded, until `ends_persistent_loop`."""
+        """The current task begins a persistent loop. Returns whether its roles are recorded, until
+        `ends_persistent_loop`.
+        """
         log = self.log
         if not isinstance(log, Log) or log.loops or log.muted or log.ahead is not None:
             return False
@@ -123,13 +125,13 @@ class Recorder(Observer):
         return True
 
     def waits_for_epilogue(self) -> None:
-        """What follows writes the tile that the last epilogue of the loop has been handed."""
+        """The following steps overwrite the tile that the loop's last epilogue has been handed."""
         if isinstance(self.log, Persistent):
             self.log.waits_for_room()
 
     @contextlib.contextmanager
     def as_epilogue(self, begins: bool, ends: bool) -> Iterator[None]:
-        """What follows is done by the epilogue role of the current task's loop."""
+        """The following steps belong to the epilogue role of the current task's loop."""
         log = self.log
         if not isinstance(log, Persistent):
             yield
@@ -141,12 +143,14 @@ class Recorder(Observer):
             log.is_taken()
 
     def ends_persistent_loop(self) -> None:
-        """The loop is over, and so are its epilogues."""
+        """The loop and its epilogues end."""
         self._logs[self.current()] = self.log.around
 
     def launches(self, count: int, resident: int, group: int, where: Location | None, same: bool) -> None:
-        """The current task starts a grid of programs, of which the machine holds so many at once. Where they do the
-        `same`, those that are not run are told by `repeats` or `takes_over`, and all starts by `starts`."""
+        """The current task starts a grid of programs, of which `resident` fit on the machine at once. Where programs
+        have the `same` steps, those that are not run are reported by `repeats` or `takes_over`, and all starts by
+        `starts`.
+        """
         places, log = self.rates.places, self.log
         if self._memory.cache_capacity:
             self._caches[log.task.row] = self._caches.get(log.task.row) or Cache(self._memory.cache_capacity, resident)
@@ -154,7 +158,8 @@ class Recorder(Observer):
         seconds = self.machine.tensor_level.launch
         log.launch(Launch(places, max(resident // places, 1), group, seconds, f"launch of {count}", where, same))
 
-    # -- programs that do the same -------------------------------------------------------------------------------------
+    # -- programs with equal steps
+    # ---------------------------------------------------------------------------------------
 
     @property
     def launched(self) -> Launch:
@@ -162,25 +167,25 @@ class Recorder(Observer):
         return self.log.family
 
     def log_of(self, task: Task) -> Log:
-        """What a task does that has not been joined."""
+        """The log of a task that has not been joined."""
         return self._logs[task]
 
     def repeats(self, name: str, task: Recorded) -> None:
-        """A program of the current task's grid does what another one does."""
+        """A program of the current task's grid repeats the steps of another one."""
         self.launched.tasks.append(Recorded(name, task.row, task.steps))
 
     def takes_over(self, tasks: list[Recorded], cache: Cache | None) -> None:
-        """The current task's grid does what another one does, after which the cache there was as given."""
+        """The current task's grid repeats the steps of another one, after which the cache's content is as given."""
         self.launched.tasks = tasks
         if cache is not None:
             self._caches[self.log.task.row] = cache.copy()
 
     def cache_of_now(self) -> Cache | None:
-        """What the cache of the current task's tensor-owning unit holds."""
+        """The content of the cache of the current task's tensor-owning unit."""
         return self._caches.get(self.log.task.row)
 
     def starts(self, count: int) -> None:
-        """So many programs of the current task's grid start."""
+        """`count` programs of the current task's grid start."""
         self._starts(self.log.task.row, count)
 
     def _starts(self, row: int, count: int) -> None:
@@ -188,7 +193,7 @@ class Recorder(Observer):
             self._caches[row].starts(count)
 
     def in_cache(self, tile: Hashable, nbytes: int) -> bool:
-        """Whether the cache has a tile that the current task, or a program of it, touches now."""
+        """Whether the cache has a tile that the current task, or a program of it, accesses now."""
         cache = self.cache_of_now()
         return cache is not None and cache.holds(tile, nbytes)
 
@@ -212,7 +217,7 @@ class Recorder(Observer):
             self.log.step(Acquire(self.log.place(place), self._counts[place], "barrier", None, delay_s=delay))
 
     def flag(self, element: np.ndarray) -> Hashable:
-        """The place that a flag is, of which the value is known from now on."""
+        """The record of a flag, whose value is known from now on."""
         place = "flag", address(element)
         if place not in self._values:
             self._flags[place] = flat = element.reshape(-1)
@@ -233,7 +238,7 @@ class Recorder(Observer):
         self.log.step(step)
 
     def written(self, op: str) -> None:
-        """The current task may have changed flags by other means than signals: a store ("set"), an atomic ("add")."""
+        """The current task may have changed flags by means other than signals: a store ("set"), an atomic ("add")."""
         for place, element in self._flags.items():
             now, before = element[0].item(), self._seen[place]
             if now != before:
@@ -247,14 +252,14 @@ class Recorder(Observer):
             self.log.step(Acquire(place, count, f"wait for {home.name}", home.where, holds))
 
     def looked(self, element: np.ndarray, where: Location | None) -> None:
-        """A loop of the current task has ended with what it saw in a flag."""
+        """A polling loop of the current task has ended with the value it read from a flag."""
         place = self.flag(element)
         count, seen = self._counts.get(place, 0), self._seen[place]
         if count:
             self.log.step(Acquire(place, count, "wait in a loop", where, lambda value: value == seen))
 
     def settle(self, left: int) -> None:
-        """The current task waits until at most so many of its asynchronous copies are under way."""
+        """The current task waits until at most `left` of its asynchronous copies are in flight."""
         self.log.step(Settle(left))
 
     def rendezvous(
@@ -286,7 +291,7 @@ class Recorder(Observer):
         return {**written, Owned(row, cache_name(self._memory)): nbytes / cache} if cache else written
 
     def _reads_slots(self, name: str, level: str, where: Location | None, nbytes: int) -> None:
-        """The current task reads its own tile, and those that have come, once flags say that they have."""
+        """The current task reads its own tile, and the received ones once flags say that they have arrived."""
         layer, network = self._memory, self.machine.network(level)
         demands = {Owned(None, cache_name(layer)): nbytes / layer.cache_bandwidth} if layer.cache_bandwidth else {}
         floor = layer.latency + (nbytes / layer.per_program if layer.per_program else 0.0)
@@ -299,8 +304,7 @@ class Recorder(Observer):
         """Demands for moving a tile between the memory that holds tensors and the current task, and its bytes.
 
         Args:
-            tile: says of a frame what tells the tile from others, and how many bytes of it there are. Reads of the same
-                one come from the cache while it is there.
+            tile: the tile's identity and bytes, from a frame. Repeated reads hit the cache while the tile is there.
         """
         log, layer = self.log, self._memory
         name, nbytes = tile(frame)
@@ -326,7 +330,9 @@ class Recorder(Observer):
         return {Owned(row, self._memory.name): nbytes / rate} if rate else {}
 
     def spread(self, demands: Mapping[Hashable, float], frame: Frame) -> Mapping[Hashable, float]:
-        """Demands on what each program unit has: in a phase of tensor-owning units all of their program units help."""
+        """Demands on the resources of each program unit: in a phase of tensor-owning units all of their program units
+        share the work.
+        """
         if frame.program is not None:
             return demands
         places = self.rates.places
@@ -343,7 +349,7 @@ class Recorder(Observer):
         tail_s: float = 0.0,
         asynchronous: bool = False,
     ) -> None:
-        """The current task does something that takes time."""
+        """The current task executes a step that takes time."""
         part.demands = self.spread(part.demands, frame)
         if self.log in self._starting:
             self.log.step(self._starting.pop(self.log))
@@ -353,7 +359,7 @@ class Recorder(Observer):
 
 
 def _startup(machine: Machine) -> float:
-    """Seconds until what a tensor-owning unit starts on its copy queue is under way, if nothing is before it."""
+    """Startup seconds of an operation on the copy queue, if the queue is empty."""
     networks = [network for network in machine.networks if network.level == machine.tensor_level.name]
     mechanisms = [m for network in networks for m in network.mechanisms if m.started_by == "host"]
     return min((m.startup for m in mechanisms), default=0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which operations have costs: a table that costs.py fills, beside the tables of what they do."""
+"""Table of operations with costs, which costs.py fills; separate from the tables of their semantics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cost(*names: str, runs: bool = False) -> Callable[[Rule], Rule]:
 
     Args:
         names: TIR names.
-        runs: whether the operation also runs without data, since it does more than to compute.
+        runs: whether the operation also runs without data, because it has other effects.
     """
 
     def register(rule: Rule) -> Rule:
@@ -30,7 +30,7 @@ def cost(*names: str, runs: bool = False) -> Callable[[Rule], Rule]:
 
 
 def has_cost(name: str | None) -> bool:
-    """Whether an operation is one that takes time and orders nothing."""
+    """Whether an operation takes time and orders nothing."""
     return name in COSTS
 
 

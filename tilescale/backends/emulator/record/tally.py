@@ -2,7 +2,7 @@
 """Statements on single elements, counted: arithmetic by unit and data type, bytes by kind of memory.
 
 A multiply-add is two operations and one issue slot, so any other operation, which takes a slot of its own, counts as
-two; a multiplication that an addition absorbs counts as nothing. Results of special functions count one each.
+two; a multiplication that an addition absorbs counts zero. Results of special functions count one each.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Access:
 
 @dataclass
 class Tally:
-    """What one point of a space of iterations does.
+    """The work of one point of an iteration space.
 
     Attributes:
-        operations: (unit, data type) -> how many.
+        operations: (unit, data type) -> their number.
         shared: bytes to and from the memory that a program's threads share.
-        accesses: to device memory.
-        stores: buffers that are written.
+        accesses: accesses to device memory.
+        stores: the written buffers.
     """
 
     operations: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -54,14 +54,15 @@ class Tally:
     stores: list[ir.Buffer] = field(default_factory=list)
 
     def count(self, unit: str, dtype: str, times: int) -> None:
-        """Note operations of a unit."""
+        """Count operations of a unit."""
         key = unit, element_type(dtype)
         self.operations[key] = self.operations.get(key, 0) + times * lanes_of(dtype)
 
 
 def tally(stmt: ir.Stmt, axes: Mapping[ir.Var, int]) -> Tally:
-    """Count a statement inside a nest of parallel loops, whose variables have the numbers `axes`; serial loops inside
-    it count as often as their extent says."""
+    """Count a statement inside a nest of parallel loops, whose variables have the axes `axes`; serial loops inside it
+    count by their trip count.
+    """
     result = Tally()
     _statement(result, stmt, axes, 1)
     return result
@@ -101,7 +102,7 @@ def _value(into: Tally, expr: Any, axes: Mapping[ir.Var, int], times: int, absor
         absorbs = isinstance(expr, _SUMS)
         for part in _operands(expr):
             _value(into, part, axes, times, absorbs and isinstance(part, ir.Mul))
-            # One multiplication is all that one addition absorbs.
+            # An addition absorbs only one multiplication.
             absorbs = absorbs and not isinstance(part, ir.Mul)
 
 
@@ -125,7 +126,7 @@ def _operands(expr: Any) -> Sequence[Any]:
 
 
 def _type(expr: Any) -> str:
-    # A comparison computes in the type of what it compares.
+    # A comparison computes in the type of its operands.
     inner = expr.a if hasattr(expr, "a") and str(expr.dtype) == "bool" else expr
     return str(inner.dtype)
 
@@ -144,5 +145,5 @@ def _access(
 
 
 def points(space: Sequence[int], axes: Sequence[int]) -> int:
-    """How many points a space has along some of its axes."""
+    """Number of points of a space along some of its axes."""
     return math.prod(space[axis] for axis in axes)

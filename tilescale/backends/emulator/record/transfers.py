@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What operations between two units cost: the way of a transfer over the machine's links, signals."""
+"""Costs of operations between two units: transfers over the machine's links, signals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from tilescale.timing.steps import Part, merged
 
 @cost(ops.COPY.name, runs=True)
 def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
-    """A put takes its start-up and its bytes' way, and is seen there a latency later. A get takes there and back."""
+    """A put takes its startup and the transfer time of its bytes, and is visible a latency later. A get takes a round
+    trip.
+    """
     recorder, where, copy = compiler.instrumentation.recorder, compiler.where, Copy.of(call)
     near = Traffic(compiler, copy.near, not copy.to_peer)
     peer = Peer(compiler, copy.peer, copy.level)
@@ -61,9 +63,9 @@ def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
 def chunk_cost(
     compiler: Compiler, made: Collective, source: Region, flag: Flag
 ) -> Callable[[Frame, Unit, Block | None, Block], None]:
-    """What a chunk of a collective takes on a copy queue: its way to a unit, None where it is there, and the signal.
+    """The cost of a collective's chunk on a copy queue: the transfer to a unit, None if it is local, and the signal.
 
-    Like all that a queue executes it is over when it has arrived, and its start-up was while others were before it.
+    Like every queued operation it ends when it has arrived, and its startup overlaps the operations before it.
     """
     recorder, where = compiler.instrumentation.recorder, compiler.where
     choose, root = _by_host(made.impl), source.home.root
@@ -87,11 +89,11 @@ def chunk_cost(
 
 
 Chooser = Callable[[Sequence[Mechanism]], list[Mechanism]]
-"""Which mechanisms of a way come into question."""
+"""A selection among the mechanisms of a path."""
 
 
 def _by_choice(compiler: Compiler, call: ir.Call) -> Chooser:
-    """The mechanism that the cost model takes for a copy; all where no rule of it fits."""
+    """The mechanism that the cost model chooses for a copy; all where no rule of it fits."""
     recorder, whole = compiler.instrumentation.recorder, compiler.executing == compiler.machine.tensor_level
     try:
         programs = None if whole else recorder.rates.places
@@ -102,10 +104,10 @@ def _by_choice(compiler: Compiler, call: ir.Call) -> Chooser:
 
 
 def _by_host(impl: str | None) -> Chooser:
-    """What moves data while no program runs, or what was asked for.
+    """The requested mechanism, or one that moves data while no program runs.
 
     Raises (when called):
-        UnsupportedError: the way offers no such mechanism.
+        UnsupportedError: the path has no such mechanism.
     """
 
     def choose(offers: Sequence[Mechanism]) -> list[Mechanism]:
@@ -122,8 +124,9 @@ def _by_host(impl: str | None) -> Chooser:
 
 
 class Way(NamedTuple):
-    """What a transfer between two units takes: demands on links; seconds until it begins, that its bytes take at least,
-    and from then until they are there."""
+    """A transfer between two units: demands on links; seconds until it begins, minimum seconds of its bytes, and
+    seconds from then until they are visible.
+    """
 
     demands: Demands
     startup: float
@@ -151,14 +154,14 @@ def _way(
     rate = min(best.rate(operation), path.bandwidth)
     demands: dict[Hashable, float] = dict(recorder.rates.over(path, nbytes, rate / path.bandwidth))
     if by_program and best.per_program:
-        # All that a program has under way shares what it reaches alone.
+        # All transfers in flight of a program share its own resources.
         demands[best.name] = nbytes / best.per_program
         rate = min(rate, best.per_program)
     return Way(demands, best.startup, nbytes / rate, path.latency)
 
 
 def _inside(recorder: Recorder, nbytes: int, level: str) -> Way:
-    """Between units that share a tensor-owning one: thread groups of a program, programs of a cluster."""
+    """The transfer between units of one tensor-owning unit: thread groups of a program, programs of a cluster."""
     network = recorder.machine.network(level)
     if network is None:
         layer = recorder.rates.layers["shared"]
@@ -200,7 +203,7 @@ def _delay(recorder: Recorder, here: int, there: int) -> float:
 
 @cost(ops.ATOMIC_ADD.name, runs=True)
 def _atomic_add(compiler: Compiler, call: ir.Call) -> Closure:
-    """A put whose target is read and written; a fetch-add takes there and back."""
+    """A put whose target is read and written; a fetch-add takes a round trip."""
     recorder, where, made = compiler.instrumentation.recorder, compiler.where, AtomicAdd.of(call)
     near = Traffic(compiler, made.value, False) if made.is_of_tiles else None
     target, peer = Region(compiler, made.target), Peer(compiler, made.peer, made.level)
@@ -225,7 +228,7 @@ def _atomic_add(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _ranks(compiler: Compiler, peer: Peer) -> Callable[[Frame], list[tuple[int, int]]]:
-    """The peers that an operation names, and how often; in a parallel loop those of its elements."""
+    """The peers of an operation, and the number of times; in a parallel loop those of its elements."""
     if not compiler.axes:
         return lambda frame: [(uniform(peer.rank(frame), frame, "a peer's rank"), 1)]
 
