@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What tests emulate, once more: lowered to CUDA (`--lower`), or run on GPUs (`gpu/plugin.py`).
+"""Emulated programs of tests, run again: lowered to CUDA (`--lower`), or run on GPUs (`gpu/plugin.py`).
 
-A program that the emulator accepts shall run on GPUs. So after each emulation that ends well `tilescale.emulate` hands
-the program on, unless it was not checked whole (it may race), is for another machine, or ran for its time only.
+A program that the emulator accepts must run on GPUs. So after each successful emulation `tilescale.emulate` hands the
+program on, unless it was not checked whole (it may race), is for another machine, or was emulated without data.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tilescale.passes.pipeline import analyse
 from tilescale.program.model import Program
 
 MACHINE = "h200-sxm-8"
-"""What programs are made for that name no machine."""
+"""Machine of programs that name none."""
 
 PROGRAMS_OF_A_TEST = 6
 """More of one test, such as hypothesis makes, are only emulated."""
 
 SAMPLE = 64
-"""With --lower=sample, one in so many cases of a test is lowered, beside its first."""
+"""With --lower=sample, one in this number of cases of a test is lowered, in addition to its first."""
 
 NO_LAYOUT = "no available layout found"
-"""What TileLang says of tiles in registers that it cannot spread over the threads, such as 3 x 11 over 32."""
+"""TileLang's error about tiles in registers that it cannot distribute over the threads, such as 3 x 11 over 32."""
 
 _emulate = tilescale.emulate
 
@@ -44,13 +44,13 @@ class Again:
     """Stands for `tilescale.emulate`.
 
     Attributes:
-        hand_on: called with the program, a copy of what was passed, and what it is after the emulation, for each unit;
-            returns why it did nothing, if so.
-        devices: of how many devices the launches are that it takes; None for any number.
+        hand_on: called with the program, a copy of the arguments, and the arguments after the emulation, for each unit;
+            returns the reason if it did nothing.
+        devices: number of devices of the launches that it takes; None for any number.
         architecture: what the programs are compiled for.
         times: how often one program is handed on.
         test: the test that runs.
-        reasons: why so many emulations were handed on no further; "" counts those that were.
+        reasons: reason -> number of emulations that were not handed on; "" counts those that were.
     """
 
     hand_on: Callable[[Program, list[list[Any]], list[list[Any]]], str | None]
@@ -110,7 +110,7 @@ def copied(value: Any, device: torch.device | str = "cpu") -> Any:
 
 
 def _plain_kernel(test: pytest.Item | None) -> PlainKernel | None:
-    """What a test is about, if that is a kernel of the collection."""
+    """Kernel of the collection that a test is about, if any."""
     found = test.callspec.params.get("kernel") if hasattr(test, "callspec") else None
     return found if isinstance(found, PlainKernel) else None
 

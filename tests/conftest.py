@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tests do not depend on the shell that they are started from, and each process of theirs uses one processor."""
+"""Tests do not depend on the shell that starts them, and each of their processes uses one CPU core."""
 
 import gc
 import os
@@ -36,7 +36,7 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than there are processors: tests of jobs mostly wait for the processes that they start."""
+    """One worker more than CPU cores: tests of jobs mostly wait for the processes that they start."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
@@ -64,7 +64,7 @@ def _without_remedies(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable():
-    """A report as it goes to the process that prints it: TVM's strings are none that pytest-xdist can send."""
+    """A report in a form that can be sent to the process that prints it: pytest-xdist cannot send TVM's strings."""
     return plain((yield))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tables and lists of a page that are made: each stands behind a comment with its name."""
+"""Generated tables and lists of a page: each follows a comment with its name."""
 
 import os
 import re

@@ -21,7 +21,7 @@ def public_names() -> dict[str, object]:
                 names[f"{module.__name__}.{name}"] = getattr(module, name)
     classes = {name: value for name, value in names.items() if isinstance(value, type)}
     for owner, cls in classes.items():
-        # What comes from a base that has no public name is the class's own.
+        # Members of a base without a public name are listed for the class itself.
         bases = [c for c in cls.__mro__ if c.__module__.startswith("tilescale.") and c not in classes.values()]
         for key, value in [item for each in (cls, *bases) for item in vars(each).items()]:
             if isinstance(value, classmethod | staticmethod):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a results file of a race holds, for the tests of those who write one and of those that are stored."""
+"""Form of a race's results file, for the tests of writers and of stored files."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from tilescale.tuning.race import KEYS, MODES, RATES
 
 
 def faults(results: Any) -> list[str]:
-    """What is wrong with the contents of a results file: nothing, in a good one."""
+    """Faults in the contents of a results file: none, in a good one."""
     if not isinstance(results, dict) or list(results) != ["machine", "versions", "date", "rows"]:
         return ["a results file has machine, versions, date, rows"]
     return [f"row {n}: {fault}" for n, row in enumerate(results["rows"]) for fault in _row_faults(row)]

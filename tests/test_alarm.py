@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What runs too long is interrupted, where the system can do that."""
+"""The interruption of calls that take too long, where the system supports it."""
 
 import signal
 import threading

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The rules of docs/architecture.md, read off the source: who imports whom, who reads what, how large files are."""
+"""The rules of docs/architecture.md, checked on the source: imports, reads of the environment, sizes of files."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ def at_module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from at_module_level(handler.body)
 
 
-# -- who imports whom --------------------------------------------------------------------------------------------------
+# -- imports
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_imports_run_one_way():
@@ -425,7 +426,7 @@ print(json.dumps([time.process_time() - begin, "torch._dynamo" in sys.modules]))
 
 
 def python(code: str) -> object:
-    """What `code` prints as JSON, in a new process that writes no byte code."""
+    """JSON that `code` prints, in a new process that writes no byte code."""
     done = subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

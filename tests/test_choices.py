@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is measured of algorithms becomes points of the shipped measurements, and says how good choices are."""
+"""Measurements of algorithms become points of the shipped ones, and show the quality of choices."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ NO_AREA = "begin the subject with an area, as in `ops: keep L2 rasterization for
 
 
 def faults(message: str, parents: int, changed_lines: int) -> list[str]:
-    """What to change in a commit."""
+    """Return the changes that a commit needs."""
     subject, _, body = message.strip().partition("\n")
     found = []
     if parents > 1:

@@ -100,8 +100,8 @@ def type_in(commands: str) -> str:
 def test_code_prints_what_the_page_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Blocks run in the page's order, in a folder of the page; one after `<!-- file: NAME -->` is that file instead.
 
-    What they draw is what the page shows: a picture `images/NAME` is the file NAME that they wrote. What
-    matplotlib draws differs between its versions, so that is not compared: the report beside it has the numbers.
+    The page shows their pictures: `images/NAME` is the file NAME that they wrote. Pictures by matplotlib differ between
+    its versions and are not compared: the report next to them has the numbers.
     """
     monkeypatch.chdir(tmp_path)
     text, names = page.read_text(encoding="utf-8"), {"__name__": page.stem}
@@ -245,7 +245,7 @@ TIMES = {
     "GEMM and all-reduce": ("operators", "gemm_ar"),
     "all-reduce of": ("collectives", "allreduce"),
 }
-"""What a row of the table in the README says -> the results that have its times, and their work."""
+"""Row of the README's table -> the results that have its times, and their work."""
 
 CONTENDERS = (
     ["tilescale"],
@@ -322,7 +322,7 @@ MARK = "<!-- what follows is written by tests/test_docs.py -->\n"
 
 
 def error_tables() -> str:
-    """All error classes by the sections of tilescale/errors.py: what each means, and who raises it."""
+    """All error classes by the sections of tilescale/errors.py: their meanings, and the functions that raise them."""
     source = inspect.getsource(tilescale.errors)
     parts = re.split(r"^# -- (.*?) -+$", source, flags=re.MULTILINE)[1:]
     tables = [_table(title, body) for title, body in zip(parts[::2], parts[1::2], strict=True)]

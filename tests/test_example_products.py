@@ -135,7 +135,7 @@ def only_at_home(choice: torch.Tensor, experts: int) -> torch.Tensor:
 def test_experts_get_what_their_capacity_holds(
     route: Callable[[torch.Tensor, int], torch.Tensor], devices: int, tokens: int, capacity: int
 ):
-    """Odd numbers of tokens, experts that nobody or everybody chooses, fewer slots than a tile or not whole ones."""
+    """Odd numbers of tokens, experts without tokens or with all, fewer slots than a tile or partial tiles."""
     module, width, hidden, top_k = example(18), 40, 72, 2
     experts = 2 * devices
     weights = values(9, experts, width, hidden)
@@ -195,7 +195,7 @@ def waited_us(report: tilescale.Report, name: str) -> float:
 
 
 def test_one_turn_behind_the_parts_have_arrived(tmp_path: Path):
-    """Reduced in the turn in which it is multiplied, a tile is waited for; one turn later it is there."""
+    """Reduced in the iteration in which it is multiplied, a tile is waited for; one iteration later it has arrived."""
     text = NUMBERED[15].read_text(encoding="utf-8")
     for behind, at_once in (
         ("turn > 0 and (block + turn - 1) % size == rank", "turn < turns and (block + turn) % size == rank"),
@@ -214,7 +214,7 @@ def test_one_turn_behind_the_parts_have_arrived(tmp_path: Path):
 
 
 def test_shifts_round_a_folded_ring_take_less_time():
-    """With small blocks the way back of a plain ring, seven hops of eight cores, is longer than a multiplication."""
+    """With small blocks the longest hop of a plain ring, over seven of eight cores, takes longer than a GEMM."""
     module, times = example(20), []
     with tilescale.use_machine("wafer-mesh"):
         for stepped in (module.stepped, lambda position, by, side: (position + by // 2 + side) % side):

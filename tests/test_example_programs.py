@@ -73,7 +73,7 @@ def test_more_devices_than_the_machine_has():
 
 @pytest.mark.parametrize("number", NUMBERED)
 def test_again_with_the_same_buffers_in_other_orders(number: int, monkeypatch: pytest.MonkeyPatch):
-    """A launch on other inputs goes before each: what it left in the tensors must not be seen, whoever runs first."""
+    """A launch on other inputs goes before each: its results in the tensors must not be seen, in any order of units."""
     example, launches = load(NUMBERED[number]), []
 
     def twice(program: Any, args: list[list[torch.Tensor]]) -> None:
@@ -113,9 +113,9 @@ def test_one_credit_for_both_places_of_a_ring_is_a_race(tmp_path: Path):
 
 @pytest.fixture
 def launched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every program is launched twice in a row on the same workspaces, and no barrier stands in between.
+    """Every program is launched twice in a row on the same workspaces, without a barrier in between.
 
-    But for those with flags of the call: they are zero when a call begins, which is a barrier.
+    Except those with flags of the call: they are zero when a call begins, which is a barrier.
     """
     emulate = importlib.import_module("tilescale.backends.emulator.emulate")
     taken_apart = emulate.analyse
@@ -130,7 +130,7 @@ def launched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_several_orders(path: Path, given: list[str], seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run an example, its units in turns and as so many seeds have it, without a look at its results."""
+    """Run an example in the default order of units and in those of some seeds, without checking its results."""
     example, emulate = load(path), tilescale.emulate
     monkeypatch.setattr(example.common, "compare", lambda *_: None)
     for seed in (None, *range(seeds)):

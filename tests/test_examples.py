@@ -34,7 +34,7 @@ VERDICT = re.compile(r"largest error \S+, rounding allows")
 
 
 def verdicts(path: Path, capsys: pytest.CaptureFixture[str], *args: str) -> list[str]:
-    """What an example says of its results, one verdict for every run."""
+    """Verdicts that an example prints, one for every run."""
     load(path).main([*args], standalone_mode=False)
     shown = capsys.readouterr().out
     found = VERDICT.findall(shown)
@@ -43,7 +43,7 @@ def verdicts(path: Path, capsys: pytest.CaptureFixture[str], *args: str) -> list
 
 
 def programs(path: Path) -> int:
-    """How many tile programs an example has."""
+    """Number of tile programs of an example."""
     return sum(
         isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "T.prim_func" for d in node.decorator_list)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

@@ -46,7 +46,7 @@ def test_nothing_is_drawn_outside_a_figure(name: str):
 
 
 def ends(x: float, attributes: str, text: str) -> tuple[float, float]:
-    """Where a text of a figure begins and ends in DejaVu Sans, wider than most fonts that a browser takes for it."""
+    """Left and right end of a figure's text in DejaVu Sans, wider than most default fonts of browsers."""
     size, anchor = (re.search(rf'{name}="(\S+?)"', attributes)[1] for name in ("font-size", "text-anchor"))
     length = TextPath((0, 0), text, size=float(size), prop=FontProperties(family="DejaVu Sans")).get_extents().width
     left = x - {"start": 0, "middle": length / 2, "end": length}[anchor]

@@ -332,7 +332,7 @@ def test_a_loop_without_an_end_is_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     import judge
 
     monkeypatch.setattr(judge, "LIMIT_S", 16.0)
-    turns = "while A[0, 0] != 99: A[0, 0] = 1 - A[0, 0]"  # what it waits for changes: no deadlock
+    turns = "while A[0, 0] != 99: A[0, 0] = 1 - A[0, 0]"  # the value that it waits for changes: no deadlock
     verdict = answer(1, {"T.copy(tile, B, dst=(rank + 1) % size)": turns}, tmp_path)
     assert verdict.state == "not right yet"
     assert "still running after 16 s" in verdict.text and turns in verdict.text

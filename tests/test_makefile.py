@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What make does with virtual environments: it makes and updates its own, and leaves those of others alone."""
+"""make and virtual environments: it makes and updates its environment, and leaves others alone."""
 
 import shutil
 import subprocess

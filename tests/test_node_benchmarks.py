@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What measures a server of GPUs: who sends to whom, and simulated times beside what was measured there."""
+"""Measurements of a server of GPUs: patterns of senders, and simulated times compared with measured ones."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_look.ipynb"
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, dict]:
-    """What each cell shows: its source -> its text, and what it displays by kind."""
+    """Output of each cell: its source -> its text, and its displays by kind."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     shell, found = InteractiveShell(), {}
     for cell in cells:

@@ -96,7 +96,7 @@ every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: ker
 @pytest.mark.nightly
 @every_kernel
 def test_program_is_that_of_tilelang(kernel: PlainKernel) -> None:
-    """Names and annotations included: it is all that TileLang's compiler gets, whatever the target."""
+    """Names and annotations included: that is the input of TileLang's compiler, for any target."""
     ours, stock = (kernel.program(module).script(show_meta=True) for module in (tilescale.language, tilelang.language))
     assert ours == stock
 
@@ -104,7 +104,7 @@ def test_program_is_that_of_tilelang(kernel: PlainKernel) -> None:
 @pytest.mark.nightly
 @every_kernel
 def test_program_is_compiled_as_it_is(kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For every target: nothing is done to a program on its way to TileLang's compiler."""
+    """For every target: a program reaches TileLang's compiler unchanged."""
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(tilelang_core.compile, "cuda_source", lambda *given: asked.append(given) or "text")
     func = kernel.program(tilescale.language)

@@ -20,7 +20,7 @@ QUICK = ("cluster_gemm", "product_allreduce", "ag_gemm")
 
 
 def script(name: str) -> ModuleType:
-    """A script of the folder, loaded as a module: nobody imports them by name."""
+    """Load a script of the folder as a module: no module imports them by name."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Races at the shapes of other projects' benchmarks: which there are, and who takes part."""
+"""Races at the shapes of other projects' benchmarks: their works and contenders."""
 
 from __future__ import annotations
 

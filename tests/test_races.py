@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Races measure in turns, lose nobody's rows, and write files of one form; what they measure is right."""
+"""Races interleave contenders, keep all rows, and write files of one form; the contenders are correct."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 OLDER = {"corpus", "emulator", "many_nodes", "mutants", "overlap_bound", "predictions", "scaling"}
 OLDER |= {"rmaracebench", "white_paper_1", "white_paper_2"}
-"""Results of scripts with forms of their own, beside those of checks."""
+"""Results of scripts with other forms, and those of checks."""
 
 
 def result_files() -> list[Path]:
     """Results of races."""
     every = sorted((FOLDER / "results").glob("*.json"))
-    others = {*OLDER, "upstream_examples", "first_call"}  # what examples give, and parts of one step, are no races
+    others = {*OLDER, "upstream_examples", "first_call"}  # examples, and parts of one step
     return [path for path in every if path.stem not in others and "_check" not in path.stem]
 
 
@@ -45,7 +45,7 @@ def test_checks_between_nodes_passed_as_the_page_says(path: Path):
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[Callable[[str], ModuleType]]:
-    """Scripts of the folder by name: nobody imports them as a package."""
+    """Scripts of the folder by name: no module imports them as a package."""
     places = [str(FOLDER), str(FOLDER / "works")]
     sys.path[:0] = places
     yield __import__
@@ -81,7 +81,7 @@ class Pair:
 
 
 class Script:
-    """A timer that reads times off a list for each contender, and notes who was timed when."""
+    """A timer with a list of times for each contender, which records the order of calls."""
 
     def __init__(self, times: dict[str, list[float]]):
         self.times, self.log = {name: iter(values) for name, values in times.items()}, []
@@ -350,7 +350,7 @@ def test_overlapped_scatters_add_up_what_arrives(scripts: Callable, way: str, de
     tilescale.emulate(program, given)
     want = sum(x.double() @ y.double().T for x, y in zip(a, b, strict=True)).chunk(devices)
     for c, expected in zip(outs, want, strict=True):
-        torch.testing.assert_close(c.double(), expected, rtol=2**-6, atol=0.3)  # parts are rounded on their way
+        torch.testing.assert_close(c.double(), expected, rtol=2**-6, atol=0.3)  # parts are rounded before their sum
 
 
 def test_clusters_multiply(scripts: Callable):

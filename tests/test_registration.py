@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Functions that register themselves are found by programs, whatever else a process has imported."""
+"""Programs find self-registering functions, independently of the imports of a process."""
 
 import ast
 
@@ -8,7 +8,7 @@ import networkx
 from tests.test_architecture import at_module_level, imported, module, sources, tree
 
 REGISTERS = {"runs", "lowers"}
-"""Decorators by which functions of the CUDA back end register themselves, in files that nobody has to name."""
+"""Decorators by which functions of the CUDA back end register themselves, in files that are not listed anywhere."""
 
 
 def test_what_registers_itself_is_imported():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Names of TileLang's and TVM's operations, and where their arguments stand, are known in few files."""
+"""Few files know the names of TileLang's and TVM's operations, and the positions of their arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.test_architecture import short, sources, tree
 
 
 def test_stock_operations_are_known_in_the_seam():
-    """Names stand in tilelang_core/tl.py; tiles.py and scalars.py there, and operations.py, know positions.
+    """Names are in tilelang_core/tl.py; tiles.py and scalars.py there, and operations.py, know positions.
 
     So does graph_patterns.py, of nodes of torch.fx.
     """
@@ -27,7 +27,7 @@ def test_stock_operations_are_known_in_the_seam():
 
 
 def knows_positions(node: ast.AST) -> bool:
-    """Whether code tells the arguments of an operation apart by where they stand, or by how many there are."""
+    """Whether code distinguishes the arguments of an operation by their positions, or by their number."""
 
     def is_arguments(value: ast.expr | None) -> bool:
         if isinstance(value, ast.Call) and ast.unparse(value.func) in ("list", "tuple", "reversed"):

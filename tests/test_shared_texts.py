@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What one process of a run has lowered, another one finds."""
+"""A program that one process of a run has lowered is found by the others."""
 
 from pathlib import Path
 

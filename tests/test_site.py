@@ -22,7 +22,7 @@ for package in ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybu
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make docs` builds, without what the examples print, which other tests look at."""
+    """Build the site of `make docs`, without the examples' outputs, which other tests check."""
     folder = tmp_path_factory.mktemp("site")
     words = ["--fail-on-warning", "--keep-going", "--quiet", "--doctree-dir", str(folder / ".trees")]
     words += ["-D", "run_examples=0"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a person sees of an error that nobody catches: the message first, then the lines of their own."""
+"""Output of an uncaught error: the message first, then the lines of the user's files."""
 
 import io
 import subprocess

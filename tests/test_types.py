@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What type checkers and editors are told."""
+"""Types that type checkers and editors see."""
 
 import inspect
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The script that times two examples on GPUs: what it runs, what it checks first, what it writes beside what."""
+"""The script that times two examples on GPUs: its programs, its checks before, and its results."""
 
 import importlib.util
 import json

@@ -13,27 +13,25 @@ from tests import words
 
 PENDING: dict[str, dict[str, int]] = {
     "pages": {
-        "bare pronoun": 1,
-        "became of": 2,
-        "beside": 55,
-        "fronted": 7,
+        "became of": 1,
+        "beside": 46,
+        "fronted": 6,
         "heading": 64,
         "is no": 8,
-        "long sentence": 8,
-        "nobody": 19,
-        "on its way": 5,
-        "own": 16,
-        "processor": 19,
-        "product": 14,
+        "long sentence": 6,
+        "on its way": 4,
+        "own": 15,
+        "processor": 11,
+        "product": 13,
         "rest on": 2,
-        "room": 6,
-        "served": 2,
+        "room": 4,
+        "served": 1,
         "so many": 1,
-        "stand": 16,
-        "tell": 24,
-        "turn": 57,
-        "whatever": 15,
-        "who": 48,
+        "stand": 12,
+        "tell": 16,
+        "turn": 53,
+        "whatever": 14,
+        "who": 40,
     },
     "backends": {
         "bare pronoun": 1,
@@ -71,7 +69,7 @@ PENDING: dict[str, dict[str, int]] = {
         "product": 11,
         "relative clause": 432,
         "rest on": 2,
-        "room": 37,
+        "room": 31,
         "served": 9,
         "so many": 68,
         "stand": 54,
@@ -97,29 +95,6 @@ PENDING: dict[str, dict[str, int]] = {
         "whatever": 5,
         "who": 12,
     },
-    "tests": {
-        "bare pronoun": 3,
-        "became of": 14,
-        "beside": 36,
-        "fronted": 14,
-        "is no": 21,
-        "nobody": 91,
-        "on its way": 21,
-        "own": 12,
-        "processor": 16,
-        "product": 6,
-        "relative clause": 290,
-        "rest on": 2,
-        "room": 7,
-        "served": 3,
-        "shall": 1,
-        "so many": 42,
-        "stand": 37,
-        "tell": 42,
-        "turn": 53,
-        "whatever": 30,
-        "who": 60,
-    },
 }
 """Tree -> how often it still breaks a rule. Numbers only decrease."""
 
@@ -127,7 +102,7 @@ FOUND = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in words.PRINTED))
 
 
 def broken_rules(tree: str) -> tuple[Counter[str], list[str]]:
-    """How often a tree breaks each rule, and where it breaks those that hold for it."""
+    """Return the number of a tree's violations of each rule, and their places for rules that hold for it."""
     count: Counter[str] = Counter()
     places = []
     for path in words.files(tree):

@@ -82,7 +82,7 @@ RULES = {
     ),
     "processor": Rule(r"\bprocessors?\b", "SM, CPU core", "a block on each processor"),
     "stand": Rule(r"\bst(?:ands?|ood)\b(?! in for| for| alone|-)", "is, has the position", "behind it stands a loop"),
-    "room": Rule(r"\broom\b", "capacity, space", "no room for a tensor"),
+    "room": Rule(r"\broom\b(?!:)", "capacity, space", "no room for a tensor"),
     "shall": Rule(r"\bshall\b", "must, does", "it shall run"),
     "so many": Rule(r"\bso many\b(?! \w+ that)", "the number, `n`", "a grid of so many blocks"),
     "on its way": Rule(

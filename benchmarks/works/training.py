@@ -152,7 +152,7 @@ class Step:
 
         mesh = init_device_mesh(trials.device().type, (tilescale.init().size,))
         model = parallelize(self.model(), mesh, plan())
-        optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)  # steps after which a wrong contender diverges
+        optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)  # too small for contenders to diverge
         x = trials.nothing(1, self.tokens // mesh.size(), HIDDEN).requires_grad_()
 
         def step() -> torch.Tensor:

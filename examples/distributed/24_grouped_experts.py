@@ -3,11 +3,9 @@
 
     y = f(x Up[e]) Down[e]      f(v) = max(v, 0)^2      e: the expert that a token goes to
 
-In number 18 tiles carry tokens to their experts and back. Here no tile sends.
-
-`with_capacity`: each device has `capacity` rows for every expert. An all-to-all brings them to the device that has the
-expert, two grids multiply, an all-to-all brings the results back. A tile has rows of one device for one expert. So the
-compiler knows which chunk a tile waits for, and sends a chunk of results when its tiles are complete:
+`with_capacity`: each device has `capacity` rows for every expert. Two grids multiply between two all-to-alls, and no
+tile sends, unlike in number 18. A tile has rows of one device for one expert: it waits for one chunk, and a chunk of
+results is sent when its tiles are complete:
 
     device 1:   own rows, expert by expert | those of device 0 | those of 3 ...     each tile waits for its chunk
                 results for 2 ............ | for 3 ........... | ... own ones       each chunk leaves when it is made

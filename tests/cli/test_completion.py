@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a shell completes."""
+"""Completions of a shell."""
 
 import pytest
 from click.shell_completion import ShellComplete

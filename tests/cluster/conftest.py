@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Hosts for jobs: network namespaces on one bridge, each with an address, a host name and processes of its own.
+"""Hosts for jobs: network namespaces on one bridge, each with an address, a host name and processes.
 
-They share the file system and the processors of this machine, so everything here is slow, and needs root and iproute2.
-`make test-cluster` runs it; `make test` does not, as these files are none that pytest collects by itself.
+They share the file system and the CPU cores of this machine, so these tests are slow, and need root and iproute2. `make
+test-cluster` runs it; `make test` does not, as pytest does not collect these files by default.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JOB = str(HERE / "job.py")
 MACHINE = "h200-sxm-8x4"
 
 LIMIT_S = 600.0
-"""A hang guard: the machine may be slow, a job of four ranks takes two minutes on two busy processors."""
+"""A hang guard: the machine may be slow, a job of four ranks takes two minutes on two busy CPU cores."""
 
 _BRIDGE, _NAMES, _NETWORK = "tsbridge", "tsnode{}", "10.213.77.{}"
 _GATEWAY = 254

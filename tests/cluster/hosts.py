@@ -115,7 +115,7 @@ def test_a_host_that_is_cut_off_ends_the_job(hosts: Hosts) -> None:
 
 @pytest.fixture
 def slow_link(hosts: Hosts) -> Iterator[None]:
-    """20 ms more, and one packet in a hundred lost, on the way to host 1."""
+    """20 ms more, and one packet in a hundred lost, towards host 1."""
     words = ["tc", "qdisc", "add", "dev", hosts.names[1], "root", "netem", "delay", "20ms", "loss", "1%"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What the ranks of a job on several nodes run: where they are, and an all-reduce inside nodes and then across them.
+"""Script of the ranks of a job on several nodes: a report of their nodes, and an all-reduce inside nodes and then
+across.
 
     job.py NODES [--stall RANK | --fail RANK | --resume FOLDER]
 

@@ -85,7 +85,8 @@ class Slurm:
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        # munged wants folders that nobody else can write to all the way up; those of temporary files are not.
+        # munged requires folders that other users cannot write to, up to the root; those of temporary files do not
+        # qualify
         self._start("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={self.folder}/munge.socket",
                     f"--pid-file={self.folder}/munged.pid", f"--log-file={self.folder}/munged.log",
                     f"--seed-file={self.folder}/munged.seed")  # fmt: skip
@@ -174,7 +175,7 @@ def test_sbatch_of_a_job_that_fails(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def with_library(kind: str) -> dict[str, str]:
-    """What makes mpi4py load an MPI that understands this kind of process management."""
+    """Environment in which mpi4py loads an MPI for this kind of process management."""
     if kind != "pmix":
         return {}
     if not OPEN_MPI.exists():

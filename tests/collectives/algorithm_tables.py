@@ -13,7 +13,7 @@ from tilescale.collectives.table import names, records
 OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_all_v", "broadcast")
 
 SHAPE = (2, 4)
-"""Of the units for which rounds and bytes are counted."""
+"""Numbers of units for which rounds and bytes are counted."""
 
 HEADS = ("`impl=`", "what it does", "for", "needs", "rounds", "sent", "on GPUs")
 

@@ -112,7 +112,7 @@ def _thread_groups(operation: str, impl: str | None, dtype: str, op: str, units:
 
 
 def arguments(form: str, operation: str, sources: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """What each device passes: the sources, and where results go."""
+    """Arguments of each device: the sources, and the targets."""
     blank = [torch.full(shapes(operation, len(sources))[1], -1.0).to(x.dtype) for x in sources]
     if form in (TENSORS, TILES):
         return [[x.clone(), y] for x, y in zip(sources, blank, strict=True)]
@@ -120,12 +120,12 @@ def arguments(form: str, operation: str, sources: Sequence[torch.Tensor]) -> lis
 
 
 def results(form: str, args: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """What each unit got."""
+    """Result of each unit."""
     return [y for _, y in args] if form in (TENSORS, TILES) else list(args[0][1])
 
 
 def wanted(operation: str, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What each unit must get."""
+    """Expected result of each unit."""
     total, count = torch.stack([x.double() for x in sources]).sum(0).to(sources[0].dtype), len(sources)
 
     def exchanged() -> list[torch.Tensor]:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What `impl=` takes runs as it is named, on the emulator and in what is generated, or is refused with its line."""
+"""Values of `impl=`: each runs as the named algorithm, in the emulator and in generated code, or is rejected with its
+line.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ from tilescale.collectives.table import family
 from tilescale.errors import UnsupportedError, UsageError
 
 BETWEEN_GROUPS = {(TENSORS, BETWEEN), (TILES, BETWEEN)}
-"""What is generated only where devices do not all share memory; here they do."""
+"""Algorithms generated only where devices do not all share memory; here they do."""
 
 every_kind = pytest.mark.parametrize(
     ("form", "operation"), [(form, operation) for form in FORMS for operation in SHAPES if names(operation, form)]
 )
 
 units_and_types = pytest.mark.parametrize(("units", "dtype"), [(UNITS, "float32"), (3, "int8")])
-"""A power of two, and a number that is none with elements of a byte."""
+"""A power of two, and another number with elements of a byte."""
 
 
 def sources(
@@ -54,7 +56,7 @@ def test_what_is_accepted_is_emulated_as_it_is_named(form: str, operation: str, 
 
 
 def able(operation: str, form: str, units: int) -> list[str]:
-    """The algorithms that so many units may name."""
+    """Algorithms that a number of units may name."""
     return [name for name in names(operation, form) if records()[name].against(units) is None]
 
 
@@ -262,7 +264,7 @@ ALGORITHMS = (
 
 @pytest.fixture
 def a_file_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A folder with one more algorithm beside the project's own."""
+    """A folder with one more algorithm next to the project's."""
     (tmp_path / "star.py").write_text(STAR, encoding="utf-8")
     monkeypatch.setattr(family, "__path__", [*family.__path__, str(tmp_path)])
     records.cache_clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What collectives take: closed forms where the literature has them, contention where routes share links."""
+"""Times of collectives: closed forms where the literature has them, contention where routes share links."""
 
 from dataclasses import replace
 

@@ -15,7 +15,7 @@ from tilescale.collectives import FORMS, PROGRAMS, TENSORS, THREAD_GROUPS, TILES
 
 
 def with_nan(dtype: torch.dtype) -> list[torch.Tensor]:
-    """What units bring: one NaN each, elsewhere another one, and one that all have."""
+    """Inputs of units: one NaN each, at different positions, and one common to all."""
     given = [torch.full(SHAPES["allreduce"][0], float(unit)).to(dtype) for unit in range(UNITS)]
     for unit, x in enumerate(given):
         x.view(-1)[[unit * 3, -1]] = torch.nan
@@ -40,7 +40,7 @@ def test_it_stays_where_it_is_emulated(form: str, operation: str, op: str, dtype
 
 @pytest.mark.parametrize("form", [TILES, PROGRAMS, THREAD_GROUPS])
 def test_what_is_generated_has_the_one_rule(form: str):
-    """CUDA's own maximum drops a NaN; of integers it is as good."""
+    """CUDA's maximum drops a NaN; for integers it is used."""
     for operation in ("allreduce", "reduce_scatter"):
         text = source(program(operation, form, None, "bfloat16", "max"))
         kernel = text[text.rindex("__launch_bounds__") :]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Routes as arrays are those of `Machine.path`, whatever connects the units."""
+"""Routes as arrays equal those of `Machine.path`, for any network."""
 
 import numpy as np
 import pytest

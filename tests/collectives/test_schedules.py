@@ -32,7 +32,7 @@ def begin(plan: Schedule) -> np.ndarray:
 
 
 def play(plan: Schedule, held: np.ndarray) -> np.ndarray:
-    """What everybody holds after the rounds; messages of a round are read before any arrives."""
+    """Data of every unit after the rounds; messages of a round are read before any arrives."""
     held = held.copy()
     for r in plan.rounds:
         messages = []

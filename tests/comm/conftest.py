@@ -52,7 +52,7 @@ def command(launcher: str, ranks: int) -> list[str]:
 
 
 def mpirun() -> list[str]:
-    """The mpirun beside this Python, from the package index, or the machine's own."""
+    """mpirun of this Python's environment, from the package index, or the machine's."""
     program = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert program is not None, "the tests need an MPI: pip install mpi4py mpich"
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What ranks note of failures is what all of them read."""
+"""Failures that ranks record can be read by all of them."""
 
 from types import SimpleNamespace
 from typing import Any

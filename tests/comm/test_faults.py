@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What ranks do when something around them breaks: every wait ends, and says why. The ranks are in this process."""
+"""Ranks when something around them breaks: every wait ends, with a reason. The ranks are in this process."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def joined(store: HashStore, rank: int, key: JobKey | None = KEY, size: int = 2)
 
 
 def both(store: HashStore, *ranks: Joined, timeout_s: float = 20.0) -> list[Session | Exception]:
-    """What each rank gets when all join at the same time."""
+    """Results of all ranks when they join at the same time."""
     found: list[Session | Exception] = [LaunchError("hung")] * len(ranks)
 
     def join(number: int) -> None:
@@ -202,7 +202,7 @@ def test_the_key_is_handed_to_processes_of_the_user_alone(monkeypatch) -> None:
     server = KeyServer()
     assert fetch(server.name).tag(b"x") == server.key.tag(b"x")
     monkeypatch.setattr(same_user, "is_ours", lambda connection: False)
-    with pytest.raises(PermissionError, match="another user"):  # whose socket somebody put into the store
+    with pytest.raises(PermissionError, match="another user"):  # whose socket another process put into the store
         fetch(server.name)
     with same_user_connection(server.name) as connection:
         assert connection.recv(32) == b"", "rank 0 asks as well"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where heaps lie: slots, addresses and the checks on them, for our own order and for NVSHMEM's."""
+"""Addresses of heaps: slots, addresses and the checks on them, for this project's order and for NVSHMEM's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Offsets of a heap: no overlap, no leak, and the same on all ranks whatever the order in which they release."""
+"""Offsets of a heap: no overlap, no leak, and the same on all ranks for any order of releases."""
 
 from __future__ import annotations
 

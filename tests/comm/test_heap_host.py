@@ -48,7 +48,7 @@ def nothing_stays_open(request: pytest.FixtureRequest):
 
 
 def on_ranks(run_ranks, size: int, work: Callable[[SymmetricHeap], Any], **options: Any) -> list[Any]:
-    """What `work` gave or raised on every rank, each with its own view of one heap."""
+    """Result or error of `work` on every rank, each with its own view of one heap."""
 
     def be(team: Team) -> Any:
         return work(SymmetricHeap(team, "cpu", **options))
@@ -201,7 +201,7 @@ def test_out_of_memory_says_how_much_and_what_to_do(run_ranks) -> None:
         kept = heap.empty(2 * MIB, torch.int8)
         with pytest.raises(HeapExhaustedError) as caught:
             heap.empty((3, MIB), torch.int8)
-        heap.empty(2 * MIB, torch.int8)  # what fits still fits
+        heap.empty(2 * MIB, torch.int8)  # later allocations still fit
         assert kept.numel() == 2 * MIB
         return str(caught.value)
 

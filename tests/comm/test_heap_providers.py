@@ -31,7 +31,7 @@ class Fussy(Host):
 
     @classmethod
     def objection(cls, device: torch.device, hosts: int) -> Any:
-        """What is told to it through `refuses`."""
+        """Errors to raise, set through `refuses`."""
         if cls.refuses:
             return cls.refuses.pop()
         return None
@@ -112,7 +112,7 @@ def test_a_missing_package_says_what_to_install() -> None:
 
 
 class Library:
-    """What the provider uses of nvshmem.core and nvshmem.bindings, for rank 0 of one; keeps a log of the calls."""
+    """Fake of the used parts of nvshmem.core and nvshmem.bindings, for rank 0 of one; keeps a log of the calls."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []

@@ -28,7 +28,7 @@ EXITS = "exit", 0, r"rank 0 \(pid \d+ on \S+\) ended before it came to barrier\(
 KILLED = "kill", 1, r"rank 1 \(pid \d+ on \S+\) disappeared"
 
 
-# What a launcher does of itself when a rank ends differs where the rank is killed.
+# Launchers differ in their reaction to a rank that ends only where the rank is killed.
 @pytest.mark.parametrize(
     ("launcher", "what", "culprit", "text"),
     [("tilescale run", *RAISES), ("tilescale run", *EXITS), *((launcher, *KILLED) for launcher in LAUNCHERS)],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The key of a job: where it comes from, who may know it, and what is signed with it."""
+"""The key of a job: its sources, its permissions, and the signed messages."""
 
 from __future__ import annotations
 

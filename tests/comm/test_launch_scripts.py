@@ -51,7 +51,7 @@ def test_there_is_one_for_every_launcher() -> None:
 
 @pytest.mark.parametrize("line", ["node0", "  node0:8", "node0 slots=8"])
 def test_hosts_of_open_mpi_get_the_environment_by_name(tmp_path: Path, line: str) -> None:
-    """With the address of rank 0, which is on the first host; no value stands on the command line."""
+    """With the address of rank 0, which is on the first host; no value is on the command line."""
     shown = 'if [[ $1 == --version ]]; then echo "mpirun (Open MPI) 4"; else echo "$MASTER_ADDR: $*"; fi'
     path = stand_in(tmp_path, mpirun=f"#!/usr/bin/env bash\n{shown}\n")
     (tmp_path / "hosts").write_text(f"# the cluster\n\n{line}\nnode1\n")
@@ -81,7 +81,7 @@ def test_a_failed_job_is_examined(tmp_path: Path, launcher: str, words: list[str
 
 
 def launched(folder: Path, *words: str, **variables: str) -> Done:
-    """What a command does that takes a script under launch/, whose Python and torchrun have torch loaded already."""
+    """Result of a command with a script under launch/, whose Python and torchrun have torch loaded already."""
     torchrun = f'#!/bin/sh\nexec "{warm.python()}" -m torch.distributed.run "$@"\n'
     path = stand_in(folder, srun=SRUN, scontrol=SCONTROL, torchrun=torchrun)
     return run_words(words, PATH=path, PYTHON=warm.python(), **variables)
@@ -94,7 +94,7 @@ def test_mpirun() -> None:
 
 
 def test_memory_that_killed_ranks_of_mpich_left_is_given_back(tmp_path: Path) -> None:
-    """It is in nobody's address space; that of a job that runs is, and what is new may be on its way there."""
+    """It is not in any process's address space. The memory of a running job is, and new memory may soon be."""
     names = [Path(f"/dev/shm/mpich_shm_{kind}_{os.getpid()}") for kind in ("left", "used", "new")]
     path = stand_in(tmp_path, mpirun="#!/usr/bin/env bash\nexit 143\n")
     try:

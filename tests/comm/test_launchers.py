@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which launcher an environment speaks of, and what is said about one that makes no sense."""
+"""The launcher that an environment indicates, and errors about inconsistent ones."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ def test_a_name_that_nobody_knows(monkeypatch) -> None:
 
 def test_only_an_address_of_this_host_can_be_served() -> None:
     with pytest.raises(LaunchError, match="cannot serve 192.0.2.1:0: Cannot assign requested address") as caught:
-        store_server.serve("192.0.2.1", 0, timeout_s=1.0)  # RFC 5737: an address of nobody
+        store_server.serve("192.0.2.1", 0, timeout_s=1.0)  # RFC 5737: an address without a host
     assert "MASTER_ADDR must be an address" in caught.value.hint
 
 
 def listening(port: int) -> set[str]:
-    """The addresses at which somebody listens on a port, as the kernel writes them."""
+    """Addresses with a listener on a port, as the kernel writes them."""
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
     return {words[1].split(":")[0] for words in lines if words[1].endswith(f":{port:04X}") and words[3] == "0A"}
 
@@ -138,7 +138,7 @@ def test_the_store_listens_at_one_address_alone() -> None:
 
 
 def test_nobody_takes_the_port_of_the_store_before_rank_0_listens() -> None:
-    """Another user may bind all ports, with the options of those who want to share."""
+    """Another user may bind all ports, with the options for sharing them."""
     reserved = Reserved(("127.0.0.1", 0))
     for host in ("127.0.0.1", "0.0.0.0"):
         with socket.socket() as thief:

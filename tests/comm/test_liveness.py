@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The connections by which ranks know of each other: who is let in, who is not, and that nobody can hold the door."""
+"""Connections by which ranks monitor each other: authentication, and bounds on unauthenticated peers."""
 
 from __future__ import annotations
 

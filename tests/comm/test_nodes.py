@@ -33,7 +33,7 @@ def rendezvous(nodes: int = 2) -> Rendezvous:
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """What calls give or raise that wait for each other."""
+    """Results or errors of concurrent calls that wait for each other."""
     found: list[Any] = [None] * len(calls)
 
     def make(number: int) -> None:

@@ -81,7 +81,7 @@ def test_mismatch_names_both_places(run_ranks, other) -> None:
 
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_rank_that_has_done_its_part_may_go_on(run_ranks, monkeypatch, stays: bool) -> None:
-    """Rank 1 is seen in its next call; it stands elsewhere only if what it owes here is still missing."""
+    """Rank 1 is seen in its next call; it is elsewhere only if its contribution here is still missing."""
     monkeypatch.setattr(session, "_SLOW_S", -1.0)
     looks = iter([[1, 2]])
     answers = iter([None] * 6 + ["all"])
@@ -97,7 +97,7 @@ def test_a_rank_that_has_done_its_part_may_go_on(run_ranks, monkeypatch, stays: 
 
 
 def elsewhere(call):
-    """What a call gives, or raises, in a thread of its own."""
+    """Result or error of a call, in a separate thread."""
     with concurrent.futures.ThreadPoolExecutor(thread_name_prefix="other") as pool:
         made = pool.submit(call)
         return made.exception() or made.result()
@@ -191,7 +191,7 @@ def test_a_result_that_arrived_counts_though_its_sender_left(run_ranks) -> None:
 
 
 def refuses(team: Team, refused, rank: int = 1):
-    """What a call gives in which one rank fails, how long the rank took, and what the next call gives."""
+    """Result of a call in which one rank fails, the time of the rank, and the result of the next call."""
     start, error = time.monotonic(), None
     try:
         refused(team) if team.rank == rank else team.all_gather(0)
@@ -240,7 +240,7 @@ def test_what_leaves_a_call_on_all_ranks_is_no_failure(run_ranks) -> None:
 
 
 def test_errors_that_all_ranks_raise_by_themselves_are_not_told(run_ranks) -> None:
-    """A wait on a device that failed, or what ranks were told already: once each."""
+    """A wait on a device that failed, or a failure that ranks have already reported: once each."""
 
     def work(team: Team):
         told = []
@@ -260,7 +260,7 @@ def test_errors_that_all_ranks_raise_by_themselves_are_not_told(run_ranks) -> No
 
 
 def test_telling_takes_two_seconds_at_most(run_ranks) -> None:
-    """Where calls may take longer; where they may not, no longer than they may. Both are as before behind it."""
+    """Context in which calls may take longer; otherwise the bound holds, also afterwards."""
 
     def work(team: Team):
         client, seen = team._session.transport.client, []

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 
 
 def by_another_user(act: Callable[[], object]) -> str:
-    """What came of something that a process of another user did: "done", or its error."""
+    """Result of an action of a process of another user: "done", or its error."""
     read, write = os.pipe()
     process = os.fork()
     if process == 0:
@@ -49,7 +49,7 @@ def by_another_user(act: Callable[[], object]) -> str:
 
 
 class Attack:
-    """What executes something when it is unpickled: it makes a folder."""
+    """An object that executes code when it is unpickled: it makes a folder."""
 
     def __init__(self, folder: Path):
         self._folder = str(folder)
@@ -59,7 +59,7 @@ class Attack:
 
 
 def test_a_pickle_in_the_store_is_not_executed(run_ranks, tmp_path: Path) -> None:
-    """Neither where a call's records lie, nor where failures are told."""
+    """Neither the file of a call's records, nor that of failures."""
     folder, store = tmp_path / "executed", store_server.serve("127.0.0.1", 0, timeout_s=20)
 
     def attack() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Updates that are not atomic, that are for some of those who make them only, or that are mixed with plain accesses."""
+"""Updates that are not atomic, atomic among some of the units only, or mixed with plain accesses."""
 
 import torch
 
@@ -61,7 +61,7 @@ def count_beside_a_plain_access(access):
 
 @label("device", RMARACEBENCH("sync: accumulation"), wrong={"one inbox": RaceError}, right=["inboxes", "reduction"])
 def sum_of_devices(by):
-    """Parts are added to one place by everybody, or sent to a place each and added up there, or reduced."""
+    """All devices add parts to one element, or send each to its element for adding there, or reduce."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((3, 8), "float32"), F: T.Tensor((1,), "int32")):
@@ -113,7 +113,9 @@ def widths_of_a_counter(types):
 
 @label("device", RMARACEBENCH("atomic: domains"), wrong={"of the device": RaceError}, right=["of all devices"])
 def scopes_of_a_counter(scope):
-    """A device counts at another one, which counts there itself: with everybody, or with its own threads only."""
+    """A device increments a peer's counter, which the peer increments too: with atomics for all, or for its threads
+    only.
+    """
 
     @T.prim_func
     def program(C: T.Tensor((1,), "int32")):
@@ -296,7 +298,7 @@ def histogram(plain):
 
 @label("block", SCORD("lock"), wrong={"no lock": RaceError, "relaxed": RaceError}, right=["lock"])
 def critical_section(by):
-    """A block that has drawn its turn updates two places, and passes the turn on: by a release, or relaxed."""
+    """A block that holds the ticket updates two elements, and passes the ticket on: by a release, or relaxed."""
     acquire, release = ("relaxed", "relaxed") if by == "relaxed" else ("acquire", "release")
 
     @T.prim_func

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Out of bounds: flags, peers, barriers, elements and tiles that do not exist. What TileLang guards is no mistake."""
+"""Out of bounds: flags, peers, barriers, elements and tiles that do not exist. Accesses that TileLang guards are
+correct.
+"""
 
 import torch
 

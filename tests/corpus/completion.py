@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operations that go on as units of their own: who waits for their end, and for which of them."""
+"""Asynchronous operations: which waits cover their completion, and of which operations."""
 
 import tilescale.language as T
 from tests.corpus.fences import label
@@ -102,7 +102,7 @@ def order_of_a_get_and_a_put(ends):
 
 @label("device", RMARACEBENCH("sync: collectives"), wrong={"nothing": RaceError}, right=["barrier"])
 def put_into_a_sum(order):
-    """Each device adds up what all have sent to it. That it has its own sum tells it nothing of the sum of others."""
+    """Each device adds up the parts of all others. Its own sum does not imply that the others' sums are complete."""
 
     @T.prim_func
     def program(X: T.Tensor((1,), "float32"), Y: T.Tensor((3, 1), "float32"), S: T.Tensor((1, 1), "float32")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Deadlocks: waits in a circle, waits for what nobody does, barriers that not all reach, units that never start."""
+"""Deadlocks: cyclic waits, waits without a signal, barriers that not all units reach, units that never start."""
 
 import torch
 
@@ -37,7 +37,7 @@ def ring_of_waits(first):
 
 @label("device", RMARACEBENCH("sync: several origins"), wrong={"all": DeadlockError}, right=["all but one"])
 def signals_of_the_others(count):
-    """Everybody signals all others, but not itself."""
+    """Each device signals all others, but not itself."""
 
     @T.prim_func
     def program(F: T.Tensor((1,), "int32")):
@@ -153,7 +153,7 @@ def copies_in_one_queue(place):
 
 @label("device", RMARACEBENCH("sync: notification that is reset"), wrong={"set": DeadlockError}, right=["add"])
 def signal_that_takes_another_away(op):
-    """A flag that one has raised is set back by the next one before anybody looks for both."""
+    """The next device resets a raised flag before any device waits for both."""
 
     @T.prim_func
     def program(F: T.Tensor((1,), "int32"), G: T.Tensor((1,), "int32")):
@@ -229,7 +229,7 @@ def two_blocks_of_a_cluster(order):
 
 @label("block", SCORD("blocks that wait for blocks"), wrong={"300": DeadlockError}, right=["200"])
 def grid_that_waits_for_itself(blocks):
-    """All blocks wait for each other; the device has room for 264 of this size."""
+    """All blocks wait for each other; the device can hold 264 of this size."""
     count = int(blocks)
 
     @T.prim_func

@@ -17,7 +17,7 @@ label = Kind("missing fence or barrier")
     right=["barrier", "all-reduce", "all-gather"],
 )
 def put_and_a_barrier(order):
-    """What brings everybody's data to everybody orders as a barrier does; a barrier of one's own blocks does not."""
+    """A collective that exchanges data of all orders as a barrier does; a barrier of local blocks does not."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32"), S: T.Tensor((3, 1), "float32")):
@@ -61,7 +61,7 @@ def barrier_of_some_devices():
 
 @label("device", RMARACEBENCH("sync: barrier without completion"), wrong={"barrier": RaceError}, right=["wait"])
 def barrier_after_a_started_copy(order):
-    """Devices synchronize, but what they have started may still be on its way."""
+    """Devices synchronize, but their asynchronous copies may still be in flight."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
@@ -130,7 +130,7 @@ def get_before_it_is_there(order):
     right=["both"],
 )
 def box_in_a_cluster(barriers):
-    """The box is emptied, filled by a neighbour and read; a barrier stands between each two of these."""
+    """The box is emptied, filled by a neighbour and read; a barrier separates each two of these."""
 
     @T.prim_func
     def program(X: T.Tensor((4, 8), "float32"), Y: T.Tensor((4, 8), "float32")):

@@ -53,7 +53,7 @@ def flag_of_a_block(flag):
     right=["this flag"],
 )
 def flag_of_the_put(flag):
-    """A ring of puts: waits for a flag that somebody else, or one itself, has raised; or the put tells the sender."""
+    """A ring of puts: waits for a flag that another device, or this one, has raised; or the put signals the sender."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32"), F: T.Tensor((2,), "int32")):
@@ -108,7 +108,7 @@ def count_of_senders(condition):
 
 @label("device", RMARACEBENCH("sync: signal set"), wrong={"set": RaceError}, right=["add"])
 def two_signals_of_one_flag(op):
-    """Two senders raise one flag: where both set it to one, nobody knows who did."""
+    """Two senders raise one flag: where both set it to one, the sender is unknown."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((3, 8), "float32"), F: T.Tensor((1,), "int32")):
@@ -129,7 +129,7 @@ def two_signals_of_one_flag(op):
 
 @label("device", RMARACEBENCH("sync: transitive order"), right=["add", "set"])
 def either_of_two_relays(op):
-    """Both know of the first device's data, so whoever of them is heard first speaks of it."""
+    """Both have acquired the first device's data, so either of their signals covers it."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), F: T.Tensor((1,), "int32")):
@@ -201,7 +201,7 @@ def flag_of_a_chunk(flag):
 
 @label("cta_cluster", SIMULEE("barriers of the wrong group"), wrong={"own": RaceError}, right=["next"])
 def barrier_of_the_next_block(target):
-    """Who copies to the next block arrives there; or at its own barrier, where it finds itself."""
+    """A block that copies to the next one arrives at that block's barrier, or, by mistake, at its own."""
 
     @T.prim_func
     def program(Y: T.Tensor((4, 32), "float32")):
@@ -268,7 +268,7 @@ def flag_of_the_next_row(flag):
 
 @label("block", SCORD("scope too narrow"), wrong={"own device": RaceError}, right=["peer"])
 def flag_on_the_own_device(target):
-    """Blocks of two devices: the flag is raised on the device where nobody needs it."""
+    """Blocks of two devices: the flag is raised on the device that does not wait for it."""
 
     @T.prim_func
     def program(X: T.Tensor((2, 8), "float32"), Y: T.Tensor((2, 8), "float32"), F: T.Tensor((2,), "int32")):
@@ -341,7 +341,7 @@ def parity_of_a_phase(phase):
 
 @label("warpgroup", FAIAL("index of a barrier"), wrong={"0": TOO_EARLY, "2": DeadlockError}, right=["1"])
 def barrier_of_the_second_tile(number):
-    """Two tiles with a barrier each, and a third barrier that nobody arrives at."""
+    """Two tiles with a barrier each, and a third barrier without arrivals."""
     waits = int(number)
 
     @T.prim_func

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""How much of the corpus the emulator's checks find, in the order that a run has by itself and in others.
+"""Detection rate of the emulator's checks on the corpus, in the default order of a run and in others.
 
     python -m tests.corpus.measure
 
-writes benchmarks/results/corpus.json, and goes on where it was interrupted; `UPDATE_DOCS=1 pytest tests/corpus` makes
+writes benchmarks/results/corpus.json, and continues after an interruption; `UPDATE_DOCS=1 pytest tests/corpus` makes
 the tables of docs/detection.md from it. A run is right where it names the mistake at its line, or, where there is none,
 where it ends with the same values in all orders.
 """
@@ -93,7 +93,7 @@ def _grouped(results: Mapping[str, Mapping], names: Iterable[str], of: Callable[
 
 
 def tables(results: Mapping[str, Mapping]) -> dict[str, str]:
-    """What docs/detection.md shows of measured programs, by name of the table."""
+    """Tables of docs/detection.md for measured programs, by name."""
     kinds = dict.fromkeys(row["kind"] for row in results.values())
     counts = Counter(row["source"] for row in results.values())
     missed = [name for name, row in results.items() if row["wrong"] and not row["own order"] + row["other orders"]]

@@ -59,7 +59,7 @@ def buffer_of_the_peer_is_filled(barrier):
 
 @label("device", GSAN("transitive"), wrong={"others wait": RaceError, "no last wait": RaceError}, right=["relay"])
 def payload_over_a_relay(who):
-    """Device 0 puts to device 2 and tells device 1, which tells device 2; a wait on the way is left out, or none."""
+    """Device 0 puts to device 2 and signals device 1, which signals device 2; one wait, or none, is left out."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32"), F: T.Tensor((2,), "int32")):

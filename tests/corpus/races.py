@@ -81,7 +81,7 @@ def source_of_a_started_copy(access):
 
 @label("device", RMARACEBENCH("conflict, remote: parts of one window"), wrong={"9": RaceError}, right=["8"])
 def inbox_in_parts(rows):
-    """Everybody puts its part into the inbox of the first device: eight rows each, or one more."""
+    """Every device puts its part into the inbox of the first device: eight rows each, or one more."""
     count = int(rows)
 
     @T.prim_func

@@ -27,7 +27,7 @@ import tilescale
 from tilescale.errors import RaceError, TileScaleError, UninitializedReadError
 
 LEVELS = ("device", "cta_cluster", "block", "warpgroup", "thread")
-"""Whose synchronisation a program is about; threads are those of a block in launches of plain TileLang."""
+"""Kind of unit whose synchronization a program is about; threads are those of a block in plain TileLang launches."""
 
 SEEDS = range(20)
 """Orders of the units that the corpus is measured in."""
@@ -150,11 +150,10 @@ class Kind:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of a program said.
+    """Outcome of one run of a program.
 
     Attributes:
-        error: what was raised, or None.
-        values: what the program left in its arguments, if nothing was raised.
+        error: the exception, or None. values: the arguments afterwards, if there was no exception.
         redundant: the lines of the waits that no access of the run needed.
     """
 
@@ -187,7 +186,7 @@ class Bench:
         """All checks, in the order of units that a seed stands for."""
         if self._refused is not None:
             return Outcome(self._program, self._refused, [])
-        given = copy.deepcopy(self._given)  # what is one tensor stays one tensor
+        given = copy.deepcopy(self._given)  # one tensor stays one tensor
         try:
             report = tilescale.emulate(self._function, given, time=False, schedule_seed=seed)
         except TileScaleError as error:

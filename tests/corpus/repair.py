@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Right programs of the corpus without one wait or signal, and again with the line that the error's hint says.
+"""Correct programs of the corpus without one wait or signal, and again with the line that the error's hint proposes.
 
     python -m tests.corpus.repair
 
-prints what became of each.
+prints the outcome of each.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Repair:
-    """What became of a program without one line.
+    """Outcome for a program without one line.
 
     Attributes:
         line: that was left out, or changed.
-        found: whether that was found to be a mistake, and `hinted` whether the error says an exact remedy.
+        found: whether a check reported the mistake, and `hinted` whether the error proposes an exact remedy.
         right: whether the program with the remedy is without error and leaves the values of the right one.
     """
 
@@ -61,7 +61,7 @@ def candidates() -> Iterator[Program]:
 
 
 def repairs(program: Program, folder: Path) -> Iterator[Repair]:
-    """For each wait and signal of a program, what becomes of it without, and with the remedy."""
+    """For each wait and signal of a program, the outcome without it, and with the remedy."""
     lines = Path(inspect.getfile(program.make)).read_text(encoding="utf-8").splitlines()
     own, first = inspect.getsourcelines(program.make)
     wanted = Bench(program).run(None)
@@ -121,7 +121,7 @@ def _added(lines: list[str], statement: str, side: str, number: str) -> list[str
 
 
 def main() -> None:
-    """Print what became of each, and the counts."""
+    """Print all outcomes, and the counts."""
     count: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         for program in candidates():

@@ -59,7 +59,7 @@ def put_that_nobody_speaks_of():
 
 @label("device", RMARACEBENCH("sync: fence between puts"), wrong={"between": RaceError}, right=["last"])
 def two_puts_and_a_signal(place):
-    """The signal speaks of the first half only, if it stands between the two."""
+    """The signal covers the first half only, if it is between the two."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32"), F: T.Tensor((1,), "int32")):
@@ -152,7 +152,7 @@ def signal_of_a_started_copy(place):
 
 @label("device", RMARACEBENCH("sync: completion at the origin"), wrong={"arrival": RaceError}, right=["answer"])
 def source_after_a_started_copy(known):
-    """That the peer's data has come says nothing of whether one's own has left."""
+    """The arrival of the peer's data does not imply that the local data has left."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an error says to add is what was left out: the program with that line is right again."""
+"""Errors propose the line that was left out: the program with that line is correct again."""
 
 from pathlib import Path
 

@@ -56,7 +56,7 @@ def loops_that_store(part):
 
 @label("thread", SIMULEE("race in device memory"), wrong={"other": RaceError}, right=["own", "block"])
 def counters(who):
-    """All threads add to an element: without atomics, to one of all; to an own one; or one for all."""
+    """All threads add to an element: without atomics, to one common element; to one each; or one thread for all."""
 
     @T.prim_func
     def program(X: T.Tensor((32,), "int32")):

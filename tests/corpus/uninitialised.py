@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Reads of what nobody has written: whole tiles and parts, accumulators, workspaces, what a peer never sent."""
+"""Uninitialized reads: whole tiles and parts, accumulators, workspaces, data that a peer never sent."""
 
 import torch
 
@@ -14,7 +14,7 @@ label = Kind("uninitialised")
 
 @label("device", RMARACEBENCH("conflict: reads of a window"), wrong={"half": UninitializedReadError}, right=["whole"])
 def inbox_that_is_half_filled(sent):
-    """A workspace is nobody's argument: what a peer has not sent is not there."""
+    """A workspace is not an argument: it is uninitialized where a peer has not sent."""
     count = 4 if sent == "half" else 8
 
     @T.prim_func
@@ -74,7 +74,9 @@ def inbox_in_a_workspace(order):
 
 @label("device", RMARACEBENCH("sync: flags"), wrong={"workspace": UninitializedReadError}, right=["cleared", "flags"])
 def flags_that_nobody_cleared(memory):
-    """Flags of the call are zero; elements of a workspace are anything until somebody clears them and all know it."""
+    """Flags of the call are zero; elements of a workspace are undefined until a unit clears them and all have
+    synchronized.
+    """
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32")):
@@ -205,7 +207,7 @@ def part_of_a_tile(rows):
 
 @label("block", INDIGO("guards"), wrong={"i + j < 4": UninitializedReadError}, right=["i + j < 5"])
 def elements_under_a_guard(guard):
-    """What is written under one condition is read under another one."""
+    """Data written under one condition is read under another one."""
     limit = int(guard.split()[-1])
 
     @T.prim_func

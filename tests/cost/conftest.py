@@ -11,7 +11,7 @@ from tilescale.settings import settings
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Sets variables, and lets everybody look again at what is kept."""
+    """Set variables, and clear the caches that depend on them."""
 
     def change(**variables: str) -> None:
         for name, value in variables.items():

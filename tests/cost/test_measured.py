@@ -170,7 +170,7 @@ def test_what_was_not_measured_anew_is_what_is_shipped(environment, tmp_path: Pa
     assert {launch.mode for launch in found.launches} == {launch.mode for launch in shipped.launches}
     gathers = ("all_gather", "direct", 2, MIB)
     assert found.collective_s(*gathers) == shipped.collective_s(*gathers) is not None
-    # What is compared in one choice was measured together.
+    # Times of one choice are from one measurement.
     assert [p for p in found.collectives if (p.operation, p.units) == ("allreduce", 2)] == [mine]
     assert in_force(H200).network("device") == H200.network("device")
 

@@ -82,7 +82,7 @@ class Guard:
 
 @dataclass(eq=False)
 class Captured:
-    """A captured graph, whose handles are of no use any more once nobody holds it."""
+    """A captured graph, whose handles become invalid when the last reference to it is gone."""
 
     number: int
     nodes: list[Node]
@@ -93,13 +93,13 @@ class Captured:
 
 
 class Device:
-    """What a program does on rank 0 of two.
+    """Record of a program's actions on rank 0 of two.
 
     Attributes:
         log: kernels with their arguments, and barriers, in order.
-        graphs: what was captured; replayed: what the kernels were passed in each replay of one, places as numbers.
+        graphs: the captured graphs; replayed: arguments of the kernels in each replay, addresses as numbers.
         instantiated: how many of them became executable.
-        events: of the turns on the device's streams.
+        events: of the device's streams.
         on_launch: called for each kernel, with its name and arguments.
         capturing: whether the caller captures a graph; broken: whether kernels fail to launch.
     """
@@ -208,7 +208,7 @@ class Device:
         return execute.DeviceProgram(lowered(func, devices=2).lowered, {}).build()
 
     def names(self) -> list[Any]:
-        """What was launched since the last look: kernels by name, barriers by what they are for."""
+        """Launches since the last call: kernels by name, barriers by purpose."""
         names = [entry if isinstance(entry, str) else entry[0] for entry in self.log]
         self.log.clear()
         return names
@@ -222,7 +222,7 @@ def node(entry: Any) -> Node:
 
 
 def _passed(x: Any) -> bytes:
-    """What a kernel would be passed."""
+    """Arguments of a kernel."""
     if isinstance(x, ctypes.Structure | bytes):
         return bytes(x)
     if torch.is_tensor(x):

@@ -27,7 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pulled, one stage": {"pulls": True, "stages": 1, "waits": "some steps"},
     "pulled, at once": {"pulls": True, "waits": "never"},
 }
-"""What `arriving` is called with."""
+"""Arguments of `arriving`."""
 
 
 def arriving(
@@ -115,7 +115,7 @@ def operands(seed: int, rank: int, *, steps: int = 6, turns: int = 1, tail: int 
 
 
 def product(seed: int, rank: int, devices: int, count: int, **how: Any) -> torch.Tensor:
-    """What a rank's C is after `count` iterations, in float64."""
+    """Expected C of a rank after `count` iterations, in float64."""
     used = slice(0, count * STEP)
     x, b = operands(seed, (rank - 1) % devices, **how)[0], operands(seed, rank, **how)[1]
     return x[:, used].double() @ b[used].double()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Blocks of several devices as threads of this process: what headers/messages.cuh and those after it need on a host.
+// Blocks of several devices as threads of this process: host versions of the needs of headers/messages.cuh.
 #include <pthread.h>
 #include <sched.h>
 #include <math.h>
@@ -171,7 +171,7 @@ inline bool any_of_line(bool mine) {
   line.together.arrive_and_wait();
   return result;
 }
-// As a whole: whoever sees the number sees all.
+// Atomically: a reader of the number sees all of it.
 inline void store_line(Words* at, Words words, unsigned number) {
   __atomic_store_n(&at->first, words.first, __ATOMIC_RELAXED);
   if (threadIdx.x % LINE_THREADS < LINE_THREADS - 1) __atomic_store_n(&at->second, words.second, __ATOMIC_RELAXED);
@@ -213,7 +213,7 @@ inline float __uint_as_float(unsigned bits) {
 }
 using ::Statistics;
 inline float larger(float a, float b) { return __float_as_uint(a) > __float_as_uint(b) ? a : b; }
-// As on a GPU, who has a sum has all parts of it, and may be ahead of who still reads them.
+// As on a GPU, a thread with a sum has all its parts, and may be ahead of threads that still read them.
 class OfCluster {
  public:
   explicit OfCluster(Cluster own) : own_(own) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Calls of a small program on several devices, each block of one thread: what headers/sync.cuh and headers/rendezvous.cuh
-// need on a host stands before them, what calls them behind.
+// Calls of a small program on several devices, each block of one thread: the needs of
+// headers/sync.cuh and headers/rendezvous.cuh on a host precede them, the calls follow.
 #ifdef AFTER_HEADERS
 
 using namespace tilescale;
@@ -13,8 +13,8 @@ static V* at(char* memory, int rank, Place place) {
   return reinterpret_cast<V*>(memory + rank * BYTES + place);
 }
 
-// What lowering/rendezvous.py makes of a program in which each block sends the number of the call to its counterparts.
-// It waits for all of them, or for one, and synchronizes with them as it leaves. Returns how much it found wrong.
+// The output of lowering/rendezvous.py for a program in which each block sends the number of the call to its
+// counterparts. It waits for all of them, or for one, and synchronizes with them as it leaves. Returns the number of errors.
 static long block_of_call(char* memory, int rank, int ranks, int call, bool waits_for_all, i64 limit) {
   int block = blockIdx.x, blocks = gridDim.x;
   i64 *words = at<i64>(memory, 0, WORDS), *report = at<i64>(memory, rank, REPORT);
@@ -22,7 +22,7 @@ static long block_of_call(char* memory, int rank, int ranks, int call, bool wait
   int* inbox = at<int>(memory, rank, INBOX) + block * ranks;
   const i64 stride = BYTES / 8;
   long wrong = 0;
-  if (block == 0)  // nobody has entered
+  if (block == 0)  // no rank has entered
     for (int b = 0; b < blocks; ++b) wrong += load_acquire(flags + b) != 0;
   come(words, stride, rank, ranks, counts, 7, report);
   enter(words, stride, rank, rank, ranks, counts, 7, limit, report, 0);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // A pipelined loop as stock TileLang specialises it: a producer of four warps, of which the first one loads, and a
-// consumer. What headers/sync.cuh needs on a host stands before it, the loop behind. Of each warp there is one thread.
+// consumer. The needs of headers/sync.cuh on a host precede it, the loop follows. Each warp is one thread.
 #ifdef AFTER_HEADERS
 
 using namespace tilescale;
 
-// An mbarrier of one arrival: how many phases are complete, of which a wait sees the parity alone.
+// An mbarrier of one arrival: the number of complete phases, of which a wait sees the parity alone.
 struct Barrier {
   std::atomic<unsigned> complete{0};
   bool blocks(unsigned parity) const { return (complete & 1) == parity; }
@@ -15,7 +15,7 @@ constexpr int STAGES = 2, WARPS = 4;
 
 static std::atomic<bool> over;
 
-// Whether it came, before all was over.
+// Whether the phase completed before the end of the run.
 template <typename Ready>
 bool came(Ready ready) {
   for (; !ready(); std::this_thread::yield())
@@ -23,10 +23,10 @@ bool came(Ready ready) {
   return true;
 }
 
-// How many warps wait for what does not come, of a loop of so many steps whose first load waits for a flag. A warp that
-// looks at a barrier sees each of its phases: they take longer than a look. So the consumer goes on when all that do
-// have seen the last one.
-// The flag is raised when the warps of a mask sleep, as it has not come.
+// Number of warps that wait forever, in a loop of `steps` steps whose first load waits for a flag. A warp that polls a
+// barrier sees each of its phases, which take longer than a poll. So the consumer continues when all polling warps have
+// seen the last phase.
+// The flag is raised when the warps of a mask sleep, after a poll that did not find it.
 extern "C" int stuck_warps(int steps, int sleepers) {
   Barrier full[STAGES], empty[STAGES];
   std::atomic<int> at[WARPS] = {}, asleep{0}, stuck{0};
@@ -59,7 +59,7 @@ extern "C" int stuck_warps(int steps, int sleepers) {
     ++empty[i % STAGES].complete;
   }
   consumed = true;
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // nothing will come any more
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // no further arrivals
   over = true;
   for (auto& thread : threads) thread.join();
   return stuck;
@@ -83,7 +83,7 @@ static thread_local Dim threadIdx, blockIdx;
 inline long now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 inline void __syncwarp() {}
 inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-// Which warps did not find the flag; whether all steps were made. The first warp looks again at once, others so late.
+// Warps that did not find the flag; whether all steps were executed. The first warp polls again soon, others late.
 static std::atomic<int> asleep_once;
 static std::atomic<bool> consumed;
 inline void __nanosleep(unsigned) {

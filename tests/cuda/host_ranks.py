@@ -35,7 +35,7 @@ LIMIT_NS = 20 * 10**9
 PROCESSORS, THREADS, CLUSTER = 3, 4, 2
 
 HOST_HEADERS = kernels.HEADERS[3:]
-"""Those that are no PTX: `host_blocks.h` stands for the first three."""
+"""Headers without PTX: `host_blocks.h` replaces the first three."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Library:
 
 
 def shorten(patch: pytest.MonkeyPatch, form: str, nbytes: int) -> None:
-    """Parts of so many bytes still go as short messages, of a form."""
+    """Parts of this size are still sent as short messages, of a form."""
     patch.setattr(exchanges, "short", lambda own, stand, ranks: [exchanges.Short(form, nbytes)])
     patch.setitem(exchanges.SHARING, "lines", 2)  # as in host_blocks.h
 

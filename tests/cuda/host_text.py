@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Device functions compiled for the host: what they tell other devices and wait for, in threads of this process."""
+"""Device functions compiled for the host: their signals and waits, in threads of this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATOMICS = [
         r"\1 = __atomic_fetch_add(\2, 1, __ATOMIC_ACQ_REL);",
     ),
 ]
-"""PTX and what it is on a host. What stands in `#if __CUDA_ARCH__` is nothing there."""
+"""PTX and its equivalent on a host. Code in `#if __CUDA_ARCH__` is absent there."""
 
 
 def on_host(text: str, shim: str, folder: Path) -> ctypes.CDLL:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Lowered kernels of all ranks, executed as they stand: what goes where, by which slot, index and number of a device.
+"""Execution of the lowered kernels of all ranks: every store by its slot, index and device number.
 
 A rank is a thread, its blocks run one after the other. Stores land at once; NVSHMEM's puts when they are called;
-barriers are those of Python. So this shows what a lowering computes, not the order of accesses between its barriers.
+barriers are those of Python. So this checks the results of a lowering, not the order of accesses between its barriers.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Job:
             return self._memory.setdefault((rank, name), np.zeros(tuple(shape), dtype))
 
     def peer(self, rank: int, own: np.ndarray, peer: int) -> np.ndarray:
-        """What another rank has where one has `own`."""
+        """The counterpart on another rank of `own`."""
         with self._lock:
             name = next(name for (of, name), array in self._memory.items() if of == rank and array is own)
         return self.memory(peer, name, own.shape, str(own.dtype))
 
     def slot(self, rank: int) -> int:
-        """Where a rank's memory lies for those of its group."""
+        """Address of a rank's memory for the ranks of its group."""
         return (rank + SHIFT) % self.near
 
     def wait(self, members: Sequence[int]) -> None:
@@ -193,7 +193,7 @@ class Rank:
 
 
 def _put(rank: Rank, args: list[Any]) -> None:
-    """What lies inside both tensors, into the peer's array of the same name."""
+    """Copy the part inside both tensors into the peer's array of the same name."""
     (source, *mine), (target, *theirs), rows, columns, pe = args
     near, far = source.reshape(-1), rank.job.peer(rank.rank, target, int(pe)).reshape(-1)
     for i in range(rows):

@@ -35,7 +35,7 @@ def ring(dtype: str = "bfloat16", flag: str = "uint64", op: str = "add") -> Any:
 
 
 def tails() -> Any:
-    """Tiles of parts of rows that reach beyond the tensor, from registers, with a conversion on the way."""
+    """Tiles of parts of rows that reach beyond the tensor, from registers, with a conversion in between."""
 
     @T.prim_func
     def tails_of_puts(

@@ -20,7 +20,7 @@ def ag_gemm(
 ) -> Any:
     """C = the gathered rows of all devices times B; a tile waits for the chunk of rows that it multiplies.
 
-    The rows of peers are written by whoever raises `arrived`. `blocks`: that many blocks work on tile after tile.
+    The rank that raises `arrived` writes the rows. `blocks`: of a persistent grid.
     """
     m_all, n_all, k_all = shape
     bm, bn, bk = tile
@@ -70,9 +70,9 @@ def ag_gemm_by_loads(
     waits: bool = False,
     impl: str | None = None,
 ) -> Any:
-    """C = the rows of all devices times B, whose tiles are loaded where they lie, own rows first.
+    """C = the rows of all devices times B; tiles are loaded from their owners, local rows first.
 
-    Of a device that has `ready` to say when its rows are there, if it `waits`. `blocks`: as for `ag_gemm`.
+    If `waits`, devices signal `ready` when their rows are complete, and tiles wait for it. `blocks`: as for `ag_gemm`.
     """
     m_all, n_all, k_all = shape
     bm, bn, bk = tile
@@ -121,10 +121,10 @@ def rs_gemm(
     direct: bool = False,
     blocks: int = 0,
 ) -> Any:
-    """C = the sum over devices of A times B, each device its rows: parts of peers' rows first, own rows last.
+    """C = the sum over devices of A times B, each device its rows: parts of peers' rows first, local rows last.
 
-    A part goes to the local `parts`, whose chunks are counted in `done` for whoever sends them to the owner's inbox; or
-    tile by tile straight into that inbox (`direct`). `blocks`: that many blocks work on tile after tile.
+    A part goes to the local `parts`, whose chunks are counted in `done` for the sender to the owner's inbox; or tile by
+    tile straight into that inbox (`direct`). `blocks`: that many blocks work on tile after tile.
     """
     m_all, n_all, k_all = shape
     bm, bn, bk = tile
@@ -216,7 +216,7 @@ def ag_gemm_senders(
     blocks: int = 132,
     senders: int = 16,
 ) -> Any:
-    """The first blocks send the own rows to all peers, the others multiply, waiting for chunks of rows."""
+    """The first blocks send the local rows to all peers, the others multiply, waiting for chunks of rows."""
     m_all, n_all, k_all = shape
     bm, bn, bk = tile
     rows = m_all // devices
@@ -237,7 +237,7 @@ def ag_gemm_senders(
             with T.Scale("block"):
                 a = T.alloc((bm, bk), DTYPE, level="l1")
                 b = T.alloc((bn, bk), DTYPE, level="l1")
-                out = T.alloc((bm, bn), DTYPE, level="l1")  # of the product, or a piece on its way
+                out = T.alloc((bm, bn), DTYPE, level="l1")  # of the GEMM, or a piece in flight
                 c = T.alloc((bm, bn), "float32", level="l0")
                 with T.Scale("device") as (rank, size):
                     if block < senders:

@@ -19,7 +19,7 @@ Ranks = list[list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Case:
-    """A program for any number of devices, what a rank passes it (data, then zeros), and what must come of it."""
+    """A program for any number of devices, a rank's arguments (data, then zeros), and the expected result."""
 
     make: Callable[[int], Any]
     tensors: Callable[[int, int], list[torch.Tensor]]

@@ -24,7 +24,7 @@ def put_with_signal(dtype: str = "float32", impl: str | None = None) -> Any:
 
 
 def put_with_own_flags(waits: bool = True, blocks: int = 4) -> Any:
-    """The same with flags of the program, for which nobody waits unless `waits`."""
+    """The same with flags of the program, which are waited for only if `waits`."""
 
     @T.prim_func
     def put_own(X: T.Tensor((TILE * blocks, COLUMNS), "float32"), Y: T.Tensor((TILE * blocks, COLUMNS), "float32")):
@@ -88,7 +88,7 @@ def merged_tensors(impl: str | None = None, rows: int = 64, devices: int = 4) ->
 
 
 def whole_copy(impl: str | None = None, rows: int = 64) -> Any:
-    """A device puts its whole tensor into the next one's and tells it."""
+    """Put each device's whole tensor into the next one's and signal it."""
 
     @T.prim_func
     def whole(

@@ -52,7 +52,7 @@ def source(func: Any, machine: str = "h200-sxm-8") -> str:
 
 
 def ptxas(text: str, arch: str = "sm_90a") -> str:
-    """What the assembler says of a text's registers."""
+    """Register usage of a text, as the assembler reports it."""
     root = Path(tilelang.__file__).parent
     includes = [f"-I{root / 'src'}", f"-I{root / '3rdparty/cutlass/include'}"]
     with tempfile.TemporaryDirectory() as folder:
@@ -79,12 +79,12 @@ def apart(text: str, number: int) -> str:
 
 
 def bodies(text: str) -> str:
-    """The kernels of a text without what stands before them."""
+    """Kernels of a text without the preamble."""
     return "\n\n".join(KERNEL.findall(text)) + "\n"
 
 
 def notes(func: Any, machine: str = "h200-sxm-8") -> list[str]:
-    """What was chosen for a program."""
+    """Schedule chosen for a program."""
     return list(lowered(func, machine).notes)
 
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What ranks compare when they synchronize: a number for the tensors that peers reach, another one for other
-tensors."""
+"""Values that ranks compare when they synchronize: one for the tensors that peers reach, another for other tensors."""
 
 from importlib import import_module
 from types import SimpleNamespace
@@ -30,7 +29,7 @@ class Heap:
 
 
 def digest(*tensors: torch.Tensor, reached: set[int] | None = None) -> int:
-    """That of a call with these tensors, all of which peers reach if nothing else is said."""
+    """Value of a call with these tensors, all reachable by peers by default."""
     positions = set(range(len(tensors))) if reached is None else reached
     program = SimpleNamespace(launches=(), parameters=(), body=Sequence(()))
     own = SimpleNamespace(program=program, reached=positions, heap=Heap)
@@ -110,7 +109,7 @@ def test_algorithms_on_tensors_are_those_that_are_able_in_the_order_of_the_table
     made = SimpleNamespace(name="allreduce", norm=None)
     plain = available(made, Wanted("allreduce", TENSORS, "device", (0, 1)), None)
     assert plain.names == ("one_shot", "ring", "nccl") and plain.on_request == {"ring"}
-    # What takes no function gathers, and the function comes after that.
+    # Operations without a function gather, and apply the function afterwards.
     assert available(made, Wanted("allreduce", TENSORS, "device", (0, 1), function=True), None).names == (
         "nccl", "one_shot", "ring",
     )  # fmt: skip

@@ -130,7 +130,7 @@ def test_emulated_it_is_one_grid():
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What streams did: kernels by the stream that they were put on, the fork and the join."""
+    """Actions of streams: kernels by their stream, the fork and the join."""
     log, current = list[str](), ["main"]
 
     @contextmanager

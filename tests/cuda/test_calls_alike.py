@@ -99,7 +99,7 @@ def passed_on() -> Any:
 
 
 def shifted() -> Any:
-    """The first rows go to the next device through memory of the program's own, which has room for all."""
+    """Send the first rows to the next device through a workspace of the program, which has space for all."""
     rows = T.dynamic("rows")
 
     @T.prim_func

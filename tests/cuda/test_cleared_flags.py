@@ -33,7 +33,7 @@ class Job:
         self._run.restype = ctypes.c_long
 
     def calls(self, memory: Any, blocks: int, calls: int, to_all: bool, absent: int = -1, limit: int = LONG_NS) -> int:
-        """What was found wrong in so many calls of each rank but one."""
+        """Errors found in a number of calls of each rank but one."""
         given = (ctypes.c_void_p(memory.data_ptr()), len(memory), blocks, calls, int(to_all), absent)
         return self._run(*given, ctypes.c_long(limit))
 
@@ -55,7 +55,7 @@ def memory_of(ranks: int) -> torch.Tensor:
 
 
 def failed(memory: torch.Tensor) -> list[bool]:
-    """Of which ranks the calls were stopped."""
+    """Ranks whose calls were stopped."""
     return memory[:, REPORT : REPORT + 8].view(torch.int64).ne(0).any(1).tolist()
 
 
@@ -95,7 +95,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def _flags_seen(device: Device, own: Any, rows: int) -> list[int]:
-    """What each of three calls finds in the flags."""
+    """Flags seen by each of three calls."""
     given, seen = [device.heap.zeros((rows, 64), torch.float32) for _ in range(2)], []
 
     def launched(name: str, *args: Any) -> None:
@@ -127,7 +127,7 @@ def test_flags_of_a_larger_program_are_zeroed_before_devices_synchronize(device:
 
 
 def test_one_launch_zeroes_all_flags_of_a_program(device: Device):
-    """Of whatever types; names share no 128 bytes."""
+    """Flags of any types; names share no 128 bytes."""
 
     @T.prim_func
     def signals(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):

@@ -42,7 +42,7 @@ def test_what_the_check_on_gpus_expects_is_what_the_emulator_computes(name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_cluster_begins_and_ends_together(name):
-    """A cluster may be started early; nobody touches memory of a program that has not begun, or has ended."""
+    """A cluster may be started early; no block accesses memory of a program that has not begun, or has ended."""
     text = bodies(source(EVERY[name]))
     body = text[text.index("{") :]
     begin, barrier = body.index("cudaGridDependencySynchronize();"), body.index("tilescale::cluster_barrier();")
@@ -161,7 +161,7 @@ def test_what_all_programs_need_is_loaded_once(split):
     shared, own = ("B", "A") if split == "rows" else ("A", "B")
     assert f"tma_load_multicast({shared}_desc" in text and f"tma_load({own}_desc" in text
     assert "(uint16_t)(3)" in text and "cluster_get" not in text
-    # Whoever overwrites a stage has heard of every warp of both programs; each waits for its own instance.
+    # A writer of a stage has been signalled by every warp of both programs; each waits for its own instance.
     assert re.search(r"empty\d+\[0\]\.init\(16\)", text) and re.search(r"full\d+\[0\]\.init\(1\)", text)
     assert text.index("tl::cluster_sync();") < text.index("tma_load")
 
@@ -182,7 +182,7 @@ def test_warps_of_their_own_load_ahead():
     ]
     text = bodies(source(programs.product()))
     assert "__launch_bounds__(384, 1)" in text
-    # All have begun when all barriers are there: nobody synchronizes again before the loads.
+    # All have begun when all barriers are initialized: no thread synchronizes again before the loads.
     assert text.index("tl::cluster_sync();") < text.index("tma_load") < text.index("cluster_barrier();")
     loading, using = roles(text)
     assert text.count("tma_load") == loading.count("tma_load") > 0

@@ -46,7 +46,7 @@ KERNELS = [
 
 @pytest.fixture(scope="module")
 def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What orders memory operations in each kernel, in the order of the text."""
+    """Instructions that order memory operations in each kernel, in the order of the text."""
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not installed")
     folder: Path = tmp_path_factory.mktemp("ptx")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is generated compiles: every example's program and the small ones, for each architecture."""
+"""Generated code compiles: every example's program and the small ones, for each architecture."""
 
 import shutil
 from importlib import import_module

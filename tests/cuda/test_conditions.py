@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is read in front of a wait, signal or barrier is what is used after it, also where TileLang splits a branch."""
+"""Values read before a wait, signal or barrier are those used after it, also where TileLang splits a branch."""
 
 import re
 
@@ -14,7 +14,7 @@ def text(func):
 
 
 def test_a_collective_under_a_condition_uses_one_half_of_its_workspace():
-    """Which half is read once: the barrier between sending and taking counts on."""
+    """Index that is read once: the barrier between sending and taking changes the counter."""
 
     @T.prim_func
     def program(A: T.Tensor((4, 128), "float32")):

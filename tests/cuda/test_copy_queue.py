@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What goes on a device's copy queue, and why the rest does not."""
+"""Operations on a device's copy queue, and reasons against the others."""
 
 from typing import Any
 
@@ -194,7 +194,7 @@ def test_what_can_only_be_asynchronous_names_its_line(statements: Any, found: st
 
 
 def test_flags_of_rows_whose_number_is_open():
-    """What differs between senders is known, how many chunks there are is not."""
+    """The condition differs between senders and is known; the number of chunks is not."""
     m = T.dynamic("m")
 
     @T.prim_func

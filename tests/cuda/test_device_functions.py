@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the device functions compile to: orders and scopes of memory operations, and fences, in PTX.
+"""PTX of the device functions: orders and scopes of memory operations, and fences.
 
 A release that becomes relaxed, or a fence that is lost, gives wrong results rarely and on some machines only.
 """
@@ -75,7 +75,7 @@ KERNELS = {
 """Name -> the call, and the instructions in their order."""
 
 DRAINED = "cp.async.bulk.wait_group 0 fence.proxy.async.global fence.acq_rel.sys"
-"""What drain() is."""
+"""Instructions of drain()."""
 
 CONTAINED = {
     "signal_adds": ("tilescale::signal<0, int>(flags, at, 8, 1, report, 0);", ["red.release.sys.global.add.s32"]),
@@ -109,7 +109,7 @@ CONTAINED = {
         [DRAINED, "red.relaxed.sys.global.add.u64", "ld.acquire.sys.global.s64", "st.volatile.global.u32"],
     ),
 }
-"""Functions that report failures too, whose blocks stand in any order: runs of instructions that must be there."""
+"""Functions that report failures too, whose blocks have any order: runs of instructions that must exist."""
 
 
 @pytest.fixture(scope="module")
@@ -149,12 +149,12 @@ def _missing(found: list[str], wanted: list[str]) -> list[str]:
 
 
 FENCED = {"barrier", "barrier_of_ranks", "come", "leave"}
-"""Functions that tell several ranks: one fence releases what is stored for all of them."""
+"""Functions that signal several ranks: one fence releases the stores for all of them."""
 
 
 @pytest.mark.parametrize("name", sorted(CONTAINED.keys() - FENCED))
 def test_nothing_of_a_function_is_relaxed(name: str, ptx: dict[str, list[str]]):
-    """Flags are touched by acquires and releases only; what is volatile are reports, and counts of the own device."""
+    """Flags are accessed by acquires and releases only; volatile accesses are those of reports and local counters."""
     assert not [found for found in ptx[name] if "relaxed" in found or ".gpu" in found or ".cta" in found]
 
 

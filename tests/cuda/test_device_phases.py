@@ -187,7 +187,7 @@ def test_nests_of_parallel_loops_are_spread_over_all_programs(shape: tuple[int, 
 
 
 def test_a_combination_of_many_devices_is_no_longer_text_than_a_few_make():
-    """What combines the first devices is made once, not again wherever it is used for the next one."""
+    """The combination of the first devices is computed once, not again for each next device."""
     of_four, of_eight = (len(source(programs.merged_tensors("one_shot", devices=n))) for n in (4, 8))
     assert of_eight < 2.5 * of_four
 
@@ -370,7 +370,7 @@ def test_programs_cannot_start_the_copy_engine(mistake):
 
 
 def test_too_much_shared_memory_names_the_launch():
-    """What a loop loads element by element stock TileLang loads ahead too: what that takes shows in its text."""
+    """Stock TileLang also prefetches element-wise loads of a loop: the text shows their cost."""
 
     @T.prim_func
     def f(A: T.Tensor((512, 512), "float32"), C: T.Tensor((512, 128), "float32")):

@@ -28,7 +28,8 @@ TINY = (64, 16, 16)
 """A tile that is quickly computed element by element."""
 
 
-# -- who executes what -------------------------------------------------------------------------------------------------
+# -- execution by roles
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["sums", "parts"])
@@ -78,7 +79,7 @@ def test_products_have_instructions_that_fit_into_the_registers_of_four_warpgrou
 
 
 def turns(ends: Callable[..., None], *, times: int = 1, after: Callable[..., None] | None = None) -> Any:
-    """A product, made so many times, whose turns end with given statements."""
+    """A GEMM in a loop whose iterations end with given statements."""
 
     @T.prim_func
     def f(
@@ -169,7 +170,8 @@ def test_what_depends_keeps_its_order_and_says_why(name: str):
     assert COMMUNICATE not in schedule.plan(made.kernels[0].func).roles
 
 
-# -- roles that take turns in any order --------------------------------------------------------------------------------
+# -- roles that alternate in any order
+# -----------------------------------------------------------------------------------
 
 
 class Warps(Rank):
@@ -186,7 +188,7 @@ class Warps(Rank):
         self.scope(self.plan.root)
 
     def scope(self, duties: Any) -> None:
-        """What the role executes of a loop, or of the launch."""
+        """Statements of the role in a loop, or in the launch."""
         for step in duties.get(self.role, ()):
             self.until(lambda: True)
             if isinstance(step, tuple):
@@ -197,7 +199,7 @@ class Warps(Rank):
                 self.stmt(self.plan.named[step])
 
     def loop(self, loop: ir.For, duties: Any) -> None:
-        """A loop in which roles have duties; its scalars are everybody's."""
+        """A loop in which roles have duties; its scalars are common to all."""
         for turn in range(int(self.expr(loop.extent))):
             self.values[loop.loop_var] = turn
             for stmt in ir.children(loop.body):
@@ -206,7 +208,7 @@ class Warps(Rank):
             self.scope(duties)
 
     def transfer(self, kind: str, name: str) -> None:
-        """Of tiles that are there once."""
+        """Tiles of which there is one instance."""
         if kind == "acquire":
             self.until(lambda: self.filled.get(name, 0) == self.taken.get(name, 0))
         elif kind == "wait":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a program on a GPU asks of its arguments: what the emulator asks, in the same words, when a plan is made."""
+"""Checks of a program's arguments on a GPU: those of the emulator, with the same texts, when a plan is made."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How programs are called: plans, graphs, what is copied in and out, where devices wait. The device takes notes."""
+"""Calls of programs: plans, graphs, copies in and out, waits of devices. The device is a fake with a log."""
 
 import gc
 import warnings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a host makes of the words that devices leave, and what ranks tell each other before a first call."""
+"""Failures as hosts read them from devices' reports, and messages of ranks before a first call."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class Barrier:
 
 
 def on_ranks(size: int, run: Any) -> list[Any]:
-    """What `run(group, rank)` returns or raises on each rank."""
+    """Result or error of `run(group, rank)` on each rank."""
     barrier, results = Barrier(size), [None] * size
 
     def one(rank: int) -> None:
@@ -295,7 +295,7 @@ def test_a_check_that_fails_somewhere_fails_everywhere():
 
 
 class Device:
-    """A device that is busy until its waits are stopped, its collectives aborted, or so many seconds have passed."""
+    """A device that is busy until its waits are stopped, its collectives aborted, or a time has passed."""
 
     def __init__(self, seconds: float = 10.0, needs: str = "stop"):
         self.done, self.seconds, self.needs, self.calls = threading.Event(), seconds, needs, []
@@ -381,7 +381,7 @@ def test_an_error_of_nccl_is_that_of_a_rank_that_died(looks: int, monkeypatch: p
     assert caught.value.__cause__ is error
     monkeypatch.setattr(running_guard, "_NOTICE_S", 0.0)
     guard._world = SimpleNamespace(failure=lambda: None)
-    guard.blame(error)  # nobody died
+    guard.blame(error)  # all ranks are alive
 
 
 def test_a_device_that_stays_busy_is_given_up():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which grids must be on a device as a whole, and what happens if they do not fit."""
+"""Grids that must be resident as a whole, and errors if they do not fit."""
 
 import sys
 from collections.abc import Iterator
@@ -184,14 +184,14 @@ def test_a_grid_of_clusters_has_room_for_whole_ones():
     check_resident("crowd", 120, room, Location("program.py", 3))
     with pytest.raises(LaunchError, match="120 at once .1 on each of 132 processors, in whole clusters of 8"):
         check_resident("crowd", 128, room, Location("program.py", 3))
-    # A processor that is taken breaks one cluster, wherever it is.
+    # An SM that is taken breaks one cluster, at any position.
     check_beside("crowd", 88, room, 4, Location("program.py", 3))
     with pytest.raises(LaunchError, match="the others hold 88 programs at once"):
         check_beside("crowd", 89, room, 4, Location("program.py", 3))
 
 
 class Driver:
-    """An H100: clusters of 8 programs, one on each processor, of which GPCs of 16 or 18 hold two."""
+    """An H100: clusters of 8 programs, one on each SM, of which GPCs of 16 or 18 hold two."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.asked: list[Any] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a copy queue does to memory and flags, when, and in which order. The device's memory is the host's."""
+"""Effects of a copy queue on memory and flags, and their order. The device's memory is the host's."""
 
 import ctypes
 from functools import partial
@@ -285,7 +285,7 @@ def test_a_copy_to_the_device_itself_is_not_for_the_queue(monkeypatch):
 
 
 def test_copies_between_devices_of_one_gpu_are_not_for_the_queue(monkeypatch):
-    """A kernel makes them, for which the grid that waits for them may leave no processor."""
+    """A kernel writes them, for which the waiting grid may leave no SM."""
     there = memory()
     done = [Device(on_devices(gathered), rank, there, gpus=2).run(monkeypatch) for rank in range(DEVICES)][1]
     assert torch.equal(there["Y"], there["X"].expand(DEVICES, -1, -1, -1)) and bool((there["flags"] == 1).all())

@@ -29,7 +29,7 @@ def storing(index: Any) -> tirx.PrimFunc:
 
 
 def indices(func: tirx.PrimFunc, base: int) -> list[int]:
-    """Where a function of `storing` stores, in order, after stock's passes."""
+    """Indices of the stores of a function of `storing`, in order, after stock's passes."""
     simple = tilelang.transform.Simplify()(IRModule({"main": func}))
     flat = tilelang.transform.FlattenBuffer()(simple)["main"]
     stores, loops = [], []
@@ -60,7 +60,7 @@ def test_they_keep_their_values(of_base: int, of_i: int, of_j: int, offset: int,
 
 
 def test_stock_still_gets_them_wrong():
-    """When this fails, `tilelang_core/falling.py` has served its time."""
+    """When this fails, `tilelang_core/falling.py` can be removed."""
     index = lambda base, i, j: (base - i) % 3  # noqa: E731
     want = [index(1, i, 0) for i in range(EXTENT) for _ in range(EXTENT)]
     assert indices(storing(index), 1) != want

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Pipelined loops of warpgroups that wait for what they load: who waits, in front of what, and what is declined."""
+"""Pipelined loops of warpgroups that wait for their operands: positions of the waits, and declined loops."""
 
 import re
 from typing import Any
@@ -24,7 +24,7 @@ GATE = re.compile(
 
 
 def loops(func: Any) -> list[str]:
-    """What is said of a program's loops."""
+    """Remarks on a program's loops."""
     return [note for note in notes(func) if note.startswith("T.Pipelined")]
 
 
@@ -33,7 +33,8 @@ def text(**how: Any) -> str:
     return bodies(source(arriving(devices=2, **how))).split('extern "C"')[1]
 
 
-# -- who waits ---------------------------------------------------------------------------------------------------------
+# -- waits
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def waits_of_units(name: str) -> bool:
@@ -42,7 +43,7 @@ def waits_of_units(name: str) -> bool:
 
 
 def gates(name: str) -> int:
-    """How many waits the loader makes."""
+    """Number of waits of the loader."""
     return 0 if name in ("in front", "pulled, in front", "pulled, at once") else 1
 
 
@@ -53,7 +54,7 @@ def released(name: str) -> bool:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_loader_waits_in_front_of_what_a_wait_orders(name: str):
-    """B, which nobody sends, is loaded before; units wait for tiles and for nothing else."""
+    """B, which is not sent, is loaded before; units wait for tiles only."""
     loader, units = branches(text(**VARIANTS[name]))
     order = [found.split("::")[-1].split("[")[0].split("<")[0] for found in GATE.findall(loader)]
     source = "X_peers" if "once" in name else "Y_peers" if "pulled" in name else "Y"
@@ -75,7 +76,7 @@ def test_the_graph_says_who_waits(name: str):
 
 
 def test_units_that_may_load_their_own_say_so_once_they_have_written_it():
-    """Nobody else waits for what a device reads of itself."""
+    """Only the loader waits for data that a device reads of itself."""
 
     @T.prim_func
     def everywhere(

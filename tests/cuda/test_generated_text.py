@@ -132,7 +132,7 @@ def loaded_by_warp(end: int) -> str:
 
 
 def entered(*before: str) -> str:
-    """A loader beside threads that wait until other devices have come."""
+    """A producer next to threads that wait until other devices have arrived."""
     enter = "    tilescale::enter((&(words[0])), 4, 0, 0, 4, F, n, n, F, 3);"
     loads = ["  if (128 <= ((int)threadIdx.x)) {", *before, "  } else {"]
     return "\n".join([HEAD, *loads, ONE, enter, "  }", "  tl::__sync_thread_partial<3, 128>();", ACQUIRED, "  }", "}"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What threads of a unit do to device memory stays in the order of its statements: what is inserted, and where not."""
+"""Accesses of a unit's threads to device memory keep the order of its statements: the barriers that ensure it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N, M = 256, 64
 
 
 def said(func: Any) -> list[str]:
-    """What was inserted, without the lines."""
+    """The inserted statements, without line numbers."""
     found = [re.sub(r" in line \d+", "", note) for note in lowered(func).notes]
     return [note for note in found if note.startswith(("before ", "the update"))]
 
@@ -175,7 +175,7 @@ def test_a_bulk_store_is_complete_before_its_target_is_loaded():
 
 
 def turns(index: Any) -> Any:
-    """A program that stores to a place of each turn, after it has loaded from another one."""
+    """A program that stores to an element of each iteration, after it has loaded another one."""
 
     @T.prim_func
     def program(Z: T.Tensor((9, N), "float32")):

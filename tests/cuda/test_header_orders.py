@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What each device function says about order, in the order in which it says it; no compiler is needed to read it.
+"""Memory orders in the source of each device function, in program order; no compiler is needed.
 
-`test_device_functions.py` looks at what becomes of the same text in PTX, where nvcc is installed.
+`test_device_functions.py` checks the PTX of the same source, where nvcc is installed.
 """
 
 import re
@@ -31,7 +31,7 @@ ORDERS = {
         "now_ns": ["mov.u64 %0"],
         # The next grid begins when this one may read what the one before it has written.
         "follow_grid": ["griddepcontrol.wait", "griddepcontrol.launch_dependents"],
-        # The words of a report are there before its state says so, and that before anybody is stopped.
+        # A report's words are written before its state, and the state before any wait is stopped.
         "fail": ["__threadfence_system"] * 3,
         "complete_stores": ["cp.async.bulk.wait_group %0", "fence.proxy.async.global"],
         # Bulk copies are complete and ordered before the fence that releases them.
@@ -54,7 +54,7 @@ ORDERS = {
         "signal": ["store_release", "add_release"],
         "release": ["store_release", "add_release"],
         "tell_ranks": ["store_relaxed"],
-        # One fence releases what is told to all ranks; only then does anybody look at what they tell.
+        # One fence releases the stores for all ranks; only then does a thread read theirs.
         "barrier": ["drain", "tell_ranks", "load_acquire"],
     },
     "siblings.cuh": {
@@ -65,7 +65,7 @@ ORDERS = {
     "nvshmem.cuh": {
         # All threads have started what they start before one waits for it, and none goes on before.
         "complete": ["__syncthreads", "nvshmem_quiet", "__syncthreads"],
-        # What threads have stored, bulk copies too, is there before any of them has it read.
+        # Stores of threads, bulk copies too, are visible before any of them requests a read.
         "start_put": ["drain", "__syncthreads", "nvshmemx_putmem_nbi_warp", "nvshmemx_putmem_nbi_block"],
         "put": ["start_put", "complete"],
         # Zeros of what lies outside come before what lies inside; bulk copies may read both.
@@ -84,7 +84,7 @@ ORDERS = {
             *("drain", "__syncthreads", "nvshmemx_putmem_signal_nbi_block", "complete"),
             *("put", "put_flag"),
         ],
-        # Nobody of another group is told before all of the own one have come.
+        # Other groups are signalled only after all of the local group have arrived.
         "barrier_of_groups": [
             *("drain", "tell_siblings", "await_siblings"),
             *("drain", "nvshmem_uint_atomic_set", "nvshmem_quiet", "await_siblings"),
@@ -107,7 +107,7 @@ ORDERS = {
         "barrier_of_ranks": ["drain", "tell_ranks"],
         "clear": ["clear"],
         "come": ["fence.acq_rel.sys", "tell_ranks"],
-        # Blocks tell that they are done, the first one waits for all of them, and only then clears the flags.
+        # Blocks signal completion; the first one waits for all of them, and only then clears the flags.
         "leave": ["drain", "add_relaxed", "tell_ranks", "load_acquire", "clear"],
         "count": ["atom.acq_rel.gpu.global.add.u32 %0", "clear"],
     },
@@ -135,7 +135,7 @@ ORDERS = {
         "end": ["__syncthreads"],
     },
     "long_messages.cuh": {
-        # What the block has stored comes before the flags, and is read behind them.
+        # Stores of the block precede the flags, and reads follow them.
         "tell": ["__syncthreads", "order_stores", "store_relaxed"],
         "told": ["load_acquire", "__syncthreads_and"],
         "end": ["__syncthreads"],

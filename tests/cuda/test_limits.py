@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a number of threads makes impossible is told on every back end, with the line."""
+"""Limits on the number of threads are reported by every back end, with the line."""
 
 from typing import Any
 

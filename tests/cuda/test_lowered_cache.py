@@ -62,7 +62,7 @@ def test_what_was_read_runs(lowerings: list[Any], monkeypatch: pytest.MonkeyPatc
 
 
 def product(rows: int) -> Product:
-    """A GEMM of an operator, for two ranks with so many rows each."""
+    """A GEMM of an operator, for two ranks with a number of rows each."""
     return Product(2048, 1024, "bfloat16", tiling(rows, 2, 2048, True, 1), True, False)
 
 

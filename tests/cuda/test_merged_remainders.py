@@ -28,7 +28,7 @@ def storing(index: Any) -> tirx.PrimFunc:
 
 
 def offsets(func: tirx.PrimFunc) -> list[int]:
-    """Where a function of `storing` stores, in order."""
+    """Indices of the stores of a function of `storing`, in order."""
     flat = tilelang.transform.FlattenBuffer()(IRModule({"main": func}))["main"]
     stores: list[tirx.BufferStore] = []
     post_order_visit(flat.body, lambda node: stores.append(node) if isinstance(node, tirx.BufferStore) else None)
@@ -51,7 +51,7 @@ def test_they_keep_their_values(row: int, column: int):
 
 
 def test_stock_still_gets_them_wrong():
-    """When this fails, `tilelang_core/merged_remainders.py` has served its time."""
+    """When this fails, `tilelang_core/merged_remainders.py` can be removed."""
     assert offsets(storing(shifted(12, 3))) != expected(12, 3)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The order of messages, as headers/messages.cuh describes it, in every interleaving that hypothesis thinks of.
+"""The order of messages, as headers/messages.cuh describes it, in random interleavings.
 
-Ranks are coroutines that a drawn sequence lets take one step at a time: store a part of a message, tell, look for a
-flag, read. What is read must be what was sent; with a slot less than the protocol has, it is not.
+Ranks are coroutines; a drawn sequence schedules their steps: store a part of a message, signal, poll a flag, read. The
+read data must equal the sent data; with one slot less than the protocol has, it does not.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Wires:
                 yield
 
     def tells(self, sender: int, ranks: int, number: int) -> Iterator[None]:
-        """Tells every peer that it is there."""
+        """Signal arrival to every peer."""
         for receiver in range(ranks):
             self.flags[sender, receiver, number % self.slots] = number
             yield
@@ -51,9 +51,9 @@ class Wires:
 
 
 def rank_of(wires: Wires, rank: int, ranks: int, calls: list[int], lag: int) -> Iterator[None]:
-    """All calls of a rank, each of so many messages, of which `lag` more are stored than have been received.
+    """All calls of a rank, each of a number of messages; `lag` more are stored than have been received.
 
-    Without a lag a message tells of itself, as words do.
+    Without a lag a message carries its flag, as words do.
     """
     number = 0
     for messages in calls:
@@ -76,7 +76,7 @@ def run(ranks: int, calls: list[int], lag: int, slots: int, order: list[int]) ->
 
 
 def run_all(running: list[Iterator[None]], order: list[int]) -> None:
-    """In the drawn order of steps, then in turns."""
+    """Run in the drawn order of steps, then round-robin."""
     ranks = len(running)
     alive = set(range(ranks))
     steps = iter(order)
@@ -111,7 +111,7 @@ def test_nobody_overwrites_what_is_still_read(lag: int, ranks: int, calls: list[
 
 @pytest.mark.parametrize("lag", FEWEST)
 def test_a_slot_less_is_too_few(lag: int):
-    """One rank runs as far ahead as it can while the other stands in the middle of a message."""
+    """One rank runs ahead as far as possible while the other pauses in the middle of a message."""
 
     def found(order: list[int]) -> bool:
         try:
@@ -127,7 +127,7 @@ def test_a_slot_less_is_too_few(lag: int):
 
 
 def straight(wires: Wires, rank: int, ranks: int, calls: int, asks: bool) -> Iterator[None]:
-    """Calls in which ranks tell that their targets are free, store into those of others, and then read their own."""
+    """Calls in which ranks signal that their targets are free, store into those of others, and then read local ones."""
     peers = [peer for peer in range(ranks) if peer != rank]
     for number in range(1, calls + 1):
         for peer in peers:

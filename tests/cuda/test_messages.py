@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Kernels of collectives on the host: all ranks, blocks and threads at once, in whatever order the system runs them."""
+"""Kernels of collectives on the host: all ranks, blocks and threads concurrently, in the system's order."""
 
 import math
 import random
@@ -74,7 +74,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 @pytest.fixture(params=["words", "lines"])
 def job(request: pytest.FixtureRequest, library: Library, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ranks]:
-    """Makes a job of so many units of each level."""
+    """Make a job with a number of units of each level."""
     shorten(monkeypatch, request.param, SHORT)
     return lambda **sizes: Ranks(monkeypatch, library, sizes)
 
@@ -104,7 +104,7 @@ def total(parts: list[torch.Tensor], op: str) -> torch.Tensor:
 
 
 def wanted(name: str, given: list[torch.Tensor], rank: int, root: int, op: str, axis: int = 0) -> torch.Tensor:
-    """What a rank gets."""
+    """Result of a rank."""
     if name == "allreduce":
         return total(given, op)
     if name == "broadcast":
@@ -130,7 +130,7 @@ def check(
     shift: int = 0,
     numbers: Callable[..., torch.Tensor] = randoms,
 ) -> None:
-    """One call of all ranks with new numbers, into poisoned memory beside which nothing may change."""
+    """One call of all ranks with new numbers, into poisoned memory whose surroundings must not change."""
     source = count * ranks if name in ("reduce_scatter", "all_to_all") else count
     target = count * ranks if name in ("all_gather", "all_to_all") else count
     in_place, root = name == "broadcast" or name == "allreduce" and count % 2, count % ranks
@@ -344,7 +344,7 @@ def test_what_is_moved_goes_straight_into_symmetric_targets(
 
 
 def test_targets_of_each_call_are_of_another_kind(job: Callable[..., Ranks]):
-    """What a rank told of its target in one call is not taken for that of a later one."""
+    """A rank's signal about its target in one call is not taken for that of a later one."""
     three = job(device=3)
     call = three.collective(stand("all_gather"), "direct")
     for who in ((0, 1, 2), (), (1,), (0, 1, 2), (0, 2), (0, 1, 2)):
@@ -357,7 +357,7 @@ def test_targets_of_each_call_are_of_another_kind(job: Callable[..., Ranks]):
 
 
 def test_who_has_no_symmetric_target_does_not_ask(job: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch):
-    """Its kernel is the one for messages alone, whatever those of the others are."""
+    """Its kernel is the one for messages alone, for any kernels of the others."""
     three = job(device=3)
     call, launched, functions = three.collective(stand("all_gather"), "direct"), exchanges.launch, []
 

@@ -56,7 +56,7 @@ def in_phase(statements: Any, level: str, sizes: dict[str, int]) -> Any:
 
 
 class Rank:
-    """A rank that is a thread, and its view of everybody's memory, of which it may touch what is on its node."""
+    """A rank that is a thread, and its view of all memory, of which it may access that of its node."""
 
     def __init__(self, rank: int, target: Target, traced: Any, memory: list[torch.Tensor], post: Post):
         self.program, self.target, self.sizes = traced, target, target.sizes
@@ -96,7 +96,7 @@ class Rank:
 
 
 def run_all(func: Any, sizes: dict[str, int], machine: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What the tensors of all ranks hold after a run on threads, and after one on the emulator."""
+    """Tensors of all ranks after a run on threads, and after one on the emulator."""
     target, traced = Target(Machine.load(machine), tuple(sizes.items()), 1 << 36), program(func, machine)
     body, post = plan(traced, target)[0], Post(RANKS)
     memory = [torch.randn(RANKS, 8, 4), torch.zeros(RANKS, 8, 4), torch.zeros(RANKS, 4, dtype=torch.int32)]
@@ -262,7 +262,7 @@ def test_memory_of_cpus_does_not_span_nodes():
     ("ranks", "made"), [((0, 1, 2, 3), [([0, 2], False), ([1, 3], False)]), ((0, 1, 3, 5), [([1, 5], True)])]
 )
 def test_a_part_of_a_job_makes_its_own_groups(ranks: Any, made: Any, monkeypatch: pytest.MonkeyPatch):
-    """With ranks of the job for devices of the program: nobody else of the job comes."""
+    """With ranks of the job for devices of the program: no other rank of the job takes part."""
     world = World(ranks=(0, 1, 2, 3) if len(made) == 2 else tuple(range(6)), rank=1, launcher="", node_of=(0,) * 6)
     own = SimpleNamespace(team=Team(ranks=ranks, rank=ranks.index(1)), world=world, by_nccl=False)
     found = []

@@ -69,7 +69,7 @@ def algorithm(request: pytest.FixtureRequest) -> str:
 def job(
     request: pytest.FixtureRequest, algorithm: str, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Makes a job of so many ranks, and a sum of rows of so many columns."""
+    """Make a job of a number of ranks, and a sum of rows of a number of columns."""
     shorten(monkeypatch, request.param, 400)
 
     def make(
@@ -92,7 +92,7 @@ def job(
 
 
 def wanted(parts: list[torch.Tensor], residual: torch.Tensor | None, weight: torch.Tensor) -> list[torch.Tensor]:
-    """The sum, rounded after each step, and what becomes of its rows."""
+    """The sum, rounded after each step, and the resulting rows."""
     dtype = weight.dtype
     y = parts[0].float()
     for part in parts[1:]:
@@ -105,7 +105,7 @@ def wanted(parts: list[torch.Tensor], residual: torch.Tensor | None, weight: tor
 
 
 def at(x: torch.Tensor, shift: int) -> torch.Tensor:
-    """The same numbers, so many elements behind a multiple of 16 bytes, contiguous."""
+    """The same numbers, at an offset of some elements from a multiple of 16 bytes, contiguous."""
     room = torch.zeros(x.numel() + shift + 16, dtype=x.dtype)
     begin = -room.data_ptr() // x.itemsize % (16 // x.itemsize) + shift
     return room[begin : begin + x.numel()].view(x.shape).copy_(x)
@@ -225,8 +225,10 @@ def test_tensors_with_gaps(job: Callable[..., Any]):
 
 
 def test_who_does_not_come_is_named(algorithm: str, job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
-    """No thread is left waiting for its cluster, and nothing is written. In two steps ranks that sum name it: who waits
-    for their sums waits longer."""
+    """No thread is left waiting for its cluster, and no result is written.
+
+    In two steps summing ranks name it: the ranks that wait for their sums wait longer.
+    """
     monkeypatch.setattr("tests.cuda.host_ranks.LIMIT_NS", LIMIT_NS // 100)
     three, call = job(SEVERAL, 72)
     outs = [torch.zeros(7, 72, dtype=torch.bfloat16) for _ in range(2)]

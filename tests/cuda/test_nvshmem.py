@@ -136,7 +136,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch):
-    """What reaches the compiler that was registered before: (text, settings) of each call."""
+    """Inputs of the compiler that was registered before: (text, settings) of each call."""
     calls: list[tuple[str, dict[str, Any]]] = []
     before = tvm_ffi.get_global_func(modules.COMPILE)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which elements a copy by NVSHMEM moves: the generated calls, run by the header itself, compiled for the host."""
+"""Elements that a copy by NVSHMEM moves: the generated calls, run by the header itself, compiled for the host."""
 
 import ctypes
 import shutil
@@ -101,7 +101,7 @@ def numbers(place: ir.Call, at: int) -> Any:
 
 
 class Memory:
-    """What each device has: the tensors of both sides and two flags, with room around them that nobody may touch."""
+    """Memory of each device: the tensors of both sides and two flags, with margins that must not be written."""
 
     def __init__(self, shapes: list[list[int]]):
         sizes = [int(np.prod(shape)) for shape in shapes]

@@ -14,7 +14,7 @@ RANKS = 3
 
 
 def in_device_memory():
-    """Each device tells each peer a number from its table, at the flag that a list names."""
+    """Signal a number from each device's table to each peer, at the flag that a list names."""
 
     @T.prim_func
     def f(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Streams that are nobody else's: who makes them, how, and who shares one. The driver is a fake."""
+"""Private streams: their creation and sharing. The driver is a fake."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,7 +93,7 @@ def test_a_refusal_leaves_the_context_as_it_was(driver: Driver):
 
 
 def test_all_programs_stop_and_look_by_one_stream(driver: Driver, monkeypatch: pytest.MonkeyPatch):
-    """However many there are: that of a program that waits is none of them."""
+    """For any number of streams: that of a waiting program is not one of them."""
     zeros, full = torch.zeros, torch.full
     monkeypatch.setattr(torch, "zeros", lambda *shape, pin_memory=False, **given: zeros(*shape, **given))
     monkeypatch.setattr(torch, "full", lambda *shape, pin_memory=False, **given: full(*shape, **given))

@@ -25,7 +25,7 @@ def is_kept(func: Any) -> bool:
 
 
 def roles(func: Any) -> list[str]:
-    """What the threads that compute, those that load, and those that store if there are any, execute."""
+    """Statements of the consumer threads, of the producer, and of the storing threads, if there are any."""
     return re.split(r"tl::warpgroup_reg_(?:de)?alloc<", bodies(source(func)))[1:]
 
 
@@ -68,7 +68,7 @@ def test_a_grid_of_one_tile_each_has_no_turns():
 
 
 def sums_in_turns() -> Any:
-    """Programs that go through tiles in turns and wait for nothing; a reduction needs shared memory of its own."""
+    """Persistent programs that wait for no flags; a reduction needs shared memory of its own."""
 
     @T.prim_func
     def f(A: T.Tensor((512, 512), "bfloat16"), B: T.Tensor((512, 512), "bfloat16"), C: T.Tensor((512,), "float32")):
@@ -91,14 +91,14 @@ def sums_in_turns() -> Any:
 
 
 def test_where_nothing_is_in_order_nothing_is_said_of_roles_that_stock_has():
-    """Its loop gets a producer from stock TileLang, though its roles do not stand around the turns."""
+    """Its loop gets a producer from stock TileLang, though its roles are not around the iterations."""
     func = sums_in_turns()
     assert not is_kept(func) and not any("without a producer" in note for note in notes(func))
     assert "tl::tma_load(" in source(func)
 
 
 def taken_in_turns(*, set_back: bool) -> Any:
-    """Each turn waits for a flag; whether it is zero again when the turn ends, for the next one to come."""
+    """Each iteration waits for a flag, which may be zero again at its end, for the next one."""
 
     @T.prim_func
     def f(
@@ -134,7 +134,7 @@ def test_a_flag_that_a_turn_sets_back_is_not_waited_for_before_it_has():
 
 
 def scaled_in_turns(form: str) -> Any:
-    """Products whose tiles are scaled by numbers that are loaded when a turn begins."""
+    """GEMMs whose tiles are scaled by numbers that are loaded at the start of an iteration."""
 
     @T.prim_func
     def f(

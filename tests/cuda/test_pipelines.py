@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Pipelined loops of units beside a loader: what becomes one, what the text is, and that it means the program."""
+"""Pipelined loops of units with a producer: which loops qualify, their text, and its results."""
 
 import re
 from typing import Any
@@ -76,7 +76,7 @@ def first_kernel(func: Any) -> str:
 
 
 def branches(text: str) -> tuple[str, str]:
-    """What the loader does, and what the units do."""
+    """Statements of the producer, and of the units."""
     loader, units = re.split(r"\n  } else {\n", text, maxsplit=1)
     return loader[loader.index("if (256 <= ((int)threadIdx.x)) {") :], units
 
@@ -98,7 +98,7 @@ def test_the_text_means_the_program(stages: int, after: Any, around: Any):
 
 @pytest.mark.parametrize("threads", [256, 512])
 def test_roles_share_out_the_registers_that_the_block_began_with(threads: int):
-    """All threads begin with alike, in steps of 8; who asks for more than is left waits for ever."""
+    """All threads begin with equal shares, in steps of 8; a request for more than is left waits forever."""
     text = first_kernel(split_product(threads=threads))
     fewer, more = (int(re.search(rf"warpgroup_reg_{which}<(\d+)>", text)[1]) for which in ("dealloc", "alloc"))
     everybody = threads + 128
@@ -173,7 +173,7 @@ def iteration(text: str) -> str:
 
 
 def test_attention_synchronizes_twice_less_than_it_exchanges():
-    """Tiles that nobody writes in the loop need no barrier, and the loader's are handed over by its barriers."""
+    """Tiles that are not written in the loop need no barrier; the producer's tiles are handed over by its barriers."""
     text = first_kernel(attention(tile_n=64))
     assert branches(text)[0].count("tl::tma_load(") == 2
     assert iteration(text).count("__sync_thread_partial(15, 256)") == 4

@@ -20,7 +20,7 @@ TILE, INNER, TURN, SIZE = (ir.Var(name, "int32") for name in ("tile", "inner", "
 
 LOADED = ir.BufferLoad(tvm.tirx.decl_buffer((8,), "int32"), [ir.int_node(0)])
 UNKNOWN = tvm.tirx.popcount(TILE)
-"""Pure, and no number whatever the tile."""
+"""Pure, and not a constant, for any tile."""
 
 
 def box(*sides: tuple[Any, Any]) -> Access:
@@ -44,7 +44,7 @@ def over(begin: Any, extent: Any) -> tuple[Any, Any]:
 def found(
     one: Access, other: Access, tiles: int = 8, inner: Any = None, turn: Any = None, names: Iterable[Any] = (INNER,)
 ) -> bool:
-    """What is said of them in either order; `inner` and `turn` are what these loops of the first one run over."""
+    """Relations in both orders; `inner` and `turn` are ranges of these loops of the first access."""
     ranges = {var: over(*given) for var, given in ((INNER, inner), (TURN, turn)) if given is not None}
     inside, around = Inside(ranges, names=set(names)), {TILE: over(0, tiles)}
     said = collide(one, inside, other, Inside(), around)
@@ -105,8 +105,8 @@ def test_a_loop_of_a_statement_takes_all_its_values(at: Any, expected: bool):
         ((5, 2), 6, True),
         ((5, 2), 1, False),
         ((0, 1), 0, True),
-        ((0, 0), 0, False),  # it has no turn
-        ((0, LOADED), 63, True),  # as many turns as are looked at
+        ((0, 0), 0, False),  # it has fewer iterations than are compared
+        ((0, LOADED), 63, True),  # as many iterations as are compared
         ((0, LOADED), 64, False),
         ((TILE, 2), 8, True),  # from the tile on
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The table of plans: how calls are told apart, and when a plan ends."""
+"""The table of plans: keys of calls, and lifetime of a plan."""
 
 import gc
 import weakref

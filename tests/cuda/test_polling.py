@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Loops that wait for others, as they are lowered: who asks, what a loop is told, and which iterations are idle."""
+"""Lowered polling loops: which threads poll, the loop's markers, and idle iterations."""
 
 import re
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A wait in a producer: its warps stay together, whoever sees the flag first."""
+"""A wait in a producer: its warps stay converged, for any warp that sees the flag first."""
 
 from pathlib import Path
 

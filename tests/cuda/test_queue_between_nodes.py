@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Copy queues whose data go to other nodes: what every rank does, on threads, beside what the emulator says."""
+"""Copy queues whose data go to other nodes: actions of every rank, on threads, compared with the emulator."""
 
 import ctypes
 import threading
@@ -109,7 +109,7 @@ class Far(Rank):
 def run_all(
     func: Any, sizes: dict[str, int], units: int, described: str, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, torch.Tensor], list[list[torch.Tensor]], list[Far]]:
-    """What all ranks hold after a run on threads, what the emulator says of the arguments, and the ranks."""
+    """Tensors of all ranks after a run on threads, those after an emulation, and the ranks."""
     here = threading.local()
 
     def own_queue(device: torch.device) -> Queue:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A stream's wait has no bound: who notices one that takes too long, what is reported, and what ends it."""
+"""A stream's wait has no bound: detection of waits that take too long, reports, and their end."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,13 +15,13 @@ from tilescale.backends.cuda.running.stream_memory import Condition, Word, Write
 from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, WaitRecords, decode
 
 LIMIT_S = 4.0
-"""How long a kernel's wait takes at most; a stream's twice that."""
+"""Bound of a kernel's wait; a stream's bound is twice that."""
 
 FLAG = Word(0x1000, 4)
 
 
 class Records:
-    """What a watch knows of a program."""
+    """A watch's knowledge of a program."""
 
     def __init__(self) -> None:
         self.stopped = False
@@ -97,7 +97,7 @@ def test_waits_of_calls_that_go_on_are_not_one_wait(scene):
 
 def test_a_graph_that_is_replayed_comes_to_the_same_wait(scene):
     scene.watch.add(None, place())
-    for now in range(100):  # what the host sees stays the same, only the calls are others
+    for now in range(100):  # the host sees the same values, only the calls are different
         scene.state.call = now // 3
         scene.watch.look(now)
     assert not scene.records.failed

@@ -26,7 +26,7 @@ SMALL = 2
 
 @pytest.fixture
 def describe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes a description of so many nodes of so many devices, for a job with NVSHMEM's heap; its path."""
+    """Make a description of a number of nodes and devices a node, for a job with NVSHMEM's heap; return its path."""
     monkeypatch.setenv("TILESCALE_HEAP", IMPL)
     settings.cache_clear()
 
@@ -130,7 +130,7 @@ def test_tiles_that_belong_together_have_the_emulators_bits(nodes: int, devices:
 
 
 def noted(func: Any, machine: str) -> str:
-    """What the schedule says of a program's collective."""
+    """Remark of the schedule on a program's collective."""
     return lowered(func, machine).notes[0]
 
 

@@ -244,7 +244,7 @@ def test_tensors_that_lie_behind_one_another_are_a_form_of_their_own(device: Dev
 
 
 def test_symmetric_tensors_of_the_caller_stay_where_they_are(device: Device):
-    """Where they are decides what is launched."""
+    """Their addresses decide what is launched."""
     own, calls = device.program(fetched()), 0
 
     def call(x: torch.Tensor) -> torch.Tensor:

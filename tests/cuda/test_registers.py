@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What sibling units hold of a tile is one array in the text: a thread has room for its own unit's alone."""
+"""Sibling units' parts of a tile are one array in the text: a thread has registers for its own unit's part alone."""
 
 import re
 from typing import Any
@@ -82,7 +82,7 @@ def doubled(X, Y):
 
 
 def test_a_name_that_the_user_has_given_too_is_left_alone():
-    """Which of two arrays of a name the text then means is the stock compiler's choice."""
+    """The stock compiler chooses which of two arrays of a name the text then means."""
 
     @T.prim_func
     def apart(X: T.Tensor((2, 64, 64), "float32"), Y: T.Tensor((2, 64, 64), "float32")):

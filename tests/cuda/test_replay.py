@@ -20,7 +20,7 @@ NBYTES = 4096
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """Where graphs are captured."""
+    """Location at which graphs are captured."""
     return Device(monkeypatch)
 
 
@@ -36,7 +36,7 @@ class Calls:
         return [lambda: self._device._launched("kernel", *self._passed(*given))]
 
     def replayed(self, *given: Any) -> list[int] | None:
-        """What the kernel of the next call is passed; None if the graph does not serve it."""
+        """Arguments of the kernel in the next call; None if the graph does not support it."""
         if not self.graph.launch(given, lambda: self._launches(given), 0):
             return None
         (passed,) = self._device.replayed[-1]
@@ -76,7 +76,7 @@ def test_scalars_are_found_when_they_change(device: Device):
 @pytest.mark.parametrize(
     "passed",
     [
-        lambda x: [pointer(x), x // 64 % 1000],  # what follows no address
+        lambda x: [pointer(x), x // 64 % 1000],  # arguments that follow no address
         lambda x: [pointer(2 * x)],
         lambda x: [pointer(x)] * (1 + (x == FIRST)),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the producer of a grid that waits and signals does, and when there is none; registers of what compiles."""
+"""Statements of the producer of a grid that waits and signals, grids without one, and registers of compiled kernels."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ LATE = "compute -> next iteration: cs; 1 stage"
 
 
 def told(func: Any) -> list[str]:
-    """What is said of loops and what ends their turns, registers left out."""
+    """Remarks on loops and on the ends of their iterations, without registers."""
     return [re.sub(r", \d+ registers", "", note) for note in notes(func) if not note.startswith("T.copy")]
 
 
@@ -29,7 +29,7 @@ def roles(*channels: str, kind: str = "roles", compute: int = 256) -> list[str]:
 
 
 def kept(*channels: str, compute: int = 256) -> list[str]:
-    """The same, around the turns of a persistent loop."""
+    """The same, around the iterations of a persistent loop."""
     return roles(*channels, kind="persistent roles", compute=compute)
 
 
@@ -182,7 +182,7 @@ def persistent(loads: str, waits: bool) -> Any:
     ],
 )
 def test_a_producer_runs_ahead_of_nothing_that_it_depends_on(loads: str, waits: bool, said: list[str]):
-    """A signal before a wait is sent before it: peers may wait for it in the same turn."""
+    """A signal before a wait is sent before it: peers may wait for it in the same iteration."""
     func = persistent(loads, waits)
     assert told(func) == said
     text = bodies(source(func))

@@ -97,7 +97,7 @@ def test_numbers_of_the_program(job: Callable[[int], Ranks]):
 def test_rows_without_room_are_reported(
     change: str, rank: int, side: int, seen: int, job: Callable[[int], Ranks], monkeypatch: pytest.MonkeyPatch
 ):
-    """By who has none, while nobody writes beyond a tensor; the others' waits end."""
+    """Ranks without rows take part, no rank writes beyond a tensor, and the others' waits end."""
     monkeypatch.setattr("tests.cuda.host_ranks.LIMIT_NS", LIMIT_NS // 100)
     three = job(3)
     call = three.collective(stand(), "direct")

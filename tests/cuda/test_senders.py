@@ -55,7 +55,7 @@ def counted(kernel: LoweredKernel) -> Any:
 
 
 def interpreted(func: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a device gets that sends to itself, and its flags."""
+    """Result and flags of a device that sends to itself."""
     (kernel,) = lowered(func, devices=1).kernels
     given = {0: x, 1: torch.full((1, *x.shape), torch.nan, dtype=torch.float16)}
     given[2] = torch.zeros(1, len(x) // HIGH, dtype=torch.int32)

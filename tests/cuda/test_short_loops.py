@@ -34,7 +34,7 @@ def looping(extent: Any, names: int = 0) -> tirx.PrimFunc:
 
 
 def steps(func: tirx.PrimFunc) -> list[int]:
-    """How many steps each block makes, after stock's passes."""
+    """Number of steps of each block, after stock's passes."""
     module = IRModule({"main": func})
     for _ in range(2):
         module = tilelang.transform.Simplify()(tilelang.transform.LetInline()(module))
@@ -57,7 +57,7 @@ def test_they_make_as_many_steps_as_before(slope: int, offset: int, divisor: int
 
 
 def test_stock_still_gets_them_wrong():
-    """When this fails, `tilelang_core/short_loops.py` has served its time."""
+    """When this fails, `tilelang_core/short_loops.py` can be removed."""
     assert steps(looping(lambda block: block // 8)) == [1] * BLOCKS
 
 
@@ -83,7 +83,7 @@ def test_other_loops_stay_as_they_are():
 
 
 def test_a_block_without_a_tile_makes_none():
-    """More blocks than tiles that they take in turns."""
+    """More blocks than tiles of a persistent grid."""
 
     @T.prim_func
     def copied(X: T.Tensor((5, 64), "float32"), Y: T.Tensor((5, 64), "float32")):

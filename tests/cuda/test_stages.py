@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What each stage of the lowering makes of a phase, as text: TIR goes in and TIR comes out."""
+"""Text of a phase after each stage of the lowering: from TIR to TIR."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_each_stage_has_a_text_that_it_changes(name: str):
 
 
 def test_nobody_walks_the_function_once_it_is_taken_apart():
-    """What a program does is asked of its phases and their effects."""
+    """Actions of a program are asked of its phases and their effects."""
     code = Path(stages.__file__).parents[3]
     wrong = [path for path in code.rglob("*.py") if "program.func.body" in path.read_text(encoding="utf-8")]
     assert code.name == "tilescale" and not wrong

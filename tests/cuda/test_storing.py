@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Stores and signals that end turns of a persistent loop: threads of their own make them during the next turn."""
+"""Stores and signals that end iterations of a persistent loop: a store role executes them during the next iteration."""
 
 from __future__ import annotations
 
@@ -157,7 +157,8 @@ def test_signals_that_are_not_handed_over_are_kept_back_until_the_next_turn():
     assert text.count(f"tilescale::release<0, int>({kept}, 1)") == 2, "in the next turn, and after the last"
 
 
-# -- roles that take turns in any order --------------------------------------------------------------------------------
+# -- roles that alternate in any order
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("_by_turns")

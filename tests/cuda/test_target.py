@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which GPUs run what is made for a machine."""
+"""GPUs that run the code for a machine."""
 
 import pytest
 

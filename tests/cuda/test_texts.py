@@ -42,7 +42,7 @@ def program(loop: Any = 4) -> Any:
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch, func: Any, rewrites: Any = ()) -> str:
-    """What TileLang's cache makes its key of."""
+    """Inputs of the key of TileLang's cache."""
     monkeypatch.setattr(tilelang, "compile", lambda func, **options: func.script(show_meta=True))
     return stock.Compilation(func, tuple(rewrites)).run()
 

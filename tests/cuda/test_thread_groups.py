@@ -33,7 +33,7 @@ from tilescale.errors import UnsupportedError
 
 @tilescale.stand_in("tilescale::combined<tilescale::MAX>")
 def greater(a: float, b: float) -> float:
-    """What headers/combine.cuh makes of two numbers: one that is none stays."""
+    """Combination of two numbers by headers/combine.cuh: NaN stays."""
     return a if a > b or a != a else b
 
 

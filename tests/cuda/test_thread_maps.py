@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which accesses are the same thread's: no barrier stands between these, and one between all others."""
+"""Thread-private accesses: no barrier separates these, and one separates all others."""
 
 from typing import Any
 
@@ -168,7 +168,7 @@ def sliding_by_threads(X, Z, at, n):
     [
         (stored_and_loaded, FEW, False),
         (stored_and_loaded, MANY, False),
-        (loaded_under_a_condition, FEW, False),  # an iteration for each thread, whatever it does
+        (loaded_under_a_condition, FEW, False),  # an iteration for each thread, in any form
         (loaded_under_a_condition, MANY, True),  # the one by vectors, the other by elements
         (chosen_by_the_index, FEW, False),
         (chosen_by_the_index, MANY, True),
@@ -321,7 +321,7 @@ def test_a_thread_loads_and_stores_what_it_holds(body: Any, needs: bool):
 
 
 def test_tilelang_distributes_by_vectors_what_loops_touch_alike():
-    """What the map of loops rests on: whole vectors only where neither a condition nor a value names the iteration."""
+    """Assumption of the map of loops: whole vectors only where neither a condition nor a value uses the iteration."""
     text = source(program(*MANY, loaded_under_a_condition))
     assert "*(float4*)(Z + (((int)threadIdx.x) * 4)) =" in text
     assert "X[((i * 256) + ((int)threadIdx.x))] = Z[((i * 256) + ((int)threadIdx.x))]" in text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Compiled kernels are taken from a cache only if nobody else could have put them there."""
+"""Compiled kernels are taken from a cache only if no other user could have put them there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-to-alls of unequal parts on GPUs: who makes them, and the way on which the host reads how many rows there are."""
+"""All-to-alls of unequal parts on GPUs: their implementation, and the host's read of the number of rows."""
 
 import queue
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def exchange(devices: int, impl: str | None = None):
 
 
 def ways(program: Any, machine: str = "h200-sxm-8") -> list[str]:
-    """How a program's operations of the host are made."""
+    """Construction of a program's host operations."""
     return [step.impl for step in host_steps(lowered(program, machine).lowered.body) if step.impl]
 
 
@@ -84,7 +84,7 @@ class Nccl:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Makes an exchange by NCCL of all ranks; returns who reads on the host."""
+    """Make an exchange by NCCL of all ranks; return the ranks that read on the host."""
 
     def call(operands: Sequence[Operands], counts: tuple[int, ...] = ()) -> list[Any]:
         ranks = len(operands)

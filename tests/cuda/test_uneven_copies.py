@@ -63,7 +63,7 @@ def copied(source, target, given, taken):
 
 
 def changed(program):
-    """How many rows and columns of the target a copy has changed, on the emulator."""
+    """Number of rows and columns of the target that a copy has changed, on the emulator."""
     a, b = torch.rand(ROWS, COLUMNS), torch.full((ROWS, COLUMNS), 7.0)
     tilescale.emulate(program, [a, b])
     new = b != 7

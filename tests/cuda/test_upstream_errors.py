@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What TileLang cannot lower is an error of ours, with the user's line and what to do; no other error gets out."""
+"""Errors of TileLang become errors of this project, with the user's line and a remedy; no other error escapes."""
 
 from collections.abc import Callable
 from typing import Any

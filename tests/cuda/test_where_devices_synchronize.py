@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where all devices synchronize when a program is called: in kernels of their own, or in a grid of the program."""
+"""Synchronization of all devices when a program is called: in separate kernels, or in a grid of the program."""
 
 from typing import Any
 

@@ -76,7 +76,7 @@ FUNCTIONS = {"wait": _wait, "signal": _signal, "barrier": _barrier}
 
 
 def interleaved(kernel: LoweredKernel, tensors: Sequence[Sequence[np.ndarray]], seed: int, calls: int = 1) -> None:
-    """A kernel on all ranks, `RESIDENT` programs of a rank at once, which start in order and take turns at random."""
+    """Run a kernel on all ranks, `RESIDENT` programs of a rank at once, which start in order, interleaved at random."""
     job, choose = Job(kernel, RANKS, RANKS), random.Random(seed)
     for _ in range(calls):
         _call(job, tensors, choose)

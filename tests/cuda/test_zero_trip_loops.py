@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What TileLang waits for inside a loop is waited for without a step too; elsewhere the text remains TileLang's."""
+"""TileLang's waits inside a loop are executed for zero trips too; elsewhere the text remains TileLang's."""
 
 import re
 from typing import Any

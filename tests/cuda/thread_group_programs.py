@@ -198,7 +198,7 @@ def single_threads() -> Any:
 
 
 def copies(n: int = 32) -> Any:
-    """A replica each, told apart by what the units add, with statements of the program between; then one sum."""
+    """Replicas that differ by what each unit adds, with statements of the program in between; then one sum."""
 
     @T.prim_func
     def run(X: T.Tensor((n, n), "float32"), Y: T.Tensor((2, n, n), "float32"), Z: T.Tensor((n, n), "float32")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products whose blocks take tiles in turns, and combine each with those of the other devices, or count it."""
+"""GEMMs with persistent grids, which combine each tile with those of the other devices, or count it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,7 +45,7 @@ def sums(devices: int, shape: Shape, blocks: int, tile: Shape = TILE, level: str
 
 
 def parts(devices: int, shape: Shape, blocks: int, tile: Shape = TILE) -> Any:
-    """Of each tile of the sum, each device has its part of the rows; twice that is stored."""
+    """Each device has its part of the rows of each tile of the sum; twice that is stored."""
     m_all, n_all, k_all = shape
     bm, bn, bk = tile
     across, high = n_all // bn, bm // devices
@@ -87,7 +87,7 @@ def sums_in_registers(devices: int, shape: Shape, blocks: int, tile: Shape = (12
 
 
 def sums_in_pairs(devices: int, shape: Shape, blocks: int, tile: Shape = (128, 128, 64)) -> Any:
-    """As `sums`, by a block a tile, two of which a processor holds at once; `blocks` is their number."""
+    """Like `sums`, with one block for each tile, two of which are resident on an SM; `blocks` is their number."""
     m_all, n_all, k_all = shape
     bm, bn, bk = tile
     across = n_all // bn
@@ -117,7 +117,7 @@ def sums_in_pairs(devices: int, shape: Shape, blocks: int, tile: Shape = (128, 1
 
 
 def counted(devices: int, shape: Shape, blocks: int, tile: Shape = TILE) -> Any:
-    """C = A B^T of each device; even rows of tiles are counted, as they would be for who sends them."""
+    """C = A B^T of each device; even rows of tiles are counted, as for a sender."""
     m_all, n_all, k_all = shape
     bm, bn, bk = tile
     across = n_all // bn
@@ -176,7 +176,9 @@ def rows_of_result(name: str, rows: int, devices: int) -> int:
 
 
 def expected(name: str, products: Sequence[Any], rank: int, high: int = TILE[0]) -> Any:
-    """C of a rank, of the products of all devices (arrays or tensors of float32), by tiles of so many rows."""
+    """Expected C of a rank, from the results of all devices (arrays or tensors of float32), by tiles of a number of
+    rows.
+    """
     if name == "counted":
         return products[rank]
     total = sum(products[1:], products[0])

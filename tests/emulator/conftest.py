@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is emulated here is lowered to CUDA too, with --lower."""
+"""With --lower, the programs emulated here are lowered to CUDA too."""
 
 from tests.again import lowered
 

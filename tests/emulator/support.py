@@ -39,7 +39,7 @@ def values(seed: int, *shape: int, dtype: str = "float32") -> torch.Tensor:
 
 
 def blank(*shape: int, dtype: str = "float32") -> torch.Tensor:
-    """What no right result looks like: NaN, or 85."""
+    """Values that no right result has: NaN, or 85."""
     kind = DTYPES[dtype]
     fill = float("nan") if kind.is_floating_point else 85
     return torch.full(shape, fill, dtype=torch.float32).to(kind)

@@ -17,7 +17,7 @@ def ints(*shape, fill=-7):
 
 
 def test_conditional_expressions_read_only_what_they_take():
-    """An index outside the tile on the side that is not taken is no access, for a vector or a scalar index."""
+    """An index outside the tile in the branch that is not taken is not an access, for a vector or a scalar index."""
 
     @T.prim_func
     def program(Y: T.Tensor((8,), "int32"), Z: T.Tensor((8,), "int32"), far: T.int32):
@@ -36,7 +36,7 @@ def test_conditional_expressions_read_only_what_they_take():
 
 
 def test_private_values_that_differ_are_not_read_where_others_run():
-    """Which thread runs which of 32 iterations is the compiler's choice, so whose value they see is open."""
+    """The compiler distributes 32 iterations over threads, so the value that each sees is unspecified."""
 
     @T.prim_func
     def program(Y: T.Tensor((32,), "int32"), same: T.int32):
@@ -339,7 +339,7 @@ def test_overlapping_shift_reads_before_it_writes():
 
 
 def test_fresh_memory_holds_no_zeros():
-    """What a program reads before it writes it is poison, in every scope."""
+    """Reads before the first write return poison, in every scope."""
 
     @T.prim_func
     def program(Y: T.Tensor((3,), "float32")):

@@ -20,7 +20,7 @@ from tests.fuzz.program import Fuzzed, Line, Parameter
 EXAMPLES = int(os.environ.get("RANDOM_PROGRAMS", "40"))
 
 ROWS, COLUMNS = 2, 8
-"""Of a part; the tensors X and Y have one for each device, P is one."""
+"""Shape of a part; the tensors X and Y have one for each device, P is one."""
 
 EXACT = {"int32": 1 << 30, "float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
 """Whole numbers up to which sums in a type have one result."""
@@ -28,7 +28,7 @@ EXACT = {"int32": 1 << 30, "float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1
 REDUCED: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min}
 
 State = dict[str, np.ndarray]
-"""What the tensors of all devices hold, device by device."""
+"""Contents of the tensors of all devices, device by device."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def collectives(draw: st.DrawFn, devices: int, sums: bool) -> Step:
 
 @st.composite
 def copies(draw: st.DrawFn, devices: int) -> Step:
-    """Rows of a tensor to those of another one, of this device or of one so many behind it."""
+    """Copy rows of a tensor to those of another one, of this device or of one at a distance."""
     source, target = draw(st.permutations(["X", "Y"]))
     count = draw(st.integers(1, devices * ROWS))
     first, to = (draw(st.integers(0, devices * ROWS - count)) for _ in range(2))

@@ -300,7 +300,7 @@ def test_values_of_names_are_those_when_the_copy_was_started():
 
 
 def test_the_call_ends_after_what_was_started():
-    """Nobody waits, and the data is there."""
+    """No wait, and the data has arrived."""
 
     @T.prim_func
     def program(X: T.Tensor((4,), "int32"), Y: T.Tensor((4,), "int32")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Matrix products whose operands have a scale for each block along K."""
+"""GEMMs whose operands have a scale for each block along K."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def product(transposed: bool):
 
 @pytest.mark.parametrize("transposed", [True, False])
 def test_scales_go_through_tensor_memory(transposed):
-    """They must be transposed on the way: without, each row is multiplied with another one's scales."""
+    """They must be transposed before: otherwise, each row is multiplied with another one's scales."""
     (a, sa), (b, sb) = operands(1, M), operands(2, N)
     c = torch.zeros(M, N)
     tilescale.emulate(product(transposed), [a, b, packed(sa), packed(sb), c], machine="b200-sxm-8")

@@ -177,7 +177,7 @@ def test_a_side_that_waits_for_the_other_can_break_its_loop():
 
 
 def in_roles(shape, shared=True):
-    """A program in which the first role takes what the second, which stands below it, gives; if `shared`, in a box."""
+    """A program whose first role takes the output of the second one, later in the text; if `shared`, in a box."""
 
     @T.macro
     def take(Y, box, full, empty, k, tx):
@@ -271,14 +271,14 @@ def test_roles_in_branches_that_share_memory_cannot_wait_for_each_other(shape):
 
 @pytest.mark.parametrize("shape", ["T.ws", "ifs"])
 def test_roles_in_branches_of_their_own_wait_for_each_other(shape):
-    """The first role waits for the second, which stands below it and has no else; they share nothing but barriers."""
+    """The first role waits for the second, which comes later and has no else; they share barriers only."""
     args = [ints(3, 256)]
     tilescale.emulate(in_roles(shape, shared=False), args)
     assert args[0].tolist() == [[k * 10] * 128 + [-k] * 128 for k in range(3)]
 
 
 def test_branches_with_threads_in_common_run_in_order():
-    """What a role wrote is there for a branch of all, and for the same role's next one: TileLang synchronises them."""
+    """Data of a role is visible to a branch of all, and to the same role's next one: TileLang synchronises them."""
 
     @T.prim_func
     def program(Y: T.Tensor((2, 32), "float32")):

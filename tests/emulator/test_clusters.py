@@ -166,7 +166,7 @@ def test_a_grid_that_does_not_divide_into_clusters():
     ("mask", "tiles"), [(0b0011, [0, 0, 2, 3]), (0b1010, [0, 1, 2, 1]), (0b1111, [0] * 4), (0b0100, [0, 1, 2, 3])]
 )
 def test_the_first_of_a_mask_loads_for_all_of_it(mask, tiles):
-    """Others name a tile too, which nobody loads; and what is named by way of a variable is the first one's too."""
+    """Other blocks use a tile too, which is not loaded; a name through a variable is the first block's too."""
 
     @T.prim_func
     def program(A: T.Tensor((2, 8 * 64), "float32"), B: T.Tensor((2, 8 * 64), "float32")):

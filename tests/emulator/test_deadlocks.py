@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Waits that nobody satisfies: each ends the run with who waits on what, what is there, where, and who is missing."""
+"""Waits that are never satisfied: the run ends with the waiting units, the flags' values, lines, and missing units."""
 
 import inspect
 import re
@@ -18,7 +18,7 @@ def flags(n=1):
 
 
 def line_of(marker):
-    """File and line of this test module where a comment stands."""
+    """File and line of this test module of a comment."""
     lines, _ = inspect.getsourcelines(inspect.getmodule(line_of))
     (number,) = [i for i, text in enumerate(lines, start=1) if text.rstrip().endswith(f"# {marker}")]
     return f"{__file__}:{number}"
@@ -240,7 +240,7 @@ def test_a_loop_that_spins_on_memory_nobody_writes():
 
 
 def test_a_loop_that_polls_with_an_atomic():
-    """Adding nothing is no write: the loop is not taken for progress."""
+    """Adding zero is not a write: the loop does not count as progress."""
 
     @T.prim_func
     def program(F: T.Tensor((3,), "int32")):
@@ -254,7 +254,7 @@ def test_a_loop_that_polls_with_an_atomic():
 
 
 def test_loops_that_spin_and_write_are_given_up(monkeypatch):
-    """Each look writes: no memory stands still, yet nobody gets on."""
+    """Each poll writes: memory changes, yet no unit proceeds."""
     monkeypatch.setattr("tilescale.backends.emulator.execute.scheduler.PATIENCE", 500)
 
     @T.prim_func
@@ -269,7 +269,7 @@ def test_loops_that_spin_and_write_are_given_up(monkeypatch):
 
 @pytest.mark.parametrize("limit", ["PATIENCE", "STILL"])
 def test_all_that_spin_are_named_with_their_lines(monkeypatch, limit):
-    """Whichever of them is given up, the others wait as well."""
+    """If either is given up, the others wait as well."""
     monkeypatch.setattr(f"tilescale.backends.emulator.execute.scheduler.{limit}", 50)
 
     @T.prim_func
@@ -293,7 +293,7 @@ def test_all_that_spin_are_named_with_their_lines(monkeypatch, limit):
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_a_loop_that_stands_still_is_given_up_soon_one_that_counts_is_not(monkeypatch, seed):
-    """Both write at each look. One depends on what nobody changes, the other comes to its end."""
+    """Both write at each poll. One depends on a value that never changes, the other ends."""
     monkeypatch.setattr("tilescale.backends.emulator.execute.scheduler.STILL", 50)
 
     def program(n):

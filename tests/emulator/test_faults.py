@@ -105,7 +105,7 @@ def told(run: Callable[[], Any]) -> None:
 
 
 def lines(body: list[Line]) -> Iterator[tuple[list[Line], Line]]:
-    """All lines, each with the block in which it stands."""
+    """All lines, each with its block."""
     for line in body:
         yield body, line
         yield from lines(line.body)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Pipelined loops of warpgroups that wait for what they load: free of races, and right, whatever they wait for."""
+"""Pipelined loops of warpgroups that wait for their operands: free of races, and right, for any waits."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Machines that are no GPU: cores that own their tensors on a mesh, vaults of chips with programs of one thread."""
+"""Machines other than GPUs: cores that own their tensors on a mesh, vaults of chips with programs of one thread."""
 
 import pytest
 import torch

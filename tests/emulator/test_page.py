@@ -23,7 +23,7 @@ CUDA = ("tl.", "tirx.ptx_", "tirx.mma_", "tirx.tvm_warp_", "tirx.tvm_thread_", "
 NOT_CUDA = ("tl.ascend_", "tl.tileop.ascend_", "tl.simd.", "tl.ds_read_", "tl.cooperative_tensor_", "tl.tvm_")
 """Other architectures, and what only host code does."""
 SYNTAX = {tl.REGION, tl.DECLARED_PTR, tl.LOOP_BREAK, "tirx.tvm_thread_invariant"}
-"""What only stands in arguments."""
+"""Strings that occur only in arguments."""
 
 
 def families() -> dict[str, set[str]]:

@@ -171,7 +171,7 @@ def test_a_view_larger_than_its_memory_is_refused_with_the_line(other):
 
 
 def test_a_view_may_end_before_its_memory():
-    """Where its size does not divide that of the memory either."""
+    """Also where its size does not divide that of the memory."""
 
     @T.prim_func
     def program(X: T.Tensor((6,), "uint8"), Y: T.Tensor((1,), "int32")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How candidates for a remedy are found: whose signals answer a race, and which expressions fit a flag."""
+"""Candidates for a remedy: units whose signals answer a race, and expressions that fit a flag."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def said(terms: Sequence[Any]) -> list[str]:
         ([loop(6)], [1, 2, 3, 4, 5, 6], ["r - 3", "r - 2", "r - 1", "r", "r + 1", "1", "2", "3", "5", "6"]),
         ([loop(3)], [2, 4, 6], ["2 * (r - 3)", "2 * (r - 2)", "2 * (r - 1)", "2 * (r)", "2 * (r + 1)", "2", "4", "6"]),
         ([loop(2, begin=2)], [1, 2], ["r - 5", "r - 4", "r - 3", "r - 2", "r - 1", "1", "2"]),
-        ([loop(3)], [1, 2], ["1", "2"]),  # no number of signals a turn
+        ([loop(3)], [1, 2], ["1", "2"]),  # not a number of signals an iteration
         ([loop(1)], [1, 2], ["1", "2"]),
         ([loop(SIZE)], [1, 2], ["1", "2"]),
         ([], [0, 2, 2], ["2"]),  # every flag is at least zero
@@ -185,7 +185,8 @@ def test_another_operation_names_no_peer(monkeypatch: pytest.MonkeyPatch):
     assert said(peers(place, (DEVICES[0], DEVICES[1]), (DEVICES[1], DEVICES[2]))) == ["(rank + 1) % 4"]
 
 
-# -- who answers -------------------------------------------------------------------------------------------------------
+# -- answering units
+# -----------------------------------------------------------------------------------------------------
 
 
 def access(unit: Any, line: Any) -> Access:
@@ -194,7 +195,7 @@ def access(unit: Any, line: Any) -> Access:
 
 
 def sent(unit: Unit, holder: int, line: str, *knows: Any) -> Any:
-    """A signal to a device's flag by somebody who knows of some accesses and signals."""
+    """A signal to a device's flag by a unit that has acquired some accesses and signals."""
     known = {each.clock if hasattr(each, "clock") else each.past.clock for each in knows}
     past = SimpleNamespace(clock=f"clock {line}", time=1, knows=lambda clock, time: clock in known)
     return SimpleNamespace(unit=unit, holder=holder, past=past, home=SimpleNamespace(where=line))

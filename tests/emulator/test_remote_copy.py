@@ -61,7 +61,7 @@ def test_put_of_a_slice_of_every_type(dtype):
 @pytest.mark.parametrize("layer", ["l0", "l1"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_put_with_signal_then_read(dtype, layer):
-    """Tiles go round the ring with a signal each; whoever waits for it reads what arrived."""
+    """Send tiles round the ring with a signal each; a unit that waits for it reads the arrived tile."""
     world, blocks = 3, 4
 
     @T.prim_func
@@ -336,7 +336,7 @@ def test_a_bounded_polling_loop_lets_others_run():
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("bounded", [False, True])
 def test_a_polling_loop_lets_those_run_who_have_waited(bounded, seed):
-    """Device 0 waits for device 1 before it signals; meanwhile device 1 spins, and writes on the way."""
+    """Device 0 waits for device 1 before it signals; meanwhile device 1 spins, and writes in between."""
 
     @T.prim_func
     def program(F: T.Tensor((1,), "int32"), G: T.Tensor((1,), "int32"), D: T.Tensor((2,), "int32")):

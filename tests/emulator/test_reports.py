@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an emulation says of itself: its report, its progress bar, and how little it keeps while it runs."""
+"""Output of an emulation: its report, its progress bar, and its small memory use."""
 
 import gc
 import re
@@ -25,7 +25,9 @@ def copy_program(blocks, tile):
 
 
 def test_a_tile_wholly_outside_of_its_tensor_is_told():
-    """What reaches over the end is cut off, as on GPUs; what begins behind it is allowed too, and seldom meant."""
+    """A tile that reaches over the end is cut off, as on GPUs; one that begins after it is allowed too, and rarely
+    intended.
+    """
 
     @T.prim_func
     def program(X: T.Tensor((40,), "float32"), Y: T.Tensor((40,), "float32")):
@@ -90,7 +92,7 @@ def test_many_units_that_do_the_same_share_a_line():
 
 
 def test_programs_that_ended_keep_no_tiles():
-    """1000 programs of 108 KiB each, two resident on a processor: what is alive at once stays far below their sum."""
+    """1000 programs of 108 KiB each, two resident on an SM: memory in use stays far below their sum."""
     blocks, tile = 1000, 27648
     program = copy_program(blocks, tile)
     args = [torch.ones(blocks, tile), torch.empty(blocks, tile)]
@@ -107,7 +109,7 @@ def test_programs_that_ended_keep_no_tiles():
 @pytest.mark.parametrize("show", [True, False])
 def test_a_progress_bar_on_a_long_run(show, monkeypatch, capsys):
     monkeypatch.setattr("tilescale.backends.progress.PATIENCE_S", 0.0)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # has rich write to what is no terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # make rich write to a non-terminal
     program = copy_program(20, 64)
     tilescale.emulate(program, [torch.ones(20, 64), torch.empty(20, 64)], progress=show)
     text = capsys.readouterr().err

@@ -29,7 +29,7 @@ def three(world, shape, dtype):
 def test_tiles_put_by_one_device_are_read_back_by_another(
     rows, columns, tile_rows, tile_columns, world, shift, dtype, layer
 ):
-    """X goes tile by tile to a peer's Y, and from there back: whatever the tiles, all arrives and nothing more."""
+    """Copy X tile by tile to a peer's Y, and back from there: for any tiles, all elements arrive and no others."""
     shape, grid = (rows, columns), (-(-columns // tile_columns), -(-rows // tile_rows))
 
     @T.prim_func

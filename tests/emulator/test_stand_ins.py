@@ -23,7 +23,7 @@ SATURATING_ADD = "static __device__ unsigned char saturating_add(int a, int b) {
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    """What a test registers is forgotten after it."""
+    """Registrations of a test are removed after it."""
     monkeypatch.setattr(stand_ins, "_STAND_INS", {})
 
 

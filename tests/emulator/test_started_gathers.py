@@ -40,7 +40,7 @@ def test_a_gather_of_slices_that_keep_a_leading_one(dim, chunk):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_indices_with_an_ellipsis_are_those_of_numpy(seed: int | None):
-    """Layers of weights are gathered, each with its own flags; the last program tells a neighbour of its part."""
+    """Gather layers of weights, each with different flags; the last program signals a neighbour."""
 
     @T.prim_func
     def program(W: T.Tensor((3, 8, 4), "int32"), whole: T.Tensor((3, 16, 4), "int32"), Y: T.Tensor((3, 4), "int32")):
@@ -146,7 +146,7 @@ def test_a_gather_along_columns(world: int, form: str):
 
 
 def test_a_part_that_has_a_name():
-    """A name of a slice loads nothing, whatever its indices are."""
+    """A name for a slice loads nothing, for any indices."""
 
     @T.prim_func
     def program(X: T.Tensor((ROWS, COLUMNS), "int32"), G: T.Tensor((ROWS, 2 * COLUMNS), "int32")):

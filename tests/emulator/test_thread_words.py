@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What threads of stock TileLang do by vectors and words: ramps, wide loads, cp.async, ldmatrix, reductions."""
+"""Vector and word operations of threads in stock TileLang: ramps, wide loads, cp.async, ldmatrix, reductions."""
 
 import functools
 
@@ -110,7 +110,7 @@ def test_words_are_held_in_variables_and_seen_as_other_types():
 
 
 def branching():
-    """What a thread does next depends on a word."""
+    """The next action of a thread depends on a word."""
 
     @T.prim_func
     def program(X: T.Tensor((64,), "int32")):

@@ -176,7 +176,7 @@ def test_half_the_link_takes_twice_the_time(tmp_path):
 
 
 def slower_links(name: str, share: float) -> Machine:
-    """A machine whose networks carry a share of what they did, whatever moves it."""
+    """A machine with a share of the network bandwidth, for any mechanism."""
     machine = Machine.load(name)
     rate = lambda value: f"{value * share / 1e9} GB/s"  # noqa: E731
     networks = {

@@ -43,7 +43,9 @@ def gemm(devices: int):
 
 
 def causal(devices: int):
-    """How many tiles a block reads follows from its number along one axis, and a branch from the loop around phases."""
+    """The number of tiles that a block reads follows from its number along one axis, a branch from the loop around
+    phases.
+    """
 
     @T.prim_func
     def program(X: T.Tensor((16, 1024, 64), "float32"), Y: T.Tensor((16, 1024, 64), "float32")):
@@ -81,7 +83,7 @@ def by_rank(devices: int):
 
 
 def numbered(devices: int):
-    """Blocks that are told apart by their rank, by a variable of their threads, and by where a view begins."""
+    """Blocks that differ by their rank, by a variable of their threads, and by the start of a view."""
 
     @T.prim_func
     def program(X: T.Tensor((64, 4096), "float32"), total: T.Tensor((64,), "float32")):

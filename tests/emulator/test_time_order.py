@@ -43,9 +43,9 @@ def test_roles_side_by_side_take_the_maximum():
 
 
 def waiting_product(stages: int, waits: bool, halves: bool):
-    """A pipelined product that looks at a flag in every step, and one that its warpgroups share and synchronize in.
+    """A pipelined GEMM that polls a flag in every step, and one that its warpgroups share and synchronize in.
 
-    On two of the device's blocks: each has the rate of its own, whatever the others do.
+    On two of the device's blocks: each has its full rate, for any activity of the others.
     """
     k = 1 << 12
 
@@ -253,7 +253,7 @@ def test_what_depends_on_data_is_an_error_with_its_line():
 
 
 def test_a_ticket_is_data():
-    """What an atomic returns is not known either."""
+    """The result of an atomic is unknown as well."""
 
     @T.prim_func
     def program(counter: T.Tensor((1,), "int32"), Y: T.Tensor((4, 64), "float32")):

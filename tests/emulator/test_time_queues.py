@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Copy queues in simulated time: beside the phases that follow, one operation after the other, a lane of their own."""
+"""Copy queues in simulated time: concurrent with later phases, one operation after the other, a separate lane."""
 
 import json
 
@@ -147,7 +147,7 @@ def put(impl: str | None = None):
 
 
 def test_a_network_without_an_engine_of_its_own(tmp_path):
-    """Mechanisms are found by who starts them, not by their names."""
+    """Mechanisms are found by the unit that starts them, not by their names."""
     renamed = derived(tmp_path, "networks: {nvlink: {mechanisms: {copy_engine: {started_by: program}}}}\n")
     with tilescale.use_machine(renamed):
         with pytest.raises(NoPathError, match="offers only what programs start: tma, lsu, copy_engine, nvshmem"):

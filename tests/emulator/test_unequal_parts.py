@@ -31,13 +31,13 @@ def exchange(world: int, source: tuple[int, ...], target: tuple[int, ...], dtype
 
 
 def numbers(world: int, most: int, seed: int = 0) -> torch.Tensor:
-    """How many rows go from each rank to each; some of them are none."""
+    """Number of rows from each rank to each; some are zero."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randint(-1, most + 1, (world, world), generator=generator)).clamp(min=0).int()
 
 
 def tensors(counts: torch.Tensor, source: tuple[int, ...], target: tuple[int, ...], dtype: str = "float32") -> list:
-    """What each device passes: its rows, how many go where, and poisoned results."""
+    """Arguments of each device: its rows, their counts by destination, and poisoned results."""
     world = len(counts)
     return [
         [values(r, *source, dtype=dtype), counts[r].clone()]

@@ -51,7 +51,7 @@ class Buffer:
 
     @property
     def whole(self) -> str:
-        """All of it as a copy names it beside a tile."""
+        """The whole buffer, as a copy to or from a tile names it."""
         return self.name if self.is_tile else self.at(*[0] * len(self.shape))
 
 
@@ -72,11 +72,11 @@ class Group:
 
 @dataclass
 class Scope:
-    """Where a statement stands.
+    """Context of a statement.
 
     Attributes:
-        loops: variables of the loops around it, and how often each runs.
-        branched: whether it may not be executed: what it writes has to be defined before.
+        loops: variables of the loops around it, and their trip counts.
+        branched: whether it is conditional: its targets must be initialized before.
     """
 
     loops: tuple[tuple[str, int], ...] = ()

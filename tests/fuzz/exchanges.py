@@ -51,7 +51,7 @@ class Exchanges(Expressions):
         return Buffer("Chosen", (self.blocks,), "int32", "input")
 
     def tensor(self, shape: tuple[int, ...], dtype: str) -> Buffer:
-        """An output, a tile for each block; of some, the last rows and columns are missing."""
+        """An output, a tile for each block; some outputs lack the last rows and columns."""
         name = f"Y{len(self.parameters)}"
         tail = self.rng.random() < 0.2 and min(shape) > 4
         held = tuple(n - self.rng.randint(0, 3) for n in shape) if tail else shape
@@ -62,7 +62,7 @@ class Exchanges(Expressions):
         return made
 
     def tile(self, shape: tuple[int, ...], dtype: str, kind: str, *, inner: bool = False) -> Buffer:
-        """A new tile of the launch; of a group's it is the last line at the begin."""
+        """Make a new tile of the launch, or of a group, whose tile is initialized at the start."""
         level = {"device": "l2", "shared": "l1", "fragment": "l0"}[kind]
         self.made += 1
         name = f"{kind[0]}{self.made}"
@@ -84,7 +84,7 @@ class Exchanges(Expressions):
         self, scope: Scope, kinds: tuple[str, ...] = ("global", "device", "shared", "shared", "fragment"),
         shape: tuple[int, ...] | None = None, allowed: Callable[[Buffer], bool] = anything, dtype: str | None = None,
     ) -> Buffer | None:  # fmt: skip
-        """What a statement may write; a new one now and then."""
+        """Choose a target of a statement; a new one now and then."""
         found = [b for b in self.buffers if b.kind in kinds and shape in (None, b.shape) and allowed(b)]
         found = [b for b in found if self.may_write(scope, b) and (b.defined or not scope.branched)]
         if scope.branched or scope.group is not None or (found and self.rng.random() < 0.6):
@@ -93,7 +93,7 @@ class Exchanges(Expressions):
         return made if allowed(made) and made in self.buffers else None
 
     def defined(self, scope: Scope, allowed: Callable[[Buffer], bool] = anything) -> Buffer | None:
-        """What a statement may read."""
+        """Choose an operand of a statement."""
         found = [b for b in self.buffers if b.defined and allowed(b)]
         if scope.group is None:
             found = [b for b in found if not b.inner]

@@ -63,7 +63,7 @@ class Generator(Exchanges):
         return Line(f"with T.Kernel({names}) as b:", [*self.at_head, Line(scale, [*self.at_begin, *body])])
 
     def stores(self) -> list[Line]:
-        """What tiles hold goes to tensors."""
+        """Store tiles to tensors."""
         tiles = [b for b in self.buffers if b.kind in ("device", "shared", "fragment") and b.defined and not b.inner]
         found: list[Line] = []
         for tile in tiles:
@@ -84,7 +84,7 @@ class Generator(Exchanges):
         return found
 
     def choices(self, scope: Scope) -> list[Callable[[Scope], list[Line] | None]]:
-        """What may stand here, each as often as it is likely."""
+        """Statements that are possible here, weighted by their frequency."""
         simple = [self.load, *[self.elementwise] * 5, self.copy, self.copy, self.fill, self.reduce]
         if scope.group is not None:
             return [*[self.elementwise] * 4, self.copy, self.group_barrier]

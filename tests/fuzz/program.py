@@ -16,7 +16,7 @@ import tilescale.language as T
 from tilescale.errors import TileScaleError
 
 POISON = 77
-"""What outputs hold before a run. No program computes it: values lie in -32 .. 31, or are sums of them."""
+"""Contents of outputs before a run. No program computes it: values lie in -32 .. 31, or are sums of them."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Fuzzed:
     def emulated(
         self, launch: int = 0, schedule_seed: int | None = None, check: str = "all", func: Any = None
     ) -> list[list[torch.Tensor]]:
-        """What the emulator leaves in the tensors of each device; raises what its checks find.
+        """Emulate a program; return the tensors of each device, or raise errors of the checks.
 
         Args:
             func: the traced function, if there is one.
@@ -107,7 +107,7 @@ class Fuzzed:
 
 
 def smaller(program: Fuzzed, fails: Callable[[Fuzzed], bool], tries: int = 200) -> Fuzzed:
-    """A program without the lines that it fails without; looks at so many programs at most."""
+    """Shrink a failing program; tries at most `limit` programs."""
     at = 0
     while tries > 0:
         shorter = list(_without_one(program.body))[at:]
@@ -123,7 +123,7 @@ def smaller(program: Fuzzed, fails: Callable[[Fuzzed], bool], tries: int = 200) 
 
 
 def _without_one(lines: tuple[Line, ...]) -> Iterator[tuple[Line, ...]]:
-    """The lines without one of them, whole blocks first, the last ones first; or with what stands in one's block."""
+    """The lines without one of them, whole blocks first, the last ones first; or with a block replaced by its body."""
     for at in reversed(range(len(lines))):
         before, line, behind = lines[:at], lines[at], lines[at + 1 :]
         yield (*before, *behind)

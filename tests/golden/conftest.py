@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Golden texts: a text that a test produces must be the one that is stored beside it."""
+"""Golden texts: the output of a test must equal the stored text."""
 
 from collections.abc import Callable
 from pathlib import Path

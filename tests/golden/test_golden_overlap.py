@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the compiler makes of programs of experts, as source text."""
+"""Rewritten programs of experts, as source text."""
 
 from pathlib import Path
 from typing import Any

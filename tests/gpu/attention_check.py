@@ -44,9 +44,9 @@ def check_decode(only: slice) -> None:
 
 
 def check_decode_of_pages(only: slice) -> None:
-    """Page, batch, query heads, key heads, D, DV, type of the cache; pages of keys and values in turns if not latent.
+    """Page, batch, query heads, key heads, D, DV, type of the cache; pages of keys and values alternate if not latent.
 
-    Pages that no sequence has are full of NaN, lengths go from 0, entries of the table behind the last page are -1.
+    Pages that no sequence has are full of NaN, lengths go from 0, entries of the table after the last page are -1.
     """
     narrow = torch.float8_e4m3fn
     for page, batch, heads, of_keys, dim, value_dim, kind in [
@@ -146,7 +146,7 @@ def check_attention_gradients(only: slice) -> None:
                 torch.cuda._sleep(LATE_CYCLES)
             made = ops.sequence_attention(q, k, v, causal=causal, zigzag=zigzag)
             for name, got, full in zip("qkv", torch.autograd.grad(made, (q, k, v), above), whole, strict=True):
-                want, scale = full.grad.chunk(SIZE, 1)[RANK], 8 * full.grad.abs().mean()  # of what was subtracted
+                want, scale = full.grad.chunk(SIZE, 1)[RANK], 8 * full.grad.abs().mean()  # of the subtracted values
                 compare(f"{title}: {name}", got, want, want.abs() + scale)
             given = [x.detach() for x in (q, k, v)]
             made = ops.sequence_attention_forward(*given, causal=causal, zigzag=zigzag)

@@ -273,7 +273,7 @@ def run(words: list[str]) -> int:
         try:
             check(LAUNCHES)
             print(f"PASS {name} ({time.monotonic() - begin:.1f} s)", flush=True)
-        except Exception:  # noqa: BLE001 - whatever it is, the other checks run
+        except Exception:  # noqa: BLE001 - after any error, the other checks run
             failed += 1
             print(f"FAIL {name}\n{traceback.format_exc()}", flush=True)
     return failed

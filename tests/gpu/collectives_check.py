@@ -30,11 +30,11 @@ SKEW_CYCLES = 400_000
 WAIT_S = 5.0
 MIB = 1 << 20
 LARGEST = (4 if settings().share_gpus else 64) * MIB
-"""Bytes: ranks that share a GPU run in turns, for milliseconds each."""
+"""Bytes: ranks that share a GPU are time-sliced, for milliseconds each."""
 BYTES = (1, 8, 100, 4096, 4100, 65536, 100_002, 512 * 1024, MIB + 6, 3 * MIB + 2, 16 * MIB, 64 * MIB)
 """Sizes of a tensor that is reduced or sent, rounded up to whole elements."""
 REPEATED = 2000
-"""Calls in a row, between which nobody waits."""
+"""Calls in a row, without a wait between them."""
 
 world = tilescale.init()
 RANK, SIZE = world.rank, world.size
@@ -66,7 +66,7 @@ def program(name: str, impl: str, dtype: str, op: str = "sum") -> Any:
 
 
 def inputs(count: int, dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
-    """What every rank brings."""
+    """Inputs of every rank."""
     made = []
     for rank in range(SIZE):
         generator = torch.Generator("cuda").manual_seed(1000 * seed + rank)
@@ -87,7 +87,7 @@ def reduced(parts: list[torch.Tensor], op: str) -> torch.Tensor:
 
 
 def wanted(name: str, given: list[torch.Tensor], op: str) -> torch.Tensor:
-    """What this rank gets."""
+    """Expected result of this rank."""
     if name == "allreduce":
         return reduced(given, op)
     if name == "broadcast":
@@ -114,12 +114,12 @@ class Checked:
         self.kernel = tilescale.compile(program(name, impl, dtype, op), wait_s=wait_s)
 
     def shapes(self, count: int) -> tuple[int, int]:
-        """Elements of X and of Y, for so many in a part or in the tensor that is reduced."""
+        """Elements of X and of Y, for a number of elements in a part or in the reduced tensor."""
         source = count * SIZE if self.name in ("reduce_scatter", "all_to_all") else count
         return source, count * SIZE if self.name in ("all_gather", "all_to_all") else count
 
     def count(self, nbytes: int) -> int:
-        """Elements of a part where all parts are of so many bytes."""
+        """Elements of a part where all parts have the same size."""
         whole = -(-nbytes // self.dtype.itemsize)
         return whole if self.name in ("allreduce", "broadcast") else -(-whole // SIZE)
 
@@ -223,7 +223,7 @@ def rows(width: int, dtype: str) -> None:
 
 
 def rows_without_room() -> None:
-    """The last rank has no room for what comes: an error on all ranks that says so, and all can begin anew."""
+    """The last rank has no space for its rows: an error on all ranks that reports it, and all can begin again."""
 
     @T.prim_func
     def exchange(X: T.Tensor((4 * SIZE, 8), "int32"), sent: T.Tensor((SIZE,), "int32"), Y: T.Tensor((8, 8), "int32")):
@@ -288,7 +288,7 @@ def in_a_row(checked: Checked) -> None:
 
 
 def gathered_in_place(impl: str) -> None:
-    """The source is the own part of the target, and parts lie side by side in rows."""
+    """The source is the local part of the target, and parts are adjacent in rows."""
     rows = T.dynamic("rows")
 
     @T.prim_func
@@ -314,7 +314,7 @@ def gathered_in_place(impl: str) -> None:
 
 
 def absent(name: str, impl: str) -> None:
-    """The last rank does not come: the others are told so, by the kernel, and all can begin anew."""
+    """The last rank does not arrive: the kernel reports it to the others, and all can begin again."""
     checked = Checked(name, impl, "float32", wait_s=0.5)
     for nbytes in (4000, 4 * MIB):
         x, y = checked.tensors(checked.count(nbytes))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Products of matrices that descriptors name, on one GPU with `wgmma`: `python tests/gpu/descriptors_check.py [names]`.
+"""GEMMs of operands that descriptors name, on one GPU with `wgmma`: `python tests/gpu/descriptors_check.py [names]`.
 
-Small integers, so that all sums are exact: results must be those of float64, which the emulator's are. Outputs hold
-other numbers before. Prints PASS or FAIL for each program.
+Small integers, so that all sums are exact: results must equal float64 and the emulator. Outputs hold other numbers
+before. Prints PASS or FAIL for each program.
 """
 
 import sys
@@ -22,7 +22,7 @@ LIMIT_S = 140.0
 
 
 def emitted_product(name: str) -> None:
-    """What TileLang's emitter spells out."""
+    """Instructions that TileLang's emitter writes."""
     (m, n, k), kind, total, transposes = CASES[name][:4]
     a, b = integers((m, k), kind, 1), integers((n, k) if transposes else (k, n), kind, 2)
     c = torch.full((m, n), 85, device="cuda").to(getattr(torch, total))

@@ -192,7 +192,7 @@ def until_small() -> Any:
 
 
 def refuses_capture() -> None:
-    """What the host reads in the middle of a call a graph would not read again."""
+    """A graph would not repeat reads of the host in the middle of a call."""
     world = tilescale.init()
     func = until_small()
     kernel = tilescale.compile(func, schedule="sequential")

@@ -66,7 +66,7 @@ def scheduler(devices: int) -> Any:
 
 
 def server(devices: int, alone: bool) -> Any:
-    """A block sends and takes at once, by polling; `alone`: one thread polls, and tells the others."""
+    """A block sends and receives concurrently, by polling; `alone`: one thread polls, and notifies the others."""
 
     @T.prim_func
     def server(
@@ -104,7 +104,7 @@ def server(devices: int, alone: bool) -> Any:
 
 
 def decoder(devices: int) -> Any:
-    """Sums of all ranks until one of them is large enough, which nobody knows before."""
+    """Sum over all ranks until a sum is large enough: the trip count is dynamic."""
 
     @T.prim_func
     def decoder(X: T.Tensor((COLUMNS,), "float32"), Y: T.Tensor((COLUMNS,), "float32"), n: T.Tensor((1,), "int32")):
@@ -127,7 +127,7 @@ def decoder(devices: int) -> Any:
 
 
 def in_vain(devices: int, waits: bool) -> Any:
-    """A loop that nobody ends: it polls, or it goes on after its waits have failed."""
+    """An endless loop: it polls, or it continues after its waits have failed."""
 
     @T.prim_func
     def in_vain(go: T.Tensor((1,), "int32"), Y: T.Tensor((1,), "int32")):

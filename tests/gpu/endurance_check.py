@@ -63,7 +63,7 @@ def shift_and_sum(tile_impl: str) -> Any:
 
 
 def model(ranks: list[torch.Tensor], calls: int) -> list[torch.Tensor]:
-    """What X of every rank is after so many calls, in float64."""
+    """X of every rank after a number of calls, in float64."""
     ranks = [x.double() for x in ranks]
     for _ in range(calls):
         mean = sum(ranks) / len(ranks)
@@ -135,7 +135,7 @@ def streams() -> None:
 
 
 def in_a_row() -> None:
-    """A gather beside a product, whose tiles wait for rows: batches of calls without a look in between."""
+    """A gather overlapped with a GEMM, whose tiles wait for rows: batches of calls without a check in between."""
     world, (rows, columns, inner) = tilescale.init(), PRODUCT
     kernel = tilescale.compile(gather_and_product(H200, world.size, PRODUCT))
     shapes = (rows // world.size, inner), (inner, columns), (rows, inner), (rows, columns)

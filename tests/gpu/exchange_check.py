@@ -2,7 +2,7 @@
 """Experts between two all-to-alls, on GPUs: `torchrun --nproc-per-node 2 tests/gpu/exchange_check.py`.
 
 The same program in order, and overlapped by the compiler. Results of both are compared with `torch.bmm`, and with each
-other bit for bit, in repeated calls on fresh inputs; both are timed in turns. Exit code 1 if a check fails.
+other bit for bit, in repeated calls on fresh inputs; both are timed alternately. Exit code 1 if a check fails.
 """
 
 import statistics
@@ -58,7 +58,7 @@ def experts(devices: int) -> Any:
 
 
 def reference(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """What comes back to this rank: its slots times the weights of all ranks' experts."""
+    """Expected rows of this rank: its slots times the weights of all ranks' experts."""
     return torch.bmm(x.flatten(0, 1), everyones(w).flatten(0, 1)).view(*x.shape[:-1], HIDDEN)
 
 

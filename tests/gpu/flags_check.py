@@ -28,7 +28,9 @@ ROUNDS, REPLAYS = 4, 1000
 
 
 def passed_on(blocks: int, tells: int, devices: Any) -> Any:
-    """Each block sends its tile to the next device, with `tells` signals beside the copy's for which nobody waits."""
+    """Send each block's tile to the next device, with `tells` signals in addition to the copy's, without waits for
+    them.
+    """
 
     @T.prim_func
     def passed_on(
@@ -54,7 +56,7 @@ def passed_on(blocks: int, tells: int, devices: Any) -> Any:
 
 
 def model(ranks: list[torch.Tensor], calls: int) -> list[torch.Tensor]:
-    """What X of every rank is after so many calls."""
+    """X of every rank after a number of calls."""
     for _ in range(calls):
         ranks = [ranks[rank - 1] * 0.5 + rank for rank in range(len(ranks))]
     return ranks
@@ -81,7 +83,7 @@ class Check:
             self.stop(round % self.world.size)
 
     def agrees(self, seed: int, calls: int, call: Any) -> None:
-        """Raise unless so many calls, at times with delays on one device or the other, end where the model does."""
+        """Check that a number of calls, at times with delays on some devices, end with the model's results."""
         generator, delays = torch.Generator().manual_seed(seed), random.Random(1000 * seed + self.world.rank)
         start = [torch.randn(self.x.shape, generator=generator) for _ in range(self.world.size)]
         self.x.copy_(start[self.world.rank])
@@ -110,7 +112,7 @@ class Check:
 
 
 PROGRAMS = {"one_block": (1, 0), "blocks": (7, 0), "unawaited": (5, 3)}
-"""Name -> blocks, and signals that nobody waits for: then all synchronize as they leave."""
+"""Name -> blocks, and number of signals without a wait: then all synchronize as they leave."""
 
 
 if __name__ == "__main__":

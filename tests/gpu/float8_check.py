@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products of float8 on GPUs, and what is rounded for them: `torchrun --nproc-per-node 2 tests/gpu/float8_check.py`.
+"""Float8 GEMMs on GPUs, and quantization of their operands: `torchrun --nproc-per-node 2 tests/gpu/float8_check.py`.
 
 Arguments are as for `ops_check.py`.
 """
@@ -21,7 +21,7 @@ from tilescale.ops.rounding import rounded_rows  # noqa: E402
 
 
 def check_float8(_: slice) -> None:
-    """Scales of rows and of columns; from few rows to many, whose ways differ: the last ones in turns."""
+    """Scales of rows and of columns; from few rows to many, with different strategies: the last ones persistent."""
     for rows, n, k in [(8, 256, 512), (300, 512, 1024), (1536, 3584, 1024), (2047, 8192, 512), (4096, 2064, 512)]:
         whole, weight = random(SIZE * rows, k).to(torch.float8_e4m3fn), random(n, k).to(torch.float8_e4m3fn)
         of_rows, of_columns = torch.rand(SIZE * rows, device=DEVICE) + 0.5, torch.rand(n, device=DEVICE) + 0.5
@@ -50,7 +50,7 @@ def check_float8(_: slice) -> None:
 
 
 def check_rounding(_: slice) -> None:
-    """What rows and tiles become, bit for bit as by PyTorch; with tails, and rows that several warps share."""
+    """Quantized rows and tiles, bit for bit as by PyTorch; with tails, and rows that several warps share."""
     e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
     for rows, columns, kind in [(70, 48, e4m3), (300, 4112, e5m2), (1024, 7168, e4m3)]:
         x = of_many_magnitudes(rows, columns).to(DEVICE)
@@ -69,7 +69,7 @@ def check_rounding(_: slice) -> None:
 
 
 def check_float8_gradients(only: slice) -> None:
-    """Products of bfloat16 matrices that are rounded on the way; the second shape is overlapped."""
+    """GEMMs of bfloat16 matrices that are quantized before; the second shape is overlapped."""
     for rows, n, k in [(200, 256, 512), (2304, 1024, 4096)][only]:
         a, up, down = random(rows, k), random(n, k).mul_(0.1), random(k, n).mul_(0.1)
         grad, whole = random(rows, k), everyones(a).view(-1, k).float()

@@ -39,11 +39,12 @@ from tilelang_core.modules import COMPILE, with_flags  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
 
 SECONDS, WORKERS, LEAST = 110, 32, 500
-"""Seconds in which workers start a program, and how many programs have to run in them with so many workers."""
+"""Seconds in which workers start a program, and number of programs that must run in them with this number of workers.
+"""
 EACH_S, GRACE_S = 30.0, 8.0
 """Seconds that one program may take, and that a worker may go on behind the time."""
 CALLS = (0, 1, 0)
-"""Which inputs each call of a program gets."""
+"""Inputs of each call of a program."""
 
 
 class Refused(Exception):
@@ -51,7 +52,7 @@ class Refused(Exception):
 
 
 def check(program: Fuzzed) -> None:
-    """Several calls of a program, each against the emulator. Raises Refused, and whatever is wrong."""
+    """Call a program several times and compare with the emulator. Raises Refused, and any other error."""
     rank = tilescale.init().rank
     try:
         func = program.trace()
@@ -139,7 +140,7 @@ def _explain(program: Fuzzed, verdict: str, world: Any) -> None:
 
 @dataclass
 class Tally:
-    """What workers have said so far; what is wrong is printed as it comes."""
+    """Results of workers so far; errors are printed as they come."""
 
     until: float
     count: Counter[str] = field(default_factory=Counter)
@@ -155,7 +156,7 @@ class Tally:
                 print(line, flush=True)
 
     def of(self, word: str) -> int:
-        """How many programs of all workers are that."""
+        """Number of programs of all workers."""
         with self.lock:
             return sum(times for what, times in self.count.items() if word in what)
 
@@ -214,7 +215,7 @@ def main() -> int:
 
 
 def worker() -> None:
-    """What a worker's command line asks for."""
+    """Command line of a worker."""
     if sys.argv[1] == "seeds":
         return run(int(sys.argv[2]), iter(map(int, sys.argv[3:])), time.time() + 3600)
     devices, first, step, until = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
@@ -227,4 +228,4 @@ if __name__ == "__main__":
     else:
         code = main()
         sys.stdout.flush()
-        os._exit(code)  # whatever is left of the workers
+        os._exit(code)  # remaining processes of the workers

@@ -104,7 +104,7 @@ def check_growth(heap: SymmetricHeap) -> None:
 
 
 def check_release_in_any_order(heap: SymmetricHeap) -> None:
-    """Ranks release in different orders, with kernels in flight; nothing is overwritten that anybody still has."""
+    """Ranks release in different orders, with kernels in flight; memory in use is never overwritten."""
     team = heap.team
     sizes, order = random.Random(5), random.Random(100 + team.rank)
     live: dict[int, torch.Tensor] = {}
@@ -226,7 +226,7 @@ def main(provider: str) -> None:
     device = world.device
     torch.cuda.set_device(device)
     torch.cuda.synchronize()
-    with SymmetricHeap(world, device, provider="cuda_vmm") as warm:  # what CUDA itself takes once and keeps
+    with SymmetricHeap(world, device, provider="cuda_vmm") as warm:  # memory that CUDA allocates once and keeps
         check_fills(warm)
     torch.cuda.empty_cache()
     world.barrier()

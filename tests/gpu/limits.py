@@ -14,7 +14,7 @@ CODE = 3
 
 @contextlib.contextmanager
 def bounded(what: str, seconds: float) -> Iterator[None]:
-    """Say what begins; after so many seconds of it say what each thread is at, and end the process."""
+    """Print the next step; after a time limit print all threads' stacks, and end the process."""
     print(f"INFO begins: {what}", flush=True)
 
     def end() -> None:

@@ -71,7 +71,7 @@ def gathered(count: int) -> Any:
 
 
 def stirred(ranks: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What a call makes of all ranks' X, modulo 2^32."""
+    """Result of a call for all ranks' X, modulo 2^32."""
     total = sum(ranks[1:], ranks[0])
     return [total * FACTOR + rank for rank in range(len(ranks))]
 

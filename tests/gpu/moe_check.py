@@ -30,7 +30,7 @@ SHAPES = [
 ]
 
 ERROR, LARGEST = 0.012, 0.06
-"""Of a result's norm, and of its largest element: roundings to bfloat16 on the way."""
+"""Error bounds relative to a result's norm, and to its largest element: roundings to bfloat16."""
 
 
 def near(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
@@ -165,7 +165,7 @@ def check_numbers_of_tokens(_: slice) -> None:
 
 
 def check_room(_: slice) -> None:
-    """What is dropped is told; the others are as they were."""
+    """Dropped tokens are reported; the others are unchanged."""
     layer = Layer(400, 256, 128, 2, 2)
     leaves = [t.detach() for t in layer.leaves()]
     whole, kept = layer.call(leaves), layer.call(leaves, room=100000)

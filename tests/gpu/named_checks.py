@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What scripts of named checks share: those that are asked for run in order, each is reported by every rank."""
+"""Common parts of scripts of named checks: the requested ones run in order, each is reported by every rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(checks: Iterable[tuple[str, Callable[[], object]]], limit_s: float) -> N
     """Run the checks whose names contain one of the script's arguments, and end the process.
 
     A check that raises is reported with the end of its traceback, and the next one runs. After `limit_s` seconds the
-    process ends, whatever hangs. The exit code is 0 if all passed on all ranks.
+    process ends, also if a check hangs. The exit code is 0 if all passed on all ranks.
     """
     world = tilescale.init()
     torch.cuda.set_device(world.device)

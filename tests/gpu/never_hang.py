@@ -70,7 +70,7 @@ def missing_signal(own: Rank) -> None:
 
 
 def missing_tile(own: Rank) -> None:
-    """The loader of a product waits for a tile that nobody sends."""
+    """The producer of a GEMM waits for a tile that is never sent."""
     func = gated_programs.arriving(sends=False).with_attr("global_symbol", "product")
     product = tilescale.compile(func, wait_s=WAIT_S)
     x, b = gated_programs.operands(0, own.rank)
@@ -245,7 +245,7 @@ def survive(names: list[str]) -> None:
 
 
 def in_a_kernel(own: Rank) -> Callable[[], object]:
-    """What ranks are in when one is killed: a kernel that nobody gets out of."""
+    """State of ranks when one is killed: a kernel that waits forever."""
     own.ring = tilescale.compile(ring_program(name="ring_kill"), wait_s=25)
     own.run_ring(1)
 

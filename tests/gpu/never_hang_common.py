@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What all cases of never_hang.py use: programs that hang if a signal, a copy or a rank is missing, and a rank."""
+"""Common parts of never_hang.py: programs that hang if a signal, a copy or a rank is missing, and a rank."""
 
 import random
 import time
@@ -76,9 +76,9 @@ def crowd_program(blocks: int):
 
 
 def queue_program(name: str, rows: int = ROWS):
-    """Copies that start when a block has signalled, and a wait for those that come.
+    """Copies that start when a block has signalled, and a wait for the incoming ones.
 
-    `silent` signals nothing (-2: nobody does), `mute` starts nothing.
+    `silent` signals nothing (-2: no block does), `mute` starts nothing.
     """
 
     @T.prim_func
@@ -140,7 +140,7 @@ class Rank:
         self.ring = tilescale.compile(ring_program(), wait_s=WAIT_S)
 
     def data(self, rank: int, turn: int) -> torch.Tensor:
-        """What a rank puts in a turn."""
+        """Data that a rank puts in an iteration."""
         generator = torch.Generator().manual_seed(1000 * turn + rank)
         return torch.randn(self.a.shape, generator=generator).cuda()
 
@@ -149,7 +149,7 @@ class Rank:
         time.sleep(0.02 * self.generator.random())
 
     def run_ring(self, turn: int, silent: int = -1, beyond: int = 0) -> None:
-        """One turn of the ring; compares what arrived."""
+        """One iteration of the ring; compares the arrived data."""
         self.a.copy_(self.data(self.rank, turn))
         self.b.fill_(float("nan"))
         torch.cuda.synchronize()
@@ -169,7 +169,7 @@ class Rank:
 
 
 def expect(kinds: type[BaseException] | tuple, call: Callable[[], object], *texts: str, within: float) -> str:
-    """The error that a call must raise in so many seconds."""
+    """The error that a call must raise within a time limit."""
     begin = time.monotonic()
     try:
         call()

@@ -11,7 +11,7 @@ from tilescale.errors import WaitTimeoutError
 
 
 def queue_that_waits(own: Rank) -> None:
-    """Nobody signals what the queue waits for, and no kernel waits."""
+    """The flag that the queue waits for is never signalled, and no kernel waits."""
     queue = tilescale.compile(queue_program("queue_waits"), wait_s=WAIT_S)
     for turn in range(3):
         run_queue(own, queue, turn)

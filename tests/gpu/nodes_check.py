@@ -47,7 +47,7 @@ LIMIT_S = 110.0
 CHECK_S = 60.0
 """Seconds that a part, and each of its checks, may take."""
 DEATH_S = 30.0
-"""Seconds within which who survives is told."""
+"""Seconds within which surviving ranks must be notified."""
 LAST_S = 3.0
 """Seconds by which rank 0 ends after the others."""
 AT_A_TIME = 3
@@ -105,7 +105,7 @@ def operators() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor
 
 
 def expected(name: str, rank: int, a: list[torch.Tensor], b: list[torch.Tensor]) -> torch.Tensor:
-    """What an operator gives to a rank, in float64."""
+    """Expected result of an operator on a rank, in float64."""
     ranks = len(a)
     wanted = {
         "all_reduce": lambda: torch.stack(a).sum(0),
@@ -187,7 +187,9 @@ def check(case: Case) -> None:
 
 
 def check_death(world: tilescale.World, found: Path) -> int:
-    """The last rank dies while the other waits for its copies, and is told in bounded time. 0 if so."""
+    """The last rank dies while the other waits for its copies; that one must be notified in bounded time. Returns 0 if
+    so.
+    """
     func, shapes, dtype, _ = queued_gather(NODES, world.local_size)
     kernel = tilescale.compile(func, schedule="sequential")
     mine = [tilescale.zeros(shape, getattr(torch, dtype)) for shape in shapes] + [tilescale.zeros(4, torch.int32)]
@@ -250,7 +252,7 @@ def run_checks(part: str, world: tilescale.World, found: Path) -> int:
             if world.rank == 0:
                 keep(outcome, found)
             if outcome.failures:
-                return 1  # what a rank has left behind in NCCL would fail the others
+                return 1  # the state that a rank has left in NCCL would fail the others
     return 0
 
 
@@ -258,7 +260,7 @@ def run_checks(part: str, world: tilescale.World, found: Path) -> int:
 
 
 def machine(local: int, folder: Path) -> Path:
-    """The description of two nodes of so many GPUs, in a file."""
+    """Write the description of two nodes of a number of GPUs to a file."""
     path = folder / f"two-nodes-of-{local}.yaml"
     path.write_text(MACHINE.format(nodes=NODES, local=local), encoding="utf-8")
     return path
@@ -305,7 +307,7 @@ def compile_all(parts: Sequence[str], folder: Path) -> None:
 
 
 def job(part: str, folder: Path) -> list[Outcome]:
-    """A part: two nodes of so many ranks. What its checks found, and how it ended if not well."""
+    """A part: two nodes of a number of ranks. Results of its checks, and its error, if any."""
     local, begin = PARTS[part][0], time.perf_counter()
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

@@ -6,8 +6,8 @@
 Every check has new random numbers in each call, results full of NaN before it, and ranks out of step. Sums have the
 bits of float32 additions in the order of ranks. Prints PASS or FAIL for each check and rank; then, by the first rank,
 the slowest rank's median times: of one kernel in one step and in two, of a sum and a norm one after the other, of the
-sum alone, and of NCCL and PyTorch's norm. `time` measures these, `choices` what the kernel chooses between: clusters of
-so many blocks at most, words or lines, and whether it begins before the kernel in front of it has ended.
+sum alone, and of NCCL and PyTorch's norm. `time` measures these, `choices` the kernel's variants: the size of clusters,
+words or lines, and whether it begins before the previous kernel has ended.
 """
 
 import cProfile
@@ -53,7 +53,7 @@ Result = tuple[torch.Tensor, torch.Tensor]
 
 
 class Rows(NamedTuple):
-    """What a call reads."""
+    """Inputs of a call."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -356,7 +356,7 @@ def time_choices(shape: tuple[int, int]) -> None:
 
 
 def graph_of(call: Callable[[], Result]) -> Callable[[], None]:
-    """What replays a graph of calls."""
+    """Replay a graph of calls."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -383,7 +383,7 @@ def time_eager(shape: tuple[int, int]) -> None:
 
 
 def time_host(shape: tuple[int, int]) -> None:
-    """What calls from Python take the host, and where it spends that on the operator's."""
+    """Host time of calls from Python, and its parts."""
     rows = rows_of(shape, torch.bfloat16)
     calls = {
         "operator": lambda: ops.all_reduce_rms_norm(*rows, eps=EPS),
@@ -410,14 +410,14 @@ def time_host(shape: tuple[int, int]) -> None:
 
 
 def in_turns(runs: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Median microseconds of a call, of `CALLS` a run; the ways take turns."""
+    """Median microseconds of a call, of `CALLS` a run; the variants alternate."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     together = torch.zeros(1, device=DEVICE)
     for round_ in range(ROUNDS + 2):
         for name, run in runs.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             barrier()
-            torch.cuda._sleep(200_000)  # until everybody has launched
+            torch.cuda._sleep(200_000)  # devices begin at once, after all ranks have launched
             dist.all_reduce(together)  # devices begin at once
             begin.record()
             run()

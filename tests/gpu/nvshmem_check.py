@@ -109,7 +109,7 @@ class Job:
         return lower(program, Target(kernel.machine, sizes, stride, nvshmem=True).with_mapped(self.size))
 
     def data(self, rank: int, launch: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """What a rank has as input of a launch."""
+        """Input of a rank for a launch."""
         generator = torch.Generator(device=self.device).manual_seed(1000 * launch + rank % self.size)
         return torch.randn(shape, generator=generator, device=self.device).to(dtype)
 
@@ -277,7 +277,7 @@ def checks(job: Job) -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 class Results:
-    """What rank 0 writes down: a check that does not end stays there as one that failed."""
+    """Results that rank 0 writes: a check that does not end is recorded as failed."""
 
     def __init__(self, job: Job):
         folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS

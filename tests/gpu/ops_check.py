@@ -25,7 +25,7 @@ SHAPES = [
     (300, 512, 1024, True),
     (1100, 3584, 1024, True),
     (1536, 3584, 1024, False),
-    (2048, 2048, 4096, True),  # tiles in turns, fewer than processors
+    (2048, 2048, 4096, True),  # persistent grid, fewer blocks than SMs
 ]
 """Rows of a rank, N, K, and whether the right operand is a transposed one."""
 
@@ -84,7 +84,7 @@ def check_matmul_reduce_scatter(only: slice) -> None:
 
 
 def check_tensors_elsewhere(only: slice) -> None:
-    """What calls take and make lies elsewhere each time, and all of it is kept until the end."""
+    """Arguments and results have new addresses in each call, and all are kept until the end."""
     for rows, n, k, transposed in SHAPES[only]:
         right, wide = operand(n, k, transposed), operand(k, n, transposed)
         made = []
@@ -195,7 +195,7 @@ def check_places_of_results(only: slice) -> None:
 
 
 def check_float32_and_its_switch(_: slice) -> None:
-    """GEMMs of float32 are as exact as PyTorch's, in TF32 where PyTorch is told so, also from call to call."""
+    """GEMMs of float32 are as exact as PyTorch's, in TF32 where PyTorch allows it, also from call to call."""
     a, right = random(512, 1024, dtype=torch.float32), random(1024, 1024, dtype=torch.float32)
     exact = everyones(a).flatten(0, 1).double() @ right.double()
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What checks of operators share: random inputs, references, workspaces full of NaN, ranks out of step."""
+"""Common parts of the checks of operators: random inputs, references, workspaces full of NaN, ranks out of step."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What checks have found, in the form that all results files have: the machine, the versions, and a row for each."""
+"""Outcomes of checks, in the form of all results files: the machine, the versions, and a row for each."""
 
 import json
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def keep(outcome: Outcome, path: Path) -> None:
 
 
 def kept(path: Path) -> list[Outcome]:
-    """What `keep` has written there."""
+    """Records that `keep` has written there."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [Outcome(**json.loads(line)) for line in lines]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Grids that wait, send and signal, on GPUs: `torchrun --nproc-per-node 2 tests/gpu/overlap_check.py [names]`.
 
-Every program is compared with `torch.mm` on random inputs and poisoned outputs, then raced against it in turns. What
-sends chunks by copy engine is left out: data and flags of peers are there beforehand, or come late from the host.
-Prints a line for each check, and ends with exit code 1 if one fails.
+Every program is compared with `torch.mm` on random inputs and poisoned outputs, then raced against it alternately.
+Copies by copy engine are left out: data and flags of peers exist beforehand, or are written late by the host. Prints a
+line for each check, and ends with exit code 1 if one fails.
 """
 
 import statistics
@@ -50,7 +50,7 @@ def check(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 def race(title: str, contenders: dict[str, Callable[[], Any]], base: str, moved: float = 0) -> None:
-    """Times in turns: median of the slowest rank, ratio to the baseline, smallest and largest."""
+    """Alternating times: median of the slowest rank, ratio to the baseline, smallest and largest."""
     if SHARED:
         return
     times: dict[str, list[float]] = {name: [] for name in contenders}

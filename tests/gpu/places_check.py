@@ -100,7 +100,7 @@ def check_gradients(name: str, call: Callable[..., torch.Tensor], given: list[to
 
 
 def host_us(call: Callable[..., torch.Tensor], draw: Callable[[], list[torch.Tensor]], differentiates: bool) -> float:
-    """What a call takes the host, at new places each time."""
+    """Host time of a call, with new addresses each time."""
     given = [[x.requires_grad_(differentiates) for x in draw()] for _ in range(20)]
     barrier()
     begin = time.perf_counter()
@@ -131,7 +131,7 @@ def check_recorded(_: slice) -> None:
 
 grown: list[str] = []
 recordings: list[bool] = []
-"""Of each call that was to be recorded, whether it is."""
+"""For each call to be recorded, whether it is."""
 
 
 def check_layers(_: slice) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Whatever tests emulate, GPUs run too: `torchrun --nproc-per-node 4 -m pytest -p tests.gpu.plugin tests/emulator`.
+"""GPUs run the programs that tests emulate: `torchrun --nproc-per-node 4 -m pytest -p tests.gpu.plugin tests/emulator`.
 
 Every rank of the job runs the same tests. After an emulation that ends well, on as many devices as the job has ranks,
 each rank runs the compiled program on its own GPU, twice, from the same arguments and with delays that differ between
-ranks; what is in them then must be what the emulation left. One line at the end counts the programs that ran, and
-those that did not by reason. Tests of programs that leave other things at other times are marked `varies`.
+ranks; their arguments must then equal those of the emulation. One line at the end counts the programs that ran, and
+those that did not by reason. Tests of programs with varying results are marked `varies`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _call(kernel: Any, values: list[Any]) -> str | None:
     try:
         made = kernel(*[value for i, value in enumerate(values) if i not in outputs])
         torch.cuda.synchronize()
-    except Exception as error:  # told by all ranks
+    except Exception as error:  # reported by all ranks
         return f"{type(error).__name__}: {error}"
     for position, value in zip(outputs, [made] if len(outputs) == 1 else made or [], strict=True):
         values[position] = value
@@ -66,7 +66,7 @@ def _call(kernel: Any, values: list[Any]) -> str | None:
 
 
 def _differences(program: Program, found: list[Any], wanted: list[Any]) -> Iterator[str]:
-    """How the results of this rank differ from those of the emulation."""
+    """Differences of this rank's results from those of the emulation."""
     for parameter, a, b in zip(program.parameters, found, wanted, strict=True):
         if not isinstance(b, torch.Tensor) or not b.numel():
             continue

@@ -2,7 +2,7 @@
 """Gathers one layer ahead on GPUs: `torchrun --nproc-per-node N tests/gpu/prefetch_check.py [names]`.
 
 The overlapped program must leave the same bits as the sequential one, with ranks out of step and workspaces of earlier
-calls in place. Then both are timed in turns. Prints PASS or FAIL for each program and rank, and times.
+calls in place. Then both are timed alternately. Prints PASS or FAIL for each program and rank, and times.
 """
 
 import random
@@ -58,7 +58,7 @@ def agrees(count: int, rows: int) -> None:
 
 
 def times(size: int, count: int) -> None:
-    """Layers of products, in turns."""
+    """Layers of GEMMs, one after the other."""
     world = tilescale.init()
     func = products(world.size, size, count)
     kernels = {

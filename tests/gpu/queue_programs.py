@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Programs whose devices start copies and gathers on their copy queues, beside grids that leave no processor free.
+"""Programs whose devices start copies and gathers on their copy queues, concurrently with grids that occupy all SMs.
 
-Beside each of them what it makes of all ranks' arguments: the emulator would take long for so many programs.
+Each has a reference for all ranks' arguments: the emulator would take long for these numbers of programs.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import tilescale
 import tilescale.language as T
 
 COLUMNS, CHUNK, PIECES, THREADS = 64, 48, 24, 1024
-"""A chunk has so many rows, and so many programs; with so many threads a processor holds two of them."""
+"""Rows of a chunk, and number of programs; with this number of threads an SM holds two of them."""
 
 PIECE = CHUNK // PIECES
 

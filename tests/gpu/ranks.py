@@ -15,7 +15,7 @@ from tilescale.settings import settings
 WORLD = tilescale.init()
 RANK, SIZE, DEVICE = WORLD.rank, WORLD.size, WORLD.device
 SHARED = settings().share_gpus
-"""Whether ranks take turns on GPUs: then times mean nothing."""
+"""Whether ranks are time-sliced on GPUs: then times are meaningless."""
 
 torch.cuda.set_device(DEVICE)
 

@@ -25,7 +25,7 @@ SHAPES = [((2, 640, 512), 384), ((1, 1504, 1024), 2048), ((4096, 512), 1792), ((
 """Extents of A, whose last but one lies over the ranks, and columns of B."""
 
 Reference = tuple[torch.Tensor, torch.Tensor | None]
-"""What is expected, and how large the parts of its sums are."""
+"""Expected result, and magnitudes of the parts of its sums."""
 
 
 def check_eager(_: slice) -> None:
@@ -117,7 +117,7 @@ def check_graphs(_: slice) -> None:
         return function(x).float(), None
 
     def of_normed(_: Any, x: torch.Tensor) -> Reference:
-        """In float32: PyTorch rounds the sum at every rank on its way, and the residual cancels what it rounds by."""
+        """In float32: PyTorch rounds the sum at every rank, and the residual cancels most of the result."""
         summed = total(x * 2)
         y = residual.float() + summed
         scale = y.square().mean(-1, keepdim=True).add(1e-6).rsqrt() * weight.float()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Collectives of tiles in turns, on GPUs: `torchrun --nproc-per-node 2 tests/gpu/tile_sums_check.py`.
+"""Collectives of tiles in persistent grids, on GPUs: `torchrun --nproc-per-node 2 tests/gpu/tile_sums_check.py`.
 
-Blocks take tiles of a product in turns and combine each with those of the other ranks, while they multiply the next
-one. Inputs are small whole numbers, so that sums are exact in any order: every bit is compared, in repeated calls and
-replays of a graph, on fresh inputs, with ranks out of step and outputs poisoned. Exit code 1 if a check fails.
+Blocks of a persistent GEMM combine each tile with those of the other ranks, while they multiply the next one. Inputs
+are small whole numbers, so that sums are exact in any order: every bit is compared, in repeated calls and replays of a
+graph, on fresh inputs, with ranks out of step and outputs poisoned. Exit code 1 if a check fails.
 """
 
 import random
@@ -33,13 +33,13 @@ def inputs(shape: tuple[int, int, int], seed: int) -> tuple[torch.Tensor, torch.
 
 
 def reference(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """What this rank gets."""
+    """Expected result of this rank."""
     parts = everyones(a.float() @ b.float().T)
     return expected(name, list(parts), WORLD.rank).bfloat16()
 
 
 def check(name: str, shape: tuple[int, int, int], blocks: int) -> list[str]:
-    """What went wrong with a program."""
+    """Error of a program."""
     kernel = tilescale.compile(PROGRAMS[name](WORLD.size, shape, blocks), wait_s=WAIT_S)
     a, b = (torch.empty_like(x) for x in inputs(shape, 0))
     c = torch.empty(rows_of_result(name, shape[0], WORLD.size), shape[1], dtype=torch.bfloat16, device=DEVICE)

@@ -11,7 +11,7 @@ from tilescale.hda import Machine, Network, topology
 
 
 def units(path):
-    """Numbers of the units on the way, switches left out."""
+    """Numbers of the units on the path, without switches."""
     return [path.hops[0].source.number, *(hop.target.number for hop in path.hops if hop.target.level == path.level)]
 
 
@@ -66,7 +66,7 @@ def test_torus_wraps_around(describe):
 def test_point_to_point_has_a_link_per_pair():
     path = Machine.load("mi300x-8").path("device", 0, 7)
     assert len(path.hops) == 1 and path.bandwidth == pytest.approx(64e9)
-    # What is measured: 48 of 64 GB/s.
+    # Measured: 48 of 64 GB/s.
     assert path.mechanisms[0].put == pytest.approx(48e9)
 
 
@@ -232,7 +232,7 @@ RINGS = *NODES, ("    level: chip\n    topology", "    level: chip\n    within: 
 
 
 def network(name, level, topology, latency="1 us", bandwidth="100 GB/s"):
-    """A description of a network, to stand before the small one's."""
+    """A description of a network, in front of the small one's."""
     text = f"  {name}:\n    level: {level}\n    topology: {topology}\n    bandwidth: {bandwidth}\n"
     text += f"    latency: {latency}\n    reaches: l1\n    mechanisms:\n      dma:\n        put: 100 %\n"
     return ("networks:\n", f"networks:\n{text}")
@@ -251,7 +251,7 @@ def graph(*links, rates=()):
         # 1 MiB takes 10.5 us over the wire, and a latency of 1 us: what decides is the sum of the two.
         (network("other", "chip", graph((0, 1)), "9 us", "200 GB/s"), "wire"),
         (network("other", "chip", graph((0, 1)), "5 us", "200 GB/s"), "other"),
-        # and the narrowest link on the way, from 0 to 2: 10.5 us after 2 us, or 21 us after 2 us.
+        # and the narrowest link on the path, from 0 to 2: 10.5 us after 2 us, or 21 us after 2 us
         (network("other", "chip", graph(rates=[(0, 1, "50 GB/s"), (1, 2, "400 GB/s")])), "wire"),
     ],
 )
@@ -276,7 +276,7 @@ def test_from_a_ring_in_one_node_to_that_of_another(describe):
 
 
 def test_between_nodes_that_no_single_network_joins(describe):
-    """Out of one node, over two networks of nodes, and into the other: going out and coming in are no hops."""
+    """Out of one node, over two networks of nodes, and into the other: entry and exit are not hops."""
     here, there = network("here", "node", graph((0, 1))), network("there", "node", graph((1, 2)))
     machine = Machine.load(describe(*RINGS, here, there))
     assert [str(hop) for hop in machine.path("chip", 2, 9).hops] == [

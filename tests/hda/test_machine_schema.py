@@ -31,7 +31,7 @@ CACHE = """\
     shared: true
 """
 MISTAKES = [
-    # what is changed, to what, the field, the line, words of the message
+    # old text, new text, the field, the line, words of the message
     ("capacity: 64 KiB", "capacity: 64", "memory.l0.capacity", 21, '"228 KiB"'),
     ("capacity: 64 KiB", "capacity: [64]", "memory.l0.capacity", 21, "found [64]"),
     ("capacity: 64 KiB", "capacty: 64 KiB", "memory.l0.capacty", 21, "did you mean 'capacity'"),

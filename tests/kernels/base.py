@@ -46,7 +46,7 @@ class PlainKernel:
     why_not: Mapping[str, str] = field(default_factory=dict)
 
     def program(self, module: ModuleType) -> Any:
-        """What `build` returns; the same at each call, as it never changes."""
+        """Result of `build`; the same at each call, as it never changes."""
         return _built(self.build, module)
 
     def __post_init__(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What came with Blackwell: rows gathered and scattered by one bulk copy, scaled products, floats of four bits."""
+"""Features of Blackwell: rows gathered and scattered by one bulk copy, scaled GEMMs, floats of four bits."""
 
 import torch
 
@@ -7,7 +7,7 @@ from .base import PlainKernel, f64, poison, randint, randn
 
 FP4 = "float4_e2m1fn"
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What the lower three bits stand for; the fourth is the sign (OCP Microscaling Formats, E2M1)."""
+"""Values of the lower three bits; the fourth is the sign (OCP Microscaling Formats, E2M1)."""
 
 
 def four_rows(T):
@@ -86,7 +86,7 @@ def pairs_halved(T):
 
 
 def pairs_product(T):
-    """A product of matrices of such pairs."""
+    """A GEMM of matrices of such pairs."""
     m, n, k = 32, 32, 64
 
     @T.prim_func

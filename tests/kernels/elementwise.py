@@ -9,7 +9,7 @@ from .base import PlainKernel, f64, poison, randint, randn
 
 
 def axpy_tail(T):
-    """out = 2 x + y on a length that is no multiple of the block, straight from and to global memory."""
+    """out = 2 x + y on a length that is not a multiple of the block, directly from and to global memory."""
     length, block = 1000, 256
 
     @T.prim_func

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dense matrix products: epilogue, operand layouts, warp policies, element types, tails, batches."""
+"""Dense GEMMs: epilogue, operand layouts, warp policies, element types, tails, batches."""
 
 import torch
 

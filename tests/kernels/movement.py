@@ -7,7 +7,7 @@ from .base import PlainKernel, f64, poison, randn
 
 
 def transpose_padded(T):
-    """Through a shared tile whose rows are padded by an explicit layout, with an edge that is no multiple of it."""
+    """Copy through a shared tile with padded rows by an explicit layout, with an extent that is not a multiple."""
     rows, cols, block = 80, 48, 32
 
     @T.prim_func

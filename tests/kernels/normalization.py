@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What reductions are for: softmax, norms, a product with a vector, top-k."""
+"""Uses of reductions: softmax, norms, a matrix-vector product, top-k."""
 
 import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What threads move by vectors and words: ramps, wide loads, cp.async, ldmatrix, exchanges by their TVM names."""
+"""Vector and word operations of threads: ramps, wide loads, cp.async, ldmatrix, exchanges by their TVM names."""
 
 import numpy as np
 import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What tests of the language share: mistakes that name the user's line, and programs run on all devices."""
+"""Common parts of tests of the language: mistakes that name the user's line, and programs run on all devices."""
 
 import contextlib
 import linecache
@@ -15,7 +15,7 @@ from tilescale.errors import TileScaleError
 __all__ = ["lowered", "mistake"]
 
 MARK = "# <-"
-"""Stands at the end of the line that an error must name."""
+"""Mark at the end of the line that an error must name."""
 
 
 class _Records(logging.Handler):

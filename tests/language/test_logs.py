@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What TileLang logs while it compiles for us."""
+"""TileLang's log while it compiles for TileScale."""
 
 import logging
 from functools import partial

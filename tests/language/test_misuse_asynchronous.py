@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a device starts, used wrongly: where nothing is started, and with tensors and flags that do not fit."""
+"""Misuse of asynchronous operations: where none can be started, and with tensors and flags that do not fit."""
 
 import pytest
 

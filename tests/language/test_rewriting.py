@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What TileLang's front end has rewritten or lowered once is kept, unless it would become something else."""
+"""Results of TileLang's front end are cached, unless they would differ."""
 
 import contextlib
 import importlib.util

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`T.Scale`, `T.rank`, `T.size`: spellings, who executes, and the numbers of units at every level."""
+"""`T.Scale`, `T.rank`, `T.size`: spellings, executing units, and the numbers of units at every level."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def run(func, devices: int = 2) -> list[list[int]]:
 
 
 WANTED = [[0, 2, 3, 4], [1, 2, 3, 4]]
-"""What the programs below leave on two devices: rank and size of the device, rank and size of the last warp."""
+"""Results of the programs below on two devices: rank and size of the device, rank and size of the last warp."""
 
 
 def test_names_in_parentheses():

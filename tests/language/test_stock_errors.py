@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What stock TileLang and wrong names of one kind raise while a program is traced: with the user's line."""
+"""Errors of stock TileLang and of wrong names while a program is traced: with the user's line."""
 
 import subprocess
 import sys

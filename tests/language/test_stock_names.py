@@ -143,7 +143,7 @@ def test_launches_trace_to_the_same_ir(launch: str):
 )
 def test_what_tilelang_refuses_is_refused_alike(statement: str):
     launch = LAUNCHES["one axis"]
-    with pytest.raises(Exception) as ours:  # noqa: PT011, B017 - whichever it is, both raise the same
+    with pytest.raises(Exception) as ours:  # noqa: PT011, B017 - both raise the same error
         build(OURS, launch, statement)
     with pytest.raises(Exception) as stock:  # noqa: PT011, B017
         build(STOCK, launch, statement)

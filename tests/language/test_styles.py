@@ -25,7 +25,7 @@ def scaled_rows(source, target, factor):
 
 
 def scaled(a: torch.Tensor, factor: float, tile: int = 8) -> torch.Tensor:
-    """What `scaled_rows` makes of tiles of so many rows, with two warps."""
+    """Result of `scaled_rows` for tiles of a number of rows, with two warps."""
     warp = torch.arange(a.shape[0]) % tile // (tile // 2)
     return a * factor + warp[:, None]
 

@@ -98,7 +98,7 @@ def test_symbolic_extents():
 
 
 def shares(layout, shape=(4, 8), level="warp", units=4) -> torch.Tensor:
-    """What each unit writes where: a tile in which every element has the rank of the unit that saw it."""
+    """Stores of each unit: a tile in which every element has the rank of the unit that saw it."""
 
     @T.prim_func
     def f(A: T.Tensor(shape, "int32")):
@@ -191,7 +191,7 @@ def test_views_of_a_parameter_say_what_each_device_passes(layout, shard: tuple[i
                 S[0] = mine.shape[0]
                 S[1] = mine.shape[1]
                 for i, j in T.grid(mine.shape[0], mine.shape[1]):
-                    mine[i, j] += 1  # what a replica ends with is the same on every device
+                    mine[i, j] += 1  # a replica's final contents are the same on every device
 
     args = [[torch.zeros(shard, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)] for _ in range(4)]
     tilescale.emulate(f, args)

@@ -38,7 +38,7 @@ COMPARISONS = {
 SWAPPED = {"max": "min", "min": "max", "any": "all", "all": "any"}
 
 CONSTANTS = {"bool": ("True", "False"), "int": ("0",)}
-"""What a function is made to return always, by the type that it says it returns."""
+"""Constant to return from a function, by its annotated return type."""
 
 
 def python_mutants(text: str, functions: Collection[str] = ()) -> Iterator[Mutant]:
@@ -52,7 +52,7 @@ def python_mutants(text: str, functions: Collection[str] = ()) -> Iterator[Mutan
 
 
 def _changes(node: ast.AST, function: ast.FunctionDef, text: str) -> Iterator[tuple[ast.AST, str]]:
-    """Nodes and what stands in their place."""
+    """Nodes and their replacements."""
     match node:
         case ast.Expr(value=ast.Call()):
             yield node, "pass"

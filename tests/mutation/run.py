@@ -34,13 +34,13 @@ from tests.mutation.table import CAUGHT, RESULTS, SURVIVES, TIMEOUT, tables
 from tests.mutation.targets import ROOT, TARGETS, Target
 
 CPU_LIMIT_S, LIMIT_S = 120, 900
-"""Of a processor and of a clock for the tests of one mutant, which may wait: many times what they take."""
+"""Limits of CPU and wall-clock time for the tests of one mutant, which may wait: many times their usual time."""
 
 
 def measured(
     target: Target, tree: Path, count: int | None = None, known: Collection[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Mutants of a file, and what became of each; those that are `known` to be caught are not tried again."""
+    """Mutants of a file, and the outcome of each; those that are `known` to be caught are not tried again."""
     path = tree / target.path
     original = path.read_text(encoding="utf-8")
     for test in target.tests:
@@ -62,7 +62,7 @@ def _passes(test: str, tree: Path) -> bool:
 
 
 def outcome_of(tests: tuple[str, ...], tree: Path) -> str:
-    """What tests say of a tree: it survives if all pass, is caught if one fails, a timeout if they do not end."""
+    """Verdict of the tests on a tree: it survives if all pass, is caught if one fails, a timeout if they do not end."""
     child = multiprocessing.get_context("fork").Process(target=_test, args=(tests, tree))
     child.start()
     child.join(LIMIT_S)
@@ -79,7 +79,7 @@ def _test(tests: tuple[str, ...], tree: Path) -> None:
     import pytest
     from hypothesis import HealthCheck, Phase, settings
 
-    # That an example fails is enough, the smallest one need not be found; and that a machine is slow is no failure.
+    # One failing example is enough, without the smallest one; and a slow machine is not a failure.
     phases, ignored = [Phase.explicit, Phase.generate], list(HealthCheck)
     settings.register_profile("found", phases=phases, suppress_health_check=ignored, database=None)
     settings.load_profile("found")
@@ -108,7 +108,7 @@ def _copied(folder: Path) -> Path:
 
 
 def _always_caught(rows: Collection[Mapping[str, Any]]) -> set[str]:
-    """Changes that were caught wherever in a file they were made, for lines move."""
+    """Changes that were caught, at any line of a file, as lines move."""
     return {row["what"] for row in rows} - {row["what"] for row in rows if row["outcome"] != CAUGHT}
 
 

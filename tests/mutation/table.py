@@ -11,13 +11,13 @@ from tests.mutation.targets import ROOT, TARGETS
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 
 CAUGHT, SURVIVES, TIMEOUT = "caught", "survives", "timeout"
-"""What becomes of a mutant."""
+"""Outcomes of a mutant."""
 
 HEADS = ("", "mutants", "caught", "timeout", "score")
 
 
 def score(rows: Iterable[Mapping[str, Any]]) -> float:
-    """The share of mutants that are caught; a timeout is none of them."""
+    """Share of mutants that are caught; timeouts do not count."""
     outcomes = [row["outcome"] for row in rows]
     return outcomes.count(CAUGHT) / max(1, len(outcomes))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which files are mutated, and the tests that can catch it: few and fast ones, the nearest first."""
+"""Mutated files, and the tests that can catch mutants: few and fast ones, the nearest first."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_targets_have_mutants_and_tests(target: Target):
 BODIES = {
     "pass": SURVIVES,
     "assert False": CAUGHT,
-    "signal.raise_signal(signal.SIGXCPU)": TIMEOUT,  # as at the limit of processor time
+    "signal.raise_signal(signal.SIGXCPU)": TIMEOUT,  # as at the limit of CPU time
     "time.sleep(600)": TIMEOUT,
 }
 

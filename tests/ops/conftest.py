@@ -24,7 +24,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def fresh_compiler() -> None:
-    """What was compiled before is forgotten."""
+    """Clear the caches of compiled programs."""
     torch._dynamo.reset()
 
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""How far collectives that send float8 may be from float64: the bounds that docs/operators/float8.md names."""
+"""Error bounds of collectives that send float8, compared with float64, as docs/operators/float8.md states them."""
 
 from __future__ import annotations
 
 import torch
 
 RELATIVE, OF_GROUP, LEAST = 2.0**-4, 1 / (224 * 2**10), 2.0**-135
-"""Of a number, half a step of e4m3; of the largest one of its group, half a step of its smallest numbers; and where
-a group is smaller than 2^-117."""
+"""Half a step of e4m3, relative to a number; half a step of its smallest numbers, relative to the largest of a group.
+
+The third bound holds where all of a group is smaller than 2^-117.
+"""
 
 
 def bound_of_gather(x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a matrix is in float8 by PyTorch's operations, one after the other; and matrices to round."""
+"""Quantization of a matrix to float8 by PyTorch's operations, one after the other; and matrices to quantize."""
 
 from __future__ import annotations
 

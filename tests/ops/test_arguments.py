@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What operators refuse, by the name of the argument; and the edges of what they serve, in a job of one rank."""
+"""Inputs that operators reject, by the name of the argument; and edges of the supported ones, in a job of one rank."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_autocast_says_the_type():
 
 
 def test_tensors_without_memory_have_shapes():
-    """Of the device "meta", as models are made and tried before they are loaded."""
+    """Tensors on the device "meta", as models are made and tried before they are loaded."""
     x, w = (half(n, 16).to("meta") for n in (4, 24))
     assert ops.all_gather_matmul(x, [w.t()], activation="silu")[0].is_meta
     assert ops.matmul_reduce_scatter(ops.all_gather_matmul(x, w.t()), w).shape == (4, 16)

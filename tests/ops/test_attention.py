@@ -53,7 +53,7 @@ def test_decode(
     k = [torch.randn(batch, keys, of_keys, dim).to(dtype) for _ in range(size)]
     v = [x[..., :value_dim] if is_latent else torch.randn(batch, keys, of_keys, value_dim).to(dtype) for x in k]
     lengths = [torch.tensor([keys - 11 * r, 65 * (r % 2)], dtype=torch.int32) for r in range(size)]
-    lengths[0][1] += size == 1  # somebody has a key
+    lengths[0][1] += size == 1  # some rank has a key
     merged, scale = heads // size if own_heads else heads, base2(None, dim)
     name = str(dtype).removeprefix("torch.")
     how = splits, blocks, name, is_latent, own_heads, scale, *[Cache(name)] * 2
@@ -75,7 +75,7 @@ def test_decode(
 
 
 def unread() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What stands for a block table and for scales."""
+    """Defaults for a block table and for scales."""
     return torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1), torch.zeros(1)
 
 
@@ -83,8 +83,8 @@ def unread() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     ("size", "page", "apart", "heads", "of_keys", "dim", "value_dim", "splits", "dtype", "narrow"),
     [
         (1, 16, 1, 4, 2, 64, 64, 2, torch.bfloat16, False),
-        (2, 48, 2, 4, 2, 64, 64, 1, torch.float16, True),  # pages of keys and values in turns
-        (2, 256, 1, 66, 1, 128, 64, 2, torch.bfloat16, True),  # latent
+        (2, 48, 2, 4, 2, 64, 64, 1, torch.float16, True),  # pages of keys and values alternate latent latent
+        (2, 256, 1, 66, 1, 128, 64, 2, torch.bfloat16, True),  # pages of keys and values alternate
         (3, 64, 1, 3, 1, 128, 64, 4, torch.float16, False),  # latent
         (2, 0, 1, 6, 3, 64, 128, 2, torch.bfloat16, True),
     ],

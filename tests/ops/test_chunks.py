@@ -20,7 +20,7 @@ RANKS, ROWS, K, N = 4, 300, 24, 16
 
 @pytest.fixture
 def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """All ranks of two nodes, who all have the same; chunks of 128 rows."""
+    """All ranks of two nodes, all with the same number; chunks of 128 rows."""
     machine = tmp_path / "two.yaml"
     machine.write_text("extends: h200-sxm-8x4\nlevels:\n  node:\n    count: 2\n  device:\n    count: 2\n")
     monkeypatch.setattr(chunks, "WHOLE_BYTES", 0)
@@ -74,7 +74,7 @@ class Stream:
 
 
 def logged(monkeypatch: pytest.MonkeyPatch, run: Any) -> list[str]:
-    """What two streams do, in the order in which the host says so."""
+    """Operations of two streams, in the order of the host's calls."""
     log: list[str] = []
     main, side = Stream("main", log), Stream("side", log)
     monkeypatch.setattr(chunks, "init", lambda: SimpleNamespace(device=torch.device("cuda")))

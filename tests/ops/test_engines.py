@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What serving engines call, without them: `tests/integrations/engines.py` has their real code."""
+"""Interfaces that serving engines call, without the engines: `tests/integrations/engines.py` has their real code."""
 
 from __future__ import annotations
 

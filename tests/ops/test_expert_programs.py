@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Programs of a layer of experts, emulated with all checks, and its router beside PyTorch's operations."""
+"""Programs of a layer of experts, emulated with all checks, and its router compared with PyTorch's operations."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_gated_experts_and_their_gradients(counts: list[int], inner: int, featur
 
 
 def test_a_router_chooses_among_the_best_groups():
-    """A bias changes who is chosen, not the weights; groups are compared by their best two then."""
+    """A bias changes the chosen experts, not the weights; groups are then compared by their best two."""
     logits = torch.tensor([[4.0, -9, 3, 3, 2, 2, -9, -9]])
     router = ops.Router(2, "sigmoid", groups=4, top_groups=1, scale=2.0)
     assert router.choose(logits)[0].tolist() == [[0, 1]], "the best expert's group"

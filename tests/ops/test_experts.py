@@ -15,7 +15,7 @@ from tilescale.ops import grouped_gemm, moe_tables, row_exchange
 from tilescale.ops.moe_tables import ALIGN
 
 CHOICES = [
-    # ranks, experts, tokens, choices, tokens of the first rank, room
+    # ranks, experts, tokens, choices, tokens of the first rank, capacity
     (1, 3, 9, 2, 9, None),
     (3, 6, 20, 3, 0, None),
     (8, 16, 5, 3, 2, None),
@@ -24,7 +24,7 @@ CHOICES = [
 
 
 def chosen_by_all(size: int, experts: int, tokens: int, choices: int, first: int) -> torch.Tensor:
-    """Different experts for each token, the last one for nobody; some choose fewer, and rank 0 has fewer tokens."""
+    """Different experts for each token, none for the last one; some choose fewer, and rank 0 has fewer tokens."""
     scores = torch.rand(size, tokens, experts)
     scores[..., -1] = -1
     chosen = scores.topk(choices).indices.int()
@@ -34,12 +34,12 @@ def chosen_by_all(size: int, experts: int, tokens: int, choices: int, first: int
 
 
 class Tables:
-    """What every rank works out from everybody's choices, emulated.
+    """Routing that every rank computes from all ranks' choices, emulated.
 
     Attributes:
         chosen: (ranks, tokens, choices).
         weights: like it, float32.
-        local, room: experts, and rows, of a rank.
+        local, room: number of experts, and of rows, of a rank.
         of: of each rank, the tensors of a Routing by their names.
     """
 
@@ -115,7 +115,7 @@ def test_more_than_a_block_has_threads(case: tuple[Any, ...], seed: int | None, 
 
 
 def scattered(x: torch.Tensor, tables: Tables, seed: int | None = None) -> list[torch.Tensor]:
-    """The rows of the experts of each rank; what nobody writes is -1."""
+    """Rows of the experts of each rank; rows that are not written are -1."""
     size, most, width = x.shape
     per_device = [
         [x[r], routing["order"], routing["sent"], torch.full((size, most, width), -7, dtype=torch.int32)]
@@ -226,7 +226,7 @@ def test_unequal_parts(size: int, most: int, width: int):
 
 
 def layout(counts: list[int]) -> tuple[list[slice], torch.Tensor, int]:
-    """The rows of each expert, whose tiles are whose, and how many rows there are; the last tile is nobody's."""
+    """Rows of each expert, the expert of each tile, and the number of rows; the last tile has no expert."""
     tiles = [-(-count // ALIGN) for count in counts]
     begins = [sum(tiles[:e]) * ALIGN for e in range(len(counts))]
     owners = [e for e, many in enumerate(tiles) for _ in range(many)] + [-1]

@@ -11,7 +11,7 @@ from tests.ops.float8_bounds import bound_of_gather, bound_of_sum
 from tilescale.ops.float8_wire import GROUP, HIGH, program
 
 BLOCKS = 3
-"""Of a grid, which take tiles in turns: some cases have more tiles, some fewer."""
+"""Blocks of a persistent grid: some cases have more tiles, some fewer."""
 
 INPUTS = {
     "random": lambda *shape: torch.randn(shape),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the operators' programs become on GPUs: producers load, copy queues send; and which tiles are taken."""
+"""Lowered programs of operators on GPUs: producers load, copy queues send; and the chosen tiles."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WAITING = [ROLES.format(", 232 registers", ", 40 registers"), "load -> compute: 
 
 
 def queued(tensors: str) -> str:
-    """What is said of copies of some tensors that the copy queue makes."""
+    """Remarks on copies of some tensors by the copy queue."""
     return f"T.copy(dst=, signal=) of {tensors} by each device: asynchronous, on the copy queue"
 
 
@@ -214,7 +214,7 @@ def test_rows_of_any_width_have_a_layout(name: str, given: tuple[Any, ...]):
 
 
 def test_rows_wait_for_blocks_of_lower_numbers_only():
-    """So a grid of any extent gets on, whatever of it a device holds at once."""
+    """So a grid of any extent makes progress, with any set of resident blocks."""
     made, machine = import_module("tilescale.ops.row_exchange"), Machine.load("h200-sxm-8")
     for func in (made.scatter_program(2, 512, 2), made.sum_program(2, 512, 2, "bfloat16", 8, True)):
         taken_apart = taken(func)

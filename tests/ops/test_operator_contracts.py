@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What PyTorch is told of operators is so, over shapes, types and views: `torch.library.opcheck`, and strides."""
+"""Operators fulfil their PyTorch contracts, over shapes, types and views: `torch.library.opcheck`, and strides."""
 
 from __future__ import annotations
 

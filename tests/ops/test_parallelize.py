@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What `ops.parallelize_module` says of plans that do not do what they seem to."""
+"""Errors and remarks of `ops.parallelize_module` about plans without the apparent effect."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_without_a_plan_nothing_is_done(mesh: DeviceMesh):
 
 @pytest.mark.parametrize("norm", [lambda: nn.RMSNorm(16), lambda: nn.LayerNorm(16), lambda: nn.Dropout(0.0)])
 def test_norms_of_tokens_work_on_shards(mesh: DeviceMesh, norm: Callable[[], nn.Module]):
-    """As PyTorch's: the same results, gradients, parameters; what is no norm stays as it is. Gradients are summed."""
+    """As PyTorch's: the same results, gradients, parameters; only norms are replaced. Gradients are summed."""
     ours, theirs = (nn.Sequential(norm().bfloat16()) for _ in range(2))
     ops.parallelize_module(ours, mesh, {"0": SequenceParallel()})
     parallelize_module(theirs, mesh, {"0": SequenceParallel()})

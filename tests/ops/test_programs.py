@@ -266,7 +266,7 @@ def test_sums_of_products(
 def test_sums_of_products_everywhere(
     size: int, rows: int, n: int, k: int, tiles: Tiling, blocks: int, transposed: bool, biased: bool, dtype: str
 ):
-    """By a block for each tile, and by some that take tiles in turns. All devices get the same bits."""
+    """With a block for each tile, and with a persistent grid. All devices get the same bits."""
     kind, of = getattr(torch, dtype), Product(n, k, dtype, tiles, transposed, biased)
     made = getattr(torch, of.result)
     a, bias = [random(rows, k, dtype=kind) for _ in range(size)], random(n, dtype=made)

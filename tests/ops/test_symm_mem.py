@@ -28,7 +28,7 @@ def restored() -> Iterator[None]:
 
 
 def registered(name: str) -> str:
-    """What the dispatcher calls on CUDA."""
+    """The implementation that the dispatcher calls on CUDA."""
     dump = torch._C._dispatch_dump(f"symm_mem::{name}")
     return next(line for line in dump.splitlines() if re.match(r"\s*CUDA(\s|:|\()", line))
 

@@ -152,7 +152,7 @@ def test_fake_implementations_of_float8():
 
 
 def test_a_plain_call_is_one_of_the_function(monkeypatch: pytest.MonkeyPatch):
-    """PyTorch's dispatcher is for those who look at operators: autograd, modes, transformations, profilers, fakes."""
+    """PyTorch's dispatcher is used under autograd, modes, transformations, profilers and fakes only."""
     seen: list[torch.dtype] = []
 
     def doubled(x: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:

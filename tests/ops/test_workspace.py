@@ -19,7 +19,7 @@ NARROW, BRAIN = torch.float8_e4m3fn, torch.bfloat16
 
 @pytest.fixture
 def grown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What was asked of the symmetric heap."""
+    """Requests to the symmetric heap."""
     sizes: list[int] = []
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -65,7 +65,7 @@ def test_parts_grow_by_themselves(grown: list[int], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(UsageError, match="needs a workspace of 8192 bytes, it has 4096"):
         space.symmetric(torch.uint8, (8192,))
-    space.own(torch.uint8, (8192,))  # which is no other rank's affair
+    space.own(torch.uint8, (8192,))  # which does not affect other ranks
     assert (space.nbytes, space.own_nbytes, grown) == (4096, 8192, [4096])
 
 

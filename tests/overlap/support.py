@@ -34,7 +34,7 @@ def overlapped(
     ordered: bool = True,
     kept: Sequence[str] = (),
 ) -> tuple[Any, Schedule]:
-    """A program with every collective beside its grids that may be, whether or not it pays.
+    """A program with every possible collective overlapped, whether or not it pays.
 
     Args:
         carrier: of reductions; others have none.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a kernel does where nobody asks for a schedule."""
+"""Default schedule of a kernel."""
 
 from __future__ import annotations
 

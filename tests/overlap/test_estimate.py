@@ -55,7 +55,7 @@ def test_a_grid_behind_adds_up_when_all_is_made_and_its_chunks_leave_late(everyw
 
 @pytest.mark.parametrize("parts", [2, 8])
 def test_programs_that_send_keep_their_places(parts: int):
-    """Half of the tiles, or seven of eight, are sent: that takes as long as on the wire, whoever sends."""
+    """Half of the tiles, or seven of eight, are sent: the time is that on the link, for either sender."""
     network = H200.network("device")
     by_tiles = Travel(network, network.mechanism("lsu"), parts, 8192 // parts, 1 << 14, local=1e-12, by_tiles=True)
     work = Work(tiles=2048, tile=2e-5, at_once=128)
@@ -93,7 +93,7 @@ def gather_then_multiply(devices: int, size: int) -> Any:
 
 
 def test_overlapped_layers_over_eight_devices_are_near_the_bound():
-    """What `python benchmarks/overlap_bound.py` has simulated: the longer part, with a tenth, and one tile more."""
+    """Simulations of `python benchmarks/overlap_bound.py`: at most the longer part, a tenth, and one tile more."""
     rows = json.loads((Path(__file__).parents[2] / "benchmarks/results/overlap_bound.json").read_text())["rows"]
     assert {(r["work"].count("scatter"), r["shape"][0]) for r in rows} == {
         (scatter, m) for scatter in (0, 1) for m in (4096, 8192)
@@ -105,7 +105,7 @@ def test_overlapped_layers_over_eight_devices_are_near_the_bound():
 
 @pytest.mark.parametrize(("number", "size", "devices"), [(7, 2048, 2), (7, 4096, 4), (15, 4096, 4), (6, 4096, 4)])
 def test_what_small_tiles_carry_through_the_cache_is_estimated(number: int, size: int, devices: int):
-    """Tiles of 64 x 64 carry each operand as often as there are tiles beside them: more than half of their time."""
+    """Tiles of 64 x 64 load each operand once for each tile of the other: more than half of their time."""
     func = load(NUMBERED[number]).phases(devices, size, size, size)
     (move,) = overlap(func, H200)[1].moves
     in_order = tilescale.emulate(func, data=False, machine=H200).time_us

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Programs in phases, compiled with overlap, beside what people overlapped by hand with the same tiles, simulated.
+"""Simulated programs in phases, compiled with overlap, compared with overlap by hand with the same tiles.
 
-The sizes are such that the compiler overlaps by itself. By hand are examples 22 and 23, whose copy queues send while
-the grid multiplies, with the chunks that suit them best of 256, 512 and 1024 rows; where nobody overlapped a program by
-hand, it stands beside itself in order.
+At these sizes the compiler overlaps by default. Examples 22 and 23 are overlapped by hand: their copy queues send while
+the grid multiplies, with the best chunks of 256, 512 and 1024 rows. Where there is no such example, the baseline is the
+program in order.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ SIZE, SMALL, LARGE = 4096, 3072, (8192, 4096, 2048)
 """Rows and columns of the examples' matrices; M, N and K of products with tiles of 128 x 256 on each of 2 devices."""
 
 AS_THERE = {"tile": programs.BLOCK, "stages": 4, "threads": 256, "dtype": "bfloat16"}
-"""How products of LARGE are computed."""
+"""Parameters of the GEMMs of LARGE."""
 
 
 def simulated(func: Any) -> float:
@@ -44,7 +44,7 @@ def by_hand(number: int, devices: int, shape: tuple[int, int, int], chunk: int, 
     [
         (6, 22, 2, SIZE, 1024, 0.97),
         (7, 23, 2, SMALL, 256, 0.97),
-        # By hand the gather is in place: nobody copies the own rows.
+        # By hand the gather is in place: local rows are not copied.
         (6, 22, 4, SMALL, 256, 0.9),
     ],
 )
@@ -62,7 +62,7 @@ def test_a_product_with_large_tiles_and_a_gather_reaches_it_too():
 
 
 def test_a_product_with_large_tiles_and_a_scatter_has_a_grid_behind():
-    """By hand a tile adds up in the registers of its product. What the compiler adds up besides does not fit there."""
+    """By hand a tile adds up in the registers of its GEMM, where the compiler's additional sums do not fit."""
     m, n, k = LARGE
     mine = compiled(programs.product_and_scatter(H200, 2, LARGE))
     assert mine * 0.9 <= by_hand(23, 2, (m, n, 2 * k), 256, **AS_THERE)

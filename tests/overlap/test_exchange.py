@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""All-to-alls beside the grids that make what they send and read what they bring: what becomes of programs, the same
-bits."""
+"""All-to-alls overlapped with the grids that write their inputs and read their results: rewritten programs, equal bits.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ def around(
     columns: int = 1,
     turns: int = 0,
 ) -> Any:
-    """A grid that scales rows, an all-to-all, and a grid that scales what has come; with `back` an all-to-all behind.
+    """A grid that scales rows, an all-to-all, and a grid that scales the received rows; with `back` a second
+    all-to-all.
 
     Args:
         rows: of the part that a device has for another one.
         before, after: whether there are these grids.
         experts: of each device, by whose numbers tiles of `rows` each are scaled, too; 0 for none.
         slots: whether tensors have a dimension for the devices, so that tiles end with a part.
-        columns: tiles side by side.
-        turns: so many blocks take tiles in turns; 0 for a block a tile.
+        columns: number of tiles in a row.
+        turns: blocks of a persistent grid; 0 for one block for each tile.
     """
     each, groups = -(-rows // tile), experts or 1
     tiles = devices * groups * each if slots or experts else -(-devices * rows // tile)
@@ -139,7 +140,7 @@ def test_the_own_part_is_copied_where_tiles_are_not_all_that_touches_it():
 
 
 def test_the_own_part_is_where_the_caller_looks_for_it():
-    """What is sent is an argument: then it holds the own part too."""
+    """The source is an argument: then it holds the local part too."""
 
     @T.prim_func
     def f(X: T.Tensor((8, 4), "float32"), sent: T.Tensor((8, 4), "float32"), Y: T.Tensor((8, 4), "float32")):
@@ -175,7 +176,7 @@ def test_blocks_without_rows_do_not_make_those_of_others_again():
 
 
 def test_extents_of_loops_need_not_be_simplified():
-    """Two blocks beside each other for one tile: once rewritten, the extent of a loop is the larger of two numbers."""
+    """Two neighbouring blocks for one tile: once rewritten, the extent of a loop is the larger of two numbers."""
     func = around(2, 2, 4, back=True, columns=2)
     changed, schedule = overlapped(func)
     assert schedule.moves[0].overlapped
@@ -232,7 +233,7 @@ def test_what_is_left_out_would_race(name: str):
 def exchange_and(
     *, dim: int = 0, written: bool = False, sent: bool = False, known: bool = True, besides: bool = False
 ) -> Any:
-    """An all-to-all of what comes from outside, and something that stands against its overlap."""
+    """An all-to-all of an argument, and a statement that prevents its overlap."""
 
     @T.prim_func
     def f(X: T.Tensor((16, 16), "float32"), Y: T.Tensor((16, 16), "float32"), R: T.Tensor((4,), "int32")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-gathers beside the grids that read them: what becomes of programs, and that they compute the same."""
+"""All-gathers overlapped with the grids that read their results: rewritten programs, equal results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gather_then_scale(
         slots: whether the gathered tensor has a dimension for the devices, so that tiles end with a part.
         rows_first: whether neighbours in the grid work on different rows.
         flat: whether the grid has one axis.
-        turns: so many blocks take tiles in turns; 0 for a block a tile.
+        turns: blocks of a persistent grid; 0 for one block for each tile.
         grids: how many grids read it.
     """
     total = devices * rows
@@ -244,7 +244,7 @@ def gather_and(
     known: bool = True,
     whole: bool = False,
 ) -> Any:
-    """A gather, and something that stands against its overlap."""
+    """A gather, and a statement that prevents its overlap."""
 
     @T.prim_func
     def f(X: T.Tensor((16, 16), "float32"), Y: T.Tensor((16, 16), "float32"), R: T.Tensor((4,), "int32")):

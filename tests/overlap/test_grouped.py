@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Products of experts beside the collectives around them: rows of several dimensions, and rows that a tensor names."""
+"""GEMMs of experts overlapped with the collectives around them: rows of several dimensions, and rows selected by a
+tensor.
+"""
 
 # No postponed annotations here: TileLang evaluates those of a traced function where its closure is not known.
 
@@ -299,7 +301,7 @@ def test_rows_that_only_the_launch_knows_stay_in_order(against: dict[str, bool],
 
 
 def test_offsets_that_are_on_their_way_are_not_looked_up():
-    """Where experts begin is gathered too: beside the grid, a tile could look before it is there."""
+    """The offsets of experts are gathered too: overlapped, a tile could load them before they arrive."""
     program = load(NUMBERED[24]).by_offsets(2, 2, 64, 64, 64)
     for kept, moved in ((("begins",), [False, True]), ((), [True, False])):
         moves = overlapped(program, kept=kept)[1].moves

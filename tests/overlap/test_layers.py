@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Whole layers, a gather before their grids and a reduction behind, on devices that hold few blocks at once.
+"""Whole layers, a gather before their grids and a reduction after them, on devices that hold few blocks at once.
 
-A tile that waits keeps its place. Where devices have fewer places than tiles, an order of tiles in which somebody waits
-for what has no place yet would be a deadlock.
+A waiting tile's block stays resident. If fewer blocks than tiles are resident, an order in which a tile waits for one
+without a resident block would be a deadlock.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ WIDE, HIDDEN = 8, 12
 
 @cache
 def with_places(count: int) -> Machine:
-    """H200s of so many processors each, which hold one block of the most threads."""
+    """H200s with a number of SMs each, which hold one block of the most threads."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "small.yaml"
         path.write_text(f"extends: h200-sxm-8\ntitle: small\nlevels: {{block: {{count: {count}}}}}\n", encoding="utf-8")
@@ -37,11 +37,11 @@ def with_places(count: int) -> Machine:
 
 
 def layer(devices: int, rows: int, tile: int, end: str, threads: int = 1024) -> Any:
-    """Rows are gathered; a grid makes hidden columns of them, a grid behind that columns of the result.
+    """Rows are gathered; a grid computes hidden columns of them, a second grid columns of the result.
 
     Args:
         rows: of each device.
-        end: what becomes of the results of all devices: "reduce_scatter", "allreduce" or "nothing".
+        end: collective of the results of all devices: "reduce_scatter", "allreduce" or "nothing".
     """
     total = devices * rows
     mine = rows if end == "reduce_scatter" else total

@@ -20,7 +20,7 @@ def layers(devices: int, count: int, rows: int = 8, result: str = "workspace", w
     Args:
         rows: of each device's part.
         result: where they are gathered, a "workspace" or an "argument".
-        writes: what a layer writes besides: "nothing", the "source" or the "result".
+        writes: additional target of a layer: "nothing", the "source" or the "result".
     """
     total = devices * rows
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What reads the result of an overlapped reduction in the same program: no barrier at its end stands in for waits."""
+"""Reads of an overlapped reduction's result in the same program: no barrier at its end replaces waits."""
 
 import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Reduce-scatters and all-reduces beside the grid that makes what they add up: the same bits, whatever the order."""
+"""Reduce-scatters and all-reduces overlapped with the grid that writes their input: the same bits, in any order."""
 
 import functools
 import re
@@ -35,13 +35,13 @@ def scale_then_reduce(
     rows_first: bool = False,
     turns: int = 0,
 ) -> Any:
-    """Each block writes a tile of twice X, then the parts of all devices are reduced: own rows, or all of them, to Y.
+    """Each block writes a tile of twice X, then the parts of all devices are reduced: local rows, or all of them, to Y.
 
     Args:
         rows: of each device.
         slots: whether what is reduced has a dimension for the devices, so that tiles end with a part.
         rows_first: whether neighbours in the grid work on different rows.
-        turns: so many blocks take tiles in turns; 0 for a block a tile.
+        turns: blocks of a persistent grid; 0 for one block for each tile.
     """
     total, wide = devices * rows, 4
     high = -(-rows // tile) * tile  # rows of a part as tiles count them
@@ -94,7 +94,7 @@ def arguments(func: Any, devices: int) -> Tensors:
 
 
 def in_order_of_ranks(args: Tensors, op: str, everywhere: bool, dim: int = 0) -> Tensors:
-    """What the arguments hold afterwards: narrow types combined in float32, and rounded once."""
+    """Expected arguments afterwards: narrow types combined in float32, and rounded once."""
     combine = torch.maximum if op == "max" else torch.add
     parts = [x + x for x, _ in args]
     total = parts[0].float() if parts[0].dtype == torch.bfloat16 else parts[0]
@@ -175,11 +175,11 @@ def test_a_grid_behind_adds_up_where_it_is_asked_for():
 def scale_then_scatter_columns(
     devices: int, columns: int, tile: int, rows: int, dtype: str = "float32", turns: int = 0
 ) -> Any:
-    """Each block writes a tile of twice X, then the parts of all devices are added up: own columns to Y.
+    """Each block writes a tile of twice X, then the parts of all devices are added up: local columns to Y.
 
     Args:
         columns: of each device.
-        turns: so many blocks take tiles in turns; 0 for a block a tile.
+        turns: blocks of a persistent grid; 0 for one block for each tile.
     """
     total, high = devices * columns, 4
     across, down = -(-total // tile), -(-rows // high)
@@ -232,7 +232,7 @@ def test_others_columns_come_first_and_own_tiles_add_up():
 
 
 def test_parts_are_where_the_caller_looks_for_them():
-    """What is reduced is an argument: own tiles lie in it too, so a grid behind adds up."""
+    """The reduced tensor is an argument: it holds local tiles too, so a later grid adds up."""
 
     @T.prim_func
     def f(X: T.Tensor((16, 4), "float32"), parts: T.Tensor((16, 4), "float32"), Y: T.Tensor((8, 4), "float32")):
@@ -302,7 +302,7 @@ def reduce_and(
     partly: bool = False,
     function: bool = False,
 ) -> Any:
-    """A reduction, and something that stands against its overlap."""
+    """A reduction, and a statement that prevents its overlap."""
     rows = 15 if uneven else 16
 
     @T.prim_func
@@ -375,11 +375,12 @@ def test_the_reason_names_the_line():
     assert move.why.endswith(f"(line {line(reduce_and, 'if written') + 1})")
 
 
-# -- rounded on the way ------------------------------------------------------------------------------------------------
+# -- rounded parts
+# -------------------------------------------------------------------------------------------------------
 
 
 def rounded(func: Any, carrier: str | None = None, adds: str | None = None) -> tuple[Any, Move]:
-    """A program whose parts travel as bfloat16, and what became of its collective."""
+    """A program whose parts travel as bfloat16, and the remark on its collective."""
     _, schedule = overlap(func, H200)
     asked = {"overlapped": True, "chunk": 4, "carrier": carrier, "adds": adds, "wire": "bfloat16"}
     changed, schedule = overlap(func, H200, Schedule([replace(move, **asked) for move in schedule.moves]))
@@ -421,7 +422,7 @@ def test_nothing_is_rounded_that_gains_nothing_or_that_nobody_asked_for():
     ("rows", "dtype", "wire"), [(4096, "float32", "bfloat16"), (4096, "bfloat16", None), (8, "float32", None)]
 )
 def test_where_rounding_is_allowed_the_cost_decides(rows: int, dtype: str, wire: str | None):
-    """A grid that only doubles takes less than its rows need on their way: half of many bytes save time."""
+    """A grid that only doubles takes less time than the transfer of its rows: half of many bytes save time."""
     func = scale_then_reduce(2, rows, rows // 8, columns=1024, dtype=dtype)
     given = (Schedule([Move("reduce_scatter", ("made", "Y"), wire=wire)]) for wire in ("any", None))
     asked, exact = (overlap(func, H200, schedule)[1].moves[0] for schedule in given)

@@ -33,16 +33,16 @@ def around(
     barrier: bool = False,
     grids: int = 1,
 ) -> Any:
-    """Shares go round the devices, and each device stores all of them in the order in which they come.
+    """Pass shares around the devices; each device stores all of them in the order of arrival.
 
     Args:
-        by: to which neighbour.
+        by: distance of the neighbour.
         both: whether the sum of two tensors is stored, one of which goes the other way.
-        back: whether a share arrives in a place of its own, from where it is copied, instead of in every second slot.
-        guarded: whether nobody sends in the last turn.
-        shift_first: whether a turn begins with the shift, and the own share is stored last.
+        back: whether a share arrives in a separate buffer, from where it is copied, instead of in every second slot.
+        guarded: whether no device sends in the last iteration.
+        shift_first: whether an iteration begins with the shift, and the local share is stored last.
         barrier: whether there is a barrier before the copies, too.
-        grids: how many grids of a turn do that.
+        grids: number of grids of an iteration that store.
     """
 
     @T.macro

@@ -39,7 +39,7 @@ def text_of(func: Any) -> str:
 
 
 def executed(text: str, name: str = "f") -> Any:
-    """What a text defines; the tracer reads it from a file."""
+    """Definitions of a text; the tracer reads it from a file."""
     file = f"<{name} as text {hash(text)}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     defined: dict[str, Any] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What waits order, what signals publish, and what may change places."""
+"""Orders by waits, publication by signals, and statements that may be exchanged."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def call_at(program: Program, mark: str) -> ir.Call:
 
 @pytest.fixture(scope="module")
 def gather_and_multiply() -> Program:
-    """Blocks put their rows, then wait for others' rows in a product with weights that nobody writes."""
+    """Blocks put their rows, then wait for others' rows in a GEMM with constant weights."""
 
     @T.prim_func
     def f(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What each operation says that it reads, writes, signals and waits for, and when it is done."""
+"""Effects of each operation: reads, writes, signals, waits, and completion."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which rendezvous the calls of programs need, and why."""
+"""Rendezvous that calls of programs need, and the reasons."""
 
 from typing import Any
 
@@ -231,7 +231,7 @@ def test_a_gather_that_is_started_again_raises_its_flags_again(rounds: int, need
 
 @pytest.mark.parametrize("case", ["a warpgroup", "both warpgroups", "left early", "also data"])
 def test_what_is_not_counted_is_not_known(case: str):
-    """How often parts of a program signal, what a loop that ends early does, and who else changes a flag."""
+    """Number of signals of a program's parts, in loops that end early too, and other changes of a flag."""
 
     @T.prim_func
     def f(X: T.Tensor((4, 64), "float32")):

@@ -22,7 +22,7 @@ from tilescale.program.model import DevicePhase, Program
 DEVICES, BLOCKS, WIDTH, PLACES = 2, 2, 16, 3
 
 Action = tuple[str, int, int]
-"""What to do, with which tile, row or place, and with which other one."""
+"""An action with its tile, row or slot, and another one."""
 
 
 def program_of(started: tuple[Action, ...], blocks: tuple[Action, ...]) -> Any:
@@ -102,7 +102,7 @@ def statements(program: Program, *, on_device: bool) -> list[ir.Stmt]:
 
 
 def outcome(func: Any) -> list[torch.Tensor]:
-    """What a run leaves on all devices; raises what the checks find."""
+    """Results of a run on all devices; raises the errors of the checks."""
     shapes = [(BLOCKS, PLACES, WIDTH)] * 2 + [(PLACES, BLOCKS, WIDTH), (PLACES, BLOCKS, PLACES, WIDTH)]
     numbers = [torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape) for shape in shapes]
     per_device = [[tensor * (i + 1) + d for i, tensor in enumerate(numbers)] for d in range(DEVICES)]
@@ -118,9 +118,9 @@ AFTER = {
     "arrived": ("started",),
     "look": ("arrived",),
 }
-"""What can only be once something else has been, in the same place."""
+"""Actions that require an earlier one in the same place."""
 ONCE = {"start": "arrival", "send": "arrival", "put": "arrival", "tell": "told"}
-"""What happens in a place at most once."""
+"""Actions that happen in a place at most once."""
 
 
 def possible(actions: list[Action], before: tuple[Action, ...] = ()) -> tuple[Action, ...]:

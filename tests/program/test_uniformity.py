@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What all threads of a unit decide alike, and what they may not: which units signal is known before anything runs."""
+"""Conditions that are uniform over a unit's threads, and others: the signalling units are known before a run."""
 
 from typing import Any
 

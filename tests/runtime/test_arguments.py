@@ -187,7 +187,7 @@ def test_autograd_notices_what_is_written(call: Callable[..., Any]):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_written_parameters_cover_the_results(kernel: Any):
-    """What is not among them does not come back from the rank that emulates."""
+    """Changes of other arguments do not come back from the emulating rank."""
     program = analyse(kernel.program(T), current_machine())
     results = kernel.reference(kernel.inputs(torch.Generator().manual_seed(1)))
     assert results.keys() <= written_parameters(program)
@@ -218,7 +218,7 @@ def mesh() -> Iterator[Any]:
 
 
 def argument(func: Any, name: str, mesh: Any, *placements: Any) -> Any:
-    """What the runtime makes of a DTensor that is passed for a parameter."""
+    """Arguments that the runtime derives from a DTensor."""
     program = analyse(func, current_machine())
     parameter = next(p for p in program.parameters if p.name == name)
     return local_tensor(program, parameter, DTensor.from_local(torch.ones(4, 4), mesh, placements, run_check=False))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the shapes of arguments say of symbolic extents."""
+"""Symbolic extents by the shapes of arguments."""
 
 from types import SimpleNamespace
 

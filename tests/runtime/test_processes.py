@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Jobs in forked processes: all are done once, a failing or dying one stops nobody."""
+"""Jobs in forked processes: all are done once, a failing or dying one does not stop the others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_takes_long_shows_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_ranks_share_out_what_is_lowered_before_a_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch):
-    """What cannot be lowered is raised where all ranks ask for it."""
+    """Errors of lowering are raised where all ranks ask for the program."""
     log: list[str] = []
     world = SimpleNamespace(local_rank=1, local_size=2, barrier=lambda: log.append("barrier"))
     monkeypatch.setattr(ahead, "init", lambda: world)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a software-pipelined loop takes on an idle machine: loads side by side, buffers in turn."""
+"""Time of a software-pipelined loop on an idle machine: concurrent loads, alternating buffers."""
 
 import pytest
 

@@ -46,7 +46,7 @@ def test_a_server_shares_itself_evenly():
 
 
 def test_shares_follow_weights():
-    """A user as heavy as three others beside one: he gets three quarters, then the other one gets all."""
+    """A user with three times the weight of another one gets three quarters, then the other one gets all."""
     events, ends = Events(), {}
     server = Server(events)
     server.serve(3.0, lambda: ends.setdefault("heavy", events.now), weight=3)
@@ -101,7 +101,7 @@ def test_a_floor_is_the_least_that_a_step_takes():
 
 @pytest.mark.parametrize("ahead, end", [(0, 16.0), (1, 12.0), (3, 12.0)])
 def test_works_run_ahead_as_far_as_they_may(ahead, end):
-    """Four loads of 3 s, each followed by a product of 1 s: in turns, or the loads one after another all the time."""
+    """Four loads of 3 s, each followed by a GEMM of 1 s: interleaved, or the loads one after another all the time."""
     loads = [work(3.0, "loads", "transfer", ahead=ahead) for _ in range(4)]
     found = simulate(device(grid([step for load in loads for step in (load, work(1.0))])))
     assert found.end_s == end
@@ -231,7 +231,7 @@ def test_uses_bound_and_utilization():
 
 
 def test_the_critical_path_goes_without_gaps_to_the_end():
-    """What a put needs to become visible is on it: before a rendezvous, before a launch, and at the end."""
+    """A put is charged for its visibility: before a rendezvous, before a launch, and at the end."""
     put = work(1.0, WIRE, "transfer", tail_s=0.5)
     rendezvous = Rendezvous("rendezvous", 1, 0, "wait for barrier", None, lambda _: work(0.25, Owned(0, "links")))
     for steps in [put, rendezvous], [put, grid([work(1.0)])], [grid([put])], [grid([put]), grid([put], seconds=0.5)]:

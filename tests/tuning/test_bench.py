@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The bench races ours beside libraries, shows and draws it; on GPUs the same contenders are real ones."""
+"""The bench races operators against libraries, shows and draws it; on GPUs the same contenders are real ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Results are kept for what they hold for, and nobody ever reads half of one."""
+"""Results are kept with their scope, and never read half-written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a calibration measures computes what it says: no race, no deadlock, right values, for odd numbers of units."""
+"""Programs of a calibration are correct: no race, no deadlock, right values, for odd numbers of units."""
 
 from __future__ import annotations
 

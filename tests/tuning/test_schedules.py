@@ -24,7 +24,7 @@ CHUNK = re.compile(r"chunk=(\d+)")
 
 
 def microseconds(func: Any, *_: Any) -> float:
-    """A machine on which few large chunks are fast, whatever the cost model says."""
+    """A machine on which few large chunks are fast, for any cost model."""
     chunks = CHUNK.findall(func.script())
     return 1000.0 / int(chunks[0]) if chunks else 500.0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The cost model leaves the best few, these are measured in turns, and whoever fails says why."""
+"""The cost model leaves the best few, whose timings are interleaved; failures have a reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Alone:
 
 @dataclass
 class Script:
-    """A timer that knows all times, and notes who was called."""
+    """A timer that knows all times, and records its calls."""
 
     log: list[int] = field(default_factory=list)
 

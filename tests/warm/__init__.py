@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Python processes that start in milliseconds, for tests of jobs: forked from one that has loaded torch and TileLang.
 
-Loading them takes five seconds of a processor, and a job has several ranks. `python()` is the path of a program that
-is used like Python itself, also as `sys.executable` by what it runs: it asks the server (`server.py`) for a process
-with its arguments, environment, folder and open files, hands signals on to it, and ends as it ends (`client.py`).
+Loading them takes five seconds of CPU time, and a job has several ranks. `python()` is the path of a program that is
+used like Python itself, also as `sys.executable` by what it runs: it asks the server (`server.py`) for a process with
+its arguments, environment, folder and open files, hands signals on to it, and ends as it ends (`client.py`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Ranks that share a heap as processes: `share` uses it, `kill` loses a rank on the way."""
+"""Ranks that share a heap as processes: `share` uses it, `kill` loses a rank in between."""
 
 import atexit
 import os

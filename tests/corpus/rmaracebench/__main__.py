@@ -33,12 +33,12 @@ _LABEL = re.compile(r"RACE LABELS BEGIN\s*/\*(.*?)\*/", re.DOTALL)
 
 
 def outcome(source: Path, folder: Path, orders: int) -> dict[str, Any]:
-    """What the emulator says of a program of the benchmark.
+    """Verdict of the emulator on a program of the benchmark.
 
     Args:
         source: the C file.
         folder: where its translation is written.
-        orders: in how many orders of its units it runs, beside its own.
+        orders: number of further orders of its units in which it runs.
     """
     text = source.read_text(encoding="utf-8")
     label = json.loads(_LABEL.search(text)[1])

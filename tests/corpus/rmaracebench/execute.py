@@ -180,7 +180,7 @@ class Thread:
         raise InexpressibleError(f"line {node.line}: {node.kind}")
 
     def _place(self, node: Node) -> Any:
-        """What a name, an element or a pointer stands for: a variable with a known value, memory, or a constant."""
+        """Resolve a name, an element or a pointer: to a variable with a known value, memory, or a constant."""
         match node.kind, node.parts:
             case "name", (name,):
                 scope = next((scope for scope in reversed(self.scopes) if name in scope), None)

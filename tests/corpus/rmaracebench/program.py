@@ -52,7 +52,7 @@ class Pointer:
         return self.memory.name if self.dtype in ("", self.memory.dtype) else f"{self.memory.name}_{self.dtype}"
 
     def region(self, count: int) -> str:
-        """That many elements from this one on."""
+        """Memory from `elements` elements after this one on."""
         return f"{self.name}[{self.offset}:{self.offset + count}]"
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ class World:
         return self._memory.setdefault(name, Memory(name, dtype, size))
 
     def stage(self, dtype: str, size: int) -> Pointer:
-        """Memory that only the one who asks for it knows of."""
+        """Memory that only the requesting PE knows of."""
         return Pointer(self.memory(f"stage{len(self._memory)}", dtype, size))
 
     def tile(self, dtype: str, size: int) -> str:
@@ -170,7 +170,7 @@ class World:
                 yield f'{memory.name}_{dtype} = T.view({memory.name}, ({extent},), "{dtype}")'
 
     def _block(self, number: int) -> Iterator[str]:
-        """What the blocks of that number do, on all devices."""
+        """Statements of the blocks of a number, on all devices."""
         units = [units[number] for units in self.units if number < len(units)]
         parts = [self._parts(unit) for unit in units]
         yield f"if b == {number}:"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What calls of OpenSHMEM do, as statements of TileScale.
+"""Calls of OpenSHMEM as statements of TileScale.
 
-A put, a get or an atomic operation is a unit of its own, which begins at the call; `shmem_quiet` waits for its end. A
-blocking put takes its source away first, a blocking get is waited for at once. After `shmem_fence` puts and atomic
+A put, a get or an atomic operation is an asynchronous unit, which begins at the call; `shmem_quiet` waits for its end.
+A blocking put copies its source first, a blocking get is waited for immediately. After `shmem_fence` puts and atomic
 updates begin when those before it, to the same PE, have ended.
 """
 
@@ -67,7 +67,7 @@ class Calls:
         return getattr(self, name)(*values)
 
     def inherit(self, other: Calls) -> None:
-        """What another thread has left under way is now waited for here."""
+        """Wait here for operations that another thread has started."""
         for context, operations in other._pending.items():
             self._pending[context] += operations
 
@@ -216,7 +216,7 @@ class Calls:
             raise InexpressibleError(f"line {self._line}: elements that lie apart")
 
     def _fetched(self, source: Pointer, begin: Callable[[Pointer], Operation]) -> Any:
-        """What an operation brings, after it has ended."""
+        """Result of an operation, after it has ended."""
         stage = self._world.stage(source.of, 1)
         self._wait(begin(stage))
         return self._load(str(stage))

@@ -43,7 +43,7 @@ def counts(rows: Iterable[Mapping[str, Any]]) -> list[int]:
 
 
 def tables(results: Mapping[str, Any]) -> dict[str, str]:
-    """What the page shows, by name of the table."""
+    """Tables of the page, by name."""
     programs = results["programs"]
     kinds = dict.fromkeys(name.partition("/")[0] for name in programs)
     lines = [[kind, *counts(row for name, row in programs.items() if name.startswith(f"{kind}/"))] for kind in kinds]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of races share: marked lines, expected errors, runs in several orders."""
+"""Common parts of the tests of races: marked lines, expected errors, runs in several orders."""
 
 import inspect
 import sys
@@ -15,7 +15,7 @@ ACTS = ("reads here", "writes here", "atomically updates here")
 
 
 def line_of(marker):
-    """The line of the calling test's module where a comment stands."""
+    """Line of the calling test's module that has a comment."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -43,6 +43,6 @@ def race(program, args, *markers, check="races", seed=None):
 
 
 def in_every_order(program, arguments, machine=None):
-    """The program runs without a report, whatever the order."""
+    """Run the program without a report, in any order."""
     for seed in SEEDS:
         tilescale.emulate(program, arguments(), check="all", schedule_seed=seed, machine=machine)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a wait has seen of stores, of values that come back, and of signals that publish nothing."""
+"""Data acquired by a wait: of stores, of values that recur, and of signals that publish nothing."""
 
 import pytest
 
@@ -47,7 +47,7 @@ class Signals:
 
 def test_updates_before_a_plain_write_do_not_count():
     signals = Signals().add()
-    signals._update(0, 1, (), {})  # somebody wrote 0 in between
+    signals._update(0, 1, (), {})  # another unit wrote 0 in between
     assert signals.seen_for(lambda value: value >= 1) == {1}
 
 

@@ -12,7 +12,7 @@ TURNS = 6
 
 
 def stream(slots: int, credits: int):
-    """A warpgroup tells two others of each turn by `slots` barriers; `credits` of them say that they have seen it."""
+    """Signal each iteration from a warpgroup to two others by `slots` barriers; `credits` of them return credits."""
 
     @T.prim_func
     def program(Y: T.Tensor((384,), "int32")):
@@ -48,7 +48,7 @@ def run(program, **options) -> None:
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_nobody_waits_for_those_who_look(slots):
-    """Here already the order in which units take turns shows it."""
+    """The default order of units already shows it."""
     with pytest.raises(DeadlockError, match=r"waits for barrier ready\[0\], phase parity"):
         run(stream(slots, credits=0), check="none")
 
@@ -85,7 +85,7 @@ def test_as_many_barriers_as_turns_need_no_credits(credits):
 
 
 def test_those_who_wait_arrive_themselves():
-    """Nobody can end a phase before all have seen the one before."""
+    """No unit can end a phase before all have seen the previous one."""
 
     @T.prim_func
     def program(Y: T.Tensor((384,), "int32")):

@@ -134,7 +134,7 @@ def test_a_wait_for_two_signals_learns_what_both_authors_knew():
 
 
 def necessary(values, before, known, wanted):
-    """What is in the shortest prefix that has the sum, in every order that keeps `before`, with what is known."""
+    """Events in the shortest prefix that has the sum, in every order that keeps `before`, given the known facts."""
     result = set(range(len(values)))
     for order in itertools.permutations(range(len(values))):
         place = {u: i for i, u in enumerate(order)}

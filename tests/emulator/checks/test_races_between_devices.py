@@ -65,7 +65,7 @@ def test_faults_of_a_put_in_every_order(fault, seed):
 
 
 def test_a_signal_before_the_data_shows_without_checks():
-    """In turns all have put when the first one looks. Whoever is overtaken after the signal has not put yet."""
+    """In the default order all have put when the first one reads. A device may be overtaken after its signal."""
     got = {}
     for fault in ("signal before the data", None):
         for seed in (None, 0, *range(1, 9)):
@@ -180,7 +180,7 @@ def test_a_wait_for_any_of_two_signals_orders_neither(reader):
     """A device waits for one signal and reads what another one sent: in another run that of the third comes first.
 
     It waits as long as others can go on, so it sees that there are two. A wait for both on another flag orders them,
-    whatever the first wait is for.
+    independently of the first wait.
     """
 
     def program(count, both):

@@ -266,7 +266,8 @@ def test_indices_and_conditions_count_as_the_run_has_them():
     race(program(at_places_in_memory), given(at=same), "anywhere stored", "anywhere loaded")
 
 
-# -- what is no race ---------------------------------------------------------------------------------------------------
+# -- correct programs
+# ----------------------------------------------------------------------------------------------------
 
 
 @T.macro
@@ -381,7 +382,7 @@ def stored_by_all_rows(X, W, at, b):
         (with_a_barrier, N, N),
         (with_a_vote, N, N),
         (of_the_same_thread, N, N),
-        (of_the_same_thread, 1024, 128),  # distributed alike or not: nobody but TileLang knows
+        (of_the_same_thread, 1024, 128),  # only TileLang knows whether they are distributed alike
         (of_the_same_value_for_all, N, N),
         (of_one_iteration_inside, N, N),
         (through_shared_memory, N, N),

@@ -45,7 +45,7 @@ def test_a_write_to_the_source_while_it_may_be_sent():
 
 
 def test_a_wait_for_what_came_speaks_of_what_came_and_not_of_what_was_sent():
-    """The own flag says that the peer's data is here; nothing says that the own data is there."""
+    """The local flag signals the arrival of the peer's data; it does not signal that of the local data there."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):

@@ -163,7 +163,7 @@ def without_waits(table, devices):
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        # Device 1 tells device 2 of what device 0 has put there.
+        # Device 1 signals device 2 for what device 0 has put there.
         ([[(PUT, 2, 0), (SIGNAL, 1, 0)], [(WAIT, 0, 1), (SIGNAL, 2, 0)], [(WAIT, 1, 1), (GET, 2, 0)]], set()),
         # Device 0 does so too, and first.
         (
@@ -174,7 +174,7 @@ def without_waits(table, devices):
             ],
             {1},
         ),
-        # What device 0 puts after its signal has been read before; what it gets has been its own.
+        # Data that device 0 puts after its signal has been read before; data that it gets is its own.
         ([[(GET, 0, 0), (SIGNAL, 1, 0)], [(WAIT, 0, 1), (PUT, 0, 0)], []], set()),
         ([[(GET, 0, 0), (SIGNAL, 1, 0)], [(WAIT, 0, 1), (PUT, 0, 1)], []], {1}),
         # A barrier says all that a wait behind it could, but not what one before it has said.

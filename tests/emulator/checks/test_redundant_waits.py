@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Waits that no access needs are told, and none that some access needs."""
+"""Waits that no access needs are reported, and no others."""
 
 import itertools
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tilescale.backends.emulator.execute.observe import WRITE
 
 
 def told(program, args, **options):
-    """The lines of the waits that a run says nobody needs."""
+    """Lines of the waits that a run reports as redundant."""
     return {where.line for _, where in tilescale.emulate(program, args, time=False, **options).redundant_waits}
 
 
@@ -39,7 +39,7 @@ def test_a_second_wait_for_the_same_and_one_behind_a_barrier():
 
 
 def exchange(arrives, reads):
-    """Neighbours tell each other of what they have put, and read it then or not."""
+    """Neighbours signal each other after a put, and then read the data or not."""
 
     @T.prim_func
     def program(X: T.Tensor((8, 1), "float32"), Y: T.Tensor((8, 1), "float32"), F: T.Tensor((2,), "int32")):
@@ -114,12 +114,13 @@ def test_on_one_device_nothing_is_said():
     assert not told(program, [[*tensors(1, (8, 1), (1,))[0], 0]])
 
 
-# -- what rests on what: on clocks and flags alone ---------------------------------------------------------------------
+# -- dependencies between waits: on clocks and flags alone
+# ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a program waits."""
+    """Position of a program's wait."""
 
     name: str
     where: None = None

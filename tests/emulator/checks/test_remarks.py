@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a report remarks on: tiles that reach beyond a tensor, outputs written in part, replicas that diverge."""
+"""Remarks of a report: tiles that reach beyond a tensor, outputs written in part, replicas that diverge."""
 
 import pytest
 import torch

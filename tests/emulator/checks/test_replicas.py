@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Replicas that are read as a whole while the units' values differ, in a program and at its end."""
 
-
 import pytest
 import torch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Reads of what nobody has written: tiles, workspaces and variables, as a whole and in part."""
+"""Uninitialized reads: tiles, workspaces and variables, as a whole and in part."""
 
 import re
 
@@ -219,7 +219,7 @@ def test_a_peer_that_has_not_written_yet():
 
 
 def hint(program, args):
-    """What the error advises."""
+    """Advice of the error."""
     with pytest.raises(UninitializedReadError) as caught:
         tilescale.emulate(program, args)
     return caught.value.hint

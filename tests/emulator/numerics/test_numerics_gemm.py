@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Matrix products of every operand type against float64 and integer references."""
+"""GEMMs of every operand type against float64 and integer references."""
 
 from __future__ import annotations
 

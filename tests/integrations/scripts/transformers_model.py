@@ -25,7 +25,7 @@ TOKENS = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(3)
 
 
 def plan(config: Any) -> dict[str, str]:
-    """That of the model, with TileScale's styles."""
+    """Plan of the model, with TileScale's styles."""
     given = config.base_model_tp_plan.items()
     return {f"model.{name}": f"tilescale_{style}" for name, style in given if style in ("colwise", "rowwise")}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What serving engines call, in a job of ranks: the communicator, and FlashInfer's fused all-reduce."""
+"""Interfaces that serving engines call, in a job of ranks: the communicator, and FlashInfer's fused all-reduce."""
 
 from __future__ import annotations
 

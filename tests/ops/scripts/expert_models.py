@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Models of transformers whose experts lie over the ranks, beside the same ones on each rank alone."""
+"""Models of transformers with experts split over the ranks, compared with the same models on each rank alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def near(got: torch.Tensor, want: torch.Tensor, most: float = 0.03) -> None:
 
 
 def check(name: str) -> None:
-    """Logits of own tokens; gradients of experts of all tokens, of others of own ones."""
+    """Logits of local tokens; gradients of experts of all tokens, of other parameters of local ones."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES, **ADDED[name])
     alone = getattr(transformers, f"{name}ForCausalLM")(config).bfloat16()

@@ -24,13 +24,13 @@ def everyones(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -
 
 
 def near(got: torch.Tensor, want: torch.Tensor) -> None:
-    """Equal but for roundings to bfloat16 on the way."""
+    """Equal except for roundings to bfloat16."""
     error, want = (got.double() - want.double()).norm(), want.double()
     assert got.shape == want.shape and error <= 0.012 * want.norm() + 1e-6, (error, want.norm())
 
 
 class Layer:
-    """Random tokens, so many of each rank, and experts."""
+    """Random tokens, a number for each rank, and experts."""
 
     def __init__(self, chosen: list[torch.Tensor]):
         choices = chosen[0].shape[1]
@@ -93,7 +93,7 @@ def check_results_and_gradients():
 
 
 def check_adversarial_routings():
-    """All to the last expert, none to the last rank, one twice and one that is nobody's."""
+    """All to the last expert, none to the last rank, one twice and one of no expert."""
     compare(Layer([torch.full((5, 2), SIZE * LOCAL - 1)] * SIZE))
     compare(Layer([torch.arange(LOCAL).expand(5, LOCAL)] * SIZE))
     compare(Layer([torch.tensor([[0, 0], [-1, SIZE * LOCAL], [1, 99]])] * SIZE))

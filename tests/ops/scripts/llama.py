@@ -174,7 +174,7 @@ def check_layers_take_dtensors(mesh: DeviceMesh) -> None:
 
 
 class Calls(TorchDispatchMode):
-    """How often each operator of ours is called, and what PyTorch communicates."""
+    """Number of calls of each operator of TileScale, and PyTorch's communication."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Calls(TorchDispatchMode):
 
 
 class ByName(FeedForward):
-    """Called with an input that has a name, beside another one."""
+    """Call with a keyword input, in addition to another one."""
 
     def forward(self, other: torch.Tensor, *, hidden: torch.Tensor) -> torch.Tensor:
         return super().forward(hidden)
@@ -265,7 +265,7 @@ def check_float8(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def check_whole_parameters(parallel: nn.Module, alone: nn.Module) -> None:
-    """What looks at parameters sees whole tensors: checkpoints have names and shapes, norms of gradients are one."""
+    """Parameters appear as whole tensors: checkpoints have names and shapes, norms of gradients are one."""
     given = {name: tuple(x.shape) for name, x in parallel.state_dict().items()}
     assert given == {name: tuple(x.shape) for name, x in alone.state_dict().items()}
     norms = [torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) for model in (parallel, alone)]

@@ -221,7 +221,7 @@ def check_combinations_of_all_types():
 def check_collectives_and_gradients():
     x = everyones(SIZE, 3, 2 * SIZE, dtype=torch.float32)
     total = sum(x)
-    # What an element's gradient is, if everybody's is one: on how many ranks the element is used.
+    # Gradient of an element, if the gradient of every use is one: the number of ranks that use the element.
     for call, want, users in (
         (lambda t: ops.all_gather(t, 1), torch.cat(x, 1), SIZE),
         (lambda t: ops.reduce_scatter(t, 2), total.chunk(SIZE, 2)[RANK], 1),
@@ -252,7 +252,7 @@ def check_all_reduce_rms_norm_and_gradients():
         close(got.detach(), right.detach())
     sum(t.float().pow(2).sum() for t in results).backward()
     sum(t.pow(2).sum() for t in want).backward()
-    close(leaves[0].grad, SIZE * plain[0].grad[RANK])  # everybody's result is a use of it
+    close(leaves[0].grad, SIZE * plain[0].grad[RANK])  # every rank's result is a use of it
     for leaf, right in zip(leaves[1:], plain[1:], strict=True):
         close(leaf.grad, right.grad)
 
@@ -293,7 +293,7 @@ def check_decode():
 
 
 def check_decode_of_pages_and_of_float8():
-    """Pages of keys and values in turns in one tensor, entries that are not used -1, no keys here and there."""
+    """Pages of keys and values alternate in one tensor, unused entries are -1, some sequences have no keys."""
     page, heads, dim, table = 16, 2, 64, torch.tensor([[3, 1], [0, -1], [-1, -1]], dtype=torch.int32)
     lengths = [torch.tensor([17 + rank, 16 - rank, 0], dtype=torch.int32) for rank in range(SIZE)]
     q, pages = everyones(3, 2 * heads, dim)[0], everyones(4, 2, page, heads, dim, seed=1)

@@ -14,7 +14,7 @@ SOON_S = 20.0  # of a timeout of 50
 
 
 def raised(call: Callable[[], object]) -> TileScaleError:
-    """The error of a call, which must not wait for anybody."""
+    """The error of a call, which must not wait for other ranks."""
     begin = time.monotonic()
     try:
         call()

@@ -103,7 +103,7 @@ def check_gemms_write_where_they_are_wanted():
 
 
 def check_results_are_changed_in_place():
-    """By who differentiates as well: autograd refuses that of views."""
+    """Views are rejected by autograd, also in differentiated code."""
     x, b = everyones(2 * SIZE, 16), everyones(16, 16, seed=1)
     for call in (
         ops.all_reduce,

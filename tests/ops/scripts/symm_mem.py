@@ -117,7 +117,7 @@ def check_scaled_scatters(name: str) -> None:
 
 
 def check_refusals(name: str) -> None:
-    """Before any communication, so that PyTorch's implementation can run; the other ranks are not told."""
+    """Before any communication, so that PyTorch's implementation can run; the other ranks are not notified."""
     install = theirs._fused_matmul_reduce_scatter
     theirs._fused_matmul_reduce_scatter = lambda *given: "theirs"
     replaced = _or_theirs("fused_matmul_reduce_scatter", IMPLEMENTATIONS["fused_matmul_reduce_scatter"])

@@ -168,7 +168,7 @@ def check_compiled_layers() -> None:
 
 
 def check_checkpoints() -> None:
-    """What is saved of one model, DCP loads into another one, whichever made its layers."""
+    """DCP loads checkpoints of one model into another one, for layers of either kind."""
     model = made(ops.parallelize_module, True, torch.float32, casts=True)
     trained(model, True, torch.bfloat16)
     folder = WORLD.all_gather(tempfile.mkdtemp() if WORLD.rank == 0 else "")[0]
@@ -201,7 +201,7 @@ def check_parameters_made_on_no_device() -> None:
 
 
 def check_weights_lie_side_by_side() -> None:
-    """The backward pass copies no weight of layers that share a gather, until somebody moves one."""
+    """The backward pass copies no weight of layers that share a gather, until one is moved."""
     seen = []
     joined = layer_products._joined
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What ranks of a job see of a kernel call. Every `check_` function runs on every rank, one after the other."""
+"""Kernel calls from the ranks of a job. Every `check_` function runs on every rank, one after the other."""
 
 import warnings
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def check_the_report_is_where_the_emulation_ran():
 
 
 def check_plain_programs_are_each_ranks_own():
-    for _ in range(RANK):  # another number of calls on each rank: nobody waits for anybody
+    for _ in range(RANK):  # another number of calls on each rank: no rank waits for another
         x = torch.randn(40)
         assert torch.equal(programs.doubled(40)(x), 2 * x)
         assert torch.equal(programs.scaled(x), 3 * x)

@@ -47,7 +47,7 @@ def test_a_row_is_as_full_as_its_engines_are_busy():
 
 def test_families_that_are_busy_together_share_the_row():
     timeline = ring()
-    # Device 0 waits from 3 us on, while its signal is on the way.
+    # Device 0 waits from 3 us on, while its signal is in flight.
     assert share_at(timeline, "wait", 3.5) == pytest.approx(0.5) == share_at(timeline, "sync", 3.5)
 
 
@@ -75,7 +75,7 @@ def test_means_keep_what_there_is():
 
 
 def texts(path: Path) -> list[str]:
-    """What an SVG of matplotlib says: it draws letters as shapes and names each text in a comment."""
+    """Texts of an SVG by matplotlib: it draws letters as shapes and names each text in a comment."""
     import re
 
     return re.findall(r"<!-- (.*?) -->", path.read_text())

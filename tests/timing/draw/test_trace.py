@@ -49,7 +49,7 @@ def test_units_are_processes_and_engines_threads_in_their_order(tmp_path: Path):
     assert processes == {0: "device 0", 1: "device 1"}
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in meta if e["name"] == "thread_name"}
     names = [threads[0, tid] for tid in range(len(threads) // 2)]
-    # Two loads at a time make two threads of one engine; block 9 stands before block 10.
+    # Two concurrent loads make two threads of one engine; block 9 precedes block 10.
     assert names[:3] == ["block 0", "block 0 ahead", "block 0 ahead"]
     assert names.index("block 9") < names.index("block 10") and names[-1] == "device"
 
