@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -110,6 +111,8 @@ def test_the_gallery_shows_every_example(site: Path):
     assert not [name for name in names if f"examples/{name}.html" not in links]
     shown = (site / "examples.html").read_text(encoding="utf-8")
     assert shown.count('class="figure"') == len(names), "the figure of a card is part of the page"
+    algorithms = shown.partition('<section id="algorithms">')[2].partition("</section>")[0]
+    assert set(re.findall(r"examples/(\d\d)_", algorithms)) == {"16", "17", "21"}
     models = [program.stem for program in (ROOT / "examples/models").glob("*.py")]
     assert models and not [name for name in models if f"examples/{name}.html" not in links]
 

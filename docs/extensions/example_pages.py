@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A page for every program of `examples/distributed` and `examples/models`, under `docs/examples`, and their galleries.
 
-A page has the figure of the idea, what the program's docstring says, its code, what it prints, its timeline, and what
-to try. The gallery takes the place of a mark on the page `docs/examples.md`; its words are those of the table in the
+A page has the figure of the idea, the text of the program's docstring, its code, its output, its timeline, and things
+to try. The galleries replace marks on the page `docs/examples.md`; headings and words of their cards are those of the
 README of the programs.
 """
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "examples" / "distributed"
 MARK = "<!-- the gallery of examples/distributed -->"
 ROW = re.compile(
-    r"^\| \[(?P<stem>(?P<number>\d\d)_\w+)\.py\]\(.*?\) \| (?P<idea>.*?) \| (?P<pattern>.*?) \| (?P<levels>.*?) \|$",
+    r"^\| \[(?P<stem>(?P<number>\d\d)_\w+)\.py\]\(.*?\) \| (?P<pattern>.*?) \| (?P<idea>.*?) \| (?P<levels>.*?) \|$",
     re.MULTILINE,
 )
 MODELS = ROOT / "examples" / "models"
@@ -40,9 +40,9 @@ CARD = """:::{{grid-item-card}} {number} {name}
 :link-type: doc
 :img-top: diagrams/example-{number}.svg
 
-{idea}
+{pattern}
 
-*{pattern}*
+*{idea}*
 :::
 """
 
@@ -87,8 +87,13 @@ def page(program: Path, folder: Path) -> str:
         command = f"```console\n$ python examples/distributed/{program.name} --timeline run.svg\n```"
         parts += ["## What it prints", command, f"```{{literalinclude}} {number}.txt\n:language: text\n```"]
         parts += ["## When it happens"]
-        parts += [f"![timeline of {name}]({drawn.name})" for drawn in sorted(folder.glob(f"{number}-run*.svg"))]
+        parts += [f"![timeline of {name}]({drawn.name})" for drawn in timelines(folder, number)]
     return "\n\n".join([*parts, "## Things to try", points(tries)]) + "\n"
+
+
+def timelines(folder: Path, number: str) -> list[Path]:
+    """Timelines of an example in the order of its runs: `06-run.svg`, `06-run-2.svg`, ..."""
+    return sorted(folder.glob(f"{number}-run*.svg"), key=lambda drawn: (len(drawn.stem), drawn.stem))
 
 
 def model_page(program: Path) -> str:
@@ -131,11 +136,14 @@ def write_pages(app: Sphinx) -> None:
 
 
 def cards(readme: str) -> str:
-    """The gallery: a card for each row of the table."""
-    rows = [match.groupdict() for match in ROW.finditer(readme)]
-    for row in rows:
-        row["name"] = docstring(PROGRAMS / f"{row['stem']}.py")[0].partition(": ")[0]
-    return grid([CARD.format(**row) for row in rows])
+    """The gallery: below each heading a card for each row of its table."""
+    sections = [section.split("\n", 1) for section in readme.split("\n## ")[1:]]
+    found = {heading: [_card(row) for row in ROW.finditer(body)] for heading, body in sections}
+    return "\n\n".join(f"## {heading}\n\n{grid(made)}" for heading, made in found.items() if made)
+
+
+def _card(row: re.Match[str]) -> str:
+    return CARD.format(name=docstring(PROGRAMS / f"{row['stem']}.py")[0].partition(": ")[0], **row.groupdict())
 
 
 def model_cards(readme: str) -> str:

@@ -65,6 +65,18 @@ def test_a_folded_unit_is_as_full_as_it_is_busy():
     assert (data["high"] <= 1 + 1e-6).all() and set(data["colour"]) <= {STYLE[kind][0] for kind in ORDER}
 
 
+def test_a_share_of_a_folded_unit_names_its_steps():
+    found = Columns(ring())
+    data = found.sources(False)["shares"]
+    sending = (data["unit"] == 0) & (np.array(data["kind"]) == "transfers")
+    sending &= (data["left"] <= 2.0) & (2.0 < data["right"])
+    assert [found.share_tips[number] for number in data["tip"][sending]] == ["device 0\ncopy  program.py:7"]
+    many = Columns(grid(2, 132))
+    assert many.sources(False) and any(tip.endswith("  x132") for tip in many.share_tips)
+    html = page(ring()).html
+    assert "@kind: @share{0 %}, from @left" in html and "copy  program.py:7" in html
+
+
 def test_the_critical_path_goes_from_unit_to_unit():
     data = Columns(ring(4, 2)).sources(False)["path"]
     assert (np.diff(data["x"]) >= 0).all() and data["x"][-1] == 10.0

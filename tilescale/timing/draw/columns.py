@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ MOST_SPANS = 40_000
 INTERVALS = 600
 """Number of time intervals over which a folded unit's shares are averaged."""
 
+MOST_NAMED = 3
+"""Steps that a share of a folded unit names, the most frequent first."""
+
 Data = dict[str, Any]
 
 
@@ -32,6 +35,7 @@ class Columns:
         there: how many spans they have.
         numbers: positions in the timeline of those that are drawn.
         tips: text of a span in addition to its times and amounts; spans have positions in it.
+        share_tips: the same of shares of folded units: the steps that run in them.
     """
 
     def __init__(self, timeline: Timeline):
@@ -50,6 +54,7 @@ class Columns:
         self.numbers = [number for number, _ in there]
         self.spans = [span for _, span in there]
         self.tips: list[str] = []
+        self.share_tips: list[str] = []
 
     @cached_property
     def _tracks(self) -> list[int]:
@@ -96,7 +101,7 @@ class Columns:
     def _tip(self, span: Span) -> str:
         lines = [f"{span.kind}: {span.name}", span.unit]
         if span.where is not None:
-            lines.append(f"{Path(span.where.file).name}:{span.where.line}")
+            lines.append(_line(span))
         cause = self.timeline.spans[span.cause] if span.cause is not None else None
         if cause is not None and (cause.row, cause.engine) != (span.row, span.engine):
             lines.append(f"{'waited for' if span.kind == 'wait' else 'after'} {cause.name} of {cause.unit}")
@@ -105,20 +110,25 @@ class Columns:
     def _shares(self) -> Data:
         most = together(peaks(self._by_unit.values()))
         rows: list[tuple[float, ...]] = []
-        for place, spans in enumerate(self._by_unit.values()):
+        known: dict[str, int] = {}
+        for place, (unit, spans) in enumerate(self._by_unit.items()):
             found = shares(spans, most, self.timeline.end_s).averaged(INTERVALS)
+            running = _Running(spans, found.edges)
             heights = found.heights[[KINDS.index(kind) for kind in ORDER]]
             above = np.cumsum(heights, axis=0)
             for kind, interval in zip(*np.nonzero(heights > 1e-3), strict=True):
                 high, share = above[kind, interval], heights[kind, interval]
-                rows.append((place, kind, found.edges[interval], found.edges[interval + 1], high - share, high))
-        place, kind, left, right, low, high = np.array(rows).reshape(-1, 6).T
+                steps = "\n".join([f"{self.timeline.level} {unit}", *running.names(ORDER[kind], interval)])
+                tip = known.setdefault(steps, len(known))
+                rows.append((place, kind, found.edges[interval], found.edges[interval + 1], high - share, high, tip))
+        self.share_tips = list(known)
+        place, kind, left, right, low, high, tip = np.array(rows).reshape(-1, 7).T
         kinds = [ORDER[int(number)] for number in kind]
         return {
             "unit": _whole(place), "left": _us(left), "right": _us(right), "low": low.astype(np.float32),
             "high": high.astype(np.float32), "share": (high - low).astype(np.float32),
             "colour": [STYLE[kind][0] for kind in kinds], "kind": [STYLE[kind][1] for kind in kinds],
-            **_unplaced(len(rows)),
+            "tip": _whole(tip), **_unplaced(len(rows)),
         }  # fmt: skip
 
     def _path(self) -> Data:
@@ -146,6 +156,32 @@ class Columns:
             "unit": _whole(unit), "track": _whole(track), "name": list(text), "text": list(text),
             "y": np.zeros(len(names), np.float32),
         }  # fmt: skip
+
+
+class _Running:
+    """Steps of a unit that run in each interval of time, by name and line."""
+
+    def __init__(self, spans: Sequence[Span], edges: np.ndarray):
+        self.known: dict[tuple[str, str], int] = {}
+        named = [(span.kind, f"{span.name}  {_line(span)}".rstrip()) for span in spans]
+        number = [self.known.setdefault(step, len(self.known)) for step in named]
+        first = np.searchsorted(edges, [span.begin_s for span in spans], "right") - 1
+        end = np.maximum(first + 1, np.searchsorted(edges, [span.end_s for span in spans], "left"))
+        change = np.zeros((len(self.known), len(edges) + 1), np.int32)
+        np.add.at(change, (number, first), 1)
+        np.add.at(change, (number, end), -1)
+        self.counts = np.cumsum(change, axis=1)
+
+    def names(self, kind: str, interval: int) -> list[str]:
+        """The steps of a kind in an interval, the most frequent first."""
+        found = {step: int(self.counts[number, interval]) for (of, step), number in self.known.items() if of == kind}
+        steps = sorted((step for step in found if found[step]), key=lambda step: -found[step])
+        more = [f"and {len(steps) - MOST_NAMED} more"] if len(steps) > MOST_NAMED else []
+        return [*(f"{step}  x{found[step]}" if found[step] > 1 else step for step in steps[:MOST_NAMED]), *more]
+
+
+def _line(span: Span) -> str:
+    return f"{Path(span.where.file).name}:{span.where.line}" if span.where is not None else ""
 
 
 def _us(seconds: Iterable[float]) -> np.ndarray:

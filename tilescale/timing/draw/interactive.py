@@ -161,9 +161,15 @@ def _drawing(timeline: Timeline, columns: Columns, sources: dict[str, Any]) -> A
     span = main.quad(**boxes, **edges, source=sources["spans"])
     main.line("x", "y", source=sources["path"], line_width=2, line_color="#808080", name="path")
     words = CustomJSHover(args={"spans": sources["spans"], "tips": columns.tips}, code=_text("tip.js"))
-    box = "<div style='white-space:pre-line'>@tip{custom}</div>"
-    main.add_tools(
-        HoverTool(renderers=[span], tooltips=box, formatters={"@tip": words}, point_policy="follow_mouse"),
-        HoverTool(renderers=[share], tooltips="@kind: @share{0 %}", point_policy="follow_mouse"),
-    )
+    steps = CustomJSHover(args={"tips": columns.share_tips}, code="return tips[value]")
+    box = "<div style='white-space:pre-line'>{}</div>"
+    for quads, text, tip in (
+        (span, "@tip{custom}", words),
+        (share, "@kind: @share{0 %}, from @left{0.[000]} to @right{0.[000]} us\n@tip{custom}", steps),
+    ):
+        formatters = {"@tip": tip}
+        hover = HoverTool(
+            renderers=[quads], tooltips=box.format(text), formatters=formatters, point_policy="follow_mouse"
+        )
+        main.add_tools(hover)
     return main

@@ -55,6 +55,9 @@ DARK = _Theme(paper="#131416", ink="#d5d9e0", grid="#3a3f47", waiting="#3b2618")
 _PAPER = "paper"
 """The name of the background in an SVG."""
 
+WIDTH, TEXT = 10, 9
+"""Inches of a picture, and points of its small text: 9 pixels or more on a page at least 730 pixels wide."""
+
 COLUMNS = 800
 MOST_UNITS, MOST_WITH_ENGINES = 32, 12
 """Number of units shown, spread evenly over many; fewer where each has several rows."""
@@ -91,7 +94,7 @@ def picture(timelines: Mapping[str, Timeline], target: Path, *, engines: bool, d
     theme = DARK if dark else LIGHT
     found = [_rows(timeline, engines) for timeline in timelines.values()]
     heights = [1.25 + (0.34 if len(rows) > 24 else 0.46) * len(rows) for rows in found]
-    figure.set_size_inches(12, sum(heights))
+    figure.set_size_inches(WIDTH, sum(heights))
     figure.set_facecolor(theme.paper)
     figure.patch.set_gid(_PAPER)
     panels = figure.subplots(len(found), 1, squeeze=False, sharex=True, height_ratios=heights)[:, 0]
@@ -200,9 +203,9 @@ def _label(axes: Any, number: int, row: _Row, end_s: float) -> None:
         name = run[0].name + (f" x{len(run)}" if len(run) > 1 else "")
         begin, end = run[0].begin_s, run[-1].end_s
         alone = not any(s.begin_s < end and s.end_s > begin for s in row.spans if s not in run)
-        if alone and run[0].kind != "wait" and (end - begin) / end_s > 0.006 * len(name) + 0.01:
+        if alone and run[0].kind != "wait" and (end - begin) / end_s > 0.009 * len(name) + 0.01:
             middle = (begin + end) / 2 * 1e6
-            axes.text(middle, number, name, ha="center", va="center", fontsize=7, color="white", clip_on=True)
+            axes.text(middle, number, name, ha="center", va="center", fontsize=TEXT, color="white", clip_on=True)
 
 
 def _runs(spans: Sequence[Span], gap: float) -> list[list[Span]]:
@@ -238,14 +241,14 @@ def _dress(axes: Any, rows: Sequence[_Row], timeline: Timeline, engines: bool, t
     handles = _legend({span.kind for row in rows for span in row.spans}, theme)
     axes.legend(
         handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(handles), frameon=False,
-        labelcolor=theme.ink,
+        labelcolor=theme.ink, fontsize=TEXT, handlelength=1.4, columnspacing=1.4,
     )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=TEXT)
     axes.set_ylim(len(rows) - 0.45, -0.5)
     axes.set_xlabel("simulated time in us", color=theme.ink)
     full = "as full as it is busy"
     what = f"engines of {timeline.level}s" if engines else f"{timeline.level}s"
-    axes.set_ylabel(f"{what}, each row\n{full}", color=theme.ink, fontsize=8)
+    axes.set_ylabel(f"{what}, each row\n{full}", color=theme.ink, fontsize=TEXT)
     axes.tick_params(axis="y", length=0, labelcolor=theme.ink)
     axes.tick_params(axis="x", colors=theme.ink)
     axes.grid(axis="x", color=theme.grid, linewidth=0.6)
@@ -278,7 +281,7 @@ def _separate_units(axes: Any, rows: Sequence[_Row], level: str, theme: _Theme) 
             axes.axhline(number - 0.5, color="#888888", linewidth=0.8)
             axes.annotate(
                 f"{level} {row.unit}", (1, number), xycoords=("axes fraction", "data"), xytext=(4, 0),
-                textcoords="offset points", fontsize=8, va="center", color=theme.ink,
+                textcoords="offset points", fontsize=TEXT, va="center", color=theme.ink,
             )  # fmt: skip
 
 
