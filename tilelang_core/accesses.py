@@ -122,7 +122,7 @@ class _Reader:
                 stmt_functor.pre_order_visit(expr, self._visit)
 
     def _visit(self, node: Any) -> bool:
-        """One node; whether to go on below it."""
+        """Record a node's accesses; return whether to visit its children."""
         if isinstance(node, tirx.BufferLoad):
             self.found.accesses.append(_element(node.buffer, node.indices, READS))
         if not isinstance(node, tirx.Call):

@@ -73,5 +73,5 @@ def on_load(listener: Callable[[int], None]) -> None:
 
 
 def is_told() -> bool:
-    """Whether a module has been announced; if a kernel has run and this is False, none ever will be."""
+    """Whether TileLang has announced a module; if it has not when a kernel runs, it never will."""
     return _loads > 0

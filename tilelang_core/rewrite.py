@@ -90,7 +90,7 @@ def renamed(stmt: tirx.Stmt, which: Callable[[Any], bool] = lambda node: True) -
 
 
 def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """Statements in order; one that does nothing for none."""
+    """Join statements in order; no statements become a no-op."""
     flat: list[tirx.Stmt] = []
     for stmt in stmts:
         flat += list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [] if is_nothing(stmt) else [stmt]
@@ -177,7 +177,7 @@ def marker(key: str) -> tirx.Stmt:
 
 
 def at(stmt: tirx.Stmt, like: tirx.Stmt) -> tirx.Stmt:
-    """`stmt`, standing in the user's program where another one stands."""
+    """Give `stmt` the source location of `like`."""
     span = get_stmt_span(like)
     if span is not None:
         set_stmt_span(stmt, span)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What stock TileLang does with a function before it lowers it: rules that it checks, indices from the end."""
+"""Rules of stock TileLang for functions before lowering: the checks, and indices from the end."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def statements(func: tirx.PrimFunc) -> tirx.Stmt:
 
 
 def tiles(func: tirx.PrimFunc) -> list[tirx.Buffer]:
-    """What each program of a function's launch allocates."""
+    """Buffers that each program of a function's launch allocates."""
     return list(_root(func).alloc_buffers)
 
 

@@ -26,7 +26,7 @@ _KEY = "tilescale.text"
 
 
 def through(rewrites: Sequence[Rewrite], text: str) -> str:
-    """The text after all rewrites, in order."""
+    """Apply the rewrites to the text, in order."""
     return reduce(lambda so_far, rewrite: rewrite(so_far), rewrites, text)
 
 

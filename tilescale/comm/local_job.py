@@ -186,7 +186,7 @@ class LocalJob:
         self._readers += readers
 
     def _pass_on(self, rank: int, stream: IO[str], from_stderr: bool) -> None:
-        """Read to the end, also when nothing can be shown any more: a rank must not block on a full pipe."""
+        """Read a rank's stream to its end, also after printing has failed: a rank must not block on a full pipe."""
         while line := stream.readline(_LONGEST_LINE):
             line = line.rstrip("\n")
             if from_stderr and line[:1].strip():

@@ -128,7 +128,7 @@ class Session:
         self.transport.set(f"at/{self.rank}", json.dumps([ranks, number, call.to_json().decode()]).encode())
 
     def _key(self, ranks: tuple[int, ...]) -> str:
-        """The name of the next call of `ranks`: the current one until all have come."""
+        """Name of the next call of `ranks` in the store; it stays the same until all of them have arrived."""
         return f"call/{','.join(map(str, ranks))}/{self._calls.get(ranks, 0)}"
 
     def receive(self, key: str, sender: int, call: Call, ranks: tuple[int, ...], readers: int = 1) -> Any:

@@ -40,7 +40,7 @@ class Entry:
         return Entry(value, file, 1, path)
 
     def problem(self, message: str, hint: str | None = None) -> MachineFileError:
-        """The error that `message` is wrong with this entry."""
+        """Make an error with `message`, located at this entry."""
         name = self.path or "description"
         return MachineFileError(f"{name}: {message}", hint=hint, where=Location(self.file, self.line, name))
 

@@ -39,7 +39,7 @@ def check_queue(context: Context, network: Network | None, impl: str | None) -> 
 def after_of(
     context: Context, after: Any, impl: str | None, network: Network | None
 ) -> tuple[list[ir.PrimExpr], str]:
-    """The flag and the value of `after=`, and the comparison.
+    """Parse `after=` into [flag, value] and the comparison.
 
     Raises:
         UsageError: not (flag, comparison, value); not in a phase of units that own tensors; a mechanism that programs

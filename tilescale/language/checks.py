@@ -252,7 +252,7 @@ def _blame(context: Context, level: Level, condition: Any) -> str | None:
 
 
 def expanded(expr: Any) -> Any:
-    """`expr` with the variables of the trace replaced by what they were bound to."""
+    """Substitute the variables of the trace in `expr` by their bound values, recursively."""
     bound = {var: value for var in ir.variables(expr) if (value := trace.definition(var)) is not None}
     return expanded(ir.substitute(expr, bound)) if bound else expr
 

@@ -151,7 +151,7 @@ def view(*args: Any, layout: Any = None, **kwargs: Any) -> ir.Buffer:
 
 
 def _only(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The one argument of `T.view(buffer, layout=)`."""
+    """The positional or keyword buffer of `T.view(buffer, layout=)`. Raises UsageError for other arguments."""
     if not args and kwargs.keys() == {"buffer"}:
         args, kwargs = (kwargs["buffer"],), {}
     if len(args) == 1 and not kwargs and isinstance(args[0], ir.Buffer | ir.BufferRegion):

@@ -59,7 +59,7 @@ def _check_rows(source: ir.Call, target: ir.Call) -> None:
 
 
 def _counts(context: Context, level: Level, sent: Any, source: ir.Call, target: ir.Call) -> ir.Call:
-    """The numbers of rows to each rank: a tensor, or numbers of all ranks."""
+    """Normalize `sent`: numbers of rows to each rank, in a tensor, or as constants of all ranks."""
     if isinstance(sent, ir.Buffer | ir.BufferRegion):
         return _numbers(context, level, "sent", sent, "r")
     size = context.extent(level)
@@ -96,7 +96,7 @@ def _table(sent: Any, size: int) -> list[list[int]] | None:
 
 
 def _numbers(context: Context, level: Level, name: str, given: Any, access: str) -> ir.Call:
-    """A tensor of numbers, one for each rank."""
+    """Check a tensor with one int32 number for each rank; return its region. Raises UsageError, ShapeError."""
     region = region_of(context, given, access)
     buffer, size, found = ir.region_parts(region)[0], context.extent(level), extents_of(region)
     if buffer.scope() != "global" or buffer.dtype != "int32":

@@ -177,7 +177,7 @@ def _operator(
     gated: bool,
     float8: str,
 ) -> list[torch.Tensor]:
-    """The products, and behind them the gathered rows if asked to keep them; one bias for all columns."""
+    """The operator as PyTorch registers it: results for each weight, then the gathered rows if `keeps`."""
     return _made(a, weights, bias, keeps, None, group, activation, gated, float8)
 
 
@@ -209,7 +209,7 @@ def _made(
     float8: str = "",
     places: Sequence[torch.Tensor] = (),
 ) -> list[torch.Tensor]:
-    """The results, of matrices with N and K of any number, in `places` if there are some; then the gathered rows."""
+    """Multiply matrices with N and K of any size, into `places` if given; then, if `keeps`, the gathered rows."""
     team = team_of(group)
     left, rights, added, scales = padded(a, weights, bias, scales, rounds=bool(float8))
     if float8:

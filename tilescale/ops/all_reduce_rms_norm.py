@@ -163,7 +163,7 @@ _operator.register_autograd(_backward, setup_context=_setup)
 
 
 def tile_of(N: int) -> tuple[int, int]:
-    """Rows and columns of a block's tile: whole rows, so wide that each thread has as much of one as the others."""
+    """Rows and columns of a block's tile: whole rows, padded so that all threads have equally many columns."""
     wide = -(-N // COLUMNS) * COLUMNS if N > COLUMNS else 1 << (N - 1).bit_length()
     return min(1 << max(TILE // wide, 1).bit_length() - 1, TALL), wide
 

@@ -80,7 +80,9 @@ def as_moved(move: Callable[..., torch.Tensor], a: torch.Tensor, *given: Any) ->
 
 
 def as_numbers(a: torch.Tensor) -> torch.Tensor:
-    """The tensor as what is moved in its place: bytes of types that have fewer operations, parts of complex numbers."""
+    """View the tensor in a type that can be moved: uint8 for types with few operations, real and imaginary parts for
+    complex.
+    """
     if a.is_complex():
         return torch.view_as_real(a)
     return a.view(torch.uint8) if a.dtype in _AS_BYTES else a
@@ -271,7 +273,7 @@ def check_rank(argument: str, rank: Any, group: str) -> None:
 
 
 def check_number(name: str, x: Any) -> None:
-    """Raises ArgumentError unless it is a number of the host's."""
+    """Raise ArgumentError unless `x` is a Python number, but not a bool."""
     if not isinstance(x, Real) or isinstance(x, bool):
         raise ArgumentError(f"{name} is {x!r}", hint="give a number")
 

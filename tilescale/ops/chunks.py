@@ -83,7 +83,7 @@ class _Beside:
         return nullcontext() if self._streams is None else torch.cuda.stream(self._streams[1])
 
     def keep(self, made: Any) -> Any:
-        """Memory that the other stream uses: it is not given to others before both streams are one again."""
+        """Keep memory that the other stream uses alive until the two streams have joined."""
         self._kept.append(made)
         return made
 

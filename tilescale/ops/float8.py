@@ -121,7 +121,7 @@ def of_any_size(
 
 @operator("matmul_float8")
 def times(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, float8: str) -> torch.Tensor:
-    """a @ b + bias of this rank alone, by PyTorch."""
+    """Quantized a @ b + bias on this rank alone, by PyTorch."""
     left, rights, bias, _ = padded(a, [b], bias, rounds=True)
     left, (right,), scales = rounded(left, rights, float8)
     return trimmed(product(left, right, bias, scales), b.shape[1])

@@ -18,10 +18,10 @@ from tilescale.ops import graph_patterns
 
 
 class OperatorFusion(CustomGraphPass):
-    """Replaces the patterns, after the pass that was there before it.
+    """Inductor pass that replaces patterns by operators, after earlier custom passes.
 
     Attributes:
-        before: that pass, or a list of some, or None.
+        before: the earlier pass, a list of passes, or None.
     """
 
     def __init__(self, before: Any):

@@ -149,7 +149,9 @@ def _setup_combine(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> N
 
 
 def _backward_combine(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    """dy = w * dispatch(d); dw = the product of both, row by row; nothing for rows that no token has."""
+    """Gradients: dy = weights * dispatch(grad); dw = sum(y * dispatch(grad)) for each row; zero for rows without a
+    token.
+    """
     y, weights, *tables = ctx.saved_tensors
     places = tables[3].flatten().long()
     room = y.shape[0]

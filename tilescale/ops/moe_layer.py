@@ -236,7 +236,7 @@ def _(
 
 
 def _scattered(x: torch.Tensor, tables: tuple[torch.Tensor, ...], room: int, team: Any) -> torch.Tensor:
-    """Rows of tokens where their experts have them."""
+    """Move rows of tokens to the rows of their experts, on any rank."""
     order, sent, received, places = tables
     given = more_rows(dense(x).view(torch.uint8), order.shape[1])
     return scatter_rows(given, order, sent, (received, places, room), team).view(x.dtype)

@@ -97,7 +97,7 @@ def moe_route(
 
 
 def check_choices(chosen: torch.Tensor, weights: torch.Tensor | None) -> None:
-    """Raises ArgumentError unless these are numbers of experts, and a weight of each or None."""
+    """Raise ArgumentError unless `chosen` has expert numbers (n, k), and `weights` is None or has their weights."""
     check_tensor("chosen", chosen, 2, (torch.int32, torch.int64))
     if weights is not None:
         check_tensor("weights", weights, 2, SUMS)

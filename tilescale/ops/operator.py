@@ -77,7 +77,7 @@ class Operator:
         return self._called(list(map(_shard, given))) if special else self._repeated(given, tensors)
 
     def _called_by_dispatcher(self, *given: Any) -> Any:
-        """As PyTorch's autograd kernels, and directly where no mode or tracer is active below them."""
+        """Entry for PyTorch's dispatcher: skips the layers below autograd if no mode or tracer is active."""
         tensors = _tensors(given)
         is_plain = not somebody_looks() and all([x.__class__ in PLAIN and not x.is_meta for x in tensors])
         if differentiates(tensors):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A plan of torch.distributed.tensor.parallel, carried out with the layers of linear.py where they serve.
+"""A plan of torch.distributed.tensor.parallel, applied with the layers of linear.py where they support it.
 
 Such a plan gives the placement of each module's inputs and outputs over the ranks. Its linear layers become
 `ColumnParallelLinear` and `RowParallelLinear`; a gather that the plan puts in front of a block moves into the first
@@ -205,7 +205,7 @@ def _is_own_style(style: Any) -> bool:
 
 
 def _tied_parameters(module: nn.Module) -> list[list[str]]:
-    """Names of parameters that are one."""
+    """Groups of names that refer to the same parameter."""
     names = defaultdict(list)
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)

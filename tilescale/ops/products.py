@@ -71,7 +71,7 @@ class Tiling:
 
     @property
     def threads(self) -> int:
-        """Of a block: a warpgroup for each 64 rows."""
+        """Threads of a block: a warpgroup for each 64 rows."""
         return 2 * self.m
 
     def columns(self, N: int) -> int:

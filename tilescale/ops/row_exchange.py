@@ -123,7 +123,7 @@ def tiles_in(number: Any, chunk: Any, rows: Any, high: int) -> Any:
 
 @T.macro
 def load_rows(rows, which, X, order, owner, first, column, most):
-    """A tile of the rows that go to a rank; beyond the last one, of any."""
+    """Load a tile of the rows that go to a rank; rows beyond the last repeat a valid one."""
     for i in T.Parallel(rows.shape[0]):
         which[i] = order[owner, T.min(first + i, most - 1)]
     for i, j in T.Parallel(rows.shape[0], rows.shape[1]):

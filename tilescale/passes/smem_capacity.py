@@ -49,6 +49,6 @@ def _check(phase: GridPhase, launch: Launch, names: Surroundings, machine: Machi
 
 
 def _size(data: ir.Var, most: Fullest) -> str:
-    """How much a tile takes, for a person."""
+    """Format the size of a tile, with its number of stages."""
     stages = most.stages.get(data, 1)
     return f"{stages} x " * (stages > 1) + format_bytes(most.tiles[data] // stages)

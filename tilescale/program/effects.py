@@ -270,7 +270,7 @@ class Surroundings:
         return union([waits, self._values([wait.flag], wait.value), self._results(wait.index)])
 
     def _results(self, variable: ir.Call | None) -> Effects:
-        """Effect of an operation on the variable that gets its result."""
+        """Write effect on the variable that receives an operation's result, if any."""
         return Effects() if variable is None else Effects((self.region(variable, "w"),))
 
     def _atomic_add(self, made: AtomicAdd) -> Effects:

@@ -145,7 +145,7 @@ class Expressions:
 
 
 def _sized_by(region: Any, tile: Any) -> bool:
-    """Whether a region has the extents of a tile, behind ones."""
+    """Whether a region has the extents of a tile, after leading ones."""
     if isinstance(region, ir.BufferLoad):
         return False
     extents, shape = (list(map(str, ir.region_parts(r)[2])) for r in (region, tile))

@@ -43,7 +43,7 @@ class Fullest:
 
 @dataclass(frozen=True)
 class _Span:
-    """From which statement to which a tile is needed, by their numbers in `ir.statements`, and how many of it."""
+    """Live range of a tile: first and last statement that use it, numbered as in `ir.statements`, and its stages."""
 
     first: int
     last: int

@@ -34,7 +34,7 @@ class Mesh:
         return math.prod(n for _, n in self.sizes[names.index(level) + 1 :])
 
     def number(self, rank: Callable[[str], Any]) -> Any:
-        """The number of the unit of this rank at each level: integers, or expressions."""
+        """Linear number of the unit with rank `rank(level)` at each level, as an integer or an expression."""
         found: Any = 0
         for level, size in self.sizes:
             found = found * size + rank(level)

@@ -18,12 +18,12 @@ from tilescale.program.model import Launch
 
 @dataclass
 class Inside:
-    """The variables that a statement binds itself.
+    """Variables bound inside a statement, and their ranges.
 
     Attributes:
         ranges: loop variables, and those of the programs of a whole grid: where each begins, how many values it takes.
-        values: other variables, and what they stand for; None where that is read from memory.
-        names: those that it binds itself: all but the numbers of programs and threads.
+        values: other variables and their definitions; None for values read from memory.
+        names: those bound by the statement: all but the indices of programs and threads.
         steady: tensors whose elements are constant during it and may be used in bounds.
     """
 
@@ -77,7 +77,7 @@ class Inside:
 
 
 def may_overlap(a: Access, inside_a: Inside, b: Access, inside_b: Inside) -> bool:
-    """Whether two accesses may touch the same element of an instance; those of a peer may be of the unit itself."""
+    """Whether two accesses may touch the same element of an instance; an access to a peer may reach the unit itself."""
     if not a.root.same_as(b.root):
         return False
     if str(a.buffer.dtype) != str(b.buffer.dtype) or _text(a.buffer.shape) != _text(b.buffer.shape):

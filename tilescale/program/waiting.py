@@ -91,7 +91,7 @@ class _Use:
 
 
 def _polls(phase: GridPhase, names: Surroundings) -> Iterator[_Use]:
-    """Loads in `while` loops from memory that is stored to atomically, and these stores."""
+    """Polls: loads in `while` loops from memory that is stored to atomically, and these stores."""
     stores = [
         _Use(stmt, guards, access, waits=False)
         for stmt, guards in _guarded(phase.stmt)

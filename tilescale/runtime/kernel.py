@@ -335,7 +335,7 @@ class Kernel(DropIn):
 
     @cached_property
     def _team(self) -> Team:
-        """The ranks that call it together."""
+        """Ranks that call the kernel together."""
         return (self.options.get("team") or init()) if self._spans_units else Team(ranks=(0,), rank=0)
 
     @property

@@ -22,8 +22,7 @@ Demands = Mapping[Hashable, float]
 
 
 class Owned(NamedTuple):
-    """A resource that a tensor-owning unit has one of: memory, a cache, a copy engine. No row: the one that the task
-    belongs to."""
+    """A resource that each tensor-owning unit has once: memory, a cache, a copy engine. `row` None: the task's unit."""
 
     row: int | None
     name: str

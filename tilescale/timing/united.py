@@ -59,8 +59,10 @@ class United:
             log.work(share, floor_s, tail_s, asynchronous)
 
     def step(self, step: Publish | Acquire | Rendezvous | Settle) -> None:
-        """Record a step. Steps that others observe once are made by one program after all have arrived; other steps by
-        every program."""
+        """Record a step.
+
+        Steps that others observe once are taken by one program after all have arrived; other steps by every program.
+        """
         if isinstance(step, Rendezvous) or isinstance(step, Publish) and step.change is not None:
             self._synchronize()
             self.own.step(step)

@@ -158,7 +158,8 @@ def _waits_before(
 
 
 def _alike(race: Race, early: Access, late: Access) -> tuple[Access, Access] | None:
-    """The accesses of a race between the same two statements."""
+    """Pair the accesses of a rerun's race with `early` and `late`, if they are of the same two statements; else None.
+    """
     for one, other in ((race.first, race.second), (race.second, race.first)):
         if (one.home.where, other.home.where) == (early.home.where, late.home.where):
             return one, other

@@ -25,7 +25,8 @@ __all__ = ["MappedHeap", "Pages"]
 
 
 class Pages(Protocol):
-    """Memory of one kind, and how it gets into an address range. Every method raises DeviceError if it cannot.
+    """Memory of one kind, and the operations that map it into an address range. Every method raises DeviceError if it
+    cannot.
 
     Attributes:
         granularity: sizes and addresses are multiples of it, in bytes.

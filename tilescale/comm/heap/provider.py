@@ -97,7 +97,7 @@ class Entry:
     """A provider that can be chosen.
 
     Attributes:
-        name: for people, and for `TILESCALE_HEAP`.
+        name: shown to users, and accepted by `TILESCALE_HEAP`.
         device_type: of the tensors that it serves, in PyTorch's words.
         home: "module:class"; loaded when the provider is considered.
     """

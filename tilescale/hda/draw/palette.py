@@ -28,7 +28,7 @@ COLOURS = {
 
 
 def paint(fill: str | None = None, stroke: str | None = None) -> str:
-    """The attribute of an element that is filled, or drawn, in colours of that name."""
+    """SVG attribute that fills, or strokes, an element in named colours."""
     names = [f"f-{fill}"] * (fill is not None) + [f"s-{stroke}"] * (stroke is not None)
     return f'class="{" ".join(names)}"'
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Schedules of one program that are worth measuring: each move in order, and beside its grids in the ways that are
-estimated to take least."""
+"""Schedules of one program to measure: each transfer in order, and overlapped with the fastest estimated chunks."""
 
 from __future__ import annotations
 

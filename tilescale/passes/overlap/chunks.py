@@ -95,11 +95,11 @@ class Chunks:
         return [ir.For(chunk, 0, self.each, ir.ForKind.SERIAL, signal(flags, part, chunk))]
 
     def counts(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
-        """Signals that a use is done with each of its chunks."""
+        """Signals of a grid's tile to the flags of the chunks that it has written."""
         return self._once(use, *self.span(use, uses, level), lambda part, chunk: signal(flags, part, chunk))
 
     def span(self, use: Use, uses: Uses, level: str) -> tuple[int, bool]:
-        """The most chunks that are touched at once, and whether there always is one."""
+        """Largest number of chunks that a tile touches, and whether every tile touches at least one."""
         if use.looks_up:
             if use.high is None:
                 return self.of.parts * self.each, False

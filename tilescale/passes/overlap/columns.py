@@ -31,7 +31,7 @@ from tilescale.program.model import location
 
 
 def overlap_columns(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
-    """The program in which such a gather runs beside the grids that read it; `move` gets what was chosen.
+    """Overlap a gather along columns with the grids that read its result; record the choice in `move`.
 
     Raises:
         Declined: it stays as it is.

@@ -79,7 +79,7 @@ class Edits:
         self.phases.append((phase, (before, *parts, after)))
 
     def apply(self) -> ir.PrimFunc:
-        """The changed function."""
+        """Return the rewritten function."""
         notes = dict(self.launch.notes)
         if self.flags:
             notes[FLAGS] = {**dict(notes.get(FLAGS, {})), **{var: ir.IntImm("int32", 1) for var in self.flags}}

@@ -119,7 +119,7 @@ class Travel:
 
 
 def gathered(travel: Travel, chunk: int, work: Work) -> float:
-    """Seconds until a grid is done that goes through the parts as an all-gather brings them."""
+    """Seconds until a grid ends that processes the parts in the order in which an all-gather delivers them."""
     each = -(-travel.height // chunk)
     steps = [travel.keeping(chunk)] * each + [travel.sending(chunk)] * each * (travel.parts - 1)
     return float(work.done(travel.queue.startup + np.cumsum(steps))[-1])

@@ -173,7 +173,7 @@ def _store(
 
 
 def _choose(found: _Exchange, move: Move) -> int:
-    """Rows of a chunk, and what the move is estimated to take."""
+    """Choose the rows of a chunk with the lowest estimate, and record the estimate in `move`."""
     site, uses, rows = found.site, found.uses, found.received
     travel = Travel.of(site, uses, rows.parts, rows.height)
     made = None if found.maker is None else Work.of(found.maker, uses, found.level)
@@ -238,7 +238,8 @@ def _made(found: _Exchange, maker: Use) -> ir.Stmt:
 
 
 def _departing(found: _Exchange, maker: Use, chunks: Chunks, here: ir.Buffer, edits: Edits, move: Move) -> None:
-    """Copies before the grid that makes what is sent, counts in it, and the own part behind it."""
+    """Insert the copies before the grid that writes their sources, signals in that grid, and the local copy after it.
+    """
     sent, level, stmt = found.sent, found.level, found.site.stmt
     made = Chunks(sent, chunks.rows)
     done = edits.alloc_flags(f"{sent.buffer.name}_done", made.shape)

@@ -111,10 +111,10 @@ def _name(region: ir.Call) -> str:
 
 
 def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> None:
-    """Check what holds for every collective.
+    """Check the conditions of every overlapped collective.
 
     Args:
-        own: flags that overlapped collectives before it brought in.
+        own: flags of earlier overlapped collectives.
 
     Raises:
         Declined: it cannot be proven that only its flags matter.
@@ -191,7 +191,7 @@ def uses_after(root: ir.Var, mine: Step, graph: Dependence) -> list[Step]:
 
 
 def check_unwritten(root: ir.Var, mine: Step, graph: Dependence, what: str) -> None:
-    """Raise Declined if a tensor is written behind a collective, which may still be reading or writing it."""
+    """Raise Declined if a tensor is written after a collective that may still read or write it."""
     for step in graph.steps:
         if step.number > mine.number and any(a.root.same_as(root) for a in step.effects.writes):
             raise Declined(f"{what} is written again while it may be on its way", location(step.stmt))

@@ -42,7 +42,8 @@ class Order(Protocol):
 
 
 class Arrival:
-    """The own part first, then that of the rank before, which sends here first, and so on."""
+    """Tile order of an overlapped gather: the local part first, then those of ranks r - 1, r - 2, ..., as they arrive.
+    """
 
     others = 1
 

@@ -142,7 +142,7 @@ def tile_shape(launch: Launch, chunks: Chunks) -> tuple[int, int]:
 
 
 def _divisor(number: int, most: int) -> int:
-    """The largest divisor of a number that is not above `most`."""
+    """Largest divisor of `number` up to `most`."""
     return max(n for n in range(1, min(most, number) + 1) if number % n == 0)
 
 

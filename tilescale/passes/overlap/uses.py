@@ -90,10 +90,10 @@ class Uses:
         return any(a.root.same_as(root) for a in self.names.all_effects(stmt).accesses)
 
     def find(self, phase: GridPhase, launch: Launch, rows: Rows, *, looks_up: bool = False) -> Use:
-        """The use of a tensor by a phase that touches it.
+        """Analyse the accesses of a phase to a tensor: its rows as a function of the tile.
 
         Args:
-            looks_up: whether rows may follow from numbers in memory.
+            looks_up: whether rows may be selected by values in memory.
         """
         return _Descent(self, phase, launch, rows, looks_up).use()
 

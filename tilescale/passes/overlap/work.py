@@ -77,12 +77,12 @@ class Work:
         return done
 
     def made(self, chunks: int) -> np.ndarray:
-        """When each of so many chunks is made, with nothing to wait for."""
+        """Seconds at which each of `chunks` equal chunks of tiles is complete, if no tile waits."""
         return self.done()[last(np.arange(chunks), chunks, self.tiles)]
 
 
 def last(number: Any, count: int, others: int) -> Any:
-    """The number of the last of so many others that one of `count` things spans, if both go through the same rows."""
+    """Number of the last of `others` equal intervals that overlaps interval `number` of `count` over the same rows."""
     return -(-(number + 1) * others // count) - 1
 
 
