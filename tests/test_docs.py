@@ -239,6 +239,12 @@ def test_the_page_of_bugs_shows_every_check():
     assert not [name for name in CHECKS if f"| `{name}` |" not in shown]
 
 
+def test_the_page_of_bugs_begins_with_an_index():
+    shown = (DOCS / "bugs.md").read_text(encoding="utf-8")
+    indexed = re.findall(r"^\| \[(.+?)\]\(#", shown, re.MULTILINE)
+    assert indexed == [heading for heading in re.findall(r"^## (.+)", shown, re.MULTILINE) if heading != "Checks"]
+
+
 TIMES = {
     "all-gather and GEMM": ("operators", "ag_gemm"),
     "GEMM and reduce-scatter": ("operators", "gemm_rs"),
