@@ -23,7 +23,7 @@ from tests.corpus.record import LEVELS, SEEDS, SOURCES, Bench, Program
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "corpus.json"
 
-HEADS = ("", "wrong programs", "found", "right programs", "false alarms", "precision", "recall", "found in own order")
+HEADS = ("", "wrong programs", "found", "right programs", "false alarms", "precision", "recall", "by default order")
 
 
 def measured(program: Program) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The results of mutation as tables of Markdown, for docs/detection.md."""
+"""The results of mutation as tables of Markdown, for docs/notes/mutants.md."""
 
 from __future__ import annotations
 

@@ -65,12 +65,12 @@ def _remedies(name: str) -> Target:
 
 def _calls(path: str, *functions: str) -> Target:
     tests = ("tests/cuda/test_agreement_of_calls.py",)
-    return Target("what calls agree on", f"tilescale/backends/cuda/{path}", tests, functions)
+    return Target("agreement of calls", f"tilescale/backends/cuda/{path}", tests, functions)
 
 
 def _comm(name: str, *tests: str, functions: tuple[str, ...] = ()) -> Target:
     tests = tuple(f"tests/comm/{test}.py" for test in tests)
-    return Target("what ranks tell each other", f"tilescale/comm/{name}.py", tests, functions)
+    return Target("digests that ranks exchange", f"tilescale/comm/{name}.py", tests, functions)
 
 
 def _running(name: str, *tests: str, functions: tuple[str, ...] = ()) -> Target:
@@ -122,8 +122,8 @@ TARGETS = (
     _order("touches"),
     _order("thread_maps"),
     Target("order within a block", "tilescale/backends/cuda/lowering/places.py", ("tests/cuda/test_places.py",)),
-    Target("what threads do together", "tilescale/passes/uniformity.py", ("tests/program/test_uniformity.py",)),
-    Target("what threads do together", "tilescale/backends/cuda/lowering/polling.py", ("tests/cuda/test_polling.py",)),
+    Target("uniformity of threads", "tilescale/passes/uniformity.py", ("tests/program/test_uniformity.py",)),
+    Target("uniformity of threads", "tilescale/backends/cuda/lowering/polling.py", ("tests/cuda/test_polling.py",)),
     _remedies("remedies"),
     _remedies("edits"),
     Target("routes", "tilescale/hda/route.py", ("tests/hda/test_machine_routes.py",), _ROUTES),

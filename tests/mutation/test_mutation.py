@@ -15,7 +15,7 @@ from tests.mutation.table import CAUGHT, RESULTS, SURVIVES, TIMEOUT, score, tabl
 from tests.mutation.targets import ROOT, TARGETS, Target
 from tests.page_tables import compare_tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "detection.md"
+PAGE = Path(__file__).parents[2] / "docs" / "notes" / "mutants.md"
 
 PYTHON = """
 def waits(flags, limit) -> bool:
