@@ -182,7 +182,7 @@ def test_a_grid_that_does_not_fit_is_refused(asked: int | None):
 def test_a_grid_of_clusters_has_room_for_whole_ones():
     room = Room(120, 1, 132, 8)
     check_resident("crowd", 120, room, Location("program.py", 3))
-    with pytest.raises(LaunchError, match="120 at once .1 on each of 132 processors, in whole clusters of 8"):
+    with pytest.raises(LaunchError, match="120 at once .1 on each of 132 SMs, in whole clusters of 8"):
         check_resident("crowd", 128, room, Location("program.py", 3))
     # An SM that is taken breaks one cluster, at any position.
     check_beside("crowd", 88, room, 4, Location("program.py", 3))

@@ -184,6 +184,6 @@ def test_a_grid_that_waits_leaves_processors(machine: str):  # noqa: F811
     room = occupancy.Room(264, 2, 132)
     occupancy.check_beside("f", 256, room, 4, where)
     for asked in (257, None):
-        with pytest.raises(LaunchError, match="4 of the 132 processors; the others hold 256 programs") as caught:
+        with pytest.raises(LaunchError, match="4 of the 132 SMs; the others hold 256 programs") as caught:
             occupancy.check_beside("f", asked, room, 4, where)
         assert "launch at most 256 programs" in caught.value.hint

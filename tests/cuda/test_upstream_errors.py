@@ -92,11 +92,11 @@ def partial_loop() -> Any:
     [
         (
             lambda: reduced(48),
-            "cannot be shared out evenly to the threads",
+            "cannot be distributed evenly over the threads",
             "into registers",
         ),
-        (lambda: summed(32, 48), "cannot be shared out evenly to the threads", "the sums"),
-        (plain_odd_tile, "cannot be shared out evenly to the threads", "an odd tile"),
+        (lambda: summed(32, 48), "cannot be distributed evenly over the threads", "the sums"),
+        (plain_odd_tile, "cannot be distributed evenly over the threads", "an odd tile"),
         (only_cleared, "tile unused in registers", "and nothing else"),
         (partial_loop, "threads must synchronize inside a loop", None),
     ],

@@ -56,7 +56,7 @@ def drawn_tiles() -> Iterator[None]:
     try:
         yield
     except ShapeError as error:
-        assume("cannot be shared out evenly" not in str(error))
+        assume("cannot be distributed evenly" not in str(error))
         raise
 
 

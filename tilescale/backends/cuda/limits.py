@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What no lowering gets out of a number of threads: told wherever a program for such a machine runs."""
+"""Limits of every lowering for a number of threads: checked wherever a program for such a machine runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tilescale.program.ops import SCALE
 
 
 def check_threads(program: Program, machine: Machine) -> None:
-    """The units of a program are enough threads for what they compute, and not too many.
+    """Check that the units of a program have enough threads for their tiles, and not too many.
 
     Raises:
-        ShapeError: the result of a product cannot be shared out to the warps of its unit.
+        ShapeError: the result of a GEMM cannot be distributed over the warps of its unit.
     """
     names = Surroundings(program)
     divided = {names.root(view) for view in names.views}
@@ -43,7 +43,7 @@ def check_threads(program: Program, machine: Machine) -> None:
 
 
 def may_be_uneven(program: Program, machine: Machine) -> bool:
-    """Whether threads may not be able to share out the elements of a tile, or the iterations of a loop."""
+    """Whether threads may be unable to distribute the elements of a tile, or the iterations of a loop, evenly."""
     return any(_is_uneven(stmt, threads) for stmt, threads, _ in _of_units(program, machine))
 
 
@@ -63,7 +63,7 @@ def _is_uneven(stmt: ir.Stmt, threads: int) -> bool:
 
 
 def _iterations(stmt: ir.Stmt) -> list[int] | None:
-    """The extents of parallel loops, one directly inside the other, where these are known."""
+    """The extents of perfectly nested parallel loops, where they are known."""
     extents = []
     while isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
         extents.append(stmt.extent)
@@ -82,8 +82,9 @@ def _hint(product: Gemm, threads: int) -> str:
 
 
 def _of_units(program: Program, machine: Machine) -> Iterator[tuple[ir.Stmt, int, Location | None]]:
-    """Operations and parallel loops of programs, each with the threads of the unit that executes it, where these are
-    known, and its line."""
+    """Operations and parallel loops of programs, each with its line and the threads of the unit that executes it, where
+    these are known.
+    """
     for phase, launch in phases(program.body):
         if isinstance(phase, GridPhase) and launch is not None:
             for stmt, threads in _inside(phase.stmt, launch, launch.thread_count, machine):
@@ -94,10 +95,10 @@ def _inside(stmt: ir.Stmt, launch: Launch, threads: int, machine: Machine) -> It
     if isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == SCALE:
         level = machine.level(str(stmt.value.value))
         if level.kind == "cluster":
-            return  # its programs share it out first
+            return  # its programs split it first
         threads = level.threads if level.kind == "thread_group" and level.threads else threads
     if isinstance(stmt, ir.IfThenElse) and ir.variables(stmt.condition) & {var for var, _ in launch.thread_vars}:
-        return  # some threads of the unit, as the user has counted them
+        return  # a subset of threads, counted by the user
     is_parallel = isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL
     if isinstance(stmt, ir.Evaluate) or is_parallel:
         yield stmt, threads

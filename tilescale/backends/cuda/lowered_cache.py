@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Lowered programs on disk, beside the compiled kernels: a process that finds both neither lowers nor compiles.
+"""Lowered programs on disk, next to the compiled kernels: a process that finds both neither lowers nor compiles.
 
-Lowering takes ten times as long as reading what came of it. A file is named by a digest of all that lowering depends
-on: the traced function with its lines, the target, calibrations, settings, and the source of this package and
-TileLang's version. Files are replaced in one step and never changed, so ranks share them without locks.
+Lowering takes ten times as long as reading its result. A file is named by a digest of all inputs of the lowering: the
+traced function with its lines, the target, calibrations, settings, the source of this package and TileLang's version.
+Files are replaced atomically and never changed, so ranks share them without locks.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tilescale.program.model import Program
 from tilescale.settings import settings
 
 MOST = 4096
-"""Files that are kept; of more, the half that was written last stays."""
+"""Maximum number of files; beyond it, the more recently written half is kept."""
 
 _PACKAGES = ("tilescale", "tilelang_core")
 
 
 def cached(program: Program, target: Target) -> LoweredProgram:
-    """As `lower`, read from disk where it was lowered before, on a computer that runs it. Raises as `lower`."""
+    """`lower`, read from disk on computers that run the program if it was lowered before. Raises as `lower`."""
     folder = stock.cache_folder() / "lowered"
     if not _runs_here() or not stock.keeps_kernels() or objection(folder) is not None:
         return lower(program, target)
@@ -71,16 +71,16 @@ def _source() -> str:
 
 
 def _read(path: Path) -> LoweredProgram | None:
-    """What a file holds; None for no file, or a damaged one."""
+    """The content of a file; None for a missing or damaged one."""
     try:
         found = records.loads(zlib.decompress(path.read_bytes()))
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, the program can be lowered again
+    except Exception:  # noqa: BLE001 - after any error the program can be lowered again
         return None
     return found if isinstance(found, LoweredProgram) else None
 
 
 def _write(path: Path, made: LoweredProgram) -> None:
-    """Keep a program, if it can be saved: one with functions of the user's cannot."""
+    """Write a program, if it can be pickled: one with the user's functions cannot."""
     with contextlib.suppress(Exception):
         data = zlib.compress(records.dumps(made), 1)
         with replacing(path) as written:

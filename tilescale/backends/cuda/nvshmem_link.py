@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Kernels that call NVSHMEM: what declares it, where its device library is, what starts it in a kernel's module."""
+"""Kernels that call NVSHMEM: declarations, the path of the device library, initialization of a kernel's module."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from tilescale.comm.heap import SymmetricHeap
 
 IMPL = "nvshmem"
-"""What `impl=`, TILESCALE_HEAP and kernels' lists of libraries call it."""
+"""NVSHMEM's name in `impl=`, TILESCALE_HEAP and kernels' lists of libraries."""
 
 INCLUDE = "#include <nvshmem.h>"
 LIBRARY = "libnvshmem_device.a"
 PACKAGES = ("nvidia-nvshmem-cu13", "nvidia-nvshmem-cu12")
 
 STATE = b"nvshmemi_device_state_d"
-"""What the device library knows of the job: a symbol of every module that it is linked into."""
+"""The device library's state: a symbol of every module that it is linked into."""
 
 
 @cache
 def declarations() -> str:
-    """Text that a kernel carries; it names the version, since nothing else of NVSHMEM is part of a cache key."""
+    """Declarations in a kernel's text, with NVSHMEM's version, which nothing else adds to a cache key."""
     versions = [found.version for name in PACKAGES for found in metadata.distributions(name=name)]
     return f"// NVSHMEM {', '.join(versions) or 'is not installed'}\n{header('nvshmem.cuh')}\n"
 
 
 @cache
 def folder() -> Path:
-    """Where NVSHMEM's `include` and `lib` are.
+    """The folder of NVSHMEM's `include` and `lib`.
 
     Raises:
         DependencyError: its package is not installed, or has no device library.
@@ -55,7 +55,7 @@ def folder() -> Path:
 
 
 def compile_flags() -> list[str]:
-    """Options with which nvcc makes relocatable code of a kernel and links the device library into its cubin.
+    """nvcc's options for relocatable code, and for linking the device library into the cubin.
 
     Raises:
         DependencyError: NVSHMEM is not installed.
@@ -65,7 +65,7 @@ def compile_flags() -> list[str]:
 
 
 def prepare(heap: SymmetricHeap, options: dict[str, Any], where: Location | None) -> None:
-    """Before a kernel that calls NVSHMEM is compiled: from now on such kernels are linked, and their modules started.
+    """Prepare for kernels that call NVSHMEM: from now on they are linked, and their modules initialized.
 
     Raises:
         UsageError: the heap is not NVSHMEM's, or the execution backend is not TVM's.
@@ -87,7 +87,7 @@ def prepare(heap: SymmetricHeap, options: dict[str, Any], where: Location | None
 
 
 def _start(module: int) -> None:
-    """Tell a module's copy of the device library about the job; modules without one are left alone."""
+    """Initialize a module's copy of the device library with the job's state; modules without a copy are ignored."""
     from cuda.bindings import driver
 
     found, _, _ = driver.cuModuleGetGlobal(driver.CUmodule(module), STATE)
@@ -98,10 +98,10 @@ def _start(module: int) -> None:
 
 
 def started(kernel: Callable[..., Any], where: Location | None) -> Callable[..., Any]:
-    """A kernel that runs only where its module is started first.
+    """A kernel that runs only after its module has been initialized.
 
     Raises:
-        UsageError: when it is called: TileLang ran a kernel before it could be asked to tell of modules.
+        UsageError: when it is called: TileLang ran a kernel before the hook for modules was installed.
     """
 
     def run(*args: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A program as the CUDA back end has it: lowered once; text on any computer, an executable where there are GPUs."""
+"""The CUDA back end: a program is lowered once; text on any computer, an executable where there are GPUs."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from tilescale.backends.cuda.running.execute import DeviceProgram
 
 DEVICES = 4
-"""How many devices a text is generated for where the program leaves it open and there is no job."""
+"""Number of devices in the text of a program that leaves it open, outside of a job."""
 
 
 def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:
     """A program for a target.
 
     Raises:
-        UnsupportedError: something that has no lowering, with its line.
-        ShapeError: what a unit computes cannot be shared out to its threads.
+        UnsupportedError: a construct without a lowering, with its line.
+        ShapeError: the tiles of a unit cannot be distributed over its threads.
         InternalError: TileScale itself failed.
     """
     made = _target(target)
@@ -58,15 +58,15 @@ def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:
 
 
 _even: Recent[Hashable, bool] = Recent(256)
-"""Programs that were lowered to see whether their tiles can be shared out, by function and machine."""
+"""Whether the tiles of a program can be distributed over threads, by function and machine; found by lowering it."""
 
 
 def check(program: Program, machine: Machine) -> None:
-    """What no lowering for a machine can make of a program. TileLang alone knows which layouts it finds for tiles in
-    registers, so it is asked where that is in doubt.
+    """Raise the errors of a program that every lowering for a machine has. Only TileLang can infer layouts of tiles in
+    registers, so in doubt the program is lowered.
 
     Raises:
-        ShapeError: what a unit computes cannot be shared out to its threads.
+        ShapeError: the tiles of a unit cannot be distributed over its threads.
     """
     check_threads(program, machine)
     key = program.func, machine.digest
@@ -76,12 +76,12 @@ def check(program: Program, machine: Machine) -> None:
         except ShapeError:
             raise
         except TileScaleError:
-            pass  # the emulator need not be refused what has no lowering yet
+            pass  # programs without a lowering may still be emulated
         _even[key] = True
 
 
 def serves(machine: Machine) -> bool:
-    """Whether there is text for a machine."""
+    """Whether the back end generates text for a machine."""
     try:
         return bool(target_for(machine))
     except UnsupportedError:
@@ -101,7 +101,7 @@ def _target(target: AnyTarget) -> Target:
 
 @dataclass(frozen=True)
 class PlainLowered:
-    """A program without our constructs: stock TileLang's."""
+    """A program without constructs of TileScale, lowered by stock TileLang."""
 
     program: Program
     machine: Machine
@@ -112,7 +112,7 @@ class PlainLowered:
 
         Raises:
             UnsupportedError: the machine names no CUDA target.
-            ShapeError, UnsupportedError: what stock TileLang cannot lower.
+            ShapeError, UnsupportedError: stock TileLang cannot lower it.
         """
         with self._explained(options):
             return self._text(self.program.func, options)
@@ -134,8 +134,8 @@ class PlainLowered:
         """TileLang's own kernel, which checks arguments and allocates outputs.
 
         Raises:
-            UntrustedCacheError: others may write into its cache.
-            ShapeError, UnsupportedError: what stock TileLang cannot compile.
+            UntrustedCacheError: other users may write into its cache.
+            ShapeError, UnsupportedError: stock TileLang cannot compile it.
         """
         from tilescale.backends.cuda.running.toolchain import check_cache
 
@@ -155,19 +155,19 @@ class PlainLowered:
 
 @dataclass(frozen=True)
 class DeviceLowered:
-    """A program of devices: one TileLang function for each grid, and operations of the host."""
+    """A multi-device program: one TileLang function for each grid, and host operations."""
 
     lowered: LoweredProgram
     _unbuilt: list[DeviceProgram] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Which implementation was chosen for each operation between units, and why."""
+        """The implementation chosen for each operation between units, and the reason."""
         return self.lowered.notes
 
     @cached_property
     def kernels(self) -> list[LoweredKernel]:
-        """The grids of the program as TileLang functions, those of its device phases included."""
+        """The grids of the program as TileLang functions, including those of its device phases."""
         return [grid.kernel for grid in self.lowered.grids]
 
     def source(self, options: dict[str, Any]) -> str:
@@ -186,7 +186,7 @@ class DeviceLowered:
         return self._begun(options).compilations()
 
     def _begun(self, options: dict[str, Any]) -> DeviceProgram:
-        """The program on this rank's device before it is built: the same one until then."""
+        """The program on this rank's device before `build`: the same object until then."""
         from tilescale.backends.cuda.running.execute import DeviceProgram
         from tilescale.backends.cuda.running.toolchain import check_cache
 
@@ -198,7 +198,7 @@ class DeviceLowered:
     def build(self, options: dict[str, Any]) -> Executable:
         """Its kernels compiled, for the devices of this job. Collective.
 
-        Raises UntrustedCacheError, and what `DeviceProgram` raises.
+        Raises UntrustedCacheError, and as `DeviceProgram`.
         """
         own = self._begun(options).build()
         self._unbuilt.clear()

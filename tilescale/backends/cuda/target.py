@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The compilation target of a machine's processors."""
+"""The compilation target of a machine's GPUs."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def target_for(machine: Machine) -> dict[str, str]:
 
 
 def target_or_auto(machine: Machine) -> dict[str, str] | str:
-    """The same, or that of the GPU at hand where the description names no compute capability."""
+    """The machine's target, or that of the local GPU where the description names no compute capability."""
     return target_for(machine) if machine.identify.architecture else "auto"
 
 
 def check_gpu(machine: Machine, device: torch.device) -> None:
-    """Raise UnsupportedError for a GPU of this computer that does not run what the machine's do."""
+    """Raise UnsupportedError for a local GPU that cannot run the machine's code."""
     import torch
 
     check_processor(machine, torch.cuda.get_device_capability(device), torch.cuda.get_device_name(device))
 
 
 def check_processor(machine: Machine, processor: tuple[int, int], name: str) -> None:
-    """Raise UnsupportedError for a GPU, of a compute capability and a name, that does not run what the machine's do.
+    """Raise UnsupportedError for a GPU, given by compute capability and name, that cannot run the machine's code.
 
-    Code for one of the first processors of a generation runs on later ones of it, with the features of an architecture
-    on that alone (CUDA C++ guide, 5.1).
+    Code for a compute capability runs on later minor versions; code with architecture-specific features runs on that
+    one alone (CUDA C++ guide, 5.1).
     """
     major, _, minor = machine.identify.architecture.partition(".")
     if not (major.isdigit() and minor.isdigit()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The CUDA text of a kernel: what is rewritten in it, and checked, before anything compiles it."""
+"""The CUDA text of a kernel: its rewrites and checks before compilation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tilescale.passes.mod_analysis import written_by_peers
 from tilescale.program.model import Program
 
 STRIDE = 1 << 36
-"""Bytes between devices in the address range that a text is generated for where there is no heap."""
+"""Bytes between devices in the address range of a text generated without a heap."""
 
 REWRITES = one_array_each, whole_vectors, wait_for_gemms
-"""What the text that stock TileLang generates goes through before nvcc gets it."""
+"""Rewrites of stock TileLang's text before nvcc compiles it."""
 
 
 def check_of(kernel: LoweredKernel, program: Program, machine: Machine) -> Check:
-    """What the text of one kernel of a program has to pass."""
+    """The checks of the text of one kernel of a program."""
     return Check.of(program.name, written_by_peers(program), kernel, machine)
 
 
@@ -37,7 +37,7 @@ def checked(
     Raises:
         GeneratedTextError: a text that must not run.
         AllocationTooLargeError: more shared memory than the machine has.
-        ShapeError, UnsupportedError: what stock TileLang cannot lower.
+        ShapeError, UnsupportedError: stock TileLang cannot lower it.
     """
 
     def generate(func: ir.PrimFunc) -> stock.Generated:

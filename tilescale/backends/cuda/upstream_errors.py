@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What stock TileLang cannot lower, as errors of ours: the user's line, what is wrong, and what to do."""
+"""Errors of stock TileLang as errors of TileScale: the user's line, the cause, and the remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGES = ("tilescale", "tilelang_core")
 
 @dataclass(frozen=True)
 class Known:
-    """Something that TileLang says, by a part of its message, and what it means; {0} is the first group of the part."""
+    """A known error of TileLang, by a part of its message, and its meaning; {0} is the first group of the part."""
 
     part: str
     error: type[TileScaleError]
@@ -43,13 +43,13 @@ KNOWN = (
     Known(
         r"no available layout found|Layout Layout\(.* has errors",
         ShapeError,
-        "the elements of a tile in registers, or of three dimensions, cannot be shared out evenly to the threads",
+        "the elements of a tile in registers, or of three dimensions, cannot be distributed evenly over the threads",
         _EVEN,
     ),
     Known(
         r"The layout for fragment (\w+) can not be inferred",
         UnsupportedError,
-        "nothing that is done with the tile {0} in registers says which thread holds which of its elements",
+        "no operation on the tile {0} in registers determines which thread holds which of its elements",
         "read it (T.copy, T.Parallel, T.gemm, T.reduce_sum), or leave it out",
     ),
     Known(
@@ -67,7 +67,7 @@ KNOWN = (
     Known(
         r"XOR-butterfly AllReduce requires .*? power of two, got (\d+)",
         ShapeError,
-        "the elements that are reduced to one lie on {0} threads, or so far apart, which is no power of two",
+        "the elements that are reduced to one lie on {0} threads, or so far apart, which is not a power of two",
         "let the extents of the tile, and the number of threads, be powers of two",
     ),
     Known(
@@ -87,16 +87,16 @@ KNOWN = (
 
 @contextlib.contextmanager
 def explained(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], where: Location | None) -> Iterator[None]:
-    """Errors of TileLang that are raised meanwhile as ours.
+    """Context that turns errors of TileLang into errors of TileScale.
 
     Args:
-        func: what it is asked to lower.
-        lower: lowers another such function, to find the statement with which that fails.
-        where: what to name where no statement is found.
+        func: the function that is lowered.
+        lower: lowers another such function, to find the failing statement.
+        where: the line to name where no statement is found.
 
     Raises:
         ShapeError, UnsupportedError, UsageError: instead of them.
-        InternalError: instead of a fault of our own code.
+        InternalError: instead of a bug of TileScale.
     """
     try:
         yield
@@ -108,7 +108,7 @@ def explained(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], where: 
 
 
 def _meaning(error: Exception) -> TileScaleError:
-    """What TileLang says in our words."""
+    """The known error that matches TileLang's message."""
     if _internal(error):
         return fault(error)
     said = str(error)
@@ -117,12 +117,12 @@ def _meaning(error: Exception) -> TileScaleError:
         if found is not None:
             return known.error(known.message.format(*found.groups()), hint=known.hint)
     first = next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
-    hint = "write it in another way; all that TileLang says is the cause of this error"
+    hint = "write it differently; the cause of this error has TileLang's whole message"
     return UnsupportedError(f"TileLang cannot compile this: {first[:300]}", hint=hint)
 
 
 def _internal(error: Exception) -> bool:
-    """Whether `error` is a mistake in our own code: raised there, or below without TileLang, by wrong arguments."""
+    """Whether `error` is a bug of TileScale: raised there, or below outside of TileLang, by wrong arguments."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in frames]
     below = packages[max((n + 1 for n, package in enumerate(packages) if package in _PACKAGES), default=0) :]
@@ -130,5 +130,5 @@ def _internal(error: Exception) -> bool:
 
 
 def _where(func: ir.PrimFunc, lower: Callable[[ir.PrimFunc], object], meant: TileScaleError) -> Location | None:
-    """The line of the first statement with which a function fails in the same way."""
+    """The line of the first statement with which a function fails with the same error."""
     return line_of_failure(func, lower, lambda error: _meaning(error).message == meant.message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""C of the host's part of a call. replays.c: calls of known forms."""
+"""C code of the host's part of a call. replays.c: calls of known forms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What ranks tell each other while the kernels of a program are built: whether they compile.
+"""Agreement of ranks while the kernels of a program are built: whether they compile.
 
-Every exchange is bounded, and what fails on one rank is raised on all. Later calls exchange nothing.
+Every exchange is bounded, and an error of one rank is raised on all. Later calls exchange nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ T = TypeVar("T")
 
 
 def once_per_node(group: Group, first: bool, make: Callable[[], T]) -> T:
-    """Collective: what `make` makes; the first rank of each node is done before the others start, who find it cached.
+    """Collective: the result of `make`; the first rank of each node finishes before the others start, which find it
+    cached.
 
-    Raises on all ranks what `make` raises on any.
+    Raises an error of `make` on any rank on all ranks.
     """
     call = Call.here("kernel.compile")
     made: tuple[T | None, BaseException | None] = (None, None)
@@ -36,14 +37,14 @@ def once_per_node(group: Group, first: bool, make: Callable[[], T]) -> T:
 
 
 def on_all(group: Group, check: Callable[[], Any]) -> None:
-    """Collective: run a check; what it raises on any rank is raised on all."""
+    """Collective: run a check; an error on any rank is raised on all."""
     _raise_any(group, Call.here("kernel.check"), _try(check)[1])
 
 
 def _try(make: Callable[[], T]) -> tuple[T | None, BaseException | None]:
     try:
         return make(), None
-    except Exception as error:  # noqa: BLE001 - whatever it is, every rank raises it
+    except Exception as error:  # noqa: BLE001 - every rank raises any error
         return None, error
 
 
@@ -58,7 +59,7 @@ def _raise_any(group: Group, call: Call, own: BaseException | None) -> None:
 
 
 def facts(program: Program, machine: Machine, options: dict[str, Any]) -> Facts:
-    """What ranks that build a program have to agree on."""
+    """The facts that ranks building a program must agree on."""
     given = ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
     known = machine.name, machine.digest
     return Facts(program.name, ir.fingerprint(program.func), known, given or "no options", origin(machine))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Kernels of a program that are known before it is made, so that all are compiled at once."""
+"""Kernels of a program that are known before it is built, so that all are compiled in parallel."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from tilescale.backends.cuda.text import REWRITES, check_of
 
 
 def compilations(own: Owner, lowered: LoweredProgram, target: Any) -> list[Compilation]:
-    """The kernels of its grids, but those that call a library, which are compiled once that is there; and those of its
-    barriers and messages, which programs of a job share. `target`: what texts of messages are compiled for."""
+    """The kernels of its grids, except those that call a library, which are compiled once the library is there; and
+    those of its barriers and messages, which programs of a job share. `target`: the compilation target of the messages'
+    texts.
+    """
     machine, kernels = own.target.machine, [grid.kernel for grid in lowered.grids if not grid.kernel.libraries]
     made = [KernelCompilation(k.func, REWRITES, check_of(k, own.program, machine), own.options) for k in kernels]
     if not own.is_alone:

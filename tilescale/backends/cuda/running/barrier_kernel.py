@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""All ranks synchronize: at a program's entry and exit, and between its phases.
+"""Barriers of all ranks: at a program's entry and exit, and between its phases.
 
-A kernel of one thread tells each device how often its rank has synchronized, and for what, and waits for the same from
-each. So every rank knows who is missing, and a rank with another program order or other arguments is noticed, not mixed
-up.
+A kernel of one thread signals each device this rank's count of barriers and its purpose, and waits for the same from
+each. So every rank knows which one is missing, and a rank with another program order or other arguments is detected,
+not mixed up.
 """
 
 from collections.abc import Callable
@@ -24,37 +24,38 @@ _SITE_BITS, _CALL_BITS = 10, 22
 
 
 def purpose(site: int, call: int) -> int:
-    """What a rank comes to a barrier for, in 32 bits: the place in the program and a digest of the call, as int32."""
+    """The purpose of a rank's barrier in 32 bits: the place in the program and a digest of the call, as int32."""
     word = (site % (1 << _SITE_BITS)) << _CALL_BITS | call % (1 << _CALL_BITS)
     return word - (1 << 32) if word >> 31 else word
 
 
 def site_of(word: int, sites: int) -> int | None:
-    """The place that a purpose names, of so many."""
+    """The place that a purpose names, among `sites`."""
     site = word >> _CALL_BITS & ((1 << _SITE_BITS) - 1)
     return site if site < sites else None
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A rank's last barrier: how many it has been to, and for what it came."""
+    """A rank's last barrier: the count, and the purpose."""
 
     count: int
     purpose: int
 
     def behind(self, other: "Standing") -> int:
-        """How many barriers another rank has been to that this one has not. Counts wrap at 2^32."""
+        """Number of barriers that this rank has not reached and another one has. Counts wrap at 2^32."""
         return (other.count - self.count + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 class RankBarrier:
-    """The barriers of all ranks that one program makes, in the order of its stream.
+    """The barriers of all ranks in one program, in the order of its stream.
 
     Attributes:
-        words: on this device, where each rank stands.
-        everywhere: those of all devices; in each instance, how many blocks of each rank have left come after them.
-        counts: how often this device has synchronized; how many blocks had left before the kernel that runs; how many
-            of it have ended.
+        words: on this device, each rank's last barrier.
+        everywhere: the words of all devices; in each instance, followed by the number of blocks of each rank that have
+            left.
+        counts: this device's number of barriers; of blocks that had left before the running kernel; of blocks of it
+            that have ended.
     """
 
     def __init__(self, heap: SymmetricHeap | Reach, compile: Callable[[Any], Any]):
@@ -70,19 +71,21 @@ class RankBarrier:
         self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
 
     def barrier(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> Work:
-        """What adds a barrier to the current stream. `call` is a digest of what must be the same on all ranks."""
+        """A launch that adds a barrier to the current stream. `call` is a digest of the facts that all ranks must agree
+        on.
+        """
         word = purpose(site, call)
         tensors = self.everywhere, self.counts, records.device
         return partial(self._kernel, self._slot, self._rank, word, limit_ns, site, *tensors)
 
     def clear(self) -> None:
-        """Count from zero. Nothing may run on any rank's device."""
+        """Reset the counts to zero. Nothing may run on any rank's device."""
         self._instance.zero_()
         self.counts.zero_()
 
 
 def standings(words: list[int]) -> list[Standing]:
-    """What the words of a device say of each rank."""
+    """Each rank's last barrier, from the words of a device."""
     return [Standing(word >> 32 & 0xFFFF_FFFF, word & 0xFFFF_FFFF) for word in words]
 
 
@@ -91,7 +94,7 @@ def barrier_function(devices: int, stride: int) -> Any:
     """A traced function `(slot, rank, purpose, limit, site, words of all devices, counts, wait record)`."""
 
     @T.prim_func
-    @no_type_check  # types of TileLang's, which are values to Python
+    @no_type_check  # TileLang's types are values in Python
     def device_barrier(
         slot: T.int32,
         rank: T.int32,

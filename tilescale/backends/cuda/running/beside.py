@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Grids that run at once: the first on the current stream, the others on one beside it, for which that one waits.
+"""Concurrent grids: the first on the current stream, the others on a side stream, which the current one joins.
 
 Captured in a CUDA graph, these are a fork and a join. Programs of the first grid start first, and those of the others
-where processors are left.
+on the remaining SMs.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 
 class SideStream:
-    """The stream beside the current one of a device.
+    """The side stream of a device.
 
     Attributes:
-        stream: what executes the other grids.
+        stream: the stream of the other grids.
     """
 
     def __init__(self, device: torch.device):
         self.stream = own_stream(device)
 
     def fork(self) -> None:
-        """What is added to it now sees all that the current stream did so far."""
+        """Let work added to it from now on follow the current stream's earlier work."""
         import torch
 
         self.stream.wait_event(torch.cuda.current_stream().record_event())
 
     def join(self) -> None:
-        """The current stream goes on after all that was added."""
+        """Let the current stream wait for all work added to it."""
         import torch
 
         torch.cuda.current_stream().wait_stream(self.stream)
@@ -47,13 +47,14 @@ class SideStream:
 
 @cache
 def side_stream(device: torch.device) -> SideStream:
-    """That of a device of this process."""
+    """The side stream of a device of this process."""
     return SideStream(device)
 
 
 def beside_step(own: Owner, beside: Beside) -> Step:
-    """Grids as a step; one after the other where those that wait leave processors to the queue. Collective, and raises,
-    as `grid_step`."""
+    """Concurrent grids as a step; sequential ones where grids that wait leave SMs to the queue. Collective, and raises,
+    as `grid_step`.
+    """
     steps = [grid_step(own, grid) for grid in beside.grids]
     if own.spared:
         return in_order(steps)

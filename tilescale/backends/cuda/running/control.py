@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Loops and branches around phases: the host's, which reads in device memory what they depend on.
+"""Loops and branches around phases: executed by the host, which reads their conditions in device memory.
 
-Those that depend on nothing there are unrolled when they are bound to a call. The others are bound as their turn comes.
+Loops and branches without device-side conditions are unrolled when they are bound to a call. The others are bound when
+the stream reaches them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HostValue:
-    """An expression of the program as the host computes it in a call."""
+    """An expression of the program that the host computes in a call."""
 
     def __init__(self, own: Owner, expr: ir.PrimExpr, where: Location | None):
         self._own = own
@@ -39,11 +40,11 @@ class HostValue:
 
     @property
     def is_known(self) -> bool:
-        """Whether it depends on nothing in device memory."""
+        """Whether it does not depend on device memory."""
         return not self._reads
 
     def __call__(self, call: Call) -> int:
-        """Its value where the stream has come to. Waits for the device if it reads there.
+        """Its value at the stream's present position. Waits for the device if it reads device memory.
 
         Raises:
             WaitTimeoutError, OutOfBoundsError, RankMismatchError, RankFailedError: as waiting for the device does.
@@ -90,7 +91,7 @@ def loop_while(own: Owner, stmt: ir.While, body: Step, where: Location | None) -
 
 
 def branch(own: Owner, stmt: ir.IfThenElse, bodies: Sequence[Step], where: Location | None) -> Step:
-    """One of two ways, or none."""
+    """One of two branches, or none."""
     condition = HostValue(own, stmt.condition, where)
 
     def taken(call: Call) -> list[Work]:
@@ -102,7 +103,7 @@ def branch(own: Owner, stmt: ir.IfThenElse, bodies: Sequence[Step], where: Locat
 
 
 def _when_reached(step: Step) -> Step:
-    """A step that is bound when the stream has come to it."""
+    """A step that is bound when the stream has reached it."""
 
     def bind(call: Call) -> list[Work]:
         at = call.later()

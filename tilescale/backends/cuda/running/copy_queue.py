@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""The copy queue of a device: operations beside the kernels of its main stream, in the order in which they started.
+"""The copy queue of a device: asynchronous operations next to the kernels of its main stream, in start order.
 
-A stream of its own, which waits for the main stream where an operation starts (it sees all that was done before) and
-for which the main stream waits at the end of a call. Captured in a CUDA graph, these are a fork and a join.
+The queue is a stream of its own. It waits for the main stream where an operation starts, so it sees all earlier work,
+and the main stream waits for it at the end of a call. Captured in a CUDA graph, these are a fork and a join.
 
-Streams are mapped to a few hardware queues, and two of one hardware queue can wait for each other for nothing. Those
-of different priorities have different ones, so this one's differs from any that programs are usually called on.
+Streams are mapped to a few hardware queues, and two streams of one hardware queue can deadlock on each other. Streams
+of different priorities have different hardware queues, so this stream's priority differs from any that programs are
+usually called on.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ _PRIORITY = -1
 class CopyQueue:
     """The queue of one device.
 
-    What waits for a flag is held back until the call has launched its kernels: the driver may wait for the device to
-    load one, and what waits for that kernel would keep it from getting idle.
+    Operations that wait for a flag are held back until the call has launched its kernels: the driver may wait for an
+    idle device to load one, and a wait for that kernel would keep the device busy.
 
     Attributes:
-        stream: what executes it.
+        stream: the stream that executes it.
     """
 
     def __init__(self, device: torch.device):
         self.stream = own_stream(device, _PRIORITY)
         self._is_ahead = False
         self._held: list[Callable[[], Any]] | None = None
-        self._host: list[torch.Tensor] = []  # graphs that were captured go on using the smaller ones
+        self._host: list[torch.Tensor] = []  # captured graphs still use the smaller ones
 
     @property
     def is_held(self) -> bool:
-        """Whether what is added is held back."""
+        """Whether added operations are held back."""
         return self._held is not None
 
     def without_repeats(self, launches: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
-        """A call's launches, in order, without starts between which nothing is added to the current stream."""
+        """A call's launches in order, without starts between which nothing is added to the current stream."""
         kept, is_started = [], False
         for launch in launches:
             starts = launch == self.start
@@ -55,31 +56,31 @@ class CopyQueue:
         return kept
 
     def start(self) -> None:
-        """What is added now sees all that the current stream did so far."""
+        """Let operations added from now on follow the current stream's earlier work."""
         import torch
 
         self.add(partial(self.stream.wait_event, torch.cuda.current_stream().record_event()))
         self._is_ahead = True
 
     def add(self, launch: Callable[[], Any]) -> None:
-        """Add to the stream, after all that was added before."""
+        """Add to the stream."""
         if self._held is None:
             launch()
         else:
             self._held.append(launch)
 
     def hold(self) -> None:
-        """Hold back what is added from now on."""
+        """Hold back operations added from now on."""
         self._held = self._held or []
 
     def flush(self) -> None:
-        """Hold nothing back any more."""
+        """Add the operations held back."""
         held, self._held = self._held or [], None
         for launch in held:
             launch()
 
     def join(self) -> None:
-        """The current stream goes on after all that was started."""
+        """Let the current stream wait for all started operations."""
         import torch
 
         self.flush()
@@ -88,7 +89,7 @@ class CopyQueue:
             self._is_ahead = False
 
     def host_memory(self, nbytes: int) -> int:
-        """The address of so much memory of the host, for what one operation after the other moves through it."""
+        """The address of `nbytes` bytes of host memory, reused by one operation after the other."""
         import torch
 
         if not self._host or self._host[-1].nbytes < nbytes:
@@ -96,7 +97,7 @@ class CopyQueue:
         return self._host[-1].data_ptr()
 
     def drop(self) -> None:
-        """Forget what was started and what is held back: its call has failed."""
+        """Drop started and held-back operations: their call has failed."""
         self._held, self._is_ahead = None, False
 
 

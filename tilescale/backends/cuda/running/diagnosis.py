@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Failed waits in words: which, where, what it saw, and which rank should have come."""
+"""Errors of failed waits: the wait, its place, the value seen, and the missing rank."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _RESET = "then kernel.reset() on all ranks lets it run again"
 
 @dataclass(frozen=True)
 class Scene:
-    """What is known besides the reports.
+    """Context of the reports.
 
     Attributes:
         program: name of the program.
         rank: this rank.
-        sites: the places of the program that wait or signal.
-        limit_s: how long a wait may take.
+        sites: the waits and signals of the program.
+        limit_s: the limit of a wait, in seconds.
         standings: each rank's last barrier in this program, as this rank's device knows it.
         elsewhere: (rank, program) of ranks that wait for this one in another program.
-        first: what errors call rank 0. Ranks count those that share memory, errors all of the program.
+        first: number of rank 0 in errors, which count all ranks of the program, not only those that share memory.
     """
 
     program: str
@@ -39,14 +39,15 @@ class Scene:
     first: int = 0
 
     def name(self, rank: int) -> str:
-        """A rank in words."""
+        """A rank's name in errors."""
         return f"rank {self.first + rank}"
 
 
 def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
     """The error for a program whose waits have failed.
 
-    A barrier that a rank does not come to may follow from a wait that it hangs in; of others, this rank's own counts.
+    If a rank is missing at a barrier because it hangs in a wait, the wait is reported; otherwise this rank's report
+    comes first.
     """
     if not reports:
         return WaitTimeoutError(
@@ -84,7 +85,7 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
 
 
 def _waits_elsewhere(rank: int, scene: Scene) -> str:
-    """Which ranks that have not come as far as one wait in another program, and in which."""
+    """Ranks that are behind and wait in another program, with the program's name."""
     behind = [other for other, at in enumerate(scene.standings) if at.behind(scene.standings[rank]) > 0]
     elsewhere = [(other, program) for other, program in scene.elsewhere if other in behind]
     return ", ".join(f"{scene.name(other)} waits in {program!r}" for other, program in elsewhere)
@@ -124,7 +125,7 @@ def _mismatch_hint() -> str:
 
 
 def _others(waiting: int, scene: Scene) -> str:
-    """How far the other ranks are, as seen from the one that waits."""
+    """The progress of the other ranks, as seen from the waiting one."""
     if not scene.standings[waiting].count:
         return "unknown, as there is no barrier of all ranks around this program"
     parts = []

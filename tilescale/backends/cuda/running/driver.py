@@ -21,7 +21,7 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def results(name: str, *arguments: Any) -> list[Any]:
-    """The same, and all of its results."""
+    """All results of a call of the driver. Raises as `call`."""
     status, *found = function(name)(*arguments)
     if status:
         raise refused(name, status)
@@ -30,14 +30,14 @@ def results(name: str, *arguments: Any) -> list[Any]:
 
 @cache
 def function(name: str) -> Callable[..., Any]:
-    """A function of the driver for who calls it so often that `call` would show: it returns a status, then results."""
+    """Hot-path variant of `call`: a function of the driver that returns a status, then results."""
     from cuda.bindings import driver
 
     return getattr(driver, name)
 
 
 def refused(name: str, status: Any) -> DeviceError:
-    """The error of a status that is not zero."""
+    """The error for a nonzero status."""
     from cuda.bindings import driver
 
     return DeviceError(f"{name}: {driver.CUresult(status).name}")

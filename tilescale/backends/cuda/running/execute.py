@@ -54,18 +54,20 @@ from tilescale.program.model import Sequence as Parts
 from tilescale.settings import settings
 
 OWN_OPTIONS = ("out_idx", "wait_s", "team")
-"""Options of a kernel that are not TileLang's compiler's."""
+"""Options of a kernel that TileLang's compiler does not have."""
 
 
 class DeviceProgram:
     """A program compiled for this rank's device.
 
-    A program without a level above its grid is each rank's own affair: it opens symmetric memory and guards its calls
-    only if it waits for something.
+    A program without a level above its grid is local to each rank: it opens symmetric memory and guards its calls only
+    if it waits for flags.
     """
 
     def __init__(self, lowered: LoweredProgram, options: dict[str, Any]):
-        """Collective; compiles nothing. What was lowered for other devices, or another address range, is again."""
+        """Collective; compiles nothing. A program lowered for other devices, or another address range, is lowered
+        again.
+        """
         import torch
 
         self.program, machine = lowered.program, lowered.target.machine
@@ -102,12 +104,12 @@ class DeviceProgram:
         self.queue: CopyQueue | None = None  # once a step uses it
         self.queue_waits = False
         self.spared = 0
-        self._transport: transports.Transport | None = None  # once something does
+        self._transport: transports.Transport | None = None  # once a step uses it
         self._beside: transports.Transport | None = None
         self._is_loaded = False  # once a call was made
 
     def build(self) -> DeviceProgram:
-        """Collective: compile what it launches; returns it."""
+        """Collective: compile the kernels; returns the program."""
         self._build()
         if self._waits:
             self.guard.check()  # made here, where all ranks are
@@ -125,7 +127,8 @@ class DeviceProgram:
 
     @property
     def between(self) -> transports.Transport:
-        """What carries tensors to the others. Collective: a build's first use of it opens it. Raises LaunchError."""
+        """The transport to devices without shared memory. Collective: a build's first use opens it. Raises LaunchError.
+        """
         if not self.target.nccl:
             raise LaunchError(
                 f"{self.program.name!r} runs on several nodes, and NCCL, which joins them, takes neither two ranks on "
@@ -140,7 +143,7 @@ class DeviceProgram:
 
     @property
     def beside(self) -> transports.Transport:
-        """The same for its copy queue. Collective: a build's first use of it opens it. Raises LaunchError."""
+        """The transport of the copy queue. Collective: a build's first use opens it. Raises LaunchError."""
         assert self.between
         if self._beside is None:
             self._beside = transports.of(self, self.near.size, beside=True)
@@ -148,7 +151,7 @@ class DeviceProgram:
 
     @cached_property
     def guard(self) -> Guard:
-        """What bounds its waits. Collective at its first use."""
+        """The bounds of its waits. Collective at its first use."""
         heap = self.heap if self.is_alone else self.near.heap
         return Guard(self.program.name, self.world, heap, self._limit_ns, self.sites, self.compile, self.team)
 
@@ -209,17 +212,17 @@ class DeviceProgram:
         return once_per_node(self._group, self._is_first_of_node, partial(self._compiled, func, check))
 
     def _compiled(self, func: ir.PrimFunc, check: Check | None) -> Any:
-        """Raises ShapeError, UnsupportedError: what stock TileLang cannot compile."""
+        """The kernel. Raises ShapeError, UnsupportedError: stock TileLang cannot compile it."""
         generate = partial(stock.generate, target=self._code_target, pass_configs=self.options.get("pass_configs"))
         with explained(func, generate, self.program.launches[0].where):
             return stock.Compilation(func, REWRITES, check, self.options).run()
 
     def compilations(self) -> list[Compilation]:
-        """What it compiles, as far as that is known before it is made."""
+        """The kernels, as far as they are known before the build."""
         return compilations(self, self._lowered, self._code_target)
 
     def _compile_ahead(self) -> None:
-        """Collective: several kernels are compiled at once, over the ranks and processors of a node, into the cache."""
+        """Collective: compile several kernels in parallel, over the ranks and CPU cores of a node, into the cache."""
         mine, many = self._number_in_node
         jobs = self.compilations()
         if not stock.keeps_kernels():
@@ -228,7 +231,7 @@ class DeviceProgram:
 
     @property
     def _number_in_node(self) -> tuple[int, int]:
-        """Which of how many ranks of the program on its node this one is."""
+        """This rank's number among the program's ranks on its node, and their number."""
         here = [rank for rank in self.team.ranks if self.world.node_of[rank] == self.world.node]
         return here.index(self.team.ranks[self.team.rank]), len(here)
 
@@ -243,25 +246,25 @@ class DeviceProgram:
 
     @property
     def _code_target(self) -> Any:
-        """What texts are compiled for, as TileLang takes it."""
+        """The compilation target of texts, as TileLang takes it."""
         return self.options.get("target") or target_or_auto(self.target.machine)
 
     def on_all(self, check: Callable[[], Any]) -> None:
-        """Collective: run a check; what it raises on any rank is raised on all."""
+        """Collective: run a check; an error on any rank is raised on all."""
         on_all(self._group, check)
 
     def barrier(self, site: int) -> Work:
-        """What lets all devices synchronize, in the order of the current stream."""
+        """A launch that synchronizes all devices, in the order of the current stream."""
         return self._everybody(self.guard.barrier(site))
 
     def _everybody(self, barrier: Work) -> Work:
-        """A barrier of those that share memory, then of one of each group: who comes from it knows that all came."""
+        """A barrier of the ranks that share memory, then one of the rail: on return all ranks have arrived."""
         return barrier if self.near.is_everybody else transports.after(barrier, self.between.barrier)
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
     def again(self, values: Sequence[Any]) -> bool:
-        """Run on arguments of the form of an earlier call's; False, and nothing done, on others. Raises as a call."""
+        """Run on arguments of the form of an earlier call; False, and nothing done, on others. Raises as a call."""
         if self._generation != nccl.generation():
             return False
         if (stream := self._turns.stream()) is not None and self._launched(values, stream):
@@ -281,7 +284,7 @@ class DeviceProgram:
         return Caller(self.guard if self._waits else None, self._turns, self._plans.symmetric)
 
     def _launched(self, values: Sequence[Any], stream: int) -> bool:
-        """Whether C knows the call, which is on the stream then."""
+        """Whether C code knows the call; then it has been launched on the stream."""
         if not self._waits:
             return self._plans.launch(values, stream)
         self.guard.check()
@@ -311,7 +314,7 @@ class DeviceProgram:
             values[i].detach().copy_(dense[i])
 
     def _run(self, plan: Plan | None, given: Given, values: Sequence[Any]) -> None:
-        """Launch what a plan says, or what it takes to make one for these arguments."""
+        """Launch a plan's work, or bind these arguments to make it."""
         if (recording := current_recording()) is not None:
             recording.fail()
         stream = self._turns.stream()
@@ -321,20 +324,20 @@ class DeviceProgram:
             self.guard.check()
             if plan is None and self._generation != nccl.generation():
                 self._build()
-        turn = stream if self._waits else None  # what is captured has the order of its graph
+        turn = stream if self._waits else None  # captured work has the order of its graph
         if turn is not None:
             self._turns.begin(turn)
         try:
             if plan is not None:
                 bind: Bind = partial(self._bind, values)
-            else:  # a mistake that this finds leaves nothing half done
+            else:  # errors found here leave nothing half done
                 plan, given, bind = self._plan(values)
             try:
                 plan.launch(given, bind, stream)
             except BaseException as error:
                 if self.queue is not None:
                     self.queue.drop()
-                if turn is not None:  # of what is captured nothing runs
+                if turn is not None:  # captured work does not run now
                     self._give_up(error)
                 raise
         finally:
@@ -344,14 +347,15 @@ class DeviceProgram:
             self.memory.keep()
 
     def _give_up(self, error: BaseException) -> None:
-        """This rank's part of a call is not complete: the program cannot go on without reset. Raises RankFailedError
-        where the error is NCCL's because a rank has died."""
+        """Handle an incomplete call on this rank: the program cannot continue without `reset`. Raises RankFailedError
+        where NCCL fails because a rank has died.
+        """
         self.guard.records.stop()
         if self.by_nccl and nccl.is_failure(error):
             self.guard.blame(error)
 
     def _check_capture(self) -> None:
-        """Refuse what a CUDA graph would not repeat. Raises UnsupportedError."""
+        """Reject calls that a CUDA graph cannot repeat. Raises UnsupportedError."""
         if self.reads_at is not None:
             raise UnsupportedError(
                 f"{self.program.name!r} decides on values in device memory what to launch, which a CUDA graph cannot",
@@ -362,8 +366,8 @@ class DeviceProgram:
     # -- plans -------------------------------------------------------------------------------------------------------
 
     def _plan(self, values: Sequence[Any]) -> tuple[Plan, Given, Bind]:
-        """The plan of a form that is new, kept for the next calls; what this one passes, and its launches."""
-        launches = self._bind(values)  # what that asks says what a form is
+        """The plan of a new form, kept for later calls; with this call's arguments and launches."""
+        launches = self._bind(values)  # the values read by binding define the form
         kinds, passed = kinds_of(self.program, values, self._plans.passed), self._plans.told(values)
         can_repeat, at_once = self.reads_at is None and not self.by_nccl, self.queue_waits and not self._is_loaded
         plan, self._is_loaded = Plan(kinds, can_repeat=can_repeat, at_once=at_once), True
@@ -373,12 +377,12 @@ class DeviceProgram:
         return plan, passed.given, lambda: launches
 
     def _bind(self, values: Sequence[Any]) -> list[Work]:
-        """What a call on these arguments launches. Collective where it needs new memory."""
+        """The launches of a call on these arguments. Collective where it needs new memory."""
         known = bind(self.program, self.team.rank, values, self._open_sizes, self.device, self._written)
         staged = self.memory.staged(values)
         given = [standing_for(x) for x in values]
         call = Call([staged.get(i, x) for i, x in enumerate(given)], known)
-        self.memory.prepare(call)  # now: later this device may wait for a peer, which waits for the memory
+        self.memory.prepare(call)  # now: later this device may wait for a peer that waits for this memory
         into: list[Work] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
         out: list[Work] = [partial(given[i].copy_, staged[i]) for i in sorted(self._written & staged.keys())]
         begin, end = self._around(call)
@@ -389,7 +393,7 @@ class DeviceProgram:
         return launches
 
     def _tell_apart(self, call: Call) -> None:
-        """Scalars that nothing was bound to only pass through to kernels: calls that differ in them share a plan."""
+        """Let calls share a plan that differ only in scalars passed to kernels, not bound."""
         self._asked |= call.asked
         free = [i for i, p in enumerate(self.program.parameters) if p.buffer is None and p.var not in self._asked]
         passed = frozenset(free if self.reads_at is None else ())
@@ -398,8 +402,7 @@ class DeviceProgram:
             self._plans.passed = passed
 
     def _around(self, call: Call) -> tuple[list[Work], list[Work]]:
-        """What a call begins with, and ends with: flags of zero, and all ranks synchronize. One kernel may do all of
-        that."""
+        """Begin and end of a call: zeroing of flags, barriers of all ranks. One kernel may do all of it."""
         rendezvous = self._lowered.rendezvous
         if rendezvous.inside:
             return [], []
@@ -411,14 +414,14 @@ class DeviceProgram:
 
     @cached_property
     def _open_sizes(self) -> dict[ir.Var, int]:
-        """Numbers of units that the program leaves to the job."""
+        """Sizes that the program leaves to the job."""
         units = zip(self.program.extents, self.sizes, strict=True)
         return {var: size for (_, var), (_, size) in units if isinstance(var, ir.Var)}
 
     # -- after a call ------------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Wait until the device has done everything. Raises as a call does, for all calls until now."""
+        """Wait until the device is idle. Raises as a call does, for all calls until now."""
         import torch
 
         if self._waits:
@@ -427,7 +430,7 @@ class DeviceProgram:
             torch.cuda.synchronize(self.device)
 
     def reset(self) -> None:
-        """Collective: begin anew after a failed wait, with counters and workspaces of zero. Raises as `Guard.reset`."""
+        """Collective: reset after a failed wait, with counters and workspaces of zero. Raises as `Guard.reset`."""
         if self._waits:
             self.guard.reset(self._clear)
         else:

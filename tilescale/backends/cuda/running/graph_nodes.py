@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Nodes of captured CUDA graphs as bytes: what kernels and copies are passed, read and set.
+"""Nodes of captured CUDA graphs as bytes: arguments of kernels and copies, read and updated.
 
-What the kernels and one-dimensional copies of an instantiated graph are passed can be set anew; a replay that is
-enqueued already keeps what it had (CUDA driver API, cuGraphExecKernelNodeSetParams, cuGraphExecMemcpyNodeSetParams).
+Arguments of the kernels and one-dimensional copies of an instantiated graph can be updated; an enqueued replay keeps
+its arguments (CUDA driver API, cuGraphExecKernelNodeSetParams, cuGraphExecMemcpyNodeSetParams).
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _COPY = (
 )
 
 _SOURCE, _TARGET = 48, 136
-"""Where the addresses of a copy are in CUDA_MEMCPY3D."""
+"""Offsets of a copy's addresses in CUDA_MEMCPY3D."""
 
 _WITHOUT_TENSORS = ("EMPTY", "EVENT_RECORD", "WAIT_EVENT", "BATCH_MEM_OP")
-"""Kinds of nodes that name no tensor of a call: flags that streams wait for and write stay in their places."""
+"""Kinds of nodes without tensors of a call: flags that streams wait for and write do not move."""
 
 
 Block = ctypes.Array
-"""Bytes that can be written, with an address."""
+"""Writable bytes, with an address."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """Work of a captured graph.
+    """A node of a captured graph.
 
     Attributes:
-        same: what cannot be set, equal for nodes of which one can stand for the other.
-        blocks: the bytes of each parameter that can be set; a node of an instantiated graph that is set gets them.
-        handle: the driver's, of the node.
-        parameters: where the driver's structure of them is.
-        context: of a copy; 0 of a kernel.
-        kept: what has to live as long.
+        same: the fixed properties, equal for interchangeable nodes.
+        blocks: the bytes of each parameter that can be updated; an update of an instantiated graph's node passes them.
+        handle: the driver's handle of the node.
+        parameters: the address of the driver's structure of them.
+        context: the context of a copy; 0 for a kernel.
+        kept: objects that must live as long as the node.
     """
 
     same: tuple[Any, ...]
@@ -58,7 +58,7 @@ class Node:
 
 
 def nodes_of(graph: int) -> list[Node]:
-    """The nodes of a captured graph, in the order in which they were captured."""
+    """The nodes of a captured graph, in capture order."""
     from cuda.bindings import driver as names
 
     handles, *_ = driver.results("cuGraphGetNodes", names.CUgraph(graph), _MOST_NODES)
@@ -73,7 +73,7 @@ def _node(handle: Any) -> Node:
 
 
 def _unknown(kind: str) -> Node:
-    """A node that no other one equals."""
+    """A node that equals no other one."""
     return Node((kind, object()))
 
 
@@ -94,7 +94,7 @@ _sizes: dict[int, list[int] | None] = {}
 
 
 def _parameter_sizes(function: Any) -> list[int] | None:
-    """Bytes of each parameter of a kernel; None if the driver does not say."""
+    """Bytes of each parameter of a kernel; None if the driver does not report them."""
     number = int(function)
     if number not in _sizes:
         _sizes[number] = _asked_sizes(function) if number else None
@@ -116,7 +116,7 @@ def _copy(handle: Any) -> Node:
     found = driver.call("cuGraphMemcpyNodeGetParams", handle)
     same = ("MEMCPY", *(int(getattr(found, name)) for name in _COPY))
     places = int(found.dstDevice), int(found.srcDevice)
-    if found.Height > 1 or found.Depth > 1:  # it cannot be set
+    if found.Height > 1 or found.Depth > 1:  # it cannot be updated
         return Node((*same, *places))
     first = found.getPtr()
     blocks = [(ctypes.c_char * 8).from_address(first + at) for at in (_TARGET, _SOURCE)]

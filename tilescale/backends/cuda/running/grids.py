@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Grids: compiled once for a node, checked to fit the device where they must, launched with a call's arguments."""
+"""Grids: compiled once for a node, checked for residency where they must be resident, launched with a call's arguments.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def grid_step(own: Owner, grid: LoweredGrid) -> Step:
     """A grid as a step. Collective: all ranks compile it, or find it compiled.
 
     Raises:
-        LaunchError: programs of the grid wait for one another, and the device does not hold all of them; or for a copy
-            queue that needs processors, and the grid leaves it none.
+        LaunchError: programs of the grid wait for one another, and do not fit on the device together; or they wait for
+            a copy queue that needs SMs, and the grid leaves it none.
         GeneratedTextError, AllocationTooLargeError: as `Check`.
     """
     lowered, launch = grid.kernel, grid.launch
@@ -45,15 +46,16 @@ def grid_step(own: Owner, grid: LoweredGrid) -> Step:
 
     def bind(call: Call) -> list[Work]:
         if 0 in [call.known(n) for n in open_extents]:
-            return []  # CUDA refuses a grid of no programs
+            return []  # CUDA rejects empty grids
         return [KernelLaunch(run, [own.memory.value(a, call) for a in lowered.arguments])]
 
     return bind
 
 
 def _check_residency(own: Owner, grid: LoweredGrid, kernel: Any) -> None:
-    """A grid whose programs wait for one another has to be on the device as a whole, one that waits for messages of the
-    queue beside their kernels. Raises LaunchError."""
+    """Check that a grid fits on the device: whole, if its programs wait for one another; next to the message kernels,
+    if it waits for messages of the queue. Raises LaunchError.
+    """
     sizes, launch = dict(own.sizes), grid.launch
     where = waits_across(grid, launch, own.program, own.target.machine, sizes)
     waiting = first_wait(grid) if own.spared else None

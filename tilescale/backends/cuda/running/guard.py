@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What keeps a program from hanging its callers: barriers of all ranks, bounded waits, errors, and a fresh start."""
+"""Protection of a program's callers from hangs: barriers of all ranks, bounded waits, errors, and reset."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from tilescale.comm.heap.reach import Reach
 from tilescale.errors import DeviceError, RankFailedError, RankMismatchError, TileScaleError
 
 _GRACE_S = 5.0
-"""How long what runs beside the waits may take, at least, once the waits have ended."""
+"""Minimum time for other work to end once the waits have ended, in seconds."""
 _NOTICE_S, _LOOK_S = 2.0, 0.05
-"""How long after NCCL the job may learn of a rank's death; a pause meanwhile."""
+"""Time after an error of NCCL in which the job may detect a rank's death; the polling interval meanwhile. In seconds.
+"""
 
 
 class Guard:
     """The barriers and the failed waits of one program on one device.
 
     Attributes:
-        sites: the places of the program that wait or signal, by number.
-        records: what the device leaves when a wait fails.
-        barriers: what ranks synchronize by.
+        sites: the waits and signals of the program, by number.
+        records: the device's reports of failed waits.
+        barriers: the barriers of ranks.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Guard:
         compile: Callable[[Any], Any],
         team: Team,
     ):
-        """Collective. `heap` is that of the devices which share memory, `team` the ranks of the program."""
+        """Collective. `heap` is the heap of the devices that share memory, `team` the ranks of the program."""
         self._program, self._world, self._device, self._limit_ns = program, world, heap.device, limit_ns
         self._group, self._near = Group(team), heap.team
         self.sites = sites
@@ -63,31 +64,31 @@ class Guard:
 
     @cached_property
     def watch(self) -> Watch:
-        """What bounds the waits of the copy queue."""
+        """The bounds of the copy queue's waits."""
         return Watch(self.records, self._limit_ns, self._device, lambda: self.records.beside(self.ranks.words))
 
     @property
     def limit_ns(self) -> int:
-        """How long a wait may take, in nanoseconds."""
+        """The limit of a wait, in nanoseconds."""
         return self._limit_ns
 
     def barrier(self, site: int, call: int = 0, patience: int = 3) -> Work:
-        """What lets all ranks synchronize, in the order of the current stream.
+        """A launch that synchronizes all ranks, in the order of the current stream.
 
         Args:
             call: a digest that must be the same on all ranks.
-            patience: how many times as long as a wait it takes at most. A rank that comes late because it waits itself,
-                in a kernel or a barrier there, is to fail first, and says why.
+            patience: the limit, in multiples of a wait's. A rank that is late because it waits itself, in a kernel or a
+                barrier, must fail first, with the cause.
         """
         return self.ranks.barrier(site, call, patience * self._limit_ns, self.records)
 
     # -- failures ----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise if a wait of an earlier call has failed, as far as is known without asking the device.
+        """Raise if a wait of an earlier call has failed, as far as is known without a query of the device.
 
         Raises:
-            WaitTimeoutError, OutOfBoundsError, RankMismatchError: how; again at each call, until `reset`.
+            WaitTimeoutError, OutOfBoundsError, RankMismatchError: the failure; again at each call, until `reset`.
             RankFailedError: a rank has died, or failed in another way.
         """
         if self._error is None and self.records.stopped:
@@ -107,7 +108,7 @@ class Guard:
         return error if refusal is None else refusal
 
     def _refusal(self) -> RankMismatchError | None:
-        """What another rank raised instead of making a call that this one has made."""
+        """The error that another rank raised instead of making a call that this one has made."""
         return self._group.refusal(Call.here("kernel"))
 
     def _failure(self) -> TileScaleError | None:
@@ -136,7 +137,7 @@ class Guard:
         return Scene(self._program, self._near.rank, self.sites, limit_s, own, elsewhere, first)
 
     def synchronize(self) -> None:
-        """Wait until the device is idle. Raises what `check` raises; a rank's death ends the wait at once."""
+        """Wait until the device is idle. Raises as `check`; a rank's death ends the wait at once."""
         self._wait_idle()
         self.check()
 
@@ -159,22 +160,22 @@ class Guard:
     # -- a fresh start -----------------------------------------------------------------------------------------------
 
     def reset(self, clear: Callable[[], None]) -> None:
-        """Collective: forget failed waits. `clear` zeroes what the program keeps between calls.
+        """Collective: forget failed waits. `clear` zeroes the state that the program keeps between calls.
 
         Raises:
-            RankFailedError: a rank has failed, or does not come.
+            RankFailedError: a rank has failed, or does not arrive.
             RankMismatchError: ranks reset different programs.
-            DeviceError: the device does not get idle.
+            DeviceError: the device does not become idle.
         """
         call = Call.here("kernel.reset")
         self.records.stop()
         if not self._wait_idle():
-            raise DeviceError(f"{self._device} does not get idle: something on it runs on beside {self._program!r}")
+            raise DeviceError(f"{self._device} does not become idle: it runs other work than {self._program!r}")
         programs = self._group.all_gather(call, (self._program, nccl.aborted()))
         for rank, (program, _) in enumerate(programs):
             if program != programs[0][0]:
                 raise RankMismatchError(f"rank 0 resets {programs[0][0]!r}, rank {rank} resets {program!r}")
-        # From here on nobody writes to anybody: all devices are idle.
+        # From here on no rank writes to another: all devices are idle.
         if any(aborted for _, aborted in programs):
             nccl.renew()
         clear()
@@ -184,7 +185,7 @@ class Guard:
         self._group.all_gather(call, None)
 
     def leave(self) -> None:
-        """The process ends: say what nobody has asked for, and keep the device from waiting any longer."""
+        """At process exit: report unread failures, and end the device's waits."""
         try:
             failed = self._world.failure() is not None
         except RankFailedError:

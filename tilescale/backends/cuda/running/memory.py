@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What kernels of one program take: the caller's tensors, their instances on peers, and memory of the program's own."""
+"""Kernel arguments of one program: the caller's tensors, their instances on peers, and the program's memory."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 
 _FLAGS_APART = 128
-"""Bytes at a multiple of which the flags of each name begin: no two names share a cache line."""
+"""Alignment of the flags of each name, in bytes: no two names share a cache line."""
 
 
 KEPT = 4
-"""Shapes of a tensor of the program's own for which there is memory at once: sizes that alternate need no new one."""
+"""Number of shapes for which a program's tensor keeps memory: sizes that alternate need no new allocation."""
 
 Made = TypeVar("Made")
 
 
 class _LastFew(Generic[Made]):
-    """What was made for the last few shapes. Ranks make it in the same order, so all of them drop the same."""
+    """Objects for the last few shapes. Ranks make them in the same order, so all drop the same ones."""
 
     def __init__(self, dropped: Callable[[], None]):
         self._made: dict[Hashable, Made] = {}
         self._dropped = dropped
 
     def get(self, shape: Hashable, make: Callable[[], Made]) -> Made:
-        """That of a shape, made if there is none."""
+        """The object of a shape, made if there is none."""
         if shape not in self._made:
             if len(self._made) == KEPT:
                 self._dropped()
@@ -57,7 +57,7 @@ class _LastFew(Generic[Made]):
 
 
 class _Flags(NamedTuple):
-    """Flags lie in one tensor, so that one launch makes them zero."""
+    """Flags in one tensor, so that one launch zeroes them."""
 
     whole: torch.Tensor
     parts: dict[str, torch.Tensor]
@@ -66,9 +66,9 @@ class _Flags(NamedTuple):
 class Memory:
     """Workspaces, and symmetric stand-ins for tensors that peers reach and that are not symmetric.
 
-    Both are kept between calls, for the last few shapes, and made by all ranks when a call needs them in another one.
-    `changed` is called when one is dropped: what was bound to it is out of date. Those that a graph of the caller's may
-    have been captured with stay as long as the program: it may be replayed at any time.
+    Both are kept between calls, for the last few shapes, and allocated by all ranks when a call has a new shape.
+    `changed` is called when one is dropped, because calls bound to it are invalid. Tensors that the caller's graphs may
+    have captured live as long as the program: a graph may be replayed at any time.
     """
 
     def __init__(self, own: Owner, changed: Callable[[], None]):
@@ -77,7 +77,7 @@ class Memory:
         self._workspaces: dict[str, _LastFew[torch.Tensor]] = defaultdict(partial(_LastFew, changed))
         self._staged: dict[int, _LastFew[torch.Tensor]] = defaultdict(partial(_LastFew, changed))
         self._flags: _LastFew[_Flags] = _LastFew(changed)
-        self._captured: dict[int, torch.Tensor] = {}  # by where they lie
+        self._captured: dict[int, torch.Tensor] = {}  # by address
         launches = own.program.launches
         self._flag_names = {b.name for launch in launches for b in launch.buffers if b.data in launch.flags}
 
@@ -86,7 +86,7 @@ class Memory:
         self._declared.setdefault(workspace.name, workspace)
 
     def tensor(self, workspace: arg.Workspace, call: Call) -> torch.Tensor:
-        """A workspace's instance on this device, as `prepare` has made it for such a call."""
+        """A workspace's instance on this device, as allocated by `prepare` for such a call."""
         name = workspace.name
         if name in self._flag_names:
             return self._flags[self._flag_shapes(call)].parts[name]
@@ -102,22 +102,24 @@ class Memory:
         return [*(t for made in self._workspaces.values() for t in made), *(flags.whole for flags in self._flags)]
 
     def keep(self) -> None:
-        """A graph of the caller's is captured with some of what there is now."""
+        """Keep the present tensors: a graph of the caller's is captured with them."""
         staged = (tensor for made in self._staged.values() for tensor in made)
         self._captured |= {t.data_ptr(): t for t in (*self._own_tensors(), *staged)}
 
     def clear(self) -> None:
-        """Workspaces are zero again."""
+        """Zero the workspaces."""
         for tensor in self._own_tensors():
             tensor.zero_()
 
     def zeroed(self, call: Call) -> list[Work]:
-        """What makes flags of `T.alloc_flags` zero, before the barrier at the entry: who comes from it may signal."""
+        """A launch that zeroes flags of `T.alloc_flags`, before the barrier at the entry: afterwards any rank may
+        signal.
+        """
         shapes = self._flag_shapes(call)
         return [self._flags[shapes].whole.zero_] if shapes else []
 
     def prepare(self, call: Call) -> None:
-        """Make what a call needs, zero when it is made. Collective if its shape is new."""
+        """Allocate what a call needs, initially zero. Collective if its shape is new."""
         for name, made in self._declared.items():
             if name not in self._flag_names:
                 shape = self._shape(name, call)
@@ -162,8 +164,9 @@ class Memory:
         return self._staged[position].get(tuple(tensor.shape), make)
 
     def digest(self, call: Call) -> int:
-        """What must be the same on all ranks: where the tensors that peers reach lie, and their shapes; of the others
-        the extents that the program knows by name."""
+        """Digest of the facts that all ranks must agree on: addresses and shapes of the tensors that peers reach; of
+        the others the extents that the program names.
+        """
         tensors = [call.values[i] for i in sorted(self._own.reached)]
         offset = self._own.heap.offset
         extents = [call.variables.get(var) for var in self._agreed]
@@ -174,7 +177,7 @@ class Memory:
         return [var for _, var in agreed(self._own.program)]
 
     def value(self, argument: arg.Argument, call: Call) -> Any:
-        """What a kernel is passed for one of its parameters in a call."""
+        """The value of a kernel's parameter in a call."""
         return _VALUES[type(argument)](self, self._own, argument, call)
 
     def _workspace(self, workspace: arg.Workspace, call: Call) -> torch.Tensor:

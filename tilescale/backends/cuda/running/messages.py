@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Copies and signals between devices of which not all share memory, on this device's stream.
+"""Copies and signals between devices that do not all share memory, on this device's stream.
 
-Every device comes here at the same place of the program and evaluates what every other one sends, with that one's
-ranks. What it sends or receives itself it hands to the transport, in one go; copies to devices that share memory it
-makes by itself. A flag is raised by the device whose it is, when what it tells of has come.
+Every device reaches the same place of the program and evaluates the transfers of all others, with their ranks. Its own
+sends and receives go to the transport in one batch; copies to devices that share memory are local. A flag is raised by
+the device that owns it, when the data it announces has arrived.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one device executes: a copy, a signal, or a copy with a signal.
+    """A transfer of one device: a copy, a signal, or a copy with a signal.
 
     Attributes:
         sender, receiver: devices, by number.
         by_sender: whether the sender executes it (a put, a signal), else the receiver (a get).
-        at: the call with the ranks of the device that executes it.
+        at: the call with the ranks of the executing device.
     """
 
     sender: int
@@ -66,7 +66,7 @@ class Messages:
             (self.target if self.by_sender else self.source).reached()  # type: ignore[union-attr]
 
     def bind(self, call: Call) -> list[Work]:
-        """What this device does in a call."""
+        """The launches of this device in a call."""
         mine = [t for t in self._transfers(call) if self.own.team.rank in (t.sender, t.receiver)]
         if not mine:
             return []
@@ -74,7 +74,7 @@ class Messages:
         return [*copies, lambda: self._exchange(mine)]
 
     def _transfers(self, call: Call) -> Iterator[Transfer]:
-        """Those of all devices, in the order of the devices that execute them."""
+        """The transfers of all devices, in the order of the executing devices."""
         mesh = Mesh(self.own.sizes)
         for me in range(mesh.size):
             by_level = mesh.ranks(me)
@@ -85,12 +85,12 @@ class Messages:
                 yield Transfer(*((me, peer) if self.by_sender else (peer, me)), self.by_sender, at)
 
     def _is_near(self, transfer: Transfer) -> bool:
-        """Whether both ends share memory, by the machine model."""
+        """Whether both ends share memory, according to the machine model."""
         near = self.own.target.near
         return transfer.sender // near == transfer.receiver // near
 
     def _by_memory(self, t: Transfer) -> list[Work]:
-        """A copy between devices that share memory, by the one that executes it."""
+        """A copy between devices that share memory, by the executing device."""
         if self.source is None or self.target is None or not self._is_near(t):
             return []
         if self.own.team.rank != (t.sender if t.by_sender else t.receiver):
@@ -100,7 +100,7 @@ class Messages:
         return [lambda: target.copy_(source.reshape(target.shape))]
 
     def _exchange(self, transfers: list[Transfer]) -> None:
-        """Send and receive, and raise the flags of what has come."""
+        """Send and receive, and raise the flags of received data."""
         self.exchange(transfers, self.between)
         for t in transfers:
             if t.receiver == self.own.team.rank:
@@ -123,13 +123,13 @@ class Messages:
             self._store(t, message.tensor)
 
     def _sent(self, t: Transfer) -> torch.Tensor:
-        """The elements that a message carries; one of no meaning for what only tells."""
+        """The elements of a message; a dummy element for a pure signal."""
         if self.source is None or self._is_near(t):
             return self._token()
         return self.source.local(t.at).contiguous()
 
     def _room(self, t: Transfer) -> torch.Tensor:
-        """Where a message can arrive: in the target itself, where it is dense and of the same type."""
+        """The buffer in which a message arrives: the target itself, where it is dense and of the same type."""
         if self.source is None or self.target is None or self._is_near(t):
             return self._token()
         target, dtype = self.target.local(t.at), self.source.tensor(t.at).dtype

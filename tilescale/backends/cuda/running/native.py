@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The forms of a program's calls, and what launches a call of one, in C (native/replays.c)."""
+"""Forms of a program's calls, and their launch in C (native/replays.c)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from tilescale.backends.cuda.running.toolchain import check_cache
 from tilescale.errors import DeviceError
 
 UNKNOWN = 0
-"""A call that was not launched: its form, or what moves in it, is not known. 1 is launched, below zero a status."""
+"""Status of a call that was not launched: its form, or a moved argument, is unknown. 1 means launched, below zero is a
+driver status.
+"""
 
 PLACES = 64
-"""Arguments that a call has at most, to be one of a form."""
+"""Maximum number of arguments of a call with a form."""
 
 
 class Site(NamedTuple):
-    """Bytes that an argument decides: where they are, what is added to the argument, and how many."""
+    """Bytes that depend on an argument: their position, the offset added to the argument, and their number."""
 
     at: int
     offset: int
@@ -32,7 +34,7 @@ class Site(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A node of a graph as the driver sets it: handle, its parameters, the context of a copy (0 for a kernel)."""
+    """A node of a graph for the driver's update: handle, its parameters, the context of a copy (0 for a kernel)."""
 
     handle: int
     parameters: int
@@ -92,10 +94,10 @@ class _Record(ctypes.Structure):
 
 
 class Graph:
-    """An instantiated graph, with what its nodes are passed."""
+    """An instantiated graph, with its nodes' arguments."""
 
     def __init__(self, executable: int, given: Sequence[int], kinds: bytes):
-        """`given` is what it was captured with; `kinds` how C finds the number of each argument."""
+        """`given` are the arguments at the capture; `kinds` the encoding of each argument."""
         connect()
         self._given = (ctypes.c_int64 * len(given))(*given)
         self._record = _Replay(executable=executable, given=self._given, kinds=kinds, given_count=len(given))
@@ -103,11 +105,11 @@ class Graph:
         self.learn((), (), ())
 
     def learn(self, nodes: Sequence[Node], known: Iterable[int], pairs: Sequence[tuple[int, int]]) -> None:
-        """From now on it serves calls that differ in what arguments at the `known` positions decide.
+        """Accept calls from now on that differ in the arguments at the `known` positions.
 
         Args:
-            nodes: with all bytes that these decide.
-            pairs: arguments that have to stay as far apart as they are.
+            nodes: the nodes with all bytes that depend on these arguments.
+            pairs: arguments whose distance must not change.
         """
         flags = bytearray(len(self._given))
         for position in known:
@@ -122,20 +124,20 @@ class Graph:
 
     @property
     def given(self) -> tuple[int, ...]:
-        """What the nodes are passed now."""
+        """The present arguments of the nodes."""
         return tuple(self._given)
 
     def knows(self, position: int) -> bool:
-        """Whether it serves calls that differ in this argument."""
+        """Whether it accepts calls that differ in this argument."""
         return bool(self._known[position])
 
     @property
     def refused(self) -> bool:
-        """Whether it serves nobody any more, as the driver has refused to set a node, or it is forgotten."""
+        """Whether it accepts no more calls: the driver has rejected an update of a node, or it is forgotten."""
         return bool(self._record.refused)
 
     def forget(self) -> None:
-        """Let it serve nobody any more."""
+        """Accept no more calls."""
         self._record.refused = 1
 
     def launch(self, given: Sequence[int], stream: int) -> int:
@@ -144,15 +146,15 @@ class Graph:
 
 
 class Forms:
-    """Forms of calls, and a number that is kept for each: the address of a graph, or whatever is not 0.
+    """Forms of calls with a nonzero number for each, such as the address of a graph.
 
     Attributes:
-        table: what `call(table, stream, *values)` takes, which launches the graph that is kept for the form of these
-            values, and `find(table, *values)`, which gives the number, 0 if there is none.
+        table: the first argument of `call(table, stream, *values)`, which launches the graph of the form of these
+            values, and of `find(table, *values)`, which returns the number, 0 if there is none.
     """
 
     def __init__(self, symmetric: Sequence[tuple[int, int]]):
-        """`symmetric` are addresses from which on, and up to which, places are a part of a form."""
+        """`symmetric` are begin and end of addresses that are a part of a form."""
         loaded = _replays()
         self._symmetric = (ctypes.c_int64 * (2 * len(symmetric)))(*(at for each in symmetric for at in each))
         self._plain, self.table = loaded.plain, int(loaded.plain.table_new(self._symmetric, len(symmetric)))
@@ -161,11 +163,11 @@ class Forms:
         weakref.finalize(self, loaded.plain.table_free, self.table)
 
     def keep(self, kept: int, values: Sequence[Any], passed: Iterable[int] = (), fixed: Iterable[int] = ()) -> None:
-        """Keep a number for the form of these values; if positions are others than before, for that form alone.
+        """Keep a number for the form of these values; if positions differ from before, only for that form.
 
         Args:
             passed: positions of scalars by which forms are not told apart.
-            fixed: positions of tensors whose places are a part of the form.
+            fixed: positions of tensors whose addresses are a part of the form.
         """
         masks = _mask(passed), _mask(fixed)
         if masks != self._masks:
@@ -175,23 +177,25 @@ class Forms:
             self._keep(self.table, kept, *values)
 
     def drop(self, kept: int) -> None:
-        """Forget the forms for which a number is kept."""
+        """Forget the forms with a number."""
         self._plain.table_drop(self.table, kept)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all forms."""
         self._plain.table_clear(self.table, *self._masks)
 
 
 class Source(NamedTuple):
-    """What a graph is passed: the address of a tensor, by its number, and an offset; of no tensor (-1) that alone."""
+    """An argument of a graph: the address of a tensor, by its number, plus an offset; without a tensor (-1) only the
+    offset.
+    """
 
     tensor: int
     offset: int
 
 
 class Step(NamedTuple):
-    """A graph with what it is passed; or None, for a copy of so many bytes from the second source to the first one."""
+    """A graph with its arguments; or None, for a copy of `nbytes` bytes from the second source to the first one."""
 
     graph: Graph | None
     sources: Sequence[Source]
@@ -199,12 +203,11 @@ class Step(NamedTuple):
 
 
 class Record:
-    """Steps that are made one after the other, or none of them.
+    """Steps that are executed in order, all or none.
 
     Attributes:
-        address: what `run(address, stream, *tensors)` takes, which gives UNKNOWN, 1, or minus the driver's status; and
-            `can_run(address, *tensors)`, which says whether it can be run once tensors are there of which these are the
-            first ones.
+        address: the first argument of `run(address, stream, *tensors)`, which returns UNKNOWN, 1, or minus the driver's
+            status; and of `can_run(address, *tensors)`, which says whether it can run on tensors that begin with these.
     """
 
     def __init__(self, steps: Sequence[Step]):
@@ -224,7 +227,7 @@ def _mask(positions: Iterable[int]) -> int:
 
 @cache
 def connect() -> None:
-    """Let C know where the driver's functions are. Raises DeviceError, as `_replays`."""
+    """Pass the driver's function pointers to C. Raises DeviceError, as `_replays`."""
     loaded = ctypes.CDLL("libcuda.so.1")
     names = (
         "cuGraphExecKernelNodeSetParams_v2",
@@ -237,7 +240,8 @@ def connect() -> None:
 
 @cache
 def _replays() -> Library:
-    """Raises UntrustedCacheError, and DeviceError without a C compiler, if nobody has compiled it before."""
+    """The compiled C code. Raises UntrustedCacheError, and DeviceError without a C compiler, if it is not in the cache.
+    """
     check_cache(FOLDER)
     try:
         loaded = library(source("replays.c"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""NCCL through torch.distributed: one process group for the devices of each level that collectives speak of.
+"""NCCL through torch.distributed: one process group for the devices of each level with collectives.
 
-A collective whose peer never comes runs for ever on the device, so groups can be aborted, and made again afterwards.
+A collective with a missing peer runs forever on the device, so groups can be aborted, and made again afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Member(Protocol):
-    """The program on this rank's device, as far as groups know it; `by_nccl` becomes true once it has one."""
+    """The program on this rank's device, for groups; `by_nccl` becomes true once it has a group."""
 
     world: World
     team: Team
@@ -35,10 +35,10 @@ class Member(Protocol):
 
 
 _EXIT_S, _ABORT_S = 5.0, 10.0
-"""Longest time that the end of NCCL may take when the process exits, and when a peer is gone."""
+"""Time limits of NCCL's shutdown at process exit, and after a peer has died, in seconds."""
 
 KNOWN = frozenset(records()["nccl"].dtypes)
-"""Types of elements that NCCL has."""
+"""Types of elements that NCCL supports."""
 
 Groups = tuple[tuple[int, ...], ...]
 """Devices, or ranks of the job, by process group."""
@@ -49,7 +49,8 @@ _aborted = False
 
 
 def generation() -> int:
-    """How often all groups were made anew. What was built with a group of an earlier generation cannot run."""
+    """Number of times that all groups were made anew. Programs built with a group of an earlier generation cannot run.
+    """
     return _generation
 
 
@@ -59,9 +60,10 @@ def aborted() -> bool:
 
 
 def joins(team: Team, world: World) -> bool:
-    """Whether NCCL can join a team's ranks: all of the job; or some, in order, where the user has joined the whole job.
+    """Whether NCCL can join a team's ranks: all of the job; or a part, in order, where the user has joined the whole
+    job.
 
-    Groups of a process group that is bound to its device are split off it, for which NCCL wants all of its ranks.
+    Subgroups of a process group bound to its device are split off it, which NCCL allows only with all of its ranks.
     """
     import torch.distributed as dist
 
@@ -73,14 +75,16 @@ def joins(team: Team, world: World) -> bool:
 
 
 def group(own: Member, level: str) -> Any:
-    """The process group of the devices that are siblings at a level. Collective: all ranks ask in the same order."""
+    """The process group of the devices that are siblings at a level. Collective: all ranks request groups in the same
+    order.
+    """
     return group_of(own, Mesh(own.sizes).groups(level))
 
 
 def group_of(own: Member, teams: Groups, processors: int | None = None) -> Any:
-    """This device's of the process groups of `teams`, which have each device once. Collective, as `group`.
+    """This device's process group among those of `teams`, which partition the devices. Collective, as `group`.
 
-    One for few `processors` has its own order of operations, beside that of the one for as many as NCCL takes.
+    A group limited to `processors` SMs has its own order of operations, independent of the unlimited one's.
     """
     own.by_nccl = True
     ranks = tuple(tuple(own.team.ranks[device] for device in team) for team in teams)
@@ -93,7 +97,7 @@ def group_of_all(world: World) -> Any:
 
 
 def _group(world: World, among: tuple[int, ...], teams: Groups, processors: int | None) -> Any:
-    """This rank's of the process groups of ranks, which all ranks `among` those of the job make."""
+    """This rank's process group, which all ranks `among` those of the job make."""
     _start(world)
     key = teams, processors
     if key not in _groups:
@@ -102,7 +106,7 @@ def _group(world: World, among: tuple[int, ...], teams: Groups, processors: int 
 
 
 def _options(processors: int | None) -> dict[str, Any]:
-    """What a group is made with; kernels of one for few processors start before those of other work."""
+    """Options of a group; kernels of one with a limit of SMs start before those of other work."""
     timeout = timedelta(seconds=settings().timeout_s)  # else that of NCCL's groups is PyTorch's
     if processors is None:
         return {"timeout": timeout}
@@ -115,18 +119,18 @@ def _options(processors: int | None) -> dict[str, Any]:
 
 
 def _made(world: World, among: tuple[int, ...], teams: Groups, options: dict[str, Any]) -> Any:
-    """This rank's of new process groups, of the job's ranks."""
+    """This rank's new process group of the job's ranks."""
     import torch.distributed as dist
 
     if among == world.ranks:
         made = [dist.new_group(list(team), **options) for team in teams]
         return next(g for team, g in zip(teams, made, strict=True) if world.rank in team)
     mine = next(team for team in teams if world.rank in team)
-    return dist.new_group(list(mine), use_local_synchronization=True, **options)  # others of the job do not come
+    return dist.new_group(list(mine), use_local_synchronization=True, **options)  # others of the job do not take part
 
 
 def moved(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor as NCCL can move it: of types that it does not know their bytes, along a last dimension."""
+    """A contiguous tensor in a type that NCCL supports: others as bytes, along a last dimension."""
     import torch
 
     if str(tensor.dtype).removeprefix("torch.") in KNOWN:
@@ -135,7 +139,7 @@ def moved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def reduce_op(reduction: str) -> Any:
-    """What torch.distributed calls a combining operation of the language."""
+    """torch.distributed's name of a combining operation of the language."""
     from torch.distributed import ReduceOp
 
     return {"sum": ReduceOp.SUM, "prod": ReduceOp.PRODUCT, "max": ReduceOp.MAX, "min": ReduceOp.MIN}[reduction]
@@ -144,7 +148,7 @@ def reduce_op(reduction: str) -> Any:
 def abort() -> None:
     """End the collectives that run on this device, and all groups with them. `renew` allows new ones.
 
-    All groups at once: the end of one waits for the whole device, where a kernel of another one may be what hangs
+    All groups at once: the end of one waits for the whole device, where a kernel of another one may hang
     (https://github.com/pytorch/pytorch/issues/119797).
     """
     global _aborted
@@ -174,7 +178,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def renew() -> None:
-    """Forget all groups, on all ranks: programs make new ones when they are called next."""
+    """Forget all groups, on all ranks: programs make new ones at their next call."""
     global _aborted, _generation
     abort()
     _groups.clear()
@@ -210,11 +214,11 @@ def _start(world: World) -> None:
 
 
 def _end(begin: threading.Event, done: threading.Event) -> None:
-    """End torch.distributed when asked to. It may take for ever if another rank is gone."""
+    """End torch.distributed when requested. It may hang if another rank is gone."""
     import torch.distributed as dist
 
     begin.wait()
-    with contextlib.suppress(Exception):  # the process ends; what went wrong before was said before
+    with contextlib.suppress(Exception):  # the process ends; earlier errors have been reported
         if dist.is_initialized():
             dist.destroy_process_group()
     done.set()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The devices that share memory with this one: where their instances of a tensor lie, by their numbers over all."""
+"""The devices that share memory with this one: addresses of their instances of a tensor, by device number."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Near:
-    """The devices of a heap among those of a program.
+    """The devices of a program that share a heap.
 
     Attributes:
-        heap: what these devices have of the program's heap.
-        first: the number of the first one; the others follow.
-        devices: of the program.
+        heap: the heap of these devices.
+        first: the number of the first one; the others are consecutive.
+        devices: number of devices of the program.
     """
 
     heap: SymmetricHeap | Reach
@@ -35,13 +35,13 @@ class Near:
 
     @classmethod
     def of(cls, heap: SymmetricHeap, team: Team) -> Near:
-        """Those of a program that a team runs."""
+        """The devices of a program that a team runs."""
         near = reach(heap)
         return cls(near, team.ranks.index(near.team.ranks[0]), team.size)
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of these devices."""
         return self.heap.team.size
 
     @property
@@ -60,7 +60,8 @@ class Near:
         return self.heap.addresses.slot(0)
 
     def slot(self, device: int) -> int:
-        """The leading index of a device in `everywhere`. Raises PeerOutOfRangeError for one that is not near."""
+        """The leading index of a device in `everywhere`. Raises PeerOutOfRangeError for a device without shared memory.
+        """
         return self.heap.addresses.slot(device - self.first)
 
     def everywhere(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -68,10 +69,11 @@ class Near:
         return self.heap.peers(tensor)
 
     def check(self, team: Team, target: Target, where: Location | None) -> None:
-        """That ranks are placed as the machine model has it.
+        """Check that ranks are placed as in the machine model.
 
         Raises:
-            LaunchError: devices that share memory by the machine do not do so here, or nodes differ in their ranks.
+            LaunchError: devices that share memory in the machine model do not share it here, or nodes differ in their
+                ranks.
         """
         mine, n = team.rank, target.near
         block = range(mine // n * n, min(mine // n * n + n, self.devices))
@@ -96,7 +98,7 @@ class Near:
 
 
 def sizes_of(program: Program, team: Team) -> tuple[tuple[str, int], ...]:
-    """Units of each launched level; what is left open takes what the job has.
+    """Number of units of each launched level; an open level takes the job's number.
 
     Raises:
         LaunchError: the job has another number of ranks.
@@ -114,6 +116,6 @@ def sizes_of(program: Program, team: Team) -> tuple[tuple[str, int], ...]:
 
 
 def own_addresses(heap: SymmetricHeap) -> tuple[int, int]:
-    """Where this device's symmetric memory begins and ends."""
+    """Begin and end of this device's symmetric memory."""
     first = heap.addresses.address(heap.team.rank)
     return first, first + heap.addresses.size

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Grids whose programs wait for others of the same grid: they run only if all of them are on the device at once.
+"""Residency of grids whose programs wait for others of the same grid: all must be on the device at once.
 
-Which grids these are `tilescale/program/waiting.py` says; here is how many programs a GPU holds.
+`tilescale/program/waiting.py` finds these grids; this module has the number of programs that a GPU holds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Image:
 
     Attributes:
         code: the device code.
-        name: of the kernel in it.
-        threads: of one program.
+        name: name of the kernel in it.
+        threads: threads of one program.
         shared: bytes of dynamic shared memory of one program.
         cluster: programs that start together, along each axis.
     """
@@ -35,12 +35,12 @@ class Image:
 
 @dataclass(frozen=True)
 class Room:
-    """How many programs of a kernel a GPU holds at once.
+    """Number of programs of a kernel that a GPU holds at once.
 
     Attributes:
-        held: on the whole device.
-        each: on one processor, where nothing else is in the way.
-        processors: of the device.
+        held: programs on the whole device.
+        each: programs on one otherwise empty SM.
+        processors: SMs of the device.
         cluster: programs that start together.
     """
 
@@ -51,19 +51,20 @@ class Room:
 
     def __str__(self) -> str:
         whole = f", in whole clusters of {self.cluster}" if self.cluster > 1 else ""
-        return f"{self.held} at once ({self.each} on each of {self.processors} processors{whole})"
+        return f"{self.held} at once ({self.each} on each of {self.processors} SMs{whole})"
 
     def beside(self, spared: int) -> int:
-        """How many there are at least if some processors hold something else: each may break as many clusters as it
-        holds programs."""
+        """Minimum number of programs if some SMs hold something else: each may break as many clusters as it holds
+        programs.
+        """
         return max(0, self.held - spared * self.each * self.cluster)
 
 
 def resident(image: Image, device: int) -> Room:
-    """How many programs of a kernel a GPU holds at once, as its driver says.
+    """Number of programs of a kernel that a GPU holds at once, from the driver.
 
     Raises:
-        DeviceError: the driver refuses.
+        DeviceError: an error of the driver.
     """
     from cuda.bindings import driver as names
 
@@ -76,7 +77,7 @@ def resident(image: Image, device: int) -> Room:
         driver.call("cuFuncSetAttribute", function, shared_limit, image.shared)
         each = driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, image.threads, image.shared)
         held = each * processors
-        if cluster > 1:  # it lies inside one GPC, which may not hold a whole number of them
+        if cluster > 1:  # clusters lie inside one GPC, which may not hold a whole number of them
             held = cluster * driver.call("cuOccupancyMaxActiveClusters", function, _clusters(image))
     finally:
         driver.call("cuModuleUnload", module)
@@ -84,7 +85,7 @@ def resident(image: Image, device: int) -> Room:
 
 
 def _clusters(image: Image) -> Any:
-    """A launch of one cluster, as the driver takes it."""
+    """A launch of one cluster, in the driver's structure."""
     from cuda.bindings import driver as names
 
     size, cluster = names.CUlaunchAttributeValue(), names.CUlaunchAttribute()
@@ -98,12 +99,12 @@ def _clusters(image: Image) -> Any:
 
 
 def check_resident(program: str, asked: int | None, room: Room, where: Location) -> None:
-    """Refuse a grid that cannot be on the device as a whole.
+    """Reject a grid that cannot be wholly resident.
 
     Args:
         asked: programs of the grid; None if that is not known.
     Raises:
-        LaunchError: there is no room for all of them.
+        LaunchError: they do not all fit.
     """
     if asked is None or asked > room.held:
         grid = "a grid of an extent that is not known before the launch" if asked is None else f"a grid of {asked}"
@@ -117,20 +118,20 @@ def check_resident(program: str, asked: int | None, room: Room, where: Location)
 
 
 def check_beside(program: str, asked: int | None, room: Room, spared: int, where: Location) -> None:
-    """Refuse a grid that waits for messages and leaves their kernels no processor: they could not come.
+    """Reject a grid that waits for messages and leaves their kernels no SM: a deadlock.
 
     Args:
         asked: programs of the grid; None if that is not known.
-        spared: processors that are the messages'.
+        spared: SMs reserved for messages.
     Raises:
-        LaunchError: it does not fit on the other ones.
+        LaunchError: it does not fit on the other SMs.
     """
     left = room.beside(spared)
     if asked is None or asked > left:
         grid = "of an extent that is not known before the launch" if asked is None else f"of {asked} programs"
         raise LaunchError(
             f"{program!r}: a grid {grid} waits for copies from other nodes, which NCCL makes on {spared} of the "
-            f"{room.processors} processors; the others hold {left} programs at once, and a waiting program stays "
+            f"{room.processors} SMs; the others hold {left} programs at once, and a waiting program stays "
             "resident",
             hint=f"launch at most {left} programs, each doing several tiles in a loop",
             where=where,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Streams that nobody else has.
+"""Streams that are not shared.
 
-`torch.cuda.Stream` is the next one of 32 that PyTorch keeps for each device and priority, so it may be one that is in
-use already. What has to get past a stream that waits must not stand behind it.
+`torch.cuda.Stream` is the next one of 32 that PyTorch keeps for each device and priority, so it may be in use already.
+Work that must pass a waiting stream must not be queued on the same hardware queue.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: it does not wait for the default stream by itself."""
 
 _PAST_WAITS = -2
-"""Another priority than those of streams that wait, so another hardware queue."""
+"""A priority that differs from those of waiting streams, hence another hardware queue."""
 
 
 def own_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
@@ -27,7 +27,7 @@ def own_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
     import torch
 
     context = driver.call("cuDevicePrimaryCtxRetain", driver.call("cuDeviceGet", device.index))
-    driver.call("cuCtxPushCurrent", context)  # a thread may have none yet
+    driver.call("cuCtxPushCurrent", context)  # a thread may not have a context yet
     try:
         made = driver.call("cuStreamCreateWithPriority", _NON_BLOCKING, priority)
     finally:
@@ -37,6 +37,7 @@ def own_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
 
 @cache
 def past_waits(device: torch.device) -> torch.cuda.Stream:
-    """The stream for what gets past kernels and streams that wait: stops, looks, and what ends a wait. Nothing on it
-    ever waits, so all programs of a device share it."""
+    """The stream for work that must pass kernels and streams that wait: stops, reads, and writes that end a wait.
+    Nothing on it ever waits, so all programs of a device share it.
+    """
     return own_stream(device, _PAST_WAITS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The program on this rank's device, as its steps know it: what `DeviceProgram` offers them."""
+"""The interface of `DeviceProgram` to its steps: the program on this rank's device."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 
 class Owner(Protocol):
-    """What a step asks while it is made and bound.
+    """The context in which a step is made and bound.
 
     Attributes:
-        options: those of TileLang's compiler.
+        options: options of TileLang's compiler.
         is_alone: whether it has no level above its grid.
         team: the ranks that run it.
         sizes: units of each launched level.
-        sites: the places that wait or signal, by number; steps add theirs.
+        sites: the waits and signals, by number; steps add theirs.
         reached: positions of parameters that peers reach.
-        fixed: positions of parameters whose places decide what is launched.
-        reads_at: where it decides on values in device memory; None if it does not.
+        fixed: positions of parameters whose addresses decide what is launched.
+        reads_at: the line of a decision on values in device memory; None without one.
         by_nccl: whether a step uses NCCL.
         queue: the device's copy queue, once a step uses it.
-        queue_waits: whether a step makes it wait for a flag.
-        spared: processors that grids which wait leave to the queue, whose messages take some.
+        queue_waits: whether a step makes the queue wait for a flag.
+        spared: SMs that waiting grids leave to the queue's messages.
         exchanges: the workspaces of its collectives.
     """
 
@@ -76,15 +76,15 @@ class Owner(Protocol):
 
     @property
     def between(self) -> Transport:
-        """What carries tensors to the others. Collective at its first use."""
+        """The transport to devices without shared memory. Collective at its first use."""
 
     @property
     def beside(self) -> Transport:
-        """The same for its copy queue, beside what its stream does. Collective at its first use."""
+        """The transport of the copy queue, concurrent with the stream's work. Collective at its first use."""
 
     @property
     def guard(self) -> Guard:
-        """What bounds its waits."""
+        """The bounds of its waits."""
 
     def rank(self, level: str) -> int:
         """This rank's rank at a level."""
@@ -96,10 +96,10 @@ class Owner(Protocol):
         """A text compiled for this rank's device. Collective."""
 
     def on_all(self, check: Callable[[], Any]) -> None:
-        """Run a check; what it raises on any rank is raised on all. Collective."""
+        """Run a check; an error on any rank is raised on all. Collective."""
 
     def barrier(self, site: int) -> Work:
-        """What lets all devices synchronize, in the order of the current stream."""
+        """A launch that synchronizes all devices, in the order of the current stream."""
 
     def synchronize(self) -> None:
-        """Wait until the device has done everything."""
+        """Wait until the device is idle."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Operations on whole tensors as work on a device's stream: fills, copies, collectives.
 
-Each is a step (steps.py): bound to a call's tensors, it returns what it launches. Nothing here waits for the device,
-and what is allocated comes from PyTorch's pool, so a CUDA graph can capture it.
+Each is a step (steps.py): bound to a call's tensors, it returns its launches. Steps never wait for the device, and
+allocate from PyTorch's pool, so a CUDA graph can capture them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RULES: dict[tuple[str | None, str], Callable[[Owner, HostStep], Step]] = {}
 
 
 def runs(name: str | None, impl: str = "") -> Callable:
-    """Register the rule of an operation of the host, by its name and implementation."""
+    """Register the rule of a host operation, by its name and implementation."""
 
     def register(rule: Callable) -> Callable:
         _RULES[name, impl] = rule
@@ -44,7 +44,7 @@ def runs(name: str | None, impl: str = "") -> Callable:
 
 
 def host_step(own: Owner, step: HostStep) -> Step:
-    """An operation of the host as a function of the call."""
+    """A host operation as a function of the call."""
     if isinstance(step.stmt, ir.Bind):
         return _bind(own, step.stmt)
     return _RULES[ir.op_name(step.call), step.impl](own, step)
@@ -87,7 +87,7 @@ class Part:
         return call.values[self.position]
 
     def index(self, call: Call) -> list[int]:
-        """Where the region begins."""
+        """Begin of the region."""
         return [call.evaluate(b) for b in self.begins]
 
     def _slices(self, call: Call) -> tuple[slice, ...]:
@@ -100,12 +100,12 @@ class Part:
         return tensor if self._is_whole(tensor, call) else tensor[self._slices(call)]
 
     def reached(self) -> None:
-        """Peers touch this tensor."""
+        """Note that peers access this tensor."""
         if self.position is not None:
             self.own.reached.add(self.position)
 
     def stays(self) -> None:
-        """What was bound to this tensor is right for no other one."""
+        """Note that work bound to this tensor is invalid for any other."""
         if self.position is not None:
             self.own.fixed.add(self.position)
 
@@ -128,7 +128,7 @@ def _parts(own: Owner, call: ir.Call) -> list[Part]:
 
 
 def device_of(own: Owner, level: str, rank: int) -> int:
-    """The number, over all devices, of a rank at a level as seen from this device."""
+    """The number, among all devices, of a rank at a level relative to this device."""
     return Mesh(own.sizes).sibling(own.team.rank, level, rank)
 
 
@@ -163,7 +163,7 @@ def _copy(own: Owner, step: HostStep) -> Step:
 
 @runs(ops.BARRIER.name)
 def _barrier(own: Owner, step: HostStep) -> Step:
-    """All ranks synchronize: those of other groups of the level, too, since all run the same program."""
+    """A barrier of all ranks, including other groups of the level, because all run the same program."""
     what = f"T.{step.call.op.name.removeprefix('tilescale.')} of level {ir.attribute(step.call, 'level')!r}"
     own.sites.append(Site(what, step.where))
     site = len(own.sites) - 1

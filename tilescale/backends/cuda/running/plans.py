@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Plans: what calls launch, kept for later calls of the same form, wherever their tensors lie.
+"""Plans: the launches of calls, kept for later calls of the same form, with tensors at any addresses.
 
-A call's form is all that decides what is launched: shapes, strides and types of its tensors, and scalars; of tensors
-that peers reach, and of others in symmetric memory, the places, too. The first calls of a form are bound to their
-tensors and launched; then the launches become a CUDA graph. From then on the host's part of a call is to set what is
-passed to the graph's kernels and copies, if tensors lie elsewhere than in the call before, and one launch (replay.py).
-What cannot be set so has a plan for each of the last places. A plan owns none of the caller's memory.
+A call's form is everything that decides what is launched: shapes, strides and types of its tensors, and scalars; for
+tensors that peers reach, and others in symmetric memory, the addresses too. The first calls of a form are bound to
+their tensors and launched; then the launches become a CUDA graph. From then on the host's part of a call is to update
+the arguments of the graph's kernels and copies, if tensors have moved since the call before, and one launch
+(replay.py). Work that cannot be updated has a plan for each of the last addresses. A plan does not keep the caller's
+memory alive.
 
 The first plan of a program may have to be a graph at once, so that all kernels are loaded before one of them runs: the
-driver may wait for the device to load one (CUDA C++ Programming Guide, Lazy Loading), and the kernel that runs then may
-wait for what the host would do next.
+driver may wait for the device to load one (CUDA C++ Programming Guide, Lazy Loading), and the running kernel may wait
+for the host's next operation.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ from tilescale.backends.cuda.running.replay import Given, Kind, Replay
 from tilescale.backends.cuda.running.steps import Work, run
 
 KEPT = 512
-"""Plans of one program that are kept, those used last; and bound calls of each that cannot be a graph."""
+"""Maximum number of plans of one program, the most recently used; and of bound calls of each that cannot be a graph."""
 
 LAUNCHED_BEFORE = 2
-"""Calls after which a plan becomes a graph: capturing one takes as long as some twenty calls without."""
+"""Calls after which a plan becomes a graph: a capture takes as long as some twenty calls without one."""
 
 ALIGNED = 128
-"""Bytes: kernels may be chosen by how far addresses are aligned up to this. Places are a part of a form modulo this."""
+"""Bytes: kernels may be chosen by the alignment of addresses up to this. Addresses are a part of a form modulo this."""
 
 _OTHERS = (int, float, np.generic, NoneType)
-"""What a call passes that is no tensor: numbers, and None for a tensor that no statement names."""
+"""Arguments of a call that are not tensors: numbers, and None for an unused tensor."""
 
 _NUMBERS = {int, float, bool, NoneType}
 
 Bind = Callable[[], list[Work]]
-"""Binds a call: what it launches."""
+"""Binds a call; returns its launches."""
 
 
 class Passed(NamedTuple):
     """A call's arguments.
 
     Attributes:
-        form: what tells calls apart that launch different things.
-        given: the rest, which is only passed on: where tensors lie, and scalars that kernels take.
+        form: the key of calls with the same launches.
+        given: the rest, which is only passed on: addresses of tensors, and scalars of kernels.
     """
 
     form: tuple[Any, ...]
@@ -57,14 +58,14 @@ class Passed(NamedTuple):
 
 
 class Plan:
-    """What calls of one form launch."""
+    """The launches of calls of one form."""
 
     def __init__(self, kinds: Sequence[Kind], *, can_repeat: bool, at_once: bool = False):
-        """Of calls with arguments of these kinds.
+        """Plan of calls with arguments of these kinds.
 
         Args:
-            can_repeat: whether a graph does the same in each call, and may be kept: NCCL's groups can end.
-            at_once: whether the first call is to be a graph already, if it can.
+            can_repeat: whether a graph is valid in each call, and may be kept: NCCL's groups can end.
+            at_once: whether the first call should be a graph already, if it can.
         """
         self._kinds, self.can_repeat = kinds, can_repeat
         self._calls = LAUNCHED_BEFORE if at_once else 0
@@ -73,7 +74,7 @@ class Plan:
         self._elsewhere: OrderedDict[Given, Plan] = OrderedDict()
 
     def launch(self, given: Given, bind: Bind, stream: int | None) -> None:
-        """Put everything on the current stream, of that number; None if that is captured in a graph of the caller's."""
+        """Put everything on the current stream, given by number; None if it is captured in the caller's graph."""
         if stream is None or not self.can_repeat:
             return run(self._launches(given, bind))
         if self._calls < LAUNCHED_BEFORE:
@@ -89,7 +90,7 @@ class Plan:
 
     @property
     def graph(self) -> Graph | None:
-        """What C launches for all calls of the form that the graph serves; None while there is no graph."""
+        """The graph that C launches for all calls of the form that it accepts; None while there is no graph."""
         return self._replay.graph if self._replay is not None else None
 
     def _launches(self, given: Given, bind: Bind) -> list[Work]:
@@ -97,7 +98,7 @@ class Plan:
 
 
 def _lately(kept: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-    """What is kept under a key, made if nothing is; the last few are kept."""
+    """The value of a key, made if there is none; the last few are kept."""
     if key not in kept:
         kept[key] = make()
         if len(kept) > KEPT:
@@ -107,28 +108,28 @@ def _lately(kept: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> A
 
 
 class Plans:
-    """The plans of one program that were used last.
+    """The most recently used plans of one program.
 
     Attributes:
-        passed: positions of scalars that only kernels depend on, by which calls are not told apart.
-        fixed: positions of tensors whose places are a part of the form.
-        symmetric: addresses from which on, and up to which, memory is symmetric: places there are a part of the form.
+        passed: positions of scalars that only kernels depend on, and which are not a part of the form.
+        fixed: positions of tensors whose addresses are a part of the form.
+        symmetric: begin and end of symmetric memory: addresses there are a part of the form.
     """
 
     def __init__(self, is_capturing: Callable[[], bool], symmetric: tuple[int, int] = (0, 0)) -> None:
-        """`is_capturing` says whether a graph of the caller's is being captured now."""
+        """`is_capturing` says whether the caller captures a graph now."""
         import torch
 
         self.passed: frozenset[int] = frozenset()
         self.fixed: set[int] = set()
         self.symmetric = symmetric
         self._is_capturing = is_capturing
-        self._forgotten: list[Plan] = []  # until no graph is captured: meanwhile theirs may not be destroyed
+        self._forgotten: list[Plan] = []  # while a graph is captured, graphs may not be destroyed
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._forms: Forms | None = None  # once there is a graph
         self._graphs: dict[int, Graph] = {}
         self._plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
-        self._last: Plan | None = None  # that was used: the others have their order
+        self._last: Plan | None = None  # the last used: the others have their order
 
     def get(self, form: tuple[Any, ...]) -> Plan | None:
         """The plan of calls of a form; None if there is none."""
@@ -144,10 +145,10 @@ class Plans:
         self._forget([self._plans.popitem(last=False)[1]] if len(self._plans) > KEPT else [])
 
     def launch(self, values: Sequence[Any], stream: int) -> bool:
-        """Launch a call of a form whose plan is a graph, without a look at the plan; False for any other call.
+        """Launch a call of a form whose plan is a graph, bypassing the plan; False for any other call.
 
         Raises:
-            DeviceError: the driver refuses the launch.
+            DeviceError: the launch fails.
         """
         if self._forms is None or not self._are_plain(values):
             return False
@@ -157,13 +158,13 @@ class Plans:
         return status != UNKNOWN
 
     def graph(self, values: Sequence[Any]) -> Graph | None:
-        """What `launch` launches for a call; None if that is no graph."""
+        """The graph that `launch` launches for a call; None if there is no graph."""
         if self._forms is None or not self._are_plain(values):
             return None
         return self._graphs.get(self._forms.find(self._forms.table, *values))
 
     def can_launch(self, plan: Plan, values: Sequence[Any]) -> None:
-        """From now on `launch` is for calls like one on these values, which was the plan's, if that is a graph."""
+        """Let `launch` handle calls like this one of the plan, if the plan is a graph."""
         if plan.graph is None or not self._are_plain(values):
             return
         if self._forms is None:
@@ -172,8 +173,9 @@ class Plans:
         self._graphs[plan.graph.address] = plan.graph
 
     def _are_plain(self, values: Sequence[Any]) -> bool:
-        """Whether C may look at values: a tensor of a class of its own, or which stands for its negative, is more than
-        its memory."""
+        """Whether C may read the values: a tensor of a subclass, or one that represents its negative, is more than its
+        memory.
+        """
         for x in values:
             kind = x.__class__
             if kind in self._plain:
@@ -184,7 +186,7 @@ class Plans:
         return True
 
     def clear(self) -> None:
-        """Forget all of them: something that they are bound to has changed."""
+        """Forget all plans: something they are bound to has changed."""
         self._forget(self._plans.values())
         self._plans.clear()
         self._last = None
@@ -202,10 +204,10 @@ class Plans:
             self._forgotten.clear()
 
     def told(self, values: Sequence[Any]) -> Passed | None:
-        """A call's form, and what it passes.
+        """A call's form and arguments.
 
-        None for what cannot be told apart: a tensor of a class of its own, such as a DTensor, which has no place, and
-        what no program takes.
+        None for arguments without a key: a tensor of a subclass without an address, such as a DTensor, and types that
+        no program takes.
         """
         form: list[Any] = []
         given: list[Any] = []
@@ -226,7 +228,7 @@ class Plans:
 
 
 def standing_for(value: Any) -> Any:
-    """A tensor at the same place that does not keep the memory there; other values are themselves."""
+    """A tensor at the same address that does not keep the memory alive; other values are returned unchanged."""
     import torch
 
     if not isinstance(value, torch.Tensor) or not value.numel():

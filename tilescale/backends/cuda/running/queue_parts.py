@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What operations on a copy queue share: parts of tensors, flags as words, waits before a copy, copies at home."""
+"""Shared parts of operations on a copy queue: parts of tensors, flags as words, waits before a copy, local copies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def to_itself(step: HostStep) -> UnsupportedError:
 
 
 def wait_before(own: Owner, queue: CopyQueue, copy: Copy, step: HostStep) -> Callable[[Call], Work] | None:
-    """The wait of a copy before it starts."""
+    """The wait of a copy before its start."""
     if copy.after is None:
         return None
     condition, flag = copy.after, Part(own, copy.after.flag)
@@ -73,8 +73,9 @@ def moved(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[Work
 
 
 def moved_to(own: Owner, device: int, queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[Work]:
-    """A copy to another device: on the queue; where the two share a GPU by the main stream, or, if the queue has to
-    wait for a flag first, through the host's memory."""
+    """A copy to another device: on the queue; where the two share a GPU by the main stream, or through the host's
+    memory, if the queue has to wait for a flag first.
+    """
     if not own.world.on_my_gpu(own.team.ranks[device]):
         return moved(queue, out, given)
     parts = stream_memory.rows(out, given)
@@ -99,7 +100,7 @@ def told(queue: CopyQueue, word: Word, value: int) -> Work:
 
 
 def exchange(queue: CopyQueue, by: Transport, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-    """Messages on a queue: what is added after them starts when they have come."""
+    """Messages on a queue: operations added after them start when they have arrived."""
     import torch
 
     def run() -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Bounded waits of the copy queue: a stream that waits for a word does so for ever, so the host watches it.
+"""Bounded waits of the copy queue: a stream waits for a word without a limit, so the host watches it.
 
-Around each wait the queue writes into a word of the host's memory which one it is in, so the host knows without asking
-the device, in CUDA graphs too. A thread looks at these words. A wait that takes too long is reported as a kernel
-reports one of its own (timeouts.py), which stops the program on all ranks; and whatever the queue waits for once a
-program is stopped is written in its place, so that the device gets idle.
+Around each wait the queue writes the wait's number into a word of the host's memory, so the host knows it without a
+query of the device, in CUDA graphs too. A thread polls these words. A wait that exceeds its limit is reported as a
+kernel reports its own (timeouts.py), which stops the program on all ranks. After a program is stopped, the thread
+writes the awaited words itself, so that the device becomes idle.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ if TYPE_CHECKING:
     from tilescale.backends.cuda.running.timeouts import WaitRecords
 
 _LOOK_S, _RELEASE_S = 0.05, 0.001
-"""Pauses of the thread; the second while it ends waits, of which many may be queued."""
+"""Polling intervals of the thread; the second one while it ends waits, many of which may be queued."""
 
 PATIENCE = 2
-"""How many times as long as a kernel's wait: what would end this one may itself wait, and is to say why."""
+"""Limit in multiples of a kernel's wait: the operation that would end this wait may itself wait, and must report the
+cause first.
+"""
 
 _NUMBER_BITS = 24
 _DONE, _BUSY = 0, 600
-"""CUDA_SUCCESS and CUDA_ERROR_NOT_READY: what a stream may be."""
+"""CUDA_SUCCESS and CUDA_ERROR_NOT_READY: states of a stream."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,13 @@ class Watch:
     """The waits that one program adds to the copy queue of a device.
 
     Attributes:
-        device: which.
+        device: the device of the queue.
     """
 
     def __init__(
         self, records: WaitRecords, limit_ns: int, device: torch.device, progress: Callable[[], Any], start: bool = True
     ):
-        """`progress` changes with every call; `start` begins to watch."""
+        """`progress` changes with every call; `start` starts the watch."""
         import torch
 
         self._records, self._progress, self.device = records, progress, device
@@ -76,24 +78,24 @@ class Watch:
 
     def add(self, stream: torch.cuda.Stream, place: Place) -> None:
         """Add a wait to a stream."""
-        # Outside of graphs no two waits are the same, however often a program is called.
+        # Outside of graphs every wait has its own number, however often a program is called.
         self._serial += 1
         begun = Write(self._word, self._serial << _NUMBER_BITS | self._number(place))
         stream_memory.add(stream, begun, place.condition, Write(self._word, 0))
 
     def is_lost(self) -> bool:
-        """Whether the device does nothing any more: then every call of the driver is an error, the same one."""
+        """Whether the device is lost: then every call of the driver returns the same error."""
         (status,) = driver.function("cuStreamQuery")(self._stream.cuda_stream)
         return int(status) not in (_DONE, _BUSY)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the queue is in one of its waits, or the last one is still looked at."""
+        """Whether the queue is in one of its waits, or the last one is still watched."""
         return bool(self._now[0]) or self._seen != 0
 
     def _number(self, place: Place) -> int:
         condition = place.condition
-        exact = condition.value if condition.compare == "==" else None  # else the newest value is enough for all
+        exact = condition.value if condition.compare == "==" else None  # else the newest value satisfies all
         number = self._numbers.setdefault((place.site, condition.word, condition.compare, exact), len(self._places) + 1)
         if number > len(self._places):
             self._places.append(place)
@@ -102,7 +104,7 @@ class Watch:
         return number
 
     def look(self, now: float) -> bool:
-        """Report a wait that takes too long; end the one of a stopped program. True if there was one to end."""
+        """Report a wait that exceeds its limit; end the wait of a stopped program. True if there was one to end."""
         word = int(self._now[0])
         if word == 0:
             self._seen = 0
@@ -125,16 +127,16 @@ class Watch:
             seen = self._records.read_at(place.condition.word)
             self._records.fail(Kind.TIMEOUT, place.site, place.index, place.condition.value, seen)
         else:
-            # A graph that is replayed again and again comes to the same wait.
+            # A graph that is replayed again and again reaches the same wait.
             self._since, self._call = now, call
 
 
 _kept: list[torch.Tensor] = []
-"""Words that devices may still write when nobody else knows them any more, because calls are queued."""
+"""Words that devices may still write after their owner is gone, because calls are queued."""
 
 _watches: weakref.WeakSet[Watch] = weakref.WeakSet()
 _troubled: weakref.WeakSet[Watch] = weakref.WeakSet()
-"""Those of which it was said that a look has failed."""
+"""Watches whose poll has failed, with a warning."""
 _thread: threading.Thread | None = None
 
 
@@ -155,14 +157,15 @@ def _run() -> None:
 
 
 def _look(watch: Watch) -> bool:
-    """As `Watch.look`. Whatever goes wrong, the next look may be the one that ends a wait, unless the device is lost:
-    its waits are, too, and who uses it next is told why."""
+    """Call `Watch.look`. After any error the thread continues, because the next poll may end a wait, unless the device
+    is lost: its waits have ended then, and its next user gets the error.
+    """
     import torch
 
     try:
         with torch.cuda.device(watch.device):
             return watch.look(time.monotonic())
-    except Exception as error:  # noqa: BLE001 - of the driver, of PyTorch, of what it interrupts
+    except Exception as error:  # noqa: BLE001 - errors of the driver, of PyTorch, interrupts
         if watch.is_lost():
             _watches.discard(watch)
         elif watch not in _troubled:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Asynchronous operations on a device's copy queue: copies to peers, each followed by a write of its flag.
 
-What a copy to the device itself moves is copied by a kernel, so the main stream does it, before what follows, which may
-hold all processors and wait; as it is not to overtake what was started before, the main stream waits for the queue
-first. So such a copy costs nothing where it is the first one. The same holds for devices that share a GPU.
+A copy of the device to itself is made by a kernel. So the main stream executes it, before later grids, which may hold
+all SMs and wait. To keep start order, the main stream waits for the queue first, which costs nothing for the first
+operation. The same holds for devices that share a GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _join(own: Owner, step: HostStep) -> Step:
 def _copy(own: Owner, step: HostStep) -> Step:
     copy = Copy.of(step.call)
     op = copy.op
-    assert op is not None  # it has a flag, else it would not be on the queue
+    assert op is not None  # without a flag it would not be on the queue
     queue = own.queue = copy_queue(own.device)
     source, target, flag = Part(own, copy.source), Part(own, copy.target), Part(own, copy.signal)
     after = wait_before(own, queue, copy, step)

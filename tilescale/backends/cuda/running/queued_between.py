@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Asynchronous copies whose data may go to other nodes: by the copy queues of both ends.
 
-A message has two ends, so every device comes here at the same place of the program. NCCL carries it, by kernels for
-which the device's other work leaves a few processors; the receiver's queue raises the flag behind it. What goes to a
-device that shares memory is copied there, and told there, by the sender's queue alone.
+A message has two ends, so every device reaches the same place of the program. NCCL sends it, by kernels for which the
+device's other work leaves a few SMs; the receiver's queue then raises the flag. Copies and flags to a device that
+shares memory are written by the sender's queue alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class QueuedMessages(Messages):
         self.flag.reached()
 
     def bind(self, call: Call) -> list[Work]:
-        """What this device does in a call."""
+        """The launches of this device in a call."""
         me = self.own.team.rank
         mine = [t for t in self._transfers(call) if me in (t.sender, t.receiver)]
         sent = [t for t in mine if t.sender == me]
@@ -45,7 +45,7 @@ class QueuedMessages(Messages):
             return []
         done: list[Work] = [t for own in sent if own.receiver == me for t in self._kept(own)]
         if self._after is not None:
-            done.append(self._queue.hold)  # on receivers, too: it waits for the senders
+            done.append(self._queue.hold)  # on receivers, too: the queue waits for the senders
         done.append(self._queue.start)
         if self._after is not None and sent:
             done.append(partial(self._queue.add, self._after(sent[0].at)))
@@ -71,7 +71,7 @@ class QueuedMessages(Messages):
         return moved(self._queue, out, shaped(self.source.local(t.at), out))
 
     def _carried(self, far: list[Transfer]) -> None:
-        """Messages on the queue, which goes on when those for this device have come."""
+        """Messages on the queue, which continues when those for this device have arrived."""
         import torch
 
         with torch.cuda.stream(self._queue.stream):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """All-gathers and all-to-alls on copy queues, chunk by chunk: into the memory of peers, and by messages to other nodes.
 
-Between nodes each part of a gather travels once, along the rail of its sender (devices of one place in all nodes), and
-who receives it copies it on to the others of the node. The parts of an all-to-all go to their receivers at once.
+Between nodes each part of a gather is sent once, along the rail of its sender (devices of one position in all nodes),
+and the receiver copies it to the others of its node. The parts of an all-to-all are sent directly to their receivers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Exchange:
             part.reached()
 
     def bind(self, at: Call) -> list[Work]:
-        """What this device does in a call: its own part, then its peers from the next one on, then other nodes."""
+        """The launches of this device in a call: its own part, then its peers from the next one on, then other nodes.
+        """
         mine, rows = self._part(self._rank, self._rank, at), self._given(self._rank, at)
         is_there = mine.data_ptr() == rows.data_ptr()
         done: list[Work] = [] if is_there else at_home(self._queue, mine, rows, self._step)
@@ -66,24 +67,24 @@ class Exchange:
             yield number, number * chunk, min(chunk, count - number * chunk)
 
     def _peers(self) -> list[int]:
-        """The others that share memory with this device, from the next one on."""
+        """The other devices that share memory with this one, from the next one on."""
         begin, place = self._rank // self._near * self._near, self._rank % self._near
         return [begin + (place + k) % self._near for k in range(1, self._near)]
 
     def _others(self) -> list[int]:
-        """Who messages go to, and as many who they come from: ranks on other nodes, this one's rail of a gather."""
+        """Receivers and senders of messages: ranks on other nodes; for a gather, this one's rail."""
         everybody = [(self._rank + k) % self._size for k in range(1, self._size)]
         apart = [r for r in everybody if r // self._near != self._rank // self._near]
         gathers = self._made.name == "all_gather"
         return [r for r in apart if not gathers or r % self._near == self._rank % self._near]
 
     def _given(self, peer: int, at: Call) -> torch.Tensor:
-        """What a peer gets from this device."""
+        """A peer's part of this device's data."""
         tensor = self._source.local(at)
         return tensor if self._made.name == "all_gather" else part_of(tensor, self._parts, peer, self._size)
 
     def _part(self, on: int, sender: int, at: Call) -> torch.Tensor:
-        """Where a sender's part lies on a rank that shares memory."""
+        """A sender's part on a rank that shares memory."""
         whole = self._target.on(device_of(self._own, self._made.level, on), at)
         return shaped(part_of(whole, self._parts, sender, self._size), self._given(self._rank, at))
 
@@ -104,7 +105,9 @@ class Exchange:
         return told(self._queue, word, self._own.sums.after(at, word, 1, "add"))
 
     def _between_nodes(self, chunk: tuple[int, int, int], at: Call) -> list[Work]:
-        """A chunk to other nodes and those of theirs; each is told, and of a gather passed on, when all have come."""
+        """A chunk to other nodes, and their chunks to this one; each is signalled, and of a gather forwarded, when all
+        have arrived.
+        """
         assert self._beside is not None
         others = self._others()
         sends = [self._message(self._given(r, at), r, chunk) for r in others]

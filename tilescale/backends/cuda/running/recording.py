@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Calls of a function of tensors, recorded: what it launches, allocates and computes, as a list of steps.
+"""Recorded calls of a function of tensors: its launches, allocations and operations, as a list of steps.
 
 A function that calls programs, allocates tensors, views them and calls PyTorch's operations does the same for all
-tensors of one form. While one call of it is recorded, programs say what they launch, and PyTorch what it does. Each
-address that a program is passed then lies in a tensor of the caller's, or in one that the function has made, or it
-stays. From then on a call makes these steps: views and choices cost nothing any more, and all programs between two of
-PyTorch's operations are one call of C.
+tensors of one form. While one call of it is recorded, programs report their launches, and PyTorch its operations. Each
+address that a program is passed then lies in a tensor of the caller, or in one that the function has made, or is
+constant. From then on a call executes these steps: views and choices cost nothing any more, and all programs between
+two operations of PyTorch are one call of C.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ALLOCATIONS = {
 }
 
 Do = Callable[[list[torch.Tensor], int], bool]
-"""Adds to the tensors what it makes, or launches programs on a stream; false if it does not know the tensors."""
+"""Adds its results to the tensors, or launches programs on a stream; false for unknown tensors."""
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -47,12 +47,12 @@ _DYNAMIC = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 class Caller(NamedTuple):
-    """What a program's calls go by.
+    """The state of a program that its calls depend on.
 
     Attributes:
-        guard: what bounds its waits; None if it has none.
+        guard: the bounds of its waits; None without waits.
         turns: the order of streams.
-        symmetric: the addresses from which on, and up to which, where a tensor is decides what is launched.
+        symmetric: begin and end of the memory in which a tensor's address decides what is launched.
     """
 
     guard: Guard | None
@@ -61,7 +61,7 @@ class Caller(NamedTuple):
 
 
 class View(NamedTuple):
-    """A tensor by its number, among those of the caller and those that are made; or a view of it."""
+    """A tensor by its number, among those of the caller and those made by steps; or a view of it."""
 
     number: int
     form: tuple[torch.dtype, Sequence[int], Sequence[int], int] | None
@@ -74,7 +74,7 @@ class View(NamedTuple):
         dtype, shape, stride, offset = self.form
         if base.dtype is not dtype:
             base = base.view(-1).view(dtype)
-        # A result may be changed in place: autograd does not allow that of a view.
+        # A result may be changed in place: autograd does not allow changes of a view.
         return base.as_strided(shape, stride, base.storage_offset() + offset).data
 
 
@@ -82,20 +82,20 @@ class Recording(TorchDispatchMode):
     """A call that is recorded.
 
     Attributes:
-        thread: in which it is made.
+        thread: the thread of the call.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         super().__init__()
         self._is_complete, self.thread = True, get_ident()
-        self._tensors: list[torch.Tensor] = list(tensors)  # the caller's, then those that are made
+        self._tensors: list[torch.Tensor] = list(tensors)  # the caller's, then those made by steps
         self._given = len(tensors)
         self._spans = [_span(x) for x in tensors]
         self._made: list[Do] = []
-        self._allocated: dict[int, int] = {}  # by the number of a tensor, which of these makes it
+        self._allocated: dict[int, int] = {}  # number of a tensor -> its allocation
         self._shaped: set[int] = set()  # tensors whose shapes an operation of PyTorch's takes
         self._steps: list[Step] = []  # since the last operation of PyTorch's
-        self._later: list[Record] = []  # behind anything that cannot be undone
+        self._later: list[Record] = []  # after anything that cannot be undone
         self._has_computed = self._launches = False
         self._callers: set[Caller] = set()
         self._streams: set[int] = set()
@@ -103,7 +103,9 @@ class Recording(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch would import its compiler, which takes seconds, to tell it to look away; nothing is compiled here."""
+        """Whether torch should skip Dynamo: PyTorch would import its compiler, which takes seconds, only to skip it;
+        nothing is compiled here.
+        """
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -139,8 +141,9 @@ class Recording(TorchDispatchMode):
         return made
 
     def _elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operation makes, where it would not have made it: programs learn what follows a tensor's place from
-        calls in which it is another one."""
+        """The result of an operation, at another address than PyTorch would choose: programs learn from calls with
+        moved tensors which arguments depend on the address.
+        """
         try:
             self._spare = func(*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -153,15 +156,16 @@ class Recording(TorchDispatchMode):
         return isinstance(x, torch.Tensor) and x.device == self._tensors[0].device
 
     def fail(self) -> None:
-        """Something is done that cannot be recorded."""
+        """The call does something that cannot be recorded."""
         self._is_complete = False
 
     def launched(self, graph: Graph | None, caller: Caller, stream: int) -> None:
-        """A program has launched a graph, with what that is passed now; None for anything else."""
+        """A program has launched a graph with its present arguments; None for anything else."""
         if graph is None:
             return self.fail()
         sources = [self._source(number) for number in graph.given]
-        # Where the caller's tensors are can be asked before anything is done; others have to be right anywhere.
+        # The addresses of the caller's tensors can be checked before anything is executed; others must be valid
+        # anywhere.
         own = [i for i, source in enumerate(sources) if source.tensor >= self._given]
         first, end = caller.symmetric
         stay = [first <= number < end for number in graph.given]
@@ -187,7 +191,7 @@ class Recording(TorchDispatchMode):
         return Source(-1, number)
 
     def _template(self, value: Any) -> Any:
-        """An argument with its tensors as views; of tensors that are not known as they are, as they stay."""
+        """An argument with its known tensors as views; unknown tensors stay as they are."""
         if isinstance(value, torch.Tensor):
             view = self._view(value)
             if view is not None and view.form is None:
@@ -207,12 +211,12 @@ class Recording(TorchDispatchMode):
                     return View(i, None)
                 self._is_complete &= not x.is_neg() and (x.dtype is base.dtype or base.is_contiguous())
                 return View(i, (x.dtype, x.shape, x.stride(), (first - begin) // x.dtype.itemsize))
-            if first < behind and begin < end:  # more than a tensor that is known
+            if first < behind and begin < end:  # partly outside of a known tensor
                 self.fail()
         return None
 
     def finished(self, made: Any) -> Recorded | None:
-        """The record of a call that has given these tensors, in lists or not; None if there is none."""
+        """The record of a call that has returned these tensors, in lists or not; None if there is none."""
         self._close()
         results, few = self._results(made), len(self._tensors) <= PLACES
         if not self._is_complete or not few or self._overlap() or len(self._streams) != 1:
@@ -232,7 +236,7 @@ class Recording(TorchDispatchMode):
         return view
 
     def _result(self, x: torch.Tensor) -> View | None:
-        """A result; where it is all of an allocation, that is made in its shape."""
+        """A result; if it is a whole allocation, it is allocated in its shape."""
         view = self._view(x)
         if view is None or view.form is None or view.number not in self._allocated.keys() - self._shaped:
             return view
@@ -245,19 +249,19 @@ class Recording(TorchDispatchMode):
         return View(view.number, None)
 
     def _overlap(self) -> bool:
-        """Whether two of the caller's tensors share memory: what is in both could be either's."""
+        """Whether two of the caller's tensors share memory: an address in both is ambiguous."""
         spans = sorted(self._spans[: self._given])
         return any(one[1] > other[0] for one, other in zip(spans, spans[1:], strict=False))
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a function does for tensors of one form.
+    """The record of a function for tensors of one form.
 
     Attributes:
-        steps: the first one that does more than to allocate may say that it does not know the tensors.
-        later: what later ones launch.
-        results: among the tensors, in the end.
+        steps: the first one that does more than allocate may report unknown tensors.
+        later: the launches of later ones.
+        results: the results among the tensors.
     """
 
     steps: Sequence[Do]
@@ -268,11 +272,11 @@ class Recorded:
     generation: int
 
     def __call__(self, given: Sequence[torch.Tensor]) -> Any:
-        """Do it for these tensors; None, and nothing done, if that is not known of them.
+        """Execute the record for these tensors; None, and nothing done, if it does not apply to them.
 
         Raises:
             WaitTimeoutError, RankMismatchError, RankFailedError, ...: as a call of the programs.
-            DeviceError: the driver refuses a launch.
+            DeviceError: a launch fails.
         """
         tensors = list(given)
         with init().one_call:
@@ -289,7 +293,7 @@ class Recorded:
                 for step in self.steps:
                     if not step(tensors, stream):
                         return None
-            except DeviceError:  # this rank's part of the call is not complete
+            except DeviceError:  # this rank's part of the call is incomplete
                 for guard in self.guards:
                     guard.records.stop()
                 raise
@@ -329,13 +333,13 @@ def _filled(template: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 def _allocation(x: torch.Tensor) -> Callable[[], torch.Tensor]:
     if x.is_cuda and x.device.index == torch.cuda.current_device():
-        # As inductor's graphs allocate: past the dispatcher, which takes a third of a small call.
+        # Like inductor's graphs, allocate without the dispatcher, which takes a third of a small call.
         return partial(_empty_strided_cuda, tuple(x.shape), x.stride(), x.dtype)
     return partial(torch.empty_strided, tuple(x.shape), x.stride(), dtype=x.dtype, device=x.device)
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:
-    """Where the memory of a tensor begins, and ends behind its last element."""
+    """Begin of a tensor's memory, and the end of its last element."""
     first = x.data_ptr()
     if not x.numel():
         return first, first
@@ -344,7 +348,7 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
 
 
 def _is_plain_copy(target: torch.Tensor, source: Any, *given: Any) -> bool:
-    """Whether a copy is one of so many bytes."""
+    """Whether a copy is a plain copy of bytes."""
     if target.dtype is not source.dtype or target.device != source.device or target.shape != source.shape:
         return False
     return target.is_contiguous() and source.is_contiguous() and not source.is_neg() and not source.is_conj()
@@ -359,7 +363,7 @@ def current_recording() -> Recording | None:
 
 
 def recorded(function: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, Recorded | None]:
-    """What a function gives that makes a call on these tensors, and its record; None if it cannot be recorded."""
+    """The result of a function's call on these tensors, and its record; None if it cannot be recorded."""
     global _current
     _current = recording = Recording(tensors)
     try:
@@ -371,11 +375,11 @@ def recorded(function: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tu
 
 
 class Layout:
-    """What records name by address: of the whole process.
+    """Memory that records refer to by address, in the whole process.
 
     Attributes:
-        generation: how often that was replaced. Older records are of no use; it is the same on all ranks.
-        symmetric: addresses from which on, and up to which, memory is symmetric.
+        generation: number of replacements, equal on all ranks. Older records are invalid.
+        symmetric: begin and end of symmetric memory.
     """
 
     def __init__(self) -> None:
@@ -383,7 +387,7 @@ class Layout:
         self.symmetric: list[tuple[int, int]] = []
 
     def replaced(self) -> None:
-        """Memory is another one from now on."""
+        """The memory was replaced."""
         self.generation += 1
 
     def has(self, symmetric: tuple[int, int]) -> None:

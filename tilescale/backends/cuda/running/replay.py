@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Launches as a CUDA graph that serves calls whose tensors lie elsewhere, or which pass other scalars.
+"""Launches as a CUDA graph that accepts calls with moved tensors and other scalars.
 
-Where tensors lie is in what kernels and copies are passed: as pointers, in structures, in descriptors of bulk copies.
-Which of these bytes are places of arguments two captures say, of calls with tensors in different places: the graph
-serves other places if it differs from the second capture in nothing else. From then on a call that moves costs what it
-takes to set some nodes of the graph, and nothing is bound, captured, or instantiated.
+Addresses of tensors are in the arguments of kernels and copies: as pointers, in structures, in descriptors of bulk
+copies. Two captures, of calls with tensors at different addresses, show which bytes are addresses of arguments: the
+graph accepts other addresses if it differs from the second capture in nothing else. From then on a call with moved
+tensors costs the updates of some nodes of the graph, and nothing is bound, captured, or instantiated.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     import torch
 
 _WORD = 8
-"""Bytes of an address, and what it is aligned to."""
+"""Bytes of an address, and its alignment."""
 
 Given = tuple[Any, ...]
-"""What a call passes: of each tensor its address, of each scalar that kernels take its value; None for others."""
+"""The arguments of a call: the address of each tensor, the value of each scalar of kernels; None for others."""
 
 Kind = int | np.dtype | None
-"""Of what a call passes: the bytes of a tensor, or the type of a scalar."""
+"""Kind of an argument: the bytes of a tensor, or the type of a scalar."""
 
 
 def kinds_of(program: Program, values: Sequence[Any], passed: Container[int]) -> list[Kind]:
-    """Of a call's arguments, of which those at some positions are scalars that kernels take."""
+    """Kinds of a call's arguments, where those at some positions are scalars of kernels."""
     found: list[Kind] = []
     for i, (parameter, value) in enumerate(zip(program.parameters, values, strict=True)):
         if parameter.buffer is not None:
@@ -52,18 +52,18 @@ def kinds_of(program: Program, values: Sequence[Any], passed: Container[int]) ->
 def _type(name: str) -> Kind:
     try:
         return np.dtype(name)
-    except TypeError:  # of none of NumPy's: it is not found in what kernels are passed
+    except TypeError:  # a type without a NumPy equivalent: it is not found in kernel arguments
         return None
 
 
 class Site(NamedTuple):
-    """Bytes of a node that an argument decides.
+    """Bytes of a node that depend on an argument.
 
     Attributes:
         block: the parameter; `at` is the first byte in it.
-        position: of the argument.
-        offset: what is added to the argument.
-        nbytes: how many.
+        position: position of the argument.
+        offset: the number added to the argument.
+        nbytes: their number.
     """
 
     block: int
@@ -77,11 +77,11 @@ class Replay:
     """The graph of a call's launches, instantiated.
 
     Attributes:
-        graph: it and its sites, as C launches it.
+        graph: the graph and its sites, for the launch in C.
     """
 
     def __init__(self, launches: Sequence[Work], given: Given, kinds: Sequence[Kind]) -> None:
-        """Capture them; nothing runs yet."""
+        """Capture the launches; nothing runs yet."""
         self._graph = captured(launches)
         self._graph.instantiate()
         self._nodes, self._kinds = nodes_of(self._graph.raw_cuda_graph()), kinds
@@ -91,13 +91,13 @@ class Replay:
         self.graph = Graph(_executable(self._graph), _encoded(given, kinds), bytes(map(_code, kinds)))
 
     def launch(self, given: Given, launches: Callable[[], Sequence[Work]], stream: int) -> bool:
-        """Replay it on a stream for a call; False, and nothing done, if it cannot serve that.
+        """Replay it on a stream for a call; False, and nothing done, if it does not accept the call.
 
-        PyTorch's replay also sees to random numbers, and takes more time. `launches` binds the call, for the first one
-        that shows what moves.
+        PyTorch's replay also handles random numbers, and takes more time. `launches` binds the call; it is used for the
+        first call with moved tensors.
 
         Raises:
-            DeviceError: the driver refuses the launch.
+            DeviceError: the launch fails.
         """
         passed = _encoded(given, self._kinds)
         if self._launched(passed, stream):
@@ -111,8 +111,9 @@ class Replay:
         return status != native.UNKNOWN
 
     def _learn(self, passed: Given, launches: Callable[[], Sequence[Work]]) -> bool:
-        """Find what differs from the launches of another call; False if that is nothing new, or more than places and
-        scalars."""
+        """Find the differences from the launches of another call; False if there is nothing new, or more than addresses
+        and scalars differ.
+        """
         was = self.graph.given
         changed = {i for i, (now, before) in enumerate(zip(passed, was, strict=True)) if now != before}
         if changed <= self._known or self._is_fixed or self.graph.refused:
@@ -141,7 +142,7 @@ def _at(node: Node, site: Site) -> native.Site:
 
 @dataclass(frozen=True)
 class Two:
-    """What two calls pass."""
+    """The arguments of two calls."""
 
     one: Given
     other: Given
@@ -153,7 +154,7 @@ class Two:
         return [i for i, kind in enumerate(self.kinds) if isinstance(kind, int) and kind]
 
     def together(self) -> list[tuple[int, int]]:
-        """Pairs of tensors that overlap alike in both: what is one's could be the other's."""
+        """Pairs of tensors that overlap in the same way in both calls: an address of one could be the other's."""
         pairs = [(i, j) for i in self.addresses for j in self.addresses if i < j]
         return [(i, j) for i, j in pairs if self._overlap(i, j) and self._shift(i) == self._shift(j)]
 
@@ -165,7 +166,7 @@ class Two:
         return int(self.other[position] - self.one[position])
 
     def differences(self, nodes: Sequence[Node], others: Sequence[Node]) -> list[list[Site]] | None:
-        """Of each node, where arguments are in its parameters; None if nodes differ in something else."""
+        """The arguments in each node's parameters; None if nodes differ in something else."""
         if [node.same for node in nodes] != [node.same for node in others]:
             return None
         found = [self._of_node(node, other) for node, other in zip(nodes, others, strict=True)]
@@ -194,14 +195,14 @@ class Two:
         return found if block[begin:] == other[begin:] else None
 
     def _owner(self, word: int, wanted: int) -> int | None:
-        """The position of the tensor into which a word of the first call, and that of the other one, point alike."""
+        """The position of the tensor to which a word of the first call, and that of the other one, point alike."""
         for i in self.addresses:
             if 0 <= word - self.one[i] < self._nbytes(i) and wanted - word == self._shift(i):
                 return i
         return None
 
     def _scalar(self, number: int, block: bytes, other: bytes) -> list[Site] | None:
-        """The one scalar that a parameter is; None if it is not known to be one."""
+        """The scalar in a parameter; None if it is not unique."""
         if block == other:
             return None
         scalars = [(i, kind.itemsize) for i, kind in enumerate(self.kinds) if isinstance(kind, np.dtype)]
@@ -216,7 +217,7 @@ class Two:
 
 
 def _encoded(given: Given, kinds: Sequence[Kind]) -> Given:
-    """What a call passes as numbers of 64 bits: addresses, and scalars as the bytes that a kernel is passed."""
+    """The arguments as 64-bit numbers: addresses, and scalars as the bytes that a kernel is passed."""
     return tuple(0 if x is None else _number(x, kind) for x, kind in zip(given, kinds, strict=True))
 
 
@@ -232,7 +233,7 @@ def _low(number: int, nbytes: int) -> bytes:
 
 
 def _code(kind: Kind) -> int:
-    """How C finds the number of an argument (native/replays.c)."""
+    """C's encoding of an argument (native/replays.c)."""
     if not isinstance(kind, np.dtype):
         return _ADDRESS if isinstance(kind, int) else _OTHER
     if kind.kind in "iu":
@@ -250,7 +251,7 @@ def captured(launches: Sequence[Work]) -> torch.cuda.CUDAGraph:
     import torch
 
     graph = torch.cuda.CUDAGraph(keep_graph=True)
-    # Other threads may allocate meanwhile, and this one may load kernels: that is no part of it.
+    # Other threads may allocate meanwhile, and this one may load kernels: neither is a part of the capture.
     with _side_stream():
         graph.capture_begin(capture_error_mode="relaxed")
         try:
@@ -267,7 +268,7 @@ def _executable(graph: torch.cuda.CUDAGraph) -> int:
 
 @contextmanager
 def _side_stream() -> Iterator[None]:
-    """The stream to capture on, as the current one: the caller's may be the default one, which cannot."""
+    """The stream to capture on, as the current one: the caller's may be the default one, which cannot be captured."""
     import torch
 
     with torch.cuda.stream(_stream(torch.cuda.current_device())):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A call in two halves: steps are bound to its arguments, once for the same ones; what they launch is then repeated.
+"""A call in two halves: steps are bound to its arguments, once for the same ones; their launches are then repeated.
 
 A step is a function of the call. It evaluates everything that arguments and host-level variables decide (regions,
-peers, extents, loops) and returns what is left to do in each such call: launches, which only put work on the current
-stream. So they can be kept, repeated, and captured in a CUDA graph.
+peers, extents, loops) and returns launches, which only put work on the current stream. So they can be kept, repeated,
+and captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Work = Callable[[], Any]
 
 @dataclass
 class Call:
-    """What steps are bound to: the arguments, and the values of host-level variables, which steps add to.
+    """Arguments of a call, and values of host-level variables, which steps add to.
 
-    `asked` are the variables on which anything that is bound depends.
+    `asked` are the variables on which bound work depends.
 
-    The tensors among `values` do not keep the caller's memory alive: they stand for any tensors at their places.
+    The tensors among `values` do not keep the caller's memory alive: they represent any tensors at their addresses.
     """
 
     values: list[Any]
@@ -38,18 +38,19 @@ class Call:
     asked: set[ir.Var] = field(default_factory=set)
 
     def known(self, expr: Any) -> int | None:
-        """An expression as a number, None if host-level variables do not decide it; remembers what was `asked` for."""
+        """An expression as a number, None if host-level variables do not decide it; records the variables in `asked`.
+        """
         self.asked |= formula(expr).variables
         return extents.evaluate(expr, self.variables)
 
     def evaluate(self, expr: Any) -> int:
-        """The same for an expression that host-level variables decide."""
+        """`known` for an expression that host-level variables decide."""
         number = self.known(expr)
         assert number is not None, f"{expr} is not known on the host"
         return number
 
     def later(self) -> Call:
-        """This call with the variables of now, for what is only bound once the stream has come to it."""
+        """This call with the present variables, for steps bound when the stream has reached them."""
         return Call(self.values, dict(self.variables), self.asked)
 
 
@@ -72,7 +73,7 @@ class KernelLaunch:
 
 
 Step = Callable[[Call], list[Work]]
-"""A part of the program as a function of the call: what it launches, in order."""
+"""A part of the program as a function of the call: its launches, in order."""
 
 
 def in_order(steps: list[Step]) -> Step:
@@ -81,7 +82,7 @@ def in_order(steps: list[Step]) -> Step:
 
 
 def copied(source: torch.Tensor, out: torch.Tensor) -> Work:
-    """What makes `out` what `source` is, which has as many elements in the same order."""
+    """A launch that copies `source` to `out`, which has as many elements in the same order."""
     if source.shape == out.shape:
         return partial(out.copy_, source)
     return lambda: out.copy_(source.reshape(out.shape))  # reshaping may copy

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""What a stream does to memory while all processors are busy: copies, waits for a word, writes of a word.
+"""Memory operations of streams that need no SM: copies, waits for a word, writes of a word.
 
-A grid whose programs wait for a queue may hold every processor, so nothing here may need one. Streams wait for words
-and write them by themselves, and the copy engines move what lies in a peer's memory, rows with a pitch too. (PyTorch
-copies rows with a pitch by a kernel, and the driver copies within one device's memory by a kernel, however it is asked:
-tried were cuMemcpyAsync, cuMemcpyPeerAsync and batches that prefer to overlap with kernels.)
+A grid whose programs wait for a queue may hold every SM, so the queue's operations must not need one. Streams wait for
+words and write them by themselves, and the copy engines copy to and from a peer's memory, also rows with a pitch.
+(PyTorch copies rows with a pitch by a kernel, and the driver copies within one device's memory by a kernel, with any
+API: cuMemcpyAsync, cuMemcpyPeerAsync and batches that prefer to overlap with kernels were tried.)
 
-Order, as the CUDA driver API has it (Stream Memory Operations; `CUstreamWriteValue_flags`): a write is preceded by a
-fence like `__threadfence_system()` for all that the stream did before, unless CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
-asks for none; work after a wait starts when its condition holds. Captured, both are nodes of a graph, with the values
-that they had.
+Order, by the CUDA driver API (Stream Memory Operations; `CUstreamWriteValue_flags`): a write is preceded by a fence
+like `__threadfence_system()` for all earlier work of the stream, unless CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER is set;
+work after a wait starts when its condition holds. Captured, both are nodes of a graph, with their values at the
+capture.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Word:
     """An integer in memory that a device reaches.
 
     Attributes:
-        address: where it is.
+        address: its address.
         nbytes: 4 or 8.
     """
 
@@ -50,7 +50,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Condition:
-    """What a stream waits for: `word compare value`, with `compare` one of ">=", ">", "=="."""
+    """The condition of a stream's wait: `word compare value`, with `compare` one of ">=", ">", "=="."""
 
     word: Word
     compare: str
@@ -58,13 +58,13 @@ class Condition:
 
     @property
     def enough(self) -> int:
-        """A value that satisfies it."""
+        """A value that satisfies the condition."""
         return self.value + _CONDITIONS[self.compare][1]
 
 
 @dataclass(frozen=True)
 class Write:
-    """A number for a word: stored after all that a stream did before, which whoever sees the number sees."""
+    """A write of a number to a word, released: a reader of the number sees all earlier work of the stream."""
 
     word: Word
     value: int
@@ -76,18 +76,18 @@ def write(stream: torch.cuda.Stream, word: Word, value: int) -> None:
 
 
 def add(stream: torch.cuda.Stream, *operations: Write | Condition) -> None:
-    """Add writes, and waits for conditions, to a stream: together they take it little longer than one does.
+    """Add writes, and waits for conditions, to a stream; a batch takes little longer than one operation.
 
-    What is added after a wait starts when its condition holds.
+    Work added after a wait starts when its condition holds.
 
     Raises:
-        DeviceError: the driver refuses.
+        DeviceError: an error of the driver.
     """
     driver.call("cuStreamBatchMemOp", stream.cuda_stream, len(operations), [_parameters(o) for o in operations], 0)
 
 
 def _parameters(operation: Write | Condition) -> Any:
-    """As the driver takes it, a union of records."""
+    """The driver's parameters, a union of records."""
     from cuda.bindings import driver as names
 
     made, bits = names.CUstreamBatchMemOpParams(), 8 * operation.word.nbytes
@@ -115,7 +115,7 @@ class Rows:
 
 
 def rows(target: torch.Tensor, source: torch.Tensor) -> list[Rows]:
-    """The copies that make `target` what `source` is, both of one type and shape."""
+    """The copies of `source` to `target`, both of one type and shape."""
     size = width = target.element_size()
     outer: list[tuple[int, int, int]] = []
     dims = zip(target.shape, target.stride(), source.stride(), strict=True)
@@ -152,6 +152,6 @@ def copy(stream: torch.cuda.Stream, part: Rows) -> None:
 
 
 def by_host(part: Rows, memory: int) -> list[Rows]:
-    """The copies that move it within one device's memory by copy engines: through memory of the host, by address."""
+    """The copies within one device's memory by copy engines: through host memory, by address."""
     there = replace(part, target=memory, target_pitch=part.width)
     return [there, replace(part, source=memory, source_pitch=part.width)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _LOOK_S = 0.05
-"""How often a host that waits for its device looks at the job's failure log."""
+"""Interval at which a host that waits for its device polls the job's failure log, in seconds."""
 
 DEFAULT = 0
 """The number of the default stream, which lives as long as the process and cannot be captured (CUDA C++ Programming
@@ -24,14 +24,15 @@ Guide, Stream Capture)."""
 
 
 class Turns:
-    """Programs of one device follow one another, whatever streams they are called on.
+    """Order of programs on one device: each follows the one before, on any stream.
 
-    Side by side, one could hold the processors here that another one holds on the peer, each waiting for the other's
-    counterpart; and calls of one program share its counters. What is added to the current stream between `begin` and
-    `end` runs after what was added in the last turn. What is captured in a graph has the order of its graph alone.
+    If they ran concurrently, one could hold the SMs here that another one holds on the peer, each waiting for the
+    other's counterpart; and calls of one program share its counters. Work added to the current stream between `begin`
+    and `end` runs after the work of the previous call. Captured work has the order of its graph alone.
 
-    An event costs a tenth of a small call. As long as all turns are on the default stream, none is recorded: one on
-    another stream waits for all that is there by then. Any other stream may be captured meanwhile, or destroyed.
+    An event costs a tenth of a small call. As long as all calls are on the default stream, none is recorded: a call on
+    another stream waits for all work on the default stream by then. Any other stream may be captured meanwhile, or
+    destroyed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -47,26 +48,28 @@ class Turns:
         self._thread = -1
 
     def stream(self) -> int | None:
-        """The number of the current stream, None if it is captured in a graph. CUDA is asked where it may be."""
+        """The number of the current stream, None if it is captured in a graph. CUDA is queried only where it may be
+        captured.
+        """
         if self._thread != (thread := threading.get_ident()):
             self._enter(thread)
         number = self._number(self._index)
         return None if number != DEFAULT and self._is_capturing() else number
 
     def _enter(self, thread: int) -> None:
-        """Calls come from another thread than before, which may have no context of the device yet."""
+        """A call from another thread than before, which may have no context of the device yet."""
         import torch
 
         torch.cuda.set_device(self._device)
         self._thread = thread
 
     def begin(self, number: int) -> None:
-        """The next turn is that of the current stream, of that number."""
+        """Begin a call on the current stream, given by number."""
         if number != self._last_number:
             self._change(number)
 
     def _change(self, number: int) -> None:
-        """The next turn is on the current stream, which was not that of the last one."""
+        """Begin a call on the current stream, which was not that of the last call."""
         import torch
 
         stream = torch.cuda.current_stream(self._device)
@@ -78,25 +81,25 @@ class Turns:
         self._last, self._last_number = stream, number
 
     def end(self) -> None:
-        """Everything of this turn is on its stream."""
+        """End the call: all its work is on its stream."""
         if self._records:
             self._event.record(self._last)
 
 
     def extend(self) -> None:
-        """What was added to the current stream since the last turn, which was its own, is a part of that turn."""
+        """Count work added to the current stream since the last call, which was on it, as a part of that call."""
         if self.stream() is not None:
             self.end()
 
 
 @cache
 def turns(device: torch.device) -> Turns:
-    """The turns on a device of this process."""
+    """The order of programs on a device of this process."""
     return Turns(device)
 
 
 class Idle:
-    """A wait until a device has done everything that was given to it, in a thread: CUDA has no wait with a bound."""
+    """A wait until a device is idle, in a thread: CUDA has no wait with a timeout."""
 
     def __init__(self, wait: Callable[[], None]):
         """`wait` blocks until the device is idle."""
@@ -112,7 +115,7 @@ class Idle:
         self._done.set()
 
     def within(self, seconds: float) -> bool:
-        """Whether the device gets idle within so many seconds. Raises what CUDA reports of its kernels."""
+        """Whether the device becomes idle within `seconds`. Raises CUDA's errors of its kernels."""
         if not self._done.wait(seconds):
             return False
         if self._error is not None:
@@ -129,15 +132,15 @@ def wait_idle(
     abort: Callable[[], None],
     grace_s: float,
 ) -> bool:
-    """Wait for a device; False if it does not get idle `grace_s` after everything was tried.
+    """Wait for a device; False if it does not become idle within `grace_s` after all attempts.
 
     Args:
-        failure: what another rank fails with, if anything.
-        stopped: whether a wait on the device has failed; then the rest should end within `grace_s`.
+        failure: the failure of another rank, if there is one.
+        stopped: whether a wait on the device has failed; then other work should end within `grace_s`.
         stop: ends the waits of kernels.
-        abort: ends collectives that other libraries run.
+        abort: ends collectives of other libraries.
     Raises:
-        RankFailedError, RankMismatchError: as `failure`; the device is idle, if it gets idle at all.
+        RankFailedError, RankMismatchError: as `failure`; the device is idle, if it becomes idle at all.
     """
     since: float | None = None
     while not idle.within(_LOOK_S):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What flags are that the copy queue adds to, which on a stream is a write of the sum."""
+"""Values of flags that the copy queue adds to: a stream writes the sum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilescale.backends.cuda.running.stream_memory import Word
 
 @dataclass
 class Sums:
-    """What flags are after what the queue has added to them in a call: they were zero, and nobody else adds."""
+    """Values of flags after the queue's additions in a call: they start at zero, and only the queue adds."""
 
     _call: Callable[[], Any] = lambda: None
     _values: dict[Word, int] = field(default_factory=dict)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What the devices leave behind when a wait fails, and the word that stops all waits of a program.
+"""Reports that devices leave when a wait fails, and the word that stops all waits of a program.
 
-headers/sync.cuh writes: a symmetric array with a head of 8 words and a row of 8 words for each rank. The first wait of
-a rank that fails writes the rank's row on all devices and then stops all of them: from then on no wait of the program
-blocks. Each device says so in one word of its host's memory, which the host reads without asking the device.
+headers/sync.cuh writes them: a symmetric array with a head of 8 words and a row of 8 words for each rank. The first
+failed wait of a rank writes the rank's row on all devices and then stops all of them: from then on no wait of the
+program blocks. Each device sets one word of its host's memory, which the host reads without a query of the device.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ STOPPED_BY_HOST = -1
 
 
 class Kind(IntEnum):
-    """Why a wait failed, or a signal was not sent."""
+    """Causes of a failed wait, or of a signal that was not sent."""
 
-    TIMEOUT = 0  # a flag did not come to its value
+    TIMEOUT = 0  # a flag did not reach its value
     OUTSIDE = 1  # the flag's index lies outside of its tensor
-    ABSENT = 2  # a rank did not come to a barrier
-    DIFFERENT = 3  # a rank came to another barrier, or with other arguments
+    ABSENT = 2  # a rank did not arrive at a barrier
+    DIFFERENT = 3  # a rank arrived at another barrier, or with other arguments
     ROWS = 4  # an all-to-all of unequal parts has more rows than its source (index 0), or its target (1)
-    POLL = 5  # what a loop polls does not change
+    POLL = 5  # a polled value does not change
 
 
 @dataclass(frozen=True)
 class Report:
-    """The first wait of a rank that failed.
+    """The first failed wait of a rank.
 
     Attributes:
-        rank: on which rank.
+        rank: the rank.
         site: number of the place in the program.
         block: coordinates of the tile program, x first.
-        index: of the flag in its tensor, or the rank that did not come.
+        index: index of the flag in its tensor, or the rank that did not arrive.
         expected, seen: values of the flag (for OUTSIDE, `expected` is how many flags there are), or of the barrier;
-            for ROWS how many rows there is room for, and how many there are, or a number below zero.
+            for ROWS the capacity and the number of rows, or a negative number.
     """
 
     rank: int
@@ -75,14 +75,14 @@ def decode(words: Sequence[int]) -> list[Report]:
 
 
 _kept: list[torch.Tensor] = []
-"""Words that devices may still write when nobody else knows them any more, because calls are queued."""
+"""Words that devices may still write after their owner is gone, because calls are queued."""
 
 
 class WaitRecords:
     """The reports of one program on one device.
 
     Attributes:
-        device: the head of the array, which kernels take.
+        device: the head of the array, an argument of kernels.
     """
 
     def __init__(self, heap: SymmetricHeap | Reach):
@@ -103,12 +103,12 @@ class WaitRecords:
 
     @property
     def stopped(self) -> bool:
-        """Whether waits do not block any more, as far as this rank's device has noticed. Asks no device."""
+        """Whether waits no longer block, as far as this rank's device has noticed. Does not query the device."""
         return self._stopped[0] != 0
 
     @property
     def failed(self) -> bool:
-        """Whether that is because one has failed, here or elsewhere."""
+        """Whether a wait has failed, here or elsewhere, so that waits no longer block."""
         return self._stopped[0] > 0
 
     def stop(self) -> None:
@@ -116,14 +116,14 @@ class WaitRecords:
         import torch
 
         with torch.cuda.stream(self._stream):
-            self._words[:1].copy_(self._stop, non_blocking=True)  # by copy engine: kernels may fill all processors
+            self._words[:1].copy_(self._stop, non_blocking=True)  # by copy engine: kernels may fill all SMs
         self._stopped[0] = STOPPED_BY_HOST
 
     def fail(self, kind: Kind, site: int, index: int, expected: int, seen: int) -> None:
         """Report a wait of this rank that no kernel reports, on all devices, and stop all: `fail` of sync.cuh."""
         rank, ranks = self._heap.team.rank, self._heap.team.size
         row = HEAD + ROW * rank
-        # The state comes last, and then the word that stops. Streams write them: kernels may fill all processors.
+        # The state is written last, and then the word that stops. Streams write them: kernels may fill all SMs.
         words = [*enumerate((kind, site, 0, index, expected, seen), row + 1), (row, COMPLETE), (0, rank + 1)]
         everywhere = self._heap.peers(self._words)
         for slot in range(ranks):
@@ -132,25 +132,25 @@ class WaitRecords:
         self._stopped[0] = rank + 1
 
     def read_at(self, word: Word) -> int:
-        """The number in a word of this device as it is now, also while kernels run."""
+        """The current number in a word of this device, also while kernels run."""
         import torch
 
         dtype = {4: torch.int32, 8: torch.int64}[word.nbytes]
         return self.beside(tensor_at(word.address, (1,), (1,), dtype, self._heap.device, lambda: None))[0]
 
     def read(self) -> list[Report]:
-        """The failed waits of all ranks that this device knows of, also while kernels run."""
+        """The failed waits of all ranks that this device knows, also while kernels run."""
         return decode(self.beside(self._words))
 
     def beside(self, tensor: torch.Tensor) -> list[int]:
-        """The numbers in a tensor on this device as they are now, also while kernels run."""
+        """The current numbers in a tensor on this device, also while kernels run."""
         import torch
 
         with torch.cuda.stream(self._stream):
             return tensor.cpu().tolist()
 
     def clear(self) -> None:
-        """Waits block again. Nothing may run on any rank's device."""
+        """Let waits block again. Nothing may run on any rank's device."""
         import torch
 
         self._words.zero_()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The compiler, and whose compiled kernels a process runs: those of its user, from a cache that is nobody else's."""
+"""The compiler, and trust in compiled kernels: a process runs only kernels of its user, from a cache that no other user
+can write.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ __all__ = ["check_cache", "nvcc", "objection"]
 
 
 def check_cache(part: str = "") -> None:
-    """Raises UntrustedCacheError if another user can change what the cache, or a part of it, holds, before its use."""
+    """Raise UntrustedCacheError if another user can change the content of the cache, or of a part of it, before its
+    use.
+    """
     folder = cache_folder() / part
     said = objection(folder)
     if said is not None:
@@ -28,15 +32,15 @@ def check_cache(part: str = "") -> None:
 
 
 _searched: set[Path] = set()
-"""Folders in which there was nothing to object to, when this process first asked."""
+"""Folders in which this process has found no objection at the first check."""
 
 
 def objection(folder: Path) -> str | None:
-    """What lets others change what lies in a folder, if anything does.
+    """The reason why other users can change the content of a folder; None if they cannot.
 
     Each part of the path, of the one that links lead to, and all that lies below has to belong to this user or root,
-    and only they may write there. Where the sticky bit is set, as in /tmp, others cannot move what is not theirs.
-    What lies below is looked at once: others cannot get in later.
+    and only they may write there. Where the sticky bit is set, as in /tmp, others cannot move files that are not
+    theirs. The content is checked once: others cannot get in later.
     """
     paths = _parts(folder) if folder in _searched else _tree(folder)
     found = next(filter(None, map(_objection, paths)), None)
@@ -49,7 +53,7 @@ def _objection(part: Path) -> str | None:
     try:
         found = part.lstat()
     except FileNotFoundError:
-        return None  # made later, by this user, in a folder that only this user can write to
+        return None  # created later, by this user, in a folder that only this user can write to
     if found.st_uid not in (os.getuid(), 0):
         return f"{part} belongs to user {found.st_uid}"
     if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
@@ -62,7 +66,7 @@ def _objection(part: Path) -> str | None:
 
 
 def _tree(folder: Path) -> Iterator[Path]:
-    """The parts of a path, and all that lies below it, also where links in there lead."""
+    """The parts of a path, and all files below it, also where links in there lead."""
     roots, seen = [folder], set[str]()
     for root in roots:
         real = os.path.realpath(root)
@@ -83,7 +87,7 @@ def _parts(folder: Path) -> Iterator[Path]:
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether a group is root's, or the one that many systems make for each user, with nobody else in it."""
+    """Whether a group is root's, or the user's private group, which many systems create with no other members."""
     if number == 0:
         return True
     try:

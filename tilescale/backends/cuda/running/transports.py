@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What carries tensors between devices that do not share memory: an interface, and NCCL behind it.
+"""Transports of tensors between devices that do not share memory: an interface, and its implementation by NCCL.
 
 A message has two ends: sender and receiver both put it on their streams, at the same place of the program. The host
-starts it, and it runs beside the stream until somebody waits for it.
+starts it, and it is asynchronous until a stream waits for it.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Message:
-    """A contiguous tensor on this device, which goes to a device or comes from it, by its number over all."""
+    """A contiguous tensor on this device, sent to or received from a device, given by its number."""
 
     tensor: torch.Tensor
     device: int
 
 
 Wait = Callable[[], object]
-"""Lets the current stream wait for what was started."""
+"""Lets the current stream wait for started messages."""
 
 
 class Transport(Protocol):
-    """Between devices of groups that share memory, of which a device's *rail* has one of each group."""
+    """Transport between groups of devices that share memory. A device's *rail* has one device of each group."""
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
-        """Start messages, behind what the current stream has. Of two devices, both list theirs in the same order."""
+        """Start messages, after the current stream's work. Both devices of a pair list theirs in the same order."""
 
     def barrier(self) -> None:
-        """Let the current stream wait until those of all devices of the rail have come here."""
+        """Let the current stream wait until those of all devices of the rail have arrived here."""
 
 
 QUEUE_PROCESSORS = 4
-"""Multiprocessors that NCCL's kernels of a copy queue may take: what else the device runs has to leave them."""
+"""SMs that NCCL's kernels of a copy queue may use: other work of the device leaves them free."""
 
 
 class Nccl:
     """NCCL, through torch.distributed."""
 
     def __init__(self, own: Owner, group: int, processors: int | None):
-        """Collective. `group` devices of consecutive numbers share memory; kernels take so many processors at most."""
+        """Collective. `group` devices of consecutive numbers share memory; kernels use at most `processors` SMs."""
         devices = own.team.size
         self._own, self._ranks = own, own.team.ranks
         self._all = nccl.group_of(own, (tuple(range(devices)),), processors)
@@ -67,13 +67,15 @@ class Nccl:
         return torch.zeros(1, dtype=torch.int32, device=self._own.device)
 
     def _connect(self, group: Any) -> None:
-        """Here, where all devices are: PyTorch connects a group in its first call, which may be messages of a few."""
+        """Connect the group here, where all devices are: PyTorch connects a group in its first call, which may be
+        messages of a few.
+        """
         import torch.distributed as dist
 
         dist.all_reduce(self._token, group=group)
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
-        """See `Transport.exchange`: by send and receive, all at once."""
+        """See `Transport.exchange`: one batch of sends and receives."""
         import torch.distributed as dist
 
         all_of = [*((dist.isend, m) for m in sends), *((dist.irecv, m) for m in receives)]
@@ -90,8 +92,9 @@ class Nccl:
 
 
 def of(own: Owner, group: int, *, beside: bool = False) -> Transport:
-    """What carries tensors between groups of so many devices that share memory; `beside` the device's other work, so
-    on few processors, and in an order of its own. Collective."""
+    """The transport between groups of `group` devices that share memory; `beside` limits it to few SMs, with its own
+    order of operations, for use concurrent with the device's other work. Collective.
+    """
     return Nccl(own, group, QUEUE_PROCESSORS if beside else None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collectives on whole tensors: what a device puts on its stream for each, by algorithm.
+"""Collectives on whole tensors: the launches of each, by algorithm.
 
 setting.py                       the program around a collective, the tensors of a call, the ranks of a level
 one_shot.py two_shot.py direct.py unequal.py normalised.py  by a kernel of our own, which exchanges messages with those
@@ -52,7 +52,7 @@ def _launcher(operation: str, algorithm: str) -> Launcher:
 
 
 LAUNCHERS = {key: _launcher(*key) for key in ON_TENSORS}
-"""(operation, algorithm) -> what makes it."""
+"""(operation, algorithm) -> its launcher."""
 
 _USES: dict[tuple[str, str], Callable[[Owner, Stand], Use]] = {
     ("allreduce", "one_shot"): one_shot.use,
@@ -65,7 +65,7 @@ _USES: dict[tuple[str, str], Callable[[Owner, Stand], Use]] = {
 
 
 def kernels_of(own: Owner, stand: Stand, algorithm: str) -> list[Kernel]:
-    """Kernels of messages that a collective compiles, as far as they are known before it is made."""
+    """Kernels of messages that a collective compiles, as far as they are known before it is bound."""
     if (stand.made.name, algorithm) == ("all_to_all_v", "direct"):
         return unequal.kernels(own, stand)
     if stand.made.norm is not None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Collectives by the copy engine: every device writes into all others, between two barriers of all devices.
 
-What a device has for itself its processors copy, meanwhile, on a stream of its own.
+SMs copy the device's local part concurrently, on a side stream.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _by_copies(own: Owner, stand: Stand, cut: Callable[[torch.Tensor, int, int],
 
 
 def _beside(device: torch.device, local: Work, others: list[Work]) -> None:
-    """Copies to others on the current stream, and one within the device on another."""
+    """Copies to others on the current stream, and a local one concurrently on another."""
     import torch
 
     current, side = torch.cuda.current_stream(device), _side_stream(device)

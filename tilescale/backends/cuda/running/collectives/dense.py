@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Tensors as collectives take them: contiguous, cut and joined along their first dimension.
+"""Tensors in the layout of collectives: contiguous, cut and joined along their first dimension.
 
-What lies otherwise is copied in and out. PyTorch allocates the copies from its pool, also in a CUDA graph.
+Other layouts are copied in and out. PyTorch allocates the copies from its pool, also in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     import torch
 
 Change = Callable[["torch.Tensor"], list[Work]]
-"""What changes a contiguous tensor in place."""
+"""A change of a contiguous tensor in place."""
 
 Exchange = Callable[["torch.Tensor", "torch.Tensor"], list[Work]]
-"""What makes a contiguous tensor, the second, of another, each cut into its parts along the first dimension."""
+"""An exchange between contiguous tensors, from the first to the second, each cut into parts along the first dimension.
+"""
 
 
 def in_place(given: Operands, change: Change) -> list[Work]:
-    """`change` of any target, which is made what the source is first."""
+    """`change` for any target, into which the source is copied first."""
     tensor = given.target
     before = [] if given.source.data_ptr() == tensor.data_ptr() else [copied(given.source, tensor)]
     if tensor.is_contiguous():
@@ -38,20 +39,20 @@ def in_place(given: Operands, change: Change) -> list[Work]:
 
 
 def by_parts(axis: int, source: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both with the dimension first along which they are cut."""
-    # What is gathered side by side has one more dimension than its parts.
+    """Both tensors with the dimension first along which they are cut."""
+    # The result of a gather has one more dimension than its parts.
     whole = source if source.ndim == target.ndim else source.unsqueeze(axis)
     return whole.movedim(axis, 0), target.movedim(axis, 0)
 
 
 def along(axis: int, source: torch.Tensor, target: torch.Tensor, exchange: Exchange) -> list[Work]:
-    """`exchange` of tensors that are cut along any dimension."""
+    """`exchange` for tensors cut along any dimension."""
     first, out = by_parts(axis, source, target)
     if first.is_contiguous() and out.is_contiguous():
         return exchange(first, out)
 
     def launch() -> None:
-        dense, given = out.contiguous(), first.contiguous()  # the same ones where they are
+        dense, given = out.contiguous(), first.contiguous()  # the tensors themselves if contiguous
         run(exchange(given, dense))
         if dense is not out:
             out.copy_(dense)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collectives in which every rank sends each other one what it is to get, in one step."""
+"""One-step collectives: every rank sends each other rank its part directly."""
 
 from __future__ import annotations
 
@@ -65,22 +65,22 @@ def broadcast(own: Owner, stand: Stand) -> Bound:
 
 
 def reducing(own: Owner, stand: Stand) -> Use:
-    """What a reduce-scatter uses."""
+    """The function of the headers for a reduce-scatter."""
     return Use("reduce", combining(stand.dtype, stand.made.reduction), _part(own, stand), ("false",))
 
 
 def gathering(own: Owner, stand: Stand) -> Use:
-    """What an all-gather uses."""
+    """The function of the headers for an all-gather."""
     return Use("move", moving(stand.dtype), _part(own, stand), ("true",))
 
 
 def exchanging(own: Owner, stand: Stand) -> Use:
-    """What an all-to-all uses."""
+    """The function of the headers for an all-to-all."""
     return Use("move", moving(stand.dtype), _part(own, stand), ("false",))
 
 
 def broadcasting(own: Owner, stand: Stand) -> Use:
-    """What a broadcast uses."""
+    """The function of the headers for a broadcast."""
     return Use("broadcast", moving(stand.dtype), stand.nbytes)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Exchanges of messages between the blocks of a grid and those of its peers: what one_shot, two_shot and direct share.
+"""Exchanges of messages between the blocks of a grid and those of its peers, for one_shot, two_shot and direct.
 
-Short messages have flags inside: words, of twice the bytes, or lines, of a fifteenth more, where the network brings a
-line as a whole. Long ones are stored plainly, told by a flag, and take two steps more: a fence until they have arrived,
-and the flag's own way. The machine's latency and bandwidth say where that is worth it.
+Short messages carry flags: words, of twice the bytes, or lines, of a fifteenth more, where the network delivers a line
+atomically (LL and LL128). Long messages are plain stores followed by a flag, and take two steps more: a fence until the
+stores have arrived, and the flag's transfer. The choice follows from the machine's latency and bandwidth.
 """
 
 from __future__ import annotations
@@ -38,52 +38,57 @@ if TYPE_CHECKING:
     import torch
 
 UNIT_BYTES, SHORT_SLOTS, LONG_SLOTS = 16, 2, 4
-"""What a thread stores at once, and slots of a sender (headers/short_messages.cuh, long_messages.cuh)."""
+"""Bytes of a thread's store, and slots of a sender (headers/short_messages.cuh, long_messages.cuh)."""
 
 SHARING = {"words": 1, "lines": 8}
-"""Threads whose units share a flag (headers/words.cuh)."""
+"""Number of threads whose units share a flag (headers/words.cuh)."""
 
 FLAG_BYTES = 8
-"""Of such units the bytes that are no data."""
+"""Bytes of flags in such units."""
 
 STEPS, AGREEING = 2.0, 0.25
-"""In latencies of the network: the two steps of long messages, and what the threads of a line take to agree (0.3 to 0.4
-us on two H200)."""
+"""In latencies of the network: the two additional steps of long messages, and the agreement of a line's threads (0.3 to
+0.4 us on two H200).
+"""
 
 ADDED = {"words": 1.0, "lines": 0.3}
-"""By how much of their data's time on the way short messages take longer than long ones. Words have as many bytes of
-flags. A block sends all its lines before it looks for others', where long messages pass one another: 2 MiB of each of
-two H200 are gathered in 11.1 us by lines, in 12.5 by long messages, 4 MiB in 19.7 and 19.0, 8 MiB in 37.6 and 31.7."""
+"""Additional time of short messages, relative to the transfer time of their data. Words have as many bytes of flags as
+of data. A block sends all its lines before it polls for others', where long messages overlap: all-gathers on two H200
+take 11.1 us for 2 MiB of each by lines and 12.5 by long messages, for 4 MiB 19.7 and 19.0, for 8 MiB 37.6 and 31.7.
+"""
 
 WHOLE_LINES = "whole-lines"
-"""The capability of a network that brings what a warp stores into a line by one instruction as a whole."""
+"""The capability of a network that delivers a warp's store of a line atomically, as LL128 requires."""
 
 SMALLEST_SLOT, LARGEST_SLOT = 8192, 32768
-"""Bytes of a long message: at least, so that every thread stores some; and at most, over the number of peers."""
+"""Bytes of a long message: the minimum, so that every thread stores some; and the maximum, divided by the number of
+peers.
+"""
 
 FEWEST_THREADS, ROW_THREADS = 128, 256
-"""Threads of a block at least; and of one of a cluster that has a row at most: then registers last for several on a
-processor."""
+"""Minimum threads of a block; and maximum of one in a cluster that has a row: then registers last for several on an SM.
+"""
 
 ROW_BLOCKS = {2: 3, 3: 2, 4: 2}
-"""How many these are, by ranks: of more there is one."""
+"""Number of such blocks on an SM, by ranks; one for more ranks."""
 
 SETS = {"reduce_twice": 2}
 """Functions of the headers that use several sets of slots."""
 
 MOVING = ("move",)
-"""Those that can store straight into symmetric targets (headers/moved_messages.cuh). A broadcast gained 13 us by it at
-128 MiB, and lost 35 at 256."""
+"""Functions that can store straight into symmetric targets (headers/moved_messages.cuh). A broadcast gained 13 us by it
+at 128 MiB, and lost 35 at 256.
+"""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What is exchanged.
+    """Layout of the exchanged parts.
 
     Attributes:
-        nbytes: of a part.
-        total: of all parts; the last ones may be shorter.
-        source_step, target_step: bytes from a part to the next one.
+        nbytes: bytes of a part.
+        total: bytes of all parts; the last ones may be shorter.
+        source_step, target_step: bytes from a part to the next.
     """
 
     nbytes: int
@@ -101,8 +106,9 @@ class Grid(NamedTuple):
 
 
 def short_grid(nbytes: int, processors: int, sharing: int, most: int) -> Grid:
-    """For short messages, so many threads of which share a flag: a thread for each unit, up to so many threads in a
-    block on each processor; where there are more units, each thread has as many."""
+    """The grid of short messages in which `sharing` threads share a flag: a thread for each unit, up to `most` threads
+    in a block on each SM; for more units, each thread has several.
+    """
     flags = -(-nbytes // data_bytes(sharing))
     each = max(-(-flags * sharing // processors), FEWEST_THREADS)
     threads = round_up(-(-each // -(-each // most)), WARP)
@@ -111,13 +117,13 @@ def short_grid(nbytes: int, processors: int, sharing: int, most: int) -> Grid:
 
 
 class Room(NamedTuple):
-    """What a device has for a kernel.
+    """Capacity of a device for a kernel.
 
     Attributes:
-        processors: how many.
-        per_processor: blocks on each at once.
-        threads: of a block at most.
-        cluster: blocks at most.
+        processors: number of SMs.
+        per_processor: resident blocks of an SM.
+        threads: maximum threads of a block.
+        cluster: maximum blocks of a cluster.
     """
 
     processors: int
@@ -127,16 +133,16 @@ class Room(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """At once, in whole clusters."""
+        """Resident blocks, in whole clusters."""
         return self.processors * self.per_processor
 
 
 class Spread(NamedTuple):
-    """How rows are spread over a grid.
+    """Distribution of rows over a grid.
 
     Attributes:
-        cluster: blocks that have a row, `part` bytes each.
-        each: units of a row that a thread has.
+        cluster: blocks that share a row, `part` bytes each.
+        each: units of a row per thread.
     """
 
     grid: Grid
@@ -146,8 +152,9 @@ class Spread(NamedTuple):
 
 
 def rows_grid(rows: int, nbytes: int, whole: int, room: Room, sharing: int) -> Spread:
-    """For short messages of rows of so many bytes, which a cluster of blocks takes one after another: over as many
-    processors as there are, up to a unit for each thread of few; parts are multiples of `whole` bytes."""
+    """The grid of short messages for rows of `nbytes` bytes, which clusters of blocks process one after another: on as
+    many SMs as there are, up to a unit for each thread of few; parts are multiples of `whole` bytes.
+    """
     units = -(-nbytes // data_bytes(sharing)) * sharing
     fewest, useful = power_of_two(-(-units // room.threads)), power_of_two(units // FEWEST_THREADS + 1) // 2
     free = power_of_two(room.processors // rows + 1) // 2
@@ -161,12 +168,12 @@ def rows_grid(rows: int, nbytes: int, whole: int, room: Room, sharing: int) -> S
 
 
 def data_bytes(sharing: int) -> int:
-    """Bytes of data that so many threads send with one flag."""
+    """Bytes of data for a flag that `sharing` threads share."""
     return sharing * UNIT_BYTES - FLAG_BYTES
 
 
 def slots_grid(nbytes: int, blocks: int, peers: int) -> Grid:
-    """For long messages: so many `blocks` at most."""
+    """The grid of long messages, of at most `blocks` blocks."""
     units = -(-nbytes // UNIT_BYTES)
     blocks = min(blocks, -(-units // THREADS))
     slot = power_of_two(-(-units // blocks) * UNIT_BYTES)
@@ -174,28 +181,28 @@ def slots_grid(nbytes: int, blocks: int, peers: int) -> Grid:
 
 
 def largest_slot(peers: int) -> int:
-    """Bytes of a long message at most."""
+    """Maximum bytes of a long message."""
     return max(SMALLEST_SLOT, power_of_two(LARGEST_SLOT // peers // 2 + 1))
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is not smaller."""
+    """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 
 class Short(NamedTuple):
-    """A form of short messages, and the largest part that goes so."""
+    """A form of short messages, and the largest part for which it is used."""
 
     form: str
     nbytes: float
 
 
 def short(own: Owner, stand: Stand, ranks: int) -> list[Short]:
-    """How short messages go, small parts first.
+    """Forms of short messages, small parts first.
 
-    Words are taken while what they add is less than what the threads of a line take to agree, which is some of the time
-    that a word needs to arrive; then lines, or words where no network brings lines as a whole, as it does not between
-    ranks that share a GPU, while what they add is less than the two steps of long messages.
+    Words are used while their additional time is less than the agreement of a line's threads, a fraction of the
+    latency. Then lines are used, or words where no network delivers lines atomically (as between ranks that share a
+    GPU), while their additional time is less than the two steps of long messages.
     """
     network = network_of(stand.made.call, own.target.machine, dict(own.sizes))
     stores = network.mechanism(STORES) if network is not None else None
@@ -208,11 +215,11 @@ def short(own: Owner, stand: Stand, ranks: int) -> list[Short]:
 
 @dataclass(frozen=True)
 class Use:
-    """A function of the headers as a collective uses it.
+    """A collective's use of a function of the headers.
 
     Attributes:
         function: its name without the form of its messages.
-        element: the template's arguments that say what elements are.
+        element: the template's arguments for the elements.
         part: bytes of a part; None if calls differ: then all forms are compiled.
         flags: further arguments of the template.
     """
@@ -224,7 +231,7 @@ class Use:
 
 
 class Forms:
-    """The forms of messages in which the parts of a collective may go."""
+    """The forms of messages for the parts of a collective."""
 
     def __init__(self, own: Owner, stand: Stand, use: Use):
         machine = own.target.machine
@@ -234,7 +241,7 @@ class Forms:
         self._short = short(own, stand, self.team.size) if self.team.size > 1 else []
 
     def of(self, part: int) -> tuple[str, ...]:
-        """How a part may go: by the first form, by the last one where peers can store into its target."""
+        """The form for a part: the first that fits, or the last one where peers can store into its target."""
         for form, most in self._short:
             if part <= most:
                 return (form,)
@@ -244,7 +251,7 @@ class Forms:
 
     @property
     def kernels(self) -> dict[str, Kernel]:
-        """The kernel of each form that a call may take; none for a team of one."""
+        """The kernel of each form that a call may use; none for a team of one."""
         if self.team.size == 1:
             return {}
         use = self.use
@@ -254,7 +261,7 @@ class Forms:
 
 
 class Messages:
-    """A function of the headers as one collective of a program uses it."""
+    """A program's use of a function of the headers for one collective."""
 
     def __init__(self, own: Owner, stand: Stand, use: Use):
         """Collective."""
@@ -272,7 +279,7 @@ class Messages:
             self._blocks[form] = self._forms.processors * kernel.blocks_per_processor
 
     def between(self, source: torch.Tensor, target: torch.Tensor, parts: Parts, root: int = 0) -> list[Work]:
-        """What exchanges the parts of contiguous tensors. Collective if it needs a new workspace."""
+        """A launch that exchanges the parts of contiguous tensors. Collective if it needs a new workspace."""
         if parts.nbytes == 0:
             return []
         if self.team.size == 1:
@@ -296,7 +303,8 @@ class Messages:
         return [launch(function, grid.blocks, grid.threads, exchange, own.device, follows)]
 
     def _behind(self, shape: Shape, target: torch.Tensor, parts: Parts) -> int:
-        """Where peers may store what comes, from the workspace of their device on; 0 for nowhere."""
+        """Offset of the target from the workspace on its device, where peers may store into the target; 0 for nowhere.
+        """
         heap, slots = self._own.heap, self._own.exchanges.get(shape, self._own.near).slots
         if not heap.is_symmetric(target) or parts.nbytes % UNIT_BYTES or parts.target_step % UNIT_BYTES:
             return 0
@@ -311,7 +319,7 @@ class Messages:
 
 
 def exchange_of(own: Owner, team: Team, shape: Shape | Inbox, site: int) -> Exchange:
-    """What kernels take, without the tensors: a workspace, and who is where. Collective if the workspace is new."""
+    """A kernel's arguments except the tensors: a workspace, and the ranks. Collective if the workspace is new."""
     workspace = own.exchanges.get(shape, own.near)
     return Exchange(
         workspace=workspace.first,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Collectives between devices of which groups share memory: kernels inside a group, messages between groups, in chunks.
+"""Collectives between groups of devices that share memory: kernels inside a group, messages between groups, in chunks.
 
-A device's *rail* is those of the same place in all groups. Between groups each number travels once, along the rails of
-its senders, so all adapters work. While the chunk before is on its way, the group works on the next one. Sums follow
-the rounds of `hierarchical_direct`: a group's in the order of its devices, then those of all groups in their order, of
-short floating types in float32, rounded to the type once in each stage.
+A device's *rail* is the devices of the same position in all groups. Between groups each number is sent once, along its
+sender's rail, so all adapters work. While a chunk is in flight, the group works on the next one. Sums follow the rounds
+of `hierarchical_direct`: a group's in the order of its devices, then those of all groups in their order, of short
+floating types in float32, rounded to the type once in each stage.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of a collective's devices, as one of them sees them.
+    """The groups of a collective's devices, relative to this device.
 
     Attributes:
         stand: the collective inside this device's group.
         team: all devices.
-        group: this device's, of `across`; `place` is its number in it, of `inside`.
+        group: this device's group, of `across`; `place` is its position in the group, of `inside`.
         chunk: bytes of a message.
     """
 
@@ -50,7 +50,7 @@ class Groups:
 
     @classmethod
     def of(cls, own: Owner, stand: Stand) -> Groups:
-        """Those of a collective that has several devices in each."""
+        """The groups of a collective with several devices in each."""
         found, team = split(own.target, stand.made.level), Team.of(own, stand.made.level)
         assert found is not None and found.inside > 1, "the plan has asked for it"
         group, place = divmod(team.rank, found.inside)
@@ -59,7 +59,7 @@ class Groups:
         return cls(own, inside, team, group, found.across, place, found.inside, chunk_bytes(own.target))
 
     def device(self, group: int, place: int) -> int:
-        """The number of a device over all."""
+        """The number of a device among all."""
         return self.team.device(group * self.inside + place)
 
     def kernel(self, function: str, *flags: str) -> Messages:
@@ -70,12 +70,12 @@ class Groups:
         return Messages(self.own, self.stand, Use(function, element, None, flags))
 
     def others(self) -> Iterator[tuple[int, int]]:
-        """To which group, and from which, a message goes in each turn."""
+        """The groups to send to and to receive from, in each iteration."""
         for step in range(1, self.across):
             yield (self.group + step) % self.across, (self.group - step) % self.across
 
     def chunks(self, elements: int, itemsize: int) -> Iterator[tuple[int, int]]:
-        """Where each chunk of a part begins, and its elements."""
+        """Begin of each chunk of a part, and its elements."""
         most = max(1, self.chunk // itemsize)
         for begin in range(0, elements, most):
             yield begin, min(most, elements - begin)
@@ -86,7 +86,7 @@ class Groups:
         return self.own.between.exchange([give], [take])
 
     def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> Wait:
-        """Start messages along the rail, to each other group and from each."""
+        """Start messages along the rail to each other group, and from each."""
         turns = list(self.others())
         gives = [Message(sent[to], self.device(to, self.place)) for to, _ in turns]
         takes = [Message(received[origin], self.device(origin, self.place)) for _, origin in turns]
@@ -94,7 +94,7 @@ class Groups:
 
 
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
-"""What PyTorch calls combining operations."""
+"""PyTorch's names of combining operations."""
 
 
 def combined(parts: Sequence[torch.Tensor] | torch.Tensor, reduction: str) -> torch.Tensor:
@@ -110,13 +110,13 @@ def combined(parts: Sequence[torch.Tensor] | torch.Tensor, reduction: str) -> to
 
 
 class RailSum:
-    """The sum of a part over the devices of a rail, in place: each adds up a share of it, which it sends to the others.
+    """The sum of a part over the devices of a rail, in place: each sums a share of it, which it sends to the others.
 
-    NCCL's all-reduce sends as much, but adds in an order of its own and rounds each time.
+    NCCL's all-reduce sends as much, but adds in another order and rounds each time.
     """
 
     def __init__(self, groups: Groups, part: torch.Tensor):
-        """Start to bring shares together."""
+        """Start to gather shares."""
         self._groups = groups
         share = -(-part.numel() // groups.across)
         self._shares = part.tensor_split([share * g for g in range(1, groups.across)])
@@ -126,7 +126,7 @@ class RailSum:
         self._wait = groups.exchange(self._shares, [*self._brought])
 
     def add(self) -> None:
-        """Add up this device's share once it is here, and start to send the sum."""
+        """Sum this device's share once it has arrived, and start to send the sum."""
         self._wait()
         mine = self._shares[self._groups.group]
         mine.copy_(combined(self._brought, self._groups.stand.made.reduction))
@@ -163,7 +163,7 @@ def allreduce(own: Owner, stand: Stand) -> Bound:
 
 
 def reduce_scatter(own: Owner, stand: Stand) -> Bound:
-    """`T.reduce_scatter`: a group sums what belongs to another one, and sends it there. Collective."""
+    """`T.reduce_scatter`: a group sums the parts of another group, and sends them there. Collective."""
     groups = Groups.of(own, stand)
     scatter = groups.kernel("reduce", "false")
     own.between  # noqa: B018 - opened where all ranks are
@@ -187,7 +187,7 @@ def reduce_scatter(own: Owner, stand: Stand) -> Bound:
 
 
 def all_gather(own: Owner, stand: Stand) -> Bound:
-    """`T.all_gather`: parts along the rails; each group spreads what has come. Collective."""
+    """`T.all_gather`: parts along the rails; each group spreads what it receives. Collective."""
     groups = Groups.of(own, stand)
     gather = groups.kernel("move", "true")
     own.between  # noqa: B018 - opened where all ranks are
@@ -210,7 +210,7 @@ def all_gather(own: Owner, stand: Stand) -> Bound:
 
 
 def all_to_all(own: Owner, stand: Stand) -> Bound:
-    """`T.all_to_all`: to the device of one's group that has the target's place, then along its rail. Collective."""
+    """`T.all_to_all`: to the device of this group at the target's position, then along its rail. Collective."""
     groups = Groups.of(own, stand)
     exchange = groups.kernel("move", "false")
     own.between  # noqa: B018 - opened where all ranks are
@@ -234,7 +234,7 @@ def all_to_all(own: Owner, stand: Stand) -> Bound:
 
 
 def broadcast(own: Owner, stand: Stand) -> Bound:
-    """`T.broadcast`: along the root's rail; each group spreads what has come. Collective."""
+    """`T.broadcast`: along the root's rail; each group spreads what it receives. Collective."""
     groups = Groups.of(own, stand)
     spread = groups.kernel("broadcast")
     own.between  # noqa: B018 - opened where all ranks are
@@ -260,19 +260,19 @@ def broadcast(own: Owner, stand: Stand) -> Bound:
 
 
 def _scattered(kernel: Messages, whole: torch.Tensor, part: torch.Tensor) -> list[Work]:
-    """A part of the sum of all `whole`, which has the parts of all devices, maybe with gaps between them."""
+    """A part of the sum of all `whole`, each of which has the parts of all devices, possibly with gaps between them."""
     rows = whole.view(kernel.team.size, -1) if whole.ndim == 1 else whole
     return kernel.between(whole, part, Parts(part.nbytes, part.nbytes * len(rows), source_step=_step(rows)))
 
 
 def _gathered(kernel: Messages, part: torch.Tensor, whole: torch.Tensor) -> list[Work]:
-    """All devices' parts, maybe with gaps between them."""
+    """All devices' parts, possibly with gaps between them."""
     rows = whole.view(kernel.team.size, -1) if whole.ndim == 1 else whole
     return kernel.between(part, whole, Parts(part.nbytes, part.nbytes * len(rows), target_step=_step(rows)))
 
 
 def _exchanged(kernel: Messages, given: torch.Tensor, taken: torch.Tensor) -> list[Work]:
-    """Row r of what is given to device r, and row r of what is taken from it."""
+    """Row r to device r, and row r from it."""
     nbytes = given.shape[-1] * given.itemsize
     return kernel.between(
         given, taken, Parts(nbytes, nbytes * len(given), source_step=_step(given), target_step=_step(taken))
@@ -285,7 +285,7 @@ def _step(rows: torch.Tensor) -> int:
 
 
 def _padded(flat: torch.Tensor, multiple: int, launch: Callable[[torch.Tensor], None]) -> None:
-    """`launch` on a tensor of a multiple of elements, which this one is, or its copy."""
+    """`launch` on a tensor whose length is a multiple of `multiple`: this one, or a padded copy."""
     import torch
 
     missing = -flat.numel() % multiple

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Kernels of collectives: their text, and the functions that the driver makes of it.
+"""Kernels of collectives: their text, and their loaded functions.
 
-They are CUDA C++ (headers/short_messages.cuh, long_messages.cuh), compiled as stock TileLang compiles what it
-generates, into the same cache, and launched through the driver. Tile programs would carry TileLang's templates, which
-take longer to compile, and have no words for threads that poll for data with flags in it.
+They are CUDA C++ (headers/short_messages.cuh, long_messages.cuh), compiled as stock TileLang compiles its own text,
+into the same cache, and launched through the driver. Tile programs would include TileLang's templates, which take
+longer to compile, and cannot express threads that poll for data with flags in it.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ C_TYPES = {
     "uint32": "unsigned", "uint64": "unsigned long", "float8_e4m3": "__nv_fp8_e4m3", "float8_e4m3fn": "__nv_fp8_e4m3",
     "float8_e5m2": "__nv_fp8_e5m2",
 }  # fmt: skip
-"""Types whose elements are combined."""
+"""Types whose elements can be combined."""
 
 THREADS, SHORT_THREADS = 512, 640
-"""Threads of a block at most, and of one that exchanges short messages with few ranks: 1 MiB of a rank are then as many
-lines as the blocks of an H200 have threads for."""
+"""Maximum threads of a block, and of one that exchanges short messages with few ranks: 1 MiB of a rank then has as many
+lines as the blocks of an H200 have threads.
+"""
 
 SHORT = {"words": "tilescale::InWords", "lines": "tilescale::InLines"}
-"""Forms of short messages, and what headers/short_messages.cuh calls them."""
+"""Forms of short messages, and their types in headers/short_messages.cuh."""
 
 LONG = ("slots", "straight")
 """Forms of long messages."""
 
 CLUSTERS_FROM = (9, 0)
-"""The compute capability from which on blocks are in clusters, and kernels may begin early."""
+"""The compute capability from which on clusters and early starts of kernels are available."""
 
 Element = tuple[str, ...]
-"""What elements are, as the first arguments of a template."""
+"""The first arguments of a template, which describe elements."""
 
 
 def combining(dtype: str, reduction: str) -> Element:
@@ -57,29 +58,29 @@ def combining(dtype: str, reduction: str) -> Element:
 
 
 def normalising(dtype: str) -> Element:
-    """Elements of a type that are summed, and whose rows are normalised."""
+    """Elements of a type that are summed, and whose rows are normalized."""
     return (C_TYPES[dtype],)
 
 
 def moving(dtype: str) -> Element:
-    """Elements of a type that are moved: as many bytes as a thread may load at once from anywhere."""
+    """Elements of a type that are moved, in units that a thread can load at any of their addresses."""
     return (str(min(8, ir.bits(dtype) // 8)),)
 
 
 def moving_units(dtype: str) -> Element:
-    """The same as a C type, with a reduction that nobody makes."""
+    """Such a unit as a C type, with an unused reduction."""
     (size,) = moving(dtype)
     types = {"1": "unsigned char", "2": "unsigned short", "4": "unsigned", "8": "unsigned long"}
     return types[size], "tilescale::SUM"
 
 
 def blocks_per_processor(form: str, ranks: int) -> int:
-    """Blocks of a kernel to be on a processor at once: two hide each other's fences, where registers allow it."""
+    """Blocks of a kernel that an SM should hold: two hide each other's fences, where registers allow it."""
     return 2 if form == "rounds" or (form in LONG and ranks <= 4) else 1
 
 
 def most_threads(form: str, ranks: int) -> int:
-    """Threads of a block at most: as many as leave each the registers that it needs."""
+    """Maximum threads of a block, such that each has the registers it needs."""
     return SHORT_THREADS if form in SHORT and ranks <= 4 else THREADS
 
 
@@ -89,11 +90,10 @@ class Kernel:
 
     Attributes:
         function: its name there, without the form of its messages.
-        form: of its messages, "words", "lines", "slots" or "straight", or "rounds".
+        form: the form of its messages, "words", "lines", "slots" or "straight", or "rounds".
         ranks: devices of the group.
         flags: the template's last arguments.
-        bounds: threads of a block at most, and its blocks that are to be on a processor at once; None for those of the
-            form.
+        bounds: maximum threads of a block, and minimum blocks of an SM; None for the form's defaults.
     """
 
     function: str
@@ -104,12 +104,12 @@ class Kernel:
     bounds: tuple[int, int] | None = None
 
     def name(self, aligned: bool) -> str:
-        """What the driver calls it."""
+        """The kernel's symbol."""
         return f"{self.function}_{self.form}_{'aligned' if aligned else 'any'}"
 
     @property
     def blocks_per_processor(self) -> int:
-        """Its blocks that are to be on a processor at once."""
+        """Minimum number of its blocks on an SM."""
         return self._bounds[1]
 
     @property
@@ -133,7 +133,7 @@ class Kernel:
 
 
 class Exchange(ctypes.Structure):
-    """What a kernel takes: `Exchange` of headers/messages.cuh, where its members are explained."""
+    """A kernel's argument: `Exchange` of headers/messages.cuh, which documents its members."""
 
     _fields_ = [
         *((name, ctypes.c_uint64) for name in ("source", "target")),
@@ -156,10 +156,10 @@ class Exchange(ctypes.Structure):
 
 @cache
 def functions(code: bytes, kernel: Kernel, device: int) -> dict[bool, Any]:
-    """The kernels as the driver has loaded them on a device, by whether addresses are aligned.
+    """The kernels loaded on a device, for aligned and for other addresses.
 
     Raises:
-        DeviceError: the driver refuses.
+        DeviceError: an error of the driver.
     """
     module = driver.call("cuModuleLoadData", code)
     return {
@@ -176,11 +176,12 @@ def launch(
     follows: bool = False,
     cluster: int | None = None,
 ) -> Callable[[], None]:
-    """What puts a kernel on the current stream of its device.
+    """A launch of a kernel on the current stream of its device.
 
     Args:
-        follows: whether it may begin before the one in front of it has ended, and awaits that (headers/sync.cuh).
-        cluster: the blocks of one; None for no clusters.
+        follows: whether it may begin before the preceding kernel has ended, for which it waits itself
+            (headers/sync.cuh).
+        cluster: blocks of a cluster; None for no clusters.
     """
     import torch
     from cuda.bindings import driver as names

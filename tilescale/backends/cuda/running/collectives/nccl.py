@@ -62,7 +62,7 @@ def all_to_all(own: Owner, stand: Stand) -> Bound:
 
 
 def all_to_all_v(own: Owner, stand: Stand) -> Bound:
-    """`T.all_to_all_v`: the host has to know how many rows there are, and waits for the device. Collective."""
+    """`T.all_to_all_v`: the host needs the number of rows, and waits for the device. Collective."""
     import torch
     import torch.distributed as dist
 
@@ -71,7 +71,7 @@ def all_to_all_v(own: Owner, stand: Stand) -> Bound:
         own.reads_at = stand.where
 
     def told(given: Operands) -> list[list[int]]:
-        """How many rows go to each rank, and come from each."""
+        """Number of rows to each rank, and from each."""
         if given.sent is None:
             return [[*counts[ranks.rank * ranks.size :][: ranks.size]], [*counts[ranks.rank :: ranks.size]]]
         arriving = torch.empty_like(given.sent)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""All-reduce in one step, or in two, whose kernel adds the residual and normalises each row of the sum.
+"""All-reduce in one step, or in two, whose kernel adds the residual and normalizes each row of the sum.
 
-One after the other these take two kernels, and the sum goes to memory and back. A cluster of blocks has whole rows, so
-that it knows their mean squares: the fewer rows there are the more blocks, as one processor alone sends them slowly.
+As separate kernels, the sum would be written to memory and read back. A cluster of blocks has whole rows, which it
+needs for their mean squares. Fewer rows get more blocks each, because a single SM sends them slowly.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ def allreduce(own: Owner, stand: Stand, steps: int) -> Bound:
 
 
 def kernels(own: Owner, stand: Stand, steps: int) -> list[Kernel]:
-    """The kernel of each form in which messages may go."""
+    """The kernel of each form that messages may have."""
     rows = _Shape(own, stand, steps)
     return [rows.kernel(form) for form in rows.forms]
 
 
 WHOLE = GROUP
-"""Elements of a row that no two blocks share: they may have one scale."""
+"""Elements of a row that stay in one block: they may share a scale."""
 
 TENSORS = ("source", "weight", "residual", "target", "normed", "quantized", "scales")
 WRITTEN = {"target", "normed", "quantized", "scales"}
 """Operands of the kernel, and which of them it may write."""
 
 SCALINGS = {None: "NOT_QUANTIZED", "tensor": "TENSOR", "row": "ROW", "group": "GROUPS"}
-"""What shares a scale, as headers/norm_messages.cuh calls it."""
+"""Elements that share a scale, and the name in headers/norm_messages.cuh."""
 
 
 class _Shape:
-    """Rows of a sum, and how they go in so many steps."""
+    """Rows of a sum, and their distribution for `steps` steps."""
 
     def __init__(self, own: Owner, stand: Stand, steps: int):
         norm, machine = stand.made.norm, own.target.machine
@@ -94,16 +94,18 @@ class _Shape:
         self.forms = [form for form, _ in self._short]
 
     def form(self, nbytes: int) -> str:
-        """The form of messages for a tensor of so many bytes: of several the first, as far as it goes."""
+        """The form of messages for a tensor of `nbytes` bytes: the first one that fits."""
         part = nbytes if self.steps == 1 else nbytes // self.team.size  # to each peer
         return next((form for form, most in self._short if part <= most), self.forms[-1])
 
     def spread(self, form: str, rows: int) -> Spread:
-        """The grid of a kernel, and what its blocks and threads have of a row."""
+        """The grid of a kernel, and the share of its blocks and threads in a row."""
         return rows_grid(rows, self.row, self._whole, self.room, SHARING[form])
 
     def kernel(self, form: str) -> Kernel:
-        """The one for a form of messages: its threads have as many units as where rows have the fewest blocks."""
+        """The kernel for a form of messages. Its threads have as many units as in the shape whose rows have the fewest
+        blocks.
+        """
         units = self.spread(form, self.room.blocks).each
         scaling = f"tilescale::{SCALINGS[self.norm.scaling]}"
         flags = str(units), str(self.steps == 2).lower(), scaling
@@ -125,8 +127,9 @@ class _Rows:
         self._site = len(own.sites) - 1
 
     def summed(self, tensors: Mapping[str, torch.Tensor | None]) -> Work:
-        """What sums and normalises the rows of contiguous tensors, by their names in `TENSORS`. Collective if it needs
-        a new workspace."""
+        """A launch that sums and normalizes the rows of contiguous tensors, by their names in `TENSORS`. Collective if
+        it needs a new workspace.
+        """
         own, of, source = self._own, self._shape, tensors["source"]
         assert source is not None
         form, rows = of.form(source.nbytes), source.nbytes // of.row

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""All-reduce in one step: every rank sends its tensor to all others, and adds up what comes."""
+"""One-shot all-reduce: every rank sends its tensor to all others, and sums what it receives."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def allreduce(own: Owner, stand: Stand) -> Bound:
 
 
 def use(own: Owner, stand: Stand) -> Use:
-    """What it uses."""
+    """The function of the headers for it."""
     return Use("reduce", combining(stand.dtype, stand.made.reduction), stand.nbytes, ("true",))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Any algorithm as its record says: one kernel plays the rounds, of which each rank has a table.
+"""Any algorithm by its record: one kernel plays the rounds from a table of each rank.
 
-What an algorithm of the others has in its text, such as whom to send to next, is data here: a rank's table says what it
-sends, hears and takes in each round (headers/rounds.cuh). Pieces are cut as the emulator cuts them, so sums have its
-bits.
+The peers of a ring or tree, fixed in the text of other algorithms, are data here: a rank's table has the messages that
+it sends, receives and combines in each round (headers/rounds.cuh). Pieces are cut as the emulator cuts them, so sums
+are bitwise equal.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     import torch
 
 INBOX_BYTES = 64 << 20
-"""What all pieces that a rank gets take at most: of larger tensors, parts of all pieces follow one another."""
+"""Maximum bytes of all pieces that a rank receives; larger tensors are processed in several passes."""
 
 OWN = -1
-"""In the place of a slot: what the rank itself has."""
+"""A slot number that means the rank's own piece."""
 
 
 def launcher(algorithm: str) -> Launcher:
-    """What binds an operation by the rounds of an algorithm. Collective."""
+    """A launcher of an operation by the rounds of an algorithm. Collective."""
     return lambda own, stand: _BOUND[stand.made.name](Played(own, stand, algorithm), stand)
 
 
@@ -54,14 +54,14 @@ def launcher(algorithm: str) -> Launcher:
 
 @dataclass
 class Turn:
-    """What one rank does in a round: what it sends (receiver, piece, slot), and what it takes (piece, slots)."""
+    """A rank's round: messages to send (receiver, piece, slot), and to combine (piece, slots)."""
 
     sends: list[tuple[int, int, int]] = field(default_factory=list)
     hears: set[int] = field(default_factory=set)
     takes: list[tuple[int, list[int]]] = field(default_factory=list)
 
     def words(self) -> Iterator[int]:
-        """As a table has it."""
+        """The round in a table's encoding."""
         yield len(self.sends)
         for send in self.sends:
             yield from send
@@ -104,7 +104,7 @@ def tables(plan: Schedule, root: int = 0) -> list[list[int]]:
 
 
 class Played:
-    """An algorithm's rounds as one collective of a program uses them."""
+    """A program's use of an algorithm's rounds for one collective."""
 
     def __init__(self, own: Owner, stand: Stand, algorithm: str):
         """Collective."""
@@ -133,7 +133,8 @@ class Played:
         self._site = len(own.sites) - 1
 
     def between(self, source: torch.Tensor, target: torch.Tensor, root: int = 0) -> list[Work]:
-        """What plays them on contiguous tensors, of as many bytes. Collective if it needs a new workspace."""
+        """A launch that plays the rounds on contiguous tensors of equal bytes. Collective if it needs a new workspace.
+        """
         if self.team.size == 1 or not target.nbytes:
             return []
         elements, pieces = target.nbytes // self._bytes, self._pieces
@@ -204,4 +205,4 @@ _BOUND = {
     "all_to_all": _all_to_all,
     "reduce_scatter": _reduce_scatter,
 }
-"""Operation -> how its tensors are played on."""
+"""Operation -> a function that plays the rounds on its tensors."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a collective is bound to: the program that it stands in, once, and then the tensors of a call."""
+"""Context of a collective: the program around it, once, and the tensors of a call."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stand:
-    """A collective where it stands in a program.
+    """A collective at its place in a program.
 
     Attributes:
         made: the operation.
         where: its line.
-        dtype: of its elements.
-        nbytes: of its whole tensor; None if only calls know.
-        written_by_peers: tells that peers write into the target, which then has to be symmetric.
-        among: those of the level's devices between which it stands; None for all.
+        dtype: type of its elements.
+        nbytes: bytes of its whole tensor; None if known only in calls.
+        written_by_peers: reports that peers write into the target, which then must be symmetric.
+        among: its participants among the level's devices; None for all.
     """
 
     made: Collective
@@ -38,20 +38,21 @@ class Stand:
     among: Team | None = None
 
     def team(self, own: Owner) -> Team:
-        """The devices between which it stands."""
+        """The participating devices."""
         return Team.of(own, self.made.level) if self.among is None else self.among
 
     @property
     def what(self) -> str:
-        """The operation in words, for errors."""
+        """The operation's name in errors."""
         return f"T.{self.made.name} of level {self.made.level!r}"
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of a call on this device, the same one where it works in place; the root of a broadcast; and of an
-    all-to-all of unequal parts the tensors of how many rows go to each rank, and have come from each; of an all-reduce
-    with a norm the weight, where the normalised rows go, the residual, and where they go as float8 with what scales."""
+    """The tensors of a call on this device, the same one where it works in place; the root of a broadcast. For an
+    all-to-all of unequal parts: the row counts to and from each rank. For an all-reduce with a norm: the weight, the
+    normalized rows, the residual, and the float8 rows with their scales.
+    """
 
     source: torch.Tensor
     target: torch.Tensor
@@ -66,15 +67,15 @@ class Operands:
 
 
 Bound = Callable[[Operands], list[Work]]
-"""What a call with these operands launches."""
+"""The launches of a call with these operands."""
 
 Launcher = Callable[[Owner, Stand], Bound]
-"""An algorithm for an operation, made where all ranks make the program. Collective."""
+"""An algorithm for an operation, bound when all ranks build the program. Collective."""
 
 
 @dataclass(frozen=True)
 class Team:
-    """The devices that are siblings at a level: rank r of them is device `first` + r * `step` of all."""
+    """The devices that are siblings at a level: rank r is device `first` + r * `step`."""
 
     rank: int
     size: int
@@ -83,10 +84,10 @@ class Team:
 
     @classmethod
     def of(cls, own: Owner, level: str) -> Team:
-        """This rank's."""
+        """This rank's team."""
         mesh, me = Mesh(own.sizes), own.team.rank
         return cls(mesh.rank(me, level), mesh.count(level), mesh.sibling(me, level, 0), mesh.step(level))
 
     def device(self, rank: int) -> int:
-        """The number, over all devices, of a rank."""
+        """The number, among all devices, of a rank."""
         return self.first + rank % self.size * self.step

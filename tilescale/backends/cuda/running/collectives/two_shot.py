@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""All-reduce in two steps: every rank adds up a part of the tensor and sends the sum to all others.
+"""Two-shot all-reduce: every rank sums a part of the tensor and sends the sum to all others.
 
-It moves 2 / n of the bytes of one step between n ranks, in two steps.
+Between n ranks it moves 2 / n of the bytes of a one-shot all-reduce, in two steps.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def allreduce(own: Owner, stand: Stand) -> Bound:
 
 
 def use(own: Owner, stand: Stand) -> Use:
-    """What it uses."""
+    """The function of the headers for it."""
     part = None if stand.nbytes is None else _part(stand.nbytes, stand.team(own).size)
     return Use("reduce_twice", combining(stand.dtype, stand.made.reduction), part)
 
 
 def _part(nbytes: int, ranks: int) -> int:
-    """Bytes of a rank's part, which begins where a thread can store at once; the last ones are shorter, or empty."""
+    """Bytes of a rank's part, aligned to a thread's store; the last ones are shorter, or empty."""
     units = -(-nbytes // UNIT_BYTES)
     return -(-units // ranks) * UNIT_BYTES

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The all-to-all of unequal parts by a kernel, which reads on the device how many rows go where.
+"""All-to-all of unequal parts by a kernel, which reads the row counts on the device.
 
-All ranks have to know how many rows go from each to each: how many messages there are, and where in its target a rank
-puts what comes, follow from that. So what each says of its own rows is gathered first, by short messages.
+Every rank needs the full matrix of row counts: it determines the number of messages, and the offsets in the targets. So
+the counts are gathered first, by short messages.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ class _Rows:
         self._site = len(own.sites) - 1
 
     def told(self, sent: torch.Tensor | None) -> list[Work]:
-        """What gathers the numbers of all ranks, unless the program has them."""
+        """A launch that gathers the counts of all ranks, unless the program has them."""
         if sent is None:
             return []
         return self._gather.between(sent, self._table, Parts(sent.nbytes, self._table.nbytes, target_step=sent.nbytes))
 
     def exchanged(self, source: torch.Tensor, target: torch.Tensor, received: torch.Tensor | None) -> Work:
-        """What exchanges rows as the table says. Collective if it needs a new workspace.
+        """A launch that exchanges rows by the table of counts. Collective if it needs a new workspace.
 
-        Ranks may have tensors of different lengths: nothing that they have to agree on follows from these.
+        Ranks may have tensors of different lengths: they need not agree on anything that depends on the length.
         """
         row = math.prod(source.shape[1:]) * source.itemsize
         exchange = exchange_of(self._own, self._team, self._shape, self._site)
@@ -90,12 +90,12 @@ class _Rows:
 
 
 def counting(own: Owner, stand: Stand) -> Use:
-    """What gathers the numbers of rows of all ranks."""
+    """The function of the headers that gathers the counts of all ranks."""
     return Use("move", moving("int32"), stand.team(own).size * COUNT_BYTES, ("true",))
 
 
 def moving_rows(own: Owner, stand: Stand) -> Kernel:
-    """What exchanges rows."""
+    """The function of the headers that exchanges rows."""
     return Kernel("move_rows", "slots", moving(stand.dtype), stand.team(own).size)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The memory through which messages go: slots on every device, and each block's count of what it has sent."""
+"""Workspaces of messages: slots on every device, and each block's count of sent messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 SLOTS = "slots"
-"""The form of long messages that lie in a workspace."""
+"""The form of long messages in workspace slots."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Shape:
     """Slots of one device.
 
     Attributes:
-        level: whose units send each other messages, and how many `ranks` there are.
-        sets: of slots; each has `slots` for every sender and block.
-        blocks: of a grid, at most.
-        slot: bytes.
-        form: of the messages in them: another would take for a flag what is data.
+        level: the level whose units exchange messages, and the number of its `ranks`.
+        sets: number of sets of slots; each has `slots` for every sender and block.
+        blocks: maximum blocks of a grid.
+        slot: bytes of a slot.
+        form: the form of the messages in them: another form would read data as flags.
     """
 
     level: str
@@ -38,7 +38,7 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes; long messages have their flags behind the slots (headers/messages.cuh, moved_messages.cuh)."""
+        """Bytes; flags of long messages follow the slots (headers/messages.cuh, moved_messages.cuh)."""
         messages = self.sets * self.slots * (self.ranks - 1) * self.blocks
         if self.form != SLOTS:
             return messages * self.slot
@@ -47,13 +47,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Inbox:
-    """Slots of one device for the pieces that it gets in one call by an algorithm of so many `rounds`.
+    """Slots of one device for the pieces that it receives in one call of an algorithm with `rounds` rounds.
 
     Attributes:
-        level: whose units send each other pieces, and how many `ranks` there are.
-        slots: for each block one of each.
-        blocks: of a grid, at most.
-        slot: bytes.
+        level: the level whose units exchange pieces, and the number of its `ranks`.
+        slots: number of slots of each block.
+        blocks: maximum blocks of a grid.
+        slot: bytes of a slot.
     """
 
     level: str
@@ -65,7 +65,7 @@ class Inbox:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, with the flags of each round and sender, and of the beginning."""
+        """Bytes, including the flags of each round and sender, and of the start."""
         return self.blocks * (self.slots * self.slot + 4 * self.ranks * (self.rounds + 1))
 
 
@@ -74,8 +74,8 @@ class Workspace:
     """A workspace of this device and its counts.
 
     Attributes:
-        slots: symmetric.
-        counts: of messages by block.
+        slots: symmetric memory.
+        counts: number of messages by block.
         first: address of the instance in the first slot of the heap.
     """
 
@@ -85,13 +85,13 @@ class Workspace:
 
 
 class Workspaces:
-    """The workspaces of one program, made when they are first needed."""
+    """The workspaces of one program, allocated at their first use."""
 
     def __init__(self) -> None:
         self._made: dict[Shape | Inbox, Workspace] = {}
 
     def get(self, shape: Shape | Inbox, near: Near) -> Workspace:
-        """The workspace of a shape, zero when it is made. Collective if it is new."""
+        """The workspace of a shape, initially zero. Collective if it is new."""
         import torch
 
         if shape not in self._made:
@@ -101,7 +101,7 @@ class Workspaces:
         return self._made[shape]
 
     def clear(self) -> None:
-        """Begin anew: nothing runs on any rank's device."""
+        """Zero all workspaces: nothing runs on any rank's device."""
         for workspace in self._made.values():
             workspace.slots.zero_()
             workspace.counts.zero_()
