@@ -28,9 +28,8 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, scales: torch.Tensor | None 
         scales: (tokens, n), float32: travel with the tokens.
 
     Returns:
-        (room, features), rows at the positions of `routing`; other rows are undefined. With scales: them too, (room,
-            n), and both
-        are parts of one tensor. Without, it can be differentiated: its backward is `moe_combine` without weights.
+        (room, features), rows at the positions of `routing`; other rows are undefined. With scales also
+        theirs, (room, n); both are parts of one tensor. Without scales, the gradient is `moe_combine` without weights.
 
     Raises:
         ArgumentError: an argument is not supported: names it, and what is supported.
