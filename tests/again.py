@@ -41,7 +41,7 @@ _emulate = tilescale.emulate
 
 @dataclass
 class Again:
-    """Stands for `tilescale.emulate`.
+    """Replacement of `tilescale.emulate`.
 
     Attributes:
         hand_on: called with the program, a copy of the arguments, and the arguments after the emulation, for each unit;
@@ -72,7 +72,7 @@ class Again:
         given = [] if reason else [[copied(a) for a in unit] for unit in _per_unit(args)]
         report = _emulate(func, args, **options)
         if reason is None:
-            # Keeps the program, so that no other one gets its number.
+            # keeps the program alive, so that its id is not reused
             self._programs[id(func)] = func, self._done(func) + 1
             self._of_test += 1
             program = analyse(func, Machine.load(MACHINE))

@@ -17,7 +17,7 @@ for _name in [name for name in os.environ if name.startswith("TILESCALE_")]:
     del os.environ[_name]
 
 _kept = tempfile.TemporaryDirectory(prefix="tilescale-tests-")
-os.environ["TILESCALE_CACHE_DIR"] = _kept.name  # nothing that is measured or tuned outlives the process
+os.environ["TILESCALE_CACHE_DIR"] = _kept.name  # measurements and tunings end with the process
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _shared = tempfile.TemporaryDirectory(prefix="tilescale-texts-")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Everything that a user may import, for the tests of docstrings and of the pages made from them."""
+"""All public names, for the tests of docstrings and of the pages generated from them."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ READS_ENVIRONMENT = {
 FILE_CAP, FUNCTION_CAP = 450, 80
 
 CIRCLE_CAP = 3
-"""Files of a part that may import each other all the way round, for types only included."""
+"""Files of a part that may import each other in cycles, for types only included."""
 
 
 @functools.cache
@@ -204,7 +204,7 @@ def test_nobody_imports_tests_or_scripts():
 
 
 def test_machines_and_jobs_load_without_torch():
-    """Each package for itself, in a process of its own: what its files import as they load, all the way down."""
+    """Each package alone, in a separate process: the transitive imports of its files as they load."""
     for package in ("tilescale.hda", "tilescale.comm", "tilescale.cli"):
         heavy = python(f"import sys, json, {package}; print(json.dumps(sorted(sys.modules)))")
         assert not {"torch", "tilelang", "tvm", "mpi4py"} & set(heavy), package
@@ -223,11 +223,11 @@ def module(path: Path) -> str:
 
 
 def circles(folder: str) -> list[set[Path]]:
-    """Groups of files below a folder that import each other all the way round, for types only included."""
+    """Groups of files below a folder that import each other in cycles, for types only included."""
     files = {module(path): path for path in sources(folder)}
     graph = networkx.DiGraph()
     for name, path in files.items():
-        # `from package import x` is of x where that is a file, else of the package.
+        # `from package import x` imports the file x where there is one, else the package
         found = (n if n in files else n.rpartition(".")[0] for n, _ in imports(path))
         graph.add_edges_from((path, files[n]) for n in found if n in files and n != name)
     return [group for group in networkx.strongly_connected_components(graph) if len(group) > 1]
@@ -240,7 +240,8 @@ def test_circles_of_imports_are_small(folder: str):
         assert len(circle) <= CIRCLE_CAP, f"{len(circle)} files import each other, at most {CIRCLE_CAP}: {found}"
 
 
-# -- what the source may say -------------------------------------------------------------------------------------------
+# -- comparisons in the source
+# -------------------------------------------------------------------------------------------
 
 
 def test_the_environment_is_read_in_one_place():
@@ -398,7 +399,8 @@ def test_public_names_are_documented(name: str):
     assert not [error for error in raised if error not in text], "the docstring names every error that it raises"
 
 
-# -- importing does nothing --------------------------------------------------------------------------------------------
+# -- side effects of imports
+# ---------------------------------------------------------------------------------------------
 
 WATCH = """
 import json, os, sys, threading

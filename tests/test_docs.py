@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The pages say what is true: their code runs and prints what they show, what they name exists, lists are complete.
+"""The pages are correct: their code runs and prints the shown output, the names exist, lists are complete.
 
 `UPDATE_DOCS=1 pytest tests/test_docs.py` writes printed output and the list of errors into the pages.
 """

@@ -35,7 +35,7 @@ def parts(whole: torch.Tensor, rows: int, cols: int) -> list[torch.Tensor]:
 
 
 def assert_product(found: list[torch.Tensor], a: torch.Tensor, b: torch.Tensor, rows: int = 1, cols: int = 1) -> None:
-    """Blocks are those of the product in float64, but for rounding."""
+    """Blocks equal those of the float64 result, within rounding."""
     bound = 2.0**-24 * a.shape[1] * (a.double().abs() @ b.double().abs())
     wanted = parts(a.double() @ b.double(), rows, cols)
     for part, want, most in zip(found, wanted, parts(bound, rows, cols), strict=True):
@@ -51,7 +51,7 @@ FORMS = {
     15: ("phases tile_by_tile", [(4, 1024, 1024, 1024)]),
     19: ("phases by_hand", [(2, 4, 128, 128), (2, 4, 4096, 512)]),
 }
-"""Example -> its forms, and arguments of them of which its docstring gives the times."""
+"""Example -> its forms, and the arguments for which its docstring gives times."""
 
 
 @pytest.mark.parametrize("number", FORMS)
@@ -70,7 +70,8 @@ def rounded(us: float) -> str:
     return re.escape(f"{us:.1f}" if us < 100 else f"{us:.0f}")
 
 
-# -- products over devices ---------------------------------------------------------------------------------------------
+# -- GEMMs over devices
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

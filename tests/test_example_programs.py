@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The programs of the examples: what they refuse, with the line, and that a launch leaves nothing to the next one."""
+"""Programs of the examples: errors with the line, and independence of a launch from the previous one."""
 
 import functools
 import importlib
@@ -93,7 +93,7 @@ def test_again_with_the_same_buffers_in_other_orders(number: int, monkeypatch: p
 
 
 def test_one_credit_for_both_places_of_a_ring_is_a_race(tmp_path: Path):
-    """As the example says: signals of fast readers stand in for those of a slow one, whose tile is overwritten."""
+    """The example's warning: signals of fast readers count for those of a slow one, whose tile is overwritten."""
     text = NUMBERED[13].read_text(encoding="utf-8")
     for two, one in (
         ('free[there, h, i], ">=", (step + 1) // 2 * readers', 'free[0, h, i], ">=", step * readers'),
@@ -142,7 +142,7 @@ def in_several_orders(path: Path, given: list[str], seeds: int, monkeypatch: pyt
 @pytest.mark.parametrize("number", NUMBERED)
 @pytest.mark.usefixtures("launched_twice")
 def test_a_launch_leaves_nothing_on_its_way_to_the_next(number: int, monkeypatch: pytest.MonkeyPatch):
-    """No races, no deadlocks: what comes in late, or is read late, would meet the next launch."""
+    """No races, no deadlocks: a late arrival, or a late read, would collide with the next launch."""
     in_several_orders(NUMBERED[number], RUNS.get(number, USUAL)[2].split(), 1, monkeypatch)
 
 

@@ -162,7 +162,7 @@ def test_a_wrong_result_is_found(wrong: float):
     ],
 )
 def test_odd_options_get_an_answer(words: str, says: str, capsys: pytest.CaptureFixture[str]):
-    """An error and what to do, not the way to it."""
+    """An error with a remedy, without a traceback."""
     with pytest.raises(SystemExit) as end:
         load(NUMBERED[3]).main([words])
     text = f"{end.value.code} {capsys.readouterr().err}"

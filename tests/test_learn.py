@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The exercises of examples/learn: solutions pass, blanks say so, and plausible wrong answers get the right advice."""
+"""The exercises of examples/learn: solutions pass, blanks are reported, and plausible wrong answers get the right
+advice.
+"""
 
 import ast
 import dataclasses
@@ -363,7 +365,7 @@ def test_a_collective_is_not_what_is_asked_for():
 
 
 def test_whole_phases_are_not_what_is_asked_for():
-    """GEMM, then reduce-scatter: right, but nothing overlaps."""
+    """GEMM, then reduce-scatter: right, but not overlapped."""
     import judge
 
     @T.prim_func
@@ -394,7 +396,7 @@ def test_whole_phases_are_not_what_is_asked_for():
 
 
 def test_a_program_that_is_right_in_one_order_only():
-    """Blocks take tickets: no race, and right if they come in the order of their numbers."""
+    """Blocks take tickets: no race, and right if they start in the order of their numbers."""
     import judge
     import learn
 

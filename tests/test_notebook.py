@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The notebook of the examples runs from its first cell to its last, in IPython, and shows what it says."""
+"""The notebook of the examples runs from its first cell to its last, in IPython, and its outputs are as described."""
 
 import json
 from pathlib import Path

@@ -117,7 +117,7 @@ def test_program_is_compiled_as_it_is(kernel: PlainKernel, monkeypatch: pytest.M
 @pytest.mark.nightly
 @pytest.mark.parametrize("kernel", COMPILED, ids=lambda kernel: kernel.name)
 def test_source_is_that_of_tilelang(kernel: PlainKernel) -> None:
-    """For Hopper where it can be compiled for that; what TileLang gets is the same for every target."""
+    """For Hopper where it can be compiled for that; TileLang's input is the same for every target."""
     ours, stock = cuda_texts(kernel.build, "sm_90a" if "sm_90a" in kernel.targets else kernel.targets[-1])
     assert ours == stock
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The forms of products that a benchmark races: right in the emulator, and on GPUs what their names say."""
+"""Forms of GEMMs that a benchmark races: right in the emulator, and on GPUs as their names indicate."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ def test_overlapped_gathers_multiply_what_has_arrived(scripts: Callable, way: st
 
 
 def test_senders_and_tiles_have_the_same_place(scripts: Callable):
-    """Blocks that send, or make a tile: the tiles of both arms lie where the loads of the loop were."""
+    """Blocks that send, or compute a tile: the tiles of both branches reuse the memory of the loop's loads."""
     programs = scripts("programs")
     func = programs.ag_gemm_senders(2, 8192, 3584, 8192, programs.Tiling(), 512, 16)
     assert "load -> compute: a, b; 4 stages, 1 T.wait by load" in notes(func)

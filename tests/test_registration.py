@@ -12,7 +12,8 @@ REGISTERS = {"runs", "lowers"}
 
 
 def test_what_registers_itself_is_imported():
-    """By what runs a program, as it loads: else its operations are unknown in a process that imports nothing else."""
+    """By an import of each module that runs a program: otherwise a process without other imports lacks its operations.
+    """
     files = {module(path): path for path in sources("tilescale/backends/cuda")}
     graph = networkx.DiGraph()
     for name, path in files.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The documentation site builds without a warning, has every public name, no dead link, and loads nothing from afar."""
+"""The documentation site builds without a warning, has every public name, no dead link, and no remote resources."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take what a tag says."""
+        """Handle a tag."""
         given = dict(attrs)
         self.anchors |= {given[key] for key in ("id", "name") if given.get(key)}
         if tag == "a" and given.get("href"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""TileLang's examples through our names: what a test gives is recorded, and becomes a row of the page's table."""
+"""TileLang's examples through TileScale's names: outcomes of tests are recorded, as rows of the page's table."""
 
 import importlib.util
 import json

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The script with its results elsewhere, and a clock that says 10 microseconds for a call that it makes."""
+    """The script with another results folder, and a clock that measures 10 microseconds for each call."""
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("white_paper", SCRIPT)
     module = importlib.util.module_from_spec(spec)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`tilescale doctor`: every check answers, what is broken is said with its remedy, and a job is checked together."""
+"""`tilescale doctor`: every check reports, defects come with a remedy, and ranks of a job are checked together."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`tilescale new`: what it makes runs, is right, and replaces nothing."""
+"""`tilescale new`: its output runs, is right, and replaces no file."""
 
 import ast
 import runpy

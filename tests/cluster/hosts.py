@@ -25,7 +25,7 @@ def tilescale_run(hosts: Hosts, nodes: int, ranks: int, *words: str) -> dict[int
 
 
 def assert_right(outputs: Sequence[tuple[int, str]], nodes: int, ranks: int) -> None:
-    """Every rank has said that its result is right, on the host where it should be."""
+    """Every rank has reported a right result, on the expected host."""
     assert [code for code, _ in outputs] == [0] * len(outputs)
     text = "".join(output for _, output in outputs)
     said = re.findall(r"rank (\d+) on tsnode(\d): node (\d) of (\d), local rank (\d) of (\d)", text)

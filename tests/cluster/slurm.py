@@ -52,7 +52,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
 
 
 class Slurm:
-    """A cluster of two nodes, from `start` to `stop`; its daemons are processes of ours."""
+    """A cluster of two nodes, from `start` to `stop`; its daemons are child processes."""
 
     def __init__(self, hosts: Hosts, folder: Path):
         self.hosts, self.folder = hosts, folder
@@ -126,7 +126,7 @@ class Slurm:
 
     def _start(self, *words: str) -> None:
         with open(self.folder / "daemons.log", "ab") as log:
-            mortal = ["setpriv", "--pdeathsig", "TERM", *words]  # a killed pytest leaves nothing behind
+            mortal = ["setpriv", "--pdeathsig", "TERM", *words]  # a killed pytest leaves no processes
             self._daemons.append(subprocess.Popen(mortal, env=self.env, stdout=log, stderr=log))
 
     def _until(self, ready: Callable[[], bool]) -> None:
@@ -167,7 +167,7 @@ def test_sbatch(slurm: Slurm, tmp_path: Path) -> None:
 
 
 def test_sbatch_of_a_job_that_fails(slurm: Slurm, tmp_path: Path) -> None:
-    """The script's exit code is the job's, the error comes first, and the doctor says what such a job can do."""
+    """The script's exit code is the job's, the error comes first, and the hint names the doctor."""
     code, text = slurm.sbatch(tmp_path / "out", JOB, "2", "--fail", "3")
     assert code == 1
     assert "ValueError: as asked" in text and "the job failed with exit code 1" in text

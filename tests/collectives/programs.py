@@ -11,13 +11,13 @@ import tilescale.language as T
 from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES
 
 UNITS, COLUMNS = 4, 16
-"""Units of each collective unless a test says so, and the columns of its tensors."""
+"""Default units of each collective, and the columns of its tensors."""
 
 OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "all_to_all_v", "broadcast")
 
 
 def shapes(operation: str, units: int = UNITS) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Shapes of what each unit brings, and of what it gets."""
+    """Shapes of each unit's inputs, and of its results."""
     whole, part = (2 * units, COLUMNS), (2, COLUMNS)
     return {"reduce_scatter": (whole, part), "all_gather": (part, whole)}.get(operation, (whole, whole))
 

@@ -56,7 +56,7 @@ def test_on_a_switch_rounds_take_what_the_literature_says(operation, impl, start
     expected = network.setup(impl) + latencies + share * nbytes / network.bandwidth
     found = estimate(machine, "device", operation, impl, nbytes)
     assert found.algorithm == impl
-    # The closed forms cut pipelines finely and forget the steps that filling them takes; nothing needs no start-up.
+    # The closed forms assume many pipeline segments and omit the steps that fill the pipeline; start-up is zero.
     pipelined = (operation, impl) in {("allreduce", "tree"), ("broadcast", "nccl")}
     if nbytes == 0:
         assert found.seconds <= expected

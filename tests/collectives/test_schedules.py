@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Schedules, played with numbers, compute their collective, and send what the literature says."""
+"""Schedules, executed on numbers, compute their collective, with the message counts of the literature."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadc
 
 
 def begin(plan: Schedule) -> np.ndarray:
-    """[unit, piece] -> what it holds before: random whole numbers where its own, nothing elsewhere."""
+    """[unit, piece] -> initial value: random whole numbers for the unit's pieces, zero elsewhere."""
     rng = np.random.default_rng(plan.units)
     if plan.operation == "all_to_all":
         held = np.zeros((plan.units, plan.units * plan.pieces))

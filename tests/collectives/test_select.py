@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The choice of an algorithm follows the rounds of each over the machine's links, and says why."""
+"""The choice of an algorithm follows the rounds of each over the machine's links, and has a reason."""
 
 from dataclasses import replace
 

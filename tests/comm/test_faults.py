@@ -31,7 +31,7 @@ KEY = JobKey(b"ours")
 
 
 class Stopped(HashStore):
-    """A store that says nothing any more from the first `set` of a name on."""
+    """A store that stops answering from the first `set` of a name on."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -70,7 +70,7 @@ def test_who_waits_can_give_up() -> None:
 
 
 def test_a_store_that_is_stopped_is_asked_once() -> None:
-    """Rank 0 gets SIGSTOP: the others must not wait for it again and again."""
+    """Rank 0 gets SIGSTOP: the others must wait for it only once."""
     store = Stopped("x")
     client = StoreClient(store, 0.2)
     client.root_name = "rank 0 (pid 7 on node0)"
@@ -104,7 +104,7 @@ def test_a_forked_child_takes_no_part(run_ranks) -> None:
         except UsageError as error:
             os.write(writing, str(error).encode())
         finally:
-            os.kill(os.getpid(), signal.SIGKILL)  # nothing of pytest may run
+            os.kill(os.getpid(), signal.SIGKILL)  # no code of pytest may run
     os.close(writing)
     os.waitpid(child, 0)
     assert f"process {child} was forked by a rank (process {os.getpid()})" in os.read(reading, 1000).decode()

@@ -42,7 +42,7 @@ class Anything:
 
 
 class Driver:
-    """The driver's calls on memory files. `broken` maps a call's name to the status that it gives."""
+    """The driver's calls on memory files. `broken` maps a call's name to the status that it returns."""
 
     def __init__(self) -> None:
         self.pages, self.broken, self.log = _HostPages(), {}, []

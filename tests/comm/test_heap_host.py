@@ -343,7 +343,7 @@ def test_a_killed_rank_ends_the_others(run_job, tmp_path) -> None:
 
 
 def test_no_descriptors_for_a_mailbox_is_said_by_all_ranks(run_ranks, monkeypatch) -> None:
-    """The rank that has none says so before the others wait for its memory."""
+    """The rank without memory reports it before the others wait for its memory."""
 
     def refuse() -> None:
         raise OSError(errno.EMFILE, "Too many open files")

@@ -44,7 +44,7 @@ class Broken(Host):
 
     @classmethod
     def objection(cls, device: torch.device, hosts: int) -> Any:
-        """Never gives an answer."""
+        """Never answers."""
         raise RuntimeError("no such library")
 
 

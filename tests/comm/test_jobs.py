@@ -36,7 +36,7 @@ KILLED = "kill", 1, r"rank 1 \(pid \d+ on \S+\) disappeared"
 def test_others_learn_of_a_failure(run_job, launcher: str, what: str, culprit: int, text: str) -> None:
     done = run_job(launcher, 2, "failures.py", what, str(culprit))
     assert done.code != 0
-    if what == "kill":  # mpirun and torchrun may end the other rank before it has said so; then they name the culprit
+    if what == "kill":  # mpirun and torchrun may end the other rank before it has reported; then they name the culprit
         text += {"MPI": r"|Killed|signal 9", "torchrun": r"|local_rank: 1\)\s+exitcode +: -9"}.get(launcher, "")
     assert re.search(rf"RankFailedError: {text}|{text if launcher == 'MPI' else '$^'}", done.output), done.output
 

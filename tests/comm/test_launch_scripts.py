@@ -88,7 +88,7 @@ def launched(folder: Path, *words: str, **variables: str) -> Done:
 
 
 def test_mpirun() -> None:
-    # With Python as it is: MPICH killed ranks at their end that the warm server had forked.
+    # With plain Python: MPICH killed ranks at their end that the warm server had forked.
     done = run_words([str(ROOT / "launch/mpirun.sh"), "2", COLLECTIVES, "MPI", "2"])
     assert done.code == 0 and done.output.count("is content") == 2, done.output
 

@@ -71,7 +71,7 @@ def test_one_connection_a_rank(door: Door) -> None:
     first.close()
     assert eventually(lambda: door.gone == [1])
     with pytest.raises(LaunchError, match="has joined before"):
-        door.join(1)  # not even after its end: the job knows it as dead
+        door.join(1)  # not even after its end: the job has recorded its death
 
 
 def test_who_does_not_know_the_key_learns_nothing_and_changes_nothing(door: Door) -> None:

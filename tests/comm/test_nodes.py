@@ -109,7 +109,7 @@ def test_node_0_that_vanishes_fails_the_job() -> None:
 
 
 def waiting(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Start a call that waits for others; what it gave or raised is had by calling the result."""
+    """Start a call that waits for others; calling the returned function yields its result or error."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(at_once(call)), daemon=True)
     thread.start()
@@ -158,7 +158,7 @@ def knocked(where: Rendezvous, words: bytes) -> socket.socket:
 
 
 def test_strangers_at_the_door_do_not_hinder() -> None:
-    """300 of them, with and without words; the node comes behind all."""
+    """300 of them, with and without words; the node comes after all."""
     where = rendezvous()
     hub = waiting(lambda: join(where, 1, GUARD_S))
     words = (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 4096, Hello(JobKey(b"other"), 1).message)
@@ -266,7 +266,7 @@ def test_jobs_of_two_nodes_end_alike() -> None:
     jobs, lines = run_nodes(say, 2, 1)
     assert [(job.exit_code, job.error) for job in jobs] == [(0, None)] * 2
     assert sorted(lines) == ["[0] 0 of 3, 0 of 2 on 0", "[1] 1 of 3, 1 of 2 on 0", "[2] 2 of 3, 0 of 1 on 1"]
-    # The other ranks end before their launcher gives them up.
+    # The other ranks end before their launcher kills them.
     jobs, _ = run_nodes("test $RANK = 2 && echo no more >&2 && exit 7; test $RANK != 2", 2, 1)
     assert [job.exit_code for job in jobs] == [7, 7]
     assert str(jobs[1].error) == "rank 2 failed first, with exit code 7: no more"

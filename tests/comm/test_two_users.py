@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Another user of the host tries what would make a job execute or believe something; processes of theirs do it."""
+"""Attempts of another user of the host to make a job execute code or accept data, by processes of that user."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def peer_after_the_last(access):
 
 @label("device", RMARACEBENCH("misc: extent of a window"), wrong={"outside": OutOfBoundsError}, right=["cut off"])
 def put_over_the_end(place):
-    """A copy to a peer is cut off at the end of its tensor; one of which nothing lies inside is a mistake."""
+    """A copy to a peer is cut off at the end of its tensor; one that lies outside completely is a mistake."""
     first = 6 if place == "cut off" else 8
 
     @T.prim_func
@@ -99,7 +99,7 @@ def root_of_a_broadcast(root):
 
 @label("cta_cluster", FAIAL("bounds of shared memory"), wrong={"5": OutOfBoundsError}, right=["4"])
 def tile_of_a_neighbour(first):
-    """On chip nothing is cut off."""
+    """On-chip copies are not cut off."""
 
     @T.prim_func
     def program(X: T.Tensor((4,), "float32"), n: T.int32):

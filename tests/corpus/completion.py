@@ -14,7 +14,7 @@ from tilescale.errors import RaceError
     right=["load", "store after it"],
 )
 def source_of_a_put_under_way(access):
-    """Block 1 puts what block 0 has left to it, which uses the source meanwhile, or once it knows of the end."""
+    """Block 1 puts data of block 0, which uses the source meanwhile, or after it has acquired the completion."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32"), Z: T.Tensor((8,), "float32")):
@@ -76,7 +76,7 @@ def end_of_a_put_before_the_next(end):
 
 @label("device", RMARACEBENCH("sync: fence of gets"), wrong={"put": RaceError}, right=["get"])
 def order_of_a_get_and_a_put(ends):
-    """A block gets what another one overwrites: that one waits for the end of an earlier put, or of the get."""
+    """A block gets data that another one overwrites: that one waits for the end of an earlier put, or of the get."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((2, 8), "float32"), Z: T.Tensor((8,), "float32")):

@@ -81,7 +81,7 @@ def barrier_after_a_started_copy(order):
 
 @label("device", RMARACEBENCH("sync: flags that are polled"), wrong={"load": RaceError}, right=["wait"])
 def flag_that_is_read(by):
-    """A loop that reads a flag sees its value and nothing of what came before; only a wait acquires."""
+    """A loop that polls a flag sees its value but acquires no earlier data; only a wait acquires."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32"), F: T.Tensor((1,), "int32")):
@@ -392,7 +392,7 @@ def store_in_a_branch_of_one_warp(order):
                 if order == "barrier":
                     T.barrier()
                 if order in ("nothing", "barrier before", "barrier"):
-                    T.copy(row, Y[rank, 0:32])  # named: nothing, barrier before
+                    T.copy(row, Y[rank, 0:32])  # named: no fence, barrier before
 
     return program, alone((4, 32))
 

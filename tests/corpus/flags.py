@@ -364,7 +364,8 @@ def barrier_of_the_second_tile(number):
 
 @label("warpgroup", SIMULEE("barriers of the wrong number"), wrong={"3": RaceError}, right=["2"])
 def number_of_a_named_barrier(number):
-    """The writer arrives under number 3 before it writes, and under 2 after; the reader meets it under one of them."""
+    """The writer arrives under number 3 before it writes, and under 2 after; the reader synchronizes under one of them.
+    """
     late = int(number)
 
     @T.prim_func

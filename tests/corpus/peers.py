@@ -119,7 +119,7 @@ def payload_over_a_block(order):
 
 @label("block", GSAN("counter of several"), wrong={"relaxed": RaceError, "one too few": RaceError}, right=["released"])
 def payloads_of_three_writers(order):
-    """Three blocks store and count; a fourth one reads what all have stored once the counter says so."""
+    """Three blocks store and count; a fourth one reads all stores after the counter is complete."""
     release, enough = "relaxed" if order == "relaxed" else "release", 2 if order == "one too few" else 3
 
     @T.prim_func
@@ -162,7 +162,7 @@ def counters_of_all_blocks(access):
 
 @label("block", INDIGO("populate worklist"), wrong={"plain counter": RaceError}, right=["atomic counter"])
 def worklist_of_vertices(counter):
-    """Blocks append what they find to a list, at the place that a counter gives them."""
+    """Blocks append results to a list, at the index that a counter returns."""
 
     @T.prim_func
     def program(V: T.Tensor((8,), "int32"), W: T.Tensor((8,), "int32"), C: T.Tensor((1,), "int32")):

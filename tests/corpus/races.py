@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Data races: two accesses to one place, one of them a write, that nothing at all orders."""
+"""Data races: two accesses to one element, at least one of them a write, without any order between them."""
 
 import torch
 
@@ -126,7 +126,7 @@ def one_tensor_of_two_devices():
 
 @label("device", RMARACEBENCH("sync: collectives"), wrong={"same part": RaceError}, right=["other part"])
 def block_beside_a_collective(part):
-    """A block writes while another one of its device brings a row to an all-reduce."""
+    """A block writes while another one of its device contributes a row to an all-reduce."""
 
     @T.prim_func
     def program(X: T.Tensor((2, 8), "float32")):
@@ -258,7 +258,7 @@ def row_of_the_next_block(order):
 
 @label("block", HIRACE("global memory, two writes"), wrong={"same value": RaceError, "own value": RaceError})
 def all_blocks_write_one_place(value):
-    """Also where all write the same: nothing says that a write is one step."""
+    """Also where all write the same value: a write is not necessarily one step."""
 
     @T.prim_func
     def program(Y: T.Tensor((4,), "float32")):

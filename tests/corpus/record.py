@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Labelled programs: what is wrong with each of them, where it was thought of first, and what a run says about it.
+"""Labelled programs: the mistake of each, its origin in the literature, and the outcome of a run.
 
-A kind of mistake is a file with a `Kind`, which decorates functions that make a program and its arguments:
+Each kind of mistake is a file with a `Kind`, which decorates functions that make a program and its arguments:
 
     label = Kind("data race")
 
@@ -9,7 +9,7 @@ A kind of mistake is a file with a `Kind`, which decorates functions that make a
     def neighbours(order): ...
 
 Each name under `wrong` and `right` is one program, made with that name as the argument. Lines that the error has to
-name end with `# named`, or with `# named: nothing, ...` where that is so for some of the wrong programs only.
+name end with `# named`, or with `# named: nothing, ...` for some of the wrong programs only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEEDS = range(20)
 Error = type[TileScaleError] | tuple[type[TileScaleError], ...]
 
 TOO_EARLY = RaceError, UninitializedReadError
-"""A read that comes too early of what only one unit writes: the order of the run decides which of the two is said."""
+"""A read that comes too early of data that only one unit writes: the run's order decides between the two errors."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ class Kind:
     def __call__(
         self, level: str, origin: Origin, *, wrong: Error | Mapping[str, Error] | None = None, right: Iterable[str] = ()
     ) -> Callable:
-        """Label what a function makes.
+        """Label the programs that a function makes.
 
         Args:
             wrong: the error of its only program, or names of variants with theirs.
-            right: names of variants that nothing is wrong with. Without either, its only program is right.
+            right: names of correct variants. Without either, its only program is right.
         """
         assert level in LEVELS, level
         variants: dict[str | None, Error | None] = dict.fromkeys(right)

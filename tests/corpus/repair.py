@@ -108,7 +108,7 @@ def _module(lines: list[str], folder: Path) -> ModuleType:
 
 
 def _added(lines: list[str], statement: str, side: str, number: str) -> list[str]:
-    """The lines with one more: before or behind the statement of a line, or the parallel loop that is part of."""
+    """The lines with one more: before or after the statement of a line, or the parallel loop that contains it."""
     line, found = int(number), None
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.stmt) and node.lineno <= line <= node.end_lineno:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Signals that are missing, or that come before what they speak of."""
+"""Missing signals, and signals before the data that they cover."""
 
 import tilescale.language as T
 from tests.corpus.record import FAIAL, HIRACE, INDIGO, RMARACEBENCH, SCORD, TOO_EARLY, Kind, alone, each
@@ -82,7 +82,7 @@ def two_puts_and_a_signal(place):
 
 @label("device", RMARACEBENCH("sync: two origins"), wrong={"of one": RaceError}, right=["of both"])
 def two_senders(count):
-    """Both send a part to the third device; one does not say so."""
+    """Both send a part to the third device; one sends no signal."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((2, 8), "float32"), F: T.Tensor((1,), "int32")):
@@ -104,7 +104,7 @@ def two_senders(count):
 
 @label("device", RMARACEBENCH("sync: a third process"), wrong={"before": RaceError}, right=["after"])
 def relay(place):
-    """The middle one passes on that the first one's data is there; before it knows, or after."""
+    """The middle device forwards the first one's signal: before it has acquired the data, or after."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), F: T.Tensor((1,), "int32")):
@@ -131,7 +131,7 @@ def relay(place):
 
 @label("device", RMARACEBENCH("sync: completion of a put"), wrong={"at the start": RaceError}, right=["with the copy"])
 def signal_of_a_started_copy(place):
-    """Starting a copy is not its end: only its own signal says that it has arrived."""
+    """The start of a copy is not its end: only its signal marks the arrival."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32"), Z: T.Tensor((8,), "float32")):
@@ -392,7 +392,7 @@ def who_waits_for_a_peer(waits):
     right=["same", "other, barrier"],
 )
 def who_signals_a_peer(signals):
-    """One warpgroup puts a tile to the neighbour, the same one or the other one says so."""
+    """One warpgroup puts a tile to the neighbour, the same one or the other one signals it."""
 
     @T.prim_func
     def program(Y: T.Tensor((8,), "float32"), Z: T.Tensor((8,), "float32"), F: T.Tensor((1,), "int32")):

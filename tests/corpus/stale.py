@@ -64,7 +64,7 @@ def rounds_with_barriers(barriers):
 
 @label("device", RMARACEBENCH("sync: notification of an earlier epoch"), wrong={"1": RaceError}, right=["2"])
 def second_launch_with_the_same_flag(value):
-    """Two launches send through an inbox each; the second waits for what the flag has had since the first."""
+    """Two launches send through an inbox each; the second waits for a value that the flag has had since the first."""
     count = int(value)
 
     @T.prim_func
@@ -124,7 +124,7 @@ def flag_that_is_cleared(order):
 
 @label("device", RMARACEBENCH("conflict, local, in a loop"), wrong={"no": RaceError}, right=["answer"])
 def source_of_the_next_copy(order):
-    """The device changes what it sends before it starts the next copy."""
+    """The device changes the source before it starts the next copy."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((3, 8), "float32")):
@@ -145,7 +145,7 @@ def source_of_the_next_copy(order):
 
 @label("device", RMARACEBENCH("sync: ring"), wrong={"no": RaceError}, right=["credit"])
 def tiles_round_a_ring(order):
-    """Four devices pass tiles on; the one behind may be a round ahead of the one before."""
+    """Four devices forward tiles; the next one may be a round ahead of the previous one."""
 
     @T.prim_func
     def program(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32"), F: T.Tensor((2,), "int32")):

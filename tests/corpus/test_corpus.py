@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The emulator finds what is wrong in the corpus, and nothing where nothing is; the page has the tables of the results.
+"""The emulator finds the mistakes of the corpus, and reports none in correct programs; the page has the tables.
 
-One run of each program, in the order that a run has by itself; tests/corpus/measure.py takes all orders.
+One run of each program, in the default order; tests/corpus/measure.py takes all orders.
 """
 
 import inspect
@@ -32,7 +32,7 @@ REDUNDANT = {
     "signal_that_takes_another_away[add]",
     "warpgroups_of_two_devices[in order]",
 }
-"""Right programs that do nothing but wait: no access needs that."""
+"""Correct programs that only wait: no access needs the waits."""
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
@@ -46,7 +46,7 @@ def test_a_mistake_is_found_at_its_line_and_nothing_else(program: Program):
 
 @pytest.mark.parametrize("name", sorted(REDUNDANT))
 def test_waits_that_are_said_to_be_redundant_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch):
-    """Without them nothing is found in several orders, and the values are the same."""
+    """Without them no check reports an error in several orders, and the values are the same."""
     (program,) = (program for program in PROGRAMS if program.name == name)
     wanted = Bench(program).run(None)
     wait, left_out = T.wait, []

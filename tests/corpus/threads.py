@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Races between threads of one block on device memory, in plain TileLang: nothing but the program orders them there."""
+"""Races between threads of one block on device memory, in plain TileLang, which inserts no order there."""
 
 import tilescale.language as T
 from tests.corpus.record import FAIAL, HIRACE, INDIGO, SIMULEE, Kind, alone

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The choice of mechanisms follows the machine's numbers, and says why."""
+"""The choice of mechanisms follows the machine's numbers, and has a reason."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Measurements are read as they were written, say what is wrong with them, and are what machines and choices follow."""
+"""Measurements are read as written, errors in them are reported, and machines and choices follow them."""
 
 from __future__ import annotations
 

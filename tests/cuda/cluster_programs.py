@@ -7,7 +7,7 @@ import tilescale.language as T
 
 
 def ring(size: int, clusters: int = 2, n: int = 256, dtype: str = "float16", threads: int = 64) -> Any:
-    """Every program puts its row to the next of its cluster and gets that of the one before; parts of rows too."""
+    """Put each program's row to the next of its cluster and get that of the previous one; parts of rows too."""
     blocks, half = size * clusters, n // 2
 
     @T.prim_func
@@ -139,7 +139,7 @@ def product(
 ) -> Any:
     """A cluster multiplies as one unit: each program loads its shares of the operands and stores its share of C.
 
-    `split` says whether C is split by rows or columns, `operand` how programs share the load of what all need; "each"
+    `split` says whether C is split by rows or columns, `operand` how programs share the load of common operands; "each"
     loads through registers, so that no bulk copy can do it.
     """
     bm, bn, bk = tile
@@ -187,7 +187,7 @@ def matmul(
     stages: int = 4,
     programs: int = 0,
 ) -> Any:
-    """A product for speed, bfloat16 to bfloat16: clusters load, multiply and store tiles as wholes.
+    """A fast GEMM, bfloat16 to bfloat16: clusters load, multiply and store whole tiles.
 
     Results leave through shared memory. `programs`: as many take all tiles in turn.
     """
@@ -255,7 +255,7 @@ def persistent(size: int = 2, bm: int = 128, bn: int = 64, bk: int = 64, steps: 
 
 
 def epilogue(size: int = 2, bm: int = 128, bn: int = 64, bk: int = 32, steps: int = 3, dtype: str = "float16") -> Any:
-    """Everything at the cluster's level: it loads, multiplies, adds a bias and stores tiles as wholes."""
+    """Statements at the cluster's level: load, multiply, add a bias and store tiles as wholes."""
 
     @T.prim_func
     def whole_tiles(

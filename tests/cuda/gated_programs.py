@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products of warpgroups whose operand a peer sends, or has, while they multiply, waited for in several ways."""
+"""GEMMs of warpgroups whose operand arrives from a peer while they multiply, with several forms of waits."""
 
 from typing import Any
 
@@ -41,15 +41,15 @@ def arriving(
     sends: bool = True,
     pulls: bool = False,
 ) -> Any:
-    """C = what the previous device sends of its X, times B: block 0 sends it tile by tile, block 1 multiplies.
+    """C = X of the previous device times B: block 0 sends X tile by tile, block 1 multiplies.
 
     Args:
         waits: for the flag of "each step", of "some steps" (every second one, for two), of each step "between loads"
-            (what is not sent is loaded before), or "in front" of the loop for the last one. "never": block 1 pulls X.
+            (local operands are loaded before), or "in front" of the loop for the last one. "never": block 1 pulls X.
         turns: times ROWS are the rows.
-        tail: columns that the last tile has too many.
+        tail: excess columns of the last tile.
         sends: whether block 0 does so; else the caller has put Y and the flags there.
-        pulls: block 0 only puts tiles into its own Y, and says so; block 1 loads them from there.
+        pulls: block 0 only puts tiles into its own Y, and signals; block 1 loads them from there.
     """
     height, inner = turns * ROWS, steps * STEP - tail
     sends = sends and waits != "never"

@@ -99,7 +99,7 @@ def collectives(level: str, sizes: dict[str, int], units: int) -> Any:
 
 
 Cases = tuple[Any, list[tuple[tuple[int, ...], str]], Any]
-"""A program, shape and type of each argument, and a function from what all siblings bring to what each has then."""
+"""A program, shape and type of each argument, and a function from all siblings' inputs to their results."""
 
 
 def cases(level: str, nodes: int, devices: int) -> dict[str, Cases]:

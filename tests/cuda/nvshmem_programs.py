@@ -10,7 +10,7 @@ BLOCKS, ROWS, COLUMNS = 4, 16, 64
 
 
 def ring(dtype: str = "bfloat16", flag: str = "uint64", op: str = "add") -> Any:
-    """Every block puts its rows to the next device and raises a flag there; what it gets it adds 1 to, twice over."""
+    """Put each block's rows to the next device and raise a flag there; add 1 to the received rows; twice."""
 
     @T.prim_func
     def ring_of_puts(

@@ -12,7 +12,7 @@ N, M, STEPS = 256, 64, 6
 
 
 def program(threads: int, shape: tuple[int, ...], body: Any, dtype: str = "float32") -> Any:
-    """A program of one block, which does with X, a workspace of its shape and Z what a macro says."""
+    """A program of one block that applies a macro to X, a workspace of its shape and Z."""
 
     @T.prim_func
     def ordered(X: T.Tensor(shape, dtype), Z: T.Tensor(shape, "float32")):

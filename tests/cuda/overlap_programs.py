@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products that run while their operands arrive or their results leave: a grid that waits, sends and signals."""
+"""GEMMs that run while operands arrive or results leave: a grid that waits, sends and signals."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Programs with atomic additions at peers, waits for several flags, and threads that act for their unit.
 
-What they compute is known of all ranks together: `check` gets the arguments of each, in the order of ranks.
+Results are checked for all ranks together: `check` gets the arguments of each, in the order of ranks.
 """
 
 from collections.abc import Callable

@@ -110,7 +110,7 @@ def test_others_stay_one_grid(how: dict[str, Any]):
 
 
 def test_programs_have_their_own_numbers():
-    """Both branches store by the row of the program, that of the second grid behind those of the first."""
+    """Both branches store by the row of the program, the second grid's rows after the first grid's."""
     func = product(lambda bx, by, rank: by < 3)
     first, second = (grid.kernel.func.script() for grid in lowered(func, devices=2).lowered.grids)
     assert "C_1[by, bx * 64" in first and "C_1[by + 3, bx * 64" in second

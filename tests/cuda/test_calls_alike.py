@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls that differ in where their tensors lie: what is bound anew, and what is not."""
+"""Calls with tensors at different addresses: the parts that are bound again, and the others."""
 
 import gc
 import weakref

@@ -76,7 +76,7 @@ def test_tiles_that_peers_touch_share_no_memory_with_others():
 
 
 def exchanged() -> Any:
-    """Each block has half of each tile in the end; what it had before is done with."""
+    """Each block ends with half of each tile; its earlier content is dead."""
 
     @T.prim_func
     def program(X: T.Tensor((8, 4096), "float32"), Y: T.Tensor((8, 4096), "float32")):
@@ -94,7 +94,8 @@ def exchanged() -> Any:
 
 
 def test_what_peers_read_between_barriers_keeps_its_place_that_long():
-    """Longer would cost shared memory: a tile of an exchange at the end may lie where loads of a loop before it lay."""
+    """Longer live ranges would cost shared memory: a tile of an exchange at the end may reuse that of an earlier loop.
+    """
     text = bodies(source(exchanged()))
     offsets = {name: int(at) for name, at in re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)\)", text)}
     assert abs(offsets["held"] - offsets["got"]) >= 4 * 4096
@@ -248,7 +249,7 @@ def test_loads_that_no_bulk_copy_makes_go_round_through_shared_memory():
 
 
 def test_a_load_that_is_not_the_same_for_all_is_no_multicast():
-    """Each program loads what it alone knows: its index, from outside, is in the row."""
+    """Each program loads a row by a private index, from outside."""
 
     @T.prim_func
     def program(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A kernel is lowered once: its check sees the text that nvcc gets; ranks share out what a program compiles."""
+"""A kernel is lowered once: its check sees the text for nvcc; ranks share the compilation of a program."""
 
 import importlib
 import os
@@ -53,7 +53,7 @@ def two_grids() -> DeviceLowered:
 
 @pytest.fixture
 def nvcc(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that nvcc would get; nothing is compiled or kept."""
+    """Texts for nvcc; they are not compiled or kept."""
     engine, texts = importlib.import_module("tilelang.engine.lower"), []
 
     def codegen(device_mod: Any, context: Any) -> Any:
@@ -99,7 +99,7 @@ def test_what_fails_the_check_is_not_compiled(nvcc: list[str]):
 
 
 def test_lowering_leaves_the_program_as_it_is():
-    """Ranks compare what a program says, and one of them lowers it. Lowering a product of mma names variables."""
+    """Ranks compare the program's text, and one of them lowers it. Lowering a GEMM by mma names variables."""
 
     @T.prim_func
     def multiplied(A: T.Tensor((32, 32), "bfloat16"), C: T.Tensor((32, 32), "float32")):

@@ -165,7 +165,7 @@ def test_what_is_relaxed_is_released_by_a_fence(name: str, ptx: dict[str, list[s
 
 
 def _unreleased(found: list[str]) -> list[str]:
-    """Relaxed writes that no fence releases, and what else is weaker than it has to be."""
+    """Relaxed writes without a releasing fence, and other accesses that are too weak."""
     wrong = [one for one in found if "relaxed" in one and not one.startswith(("st.relaxed.sys", "red.relaxed.sys"))]
     wrong += [one for one in found if ".gpu" in one or ".cta" in one]
     relaxed = [i for i, one in enumerate(found) if "relaxed" in one]

@@ -175,7 +175,7 @@ def test_what_depends_keeps_its_order_and_says_why(name: str):
 
 
 class Warps(Rank):
-    """One role of a block: it gives way to others at each statement, and where it waits."""
+    """One role of a block: it yields to others at each statement, and where it waits."""
 
     def __init__(self, job: Job, rank: int, tensors: Any, number: int, role: str, shared: dict[str, Any]):
         super().__init__(job, rank, tensors)

@@ -97,7 +97,7 @@ def test_a_call_is_bound_once_for_the_same_tensors(device: Device, monkeypatch: 
     own([x, y])
     first = list(device.log)
     assert device.names() == ["put_0"]
-    monkeypatch.setattr(device.heap, "offset", None)  # nothing is looked up again
+    monkeypatch.setattr(device.heap, "offset", None)  # no lookup is repeated
     assert own.again((x, y))
     assert [a if not torch.is_tensor(a) else a.data_ptr() for a in device.log[0]] == [
         a if not torch.is_tensor(a) else a.data_ptr() for a in first[0]
@@ -201,7 +201,8 @@ def test_few_plans_are_kept(device: Device):
     assert not own.again((x, 0)) and all(own.again((x, -n)) for n in range(1, KEPT + 1))
 
 
-# -- what kernels cannot take as it is ---------------------------------------------------------------------------------
+# -- arguments that kernels cannot take directly
+# -------------------------------------------------------------------------
 
 
 def test_tensors_with_gaps_are_copied_in_and_out(device: Device):

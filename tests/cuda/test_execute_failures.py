@@ -172,7 +172,7 @@ def guard_of(program: str, ranks: tuple[int, ...], *counts: int) -> Guard:
 
 
 def test_a_barrier_waits_longer_than_what_keeps_ranks_from_it():
-    """A rank that waits in a kernel fails first, and says why."""
+    """A rank that waits in a kernel fails first, with the reason."""
     guard = guard_of("program", (0, 1, 2), 1, 1, 1)
     guard.ranks = SimpleNamespace(barrier=lambda site, call, limit_ns, records: limit_ns)
     assert guard.barrier(ENTRY) == 3 * guard.limit_ns and guard.barrier(ENTRY, patience=1) == guard.limit_ns

@@ -392,7 +392,7 @@ def test_flags_are_zero_before_devices_synchronize_and_the_queue_is_joined_befor
     own = device.program(program)
     given_ = device.heap.zeros((2, 4, 8), torch.float32), torch.zeros(2, 4)
     own(list(given_))
-    # A barrier says nothing of what other devices have started.
+    # A barrier does not cover asynchronous copies of other devices.
     called = ["barrier", "start", "write", "copy", "write", "barrier", "program_0", "join"]
     assert device.names() == (called if parts == 2 else [*called, "barrier"])
     ((flags,),) = (made.parts.values() for made in own.memory._flags)

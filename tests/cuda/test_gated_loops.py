@@ -38,7 +38,7 @@ def text(**how: Any) -> str:
 
 
 def waits_of_units(name: str) -> bool:
-    """Whether the program waits in front of its loop: for as many iterations as a call says."""
+    """Whether the program waits in front of its loop, whose trip count is an argument."""
     return "in front" in name and "turns" not in name
 
 
@@ -48,7 +48,7 @@ def gates(name: str) -> int:
 
 
 def released(name: str) -> bool:
-    """Whether units say that they have come to the loop: they have waited, or written what may be loaded from them."""
+    """Whether units signal that they have reached the loop: they have waited, or written tiles to be loaded."""
     return waits_of_units(name) or "pulled" in name and "once" not in name
 
 
@@ -176,7 +176,7 @@ def test_a_loader_beside_a_grid_that_synchronizes_devices_by_itself():
 
 
 def test_a_wait_of_the_loader_comes_after_what_orders_its_flag():
-    """Nothing orders B. But before the barrier a flag may be one of an earlier round."""
+    """B is not ordered. But before the barrier a flag may be one of an earlier round."""
 
     @T.prim_func
     def run(
@@ -242,7 +242,7 @@ def test_the_text_means_the_program(name: str, count: int):
 
 
 def declined(kind: str) -> Any:
-    """A product that waits for its tiles in a way that a loader cannot take over."""
+    """A GEMM with a wait for its tiles that a producer cannot take over."""
 
     @T.prim_func
     def run(

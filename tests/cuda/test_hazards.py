@@ -28,7 +28,7 @@ def text(func: Any) -> str:
 
 
 def reversed_rows(statement: Any) -> Any:
-    """A program whose block stores `ws` elementwise, and then does what the statement says with it."""
+    """A program whose block stores `ws` elementwise, and then executes the statement on it."""
 
     @T.prim_func
     def program(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")):
@@ -100,7 +100,7 @@ def test_a_barrier_stands_where_other_threads_touch_what_was_stored(statement: A
 
 
 def stored_twice(first: Any, second: Any, between: Any = lambda tile, Z: None) -> Any:
-    """A program that stores to a tile in shared memory at two indices of its threads, and does something between."""
+    """A program that stores to a shared tile at two indices of its threads, with a statement in between."""
 
     @T.prim_func
     def program(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")):

@@ -29,7 +29,7 @@ PARTS = re.compile(
 ORDERS = {
     "sync.cuh": {
         "now_ns": ["mov.u64 %0"],
-        # The next grid begins when this one may read what the one before it has written.
+        # The next grid begins when this one may read the previous grid's data.
         "follow_grid": ["griddepcontrol.wait", "griddepcontrol.launch_dependents"],
         # A report's words are written before its state, and the state before any wait is stopped.
         "fail": ["__threadfence_system"] * 3,
@@ -68,7 +68,7 @@ ORDERS = {
         # Stores of threads, bulk copies too, are visible before any of them requests a read.
         "start_put": ["drain", "__syncthreads", "nvshmemx_putmem_nbi_warp", "nvshmemx_putmem_nbi_block"],
         "put": ["start_put", "complete"],
-        # Zeros of what lies outside come before what lies inside; bulk copies may read both.
+        # Zeros outside the tensor come before the data inside; bulk copies may read both.
         "get": [
             *("drain", "__syncthreads", "drain", "__syncthreads"),
             *("nvshmemx_getmem_nbi_warp", "nvshmemx_getmem_nbi_block", "complete", "acquired"),
@@ -146,7 +146,7 @@ ORDERS = {
         "end": ["__syncthreads"],
     },
 }
-"""File -> function -> what it says; overloads after one another. Others say nothing of the kind."""
+"""File -> function -> its memory orders; overloads after one another. Other functions have none."""
 
 
 @pytest.mark.parametrize("name", ORDERS)

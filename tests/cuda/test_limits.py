@@ -14,7 +14,7 @@ from tilescale.errors import ShapeError
 
 
 def product(m: int, n: int, threads: int, scale: str = "block", policy: Any = None) -> Any:
-    """A product of one block, or of each of its warpgroups."""
+    """A GEMM of one block, or of each of its warpgroups."""
     kept = {} if policy is None else {"policy": policy}
 
     @T.prim_func
@@ -28,7 +28,7 @@ def product(m: int, n: int, threads: int, scale: str = "block", policy: Any = No
                 with T.Scale(scale):
                     c = T.alloc((m, n), "float32", level="l0")
                     T.clear(c)
-                    T.gemm(a, b, c, **kept)  # the product
+                    T.gemm(a, b, c, **kept)  # the GEMM
                     T.copy(c, C[T.rank("warpgroup") if scale == "warpgroup" else 0, 0, 0])
 
     return run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Lowered programs on disk: what is read is what was lowered, and another program or another world finds nothing."""
+"""Lowered programs on disk: reading returns the lowered program; another program or another world finds none."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -148,7 +148,7 @@ def test_the_folder_is_bounded(lowerings: list[Any], tmp_path: Path, monkeypatch
 
 
 def test_where_others_may_write_nothing_is_read(lowerings: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Reading executes what a file says."""
+    """Reading executes the file's content."""
     lowered(programs.barrier())
     monkeypatch.setattr(lowered_cache, "objection", lambda folder: "all users can write there")
     lowered(programs.barrier())

@@ -131,7 +131,7 @@ def straight(wires: Wires, rank: int, ranks: int, calls: int, asks: bool) -> Ite
     peers = [peer for peer in range(ranks) if peer != rank]
     for number in range(1, calls + 1):
         for peer in peers:
-            wires.flags[rank, peer, -1] = number  # the word that says where the target is
+            wires.flags[rank, peer, -1] = number  # the word with the target's address
             yield
         yield from wires.stores(rank, ranks, number)  # the first units, into slots
         for peer in peers:

@@ -71,7 +71,7 @@ def test_a_device_of_another_node_is_a_number_too():
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_programs_mean_what_other_copies_mean(ranks: int):
-    """The emulator knows nothing of mechanisms: this is what the GPU check compares with."""
+    """The emulator ignores mechanisms: it is the GPU check's reference."""
     x, y, z = (torch.randn(64, 64).bfloat16() for _ in range(3))
     args = [[x * (r + 1), y.clone(), z.clone(), torch.zeros(4, dtype=torch.uint64), 1] for r in range(ranks)]
     tilescale.emulate(programs.ring(), args)

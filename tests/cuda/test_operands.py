@@ -71,7 +71,7 @@ def test_a_table_says_what_is_told_where(make):
 
 
 def shuffled(read):
-    """Each device puts its tile to the peer that a list names; `read` says by which statement it learns that."""
+    """Put each device's tile to the peer that a list names; `read` is the statement that reads the list."""
 
     @T.prim_func
     def f(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32"), to: T.Tensor((RANKS,), "int32")):

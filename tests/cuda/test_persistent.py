@@ -57,10 +57,10 @@ def test_waits_of_loads_are_made_by_who_loads():
 
 @pytest.mark.parametrize(("blocks", "senders", "kept"), [(12, 4, True), (132, 16, False)])
 def test_roles_side_by_side_need_room_for_all_tiles(blocks: int, senders: int, kept: bool):
-    """One role after the other, the slots of what 16 senders send lie where the loop's tiles were."""
+    """One role after the other, the slots of 16 senders reuse the memory of the loop's tiles."""
     func = programs.ag_gemm_senders(shape=(4096, 512, 512), blocks=blocks, senders=senders)
     assert is_kept(func) == kept
-    assert "tl::tma_load(" in source(func)  # it fits either way
+    assert "tl::tma_load(" in source(func)  # it fits in both cases
 
 
 def test_a_grid_of_one_tile_each_has_no_turns():

@@ -17,7 +17,7 @@ M, N, K = 128, 128, 256
 
 
 def split_product(*, tile_k=64, stages=3, k=K, after: Any = None, around: Any = None, threads=256) -> Any:
-    """Warpgroups split the K tile; `after` follows their sum, `around` says why not to load ahead."""
+    """Warpgroups split the K tile; `after` follows their sum, `around` is a reason not to load ahead."""
 
     @T.macro
     def steps(A, B, X, a, b, c):
@@ -214,7 +214,7 @@ def test_attention_fits():
 
 
 def in_clusters(*, meets_before: bool) -> Any:
-    """Two blocks of a cluster each have half of the product's K; each gets the sum of half of the rows."""
+    """Two blocks of a cluster each have half of the GEMM's K; each gets the sum of half of the rows."""
 
     @T.prim_func
     def run(

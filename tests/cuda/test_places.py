@@ -16,7 +16,8 @@ from tilescale.program.effects import Access
 from tilescale.program.regions import Inside
 
 TILE, INNER, TURN, SIZE = (ir.Var(name, "int32") for name in ("tile", "inner", "turn", "size"))
-"""A program number, a loop of a statement, a loop around it that the other one is not in, and what the call brings."""
+"""A program number, a loop of a statement, a loop around it without the other statement, and an argument of the call.
+"""
 
 LOADED = ir.BufferLoad(tvm.tirx.decl_buffer((8,), "int32"), [ir.int_node(0)])
 UNKNOWN = tvm.tirx.popcount(TILE)

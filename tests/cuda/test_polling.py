@@ -175,7 +175,7 @@ def with_a_branch(X, F, tile, word):
     ],
 )  # fmt: skip
 def test_a_loop_that_waits_asks_whether_it_goes_on(statements: Any, wanted: list[str]):
-    """`busy` says that an iteration is not idle: in front of what it does with others, or behind a loop."""
+    """`busy` marks an iteration that is not idle: before its synchronization with others, or after a loop."""
     assert calls(statements) == wanted
 
 

@@ -20,7 +20,7 @@ def test_no_warp_of_a_producer_is_left_behind_its_stages(sleepers: int, tmp_path
 
 
 def test_warps_that_each_wait_for_the_flag_are(tmp_path: Path):
-    """They come a phase behind the loads, and see the parity of each stage's barrier alone."""
+    """They arrive a phase after the loads, and see the parity of each stage's barrier alone."""
     text = header("sync.cuh")
     assert RETURNS in text
     assert on_host(text.replace(RETURNS, ""), "host_producer.h", tmp_path).stuck_warps(STEPS, ALL) == 3

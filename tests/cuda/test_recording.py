@@ -73,7 +73,7 @@ def test_calls_of_a_form_are_one_call_of_c_at_any_places(device: Device):
         assert torch.equal(function.room, x), "the copy is of this call's tensor"
         places = {value for passed in device.replayed[-1] for value in passed}
         assert kept[-1].data_ptr() in places and kept[-1].shape == (64, 64)
-        if function.calls == before:  # not called any more, but where the host has put a tensor right behind another
+        if function.calls == before:  # not called again, except for adjacent tensors
             assert launched == ["copy", "replay"], "nothing else is launched"
             assert not kept[-1]._is_view()
             known += 1
@@ -146,7 +146,7 @@ def test_plain_calls_of_a_public_function_are_recorded_with_its_choices(device: 
 
     for options in ({}, {"scales": [2.0, 3]}, {"scales": (True, 3), "group": "tp"}):
         recorded = 0
-        for _ in range(8 * ENOUGH):  # where the host puts tensors one behind the other is another form
+        for _ in range(8 * ENOUGH):  # adjacent tensors are another form
             before, x = len(chosen), drawn()
             made = public(x, (drawn().copy_(x), [1]), **options)
             assert made.__class__ is tuple and torch.equal(counted.room, x)

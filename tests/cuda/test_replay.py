@@ -25,7 +25,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 class Calls:
-    """Calls of one form: `passed` says what their kernel is passed, from what they are given."""
+    """Calls of one form: `passed` maps their arguments to those of their kernel."""
 
     def __init__(self, device: Device, kinds: list[Kind], passed: Callable[..., list[Any]], *given: Any):
         self._device, self._passed, self.captures = device, passed, 0

@@ -99,7 +99,7 @@ def test_notes_say_when_a_copy_to_a_peer_is_complete(func: Any, when: str):
 
 
 def waiting(kind: str) -> Any:
-    """A product of tiles that waits, in one of several ways."""
+    """A GEMM of tiles that waits, in one of several forms."""
 
     @T.prim_func
     def product(

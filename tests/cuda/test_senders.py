@@ -19,7 +19,7 @@ HIGH, WIDE = 32, 64
 
 
 def sending(turns: int, columns: int = 2, *, blocks: int = 1, begin: int = 0, dtype: str = "float16") -> Any:
-    """Each block sends every tile that is its own of X to the next device, and raises a flag behind it."""
+    """Send every local tile of X to the next device, and raise a flag after it."""
     count = turns * blocks
 
     @T.prim_func
@@ -87,7 +87,7 @@ def loop(func: Any) -> str:
 
 def test_a_tile_is_loaded_while_the_one_before_is_sent():
     found = re.findall(r"cp_async_(?:wait<\d>|commit)|complete_stores<\d>|tma_store(?=\()", loop(sending(9)))
-    # The last tile has none behind it. Four slots: two sends are under way when a slot is loaded again.
+    # The last tile has no successor. Four slots: two sends are in flight when a slot is loaded again.
     loads = ["complete_stores<2>", "cp_async_commit", "cp_async_wait<1>"]
     assert found == ["cp_async_wait<0>", *loads, "tma_store", "complete_stores<0>"]
 

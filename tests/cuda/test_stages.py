@@ -96,7 +96,7 @@ def test_nobody_walks_the_function_once_it_is_taken_apart():
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_stages_leave_their_input_as_it_is(name: str):
-    """A stage gives the same from the same phase again: nothing is kept between phases, nothing is changed in place."""
+    """A stage is a pure function of the phase: no state is kept between phases, no phase is changed in place."""
     phase = begun(PROGRAMS[name]())
     for stage in STAGES.values():
         before = phase.stmt.script()

@@ -77,7 +77,7 @@ def test_ours_have_the_key(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("rewrite", [*REWRITES, zero_trip_loops.mended], ids=lambda r: r.__name__)
 def test_what_a_rewrite_does_lies_in_its_module(rewrite: Rewrite):
-    """But for what Python and TVM have, and how TIR is read, which says where a rewrite is asked at all."""
+    """Except properties of Python and TVM, and the reader of TIR, which decides whether a rewrite runs at all."""
     imports = [
         node
         for node in ast.walk(ast.parse(inspect.getsource(inspect.getmodule(rewrite))))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Warpgroups and warps: lowered text means what the program means, keeps units apart, and compiles.
+"""Warpgroups and warps: lowered text is equivalent to the program, separates units, and compiles.
 
-Lowered text is plain TileLang, which the emulator interprets: that it gives the program's results shows that shares,
-copies, ranks and exchanges are right, though not that a GPU orders them so (tests/gpu/thread_groups_check.py does).
+Lowered text is plain TileLang, which the emulator interprets: equal results show that shares, copies, ranks and
+exchanges are right, though not their order on a GPU (tests/gpu/thread_groups_check.py does).
 """
 
 import re
@@ -177,7 +177,7 @@ def test_concurrent_reductions_have_barriers_of_their_own():
 
 
 def test_what_a_role_stored_is_there_for_bulk_operations_of_another():
-    """Products and bulk copies see stores of other threads after a fence between the two: here, before the arrival."""
+    """GEMMs and bulk copies see stores of other threads after a fence in between: here, before the arrival."""
     lines = [line.strip() for line in bodies(source(thread_group_programs.roles())).splitlines()]
     arrivals = [number for number, line in enumerate(lines) if line.endswith("[0].arrive();")]
     assert len(arrivals) == 3 and all(lines[number - 1] == "tilescale::acquired();" for number in arrivals)

@@ -25,7 +25,7 @@ def synchronizes(func: Any) -> bool:
 
 
 def program(shape: tuple[int, ...], threads: int, body: Any) -> Any:
-    """A program of one block that does with two tensors of a shape, and numbers, what a macro says."""
+    """A program of one block that applies a macro to two tensors of a shape, and numbers."""
 
     @T.prim_func
     def made(X: T.Tensor(shape, "float32"), Z: T.Tensor(shape, "float32"), at: T.Tensor((8,), "int32"), n: T.int32):

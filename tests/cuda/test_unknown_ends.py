@@ -16,7 +16,7 @@ A100 = "a100-sxm-8"
 
 
 def product(stages: int, apart: bool = False, known: bool = False) -> Any:
-    """A product over as many tiles as `n` says; `apart` multiplies each tile of B once more."""
+    """A GEMM over `n` tiles; `apart` multiplies each tile of B once more."""
 
     @T.prim_func
     def product(
@@ -61,5 +61,5 @@ def test_steps_that_are_loaded_ahead(how: dict[str, Any], machine: str, stages: 
 def test_stock_has_no_text_for_others():
     target = target_for(Machine.load(A100))
     (grid,) = lowered(product(stages=3), "h200-sxm-8").lowered.grids
-    with pytest.raises(TypeError, match=r"Downcast from tirx\.Sub"):  # else mended upstream: unknown_ends.py can go
+    with pytest.raises(TypeError, match=r"Downcast from tirx\.Sub"):  # fails once fixed upstream
         stock.cuda_source(grid.kernel.func, target)

@@ -31,7 +31,7 @@ MACHINE = "h200-sxm-8"
 
 
 class Block(Rank):
-    """One program of a rank: it gives way to others at each access to memory of devices, and where it waits."""
+    """One program of a rank: it yields to others at each access to device memory, and where it waits."""
 
     def __init__(self, job: Job, rank: int, tensors: Sequence[np.ndarray], number: int):
         super().__init__(job, rank, tensors)
@@ -131,7 +131,7 @@ def sums(turns: int = 2, barrier: bool = False, level: str = "l1", extent: int =
 
 
 def parts(turns: int = 2) -> Any:
-    """Each program scatters sums to all devices, but for every third one, which does nothing."""
+    """Scatter sums from each program to all devices, except every third program, which is idle."""
 
     @T.prim_func
     def scattered(

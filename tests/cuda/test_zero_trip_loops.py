@@ -72,7 +72,7 @@ def words(text: str) -> list[str]:
 
 
 def added(lines: list[str]) -> list[str]:
-    """The lines that a kernel gets, each with its number in what is made."""
+    """The lines added to a kernel, each with its number in the result."""
     before, after = words(kernel(*lines)), words(mended(kernel(*lines)))
     found, place = [], 0
     for i, line in enumerate(after):
@@ -127,7 +127,7 @@ def test_each_wait_goes_in_front_of_its_own_loop():
 
 
 def reversed_rows(rows: Any) -> Any:
-    """A tile that threads write in front of a loop with barriers, and read behind it."""
+    """A tile that threads write before a loop with barriers, and read after it."""
     n = rows or T.dynamic("n")
 
     @T.prim_func
@@ -241,12 +241,12 @@ BREAK = "if (!(n)) { break; }"
          "a partner only arrives", "another barrier", "full", "by a variable"],
 )  # fmt: skip
 def test_barriers_of_some_threads(lines: list[str], wanted: int):
-    """A group whose partner comes to the same barrier elsewhere gets none: the partner would not come once more."""
+    """A group whose partner reaches the same barrier elsewhere gets none: the partner would not arrive again."""
     assert len(added([DECLARED, *lines])) == wanted
 
 
 def two_groups() -> Any:
-    """Warpgroups that meet as often as `n` says at a barrier of the program's own, each in a loop spelled its way."""
+    """Warpgroups that synchronize `n` times at a barrier of the program, each in a loop of a different form."""
 
     @T.prim_func
     def made(X: T.Tensor((128,), "float32"), n: T.int32, Y: T.Tensor((128,), "float32")):
@@ -295,7 +295,7 @@ def test_branches_and_whiles(lines: list[str], wanted: list[str]):
 
 
 def counted_down() -> Any:
-    """A tile that threads reverse as often as a number in memory says."""
+    """A tile that threads reverse, a number of times that is loaded from memory."""
 
     @T.prim_func
     def made(X: T.Tensor((128,), "float32"), N: T.Tensor((1,), "int32"), Y: T.Tensor((128,), "float32")):

@@ -108,7 +108,7 @@ def combined(level: str, scope: str, n: int = 16) -> Any:
 
 
 def large_sum(rows: int = 128, columns: int = 64, units: int = 3) -> Any:
-    """Accumulators of three warpgroups that are too large to lie in shared memory side by side."""
+    """Accumulators of three warpgroups that do not fit in shared memory together."""
 
     @T.prim_func
     def run(X: T.Tensor((units, rows, columns), "float32"), Y: T.Tensor((units, rows, columns), "float32")):

@@ -51,7 +51,7 @@ def softmax(layout: Any, rows: int = 64, columns: int = 64) -> Any:
 
 
 def product(layout: Any, by_row: bool, transposed: bool = False, n: int = 64) -> Any:
-    """A product of the whole program into accumulators that warpgroups split, loaded through a pipeline."""
+    """A GEMM of the whole program into accumulators that warpgroups split, loaded through a pipeline."""
     shape = (n, n)
 
     @T.prim_func

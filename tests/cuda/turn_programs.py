@@ -13,7 +13,7 @@ Shape = tuple[int, int, int]
 
 
 def sums(devices: int, shape: Shape, blocks: int, tile: Shape = TILE, level: str = "l1") -> Any:
-    """C = the sum of A B^T over all devices; its tiles lie at a level of the chip's memory."""
+    """C = the sum of A B^T over all devices, with tiles in a level of on-chip memory."""
     m_all, n_all, k_all = shape
     bm, bn, bk = tile
     across = n_all // bn
@@ -82,7 +82,7 @@ def parts(devices: int, shape: Shape, blocks: int, tile: Shape = TILE) -> Any:
 
 
 def sums_in_registers(devices: int, shape: Shape, blocks: int, tile: Shape = (128, 128, 64)) -> Any:
-    """As `sums`; the tile that is summed lies in registers."""
+    """Like `sums`, with the summed tile in registers."""
     return sums(devices, shape, blocks, tile, "l0")
 
 

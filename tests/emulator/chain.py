@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A chain of products: each device multiplies what the one before made of a batch, which then has the next one."""
+"""A chain of GEMMs: each device multiplies the previous one's result of a batch, while that one has the next batch."""
 
 from typing import Any
 

@@ -77,7 +77,7 @@ def assert_rounded(found: torch.Tensor, reference: torch.Tensor, work: float = 1
 
 
 def check_alive() -> None:
-    """A good program still runs: what failed before left nothing behind."""
+    """A correct program still runs: earlier failures left no state."""
     x = values(1, 8, 8)
     expected = wide(x) * 2
     args = [[x.clone(), blank(8, 8)] for _ in range(2)]

@@ -373,7 +373,7 @@ def test_division_by_zero_and_overflow_are_silent():
 
 @pytest.mark.parametrize("extent", [0, 1, 5])
 def test_dynamic_extents_down_to_none(extent):
-    """A program of devices may launch a grid of nothing (TileLang itself refuses to, on a GPU)."""
+    """A program of devices may launch an empty grid (TileLang itself rejects it, on a GPU)."""
     n = T.dynamic("n")
 
     @T.prim_func

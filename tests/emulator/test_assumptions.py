@@ -13,7 +13,7 @@ ROWS, COLUMNS = 64, 256
 
 
 def counted(devices: int):
-    """Each device sends as many tiles as its count says, computed into a workspace from what it was given."""
+    """Send from each device a number of tiles by its count, computed into a workspace from arguments."""
 
     @T.prim_func
     def counted(X: T.Tensor((ROWS * 16, COLUMNS), "float32"), N: T.Tensor((4,), "int32")):

@@ -342,7 +342,7 @@ def test_a_launch_waits_for_what_another_one_has_started():
 
 
 def counted():
-    """In two launches each device counts in flags of the next one, and says what it finds in its own."""
+    """In two launches each device counts in flags of the next one, and stores the values of its flags."""
 
     @T.prim_func
     def program(Y: T.Tensor((4,), "int64")):

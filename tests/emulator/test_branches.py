@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Control flow in which threads part ways: loops they leave, branches that wait for each other, roles."""
+"""Divergent control flow: loops that threads leave, branches that wait for each other, roles."""
 
 import pytest
 import torch
@@ -302,7 +302,7 @@ def test_branches_with_threads_in_common_run_in_order():
 
 
 def test_plain_barriers_join_the_units_of_a_scale():
-    """Under a condition on the rank only the threads that meet it synchronise, as TileLang compiles it."""
+    """Under a condition on the rank only its threads synchronise, as TileLang compiles it."""
 
     @T.prim_func
     def program(Y: T.Tensor((256,), "int32")):

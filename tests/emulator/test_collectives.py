@@ -325,7 +325,7 @@ def test_tiles_scattered_gathered_and_exchanged(dim):
 
 
 def test_programs_may_arrive_in_any_order():
-    """More programs than fit at once, devices out of step: the right tiles still meet."""
+    """More programs than are resident, devices out of step: tiles are still matched correctly."""
     world, blocks = 2, 300
 
     @T.prim_func

@@ -25,7 +25,7 @@ def line_of(marker):
 
 
 def deadlock(program, args, *marks, machine=None):
-    """The text of the deadlock that a run ends in; it names the marked lines, and nothing is left behind."""
+    """Text of the deadlock in which a run ends; it names the marked lines, and no state is left."""
     with pytest.raises(DeadlockError) as caught:
         tilescale.emulate(program, args, machine=machine)
     text = str(caught.value)
@@ -171,7 +171,7 @@ def small(tmp_path):
 
 
 def waits_for_neighbours(towards: int, in_order: bool):
-    """Each of 12 programs, of which 8 have a place, waits for the one before it, or with 1 for the one after."""
+    """Each of 12 programs, of which 8 are resident, waits for the previous one, or with 1 for the next one."""
 
     @T.prim_func
     def program(F: T.Tensor((14,), "int32")):
@@ -195,7 +195,9 @@ def test_programs_that_say_nothing_or_wait_for_higher_numbers_deadlock(small, to
 
 
 def test_collectives_on_tiles_get_on_in_any_order(small):
-    """They promise it for grids of any size, so their programs start in order, whether or not the launch says so."""
+    """They guarantee progress for grids of any size, so their programs start in order, with or without the launch's
+    option.
+    """
 
     @T.prim_func
     def program(X: T.Tensor((12, 4), "float32")):

@@ -33,7 +33,7 @@ def test_weights_of_four_bits(name, offset):
 
 
 def test_twiddled_floats_of_four_bits():
-    """Values that the examples' C++ gives for the same bytes."""
+    """Values of the examples' C++ for the same bytes."""
 
     @T.prim_func
     def program(X: T.Tensor((1, 8), "uint8"), Y: T.Tensor((1, 16), "bfloat16")):

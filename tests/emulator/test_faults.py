@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""No exception of Python or TVM gets out of an emulation bare: it is an error of ours with the user's line."""
+"""Exceptions of Python or TVM in an emulation become errors of this project with the user's line."""
 
 import random
 import re
@@ -97,7 +97,7 @@ def test_loops_of_less_than_no_iteration_have_none():
 
 
 def told(run: Callable[[], Any]) -> None:
-    """An emulation that ends, or says with a line what is wrong with the program."""
+    """An emulation ends, or reports an error of the program with a line."""
     try:
         run()
     except TileScaleError as error:

@@ -36,7 +36,7 @@ def test_cores_shift_their_tensors_to_their_neighbours(wafer):
 
 
 def test_on_chip_tiles_of_neighbouring_cores(wafer):
-    """Each core gives its value to the core right of it and below it, through the tiles they hold on chip."""
+    """Send each core's value to the cores right of it and below it, through on-chip tiles."""
     n = 4
 
     @T.prim_func

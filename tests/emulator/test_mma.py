@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products of a warp's registers by `T.ptx_mma`, filled as PTX's fragments are."""
+"""GEMMs of a warp's registers by `T.ptx_mma`, filled as PTX's fragments are."""
 
 import pytest
 import torch

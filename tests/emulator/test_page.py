@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""docs/emulated.md lists what the emulator's tables say: `UPDATE_DOCS=1 pytest tests/emulator/test_page.py` writes it.
+"""docs/emulated.md lists the emulator's tables: `UPDATE_DOCS=1 pytest tests/emulator/test_page.py` writes it.
 
-A family of operations is what one file of the emulator is about.
+A family of operations is one file of the emulator.
 """
 
 import sys

@@ -11,7 +11,7 @@ from tests.emulator.support import OPS, WORLDS, assert_rounded, assert_same, bla
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_products_with_shifting_operands(size):
-    """A ring of devices, each with a row of A and of C: B's shards travel round, one product a step (1-D Cannon)."""
+    """A ring of devices, each with a row of A and of C: B's shards travel round, one GEMM a step (1-D Cannon)."""
     m, n, k = 32, 24, 8
 
     @T.prim_func
@@ -44,7 +44,7 @@ def test_products_with_shifting_operands(size):
     args = [[a[r].clone(), b[r * k : (r + 1) * k].clone(), torch.zeros(m, n)] for r in range(size)]
     tilescale.emulate(program, args)
     for r, (_, _, c) in enumerate(args):
-        # float32 products run in tfloat32 on this machine: 10 bits of mantissa
+        # float32 GEMMs run in tfloat32 on this machine: 10 bits of mantissa
         torch.testing.assert_close(c.double(), a[r].double() @ b.double(), rtol=2e-3, atol=2e-2)
 
 

@@ -96,7 +96,7 @@ AT = Place(names=(OTHER, RANK), ranks=((RANK, "device"),), level="device")
         ([0, 1, 2], ["rank"]),
         ([1, 2, 3], ["(rank + 1) % 4"]),
         ([3, 0, 1], ["(rank + 3) % 4"]),
-        ([2, 0, 1], ["other"]),  # another integer, as nothing fits
+        ([2, 0, 1], ["other"]),  # another integer, as no expression fits
     ],
 )
 def test_an_index_is_a_number_a_rank_or_another_integer(values: list[int], expected: list[str]):
@@ -134,7 +134,7 @@ def grid(extent: Any = 8) -> Place:
     [
         ([(1, 0), (3, 0)], 8, [1, 3], ["bx"]),
         ([(0, 1), (0, 3)], 8, [2, 4], ["(by + 1) % 8"]),
-        ([(0, 1), (0, 3)], OTHER, [1, 3], ["other"]),  # as many as a call says
+        ([(0, 1), (0, 3)], OTHER, [1, 3], ["other"]),  # flags indexed by an argument have no second index
         ([(0,), (0,)], 8, [1, 3], ["other"]),  # they have no second index
         ([(0, 1), (0,)], 8, [1, 3], ["other"]),
     ],
@@ -322,7 +322,7 @@ def test_without_a_line_or_a_signal_there_is_no_wait(monkeypatch: pytest.MonkeyP
 
 
 def test_signals_stand_behind_what_released_waits_order(monkeypatch: pytest.MonkeyPatch):
-    """First behind accesses that race with what follows the wait, then behind those of other units."""
+    """First after accesses that race with those after the wait, then after those of other units."""
     found: list[tuple[Any, list[Any]]] = []
 
     def signals_behind(func: Any, witness: Any, line: Any, pairs: Sequence[Any]) -> list[Any]:

@@ -117,7 +117,7 @@ def test_every_program_reads_from_every_peer(world):
 
 
 def test_tail_tiles_are_clipped_at_the_peer():
-    """37 rows in tiles of 16: the last put writes 5 rows of the peer and nothing beyond."""
+    """37 rows in tiles of 16: the last put writes 5 rows of the peer and none beyond."""
 
     @T.prim_func
     def program(X: T.Tensor((37, 8), "float32"), Y: T.Tensor((37, 8), "float32"), Z: T.Tensor((37, 8), "float32")):

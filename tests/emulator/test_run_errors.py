@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Mistakes that show when a program runs, or when its arguments are bound: what is said, where, and what is left."""
+"""Mistakes that show when a program runs, or when its arguments are bound: texts, lines, and remaining state."""
 
 import inspect
 import signal
@@ -37,7 +37,7 @@ def line_of(marker):
 
 
 def failure(error, program, args, *marks, machine=None):
-    """The text of the error that a run ends in; it names the marked lines in this order, and nothing is left behind."""
+    """Text of the error in which a run ends; it names the marked lines in this order, and no state is left."""
     threads = torch.get_num_threads()
     with pytest.raises(error) as caught:
         tilescale.emulate(program, args, machine=machine)
@@ -383,7 +383,8 @@ def test_a_program_that_fits_no_processor():
     assert "1056 threads" in text and "does not fit" in text
 
 
-# -- what an error leaves behind ---------------------------------------------------------------------------------------
+# -- state after an error
+# ------------------------------------------------------------------------------------------------
 
 
 def test_errors_inside_coroutines_leave_no_thread_setting_and_no_numpy_state():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gathers that a device starts, of slices and along columns: what arrives, and which flags say so."""
+"""Gathers that a device starts, of slices and along columns: arrivals, and their flags."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_indices_with_an_ellipsis_are_those_of_numpy(seed: int | None):
 
 
 def test_flags_of_layers_are_apart():
-    """A wait for one layer's flags does not know of another's."""
+    """A wait for one layer's flags does not cover another's."""
 
     @T.prim_func
     def program(W: T.Tensor((2, 8, 4), "int32"), whole: T.Tensor((2, 16, 4), "int32"), Y: T.Tensor((4,), "int32")):

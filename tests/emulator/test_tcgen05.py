@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products in tensor memory of matrices that descriptors name, spelled out by TileLang's emitter."""
+"""GEMMs in tensor memory of operands that descriptors name, spelled out by TileLang's emitter."""
 
 from typing import Any
 

@@ -66,7 +66,7 @@ def test_a_vector_beyond_a_tile_is_an_error():
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
 @pytest.mark.parametrize("width", [32, 64, 128, 256])
 def test_words_go_through_registers_under_a_predicate(width, dtype):
-    """Loads give zero where their predicate does not hold, stores leave what was there."""
+    """Loads return zero where their predicate is false, stores leave memory unchanged."""
     count, threads = width // 8 // getattr(torch, dtype).itemsize, 8
     load, store = getattr(T, f"ldg{width}"), getattr(T, f"stg{width}")
 
@@ -183,7 +183,7 @@ def test_matrices_are_spread_over_the_threads_of_a_warp(count, transpose):
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 32), (4, 32), (8, 8)])
 def test_threads_of_a_row_sum_up(rows, columns):
-    """As the matrix-vector products of stock TileLang do: each row of threads has its sum, on all of its threads."""
+    """Like the matrix-vector products of stock TileLang: each row of threads has its sum, on all of its threads."""
 
     @T.prim_func
     def program(X: T.Tensor((rows, columns), "float32"), Y: T.Tensor((rows, columns), "float32")):

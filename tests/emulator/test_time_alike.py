@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Programs and devices that do the same are written down and simulated once; nothing of the result shows that."""
+"""Equal programs and equal devices are recorded and simulated once; results are the same."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tilescale.timing import replay
 from tilescale.timing.timeline import Copies
 
 M, N, K = 1000, 1100, 640
-"""Extents of products that leave tails; their operands fit into no cache of the machine below."""
+"""Extents of GEMMs that leave tails; their operands fit into no cache of the machine below."""
 
 
 def gemm(devices: int):

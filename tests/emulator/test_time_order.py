@@ -107,7 +107,7 @@ def test_a_product_that_tells_a_barrier_is_written_down_step_by_step():
 
 
 def ring(steps: int):
-    """Every device hands on what it got from its neighbour, step by step."""
+    """Forward on every device the tile of its neighbour, step by step."""
 
     @T.prim_func
     def program(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((512, 64), "float32"), flag: T.Tensor((1,), "int32")):
@@ -133,7 +133,7 @@ def test_a_put_and_its_signal_take_two_latencies_and_the_wait_says_so():
     latency = H200.network("device").latency
     (line,) = found.waits
     assert line.where.file == __file__ and "T.wait(flag[0]" in str(line.where) and line.count == 8 * 4
-    # The tile's way, the flag's way.
+    # the tile's path, the flag's path
     assert line.seconds / 32 == pytest.approx(2 * latency, rel=0.05)
     assert found.end_s > 8 * 2 * latency
     kinds = [span.kind for span in found.critical_path]

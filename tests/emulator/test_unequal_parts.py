@@ -47,7 +47,7 @@ def tensors(counts: torch.Tensor, source: tuple[int, ...], target: tuple[int, ..
 
 
 def check(counts: torch.Tensor, args: list) -> None:
-    """Rows are where they belong, and those behind the last one as they were."""
+    """Rows are at their positions, and those after the last one are unchanged."""
     for rank, (_, _, found, received) in enumerate(args):
         sent = [(args[r][0], int(counts[r, :rank].sum()), int(counts[r, rank])) for r in range(len(counts))]
         want = torch.cat([x[begin : begin + count] for x, begin, count in sent])
@@ -213,7 +213,7 @@ def simulated(counts: torch.Tensor, rows: int) -> float:
 
 
 def test_time_is_that_of_the_rows_that_travel():
-    """Of the busiest link: what a rank keeps costs nothing, and one long part costs as much as many."""
+    """Bound by the busiest link: local rows cost no time, and one long part costs as much as many."""
     world, rows = 4, 4096
     equal = torch.full((world, world), rows // world).int()
     kept, one = torch.diag(torch.full((world,), rows)).int(), torch.zeros(world, world).int()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products of a warp group of matrices that descriptors name, spelled out by TileLang's emitter and by hand."""
+"""GEMMs of a warpgroup whose operands descriptors name, spelled out by TileLang's emitter and by hand."""
 
 from typing import Any
 

@@ -57,7 +57,7 @@ class Buffer:
 
 @dataclass
 class Group:
-    """Units inside a block that execute a part of it: rows `rank * share` and those behind it are a unit's.
+    """Units inside a block that execute a part of it: rows `rank * share` and following are a unit's.
 
     Attributes:
         written, crossed: names of buffers that units have written, or read beyond their rows, since the last barrier.
@@ -95,7 +95,7 @@ class Expressions:
         self.rng = rng
 
     def coordinate(self, extent: int, variable: str, run: int, scope: Scope) -> str:
-        """Some index of a dimension, of a variable that runs up to `run`; many may meet in one."""
+        """Some index of a dimension, of a variable that runs up to `run`; many may be equal."""
         step, shift = self.rng.choice((1, 1, 3)), self.rng.randrange(extent)
         names = [f"({variable} * {step} + {shift}) % {extent}", str(shift)]
         names += [f"({variable} + {name}) % {extent}" for name, _ in scope.loops]

@@ -126,7 +126,7 @@ class Exchanges(Expressions):
             scope.group.written.add(buffer.name)
 
     def source(self, buffer: Buffer, other: Buffer | None = None) -> str:
-        """A whole buffer as a copy names it: where it begins if the other side says how much, else all of it."""
+        """A whole buffer as a copy names it: its begin if the other side has the extent, else all of it."""
         if buffer.is_tile or (other is not None and other.is_tile):
             return buffer.whole
         return self.full(buffer)
@@ -146,7 +146,7 @@ class Exchanges(Expressions):
     # -- transfers ---------------------------------------------------------------------------------------------------
 
     def exchange(self, scope: Scope) -> list[Line] | None:
-        """Something between the blocks of a cluster, or between devices."""
+        """An exchange between the blocks of a cluster, or between devices."""
         if scope.branched or scope.group is not None:
             return None
         if self.cluster:

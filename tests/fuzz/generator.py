@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Random programs of tile operations, deterministic by seed.
 
-Every program means the same in every order that its happens-before allows: blocks and devices have rows of tensors of
-their own, what one leaves to another lies behind a barrier, a signal or the end of a launch, and sums are of integers.
-Nothing is said of threads: a statement may read what other threads of its unit have written just before.
+Every program has the same results in every order that its happens-before allows: blocks and devices have disjoint rows
+of tensors; a barrier, a signal or the end of a launch precedes each use of others' data; and sums are of integers.
+Threads are unrestricted: a statement may read data that other threads of its unit have just written.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Generator(Exchanges):
         return [Line(f"for {names} in T.Parallel({', '.join(map(str, runs))}):", [store])]
 
     def terms(self, scope: Scope, target: Buffer, variables: list[str], runs: list[int], place: list[str]) -> list[str]:
-        """Elements of other buffers, as numbers, and something of the place itself."""
+        """Elements of other buffers, as numbers, and a value of the position itself."""
         found = [f"{variables[0]} * {self.rng.randint(0, 3)} + {self.rng.randint(0, 9)}"]
         for _ in range(self.rng.randint(1, 3)):
             buffer = self.defined(scope)
@@ -229,14 +229,14 @@ class Generator(Exchanges):
         return [Line(f"T.reduce_{what}({source.name}, {target.name}, dim={dim}{', clear=False' if keep else ''})")]
 
     def product(self, scope: Scope) -> list[Line] | None:
-        """A product of tiles in shared memory."""
+        """A GEMM of tiles in shared memory."""
         if scope.loops or scope.branched:
             return None
         loads, multiply, c = self.multiplied()
         return [*loads, multiply] if c else None
 
     def multiplied(self) -> tuple[list[Line], Line, Buffer]:
-        """Loads of two new tiles, and their product, of a tile that has a value."""
+        """Loads of two new tiles, and their GEMM, into an initialized tile."""
         dtype = self.rng.choice(("float16", "bfloat16"))
         k = self.rng.choice((16, 32, 64))
         shapes = [(m, n) for m in (16, 32, 64, 128) for n in (16, 32, 64) if m * n <= 4096]
@@ -291,7 +291,7 @@ class Generator(Exchanges):
         return [Line(f"for {name} in T.{kind}({count}):", body)]
 
     def pipelined(self, scope: Scope) -> list[Line] | None:
-        """Loads ahead, and what uses them: a product, or a loop over elements."""
+        """Loads ahead, and their uses: a GEMM, or a loop over elements."""
         if scope.loops:
             return None
         count, stages = self.rng.randint(1, 5), self.rng.choice((1, 2, 2, 3))

@@ -98,7 +98,7 @@ class Fuzzed:
         return args
 
     def is_accepted(self) -> bool:
-        """Whether it can be traced and the emulator finds nothing in it."""
+        """Whether it can be traced and passes the emulator's checks."""
         try:
             self.emulated()
         except (TileScaleError, NameError, SyntaxError, UnboundLocalError):

@@ -2,7 +2,7 @@
 """A rewrite of CUDA text for tests: warps are late at random, the same ones for the same text.
 
 Threads of one kernel run nearly in step, so a barrier that is missing hardly ever shows. A delay in front of each
-statement outside unrolled loops lets any warp be behind any other one by more than a store takes.
+statement outside unrolled loops lets any warp lag behind any other one by more than the time of a store.
 """
 
 import re
@@ -29,7 +29,7 @@ _NEVER = ("}", "else", "#", "case", "default", "//", '"', ":")
 
 
 def skewed(text: str) -> str:
-    """The text with delays, which follow from what it says."""
+    """The text with delays, seeded by the text."""
     kernel = _KERNEL.search(text)
     if kernel is None:
         return text

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Sums on GPUs have the bits that the emulator says: `torchrun --nproc-per-node 4 tests/gpu/bits_check.py`.
+"""Sums on GPUs have the bits of the emulator: `torchrun --nproc-per-node 4 tests/gpu/bits_check.py`.
 
-Four ranks, which may share GPUs (TILESCALE_SHARE_GPUS=1): of two the order of additions would not show. Every rank
-makes the inputs of all, emulates the whole machine for itself, and compares exactly, call after call, with ranks out of
-step. Libraries are left out: they add up as they like. Prints PASS or FAIL for each check and rank, and ends with exit
-code 1 if one fails.
+Four ranks, which may share GPUs (TILESCALE_SHARE_GPUS=1): with two, the order of additions would not show. Every rank
+makes the inputs of all, emulates the whole machine, and compares exactly, call after call, with ranks out of step.
+Libraries are left out: their order of additions is unspecified. Prints PASS or FAIL for each check and rank, and ends
+with exit code 1 if one fails.
 """
 
 import os

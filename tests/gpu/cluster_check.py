@@ -43,7 +43,7 @@ def tensor(*shape: int, dtype: str = "float32", seed: int) -> torch.Tensor:
 
 
 def poisoned(*shape: int, dtype: str = "float32") -> torch.Tensor:
-    """A tensor that holds nothing right."""
+    """A tensor full of wrong values."""
     return torch.full(shape, 77, dtype=getattr(torch, dtype))
 
 
@@ -145,7 +145,7 @@ def shapes(func: Any) -> list[tuple[int, ...]]:
 
 
 def check_epilogue(launches: int) -> None:
-    """Loads, product, bias and store of whole tiles of the cluster."""
+    """Loads, GEMM, bias and store of whole tiles of the cluster."""
     func = programs.epilogue()
     kernel, (a_shape, b_shape, bias_shape, c_shape) = tilescale.compile(func), shapes(func)
     rows = torch.arange(c_shape[0])[:, None]
@@ -225,7 +225,7 @@ def all_checks(on_gpu: bool) -> dict[str, Check]:
 
 
 def products(on_gpu: bool) -> dict[str, dict[str, Any]]:
-    """Variants of the product of a cluster."""
+    """Variants of the GEMM of a cluster."""
     variants: dict[str, dict[str, Any]] = {
         "multicast": {},
         "operand by columns": {"operand": "columns"},
@@ -242,7 +242,7 @@ def products(on_gpu: bool) -> dict[str, dict[str, Any]]:
 
 
 def speed() -> str:
-    """The product of 4096 x 4096 x 4096 in TFLOP/s."""
+    """The GEMM of 4096 x 4096 x 4096 in TFLOP/s."""
     n = 4096
     kernel = tilescale.compile(programs.product(tile=(256, 256, 64), grid=(16, 16), steps=64, stages=4))
     a, b = (tensor(n, n, dtype="bfloat16", seed=seed).cuda() for seed in (1, 2))

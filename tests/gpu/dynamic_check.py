@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Control flow that depends on data: schedulers, decode loops, loops that poll, copies of as many rows as memory says.
+"""Control flow that depends on data: schedulers, decode loops, loops that poll, copies of a number of rows loaded from
+memory.
 
     torchrun --nproc-per-node N tests/gpu/dynamic_check.py [names]
 
@@ -197,7 +198,7 @@ def check_scheduler() -> None:
 
 
 def check_server(alone: bool) -> None:
-    """Everything arrives, in order."""
+    """All data arrives, in order."""
     world = tilescale.init()
     x, y, idle = held = tensors(*[((ROWS, COLUMNS), torch.float32)] * 2, ((1,), torch.int32))
     calls = Calls(server(world.size, alone), held)

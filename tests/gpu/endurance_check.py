@@ -97,7 +97,7 @@ class Runner:
         self.kernel(*self.tensors)
 
     def compare(self, calls: int) -> None:
-        """Raise unless X is what the model says."""
+        """Raise unless X equals the model's."""
         torch.cuda.synchronize()
         expected = model(self.start, calls)[self.world.rank]
         torch.testing.assert_close(self.tensors[0].cpu().double(), expected, rtol=1e-4, atol=1e-4)
@@ -120,7 +120,7 @@ def replays() -> None:
 
 
 def streams() -> None:
-    """Two programs, each on a stream of its own, with nothing but the library to keep them apart."""
+    """Two programs, each on a separate stream, which only the library keeps from interfering."""
     runners = [Runner("lsu", seed=100), Runner("tma", seed=200)]
     lanes = [torch.cuda.Stream() for _ in runners]
     for _ in range(ROUNDS):

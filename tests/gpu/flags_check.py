@@ -3,8 +3,8 @@
 
     torchrun --nproc-per-node N tests/gpu/flags_check.py [names]
 
-Every call changes what the next one sends, so a call that went on with the flags of the one before shows in all later
-ones. Prints PASS or FAIL for each program and rank.
+Every call changes the data of the next one, so a call that used the previous call's flags shows in all later ones.
+Prints PASS or FAIL for each program and rank.
 """
 
 import random

@@ -42,13 +42,13 @@ SECONDS, WORKERS, LEAST = 110, 32, 500
 """Seconds in which workers start a program, and number of programs that must run in them with this number of workers.
 """
 EACH_S, GRACE_S = 30.0, 8.0
-"""Seconds that one program may take, and that a worker may go on behind the time."""
+"""Seconds that one program may take, and that a worker may continue after the limit."""
 CALLS = (0, 1, 0)
 """Inputs of each call of a program."""
 
 
 class Refused(Exception):
-    """Nothing to compare: the program is not accepted, or not supported on GPUs."""
+    """No comparison: the program is not accepted, or not supported on GPUs."""
 
 
 def check(program: Fuzzed) -> None:
@@ -80,7 +80,7 @@ def check(program: Fuzzed) -> None:
 
 
 def is_wrong(program: Fuzzed) -> bool:
-    """Whether it computes something else on a GPU."""
+    """Whether its results differ on a GPU."""
     try:
         check(program)
     except AssertionError:
@@ -166,7 +166,7 @@ class Tally:
 
 
 def supervise(devices: int, seed: int, workers: int, env: dict[str, str], tally: Tally) -> None:
-    """Run a worker, which goes on behind a program that it ends with; in the end all its processes are killed."""
+    """Run a worker, which restarts after a program that ends it; in the end all its processes are killed."""
     port = f"--master-port={29700 + 20 * (seed % workers)}"
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={devices}", port]
     while time.time() < tally.until:

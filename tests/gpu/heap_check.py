@@ -57,7 +57,7 @@ def expect(error: type[TileScaleError], call: Callable[[], object], text: str = 
 
 
 def check_addresses(heap: SymmetricHeap) -> None:
-    """Every rank's own memory is where the map says, and the slots are a rotation that a kernel can compute."""
+    """Every rank's memory is at the map's address, and the slots are a rotation that a kernel can compute."""
     view, x = heap.addresses, heap.empty(16)
     assert x.data_ptr() == view.address(heap.team.rank, heap.offset(x)) and x.device == heap.device
     assert all((peer + view.shift) % view.ranks == view.slot(peer) for peer in range(view.ranks))
@@ -125,7 +125,7 @@ def check_release_in_any_order(heap: SymmetricHeap) -> None:
 
 
 def check_reuse(heap: SymmetricHeap) -> None:
-    """A block comes back when the last rank has released it, not earlier; nothing is left over."""
+    """A block is free when the last rank has released it, not earlier; no block is leaked."""
     size, rank = heap.team.size, heap.team.rank
     heap.zeros(1)
     gc.collect()

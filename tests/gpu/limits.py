@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A bound on the time that a check takes, so that one which hangs says where, and does not take the GPUs with it."""
+"""Time limit of a check, so that one which hangs reports its position, and does not occupy the GPUs."""
 
 import contextlib
 import faulthandler

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Whether short messages arrive as a whole: thousands of them, each made of what the one before has brought.
+"""Whether short messages arrive atomically: thousands of them, each computed from the previous one.
 
     torchrun --nproc-per-node N THIS [names]
 
-Every call sums integers over the ranks, or gathers them, and stirs the result: one bit of an older message in place of
-a new one changes all that follows. Every rank makes the same steps for all ranks by itself. Ranks are out of step by
+Every call sums integers over the ranks, or gathers them, and hashes the result: one bit of an older message in place of
+a new one changes all that follows. Every rank also computes the same steps for all ranks. Ranks are out of step by
 random delays. Prints PASS or FAIL for each check and rank.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Provokes every way in which a job could hang, on GPUs, and expects an error on all ranks in bounded time.
+"""Provoke every known hang of a job, on GPUs, and expect an error on all ranks in bounded time.
 
     python tests/gpu/never_hang.py [parts of names]     (a rank for each GPU; under torchrun, as many as it starts)
 

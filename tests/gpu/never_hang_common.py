@@ -15,7 +15,7 @@ BLOCKS, ROWS, COLUMNS = 4, 64, 128
 
 
 def ring_program(blocks: int = BLOCKS, name: str = "ring"):
-    """Every block puts a tile to the next rank and waits for the flag of the one that it gets; `silent` does not."""
+    """Put a tile from every block to the next rank and wait for the flag of the incoming one; `silent` does not."""
 
     @T.prim_func
     def ring(
@@ -39,7 +39,7 @@ def ring_program(blocks: int = BLOCKS, name: str = "ring"):
 
 
 def shift_program(name: str):
-    """Every block puts a tile to the next rank; all synchronize; then it doubles what it got."""
+    """Put a tile from every block to the next rank; synchronize all; then double the received tile."""
 
     @T.prim_func
     def shift(

@@ -26,7 +26,7 @@ def queue_that_waits(own: Rank) -> None:
         own.fresh(queue)
         run_queue(own, queue, 7)
     queue(own.a, own.b, -2, -1, 0)
-    torch.cuda.synchronize()  # not ours: it returns all the same
+    torch.cuda.synchronize()  # not a call of this project: it returns nevertheless
     expect(WaitTimeoutError, queue.synchronize, "T.copy(", within=0.5)
     own.fresh(queue)
     run_queue(own, queue, 8)

@@ -92,7 +92,7 @@ ROW, K, N = 264, 520, 264
 
 
 def operators() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-    """Operators over all ranks, of what each rank brings and a weight that it has for itself."""
+    """Operators over all ranks, of each rank's input and a local weight."""
     return {
         "all_reduce": lambda a, b: tilescale.ops.all_reduce(a),
         "all_gather": lambda a, b: tilescale.ops.all_gather(a),

@@ -95,7 +95,7 @@ def by_float8(rows: Rows, result: Result, scaling: str) -> Callable[[], Result]:
 
 
 def by_two(rows: Rows, result: Result) -> Callable[[], Result]:
-    """A sum, and a norm behind it."""
+    """A sum, followed by a norm."""
     M, N = rows.x.shape
     dtype, has_residual = dtype_of(rows.x), rows.residual is not None
     impl = whole_tensors.algorithm("allreduce", team_of(""), rows.x.nbytes)
@@ -302,7 +302,7 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def variants(shape: tuple[int, int]) -> dict[str, Callable[[], Result]]:
-    """The ways to make it, each with tensors of its own."""
+    """Its implementations, each with separate tensors."""
     ways = {name: partial(by_one, algorithm=name) for name in ALGORITHMS}
     ways.update({"float8 per row": partial(by_float8, scaling="row"), "per group": partial(by_float8, scaling="group")})
     ways.update({"two kernels": by_two, "sum alone": by_sum, "nccl": by_library})
@@ -315,7 +315,7 @@ def operands(shape: tuple[int, int]) -> tuple[Rows, Result]:
 
 
 def choices(shape: tuple[int, int]) -> dict[str, tuple[Callable[[], Result], Callable[[], Any]]]:
-    """One kernel as it is, and with another choice; and what makes that, until the kernel has been called."""
+    """The default kernel, and one with another choice; and the context for that, until the kernel has been called."""
     spread, start = normalised.rows_grid, normalised.launch
 
     def clusters(most: int) -> Callable[[], Any]:

@@ -103,7 +103,7 @@ class Job:
         self.world.barrier()
 
     def _lowered(self, kernel: Any) -> Any:
-        """A program as it is lowered when it is first called."""
+        """A program as lowered at its first call."""
         program, stride = kernel.program, default_heap().addresses.stride
         sizes = backends.Target.of(program, kernel.machine, self.size).sizes
         return lower(program, Target(kernel.machine, sizes, stride, nvshmem=True).with_mapped(self.size))

@@ -179,7 +179,7 @@ def check_columns(only: slice) -> None:
 
 
 def check_places_of_results(only: slice) -> None:
-    """GEMMs that write where `out=` says, contiguous or not."""
+    """GEMMs that write to `out=`, contiguous or not."""
     for rows, n, k, transposed in SHAPES[only]:
         a, whole, right = random(rows, k), random(SIZE * rows, k), operand(n, k, transposed)
         for name, given in ("all_gather_matmul", a), ("matmul_reduce_scatter", whole), ("matmul_all_reduce", a):
@@ -347,7 +347,7 @@ def check_gradients_and_compile(_: slice) -> None:
     h = everyones(x).view(-1, 1024).float() @ up.float().t()
     made = ops.all_gather_matmul(x, up.t())
     compare("hidden", made, h)
-    # Where the product is as good as zero, the order of its sum decides on which side of relu's bend it lies.
+    # Where the result is nearly zero, the order of its sum decides the side of relu's bend.
     h = torch.where(made > 0, h.abs(), -h.abs())
     want = total(torch.relu(h).bfloat16().float() @ down.float().t()).chunk(SIZE)[RANK]
     for name, call in (("eager", mlp), ("compiled", torch.compile(mlp, fullgraph=True, backend="aot_eager"))):

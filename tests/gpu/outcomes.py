@@ -33,13 +33,13 @@ class Outcome:
 
     @staticmethod
     def of(part: str, check: str, nodes: int, verdicts: Sequence[str], seconds: float) -> "Outcome":
-        """From what each rank says: "PASS" and anything, or why not."""
+        """Outcome from each rank's text: "PASS" and anything, or the reason."""
         failures = tuple(verdict for verdict in verdicts if not verdict.startswith("PASS"))
         return Outcome(part, check, nodes, len(verdicts), len(verdicts) - len(failures), round(seconds, 1), failures)
 
 
 def keep(outcome: Outcome, path: Path) -> None:
-    """Add it to a file of lines, as soon as it is known: a job may be ended at any time."""
+    """Add it to a file of lines, as soon as it exists: a job may be killed at any time."""
     with path.open("a", encoding="utf-8") as lines:
         print(json.dumps(asdict(outcome)), file=lines)
 

@@ -72,11 +72,12 @@ def race(title: str, contenders: dict[str, Callable[[], Any]], base: str, moved:
         say(f"TIME {title} {name}: {us:.1f} us ({spread}), {us / medians[base]:.3f} x{rate}")
 
 
-# -- all-gather and a product ------------------------------------------------------------------------------------------
+# -- all-gather and GEMM
+# -------------------------------------------------------------------------------------------------
 
 
 def gathered_parts(shape: tuple[int, int, int]) -> tuple[torch.Tensor, ...]:
-    """This rank's rows, those of all, the other operand, and the product."""
+    """This rank's rows, those of all, the other operand, and the result."""
     m, n, k = shape
     mine, b = random(m // WORLD.size, k), random(n, k)
     full = everyones(mine).view(m, k)
@@ -146,7 +147,7 @@ def senders(shape: tuple[int, int, int], **options: Any) -> None:
 
 
 def loads(shape: tuple[int, int, int]) -> None:
-    """Rows of peers are loaded where they lie, by a producer ahead or by the threads that multiply."""
+    """Rows of peers are loaded remotely, by a producer ahead or by the threads that multiply."""
     m, n, k = shape
     mine, full, b, want = gathered_parts(shape)
     a, ready = symmetric(m // WORLD.size, k), symmetric(WORLD.size, dtype=torch.int32)
@@ -164,7 +165,8 @@ def loads(shape: tuple[int, int, int]) -> None:
     race("AG+GEMM by loads", calls, "torch.mm")
 
 
-# -- a product and a reduce-scatter ------------------------------------------------------------------------------------
+# -- GEMM and reduce-scatter
+# ---------------------------------------------------------------------------------------------
 
 
 def rs(title: str, shape: tuple[int, int, int], **options: Any) -> None:

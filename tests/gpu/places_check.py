@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Operators whose tensors lie elsewhere in each call: `torchrun --nproc-per-node 2 tests/gpu/places_check.py`.
+"""Operators with tensors at new addresses in each call: `torchrun --nproc-per-node 2 tests/gpu/places_check.py`.
 
-Results are right, with and without gradients, after the first calls no CUDA graph is instantiated any more, and a call
-that fails while a graph is captured leaves the operators as they were.
+Results are right, with and without gradients, no CUDA graph is instantiated after the first calls, and a call that
+fails during the capture of a graph leaves the operators unchanged.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def check_places(_: slice) -> None:
 
 
 def check_gradients(name: str, call: Callable[..., torch.Tensor], given: list[torch.Tensor], got: torch.Tensor) -> None:
-    """Those of tensors that are copies, and lie elsewhere, are the same."""
+    """Results of copies, at other addresses, are the same."""
     grad = random(*got.shape)
     copies = [x.detach().clone().requires_grad_() for x in given]
     for one, other in zip(
@@ -135,7 +135,7 @@ recordings: list[bool] = []
 
 
 def check_layers(_: slice) -> None:
-    """Gradients of layers that share a form but not where their weights lie, in many steps, as of one matrix."""
+    """Gradients of layers with one form but weights at different addresses, in many steps, as of one matrix."""
     torch.manual_seed(1)
     joined = torch.randn(2 * 768, 512, device=DEVICE, dtype=torch.bfloat16) / 16
     apart = [torch.randn(768, 512, device=DEVICE, dtype=torch.bfloat16) / 16 for _ in range(2)]

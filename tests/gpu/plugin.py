@@ -30,7 +30,7 @@ _SETTINGS = {name: value for name, value in os.environ.items() if name.startswit
 """Read before tests/conftest.py takes them away: here they say how the job uses the GPUs."""
 
 ERROR = {torch.float64: 1e-6, torch.float32: 3e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-"""Largest difference, as a share of the largest value of a tensor; products of float32 are those of TF32."""
+"""Largest difference, as a share of the largest value of a tensor; GEMMs of float32 use TF32."""
 EIGHT_BITS = 0.13
 
 
@@ -89,7 +89,7 @@ _again = Again(_run, tilescale.init().size, _architecture(), times=2)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put GPUs behind the emulator. All ranks draw the same examples."""
+    """Install the replay on GPUs. All ranks draw the same examples."""
     os.environ |= _SETTINGS
     world = tilescale.init()
     torch.cuda.set_device(world.device)

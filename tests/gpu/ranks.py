@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The ranks of a check, and what it asks of all of them to compare with: by NCCL, or by gloo where ranks share GPUs,
-as NCCL wants a GPU for each."""
+"""The ranks of a check, and their reference collectives: by NCCL, or by gloo where ranks share GPUs, as NCCL needs a
+GPU for each.
+"""
 
 from __future__ import annotations
 
@@ -71,5 +72,5 @@ def slowest(time: float) -> float:
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes where the group sends them from: NCCL and gloo do not know the same types."""
+    """A tensor's bytes in the memory from which the group sends: NCCL and gloo support different types."""
     return x.to("cpu" if SHARED else DEVICE, copy=True).contiguous().view(-1).view(torch.uint8)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Schedules of sequential programs on GPUs: `torchrun --nproc-per-node 2 tests/gpu/schedules_check.py [names]`.
 
-Rings, sums along columns and products of experts leave the same bits overlapped and in order, call after call on fresh
-inputs; then both are timed. `default` does so with products that are compiled without a schedule. `measured` compiles a
-gather and a product with the fastest schedule, and says what was measured.
-Prints a line for each check, and ends with exit code 1 if one fails.
+Rings, sums along columns and GEMMs of experts leave the same bits overlapped and in order, call after call on fresh
+inputs; then both are timed. `default` does the same with GEMMs that are compiled without a schedule. `measured`
+compiles a gather and a GEMM with the fastest schedule, and prints the measurements. Prints a line for each check, and
+ends with exit code 1 if one fails.
 """
 
 import statistics
@@ -114,7 +114,7 @@ def default() -> None:
 
 
 def grouped() -> None:
-    """Products of experts between two exchanges; chunks of an expert and of less, a last tile that is cut off."""
+    """GEMMs of experts between two exchanges; chunks of an expert and of less, a last tile that is cut off."""
     n, experts = WORLD.size, load(NUMBERED[24])
     for capacity, chunk in (256, None), (256, 64), (192, None):
         sizes = (n, 3, capacity, 256, 128)
@@ -132,7 +132,7 @@ def grouped() -> None:
 
 
 def by_offsets(experts: Any) -> None:
-    """Rows that are looked up: uneven, none too, and those of an expert that lie in several chunks."""
+    """Rows that are looked up: uneven numbers, also zero, and those of an expert in several chunks."""
     n, local, tokens, size = WORLD.size, 4, 512, 256
     program = experts.by_offsets(n, local, tokens, size, size)
     changed, schedule = overlapped(program, chunk=96, kept=("begins",))

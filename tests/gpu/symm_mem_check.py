@@ -22,7 +22,7 @@ from tilescale import ops  # noqa: E402
 from tilescale.ops.symm_mem import calls  # noqa: E402
 
 SHAPES = [((2, 640, 512), 384), ((1, 1504, 1024), 2048), ((4096, 512), 1792), ((3, 128, 256), 264)]
-"""Extents of A, whose last but one lies over the ranks, and columns of B."""
+"""Extents of A, whose last dimension but one is split over the ranks, and columns of B."""
 
 Reference = tuple[torch.Tensor, torch.Tensor | None]
 """Expected result, and magnitudes of the parts of its sums."""

@@ -116,7 +116,7 @@ def gated(world: Any, name: str, count: int = 6) -> None:
 
 
 def product(world: Any) -> None:
-    """The tensor-parallel product: warpgroups split the K tile, devices split K."""
+    """The tensor-parallel GEMM: warpgroups split the K tile, devices split K."""
     m, n, k = 256, 384, 128 * world.size
     kernel = tilescale.compile(reference.tensor_parallel_gemm(world.size, m, n, k))
     share = slice(world.rank * 128, (world.rank + 1) * 128)

@@ -140,7 +140,7 @@ def test_tensor_level_is_where_global_memory_is():
         ("a100-sxm-8", {"threads": 128, "shared_bytes": 48 * KIB}, 3),
         ("rtx4090-pcie-2", {"threads": 512}, 3),
         ("mi300x-8", {"threads": 256, "shared_bytes": 32 * KIB}, 2),
-        # One memory for everything: what one part takes, another cannot.
+        # One memory for all: capacity that one part takes is missing for another.
         ("wafer-mesh", {"threads": 1, "shared_bytes": 20 * KIB, "fragment_bytes": 20 * KIB}, 1),
         ("wafer-mesh", {"threads": 1, "shared_bytes": 21 * KIB, "fragment_bytes": 20 * KIB}, 0),
     ],

@@ -269,7 +269,7 @@ def test_a_ring_in_each_node(describe):
 
 
 def test_from_a_ring_in_one_node_to_that_of_another(describe):
-    """Chips 1 and 6 are joined: the way is along the first node's ring, over, and along the second's."""
+    """Chips 1 and 6 are joined: the path is along the first node's ring, over, and along the second's."""
     machine = Machine.load(describe(*RINGS, network("bridge", "chip", graph((1, 6)))))
     path = machine.path("chip", 0, 7)
     assert units(path) == [0, 1, 6, 7] and path.networks == ("wire", "bridge")

@@ -17,7 +17,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def run(words: list[str], **variables: str) -> Done:
-    """Output of a script; skipped if it says so."""
+    """Output of a script; skipped if its output asks for it."""
     done = run_words(words, PYTHONPATH=os.environ["PYTHONPATH"], **variables)
     if "skipped: " in done.output:
         pytest.skip(done.output.partition("skipped: ")[2].splitlines()[0])

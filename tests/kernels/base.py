@@ -65,7 +65,7 @@ def cuda_texts(build: Callable[[ModuleType], Any], arch: str) -> tuple[str, str]
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     ours = tilescale.compile(_built(build, tilescale.language), target={"kind": "cuda", "arch": arch}).source
     with target:
-        # Stock lowering renames thread indices where they are, so it gets a program of its own.
+        # Stock lowering renames thread indices in place, so it gets a separate program.
         return ours, tilelang.lower(build(tilelang.language), target=target).kernel_source
 
 

@@ -68,7 +68,7 @@ def ring_exchange(T):
 
 
 def multicast_gemm(T):
-    """Two blocks with different rows of A share each tile of B, which one multicast load brings to both."""
+    """Two blocks with different rows of A share each tile of B, loaded to both by one multicast."""
     m, n, k, block_m, block_k = 128, 64, 128, 64, 64
 
     @T.prim_func

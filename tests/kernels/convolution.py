@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Convolutions: as a product over gathered patches (im2col), and directly."""
+"""Convolutions: as a GEMM over gathered patches (im2col), and directly."""
 
 import torch
 from torch.nn import functional

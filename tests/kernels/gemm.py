@@ -29,7 +29,7 @@ def gemm_relu(T):
 
 
 def gemm_layout(transpose_a: bool, transpose_b: bool, policy: str):
-    """A one-tile-per-block product whose first K step overwrites a poisoned accumulator (clear_accum)."""
+    """A one-tile-per-block GEMM whose first K step overwrites a poisoned accumulator (clear_accum)."""
 
     def build(T):
         m, n, k, block_m, block_n, block_k = 128, 64, 64, 64, 64, 32
@@ -142,7 +142,7 @@ def batched_gemm_bias(T):
 
 
 def gemm_chain(T):
-    """(A @ B) @ D with the intermediate kept in registers, as a register operand of the second product."""
+    """(A @ B) @ D with the intermediate kept in registers, as a register operand of the second GEMM."""
     m, hidden, n, k = 64, 64, 64, 64
 
     @T.prim_func
@@ -204,7 +204,8 @@ def _dtype_kernel(name: str, dtype: torch.dtype, in_dtype: str, block_k: int, **
         product = f64(args[0]) @ f64(args[1]).T
         return {2: product.to(torch.int64) if integer else product}
 
-    # TF32 rounds its inputs; of 8-bit products Hopper adds some 14 bits (DeepSeek-V3 technical report, section 3.3.2).
+    # TF32 rounds its inputs; Hopper accumulates 8-bit GEMMs with some 14 bits (DeepSeek-V3 technical report, section
+    # 3.3.2).
     tolerance = 0.0 if integer else {torch.float32: 5e-2, torch.float8_e4m3fn: 1e-2}.get(dtype, 1e-3)
     return PlainKernel(
         name=name,

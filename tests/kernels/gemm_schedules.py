@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products whose tiles are dealt out unevenly: split and stream K, persistent blocks, groups, sparse blocks."""
+"""GEMMs whose tiles are distributed unevenly: split and stream K, persistent blocks, groups, sparse blocks."""
 
 import torch
 

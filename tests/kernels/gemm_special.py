@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products with operands that are not plain matrices: packed int4, 2:4 sparse, two weights for a gated unit."""
+"""GEMMs with operands other than plain matrices: packed int4, 2:4 sparse, two weights for a gated unit."""
 
 import torch
 
@@ -46,7 +46,7 @@ def int4_weights(T):
 
 
 def int4_parallel(T):
-    """The same weights unpacked by an element-wise loop from registers to registers, the product taken from there."""
+    """The same weights unpacked by an element-wise loop from registers to registers, as operands of the GEMM."""
     m, n, k, block_k = 64, 64, 64, 32
 
     @T.prim_func
@@ -97,7 +97,7 @@ def sparse_gemm(T):
 
 
 def tensor_memory_gemm(T):
-    """The accumulator lives in tensor memory; each product signals a barrier that the block waits for."""
+    """The accumulator is in tensor memory; each GEMM signals a barrier that the block waits for."""
     m, n, k, block_k = 128, 64, 128, 64
 
     @T.prim_func
@@ -120,7 +120,7 @@ def tensor_memory_gemm(T):
 
 
 def async_wgmma(T):
-    """Two warpgroup products in flight, waited for by hand before their sum is read."""
+    """Two warpgroup GEMMs in flight, waited for by hand before their sum is read."""
     m, n, k = 64, 64, 64
 
     @T.prim_func

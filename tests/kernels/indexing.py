@@ -7,7 +7,7 @@ from .base import PlainKernel, f64, poison, randint, randn
 
 
 def embedding(T):
-    """Rows gathered by index; an index of -1 gives a row of zeros."""
+    """Rows gathered by index; an index of -1 yields a row of zeros."""
     tokens, width, table_rows = 24, 64, 40
 
     @T.prim_func

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Other ways to launch than over a grid, and extents that are expressions of an open one."""
+"""Launches other than over a grid, and extents that are expressions of an open one."""
 
 import torch
 
@@ -58,7 +58,7 @@ def bound_threads(T):
 
 
 def multiples(T):
-    """Extents n * 4 and n + 1: nothing passes n itself."""
+    """Extents n * 4 and n + 1: no argument is n itself."""
     n = T.dynamic("n")
 
     @T.prim_func

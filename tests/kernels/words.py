@@ -135,7 +135,7 @@ def tvm_shuffles(T):
 
 
 def row_of_threads_sum(T):
-    """As matrix-vector products of TileLang end: the threads of a row sum up, and all of them have the result."""
+    """The end of TileLang's matrix-vector products: the threads of a row sum up, and all of them have the result."""
 
     @T.prim_func
     def main(x: T.Tensor((4, 32), T.float32), out: T.Tensor((4, 32), T.float32)):

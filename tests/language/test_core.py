@@ -43,7 +43,7 @@ def test_no_tilelang(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_home_that_cannot_be_written():
-    """TileLang makes folders when it is imported: the error says which, and what to set."""
+    """TileLang makes folders when it is imported: the error names the folder, and the variable to set."""
     home = {"HOME": os.devnull}
     words = [sys.executable, "-c", "import tilescale.language"]
     failed = subprocess.run(words, env=os.environ | home, capture_output=True, text=True, check=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`T.Kernel`: extents by level name, T.ALL, and what a launch that is too large says."""
+"""`T.Kernel`: extents by level name, T.ALL, and the error of a launch that is too large."""
 
 from collections.abc import Iterator
 from pathlib import Path

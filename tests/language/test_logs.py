@@ -17,7 +17,7 @@ NOTHING = tirx.PrimFunc([], tirx.Evaluate(0))
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch):
-    """Compile something with a TileLang that logs, and return what its handlers let through."""
+    """Compile a program with a TileLang that logs, and return the records that its handlers pass."""
     handler = logging.getLogger("tilelang").handlers[0]
     records: list[logging.LogRecord] = []
     monkeypatch.setattr(handler, "emit", records.append)

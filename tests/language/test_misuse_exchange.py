@@ -188,7 +188,7 @@ def test_blocks_of_devices_that_no_network_connects(mistake):
 
 @pytest.fixture
 def separate_servers(tmp_path: Path) -> Iterator[None]:
-    """Four servers of eight devices that nothing connects."""
+    """Four servers of eight devices without a network."""
     description = tmp_path / "separate.yaml"
     description.write_text("extends: h200-sxm-8x4\ntitle: separate servers\nnetworks:\n  infiniband:\n")
     with tilescale.use_machine(str(description)):

@@ -92,7 +92,7 @@ def test_programs_of_a_cluster_hold_a_share_each():
 
 
 def product(stages: int):
-    """Tiles of 32 KiB each, for a step of a product."""
+    """Tiles of 32 KiB each, for a step of a GEMM."""
 
     @T.prim_func
     def f(A: T.Tensor((128, 512), "bfloat16"), B: T.Tensor((512, 128), "bfloat16"), C: T.Tensor((128, 128), "float32")):

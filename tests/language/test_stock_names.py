@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Everything of TileLang's language keeps its meaning: the same objects, and the same IR for the names that grew."""
+"""All names of TileLang's language keep their meaning: the same objects, and the same IR for the extended ones."""
 
 import linecache
 import textwrap

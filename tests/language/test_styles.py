@@ -86,7 +86,7 @@ def test_eager_style():
 
 
 def test_eager_style_by_level_names_alone():
-    """Nothing of TileLang's eager style is called before the launch."""
+    """No name of TileLang's eager style is called before the launch."""
 
     @tilescale.jit
     def double(X: T.Tensor((32, 4), "float32"), Y: T.Tensor((32, 4), "float32")):

@@ -105,7 +105,7 @@ DELETED = re.compile(
     r"|(?:complete_stores|drain|acquired)\(\);)$",
     re.MULTILINE,
 )
-"""Statements that order something."""
+"""Statements that synchronize."""
 
 
 def cuda_mutants(text: str) -> Iterator[Mutant]:

@@ -75,7 +75,7 @@ def outcome_of(tests: tuple[str, ...], tree: Path) -> str:
 
 
 def _test(tests: tuple[str, ...], tree: Path) -> None:
-    """In a process of its own: leaves with what pytest says."""
+    """Run pytest in a separate process, which exits with its code."""
     import pytest
     from hypothesis import HealthCheck, Phase, settings
 

@@ -28,7 +28,7 @@ class Target:
     functions: tuple[str, ...] = ()
 
     def mutants(self) -> Iterator[Mutant]:
-        """Those of the file as it is now."""
+        """Mutants of the present file."""
         text = (ROOT / self.path).read_text(encoding="utf-8")
         return cuda_mutants(text) if self.path.endswith(".cuh") else python_mutants(text, self.functions)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Mutants are what they say, the files and tests of the score exist, and the score is what is required."""
+"""Mutants are as documented, the files and tests of the score exist, and the score is as required."""
 
 import ast
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products of any number of rows: the rasterization of tiles, and results on the emulator with all checks."""
+"""GEMMs of any number of rows: the rasterization of tiles, and results on the emulator with all checks."""
 
 from __future__ import annotations
 

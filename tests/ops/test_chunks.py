@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products between nodes go in chunks: what they compute, and in which order two streams work on them."""
+"""GEMMs between nodes are processed in chunks: results, and the order of work on two streams."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("emulated", "fresh_compiler")
 
 
 class Block(nn.Module):
-    """Gated products of three layers with one input, behind a norm."""
+    """Gated GEMMs of three layers with one input, after a norm."""
 
     def __init__(self, bias: bool) -> None:
         super().__init__()

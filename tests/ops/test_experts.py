@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Unequal exchanges, and those of experts: tables of all ranks, the programs that go by them, and grouped products."""
+"""Unequal exchanges, and those of experts: tables of all ranks, the programs that use them, and grouped GEMMs."""
 
 from __future__ import annotations
 

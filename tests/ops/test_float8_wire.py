@@ -24,7 +24,7 @@ INPUTS = {
 
 
 def emulated(name: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of all devices; what nothing has been sent to is NaN."""
+    """Results of all devices; NaN where no data has arrived."""
     size, rows, dtype = len(given), given[0].shape[-2], given[0].dtype
     sums, sends = name != "all_gather", name != "reduce_scatter"
     boxes = [(size, rows) if live else (1, 1) for live in (sums, sends)]

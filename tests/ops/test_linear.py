@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("emulated")
 
 @pytest.fixture
 def gathers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For how many layers each product was."""
+    """Number of layers of each GEMM."""
     counts: list[int] = []
     made = linear.ColumnParallelLinear.outputs
     monkeypatch.setattr(

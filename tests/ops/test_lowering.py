@@ -60,7 +60,7 @@ def queued(tensors: str) -> str:
 
 
 def loaded(stages: int) -> str:
-    """The channel of a loop that waits for nothing."""
+    """The channel of a loop without waits."""
     return f"load -> compute: a, b; {stages} stages"
 
 
@@ -175,7 +175,7 @@ def test_gradients_in_e5m2_are_multiplied_with_weights_in_e4m3(monkeypatch: pyte
     of = Product(256, 256, "float8_e5m2", TILINGS[-1], True, False, other="float8_e4m3fn")
     assert "wgmma_ss<tl::DataType::kFloat8_e5m2, tl::DataType::kFloat8_e4m3," in source(program("gemm_rs", 2, of))
     monkeypatch.delattr(GemmWGMMA, "allow_f8f6f4_mixed_dtypes")
-    with pytest.raises(UnsupportedError, match="Mixed-dtype"):  # else tilelang_core/mixed.py can go
+    with pytest.raises(UnsupportedError, match="Mixed-dtype"):  # otherwise tilelang_core/mixed.py can be removed
         source(program("gemm_rs", 2, replace(of, N=512)))
 
 

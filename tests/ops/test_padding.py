@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Products and layers whose N or K is a multiple of nothing, forward and backward, on one emulated rank."""
+"""GEMMs and layers with any N or K, forward and backward, on one emulated rank."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ COLUMNS = [
     (2, CHUNK + 65, 72, 64, Tiling(128, 128, 1.0, group=2), False, True, "bfloat16"),
     (8, 9, 16, 64, SMALL, False, False, "bfloat16"),
 ]
-"""Size, rows, N, K of a rank, tiles, whether b lies as its transpose, whether there is a bias, the type."""
+"""Size, rows, N, K of a rank, tiles, whether b is transposed, whether there is a bias, the type."""
 
 
 @pytest.mark.parametrize(("size", "rows", "n", "k", "tiles", "transposed", "biased", "dtype"), COLUMNS)
@@ -156,7 +156,7 @@ def test_further_products_take_what_has_been_gathered(in_turns: bool):
         for r in range(size)
     ]
     for r, (_, there, *_) in enumerate(per_device):
-        there[r] = torch.nan  # own rows are read where they lie
+        there[r] = torch.nan  # local rows are read in place
     report = tilescale.emulate(program, per_device)
     assert all(activity.messages == 0 for activity in report.activity)
     for right, (*_, c) in zip(b, per_device, strict=True):
@@ -216,7 +216,7 @@ def test_sums_of_scaled_products(form: str):
 
 
 def scaled(a: list[torch.Tensor], b: list[torch.Tensor], scales: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """The sum of scaled products."""
+    """Sum of scaled GEMMs."""
     given = zip(a, b, scales, strict=True)
     return sum((x.float() @ y.float()) * of_a.view(-1, 1) * of_b for x, y, (of_a, of_b) in given)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A dry run meets all kernels of a model, leaves no trace, and the model is right afterwards."""
+"""A dry run compiles all kernels of a model, leaves no trace, and the model is right afterwards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
 def test_all_kernels_of_a_step_are_met_and_none_is_left(compiled: list[Kernel], monkeypatch: pytest.MonkeyPatch):
     model = Block()
     ops.warm_up(model, torch.zeros(8, 32).bfloat16())
-    assert len(compiled) >= 2  # at least one for each product
+    assert len(compiled) >= 2  # at least one for each GEMM
     met = len(compiled)
     monkeypatch.setattr(Kernel, "_first_call", lambda own, *args: pytest.fail(f"{own} was not met"))
     for kernel in compiled:

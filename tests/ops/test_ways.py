@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether products are overlapped: as it was faster where both ways were measured, and what holds at any size."""
+"""Whether GEMMs are overlapped: by the faster strategy where both were measured, and invariants at any size."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def measured() -> list[Any]:
 
 @pytest.mark.parametrize(("work", "shape", "us"), measured())
 def test_the_way_that_is_taken_was_the_faster_one(work: str, shape: tuple[int, int, int], us: dict[str, float]):
-    """Within 3 %. Estimates of both ways are within a fifth, so that they say as much of shapes nearby."""
+    """Within 3 %. Estimates of both strategies are within a fifth, so their comparison is no more exact near this."""
     made, machine = job(COLLECTIVES[work], *shape, gated=work == "gated"), Machine.load("h200-sxm-8")
     with use_machine(machine):
         taken = "beside" if ways.overlaps(made, TWO) else "in order"
@@ -114,7 +114,7 @@ def crossing(transposed: int, ranks: int) -> float:
 
 
 def test_small_exchanges_go_as_a_whole_and_large_ones_in_chunks():
-    """As far as that was measured on two H200: 4 MiB as a whole 25 us, 32 MiB in chunks 98 us, NCCL's way 123."""
+    """Measured on two H200: 4 MiB as a whole 25 us, 32 MiB in chunks 98 us, by NCCL 123."""
     with use_machine(Machine.load("h200-sxm-8")):
         assert 4 < crossing(2, 2) < 32
         assert crossing(2, 2) < crossing(1, 2), "a transposition less"

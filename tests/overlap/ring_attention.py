@@ -13,7 +13,7 @@ from tests.ladder import NUMBERED, load
 
 
 def in_phases(devices: int, heads: int, tokens: int, dim: int, tile: int, threads: int = 128) -> Any:
-    """Q, K and V lie over the devices by tokens; block (i, h) works on tile i of the queries of head h."""
+    """Q, K and V are split over the devices by tokens; block (i, h) works on tile i of the queries of head h."""
     load(NUMBERED[13])  # puts its neighbours among the modules
     import attention
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sequential programs, overlapped and run both ways on the emulator."""
+"""Sequential programs, run in order and overlapped on the emulator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tilescale.program.dependence import Dependence
 H200 = Machine.load("h200-sxm-8")
 
 REDUCTIONS = ("reduce_scatter", "allreduce")
-"""Collectives that have a carrier, and something to add up."""
+"""Reductions with a carrier."""
 
 Tensors = list[list[torch.Tensor]]
 

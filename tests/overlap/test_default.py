@@ -20,7 +20,7 @@ from tilescale.passes.overlap.schedule import Move
 from tilescale.tuning import programs
 
 LARGE = (4096, 2048, 2048)
-"""M, N and K of a product that hides its gather."""
+"""M, N and K of a GEMM that hides its gather."""
 
 
 def test_it_overlaps_where_that_pays():
@@ -104,7 +104,7 @@ def test_mistakes_are_told_of_what_was_written():
 
 
 def test_warpgroups_of_a_block_may_synchronize_in_the_grid():
-    """As in the tensor-parallel product of the white paper: that orders no blocks."""
+    """As in the tensor-parallel GEMM of the white paper, which does not order blocks."""
     program = load(NUMBERED[8]).tp_gemm(2, 256, 256, 64)
     changed, schedule = overlapped(program)
     assert schedule.moves[0].overlapped

@@ -65,7 +65,7 @@ def test_programs_that_send_keep_their_places(parts: int):
 
 
 def gather_then_multiply(devices: int, size: int) -> Any:
-    """Tiles of 128 x 256 of a product with a gathered matrix."""
+    """Tiles of 128 x 256 of a GEMM with a gathered matrix."""
 
     @T.prim_func
     def f(

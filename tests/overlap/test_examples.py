@@ -16,7 +16,7 @@ from tests.overlap.support import H200
 from tilescale.tuning import programs
 
 SIZE, SMALL, LARGE = 4096, 3072, (8192, 4096, 2048)
-"""Rows and columns of the examples' matrices; M, N and K of products with tiles of 128 x 256 on each of 2 devices."""
+"""Rows and columns of the examples' matrices; M, N and K of GEMMs with tiles of 128 x 256 on each of 2 devices."""
 
 AS_THERE = {"tile": programs.BLOCK, "stages": 4, "threads": 256, "dtype": "bfloat16"}
 """Parameters of the GEMMs of LARGE."""
@@ -28,7 +28,7 @@ def simulated(func: Any) -> float:
 
 
 def compiled(func: Any) -> float:
-    """Those of a program that is compiled, and overlapped as the estimate says."""
+    """Times of a program that is compiled, and overlapped by the estimate."""
     kernel = tilescale.compile(func, machine=H200)
     assert all(move.overlapped for move in kernel.moves.moves), kernel.moves
     return simulated(kernel.ir)
@@ -70,6 +70,6 @@ def test_a_product_with_large_tiles_and_a_scatter_has_a_grid_behind():
 
 @pytest.mark.parametrize(("number", "program", "size"), [(8, "tp_gemm", SIZE), (15, "phases", SMALL)])
 def test_products_with_an_all_reduce_take_four_fifths_of_their_time_in_order(number: int, program: str, size: int):
-    """Example 8 is the tensor-parallel product of the white paper."""
+    """Example 8 is the tensor-parallel GEMM of the white paper."""
     func = getattr(load(NUMBERED[number]), program)(2, size, size, size)
     assert compiled(func) <= 0.8 * simulated(func)

@@ -200,7 +200,7 @@ def test_a_wait_that_is_left_out_would_race():
 
 
 def test_behind_a_reduction_the_own_part_is_in_place_before_the_gather_starts():
-    """Copies of the reduction wait for tiles; nothing on the queue overtakes them, also not a copy at home."""
+    """Copies of the reduction wait for tiles; no later operation of the queue overtakes them, also not a local copy."""
 
     @T.prim_func
     def f(X: T.Tensor((16, 8), "float32"), Y: T.Tensor((16, 8), "float32")):
@@ -345,7 +345,8 @@ def test_a_schedule_of_another_program_is_refused():
 
 
 def test_of_shards_by_rows_and_columns_the_rows_come_beside_the_grid():
-    """Rows lie over two nodes, columns over the devices of each: the first gather feeds the second, so it stays."""
+    """Rows are split over two nodes, columns over the devices of each: the first gather feeds the second, so it stays.
+    """
     servers, (nodes, devices), (high, wide) = Machine.load("h200-sxm-8x4"), (2, 3), (12, 6)
     with tilescale.use_machine(servers):
 

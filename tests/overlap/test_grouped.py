@@ -35,13 +35,13 @@ def with_capacity(
     guard: str = "",
     back: str = "",
 ) -> Any:
-    """Rows of experts come, are scaled by the expert's number, and go back or are added up.
+    """Receive rows of experts, scale them by the expert's number, and send them back or add them up.
 
     Args:
-        slots: whether the devices are a dimension of their own, in front of the experts.
-        gathers: whether the rows of all devices come to each; else experts lie over the devices.
-        guard: what the numbers of rows in N decide: how often a "loop" goes on, or where a "branch" goes.
-        back: the collective behind, if any.
+        slots: whether the devices are a separate dimension, in front of the experts.
+        gathers: whether each device gets the rows of all; otherwise experts are split over the devices.
+        guard: use of the numbers of rows in N: trip count of a "loop", or condition of a "branch".
+        back: the following collective, if any.
     """
     tiles, each = -(-capacity // tile), (experts, capacity, WIDE)
     one, every = ((1, *each), (devices, *each)) if slots else (each, (devices * experts, *each[1:]))
@@ -100,10 +100,10 @@ def with_capacity(
 def by_offsets(
     devices: int, experts: int, tokens: int, tile: int, *, slots: bool = False, form: str = "loop", back: bool = False
 ) -> Any:
-    """Rows are gathered that lie sorted by expert on each device, and scaled by the expert's number.
+    """Gather rows that are sorted by expert on each device, and scale them by the expert's number.
 
     Args:
-        back: whether what all devices made of the rows is added up where these came from.
+        back: whether the results of all devices are added up on the rows' sources.
         form: whether a block takes the rows of an expert in a "loop", there are blocks for as many as there may be and
             a "branch", or a block loads its rows by their "elements".
     """
@@ -236,7 +236,7 @@ def test_chunks_of_whole_experts_stay_one_exchange():
 def test_each_tile_waits_for_no_more_than_the_rows_that_it_looks_up():
     changed, schedule = overlapped(by_offsets(2, 2, 12, 4), chunk=4)
     waits = [stmt for stmt in ir.statements(changed.body) if is_wait(stmt)]
-    assert len(waits) == 2 and schedule.moves[0].ordered  # four rows lie in two chunks at most
+    assert len(waits) == 2 and schedule.moves[0].ordered  # four rows overlap two chunks at most
     assert "first_chunk: T.int32 = T.min(" in changed.script()
 
 

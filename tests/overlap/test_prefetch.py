@@ -15,7 +15,7 @@ COLUMNS = 32
 
 
 def layers(devices: int, count: int, rows: int = 8, result: str = "workspace", writes: str = "nothing") -> Any:
-    """Each layer's weights are gathered, and added to a running sum.
+    """Gather each layer's weights, and add them to a running sum.
 
     Args:
         rows: of each device's part.
@@ -140,7 +140,7 @@ def test_what_cannot_be_ahead_stays_in_order_and_says_why(options, why):
 
 
 def products(devices: int, size: int, count: int) -> Any:
-    """Layers of a product, each by weights that are gathered."""
+    """Layers of a GEMM, each with gathered weights."""
     rows = size // devices
 
     @T.prim_func

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Loops that go round a ring: a part is sent on while the grid works on it, and the same comes out."""
+"""Loops over a ring: a part is forwarded while the grid works on it, with equal results."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_ring_alone_is_overlapped():
 
 @pytest.mark.parametrize("size", [256, 4096])
 def test_a_shift_pays_beside_large_grids(size: int):
-    """A ring of a product: by the estimate only large parts take longer than the queue needs to begin."""
+    """A ring of a GEMM: by the estimate only large parts take longer than the start of a queue operation."""
     (move,) = overlap(ring_product(size), H200)[1].moves
     assert move.overlapped == (size > 256) == (move.beside_s < move.in_order_s)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Typed views say what a call's arguments are, for every form that a call of ours can have."""
+"""Typed views name a call's arguments, for every form of this project's calls."""
 
 from typing import Any
 

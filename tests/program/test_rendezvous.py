@@ -42,7 +42,7 @@ EXAMPLES: dict[str, dict[str, tuple[bool | None, bool | None | str]]] = {
     "23_gemm_rs_overlapped": {"gemm_rs": (True, WAITED)},
     "24_grouped_experts": {"experts": (False, None), "gathered_experts": (False, None)},
 }  # fmt: skip
-"""Whether programs need one at the entry and at the exit; None: there is nothing to wait for."""
+"""Whether programs need one at the entry and at the exit; None: no synchronization is needed."""
 
 
 def test_every_example_is_in_the_table():

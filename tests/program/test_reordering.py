@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Statements that the dependence graph calls independent may change places: on random programs, run both ways."""
+"""Statements that the dependence graph calls independent may be exchanged: random programs, in both orders."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def one_of_two_ways(N, flags, tx):
     else:
         n = 5
     if n > 3:
-        T.signal(flags[0], dst=1)  # two ways
+        T.signal(flags[0], dst=1)  # two forms
 
 
 @T.macro

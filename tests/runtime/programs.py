@@ -126,7 +126,7 @@ def stuck(devices: int):
 
 
 def pointed(devices: int):
-    """Clears what lies at an address."""
+    """Clear the memory at an address."""
 
     @T.prim_func
     def pointed_program(table: T.Tensor((1,), "int64")):

@@ -207,7 +207,7 @@ def test_written_parameters_see_through_views(func: Any, written: set[int]):
 
 @pytest.fixture
 def mesh() -> Iterator[Any]:
-    """Builds meshes of 8 ranks that exchange nothing."""
+    """Build meshes of 8 ranks without communication."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
     from torch.testing._internal.distributed.fake_pg import FakeStore

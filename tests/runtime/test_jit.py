@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`tilescale.jit` and `tilescale.compile`: both styles, outputs, caching, options, what a kernel says of itself."""
+"""`tilescale.jit` and `tilescale.compile`: both styles, outputs, caching, options, attributes of kernels."""
 
 from collections.abc import Callable
 

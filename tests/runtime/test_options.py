@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Options of the wrong type or value are errors of ours that say what to pass."""
+"""Options of the wrong type or value raise errors with the supported ones."""
 
 import pytest
 import torch

@@ -19,7 +19,7 @@ TIMES = 11
 
 @pytest.mark.parametrize("stages", [2, 4])
 def test_loads_of_an_iteration_are_on_their_way_at_once(stages: int):
-    round_ = 8.0 + 1.0  # the latency once, then the product
+    round_ = 8.0 + 1.0  # the latency once, then the GEMM
     first, rest = pipelined([load(8.0, 1.0), load(8.0, 1.0), product(1.0)], TIMES, stages)
     assert alone(first) == 8 and alone(rest) == pytest.approx(max((TIMES - 1) * round_ / stages, (TIMES - 1) * 2))
     inside = together([load(8.0, 1.0), load(8.0, 1.0), product(1.0)], TIMES, stages)

@@ -59,7 +59,7 @@ def scaled(x, factor: int = 2, block: int = 32):
 @tilescale.autotune(configs={"rows": [128, 256], "__roles__": [{"carrier": "queue"}, {"carrier": "tiles"}, {}]})
 @tilescale.jit
 def scattered(M: int, N: int, K: int, rows: int = 128):
-    """A product of 4 devices' columns, whose sum's rows end over them."""
+    """A GEMM of 4 devices' columns; the rows of its sum are split over them."""
 
     @T.prim_func
     def product(

@@ -44,7 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def again(tuned: Autotuned) -> Autotuned:
-    """The same in another process: nothing is known but what the database has."""
+    """The same in another process, with the database as the only state."""
     return Autotuned(tuned.jit, tuned.options)
 
 
@@ -79,7 +79,7 @@ def test_algorithms_are_configurations_too():
 
 
 def test_roles_are_configurations_too():
-    """Each is simulated as its schedule has it, and the call gets the kernel in the best ones."""
+    """Each is simulated with its schedule, and the call gets the kernel with the best one."""
     with tilescale.use_machine("h200-sxm-8"):
         kernel = programs.scattered(2048, 1024, 512)
         found, roles = programs.scattered.result, "__roles__"

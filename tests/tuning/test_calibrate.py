@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A calibration has what a machine's simulation says, is kept in one step, and in force only if it was measured."""
+"""A calibration has the results of a machine's simulation, is stored atomically, and applies only if it was measured.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A digest changes with all that a function uses, and with nothing else."""
+"""A digest changes with all that a function uses, and only with that."""
 
 from __future__ import annotations
 
@@ -127,4 +127,4 @@ def test_modules_containers_and_objects_count(tmp_path: Path):
         ("stages = 3", "stages = 4"),
     ):
         assert old in USES + HELPER + DEEP and in_a_process(tmp_path, old, new) != known, old
-    assert in_a_process(tmp_path, "return n\n", "return -n\n") == known  # nothing uses it
+    assert in_a_process(tmp_path, "return n\n", "return -n\n") == known  # unused

@@ -95,7 +95,7 @@ def test_schedules_of_a_team_are_not_measured():
 
 
 def test_candidates_are_the_least_estimates_and_the_program_in_order():
-    """Two collectives: the first may be sent by the queue or by tiles, the second pays in no way."""
+    """Two collectives: the queue or tiles may send the first, the second never pays."""
     by_two = Move("allreduce", ("X", "X"), in_order_s=9.0)
     by_two.estimates = {("queue", 8): 5.0, ("queue", 16): 4.0, ("tiles", 8): 4.5}
     never = Move("all_gather", ("Y", "Z"), overlapped=False, in_order_s=1.0)

@@ -22,7 +22,7 @@ from tilescale.tuning.race import Runner
 from tilescale.tuning.search import Search
 
 ESTIMATES = {1: 10.0, 2: 20.0, 3: 30.0, 4: None, 5: 50.0}
-"""By the number of a configuration; the cost model says nothing of the fourth."""
+"""By the number of a configuration; the cost model has no value for the fourth."""
 TIMES = {1: 12.0, 2: 7.0, 3: 9.0, 4: 8.0, 5: 1.0}
 
 
@@ -134,7 +134,7 @@ def test_if_nothing_works_all_reasons_are_told(place: Scripted):
 
 
 def test_ranks_meet_by_the_store_of_their_job(monkeypatch: pytest.MonkeyPatch):
-    """Not every launcher says in the environment where torch.distributed would meet."""
+    """Not every launcher sets torch.distributed's rendezvous in the environment."""
     started: list[dict[str, Any]] = []
     world = SimpleNamespace(size=2, rank=1, ranks=(0, 1), device=torch.device("cuda", 1), store=dist.HashStore())
     monkeypatch.setattr(places, "init", lambda: world)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Everything that works, in one job: the facts of the world, every collective, teams, caught errors, large tensors."""
+"""Successful operations in one job: the facts of the world, every collective, teams, caught errors, large tensors."""
 
 import sys
 

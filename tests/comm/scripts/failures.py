@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One rank does something wrong, the others wait for it, or are busy: failures.py WHAT RANK"""
+"""One rank fails, the others wait for it, or are busy: failures.py WHAT RANK"""
 
 import os
 import signal

@@ -18,7 +18,7 @@ from tests.corpus.rmaracebench.shmem import CONSTANTS, Calls, Number
 
 @dataclass(eq=False)
 class Variable:
-    """A variable whose values are known. `memory` is where they lie as well, if its address is taken."""
+    """A variable whose values are known. `memory` also has them, if its address is taken."""
 
     value: Any = None
     memory: Pointer | None = None
@@ -205,7 +205,7 @@ class Thread:
         return value
 
     def _read(self, line: int, value: Any) -> Any:
-        """A value as it is now; that of an atomic load, for which a loop may wait, stays an expression."""
+        """Current value; that of an atomic load, for which a loop may wait, stays an expression."""
         if not isinstance(value, Load) or value.text.startswith("T.atomic_load"):
             return value
         stage = self.world.stage("int64", 1)

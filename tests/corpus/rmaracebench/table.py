@@ -26,7 +26,7 @@ def write(benchmark: Mapping[str, str], rows: Mapping[str, Mapping]) -> None:
 
 
 def is_right(row: Mapping[str, Any]) -> bool:
-    """Whether a program's race was found in the emulator's own order, or nothing where there is none."""
+    """Whether a program's race was found in the emulator's default order; None without a race."""
     return row["own order"]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Guards of real jobs on memory of the CPU: the device is a thread, its kernels are written in Python.
 
-They do what headers/sync.cuh does, on the same words, so everything above the device is what runs with GPUs.
+They imitate headers/sync.cuh, on the same words, so all code above the device is that of GPUs.
 """
 
 import contextlib
@@ -155,7 +155,7 @@ class Program:
 
 
 def survive(rank: int) -> None:
-    """Everything after which a job goes on."""
+    """Failures after which a job continues."""
     program = Program("gemm")
     program.works()
     program(arrives=rank != 0)

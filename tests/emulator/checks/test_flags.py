@@ -40,7 +40,7 @@ class Signals:
         task.learn({update.past.clock: update.past.time})
 
     def seen_for(self, holds):
-        """The numbers of the updates that the waiting task knows after its wait."""
+        """Numbers of the updates that the waiting task has acquired after its wait."""
         self.flag.wait(self.waiter, holds)
         return {n for n, u in enumerate(self.updates) if self.waiter.knows(u.past.clock, u.past.time)}
 
@@ -52,7 +52,7 @@ def test_updates_before_a_plain_write_do_not_count():
 
 
 def test_a_value_that_comes_back_is_that_of_the_last_update():
-    """A task that knows of the first update cannot have seen the value before it."""
+    """A task that has acquired the first update cannot have seen the value before it."""
     signals = Signals().add(1).add(-1).learn(0)
     assert signals.seen_for(lambda value: value == 0) == {0, 1}
     assert Signals().add(1).add(-1).seen_for(lambda value: value == 0) == set(), "it may have been there at once"
@@ -71,7 +71,7 @@ def test_a_store_that_comes_after_another_for_sure_does_not_stand_for_it():
 
 @pytest.mark.parametrize("releases", [True, False])
 def test_one_of_several_signals_tells_what_all_publish(releases):
-    """Two tasks know of an update; a wait for one of their signals knows of it too, if both publish what they know."""
+    """Two tasks have acquired an update; a wait for one of their signals acquires it too, if both publish it."""
     origin = Signals().add()
     signals = Signals()
     signals.updates = origin.updates

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The parts of the checks against models that do the same in the plainest way, on random inputs."""
+"""Parts of the checks compared with the simplest equivalent models, on random inputs."""
 
 import itertools
 
@@ -35,7 +35,7 @@ class Graph:
         return len(self.edges) - 1
 
     def act(self, task):
-        """The task does something that others may be ordered with."""
+        """The task executes an event that others may be ordered with."""
         self.last[task] = self.event(self.last[task])
         self.epochs.append((self.clocks[task], self.clocks[task].time, self.last[task]))
 

@@ -374,7 +374,7 @@ def test_a_barrier_that_one_rank_skips():
 
 
 def test_a_device_that_does_something_else_than_the_others():
-    """Rank 1 was meant to wait like the rest: the programs of the ranks differ in a value that only they know."""
+    """Rank 1 was meant to wait like the rest: the programs of the ranks differ in a private value."""
 
     @T.prim_func
     def program(Y: T.Tensor((8, 8), "float32"), F: T.Tensor((1,), "int32"), waits: T.int32):

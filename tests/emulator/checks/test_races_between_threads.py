@@ -15,7 +15,7 @@ ON_H200 = {"kind": "cuda", "arch": "sm_90a"}
 
 
 def program(body: Any, size: int = N, threads: int | tuple[int, ...] = N) -> Any:
-    """Two blocks that do with rows of two tensors what a macro says."""
+    """Two blocks that apply a macro to rows of two tensors."""
 
     @T.prim_func
     def made(X: T.Tensor((2, size), "float32"), W: T.Tensor((2, size), "float32"), at: T.Tensor((size,), "int32")):
@@ -358,7 +358,7 @@ def into_a_tile_in_use(X, W, at, b):
     T.copy(X[b, 0 : W.shape[1]], tile)
     for i in T.Parallel(W.shape[1]):
         W[b, W.shape[1] - 1 - i] = tile[W.shape[1] - 1 - i]
-    T.copy(W[b, 0 : W.shape[1]], tile)  # behind a barrier: other threads loaded the tile
+    T.copy(W[b, 0 : W.shape[1]], tile)  # after a barrier: other threads loaded the tile
     T.copy(tile, X[b, 0 : W.shape[1]])
 
 

@@ -264,7 +264,7 @@ def test_branches_that_follow_one_another_are_in_step():
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("between", [None, "sync"])
 def test_a_branch_that_waits_orders_nothing_for_the_next(between, seed):
-    """Whether or not the signal has come before it looks."""
+    """Whether or not the signal has arrived before the poll."""
 
     @T.prim_func
     def program(X: T.Tensor((32, 8), "float32"), Y: T.Tensor((32, 8), "float32"), F: T.Tensor((1,), "int32")):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Races with what a copy queue does: its source, its target, and what its flag does not say. Deadlocks of queues."""
+"""Races with operations of a copy queue: source, target, and operations that its flag does not cover. Deadlocks of
+queues.
+"""
 
 import pytest
 import torch
@@ -155,7 +157,7 @@ def test_a_gather_of_what_nobody_has_written():
             arrived = T.alloc_flags((2, 1))
             with T.Scale("device"):
                 part[0] = 1
-                T.all_gather(part, Y, signal=arrived)  # reads nothing
+                T.all_gather(part, Y, signal=arrived)  # no reads
 
     with pytest.raises(UninitializedReadError, match=r"device \d, copy queue reads part\[1:8\]") as caught:
         tilescale.emulate(program, tensors(2, (2, 8)))

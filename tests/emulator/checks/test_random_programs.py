@@ -22,7 +22,7 @@ PUT, GET, SIGNAL, WAIT, BARRIER, NOTHING = range(6)
 
 @functools.cache
 def interpreter():
-    """A program that does what its table says: each device has its own puts, gets, signals, waits and barriers."""
+    """A program by a table: puts, gets, signals, waits and barriers of each device."""
 
     @T.prim_func
     def program(
@@ -147,7 +147,7 @@ def test_programs_race_if_and_only_if_two_accesses_have_no_order(table, data):
 
 
 def redundant(report):
-    """The devices whose waits are said to be redundant."""
+    """Devices whose waits are reported as redundant."""
     lines = {where.line for _, where in report.redundant_waits}
     return {device for device in range(DEVICES) if line_of(f"wait of device {device}") in lines}
 
@@ -177,7 +177,7 @@ def without_waits(table, devices):
         # Data that device 0 puts after its signal has been read before; data that it gets is its own.
         ([[(GET, 0, 0), (SIGNAL, 1, 0)], [(WAIT, 0, 1), (PUT, 0, 0)], []], set()),
         ([[(GET, 0, 0), (SIGNAL, 1, 0)], [(WAIT, 0, 1), (PUT, 0, 1)], []], {1}),
-        # A barrier says all that a wait behind it could, but not what one before it has said.
+        # A barrier covers a wait after it, but not a wait before it.
         ([[(PUT, 1, 0), (SIGNAL, 1, 0), (BARRIER, 0, 0)], [(BARRIER, 0, 0), (WAIT, 0, 1), (GET, 1, 0)],
           [(BARRIER, 0, 0)]], {1}),
         ([[(PUT, 1, 0), (SIGNAL, 1, 0), (BARRIER, 0, 0)], [(WAIT, 0, 1), (GET, 1, 0), (BARRIER, 0, 0)],

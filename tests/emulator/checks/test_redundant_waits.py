@@ -29,7 +29,7 @@ def test_a_second_wait_for_the_same_and_one_behind_a_barrier():
                 T.wait(F[0], ">=", 1)  # again
                 T.signal(F[1], dst=1 - rank)
                 T.barrier()
-                T.wait(F[1], ">=", 1)  # behind a barrier
+                T.wait(F[1], ">=", 1)  # after a barrier
                 T.copy(Y, X)
 
     report = tilescale.emulate(program, tensors(2, (8, 8), (8, 8), (2,)))
@@ -172,7 +172,8 @@ def test_a_wait_tells_of_all_rounds_and_all_tasks_that_waited():
 
 
 def test_what_a_needed_wait_rests_on_is_needed():
-    """`second` looks at a flag whose signal the task knows from `first`; whether before or after `second` is needed."""
+    """`second` polls a flag whose signal the task has acquired by `first`; whether before or after `second` is needed.
+    """
     for needed_before in (False, True):
         waits = Waits("task", "one", "two")
         put = waits.access("two")

@@ -163,7 +163,7 @@ def test_what_a_collective_fills_need_not_be_written(name):
                     if clear:
                         T.clear(given)
                     with T.Scale("device"):
-                        getattr(T, name)(given, result)  # brings a tile
+                        getattr(T, name)(given, result)  # loads a tile
                     T.copy(result, Y)
 
         return program

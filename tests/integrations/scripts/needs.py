@@ -23,7 +23,7 @@ SLOTS = {
 
 
 def needed(name: str) -> ModuleType:
-    """A module; without it the script ends, and says why."""
+    """Import a module; without it the script ends, with the reason."""
     try:
         return import_module(name)
     except Exception as error:  # noqa: BLE001 - what packages do when they are imported without GPUs

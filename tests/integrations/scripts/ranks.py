@@ -28,7 +28,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 def check_signatures(ours: type, theirs: type) -> set[str]:
-    """The methods that both classes have, whose arguments of theirs ours takes as well."""
+    """Methods of both classes; TileScale's must accept the arguments of theirs."""
     shared = {name for name, x in vars(theirs).items() if inspect.isfunction(x) and hasattr(ours, name)}
     for name in shared:
         given = list(inspect.signature(getattr(theirs, name)).parameters.values())
@@ -38,7 +38,7 @@ def check_signatures(ours: type, theirs: type) -> set[str]:
 
 
 def check_uses(made: object, *sources: Path) -> set[str]:
-    """The names that files ask of what lies at `.ca_comm`, all of which it has; calls fit its methods."""
+    """Attributes of `.ca_comm` that files use, all of which it has; calls fit its methods."""
     asked = set()
     for source in sources:
         text = source.read_text(encoding="utf-8")

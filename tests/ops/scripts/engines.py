@@ -66,7 +66,7 @@ def check_communicator(group: dist.ProcessGroup) -> None:
 
 
 def check_log(group: dist.ProcessGroup) -> None:
-    """The first rank says in the engine's log what an engine's communicator does."""
+    """The first rank describes the communicator in the engine's log."""
     lines: list[str] = []
     handler, logger = logging.Handler(), logging.getLogger("vllm")
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]

@@ -39,7 +39,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> t
 
 
 def layout(x: torch.Tensor) -> list[tuple[int, int]]:
-    """Extents and strides, but of dimensions of one element, whose stride means nothing."""
+    """Extents and strides, without the strides of dimensions of one element, which are meaningless."""
     return [(n, stride if n > 1 else 0) for n, stride in zip(x.shape, x.stride(), strict=True)]
 
 
@@ -144,7 +144,7 @@ def check_norms() -> None:
 
 
 def check_what_stays() -> None:
-    """Unsupported types, maxima, columns, results that something else needs, and a residual of another shape."""
+    """Unsupported types, maxima, columns, results with other users, and a residual of another shape."""
     group = dist.group.WORLD
     weight, row = random(HIDDEN, seed=5), random(HIDDEN, seed=7)
 

@@ -119,7 +119,8 @@ def mlp(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, bias: torch.Tenso
 
 
 def check_dtensors(mesh: DeviceMesh) -> None:
-    """Results and gradients are those of the whole tensors, and lie as the arguments; what lies otherwise is named."""
+    """Results and gradients equal those of the whole tensors, with the placements of the arguments; others are named.
+    """
     layouts = Shard(0), Shard(0), Shard(1), Replicate()
     whole = [torch.randn(shape).half() for shape in ((6, 16), (32, 16), (24, 32), (24,))]
     plain = [x.float().requires_grad_() for x in whole]
@@ -149,7 +150,7 @@ def check_dtensors(mesh: DeviceMesh) -> None:
 
 
 def check_layers_take_dtensors(mesh: DeviceMesh) -> None:
-    """However they lie, as PyTorch's own layers; what cannot be split is named."""
+    """All placements, like PyTorch's layers; layers that cannot be split are named."""
     lies = Shard(0), Shard(1), Shard(2), Replicate()
     for kind, sequence in product((ops.ColumnParallelLinear, ops.RowParallelLinear), (True, False)):
         linear, x = nn.Linear(16, 32).half(), torch.randn(2, 4, 16).half()
@@ -237,8 +238,8 @@ def check_whose_parameters_all_take(mesh: DeviceMesh) -> None:
 
 
 def check_shipped(mesh: DeviceMesh) -> None:
-    """The transformer that PyTorch ships, by its plan, with one name of it ours."""
-    # Its module loads PyTorch's test runner, and that a package of which nothing here is needed.
+    """The transformer that PyTorch ships, by its plan, with one of its names replaced."""
+    # Its module loads PyTorch's test runner, which loads a package that is not needed here.
     sys.modules.setdefault("expecttest", ModuleType("expecttest")).TestCase = TestCase
     from torch.testing._internal.distributed._tensor import common_dtensor as shipped
 
@@ -255,7 +256,7 @@ def check_shipped(mesh: DeviceMesh) -> None:
 
 
 def check_float8(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Products in float8 learn as those of bfloat16 do, though not the same."""
+    """GEMMs in float8 learn like those in bfloat16, though not identically."""
     wanted, seen = losses(copy.deepcopy(model), FLOAT8_STEPS), []
     for gradients in (torch.float8_e5m2, torch.bfloat16):
         parallel = ops.parallelize_module(copy.deepcopy(model), mesh, PLAN, float8=ops.Float8(gradients=gradients))

@@ -69,7 +69,7 @@ def check_messages_that_do_not_meet_are_refused():
 
 def check_single_messages_of_two_ranks():
     x = torch.arange(7, dtype=torch.bfloat16)
-    for source in range(SIZE - 1):  # along the line: others have nothing to do with it
+    for source in range(SIZE - 1):  # along the line: other ranks are independent
         if source == RANK:
             ops.send(x + source, RANK + 1)
         elif source + 1 == RANK:

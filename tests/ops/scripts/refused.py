@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls that one rank refuses by itself: the others know at once, and all go on with the next call."""
+"""Calls that one rank rejects: the others are notified immediately, and all continue with the next call."""
 
 import time
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Results of operators in a job: of any shape and type, changed in place, and written where `out=` says."""
+"""Results of operators in a job: of any shape and type, changed in place, and written to `out=`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> t
 
 
 def layout(x: torch.Tensor) -> list[tuple[int, int]]:
-    """Extents and strides, but of dimensions of one element, whose stride means nothing."""
+    """Extents and strides, without the strides of dimensions of one element, which are meaningless."""
     return [(n, stride) for n, stride in zip(x.shape, x.stride(), strict=True) if n > 1]
 
 

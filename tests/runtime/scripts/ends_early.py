@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rank 1 ends, one way or another, before it comes to the kernel call that the others wait in."""
+"""Rank 1 ends, in one of several forms, before the kernel call in which the others wait."""
 
 from __future__ import annotations
 

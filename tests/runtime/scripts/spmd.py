@@ -44,7 +44,7 @@ def check_plain_tensors_that_peers_reach_are_told_of_once():
     kernel = tilescale.compile(send)
     for inbox, names in ((tilescale.zeros((8,)), []), (torch.zeros(8), ["'Y'"]), (torch.zeros(8), [])):
         if names:
-            kernel = tilescale.compile(send)  # one that has warned of nothing yet
+            kernel = tilescale.compile(send)  # one without an earlier warning
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             kernel(EVERYONE[RANK][:8].clone(), inbox)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Interactive timelines: what the page's data says, and that the page needs nothing but itself."""
+"""Interactive timelines: the page's data, and that the page needs no other file."""
 
 import re
 import sys
