@@ -7,7 +7,8 @@
 Each program of SHMEM/ is translated by the rules of docs/notes/rmaracebench.md, and emulated with all checks: in the
 order that a run has by itself, and in others. A racy program counts as found where a RaceError names the two lines of
 its label, a correct one as silent where nothing is raised. Printed is every program that is not as labelled, or has
-no translation, and a table of all. """
+no translation, and a table of all.
+"""
 
 from __future__ import annotations
 
