@@ -136,9 +136,9 @@ def by_programs(X, Y, F, flags, done, rank, size):
     [
         (callers_flags, "'F' may hold anything when a call begins (T.alloc_flags"),
         (from_two_sides, "several may raise the same flag of 'flags'"),
-        (grid_too, "the host does not know before a call what is added to 'done' besides"),
-        (cleared_too, "the host does not know before a call what is added to 'flags' besides"),
-        (how_often, "the host does not know before a call what is added to 'flags' besides"),
+        (grid_too, "the host does not know before a call what else is added to 'done'"),
+        (cleared_too, "the host does not know before a call what else is added to 'flags'"),
+        (how_often, "the host does not know before a call what else is added to 'flags'"),
         (by_programs, "impl='lsu': is started by the program, not by the host"),
     ],
 )

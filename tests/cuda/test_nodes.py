@@ -308,7 +308,7 @@ def by_stores(X, Y, flags, rank, size):
     ("statements", "found"),
     [
         (until_a_value, "in a loop or branch that devices may take differently"),
-        (by_a_value, "whose place, peer or condition is read from memory"),
+        (by_a_value, "whose index, peer or condition is read from memory"),
         (as_often_as_the_rank, "in a loop or branch that devices may take differently"),
         (by_stores, "would go by NCCL, without impl='rdma'"),
     ],

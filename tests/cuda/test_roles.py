@@ -88,7 +88,7 @@ def test_loads_from_peers_run_ahead_behind_what_they_wait_for(persistent: dict[s
         (lambda: programs.rs_gemm(shape=SMALL, direct=True), "synchronous: its signal follows at once"),
         (
             lambda: programs.rs_gemm(shape=SMALL, direct=True, stages=2, blocks=12),
-            "asynchronous, completed and signalled by threads of their own",
+            "asynchronous, completed and signalled by dedicated threads",
         ),
     ],
     ids=["put", "rs", "rs persistent"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a generated kernel takes, in order: the caller's tensors, and what the runtime adds unseen."""
+"""Parameters of a generated kernel, in order: the caller's tensors, and hidden ones of the runtime."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Peers:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory that the runtime owns for one kernel, zero at first.
+    """Memory that the runtime owns for one kernel, initially zero.
 
     Attributes:
         name: unique within the program; kernels that name the same workspace share it.
-        shape, dtype: of one device's instance; extents may be expressions of what the call knows.
+        shape, dtype: of one device's instance; extents may be expressions known in a call.
         symmetric: whether peers write it.
         peers: whether the kernel gets all devices' instances, like `Peers`.
     """
@@ -43,12 +43,12 @@ class Workspace:
 
     @property
     def is_of_program(self) -> bool:
-        """Whether a program allocates it; what a phase makes for itself has its number in the name."""
+        """Whether a program allocates it; the name of a phase's internal workspace has the phase's number."""
         return "@" not in self.name
 
     @classmethod
     def of(cls, buffer: ir.Buffer, *, peers: bool = False) -> Workspace:
-        """What a program allocates in device memory; all its phases share it."""
+        """The program's allocation in device memory; all its phases share it."""
         shape = tuple(n if ir.constant(n) is None else ir.constant(n) for n in buffer.shape)
         return cls(buffer.name, shape, str(buffer.dtype), peers=peers)
 
@@ -62,34 +62,35 @@ class Rank:
 
 @dataclass(frozen=True)
 class SlotShift:
-    """What is added to a peer's number, modulo the number of devices, to get its slot in the heap's address range."""
+    """The number added to a peer's, modulo the number of devices, to get its slot in the heap's address range."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Nanoseconds that a wait may take."""
+    """Limit of a wait, in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class WaitRecord:
-    """Where the first wait that runs out of time says which it was."""
+    """The record in which the first wait that times out reports itself."""
 
 
 @dataclass(frozen=True)
 class RendezvousWords:
-    """The words by which all ranks synchronize, on all devices: where each stands, then how many of its blocks have
-    left."""
+    """The words of the ranks' barrier, on all devices: each rank's last barrier, then the number of its blocks that
+    have left.
+    """
 
 
 @dataclass(frozen=True)
 class RendezvousCounts:
-    """How often this device has synchronized, how many blocks had left before, and how many of the running kernel have
-    ended."""
+    """Counts of this device: barriers, blocks that had left before, and blocks of the running kernel that have ended.
+    """
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a rank comes to the barrier at a place for; `checked`: with what must be the same on all ranks."""
+    """The purpose of a rank's barrier at a place; `checked`: including the facts that all ranks must agree on."""
 
     site: int
     checked: bool = False
@@ -119,12 +120,12 @@ Argument = (
 
 @dataclass(frozen=True)
 class Site:
-    """A place that waits or signals: what a report of the device means.
+    """A wait or signal, to decode a report of the device.
 
     Attributes:
-        what: the operation, for people.
+        what: the operation, for messages.
         flag, compare: the tensor of flags and the comparison, for a wait on a flag.
-        queued: whether it is the copy queue that waits, not a block.
+        queued: whether the copy queue waits, not a block.
     """
 
     what: str
@@ -136,15 +137,15 @@ class Site:
 
 @dataclass(frozen=True)
 class Parameters:
-    """What one kernel takes.
+    """The parameters of one kernel.
 
     Attributes:
-        parameters, arguments: TIR's parameters, and what the runtime passes for them.
-        sites: the places that wait or signal, by number.
-        reached: positions of the program's parameters that stand for those of peers (`Signature.symmetric`).
+        parameters, arguments: TIR's parameters, and the runtime's arguments for them.
+        sites: the waits and signals, by number.
+        reached: positions of the program's parameters that represent the peers' (`Signature.symmetric`).
         libraries: names of the device libraries that it calls.
-        ahead: names of the tensors that a producer loads ahead of what the other threads wait for.
-        free: names of those that the threads that load do so ahead of what they wait for themselves, too.
+        ahead: names of the tensors that a producer loads ahead of the consumers' waits.
+        free: names of the tensors that a producer loads ahead of its own waits, too.
     """
 
     parameters: tuple[tuple[ir.Var, ir.Buffer | None], ...]

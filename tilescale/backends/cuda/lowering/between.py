@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What programs do with devices that do not share memory with theirs: NVSHMEM does it, where machine and job have it.
+"""Programs' operations between devices that do not share memory: by NVSHMEM, where machine and job have it.
 
-Why: loads and stores lead nowhere between nodes; NVSHMEM's functions do, started by a program. Before: copies, signals,
-barriers and collectives of programs. After: the same, those between devices that do not all share memory marked as
-NVSHMEM's, which stages and rules ask for, collectives with their algorithm. Declines, with what to do, what machine or
-job have no NVSHMEM for.
+Why: loads and stores cannot reach other nodes; NVSHMEM's functions can, started by a program. Before: copies, signals,
+barriers and collectives of programs. After: the same, with those between devices that do not all share memory marked as
+NVSHMEM's, which stages and rules ask for, and collectives with their algorithm. Declines operations where machine or
+job have no NVSHMEM, with a remedy.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def carried(stmt: ir.Stmt, target: Target, where: Location | None) -> ir.Stmt:
-    """Statements of programs with what NVSHMEM carries marked; `where` is the line around them.
+    """Statements of programs with NVSHMEM's operations marked; `where` is the line around them.
 
     Raises:
-        UnsupportedError: an operation between devices that share no memory, and no NVSHMEM for it; with its line.
+        UnsupportedError: an operation between devices that share no memory, without NVSHMEM; with its line.
     """
     at = where
     if target.near == target.devices:
@@ -61,7 +61,7 @@ def carried(stmt: ir.Stmt, target: Target, where: Location | None) -> ir.Stmt:
 def _check(call: ir.Call, level: str, target: Target, where: Location | None) -> None:
     asked = ir.attribute(call, "impl") if ir.op_name(call) == ops.COPY.name else None
     if asked == IMPL:
-        return  # if the job has another heap, it says so
+        return  # a job with another heap reports it
     name = f"T.{call.op.name.removeprefix('tilescale.')}"
     found = (
         f"{name} of programs between {level}s: by {target.machine.name!r} these do not all share memory, so no loads "

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Take a grid apart whose programs branch by their numbers, each branch with a pipelined loop: a grid for each branch.
+"""Split a grid whose programs branch by their index, each branch with a pipelined loop: a grid for each branch.
 
 Why: a kernel has one producer, for one pipelined loop, and the registers of the branch that needs most. Programs of one
-grid have no order, so the two kernels may run at once, and processors that the first one leaves go on with the second:
-a product of 4096 x 3072 x 4096 whose tiles load from one of two tensors fills 2.9 rounds of 132 programs instead of 1.5
-and 1.5. Before: a grid phase. After: two phases, each with a launch of fewer programs; or the same phase, if its
-programs wait for one another, meet, or use their number as ranks.
+grid have no order, so the two kernels may run concurrently, and the second one uses SMs that the first leaves idle: a
+GEMM of 4096 x 3072 x 4096 whose tiles load from one of two tensors fills 2.9 waves of 132 programs instead of 1.5 and
+1.5. Before: a grid phase. After: two phases, each with a launch of fewer programs; or the same phase, if its programs
+wait for one another, synchronize, or use their index as ranks.
 
 Worth: ag_gemm of `benchmarks/results/operators.json`.
 """
@@ -28,16 +28,16 @@ from tilescale.program.operations import Rank, operation
 NOTE = "branches of a grid by the numbers of its programs: a grid each, at once"
 
 _MOST = 1 << 20
-"""Programs of an axis at most: more would be looked at one by one for too long."""
+"""Maximum programs of an axis: more would take too long to check one by one."""
 
 
 @dataclass(frozen=True)
 class _Branch:
-    """A condition that the programs with the first numbers of an axis meet, or those with the last.
+    """A condition that holds for the first programs of an axis, or for the last ones.
 
     Attributes:
-        first: how many are the first.
-        arms: what these execute, and what the others do.
+        first: number of the first programs.
+        arms: the statements of these, and of the others.
     """
 
     stmt: ir.IfThenElse
@@ -47,7 +47,9 @@ class _Branch:
 
 
 def apart(phase: GridPhase, launch: Launch, program: Program, machine: Machine) -> list[tuple[GridPhase, Launch]]:
-    """A grid as those of its branches, the first programs' first; as itself if it is none of two branches."""
+    """The grids of a grid's branches, the first programs' first; the grid itself if it does not consist of two
+    branches.
+    """
     branch = _branch(phase.stmt, launch)
     if branch is None or launch.cluster_size > 1 or _orders(phase, program) or _names_program(phase, machine):
         return [(phase, launch)]
@@ -59,7 +61,7 @@ def apart(phase: GridPhase, launch: Launch, program: Program, machine: Machine) 
 def _grid(
     phase: GridPhase, launch: Launch, branch: _Branch, arm: ir.Stmt, begin: int, end: int
 ) -> tuple[GridPhase, Launch]:
-    """The grid of one arm: that of the programs from `begin` to `end`."""
+    """The grid of one arm: the programs from `begin` to `end`."""
     var = launch.programs[branch.axis]
     stmt = tir.rewrite(phase.stmt, enter=lambda node: arm if branch.stmt.same_as(node) else None)
     extents = [ir.IntImm("int32", end - begin) if i == branch.axis else n for i, n in enumerate(launch.grid)]
@@ -67,7 +69,7 @@ def _grid(
 
 
 def _branch(stmt: ir.Stmt, launch: Launch) -> _Branch | None:
-    """The branch that is all of a phase but scalars."""
+    """The branch that is the whole phase except scalars."""
     rest = [s for s in flat(stmt) if not is_scalar(s)]
     if len(rest) != 1 or not isinstance(rest[0], ir.IfThenElse) or rest[0].else_case is None:
         return None
@@ -91,13 +93,14 @@ def _branch(stmt: ir.Stmt, launch: Launch) -> _Branch | None:
 
 
 def _orders(phase: GridPhase, program: Program) -> bool:
-    """Whether a program of the grid may wait for another one: for its signal, or for a copy that waits for that."""
+    """Whether a program of the grid may wait for another one: for its signal, or for a copy that waits for the signal.
+    """
     effects = Surroundings(program).all_effects(phase.stmt)
     return bool(effects.acquires and effects.releases or effects.synchronizes) or effects.opaque
 
 
 def _names_program(phase: GridPhase, machine: Machine) -> bool:
-    """Whether a program uses its rank among all of the grid."""
+    """Whether a program uses its rank in the grid."""
     binds = [stmt for stmt in ir.statements(phase.stmt) if isinstance(stmt, ir.Bind)]
     made = [(stmt.var, operation(stmt.value)) for stmt in binds]
     ranks = {var for var, rank in made if isinstance(rank, Rank) and machine.level(rank.level).kind == "program"}

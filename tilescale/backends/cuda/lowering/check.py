@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What must hold of generated text before it is compiled: the order around signals and waits, loads, shared memory.
+"""Invariants of generated text, checked before compilation: the order around signals and waits, loads, shared memory.
 
-Why: the stock compiler moves, merges, predicates and specialises statements and knows nothing of other devices, so what
-one of its versions keeps in order another may not. A kernel that got past it wrong hangs or returns old data; here it
-is an error that names the generated line.
+Why: the stock compiler moves, merges, predicates and specializes statements and knows nothing of other devices, so
+another version may not keep the order that one version keeps. A wrong kernel would hang or return stale data; this
+check turns it into an error that names the generated line.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ELECTED, ELECTED_OF_WARP = (f"tl_shuffle_elect<{threads}>" for threads in (speci
 BEGIN, END = re.compile(r"\((\d+) <= \(\(int\)threadIdx\.x\)\)"), re.compile(r"\(\(\(int\)threadIdx\.x\) < (\d+)\)")
 GATE = re.compile(r"\btilescale::wait_by_producer<")
 RELEASED = re.compile(r"^released\w*\[0\]\.wait\(")
-"""Where threads that load wait until the others have come to a loop, and have waited for what orders its loads."""
+"""Where the producer waits until the consumers have reached a loop, and have waited for the flags of its loads."""
 ENTRY = re.compile(r"\btilescale::enter\(")
 SIGNAL = re.compile(r"\btilescale::(signal(_pe)?<|release<|barrier\w*\(|leave\()")
 KEEP = re.compile(r"^(\w+) = tilescale::address\(")
 BULK_STORE = re.compile(r"\btl::tma_store\w*\((?!\))")
 BY_ALL = "tilescale::complete_stores();"
 COMPLETION = re.compile(r"^tilescale::complete_stores(<\d+>)?\(\);$")
-DRAINING = re.compile(r"^tilescale::(barrier\w*\(|leave\(|signal_pe<)")  # they begin with a drain() of their own
+DRAINING = re.compile(r"^tilescale::(barrier\w*\(|leave\(|signal_pe<)")  # they begin with their own drain()
 ACQUIRED = "tilescale::acquired();"
 BLOCK_SYNC = "__syncthreads();"
 SYNC = re.compile(r"^(__syncthreads\(\)|tl::__sync_thread_partial\b.*|__syncwarp\(.*|tl::\w*cluster_sync\(\));$")
@@ -45,10 +45,10 @@ HARMLESS = re.compile(
     r"^(#pragma .*|tilescale::(wait<|signal(_pe)?<|release<|barrier\w*\(|acquired\().*|tl::fence_proxy_async\(\);"
     r"|(const )?(int|int64_t|bool|float|uint|void\*) ?\*? ?\w+( = .*|\[\d+\])?;)$"
 )
-"""Statements that may stand between the end of a program's stores and the signal that publishes them."""
+"""Statements allowed between the end of a program's stores and the signal that publishes them."""
 STATIC = re.compile(r"^\s*__shared__ .*?([\w:]+) (\w+)((?:\[\d+\])+);", re.MULTILINE)
 TOLD, TOLD_BYTES = re.compile(r"\btilescale::tell<(\d+)"), 8
-"""What one thread tells the others lies in shared memory of its own (told.cuh)."""
+"""A value that one thread broadcasts has its own shared memory (told.cuh)."""
 _BYTES = {
     "char": 1,
     "uchar": 1,
@@ -62,12 +62,12 @@ _BYTES = {
 
 
 class GeneratedTextError(RuntimeError):
-    """Generated text that must not run: a mistake of TileScale or of the compiler below it, not of a program."""
+    """Generated text that must not run: a bug of TileScale or of the compiler below it, not of a program."""
 
 
 @dataclass
 class Node:
-    """A statement, or a block with its statements; `text` is the statement, or what stands before the brace."""
+    """A statement, or a block with its statements; `text` is the statement, or the text before the brace."""
 
     text: str
     line: int
@@ -96,13 +96,13 @@ class Node:
 
     @property
     def position(self) -> int:
-        """Which of its siblings it is."""
+        """Its index among its siblings."""
         siblings = self.parent.children if self.parent is not None else []
         return next(i for i, node in enumerate(siblings) if node is self)
 
     @property
     def by_thread(self) -> bool:
-        """Whether it is a branch that threads of one program take differently."""
+        """Whether it is a thread-dependent branch."""
         return self.is_block and ("threadIdx" in self.text or "tl_shuffle_elect" in self.text)
 
     def leaves(self) -> Iterator[Node]:
@@ -115,7 +115,7 @@ class Node:
 
 @dataclass
 class KernelText:
-    """One kernel's text. One of a single thread has no launch bounds."""
+    """One kernel's text. A kernel of a single thread has no launch bounds."""
 
     name: str
     parameters: str
@@ -123,7 +123,7 @@ class KernelText:
     body: Node
 
     def fail(self, what: str, node: Node) -> GeneratedTextError:
-        """The error for something wrong at a line."""
+        """The error for an invalid line."""
         return GeneratedTextError(f"{self.name}: {what}, in line {node.line} of the generated text: {node.text[:160]}")
 
 
@@ -137,11 +137,11 @@ def check_text(
 
     Args:
         remote: names of the tensors that other devices write, as the text names them.
-        ahead: names of those that a producer may load ahead of what other threads wait for.
-        free: names of those that it may load ahead of what it waits for itself, too.
+        ahead: names of those that a producer may load ahead of the consumers' waits.
+        free: names of those that it may load ahead of its own waits, too.
 
     Raises:
-        GeneratedTextError: what is wrong, with the line of the text.
+        GeneratedTextError: a violated invariant, with the line of the text.
     """
     for kernel in kernels(text):
         if "__restrict__" in kernel.parameters:
@@ -167,12 +167,12 @@ def check_text(
 
 @dataclass(frozen=True)
 class Check:
-    """What must hold of one kernel: its text, and the shared memory that one program of it takes.
+    """The check of one kernel: its text, and the shared memory of one program of it.
 
     Attributes:
-        name: of the program.
+        name: name of the program.
         remote, ahead, free: as for `check_text`, sorted.
-        machine: has the shared memory.
+        machine: the machine, for its shared memory.
         where: the user's launch.
     """
 
@@ -186,7 +186,7 @@ class Check:
 
     @classmethod
     def of(cls, name: str, remote: frozenset[str], kernel: LoweredKernel, machine: Machine) -> Check:
-        """Of a program's kernel, of which other devices write `remote`."""
+        """The check of a program's kernel, of which other devices write `remote`."""
         available = machine.capacity(machine.layer_for("shared").name)
         names, ahead, free = (tuple(sorted(group)) for group in (remote, kernel.ahead, kernel.free))
         return cls(name, names, ahead, free, available, machine, kernel.where)
@@ -205,12 +205,12 @@ def _check_read_only(kernel: KernelText, node: Node, remote: frozenset[str]) -> 
 
 
 def _guard(node: Node) -> Node | None:
-    """The innermost branch around a statement that threads take differently."""
+    """The innermost thread-dependent branch around a statement."""
     return next((block for block in node.around if block.by_thread), None)
 
 
 def _check_guard(kernel: KernelText, node: Node) -> None:
-    """One thread signals or waits, under no other condition than that it is this thread."""
+    """Check that one thread signals or waits, under no other condition than that it is this thread."""
     guard = _guard(node)
     if kernel.threads == 1:
         return
@@ -225,12 +225,14 @@ def _check_guard(kernel: KernelText, node: Node) -> None:
 
 
 def _role(node: Node) -> tuple[int, ...]:
-    """Which branches on the thread index a statement stands in, besides the tests that let one thread through."""
+    """The branches on the thread index around a statement, except tests that select one thread."""
     return tuple(id(b) for b in node.around if b.by_thread and not ONE_THREAD.search(b.text))
 
 
 def _check_wait(kernel: KernelText, node: Node, ahead: frozenset[str]) -> None:
-    """After a wait all threads of its branch synchronize and order their bulk copies, and nobody else loads in bulk."""
+    """Check that after a wait all threads of its branch synchronize and order their bulk copies, and no other role
+    issues bulk loads.
+    """
     at = node if kernel.threads == 1 else _guard(node)
     assert at is not None, "_check_guard comes first"
     following = [n for n in at.after if n.is_block or not n.text.startswith("#pragma")]
@@ -249,7 +251,7 @@ def _check_wait(kernel: KernelText, node: Node, ahead: frozenset[str]) -> None:
 
 
 def _check_entry(kernel: KernelText, node: Node) -> None:
-    """Who loads from other devices is not another role than the one that waits until they have come."""
+    """Check that the role that loads from other devices is the one that waits until they have arrived."""
     role = _role(node)
     for leaf in kernel.body.leaves():
         if role and BULK_LOAD.search(leaf.text) and "_peers_desc" in leaf.text and _role(leaf)[-len(role) :] != role:
@@ -257,19 +259,20 @@ def _check_entry(kernel: KernelText, node: Node) -> None:
 
 
 def _is_of(load: Node, tensors: frozenset[str]) -> bool:
-    """Whether a bulk load is one of some tensors."""
+    """Whether a bulk load is from one of some tensors."""
     return bool({name.removesuffix("_desc") for name in re.findall(r"\w+", load.text)} & tensors)
 
 
 def _is_held_back(kernel: KernelText, load: Node) -> bool:
-    """Whether the role that loads waits before it does."""
+    """Whether the producer waits before a load."""
     before = [leaf for leaf in kernel.body.leaves() if leaf.line < load.line and _role(leaf) == _role(load)]
     return any(GATE.search(leaf.text) or RELEASED.match(leaf.text) for leaf in before)
 
 
 def _check_gate(kernel: KernelText, node: Node, free: frozenset[str]) -> None:
-    """A producer's wait stands, in all its threads, before every load of its loop, which the warp that waits issues;
-    but for those of tensors that it does not order. Other loops have their own waits."""
+    """Check that a producer's wait is before every load of its loop, in all its threads, and that the waiting warp
+    issues the loads; except for tensors that the wait does not order. Other loops have their own waits.
+    """
     if any(block.by_thread and ONE_THREAD.search(block.text) for block in node.around):
         raise kernel.fail("a producer's wait in a branch of one thread", node)
     loops = [block for block in node.around if block.text.startswith(("for", "while"))]
@@ -299,7 +302,7 @@ def _is_by_first_warp(load: Node) -> bool:
 
 
 def _check_signal(kernel: KernelText, node: Node) -> None:
-    """Backwards from a signal: the threads synchronize, and before that each has completed its stores."""
+    """Backwards from a signal: the threads synchronize, and before this each has completed its stores."""
     guard = _guard(node)
     if guard is not None and any(_completes(inner) for inner in guard.children):
         return _check_issuer(kernel, node, guard)
@@ -334,7 +337,7 @@ def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
     if completed.line > node.line:
         raise kernel.fail("a signal before the stores that it publishes are complete", node)
     for between in guard.children[completed.position + 1 :]:
-        if between.line < node.line:  # TileLang joins what the same thread does next to the branch
+        if between.line < node.line:  # TileLang merges statements of the same thread into the branch
             _check_harmless(kernel, between, node)
     for leaf in kernel.body.leaves():
         by = _guard(leaf)
@@ -346,7 +349,9 @@ def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
 
 
 def _check_kept(kernel: KernelText, node: Node) -> None:
-    """A signal that is kept back is sent after the last turn of its loop, and in each turn before what may wait."""
+    """Check that a deferred signal is sent after the last iteration of its loop, and in each iteration before any
+    statement that may wait.
+    """
     kept = KEEP.search(node.text)
     assert kept is not None
     released = re.compile(rf"\btilescale::release<.*\({kept[1]},")
@@ -379,7 +384,7 @@ def static_shared_bytes(text: str) -> int:
 
 
 def check_shared(name: str, asked: int, machine: Machine, where: Sequence[Location] = ()) -> None:
-    """Check what one program takes of the machine's memory of scope "shared", in bytes.
+    """Check a program's use of the machine's memory of scope "shared", in bytes.
 
     Raises:
         AllocationTooLargeError: more than the machine has for one program.
@@ -389,7 +394,7 @@ def check_shared(name: str, asked: int, machine: Machine, where: Sequence[Locati
     if asked > available:
         raise AllocationTooLargeError(
             f"{name!r} takes {asked} bytes of {layer.title or layer.name} in one program, {machine.name} has "
-            f"{available}: tiles, their pipeline stages and what collectives need beside them",
+            f"{available}: tiles, their pipeline stages and staging of collectives",
             hint="use smaller tiles or fewer pipeline stages (num_stages=)",
             where=where,
         )
@@ -421,7 +426,7 @@ def _tree(lines: list[str], first: int) -> Node:
         if statement.endswith("{"):
             block = Node(statement[:-1].strip(), number, at, is_block=True)
             if block.text.startswith("else"):
-                # The other branch of a test on the thread index is one too.
+                # The else branch of a test on the thread index is one too.
                 block.text = f"{block.text} ({at.children[-1].text})"
             at.children.append(block)
             at = block

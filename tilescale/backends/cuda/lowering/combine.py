@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How tiles of several units combine, element by element: the rules that collectives of all levels share."""
+"""Element-wise combination of tiles of several units: the rules that collectives of all levels share."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ COMBINE = {
 
 
 class Lowering(Protocol):
-    """What folds for: it names the line of what has no lowering."""
+    """The stage that folds: it names the line of a construct without a lowering."""
 
     def unsupported(self, found: str) -> UnsupportedError:
         """The error to raise."""
 
 
 class Target(Protocol):
-    """A tile that takes the result."""
+    """A tile for the result."""
 
     @property
     def name(self) -> str:
@@ -35,26 +35,26 @@ class Target(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Of its elements."""
+        """Type of its elements."""
 
     @property
     def buffer(self) -> ir.Buffer:
-        """Where it lies."""
+        """Its buffer."""
 
     @property
     def extents(self) -> Sequence[Any]:
-        """Its extents, which may be symbolic where nothing travels by tiles."""
+        """Its extents, which may be symbolic where tiles are not sent."""
 
     def at(self, index: list[Any]) -> list[Any]:
         """Indices of an element of the tile in its buffer."""
 
 
 class Received(Protocol):
-    """A tile of all units."""
+    """The tiles of all units."""
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """Number of units."""
 
     def received(self, sender: Any, index: list[Any]) -> ir.PrimExpr:
         """An element of a unit's tile."""
@@ -68,7 +68,7 @@ def accumulator(dtype: str) -> str:
 
 
 def combined(op: str, a: Any, b: Any) -> ir.PrimExpr:
-    """Two elements combined; of maximum and minimum a NaN of either stays, which CUDA's own drop."""
+    """The combination of two elements; maximum and minimum propagate NaN, which CUDA's own do not."""
     if op in ("max", "min") and "float" in str(a.dtype):
         return tir.extern(f"tilescale::combined<tilescale::{op.upper()}>", a, b, dtype=str(a.dtype))
     return COMBINE[op](a, b)
@@ -87,7 +87,7 @@ def fold(
     lowering: Lowering, combine: Combine, which: int, tiles: Sequence[Target], exchanges: Sequence[Received],
     store: Callable[[ir.PrimExpr, list[ir.Var]], ir.Stmt] | None = None,
 ) -> ir.Stmt:  # fmt: skip
-    """tiles[which] = the user's combination of what all units hold, in the order of ranks.
+    """tiles[which] = the user's combination of all units' values, in the order of ranks.
 
     `store` puts an element elsewhere, from its value and indices in the tile.
     """
@@ -103,7 +103,8 @@ def fold(
     total = {n: ir.Var(f"total{n}", tiles[n].dtype) for n in known}
     body += [ir.Bind(total[n], received(n, 0)) for n in known]
     for sender in range(1, exchanges[0].devices):
-        # Loads stand in the values: what reads no memory is put in where it is used, which doubles with each unit.
+        # The values contain loads: expressions without loads are inlined at each use, which doubles their size with
+        # each unit.
         mapping = {left[n]: total[n] for n in known} | {right[n]: received(n, sender) for n in known}
         following = {n: ir.Var(f"total{n}", tiles[n].dtype) for n in known}
         for n in known:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Where what a program wrote is complete, and who tells others; where what its threads load is there.
+"""Completion of a program's writes, with its signals; completion of its threads' asynchronous loads.
 
-Bulk stores are completed by the thread that issued them. Where that is always the same one, it alone waits, and
-publishes what the other threads wrote too, as they have synchronized before (causality order is transitive: PTX ISA,
+Bulk stores are completed by the thread that issued them. Where this is always the same thread, it alone waits, and
+publishes the other threads' writes too, as they have synchronized before (causality order is transitive: PTX ISA,
 memory consistency model). Elsewhere every thread completes its own.
 """
 
@@ -16,7 +16,7 @@ from tilescale.backends.cuda.lowering.markers import sync
 from tilescale.backends.cuda.lowering.registry import lowers
 
 C_TYPES = {"int32": "int", "uint32": "unsigned", "int64": "long", "uint64": "unsigned long"}
-"""Types of flags, and what the prelude calls them."""
+"""Types of flags, and their names in the prelude."""
 
 
 def signal_kind(flag: ir.Buffer, op: str) -> str:
@@ -25,9 +25,9 @@ def signal_kind(flag: ir.Buffer, op: str) -> str:
 
 
 def published(stage: DeviceStage, body: ir.Stmt, drains: bool = False) -> ir.Stmt:
-    """`body`, which releases at system scope, run by one thread after all that the program wrote is complete.
+    """`body`, which releases at system scope, run by one thread after all writes of the program are complete.
 
-    `drains`: it begins with a drain() of its own thread.
+    `drains`: it begins with its own drain().
     """
     if stage.is_complete:
         return body
@@ -44,7 +44,7 @@ def _complete(stage: DeviceStage, marker: ir.AttrStmt) -> ir.Stmt:
 
 
 def complete(stage: DeviceStage, left: int, signals: ir.Stmt) -> ir.Stmt:
-    """All bulk stores but the last `left` are complete, and signals are sent; without any, their tiles are free."""
+    """Complete all bulk stores but the last `left`, and send signals; without signals, their tiles are free."""
     stage.is_complete = True
     sent = stage.stmt(signals)
     stage.is_complete = False
@@ -62,7 +62,7 @@ def _loaded(stage: DeviceStage, marker: ir.AttrStmt) -> ir.Stmt:
 
 @lowers(FLUSH)
 def _flush(stage: DeviceStage, marker: ir.AttrStmt) -> ir.Stmt:
-    """Bulk stores that were begun are complete, and signals that were kept back are sent, in their order."""
+    """Complete pending bulk stores, and send deferred signals, in order."""
     kept = list(reversed(stage.roles.kept))
     loads = [ir.BufferLoad(signal.variable, [ir.IntImm("int32", 0)]) for signal in kept]
     sent = [_release(*pair) for pair in zip(kept, loads, strict=True)]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Let stores at the end of a repeated loop's body complete while the next turn multiplies.
+"""Software-pipelined epilogue: stores at the end of a loop's body are drained one iteration later.
 
-Why: a bulk store takes as long as its data take to arrive, and a signal after it has to wait for that; done at once,
-all threads stand still. Before: copies out of shared memory and signals that end a turn. After: the same copies begun
-and not awaited, the signals kept back, and a flush (completion, then the kept signals) where the next turn reaches its
-own end, and after the loop. Nothing is kept back across a wait, so no device waits for a signal that another one holds
-until its own wait is over.
+Why: a bulk store takes as long as its data take to arrive, and a signal after it must wait for that; done at once, all
+threads stall. Before: copies out of shared memory and signals that end an iteration. After: the same copies issued and
+not awaited, the signals deferred, and a flush (completion, then the deferred signals) where the next iteration reaches
+its own end, and after the loop. Signals are never deferred across a wait, so no device waits for a signal that another
+one holds until its own wait is over.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from tilescale.program import ops
 from tilescale.program.operations import Copy, Signal
 
 KEPT = "kept"
-"""Annotation of a copy or signal: the number of the kept signal; that of a copy without one is `NO_SIGNAL`."""
+"""Annotation of a copy or signal: the number of the deferred signal; `NO_SIGNAL` for a copy without one."""
 
 NO_SIGNAL = -1
 
 FLUSH = "tilescale.flush"
-"""AttrStmt key: what was begun is completed here, and what was kept back is signalled."""
+"""AttrStmt key: complete pending copies and send deferred signals here."""
 
 COMPLETE = "tilescale.complete"
-"""AttrStmt key: all copies but so many, the value, are completed here, then the signals inside are sent."""
+"""AttrStmt key: complete all copies except the last `value`, then send the signals inside."""
 
 
 LOADED = "tilescale.loaded"
-"""AttrStmt key: tiles that threads load by asynchronous copies are there, but for the last so many, the value."""
+"""AttrStmt key: asynchronous loads of tiles are complete, except the last `value`."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A signal that is kept back: the flag's address, 0 for none, lies in a variable.
+    """A deferred signal: a variable has the flag's address, 0 for none.
 
     Attributes:
         flag, value, op: the operands of the signal.
@@ -54,7 +54,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class _Later:
-    """What comes after a statement in its turn: something that has to find all signals sent, or tiles written anew."""
+    """What follows a statement in its iteration: whether it needs all signals sent, or overwrites tiles."""
 
     bars_signals: bool = False
     writes_tiles: bool = False
@@ -68,9 +68,9 @@ class Deferral:
     """The end of one loop's body.
 
     Attributes:
-        signals: whether signals may be kept back: the next turn waits for nothing before its own end.
-        kept: those that are, in the order in which they are sent.
-        tiles: whose copies are begun and not awaited.
+        signals: whether signals may be deferred: the next iteration waits for nothing before its own end.
+        kept: the deferred signals, in the order in which they are sent.
+        tiles: tiles whose copies are issued and not awaited.
     """
 
     signals: bool
@@ -78,13 +78,13 @@ class Deferral:
     tiles: list[ir.Buffer] = field(default_factory=list)
 
     def end(self, stmts: list[ir.Stmt]) -> list[ir.Stmt]:
-        """The statements that end a turn, after what the turn before left open."""
+        """The statements that end an iteration, after the flush of the previous iteration."""
         made = self._list(stmts, _Later())[0]
         return [flush(), *made] if self.is_open else stmts
 
     @property
     def is_open(self) -> bool:
-        """Whether anything is left open."""
+        """Whether anything is deferred."""
         return bool(self.tiles or self.kept)
 
     def _list(self, stmts: list[ir.Stmt], later: _Later) -> tuple[list[ir.Stmt], _Later]:
@@ -111,7 +111,7 @@ class Deferral:
         return stmt, later.or_(_Later(ir.contains(stmt, orders), writes_tiles(stmt)))
 
     def _operation(self, stmt: ir.Stmt, later: _Later) -> ir.Stmt | None:
-        """A copy that is not awaited, or a signal that is kept back; None for all others."""
+        """A copy that is not awaited, or a deferred signal; None for all others."""
         if not is_sent(stmt):
             return None
         call = stmt.value
@@ -131,11 +131,11 @@ class Deferral:
         return tir.evaluate(noted(call, NO_SIGNAL))
 
     def channel(self) -> Channel:
-        """What is left open to the next turn."""
+        """The deferred operations, as a channel to the next iteration."""
         return Channel("late", list(dict.fromkeys(self.tiles)), 1, COMPUTE, LATER, signals=len(self.kept))
 
     def _kept(self, call: ir.Call, flag: ir.Call, value: ir.PrimExpr, op: str, later: _Later) -> ir.Stmt | None:
-        """A copy or signal whose signal is kept back, if it may be."""
+        """A copy or signal with its signal deferred, if it may be."""
         if not self.signals or later.bars_signals or ir.constant(value) is None:
             return None
         variable = tir.local_buffer(f"kept{len(self.kept)}", [1], "int64", "local.var")
@@ -155,20 +155,22 @@ def is_sent(stmt: ir.Stmt) -> bool:
 
 
 def flush() -> ir.Stmt:
-    """Where what was left open is completed."""
+    """The mark at which deferred operations are completed."""
     return tir.marker(FLUSH)
 
 
 def complete(left: int, signals: ir.Stmt) -> ir.Stmt:
-    """Where all copies but the last `left` are completed and then signalled; without signals, their tiles are free."""
+    """The mark at which all copies but the last `left` are completed and then signalled; without signals, their tiles
+    are free.
+    """
     return ir.AttrStmt(ir.StringImm(COMPLETE), COMPLETE, ir.IntImm("int32", left), signals)
 
 
 def loaded(left: int) -> ir.Stmt:
-    """Where tiles that threads load by asynchronous copies are there, for all of them, but for the last `left`."""
+    """The mark at which all threads' asynchronous loads of tiles are complete, except the last `left`."""
     return ir.AttrStmt(ir.StringImm(LOADED), LOADED, ir.IntImm("int32", left), tir.sequence([]))
 
 
 def noted(call: ir.Call, number: int) -> ir.Call:
-    """A copy or signal whose signal is kept back under a number."""
+    """A copy or signal annotated with the number of its deferred signal."""
     return ir.Call(call.dtype, call.op, list(call.args), {**dict(call.annotations), KEPT: ir.IntImm("int32", number)})

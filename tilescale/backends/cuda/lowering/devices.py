@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The stage of devices: what a phase does with other devices becomes calls of the prelude on memory of all of them.
+"""The stage of devices: operations between devices become calls of the prelude on memory of all of them.
 
 Why: a remote tile copy is a plain tile copy once a tensor has a rank dimension, so the stock compiler does the rest.
 Before: a phase with `T.Scale` of devices, ranks, views, remote copies, signals, waits and collectives. After: the same
 with a hidden scalar for each rank, a second parameter `(devices, *shape)` for each tensor reached on peers, and calls
-of device functions (headers/sync.cuh) for synchronisation. Declines what has no rule, with an error.
+of device functions (headers/sync.cuh) for synchronization. Declines operations without a rule, with an error.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from tilescale.program import ops
 from tilescale.program.operations import Collective, Rank
 
 UNIT = "unit"
-"""The kind of levels whose operations this stage lowers: those that own tensors."""
+"""The kind of levels whose operations this stage lowers: tensor-owning ones."""
 
 VALUE = "value"
-"""In the place of a kind: operations that are values, whose operands are lowered already."""
+"""Used instead of a kind: operations that are values, whose operands are lowered already."""
 
 
 class DeviceStage(Signature):
-    """The stage at work: the walk over the statements of a phase, and what rules ask of it.
+    """The stage at work: the walk over the statements of a phase, and its interface to rules.
 
     Attributes:
         executing: the unit inside the program whose statements are being lowered; None for the program.
-        headers: files of device functions beside sync.cuh that it calls.
+        headers: files of device functions that it calls, in addition to sync.cuh.
         libraries: names of device libraries that it calls, with the text that declares them.
-        ordered: whether all threads of a program have to come together for a call.
-        in_parallel: whether each element of a parallel loop executes what is being lowered.
-        is_complete: whether what is being lowered stands where all that it publishes is complete.
+        ordered: whether all threads of a program must synchronize for a call.
+        in_parallel: whether each element of a parallel loop executes the current statement.
+        is_complete: whether all writes that the current statement publishes are complete.
     """
 
     def __init__(self, phase: Phase):
@@ -61,7 +61,7 @@ class DeviceStage(Signature):
 
     def lowered(self, body: ir.Stmt) -> Phase:
         """The phase after this stage."""
-        # Also what the grid is, and what is loaded ahead, the kernel is passed.
+        # The kernel's parameters also come from the grid, and from loads of the producer.
         launch = replace(self.launch, grid=tuple(self.expr(n) for n in self.launch.grid))
         ahead, free = set[str](), set[str]()
         for channel in self.phase.graph.channels:
@@ -104,7 +104,7 @@ class DeviceStage(Signature):
         return None
 
     def _marked(self, node: ir.AttrStmt) -> ir.Stmt | None:
-        """A region of units, or what a stage before has marked."""
+        """A region of units, or a mark of an earlier stage."""
         unit = Executing.of(node)
         if unit is not None:
             outer, self.executing = self.executing, unit
@@ -144,7 +144,7 @@ class DeviceStage(Signature):
         raise self.unsupported(f"the rank of level {name!r} has no CUDA lowering")
 
     def _settled(self, call: ir.Call) -> ir.Stmt:
-        """An operation, after what it has to know from memory."""
+        """An operation, after the loads of its operands from memory."""
         reads, settled = read_before(call) if call.op.name in READING and not self.in_parallel else ([], call)
         return tir.sequence([*(self.stmt(read) for read in reads), self._operation(settled)])
 
@@ -171,13 +171,13 @@ class DeviceStage(Signature):
         return rule(self, call)
 
     def _in_clusters(self) -> str:
-        """Where programs of a grid find each other."""
+        """A hint on the units of a grid that can reach each other."""
         clusters = [level.name for level in self.target.machine.levels if level.kind == "cluster"]
         found = [f"programs of a cluster do, from two on: T.Kernel({name}=2)" for name in clusters]
         return "; or ".join([*found, "run it with tilescale.emulate"])
 
     def _alone(self, made: Collective) -> ir.Stmt:
-        """A collective of one unit, which has everything."""
+        """A collective of one unit, which has everything already."""
         return tir.sequence([]) if made.is_in_place else self.stmt(tir.tile_call("copy", made.source, made.target))
 
     def _leave(self, node: Any) -> Any:
@@ -225,7 +225,7 @@ class DeviceStage(Signature):
         self.libraries[IMPL] = declarations()
 
     def device_number(self, level: str, rank: Any) -> Any:
-        """The number, over all devices, of the one that `rank` at `level` names as seen from this one."""
+        """The number, among all devices, of `rank` at `level`, relative to this device."""
         return self.target.mesh.number(lambda name: rank if name == level else self.rank(name))
 
     def programs(self) -> int:
@@ -241,16 +241,16 @@ class DeviceStage(Signature):
 
     @property
     def is_shared(self) -> bool:
-        """Whether programs share places in the workspaces of collectives and barriers (window.py)."""
+        """Whether programs share slots in the workspaces of collectives and barriers (window.py)."""
         return self.phase.window is not None and self.phase.groups is None and not self.phase.graph.added
 
     @property
     def window(self) -> int:
-        """Places in the workspaces of collectives and barriers."""
+        """Number of slots in the workspaces of collectives and barriers."""
         return self.phase.window if self.is_shared and self.phase.window else self.programs()
 
     def place(self) -> ir.PrimExpr:
-        """The executing program's place there."""
+        """The executing program's slot."""
         return self.program_number() % self.window if self.is_shared else self.program_number()
 
     def choice(self, call: ir.Call) -> Choice:
@@ -265,7 +265,7 @@ class DeviceStage(Signature):
         return self.target.machine.level(ir.attribute(call, "level"))
 
     def one_thread(self, body: ir.Stmt) -> ir.Stmt:
-        """One thread of the program, or of the unit whose statements these are, runs `body`."""
+        """One thread of the program, or of the current unit, runs `body`."""
         return one_thread(self.launch, body, self.executing.begin if self.executing is not None else 0)
 
     def after_wait(self, body: ir.Stmt) -> ir.Stmt:
@@ -274,12 +274,12 @@ class DeviceStage(Signature):
 
 
 def _reads_memory(expr: ir.PrimExpr) -> bool:
-    """Whether an expression depends on memory, variables included: what a branch does may change it."""
+    """Whether an expression depends on memory, including variables, which a branch may change."""
     return ir.contains(expr, lambda n: isinstance(n, ir.BufferLoad))
 
 
 def _decided_once(branch: ir.IfThenElse) -> ir.Stmt:
-    """A branch whose condition is read once: TileLang reads it for each statement again, also after a call."""
+    """A branch whose condition is read once: TileLang reads it again for each statement, also after a call."""
     condition = ir.Var("condition", str(branch.condition.dtype))
     decided = ir.IfThenElse(condition, branch.then_case, branch.else_case)
     return tir.sequence([ir.Bind(condition, branch.condition), decided])

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Collectives that programs make on tiles: every device sends its part to each peer, all synchronize, each combines.
+"""Collectives of programs on tiles: every device sends its part to each peer, all synchronize, each combines.
 
-A workspace on every device has a slot for each sender, for each program that can be on the device at once (window.py),
-doubled: programs that are one collective ahead write the other half, and nobody can be two ahead, because each
-collective is a barrier. Partial sums travel in the tile's type and are added in the order of ranks in float32 (float64
-for float64, the type itself for integers), so all devices get the same bits. Between devices that do not all share
-memory, NVSHMEM puts what has been laid out in a workspace here: by peer memory inside a node, over the network to
-others.
+A workspace on every device has a slot for each sender, for each resident program (window.py), double-buffered: programs
+that are one collective ahead write the other half, and none can be two ahead, because each collective is a barrier.
+Partial sums are sent in the tile's type and added in the order of ranks in float32 (float64 for float64, the type
+itself for integers), so all devices get the same bits. Between devices that do not all share memory, NVSHMEM puts parts
+that have been laid out in a local workspace: by peer memory inside a node, over the network to others.
 """
 
 from __future__ import annotations
@@ -34,11 +33,12 @@ from tilescale.program.model import bytes_of
 from tilescale.program.operations import Collective, Combine
 
 WIDE = 16
-"""Bytes that a thread loads or stores at once, at most."""
+"""Maximum bytes of a thread's load or store."""
 
 AT_ONCE = 8
-"""Loads or stores of a thread of a warpgroup that exchanges beside others, between two turns of a loop: stock TileLang
-unrolls all of a tile's, which take more registers than it has."""
+"""Loads or stores of a thread of a communication warpgroup between two iterations of a loop: stock TileLang unrolls all
+of a tile's, which take more registers than the warpgroup has.
+"""
 
 
 def tile_of(stage: DeviceStage, region: ir.Call) -> Tile:
@@ -56,12 +56,12 @@ def tile_of(stage: DeviceStage, region: ir.Call) -> Tile:
 
 
 def siblings(stage: DeviceStage, made: Collective) -> int:
-    """How many take part."""
+    """Number of participants."""
     return dict(stage.target.sizes)[made.level]
 
 
 def stored(tile: ir.Call, space: ir.Buffer, begins: Sequence[Any], extents: Sequence[int]) -> ir.Stmt:
-    """A tile in a workspace. By plain stores: a bulk copy cannot take a part of a tile that is laid out as a whole."""
+    """A tile in a workspace. By plain stores: a bulk copy cannot take a part of a tile that has a layout as a whole."""
     return tir.tile_call("copy", tile, tir.region(space, begins, extents, "w"), disable_tma=True)
 
 
@@ -87,18 +87,18 @@ class Exchange:
         # One leading dimension for half, program and sender: a bulk copy has five dimensions at most.
         self.shape = (2 * stage.window * self.devices, *part)
         through = f"{IMPL}, as {level.name}s do not all share memory" if self.far else "device memory"
-        shared = f", {stage.window} places that programs take in turns" if stage.is_shared else ""
+        shared = f", {stage.window} slots that programs use one after another" if stage.is_shared else ""
         stage.notes.append(f"{self.what}: {ON_TILES[TILES][Collective.of(call).name]} through {through}{shared}")
 
     def _place(self, sender: Any) -> Any:
-        """Where what `sender` sends lies in the workspace of its receiver. The remainder proves it in bounds."""
+        """The position of `sender`'s part in its receiver's workspace. The remainder proves it in bounds."""
         return (self.parity % 2 * self.stage.window + self.program) * self.devices + sender
 
     def staged(self, tile: Tile) -> tuple[list[ir.Stmt], Tile]:
-        """A tile as it is sent, and what is done before.
+        """A tile in its form for sending, and the statements before.
 
-        A thread has a few neighbouring elements of a tile in registers. Sent as they are, packets are mostly headers;
-        through shared memory whole rows go, 16 bytes a thread.
+        A thread has a few neighbouring elements of a tile in registers. Sent from registers, packets are mostly
+        headers; through shared memory whole rows are sent, 16 bytes a thread.
         """
         if not tile.in_registers or self.stage.executing is not None or not self._has_room(tile):
             return [], tile
@@ -108,7 +108,7 @@ class Exchange:
         return [tir.tile_call("copy", tile.region("r"), dense.region("w"))], dense
 
     def _has_room(self, tile: Tile) -> bool:
-        """Whether shared memory has room for a tile that has work for all threads, beside what pipelines hold."""
+        """Whether shared memory has capacity for a tile with work for all threads, in addition to pipelines."""
         stage, machine = self.stage, self.stage.target.machine
         nbytes = bytes_of(tile.extents, tile.dtype) or 0
         depths = [1]
@@ -119,7 +119,7 @@ class Exchange:
         return WIDE * stage.launch.thread_count <= nbytes <= room - taken
 
     def begin(self) -> ir.Stmt:
-        """Which half of the workspace this collective uses: all devices count the same barriers."""
+        """Select the half of the workspace: all devices count the same barriers."""
         load = ir.BufferLoad(epochs(self.stage, self.level), [self.program])
         return ir.Bind(self.parity, load % 2)
 
@@ -141,7 +141,7 @@ class Exchange:
         return self._in_pieces(tile, piece)
 
     def _in_pieces(self, tile: Tile, made: Callable[[list[Any], list[int]], ir.Stmt]) -> ir.Stmt:
-        """A statement about a tile, made for pieces of it of so many bytes as threads have registers for."""
+        """A statement about a tile, split into pieces for which threads have registers."""
         unit, rows = self.stage.executing, tile.extents[0]
         pieces, rest = 1, [0] * (len(tile.extents) - 1)
         if unit is not None and not tile.in_registers:
@@ -163,15 +163,15 @@ class Exchange:
         return stored(tile, target, begins, [1, 1, *self.part])
 
     def _sent(self, parts: int, number: Any) -> tuple[ir.Buffer, list[Any], list[int]]:
-        """Where a part lies that goes to others, one of so many of a program: a workspace, its begins and extents."""
+        """The position of an outgoing part among `parts` of a program: a workspace, its begins and extents."""
         space = self.stage.workspace(f"{self.name}_sent", (self.stage.window * parts, *self.part), self.dtype)
         return space, [self.program * parts + number, *[0] * len(self.part)], [1, *self.part]
 
     def _put(self, number: Callable[[int], Any], parts: int) -> list[ir.Stmt]:
-        """Put the part of a number, one of so many, to each peer, until all are there."""
+        """Put part `number` of `parts` to each peer, and wait for completion."""
         stage = self.stage
         stage.call_nvshmem()
-        stage.ordered = True  # all threads of a program come together for each call
+        stage.ordered = True  # all threads of a program synchronize for each call
         here = stage.workspace(self.name, self.shape, self.dtype)
         place = [self._place(self.rank % self.devices), *[0] * len(self.part)]
         moves = []
@@ -183,7 +183,7 @@ class Exchange:
         return [*moves, nvshmem.complete()]
 
     def send_parts(self, source: Tile, axis: int) -> list[ir.Stmt]:
-        """Copy each part of a tile along an axis to the peer of its number."""
+        """Copy each part of a tile along an axis to its peer."""
         put = self._put(lambda peer: peer, self.devices) if self.far else []
         part, _ = parts(source, axis, self.devices)
         if not source.in_registers:
@@ -206,7 +206,7 @@ class Exchange:
         return [tir.parallel(loops, source.extents, ir.BufferStore(target, value, place)), *put]
 
     def take_parts(self, target: Tile, axis: int) -> list[ir.Stmt]:
-        """Copy what the devices sent here into the parts of a tile along an axis."""
+        """Copy the received parts into the parts of a tile along an axis."""
         part, begins = parts(target, axis, self.devices)
         if not target.in_registers:
             return [self.take(sender, target.region("w", begin, part)) for sender, begin in enumerate(begins)]
@@ -216,22 +216,22 @@ class Exchange:
         return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
 
     def barrier(self) -> ir.Stmt:
-        """Everybody's parts are here."""
+        """Wait for the parts of all devices."""
         return barrier(self.stage, self.what, self.level)
 
     def received(self, sender: Any, index: list[Any]) -> ir.PrimExpr:
-        """An element of what a device sent here."""
+        """An element of a received tile."""
         here = self.stage.workspace(self.name, self.shape, self.dtype)
         return ir.BufferLoad(here, [self._place(sender), *index])
 
     def take(self, sender: Any, tile: ir.Call) -> ir.Stmt:
-        """Copy what a device sent here into a tile."""
+        """Copy a received tile into a tile."""
         here = self.stage.workspace(self.name, self.shape, self.dtype)
         begins = [self._place(sender), *[0] * len(self.part)]
         return tir.tile_call("copy", tir.region(here, begins, [1, *self.part], "r"), tile)
 
     def combined(self, target: Tile, op: str) -> ir.Stmt:
-        """target = the combination of what all devices sent."""
+        """target = the combination of all received tiles."""
 
         def piece(begins: list[Any], extents: list[int]) -> ir.Stmt:
             loops = tir.loop_variables(extents)
@@ -257,7 +257,7 @@ def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 
 
 def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> ir.Stmt:
-    """With the user's combination: a fold over the ranks, in a loop nest for each tile."""
+    """The user's combination: a fold over the ranks, in a loop nest for each tile."""
     made = Collective.of(call)
     tiles = [tile_of(stage, region) for region in made.tiles]
     exchanges = [Exchange(stage, call, tile.extents, tile.dtype) for tile in tiles]

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Keep what the threads of a unit do to device and shared memory in the order of its statements.
+"""Barriers that keep a unit's accesses to device and shared memory in statement order.
 
-Why: a tile operation is one statement of its unit, so it sees what the statement before it stored, whichever threads
-store and load. Stock TileLang synchronizes threads for shared memory alone, between loads and stores there but not
-between two stores nor everywhere across the ends of branches and units, and waits for a bulk store until its source may
-be used again. Before: a phase in which threads synchronize for tiles, signals and waits. After: the same with a barrier
-of the unit wherever a statement touches what other threads have touched since the last one, and one of the two writes
-it; before it, bulk stores are completed, and behind it bulk copies are ordered, where such are among the two. A
-pipelined loop that loads what it stores runs in order. Declines nothing: a branch that only some threads take counts as
-one statement, so what is stored and loaded inside it is theirs to order.
+Why: a tile operation is one statement of its unit, so it sees the stores of the statement before, by any threads. Stock
+TileLang synchronizes threads for shared memory alone, between loads and stores there but not between two stores nor
+everywhere across the ends of branches and units, and waits for a bulk store until its source may be reused. Before: a
+phase in which threads synchronize for tiles, signals and waits. After: the same with a barrier of the unit wherever a
+statement accesses memory that other threads have accessed since the last barrier, and one of the two writes it. Before
+the barrier bulk stores are completed, and after it bulk copies are ordered, where the two include such. A pipelined
+loop that loads its own stores runs in order. Declines nothing: a thread-dependent branch counts as one statement, so
+the program orders the accesses inside it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from tilescale.passes.structure import location
 
 _COMPLETES = ("tilescale::complete_stores", "tilescale::barrier", "tilescale::leave")
 _ORDERS_ALL = ("tilescale::put", "tilescale::get", "tilescale::start_put")
-"""Beginnings of the names of device functions that complete bulk stores, and of those that all threads come to."""
+"""Prefixes of the names of device functions that complete bulk stores, and of those for which all threads synchronize.
+"""
 
 
 class _Earlier(Exception):
-    """A statement needs something before it, or before what is around it at a depth."""
+    """A statement needs a barrier before it, or before the enclosing statement at a depth."""
 
     def __init__(self, need: Need, depth: int):
         super().__init__()
@@ -44,7 +45,7 @@ class _Earlier(Exception):
 
 
 class _Dependent(Exception):
-    """Turns of a pipelined loop depend on one another, by what was touched at a depth."""
+    """Iterations of a pipelined loop depend on one another, by an access at a depth."""
 
     def __init__(self, depth: int):
         super().__init__()
@@ -53,15 +54,15 @@ class _Dependent(Exception):
 
 @dataclass(frozen=True)
 class _At:
-    """Where a statement stands.
+    """Context of a statement.
 
     Attributes:
         by: the threads that execute it.
-        depth: how many loops, branches and units are around it that can only be ordered from outside.
+        depth: number of enclosing loops, branches and units that can only be ordered from outside.
         unit: the depth at which the statements of those threads begin.
-        apart: the depth from which on only some threads are there; None if all come.
-        once: what says which single thread is there.
-        pipelined: the depth of the outermost loop around it whose loads run ahead; None without one.
+        apart: the depth from which on only some threads take part; None if all do.
+        once: the condition that selects a single thread.
+        pipelined: the depth of the outermost enclosing pipelined loop; None without one.
     """
 
     by: Executing
@@ -72,16 +73,16 @@ class _At:
     pipelined: int | None = None
 
     def place(self, earlier: Touch) -> int:
-        """The depth at which something can stand between an earlier touch and a statement here."""
+        """The depth at which a barrier can be inserted between an earlier access and this statement."""
         return max(earlier.depth, self.unit) if covers(self.by, earlier.by) else earlier.depth
 
     def inside(self, **changes: Any) -> _At:
-        """In something that stands here."""
+        """The context inside this statement."""
         return replace(self, depth=self.depth + 1, **changes)
 
 
 def lower(phase: Phase) -> Phase:
-    """A phase in which each unit's statements are in order on device memory."""
+    """A phase in which each unit's accesses to memory are in order."""
     return _Hazards(phase).lowered()
 
 
@@ -90,11 +91,11 @@ class _Hazards:
     """The walk over the statements of a phase.
 
     Attributes:
-        notes: what was inserted, by the first statement of it.
+        notes: the inserted barriers, by their first statement.
         loaded: tensors that are loaded at all.
         stored: tensors that are stored to before the current statement.
-        running: program numbers and the variables of loops met so far, and what each runs over.
-        ordered: whether something is loaded in bulk that was stored before: no other warp may load it ahead.
+        running: program indices and loop variables so far, with their ranges.
+        ordered: whether a bulk load reads earlier stores: the producer warp may not issue it ahead.
     """
 
     phase: Phase
@@ -130,7 +131,7 @@ class _Hazards:
     # -- statements --------------------------------------------------------------------------------------------------
 
     def block(self, stmt: ir.Stmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
-        """Statements in order, with what stands between them."""
+        """Statements in order, with the inserted barriers."""
         made: list[ir.Stmt] = []
         stmts = list(stmt.seq) if isinstance(stmt, ir.SeqStmt) else [stmt]
         for inner in stmts:
@@ -166,9 +167,9 @@ class _Hazards:
         return stmt, self._leaf(stmt, state, at)
 
     def _marked(self, stmt: ir.AttrStmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
-        """A region of a unit, of threads that load ahead, or of nobody in particular."""
+        """A region of a unit, of the producer, or of no particular unit."""
         if is_loading(stmt):
-            return stmt, state  # their loads are ordered where they are made to run ahead
+            return stmt, state  # their loads are ordered where the producer is made
         unit, before = Executing.of(stmt), state
         if unit is None:
             body, state = self.block(stmt.body, state, at)
@@ -193,7 +194,7 @@ class _Hazards:
         return tir.at(ir.IfThenElse(stmt.condition, then_case, else_case), stmt), state
 
     def _tells_apart(self, condition: Any) -> bool:
-        """Whether threads of a unit may find a condition different."""
+        """Whether a condition may be thread-dependent."""
 
         def differs(node: Any) -> bool:
             is_held = isinstance(node, ir.BufferLoad) and ir.scope_kind(node.buffer) == "fragment"
@@ -202,7 +203,7 @@ class _Hazards:
         return self.names.tell_apart(condition) or ir.contains(condition, differs)
 
     def _loop(self, stmt: Any, state: State, at: _At) -> tuple[ir.Stmt, State]:
-        """A loop, in order if its loads may not run ahead."""
+        """A loop, not pipelined if its loads may not be issued ahead."""
         if not is_pipelined(stmt):
             return self._turns(stmt, state, at)
         depth = at.depth + 1
@@ -214,7 +215,7 @@ class _Hazards:
             return self._turns(tir.at(in_order(stmt, stmt.body), stmt), state, at)
 
     def _turns(self, stmt: Any, state: State, at: _At) -> tuple[ir.Stmt, State]:
-        """A loop: its body once behind what stands before, once behind an earlier turn."""
+        """A loop: its body once after the statements before, once after an earlier iteration."""
         head = [stmt.condition] if isinstance(stmt, ir.While) else [stmt.min, stmt.extent]
         read = self.touches.read(head, stmt, at.by, at.depth, at.once)
         before = self._touched(read, state, at)
@@ -244,7 +245,7 @@ class _Hazards:
         return (stmt if body is stmt.body else _with_body(stmt, body)), _outside(ended, at)
 
     def _checked_again(self, stmt: ir.While, body: ir.Stmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
-        """The body of a `while`, whose condition is looked at behind it."""
+        """The body of a `while`, followed by its condition."""
         read = self.touches.read([stmt.condition], stmt, at.by, at.depth, at.once)
         try:
             return body, self._touched(read, state, at)
@@ -257,7 +258,7 @@ class _Hazards:
     # -- single statements -------------------------------------------------------------------------------------------
 
     def _leaf(self, stmt: ir.Stmt, state: State, at: _At) -> State:
-        """What is known after a statement that has none inside, or whose inner ones are elements of it."""
+        """The state after a statement without inner statements, or whose inner ones are elements of it."""
         if isinstance(stmt, ir.Evaluate):
             name, function = ir.op_name(stmt.value), tir.extern_name(stmt.value) or ""
             if function.startswith(_ORDERS_ALL):
@@ -276,16 +277,18 @@ class _Hazards:
         return self._touched(self.touches.of(stmt, at.by, at.depth, at.once), self._loaded(stmt, state), at)
 
     def _loaded(self, stmt: ir.Stmt, state: State) -> State:
-        """A state without stores to the tiles that a statement loads: stock orders them with the load or before the
-        next store, whichever other threads make."""
+        """A state without stores to the tiles that a statement loads: stock TileLang orders them with the load or
+        before the next store, by any threads.
+        """
         whole = self.touches.loads_whole(stmt)
         if not whole:
             return state
         return {k: t for k, t in state.items() if not (t.is_shared and t.access.writes and t.access.root in whole)}
 
     def _published(self, state: State, by: Executing | None, at: _At) -> State:
-        """A state before units synchronize, those of some threads, or blocks. Raises `_Earlier` where bulk stores that
-        others may load then are not known to be complete."""
+        """A state before units synchronize: some threads, or blocks. Raises `_Earlier` where bulk stores that others
+        may load then are not known to be complete.
+        """
         for touch in state.values():
             is_open = touch.bulk and touch.access.writes and not touch.complete and touch.depth >= at.unit
             if is_open and touch.by != by and touch.access.root in self.loaded:
@@ -293,7 +296,7 @@ class _Hazards:
         return state
 
     def _touched(self, touches: list[Touch], state: State, at: _At) -> State:
-        """A state with further touches. Raises `_Earlier` if they need something before them."""
+        """A state with further accesses. Raises `_Earlier` if they need a barrier before them."""
         need: Need | None = None
         for later in touches:
             is_load = later.bulk and later.access.reads
@@ -305,7 +308,7 @@ class _Hazards:
                     continue
                 is_ahead = at.pipelined is not None and earlier.depth >= at.pipelined
                 if is_ahead and later.is_shared:
-                    continue  # each iteration in flight has a tile of its own
+                    continue  # each iteration in flight has its own tile
                 more = Need.of(earlier, later)
                 if not (is_ahead or more) or not earlier.conflicts(later, self.running):
                     continue
@@ -320,8 +323,9 @@ class _Hazards:
         return {**state, **{t.key: t for t in touches}}
 
     def _is_ours_to_order(self, earlier: Touch, later: Touch, at: _At) -> bool:
-        """Whether stock TileLang may not order two touches of shared memory: two stores, or a store and a load of which
-        one stands in a branch or a unit without the other. Roles order what they hand on, and slots in turn."""
+        """Whether stock TileLang may not order two accesses of shared memory: two stores, or a store and a load one of
+        which is in a branch or a unit without the other. Roles order their channels, and slots their reuse.
+        """
         if earlier.access.writes and later.access.writes:
             return True
         tiles = self.phase.roles.tiles
@@ -331,7 +335,7 @@ class _Hazards:
         return earlier.left or earlier.depth < max(at.unit, at.apart or 0)
 
     def _between(self, need: Need, stmt: ir.Stmt) -> ir.Stmt:
-        """What is needed before a statement, which is noted."""
+        """The barrier and completion needed before a statement, with a note."""
         steps = [tir.evaluate(tir.extern("tilescale::complete_stores"))] if need.complete else []
         steps += [sync()] if need.sync else []
         steps += [tir.evaluate(tir.extern("tilescale::acquired"))] if need.fence else []
@@ -359,7 +363,7 @@ class _Hazards:
 
 
 def _is_ours(argument: Argument) -> bool:
-    """Whether a tensor is a workspace of a collective, which orders what it does there itself, or a record."""
+    """Whether a tensor is a record, or a workspace of a collective, which orders its own accesses."""
     return not isinstance(argument, Given | Peers) and not (isinstance(argument, Workspace) and argument.is_of_program)
 
 
@@ -371,22 +375,22 @@ def _executing(call: ir.Call) -> Executing | None:
 
 
 def _apart(a: Executing, b: Executing) -> bool:
-    """Whether two units have no thread in common: what orders them is the program's."""
+    """Whether two units have no thread in common: then the program orders them."""
     return a.begin + a.threads <= b.begin or b.begin + b.threads <= a.begin
 
 
 def _outside(state: State, at: _At) -> State:
-    """A state as what stands around it sees it."""
+    """A state as seen by the enclosing statement."""
     return {k: replace(t, depth=min(t.depth, at.depth)) for k, t in state.items()}
 
 
 def _left(state: State, before: State) -> State:
-    """A state in which what was touched since another one stands in a branch or a unit that has ended."""
+    """A state in which accesses since `before` are in a branch or a unit that has ended."""
     return {k: t if k in before else replace(t, left=True) for k, t in state.items()}
 
 
 def _is_one_thread(condition: Any, threads: Iterable[ir.Var]) -> bool:
-    """Whether one thread alone may find a condition true."""
+    """Whether a condition selects a single thread."""
     if ir.op_name(condition) == tl.ELECT:
         return True
     if isinstance(condition, ir.And):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the host puts on a device's stream: the record of one operation on whole tensors."""
+"""Host steps: the record of one operation on whole tensors that the host puts on a device's stream."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from tilescale.errors import Location
 from tilescale.program.model import DevicePhase
 
 QUEUE, QUEUE_BETWEEN, JOIN = "queue", "queue between nodes", "join"
-"""What a `HostStep` says instead of a mechanism: the device's copy queue executes it beside what follows; the queues of
-sender and receiver do; and, of no operation, what follows waits for the queue."""
+"""Values of `HostStep.impl` other than mechanisms: the device's copy queue executes it asynchronously; the queues of
+sender and receiver do; and, without an operation, later work waits for the queue.
+"""
 
 
 @dataclass(frozen=True)
 class HostStep(DevicePhase):
-    """An operation on whole tensors that the host puts on the stream; `impl` names how, `where` its line."""
+    """An operation on whole tensors that the host puts on the stream; `impl` names its mechanism, `where` its line."""
 
     impl: str = ""
     where: Location | None = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Which algorithms this back end has for which collective; `check` refuses others at the user's line.
+"""Algorithms of this back end for each collective; `check` rejects others at the user's line.
 
-Of tiles, and inside a device, each operation is made one way. Whole tensors have several, which differ in what they can
-be used for.
+On tiles, and inside a device, each operation has one implementation. On whole tensors it has several, with different
+requirements.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Condition = Callable[[Collective, Target], bool]
 
 @dataclass(frozen=True)
 class Implementation:
-    """A way to make a collective on whole tensors.
+    """An implementation of a collective on whole tensors.
 
     Attributes:
         able: whether it can be used for a collective and target.
         on_tiles: whether it is a grid of collectives on tiles; else the host starts it.
-        by_kernel: whether what the host starts is a kernel that exchanges messages with those of the peers.
-        on_request: whether it is used only where a program asks for it.
-        normalises: whether it is for sums whose rows are normalised; else for all others.
+        by_kernel: whether the host starts a kernel that exchanges messages with those of the peers.
+        on_request: whether it is used only where a program requests it.
+        normalises: whether it is for sums with normalized rows; else for all others.
     """
 
     able: Condition
@@ -64,28 +64,29 @@ def _is_constant(made: Collective, target: Target) -> bool:
 
 
 def _by_tiles(made: Collective, target: Target) -> bool:
-    """Programs synchronize their counterparts on all devices, so there is one level of them, within reach."""
+    """Requires a single level, whose devices share memory: programs synchronize with their counterparts on all devices.
+    """
     return _is_constant(made, target) and len(target.sizes) == 1 and target.near == target.devices
 
 
 def _by_tiles_in_place(made: Collective, target: Target) -> bool:
-    """The same of a collective whose tiles are replaced by its results."""
+    """Requirements of `_by_tiles` for a collective whose tiles are replaced by its results."""
     return made.is_in_place and _by_tiles(made, target)
 
 
 def _by_kernel(made: Collective, target: Target) -> bool:
-    """Stores reach the peers, and elements of whole bytes are moved, or known ones combined."""
+    """Requires peer memory, and elements of whole bytes to be moved, or combinable ones."""
     return share_memory(target, made.level) and _sends_inside(made, target)
 
 
 def _with_norm(made: Collective, target: Target) -> bool:
-    """Of several devices, too, and rows of a known length: each thread of a kernel has a known part of one."""
+    """Requires several devices, and rows of constant length: each thread of a kernel has a constant part of a row."""
     norm, several = made.norm, target.mesh.count(made.level) > 1
     return several and norm is not None and norm.columns is not None and _by_kernel(made, target)
 
 
 def _sends_inside(made: Collective, target: Target) -> bool:
-    """The same of the peers that share memory."""
+    """Requirements among the peers that share memory."""
     network = network_of(made.call, target.machine, dict(target.sizes))
     reached = network is not None and network.mechanism(STORES) is not None
     types = _types(made)
@@ -94,14 +95,14 @@ def _sends_inside(made: Collective, target: Target) -> bool:
 
 
 def _by_rail(made: Collective, target: Target) -> bool:
-    """Several groups that share memory, of several devices each: kernels inside them, NCCL between them."""
+    """Requires several groups that share memory, of several devices each: kernels inside them, NCCL between them."""
     groups = split(target, made.level)
     apart = groups is not None and groups.across > 1 and groups.inside > 1
     return apart and _has_nccl(made, target) and _sends_inside(made, target)
 
 
 def _by_levels(made: Collective, target: Target) -> bool:
-    """The same of tiles of programs, which NVSHMEM carries between groups. Groups share out an all-reduce."""
+    """Requirements for tiles of programs, which NVSHMEM sends between groups. Groups split an all-reduce."""
     groups = split(target, made.level)
     if groups is None or groups.across == 1 or groups.inside == 1:
         return False
@@ -109,14 +110,14 @@ def _by_levels(made: Collective, target: Target) -> bool:
 
 
 def shared_axis(made: Collective, count: int) -> int | None:
-    """The first axis of an all-reduce's tiles that so many share out evenly; None if there is none."""
+    """The first axis of an all-reduce's tiles that `count` divides; None if there is none."""
     extents = [[ir.constant(n) for n in ir.region_parts(tile)[2]] for tile in made.tiles]
     shared = [all(n is not None and n % count == 0 for n in sizes) for sizes in zip(*extents, strict=False)]
     return shared.index(True) if True in shared else None
 
 
 def _has_nccl(made: Collective, target: Target) -> bool:
-    """Numbers that NCCL combines; of what it moves also other elements of whole bytes, as bytes."""
+    """Requires types that NCCL combines; for moves also other elements of whole bytes, as bytes."""
     known = {*records()["nccl"].dtypes}
     is_moved = made.op is None and all(ir.bits(dtype) % 8 == 0 for dtype in _types(made))
     return target.nccl and (is_moved or _types(made) <= known)
@@ -127,14 +128,14 @@ def _drops_nan(made: Collective, target: Target) -> bool:
 
 
 def _copied_by_host(made: Collective, target: Target) -> bool:
-    """A network between the units has a mechanism that the host starts, devices have an address, sizes are known."""
+    """Requires a network with a mechanism that the host starts, peer addresses, and static sizes."""
     network = network_of(made.call, target.machine, dict(target.sizes))
     by_host = network is not None and any(m.started_by == "host" and m.put is not None for m in network.mechanisms)
     return by_host and share_memory(target, made.level) and _is_constant(made, target)
 
 
 ADDED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-"""Types whose elements PyTorch combines as we do: it does not saturate floats of 8 bits."""
+"""Types whose elements PyTorch combines as TileScale does: it does not saturate 8-bit floats."""
 
 COMBINED = (*ADDED, "int16", "uint16", "uint32", "uint64", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")
 """Types whose elements kernels combine."""
@@ -142,12 +143,12 @@ COMBINED = (*ADDED, "int16", "uint16", "uint32", "uint64", "float8_e4m3", "float
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NORM = Implementation(_with_norm, by_kernel=True, normalises=True)
 _NCCL = (Implementation(_has_nccl, on_request=_drops_nan),)
-# The host reads how many rows there are, and waits for the device.
+# The host reads the number of rows, and waits for the device.
 _NCCL_OF_ROWS = (Implementation(_has_nccl, on_request=_by_kernel),)
-# Peers write into the target: outside of symmetric memory that takes two more copies, which no estimate knows of.
+# Peers write into the target: outside of symmetric memory this takes two more copies, which the estimates omit.
 _COPIES = (Implementation(_copied_by_host, on_request=_by_kernel),)
 _RAILS = (Implementation(_by_rail),)
-# Tiles of what is split along a dimension would be slices of rows: only on demand, or where NCCL cannot.
+# Tiles of tensors split along a dimension would be slices of rows: only on request, or where NCCL cannot.
 _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl))
 
 ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
@@ -173,8 +174,9 @@ ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("broadcast", "nccl"): _NCCL,
     ("broadcast", "copy_engine"): _COPIES,
 }
-"""(operation, algorithm) -> ways to make it of whole tensors, of which the first that is able is taken. Preferred
-algorithms of an operation come first."""
+"""(operation, algorithm) -> implementations on whole tensors, the first able one of which is used. Preferred algorithms
+of an operation come first.
+"""
 
 _PARTS_OF_TILES = dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "broadcast"), "direct")
 
@@ -183,17 +185,18 @@ ON_TILES = {
     PROGRAMS: {"allreduce": "two_shot", **_PARTS_OF_TILES},
     THREAD_GROUPS: {"allreduce": "one_shot", **_PARTS_OF_TILES},
 }
-"""Kind of collective -> operation -> how it is made of tiles, where all that take part share memory."""
+"""Kind of collective -> operation -> its implementation on tiles, where all participants share memory."""
 
 BETWEEN = "hierarchical_direct"
-"""How it is made between groups that share memory: inside them, and along rails."""
+"""The implementation between groups that share memory: inside them, and along rails."""
 
 WITH_FUNCTION = "one_shot"
-"""How everybody combines tiles by a user's function."""
+"""The algorithm of a user's combination of tiles."""
 
 def _played(name: str) -> tuple[Implementation, ...]:
-    """By a kernel that plays an algorithm's rounds, only where a program asks for it: estimates say less of it than of
-    kernels that were made for one algorithm."""
+    """A kernel that plays an algorithm's rounds, only on request: the estimates are less accurate for it than for
+    specialized kernels.
+    """
 
     def able(made: Collective, target: Target) -> bool:
         if not _by_kernel(made, target):
@@ -205,7 +208,7 @@ def _played(name: str) -> tuple[Implementation, ...]:
 
 
 def _without_relays(made: Collective, name: str, units: int) -> bool:
-    """Whether parts of an all-to-all go directly to their destinations: on their way they would have no place."""
+    """Whether parts of an all-to-all go directly to their destinations: relayed parts would have no slot."""
     rounds = schedule(made.name, name, units).rounds if made.name == "all_to_all" else ()
     sent = [r for r in rounds if r.count.any()]
     return all((r.first // units == r.source).all() and (r.count <= 1).all() for r in sent)
@@ -221,7 +224,7 @@ BY_ROUNDS = {
     for operation in dict.fromkeys(operation for operation, _ in ON_TENSORS)
     if any(_has_no_kernel(operation, name) for name in names(operation, TENSORS))
 }
-"""Operation -> algorithms of which one kernel plays the rounds: all that have no kernel of their own."""
+"""Operation -> algorithms whose rounds one kernel plays: all without their own kernel."""
 
 ON_TENSORS |= {(operation, name): _played(name) for operation, names in BY_ROUNDS.items() for name in names}
 
@@ -230,11 +233,11 @@ IMPLEMENTED = frozenset(
     | {(operation, form, name) for form, made in ON_TILES.items() for operation, name in made.items()}
     | {(operation, TILES, BETWEEN) for operation in ON_TILES[TILES]}
 )
-"""All that there is, but for users' functions on tiles: (operation, kind of collective, algorithm)."""
+"""All implementations, except users' functions on tiles: (operation, kind of collective, algorithm)."""
 
 
 def implementation(made: Collective, target: Target, name: str) -> Implementation | None:
-    """How an algorithm makes a collective of whole tensors; None if it cannot."""
+    """The implementation of a collective of whole tensors by an algorithm; None if there is none."""
     ways = (way for way in ON_TENSORS[made.name, name] if way.normalises == (made.norm is not None))
     return next((way for way in ways if way.able(made, target)), None)
 
@@ -246,7 +249,7 @@ def available(made: Collective, wanted: Wanted, target: Target) -> Available:
         return Available((BETWEEN, flat) if wanted.form == TILES and _by_levels(made, target) else (flat,))
     known = {n: implementation(made, target, n) for of, n in ON_TENSORS if of == made.name}
     found = {n: way for n, way in known.items() if way is not None}
-    # Tiles need room twice for what everybody sends, a gather once: of equals it is preferred.
+    # Tiles take twice the memory of all parts, a gather once: among equals it is preferred.
     gathers = [n for n in found if wanted.function and not records()[n].takes_functions]
     on_request = frozenset(n for n, way in found.items() if way.on_request(made, target))
     return Available(tuple(dict.fromkeys([*gathers, *found])), on_request)
@@ -256,7 +259,7 @@ def choice(made: Collective, target: Target, in_program: bool) -> Choice | None:
     """The algorithm of a collective; None if there is none.
 
     Raises:
-        UnsupportedError: `impl=` asks for another one.
+        UnsupportedError: `impl=` requests another one.
     """
     wanted = wanted_of(made, target.machine, dict(target.sizes), in_program)
     found = available(made, wanted, target)
@@ -264,7 +267,7 @@ def choice(made: Collective, target: Target, in_program: bool) -> Choice | None:
 
 
 def why_none(made: Collective, target: Target) -> str:
-    """Why there is no algorithm for a collective of whole tensors, as far as it is known."""
+    """The reason why there is no algorithm for a collective of whole tensors, as far as it is known."""
     others = sorted(_types(made) - {*ADDED})
     if made.op is None or not others or share_memory(target, made.level):
         return ""
@@ -272,10 +275,10 @@ def why_none(made: Collective, target: Target) -> str:
 
 
 def check(program: Program, target: Target) -> None:
-    """Refuse algorithms that the collectives of programs do not have.
+    """Reject algorithms that the collectives of programs do not have.
 
     Raises:
-        UnsupportedError: `impl=` asks for one, with its line.
+        UnsupportedError: `impl=` requests one, with its line.
     """
     for stmt, phase, launch in statements(program.body):
         call = stmt.value if isinstance(stmt, ir.Evaluate) else None

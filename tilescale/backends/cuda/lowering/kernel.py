@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The last stage: a phase as the TileLang function that it is, with all of its parameters."""
+"""The last stage: a phase as a TileLang function, with all of its parameters."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class LoweredKernel:
     """A grid phase as a TileLang function.
 
     Attributes:
-        func: what stock TileLang compiles.
-        arguments: what its parameters are, in order.
+        func: the function that stock TileLang compiles.
+        arguments: its arguments, in the order of parameters.
         sites: the waits, by number.
-        notes: which implementation was chosen where, for people.
+        notes: the chosen implementations, for messages.
         where: the user's launch.
         reached: positions of parameters that peers reach.
         libraries: names of the device libraries that it calls.
-        ahead: names of the tensors that a producer loads ahead of what the other threads wait for.
-        free: names of those that the threads that load do so ahead of what they wait for themselves, too.
+        ahead: names of the tensors that a producer loads ahead of the consumers' waits.
+        free: names of the tensors that a producer loads ahead of its own waits, too.
     """
 
     func: ir.PrimFunc
@@ -45,12 +45,12 @@ class LoweredKernel:
 
 @cache
 def prelude(*headers: str) -> str:
-    """The device functions that a kernel carries; part of its text, so of every cache key."""
+    """The device functions of a kernel; part of its text, so of every cache key."""
     return "".join(header(name) + "\n" for name in ("sync.cuh", "combine.cuh", *headers))
 
 
 def lower(phase: Phase) -> LoweredKernel:
-    """A phase whose stages are all done, as a function."""
+    """A phase after all stages, as a function."""
     signature = phase.signature
     assert signature is not None, "the stage of devices has found out what the kernel takes"
     order = sorted(range(len(signature.arguments)), key=lambda i: signature.parameters[i][1] is not None)
@@ -80,7 +80,7 @@ def _rules_out_producers(phase: Phase, signature: Parameters) -> bool:
 
 
 def _nest(phase: Phase, body: ir.Stmt) -> ir.Stmt:
-    """The launch as TileLang writes it, around the new body."""
+    """The launch in TileLang's form, around the new body."""
     launch, used = phase.launch, set[ir.Var]()
     ir.walk(body, lambda n: used.add(n.buffer.data) if isinstance(n, ir.BufferLoad | ir.BufferStore) else None)
     on_chip = [b for b in (*launch.buffers, *phase.tiles) if b.scope() != "global" and b.data in used]
@@ -99,9 +99,9 @@ def _nest(phase: Phase, body: ir.Stmt) -> ir.Stmt:
 def _attributes(program: Program, ordered: bool) -> dict[str, Any]:
     """Attributes of the function: the program's pass settings.
 
-    Branches on the thread index and waits rule out TileLang's own specialisation of warps, which drops statements of
-    one branch in silence and moves loads ahead of waits. A value that was read once stays what it was: inside an `if`
-    TileLang reads it again where it is used, and sees no write by an atomic operation or a call in between
+    Branches on the thread index and waits rule out TileLang's own warp specialization, which silently drops statements
+    of one branch and moves loads ahead of waits. A value that was read once must not be read again: inside an `if`
+    TileLang reads it again at each use, and misses writes by atomic operations or calls in between
     (github.com/tile-ai/tilelang/issues/2594).
     """
     attrs = program.func.attrs
@@ -111,7 +111,9 @@ def _attributes(program: Program, ordered: bool) -> dict[str, Any]:
 
 
 def _ordered(body: ir.Stmt) -> ir.Stmt:
-    """A body with the order of its blocks (`T.use_swizzle`) around all of it: what comes before would not know it."""
+    """A body with its rasterization (`T.use_swizzle`) around all of it: statements before it would not use the new
+    order.
+    """
     orders: list[ir.AttrStmt] = []
 
     def leave(node: Any) -> Any:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What stages write into the statements of a phase for later ones: who executes a part, and where threads
-synchronize."""
+"""Marks of stages for later ones in the statements of a phase: the executing unit, and synchronization of threads."""
 
 from __future__ import annotations
 
@@ -15,27 +14,29 @@ from tilescale.program import ops
 from tilescale.program.model import Launch
 
 SYNC = trace.register_op("tilescale.sync")
-"""sync([begin, threads]): so many threads synchronize, those who execute it if none are named; what each wrote in
-shared memory before is then visible to the others. Hardware barriers are given out when all are known (barriers.py)."""
+"""sync([begin, threads]): synchronize the named threads, by default those that execute it; each one's earlier writes to
+shared memory are then visible to the others. Hardware barriers are assigned when all are known (barriers.py).
+"""
 
 UNIT = "tilescale.unit"
 """AttrStmt key: the statements inside are executed by a unit inside the program (`Executing`)."""
 
 CARRIER = "carrier"
-"""Annotation of an operation between devices that do not all share memory: the library that carries it (between.py)."""
+"""Annotation of an operation between devices that do not all share memory: the library that executes it (between.py).
+"""
 
 CARRIED = frozenset((ops.COPY.name, ops.SIGNAL.name, ops.ATOMIC_ADD.name, *ops.COLLECTIVES))
-"""Operations of programs that a library can carry."""
+"""Operations of programs that a library can execute."""
 
 BY_PRODUCER = "by_producer"
-"""Annotation of a wait that threads that load make for their loads, without a barrier of the program."""
+"""Annotation of a wait that the producer makes for its loads, without a barrier of the program."""
 
 BY_PRODUCER_FUNCTION = "tilescale::wait_by_producer"
-"""What such a wait calls."""
+"""The device function of such a wait."""
 
 
 def is_gate(node: Any) -> bool:
-    """Whether a node is such a wait, lowered."""
+    """Whether a node is a lowered wait of the producer."""
     return (tir.extern_name(node) or "").startswith(f"{BY_PRODUCER_FUNCTION}<")
 
 
@@ -43,27 +44,28 @@ BY_THREAD = "by_thread"
 """Annotation of an operation that each thread executes for itself, without a barrier."""
 
 AHEAD = "ahead"
-"""Annotation of a copy from a peer that threads that load make ahead of its use, by bulk copies."""
+"""Annotation of a copy from a peer that the producer issues ahead of its use, by bulk copies."""
 
 BARRIER = "barrier"
-"""Annotation of such a copy: the barrier in shared memory that counts its bytes, where TileLang makes none itself."""
+"""Annotation of such a copy: the mbarrier that counts its bytes, where TileLang makes none itself."""
 
 ONLY_ACQUIRES = "only_acquires"
-"""Annotation of what one thread evaluates for its unit: it publishes nothing."""
+"""Annotation of an expression that one thread evaluates for its unit: it publishes nothing."""
 
 ATOMIC_LOAD = trace.register_op("tilescale.atomic_load")
-"""atomic_load(element[, loop]) -> the element's value; `loop` is what the loop keeps of it that polls it."""
+"""atomic_load(element[, loop]) -> the element's value; `loop` is the state of the loop that polls it."""
 
 TURN = trace.register_op("tilescale.turn")
-"""turn(loop, condition, decides, polls) -> int32: whether a loop goes on (1), by its condition, whose value depends on
-numbers that `decides` mixes; 0: it does not, 2: it polled in vain (polling.cuh)."""
+"""turn(loop, condition, decides, polls) -> int32: whether a loop continues (1), by its condition, whose value depends
+on numbers that `decides` mixes; 0: it ends, 2: it polled in vain (polling.cuh).
+"""
 
 LOADER = "tilescale.loader"
-"""AttrStmt key: the statements inside are executed by threads that load ahead (role_graph/split.py)."""
+"""AttrStmt key: the producer executes the statements inside (role_graph/split.py)."""
 
 
 def by_nvshmem(node: Any) -> bool:
-    """Whether a node is an operation that NVSHMEM carries: it is marked so, or a copy that asks for it."""
+    """Whether NVSHMEM executes an operation: it is marked, or a copy that requests it."""
     name = ir.op_name(node)
     if name not in CARRIED:
         return False
@@ -73,7 +75,7 @@ def by_nvshmem(node: Any) -> bool:
 
 @dataclass(frozen=True)
 class Executing:
-    """Who executes a statement: a range of threads, with the name that no other unit of the program has."""
+    """The unit that executes a statement: a range of threads, with a unique name in the program."""
 
     begin: int
     threads: int
@@ -81,7 +83,7 @@ class Executing:
 
     @classmethod
     def of(cls, stmt: ir.Stmt) -> Executing | None:
-        """What a statement says of those inside it; None for all but `executed`."""
+        """The unit of the statements inside `stmt`; None for all but `executed`."""
         if not isinstance(stmt, ir.AttrStmt) or str(stmt.attr_key) != UNIT:
             return None
         begin, threads = map(ir.integer, stmt.node)
@@ -95,17 +97,17 @@ def executed(by: Executing, stmt: ir.Stmt) -> ir.Stmt:
 
 
 def loading(stmt: ir.Stmt) -> ir.Stmt:
-    """A statement of threads that load ahead."""
+    """A statement of the producer."""
     return ir.AttrStmt(ir.StringImm(LOADER), LOADER, ir.StringImm(LOADER), stmt)
 
 
 def is_loading(stmt: Any) -> bool:
-    """Whether a statement is one of threads that load ahead."""
+    """Whether a statement is one of the producer."""
     return isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == LOADER
 
 
 def by_producer(stmt: ir.Stmt) -> ir.Stmt:
-    """A statement whose waits the threads make that load behind them."""
+    """A statement whose waits the producer makes, for the loads after them."""
     return _marked(stmt, BY_PRODUCER, {ops.WAIT.name})
 
 
@@ -129,22 +131,24 @@ def _marked(stmt: ir.Stmt, mark: str, names: Collection[str]) -> ir.Stmt:
 
 
 def grid_wait() -> ir.Stmt:
-    """All threads wait for the grid before this one on the stream, where this one may begin earlier."""
+    """Wait in all threads for the preceding grid on the stream, where this one may begin earlier."""
     return tir.evaluate(tir.call(tl.WAIT_FOR_KERNEL_BEFORE, dtype="void"))
 
 
 def is_grid_wait(stmt: Any) -> bool:
-    """Whether a statement is that."""
+    """Whether `stmt` is a wait for the preceding grid."""
     return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.WAIT_FOR_KERNEL_BEFORE
 
 
 def sync(by: Executing | None = None) -> ir.Stmt:
-    """Threads synchronize: all who execute this, or those named."""
+    """Synchronize the threads that execute it, or the named ones."""
     return tir.evaluate(tir.call(SYNC.name, *((by.begin, by.threads) if by is not None else ())))
 
 
 def acquired(*barrier: ir.Stmt) -> ir.Stmt:
-    """A barrier, or nothing more, after which what others wrote before it is visible here, to bulk copies too."""
+    """A barrier after which others' earlier writes are visible here, also to bulk copies; or no barrier if none is
+    needed.
+    """
     return tir.sequence([*barrier, tir.evaluate(tir.extern("tilescale::acquired"))])
 
 
@@ -160,7 +164,7 @@ def one_thread(launch: Launch, body: ir.Stmt, begin: int = 0) -> ir.Stmt:
 
 
 def located(stmt: ir.Stmt, like: ir.Stmt) -> ir.Stmt:
-    """A statement, it and all in it standing in the user's program where `like` does unless they have a place."""
+    """A statement with the source location of `like`, including inner statements without one."""
     for inner in ir.statements(stmt):
         if ir.stmt_location(inner) is None:
             tir.at(inner, like)

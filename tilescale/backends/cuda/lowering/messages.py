@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Copies and signals of a device phase between devices that do not share memory: messages, which have two ends.
+"""Copies and signals of a device phase between devices that do not share memory: messages with two ends.
 
-Why: `T.copy(dst=)` is one device's statement, but a message is received by somebody. Before: a copy or signal, under
-conditions and in loops. After: a step that all devices execute at this place of the program; each finds out, with the
-numbers of every device, who sends, what, and to whom. Declines what the host does not know of other devices: places,
+Why: `T.copy(dst=)` is one device's statement, but a message needs a receive. Before: a copy or signal, under conditions
+and in loops. After: a step that all devices execute at this place of the program; each evaluates, with the numbers of
+every device, the sender, the data and the receiver. Declines what the host does not know of other devices: indices,
 peers and conditions that are read from memory.
 """
 
@@ -20,7 +20,7 @@ from tilescale.program import ops
 from tilescale.program.operations import Copy, Rank, Signal
 
 Condition = tuple[ir.PrimExpr, bool]
-"""An expression, and what it has to be."""
+"""An expression, and the value it must have."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MessageStep(HostStep):
 
     Attributes:
         under: the conditions under which a device executes it.
-        ranks: the variables that stand for a device's rank at a level.
+        ranks: the variables of a device's rank at a level.
     """
 
     under: tuple[Condition, ...] = ()
@@ -37,14 +37,14 @@ class MessageStep(HostStep):
 
 
 def level_of(node: Any) -> str | None:
-    """The level between whose units a copy or signal goes; None for another node, or a signal of one's own."""
+    """The level between whose units a copy or signal goes; None for another node, or a local signal."""
     if ir.op_name(node) == ops.COPY.name:
         return ir.attribute(node, "level")
     return Signal.of(node).level if ir.op_name(node) == ops.SIGNAL.name else None
 
 
 class Around:
-    """What stands around the statement that is being planned."""
+    """Context of the statement that is being planned."""
 
     def __init__(self) -> None:
         self._control: list[ir.Stmt] = []
@@ -52,20 +52,20 @@ class Around:
 
     @contextmanager
     def inside(self, stmt: ir.Stmt) -> Iterator[None]:
-        """Inside control flow that every device goes through for itself."""
+        """Inside control flow that each device evaluates for itself."""
         self._control.append(stmt)
         yield
         self._control.pop()
 
     @contextmanager
     def under(self, condition: Condition) -> Iterator[None]:
-        """Under a condition that is looked at for each device."""
+        """Under a condition that is evaluated for each device."""
         self._under.append(condition)
         yield
         self._under.pop()
 
     def message(self, call: ir.Call, bound: dict[ir.Var, ir.Bind], impl: str, where: Any) -> MessageStep | str:
-        """The step of a copy or signal, `bound` being what devices have computed before; or why there is none."""
+        """The step of a copy or signal, with `bound` values computed before; or the reason why there is none."""
         ranks = {var: Rank.of(b.value).level for var, b in bound.items() if ir.op_name(b.value) == ops.RANK.name}
         for stmt in self._control:
             for expr in [stmt.min, stmt.extent] if isinstance(stmt, ir.For) else [stmt.condition]:
@@ -74,12 +74,12 @@ class Around:
         under = tuple((_inlined(expr, bound), value) for expr, value in self._under)
         told = _inlined(call, bound)
         if any(_reads(expr) for expr, _ in under) or any(map(_reads, _decided(told))):
-            return "whose place, peer or condition is read from memory"
+            return "whose index, peer or condition is read from memory"
         return MessageStep(ir.Evaluate(told), impl, where, under, tuple(ranks.items()))
 
 
 def _inlined(expr: Any, bound: dict[ir.Var, ir.Bind]) -> Any:
-    """An expression of ranks, loop variables and arguments alone."""
+    """An expression with only ranks, loop variables and arguments."""
     values = {var: b.value for var, b in bound.items() if ir.op_name(b.value) != ops.RANK.name}
     while not values.keys().isdisjoint(ir.variables(expr)):
         expr = ir.substitute(expr, values)
@@ -87,7 +87,7 @@ def _inlined(expr: Any, bound: dict[ir.Var, ir.Bind]) -> Any:
 
 
 def _decided(call: ir.Call) -> list[Any]:
-    """What decides where a message goes and what it says."""
+    """The expressions that decide a message's peers, data and value."""
     if ir.op_name(call) == ops.SIGNAL.name:
         signal = Signal.of(call)
         return [*_places(signal.flag), signal.peer, signal.value]

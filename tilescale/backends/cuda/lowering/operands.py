@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Peers, values and flag indices that are read from memory: read once, before the operation that they are for.
+"""Peers, values and flag indices in memory: read once, before their operation.
 
 Why: the stock compiler guards the statement around a load that may be out of bounds, and a signal or wait that some
-thread leaves out hangs. Before: `T.signal(F[0], count[rank, p], dst=p)`. After: a variable for `count[rank, p]`, and
-the signal with it. Tiles stay as they are, the indices of one that is copied included.
+thread skips hangs. Before: `T.signal(F[0], count[rank, p], dst=p)`. After: a variable for `count[rank, p]`, and the
+signal with it. Tiles are unchanged, including the indices of a copied one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from tilescale.program import ops
 from tilescale.program.operations import AtomicAdd, Copy, operation
 
 READING = {ops.SIGNAL.name: "signal", ops.WAIT.name: "wait", ops.COPY.name: "copy", ops.ATOMIC_ADD.name: "atomic"}
-"""The operations with such operands, and what their variables are called after."""
+"""Operations with such operands, and the names of their variables."""
 
 
 def read_before(call: ir.Call) -> tuple[list[ir.Stmt], ir.Call]:
-    """What reads the operands of a signal, wait or remote copy that lie in memory, and the operation with the rest."""
+    """The loads of the operands of a signal, wait or remote copy that lie in memory, and the operation with the
+    variables.
+    """
     reads: list[ir.Stmt] = []
 
     def settled(expr: Any) -> Any:
@@ -44,14 +46,14 @@ def _tiles(call: ir.Call) -> Sequence[ir.Call]:
 
 
 def _operand(arg: Any, settled: Any) -> Any:
-    """An operand; of a flag its index."""
+    """An operand; for a flag its index."""
     if ir.op_name(arg) == tl.REGION:
         return tir.beginning(arg, [settled(begin) for begin in ir.region_parts(arg)[1]])
     return settled(arg)
 
 
 def _reads_memory(expr: Any) -> bool:
-    """Whether an expression has a load that may be guarded: any but that of a variable."""
+    """Whether an expression has a load that may be guarded: any except that of a variable."""
     return isinstance(expr, ir.PrimExpr) and ir.contains(
         expr, lambda node: isinstance(node, ir.BufferLoad) and node.buffer.scope() != ir.VARIABLE
     )

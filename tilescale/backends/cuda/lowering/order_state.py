@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What has been touched, what has been done about it since, and what a further touch needs before it."""
+"""Earlier accesses, the synchronization since, and what a new access needs before it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tilescale.backends.cuda.lowering.markers import Executing
 from tilescale.backends.cuda.lowering.touches import Key, Touch
 
 State: TypeAlias = dict[Key, Touch]
-"""What has been touched, and what has been done about it since."""
+"""Earlier accesses, with the synchronization since."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What has to stand between two touches.
+    """The synchronization needed between two accesses.
 
     Attributes:
         sync: a barrier; complete: the end of bulk stores before it; fence: an order of bulk copies after it.
-        pairs: the touches.
+        pairs: the accesses.
     """
 
     sync: bool = False
@@ -29,7 +29,7 @@ class Need:
 
     @classmethod
     def of(cls, earlier: Touch, later: Touch) -> Need | None:
-        """What two touches of the same element need; None if nothing more."""
+        """The need between two accesses of the same element; None if they are in order."""
         complete = earlier.access.writes and earlier.bulk and not earlier.complete
         synced = covers(earlier.synced, later.by) or earlier.is_by_thread_of(later)
         fence = earlier.generic and later.bulk and not earlier.fenced
@@ -38,12 +38,12 @@ class Need:
         return cls(complete or not synced, complete, fence, ((earlier, later),))
 
     def with_(self, other: Need) -> Need:
-        """What satisfies both."""
+        """A need that satisfies both."""
         flags = self.sync or other.sync, self.complete or other.complete, self.fence or other.fence
         return Need(*flags, (*self.pairs, *other.pairs))
 
     def applied(self, state: State, by: Executing) -> State:
-        """A state after what is needed, done by some threads."""
+        """A state after a need has been satisfied by some threads."""
         done = completed(state) if self.complete else state
         done = synced(done, by) if self.sync else done
         return fenced(done) if self.fence else done
@@ -59,7 +59,7 @@ def synced(state: State, by: Executing) -> State:
 
 
 def completed(state: State) -> State:
-    """A state after bulk stores are known to be complete, by those who issued them."""
+    """A state after bulk stores are known to be complete, by their issuing threads."""
     return {
         k: replace(t, complete=True, synced=None) if t.bulk and t.access.writes and not t.complete else t
         for k, t in state.items()
@@ -67,12 +67,12 @@ def completed(state: State) -> State:
 
 
 def fenced(state: State) -> State:
-    """A state in which later bulk copies are ordered behind what threads have synchronized for."""
+    """A state in which later bulk copies are ordered after accesses that threads have synchronized for."""
     return {k: replace(t, fenced=True) if t.synced is not None else t for k, t in state.items()}
 
 
 def merged(one: State, other: State) -> State:
-    """What two ways have done about what was touched on either."""
+    """The merge of two control-flow paths' states: only synchronization on both counts."""
     both = {k: _weaker(t, other[k]) for k, t in one.items() if k in other}
     return {**one, **other, **both}
 

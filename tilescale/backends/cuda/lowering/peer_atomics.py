@@ -22,7 +22,7 @@ _KINDS = {
     "int32": "S32", "uint32": "U32", "int64": "U64", "uint64": "U64", "float32": "F32", "float64": "F64",
     "float16": "F16", "bfloat16": "BF16",
 }  # fmt: skip
-"""Types of elements, and what the prelude calls their additions."""
+"""Types of elements, and the names of their additions in the prelude."""
 
 
 @lowers(ops.ATOMIC_ADD.name)
@@ -38,7 +38,8 @@ def _atomic_add(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 
 
 def _element(stage: DeviceStage, made: AtomicAdd) -> ir.Stmt:
-    """Once for the unit; each thread of a level of threads, and each element of a parallel loop, for itself."""
+    """One update for the unit; each thread of a level of threads, and each element of a parallel loop, makes its own.
+    """
     site = _site(stage, made)
     if made.previous is None and made.order == "relaxed":
         add = tir.evaluate(_addition(stage, made, made.target, stage.expr(made.value), site))
@@ -59,7 +60,7 @@ def _element(stage: DeviceStage, made: AtomicAdd) -> ir.Stmt:
 
 
 def _unused(stage: DeviceStage, buffer: ir.Buffer) -> ir.Call:
-    """A variable for what an addition returns that is there for its order."""
+    """A variable for an unused result of an addition, which keeps its order."""
     variable = tir.local_buffer(f"{buffer.name}_before{stage.next_number()}", [1], str(buffer.dtype), ir.VARIABLE)
     stage.tiles.append(variable)
     return tir.region(variable, [0], [1], "w")

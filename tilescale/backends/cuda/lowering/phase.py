@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A grid phase on its way to a kernel: the record that one stage hands to the next, and a stage at work on it.
+"""A grid phase between stages: the record that one stage passes to the next, and a stage at work on it.
 
 `stages.py` has the order. A stage gets a `Phase` and returns another one; nothing else passes between them.
 """
@@ -28,12 +28,12 @@ from tilescale.program.model import Launch, Program
 
 @dataclass(frozen=True)
 class Target:
-    """What a lowering is for.
+    """The target of a lowering.
 
     Attributes:
         sizes: units of each launched level above the program, coarsest first.
         stride: bytes between two devices' instances in the heap's address range.
-        nccl: whether NCCL can join the devices; it refuses two ranks on one.
+        nccl: whether NCCL can join the devices; it rejects two ranks on one.
         nvshmem: whether the heap is NVSHMEM's, so that programs can call it.
         mapped: devices that have addresses for each other's memory, where the job has more of them than `near`.
     """
@@ -47,37 +47,37 @@ class Target:
 
     @property
     def devices(self) -> int:
-        """Units that own tensors."""
+        """Number of tensor-owning units."""
         return self.mesh.size
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The numbers of these units."""
+        """Coordinates of these units."""
         return Mesh(self.sizes)
 
     @cached_property
     def near(self) -> int:
-        """Devices of consecutive numbers that have addresses for each other's memory, by the machine model."""
+        """Number of consecutive devices with addresses for each other's memory, by the machine model."""
         return linked(self.machine, self.sizes)
 
     @property
     def slots(self) -> int:
-        """Devices of consecutive numbers whose instances of a tensor lie side by side for a program."""
+        """Number of consecutive devices whose instances of a tensor lie next to each other for a program."""
         return self.mapped or self.near
 
     def with_mapped(self, devices: int) -> Target:
-        """The target of a job in which so many devices have addresses for each other's memory."""
+        """The target of a job in which `devices` devices have addresses for each other's memory."""
         return self if devices == self.slots else replace(self, mapped=devices)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """What later stages have to know of the units inside a program.
+    """Properties of the units inside a program, for later stages.
 
     Attributes:
-        reducing: threads of the largest unit that reduces across its warps beside its siblings; 0 without.
-        tiles: data variable of a tile that each unit has for itself -> how, in words.
-        arrays: names of what units hold of the same tile in registers.
+        reducing: threads of the largest unit that reduces across its warps concurrently with siblings; 0 without.
+        tiles: data variable of a tile that each unit has for itself -> a description.
+        arrays: names of the units' parts of the same tile in registers.
     """
 
     reducing: int = 0
@@ -87,16 +87,16 @@ class Groups:
 
 @dataclass(frozen=True)
 class Roles:
-    """A phase whose statements have their roles.
+    """A phase with role assignment.
 
     Attributes:
-        stmt: the phase, waits moved to what they gate.
-        graph: its roles and channels, if stock TileLang makes them.
-        elects: whether one thread, the same each time, issues all bulk stores.
-        kept: what signals are kept back until the next turn of the loop around, by number.
-        tiles: what is allocated on chip beyond the program's own tiles.
-        early: whether those who compute load registers before the loop; TileLang's producer would, too.
-        notes: for people.
+        stmt: the phase, with waits moved to the statements that they gate.
+        graph: its roles and channels, if stock TileLang creates them.
+        elects: whether the same thread issues all bulk stores.
+        kept: signals deferred to the next iteration of the enclosing loop, by number.
+        tiles: on-chip allocations in addition to the program's tiles.
+        early: whether the consumers load registers before the loop; TileLang's producer would, too.
+        notes: for messages.
     """
 
     stmt: ir.Stmt = field(default_factory=lambda: tir.sequence([]))
@@ -109,7 +109,7 @@ class Roles:
 
     @classmethod
     def declined(cls, stmt: ir.Stmt, reason: str) -> Roles:
-        """A phase in one role, and why."""
+        """A phase in one role, and the reason."""
         return cls(stmt, notes=(f"T.Pipelined without a producer: {reason}",))
 
 
@@ -118,21 +118,21 @@ class Phase:
     """A grid phase of a launch.
 
     Attributes:
-        number: of the phase in its program.
-        stmt: what its programs execute.
-        first_site: what its waits and signals are numbered from.
-        around: variables of the host that it is passed: those of loops around it, and extents.
-        tiles: what is allocated on chip beyond the program's own tiles.
+        number: number of the phase in its program.
+        stmt: the statements of its programs.
+        first_site: number of its first wait or signal.
+        around: host variables among its arguments: those of enclosing loops, and extents.
+        tiles: on-chip allocations in addition to the program's tiles.
         arrivals: data variable of a barrier in shared memory -> the arrivals of each.
-        headers: files of device functions beside sync.cuh that it calls.
-        text: what its text says before the kernel besides.
-        notes: which implementation was chosen where, and what stands in the way of what, for people.
+        headers: files of device functions that it calls, in addition to sync.cuh.
+        text: additional text before the kernel.
+        notes: chosen implementations, and reasons against others, for messages.
         ordered: whether branches on threads, or the order of its statements, rule out TileLang's own producers.
         groups: the units inside its programs, if it has any.
         graph: the roles of its threads, and the channels between them.
-        roles: what is completed later.
-        window: places in the workspaces of collectives that programs share; None if each has its own.
-        signature: what the kernel takes, once the stage of devices has found out.
+        roles: its role assignment, with deferred stores.
+        window: number of workspace slots that programs share; None if each has its own.
+        signature: the kernel's parameters, once the stage of devices has collected them.
     """
 
     program: Program
@@ -156,17 +156,17 @@ class Phase:
 
     @cached_property
     def sizes(self) -> dict[ir.Var, ir.PrimExpr]:
-        """The variables of the program that stand for numbers of units, and these numbers."""
+        """The program's variables for numbers of units, and their values."""
         pairs = zip(self.launch.extents, self.target.sizes, strict=True)
         return {var: ir.IntImm("int32", n) for (_, var), (_, n) in pairs if isinstance(var, ir.Var)}
 
     def sized(self, node: Any) -> Any:
-        """A statement or expression with numbers for the units of the launch."""
+        """A statement or expression with numbers of units filled in for the launch."""
         return ir.substitute(node, self.sizes) if self.sizes and isinstance(node, ir.PrimExpr | ir.Stmt) else node
 
     @cached_property
     def parameters_of_views(self) -> dict[ir.Var, ir.Var]:
-        """Data variable of a device's view of a tensor -> that of the parameter behind it."""
+        """Data variable of a device's view of a tensor -> that of the parameter it views."""
         parameters = [(p.buffer, p.views) for p in self.program.parameters]
         return {view.data: buffer.data for buffer, views in parameters if buffer is not None for view in views}
 
@@ -182,9 +182,9 @@ class Stage:
     """A stage at work on a phase.
 
     Attributes:
-        phase: as it was before the stage.
-        tiles, notes, arrivals: what the stage adds to those of the phase.
-        where: the line that is being lowered.
+        phase: the phase before the stage.
+        tiles, notes, arrivals: additions of the stage to the phase's.
+        where: the current line.
     """
 
     def __init__(self, phase: Phase):
@@ -197,16 +197,16 @@ class Stage:
         self._numbers = -1
 
     def unsupported(self, found: str, hint: str = "run it with tilescale.emulate") -> UnsupportedError:
-        """The error for something that has no lowering, at the current line."""
+        """The error for an unsupported construct, at the current line."""
         return UnsupportedError(found, hint=hint, where=self.where)
 
     def next_number(self) -> int:
-        """A number that nothing else of this stage has."""
+        """A unique number in this stage."""
         self._numbers += 1
         return self._numbers
 
     def mbarrier(self, name: str, arrivals: list[int], *, remote: bool = False) -> ir.Buffer:
-        """Barriers in shared memory, each with its arrivals; `remote` if other programs of the cluster arrive too."""
+        """mbarriers, each with its number of arrivals; `remote` if other programs of the cluster arrive too."""
         scope = "shared.cluster_barrier" if remote else "shared.barrier"
         made = tir.local_buffer(name, [len(arrivals)], "uint64", scope)
         self.tiles.append(made)
@@ -214,7 +214,7 @@ class Stage:
         return made
 
     def done(self, stmt: ir.Stmt, **changes: Any) -> Phase:
-        """The phase after the stage: its statements, what the stage has added, and other changes."""
+        """The phase after the stage: its statements, the stage's additions, and other changes."""
         tiles, notes = (*self.phase.tiles, *self.tiles), (*self.phase.notes, *self.notes)
         arrivals = {**self.phase.arrivals, **self.arrivals}
         return replace(self.phase, stmt=stmt, tiles=tiles, notes=notes, arrivals=arrivals, **changes)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Whether two stores collide in an element, where their indices are arithmetic not provably apart.
+"""Collision of two stores in an element, where their indices are arithmetic that no prover separates.
 
-Why: persistent loops derive tiles from swizzled numbers, and no prover sees through the quotients and remainders that
+Why: persistent loops derive tiles from swizzled indices, and no prover can handle the quotients and remainders that
 keep the tiles of two iterations disjoint. So indices are evaluated for many iterations. Stores whose indices depend on
 memory count as colliding.
 """
@@ -17,16 +17,16 @@ from tilescale.program.effects import Access
 from tilescale.program.regions import Inside
 
 _TURNS = 64
-"""Turns of a loop that are looked at: rings of slots come round sooner."""
+"""Iterations of a loop that are evaluated: rings of slots repeat sooner."""
 
 _SAMPLES = 192
 
 _SIZE = 1 << 14
-"""What stands for a size that the call brings: larger than what the turns reach."""
+"""Value assumed for a symbolic size: larger than the evaluated iterations reach."""
 
 
 def collide(a: Access, inside_a: Inside, b: Access, inside_b: Inside, around: Mapping[ir.Var, tuple[Any, Any]]) -> bool:
-    """Whether two stores may collide; `around` are program numbers and loops, each from its begin over so many."""
+    """Whether two stores may collide; `around` are program indices and loops, each with its begin and extent."""
     sides = [_box(a, inside_a), _box(b, inside_b)]
     if any(pair is None or not all(map(ir.is_pure, pair)) for box in sides for pair in box):
         return True
@@ -40,7 +40,7 @@ def collide(a: Access, inside_a: Inside, b: Access, inside_b: Inside, around: Ma
 
 
 def _box(access: Access, inside: Inside) -> list[Any]:
-    """Begin and end along each dimension of what a statement stores to in one turn."""
+    """Begin and end along each dimension of a statement's stores in one iteration."""
     own = {var: over for var, over in inside.ranges.items() if var in inside.names}
     if access.begins is None or access.extents is None:
         return [None]
@@ -57,7 +57,7 @@ def _turns(inside: Inside) -> dict[ir.Var, tuple[Any, Any]]:
 def _drawn(
     ranges: Mapping[ir.Var, tuple[Any, Any]], fixed: Mapping[ir.Var, int], draw: random.Random
 ) -> dict[ir.Var, int] | None:
-    """A value of each variable, those over which another one runs first; None where one has no value at all."""
+    """A value of each variable, except those whose range another one drives; None if a range is empty."""
     values = dict(fixed)
     for var, (begin, extent) in ranges.items():
         first, count = _number(begin, values) or 0, _number(extent, values)

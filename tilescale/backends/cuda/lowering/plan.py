@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Take device phases apart into operations of the host and grids of programs.
+"""Split device phases into host operations and grids of programs.
 
-Why: a device phase is what a device does once, but a GPU runs kernels and what its stream is given. Before: phases of
-arbitrary statements. After: `HostStep`s, one operation on whole tensors each (copy engine, NCCL, fills, barriers), in
-control flow of the host; and launches for the rest: one program of one thread for statements that have an order, such
-as signals and waits, and a grid over the elements or tiles of tensors for parallel loops, copies and collectives that
-programs make best. The machine model says which (tilescale/cost). Control flow around them is the host's, which reads
-in device memory what it depends on.
+Why: a device executes a device phase once, but a GPU runs kernels and stream operations. Before: phases of arbitrary
+statements. After: `HostStep`s, one operation on whole tensors each (copy engine, NCCL, fills, barriers), in control
+flow of the host; and launches for the rest: one program of one thread for ordered statements, such as signals and
+waits, and a grid over the elements or tiles of tensors for parallel loops, copies and collectives for which programs
+are the best mechanism. The machine model decides (tilescale/cost). Control flow around them is the host's, which reads
+its conditions in device memory.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from tilescale.program.model import Control, GridPhase, Launch, Part, Program
 from tilescale.program.operations import Collective, Combine, Copy, Signal
 
 _HOST_CALLS = tl.HOST_ARITHMETIC
-"""Calls of TIR that fold to a number when their operands are numbers."""
+"""Calls of TIR that fold to a constant for constant operands."""
 
 _TILE_OPS = (tl.FILL, tl.COPY)
 
 
 def plan(program: Program, target: Target) -> tuple[Part, tuple[str, ...]]:
-    """The program's phases with device phases taken apart, and what was chosen for their operations.
+    """The program's phases with device phases split, and notes on their mechanisms.
 
     Raises:
-        UnsupportedError: a statement that has no lowering, with its line.
+        UnsupportedError: a statement without a lowering, with its line.
     """
     planner = _Planner(program, target)
     body = planner.part(program.body)
@@ -91,11 +91,11 @@ class _Planner(Grids):
         return model.Sequence(tuple(self._device(self._sized(part.stmt))))
 
     def _sized(self, stmt: ir.Stmt) -> ir.Stmt:
-        """A statement with numbers for the units of the launch."""
+        """A statement with numbers of units filled in for the launch."""
         return ir.substitute(stmt, self._sizes) if self._sizes else stmt
 
     def _device(self, stmt: ir.Stmt) -> list[Part]:
-        """The statements of a device phase: runs of those for one program, and what is between."""
+        """The statements of a device phase: runs of those for one program, and the parts between."""
         parts: list[Part] = []
         run: list[ir.Stmt] = []
         for inner in _flat(stmt):
@@ -109,7 +109,7 @@ class _Planner(Grids):
         return [*parts, *self.one_program(run)]
 
     def _statement(self, stmt: ir.Stmt) -> list[Part | ir.Stmt]:
-        """What a statement becomes: parts, and statements for a program that runs them with their neighbours."""
+        """The result of a statement: parts, and statements for a program that runs them with their neighbours."""
         if isinstance(stmt, ir.Bind):
             return self._bind(stmt)
         if isinstance(stmt, ir.Evaluate):
@@ -125,7 +125,7 @@ class _Planner(Grids):
         return [stmt]
 
     def _divided(self, branch: ir.IfThenElse) -> list[Part | ir.Stmt]:
-        """A branch taken apart: its receiver takes part in a message, wherever it goes itself."""
+        """A branch split into messages: a receiver takes part for any value of its own condition."""
         made: list[Part | ir.Stmt] = []
         for taken, body in zip((True, False), ir.children(branch), strict=False):
             condition = branch.condition if taken else ir.Not(branch.condition)
@@ -189,7 +189,7 @@ class _Planner(Grids):
     def _copy(self, call: ir.Call) -> list[Part | ir.Stmt]:
         copy = Copy.of(call)
         if by_nvshmem(call):
-            # It tells the peer itself, after the data.
+            # The copy itself signals the peer, after the data.
             return [self.grid([ir.Evaluate(call)], ir.Var("bx", "int32"), 1, THREADS)]
         if copy.signal is None:
             return self._copy_in_order(copy)
@@ -202,7 +202,7 @@ class _Planner(Grids):
             raise self.unsupported(found)
         in_order = self._copy_in_order(copy)
         self.notes.append(f"{what}: synchronous: {reason}")
-        # The queue's operations are older, and whoever sees this one's flag may rely on them.
+        # The queue's operations are older, and a device that sees this copy's flag may rely on them.
         return [*([self.join()] if self._queue.any else []), *in_order]
 
     def _on_queue(self, call: ir.Call, what: str) -> HostStep:
@@ -211,7 +211,7 @@ class _Planner(Grids):
         return self._host(ir.Evaluate(call), QUEUE)
 
     def join(self) -> HostStep:
-        """What follows waits for the queue."""
+        """Let later work wait for the queue."""
         return HostStep(ir.Evaluate(ir.IntImm("int32", 0)), JOIN, self.where or self.launch.where)
 
     def _copy_in_order(self, copy: Copy) -> list[Part | ir.Stmt]:
@@ -255,7 +255,7 @@ class _Planner(Grids):
         return level in dict(self.target.sizes) and not by_nvshmem(node) and not share_memory(self.target, level)
 
     def _message(self, call: ir.Call) -> list[Part | ir.Stmt]:
-        """A copy or signal that its receiver takes part in."""
+        """A copy or signal in which its receiver takes part."""
         copy = Copy.of(call) if ir.op_name(call) == ops.COPY.name else None
         tensors = (copy.source, copy.target) if copy is not None else (Signal.of(call).flag,)
         level = level_of(call)
@@ -281,7 +281,7 @@ class _Planner(Grids):
         if why_not is None:
             self.uses_queue = True
             return [step]
-        # The queue's operations are older, and whoever sees this one's flag may rely on them.
+        # The queue's operations are older, and a device that sees this copy's flag may rely on them.
         return [*([self.join()] if self._queue.any else []), step]
 
     # -- collectives -------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class _Planner(Grids):
         return [(axis,) * len(ranks) for axis in range(min(ranks)) if axis != split]
 
     def _gather_and_fold(self, made: Collective, combine: Combine) -> list[Part]:
-        """A user's combination: everybody's tensors side by side, then folded element by element."""
+        """A user's combination: all devices' tensors gathered, then folded element by element."""
         tiles = [Tile.of(region) for region in made.tiles]
         devices = dict(self.target.sizes)[made.level]
         steps: list[Part] = []
@@ -344,7 +344,7 @@ class _Planner(Grids):
 
 
 def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
-    """The statements of a device phase in order; scales of units are where they run already."""
+    """The statements of a device phase in order; scales of units that execute already are spliced in."""
     if isinstance(stmt, ir.SeqStmt | ir.AttrStmt):
         for inner in ir.children(stmt):
             yield from _flat(inner)
@@ -353,13 +353,13 @@ def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
 
 
 def _is_whole(node: Any) -> bool:
-    """Whether a node is an operation on whole tensors, which the host starts."""
+    """Whether a node is an operation on whole tensors, started by the host."""
     name = ir.op_name(node)
     return name in ops.COLLECTIVES or name == ops.COPY.name or name in _TILE_OPS and _on_tensors(node)
 
 
 def _on_tensors(call: ir.Call) -> bool:
-    """Whether a fill with a constant, or a copy, has only tensors as its tiles."""
+    """Whether a fill with a constant, or a copy, is on whole tensors only."""
     tiles = [ir.region_parts(region)[0] for region in regions_of(call)]
     value = [a for a in call.args if not is_region(a)]
     return all(b.scope() == "global" for b in tiles) and all(isinstance(v, ir.IntImm | ir.FloatImm) for v in value)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Loops that wait for others: the unit polls as one, and every loop ends.
+"""Polling and waiting loops: the unit polls as one, and every loop ends.
 
-Why: threads that each load a flag may see different values, and diverge; a loop that polls has no bound, and
-one that waits has none once waits do not block any more. Before: atomic loads, and `while` loops with these or with
-waits. After: an atomic load of a unit is made by one of its threads, which tells the others (`T.invoke_one`), and such
-a loop asks in each iteration whether it goes on (headers/polling.cuh). A thread in a branch of its own does
-both by itself.
+Why: threads that each load a flag may see different values, and diverge; a polling loop has no bound, and a waiting
+loop has none once waits do not block any more. Before: atomic loads, and `while` loops with these or with waits. After:
+one thread of a unit makes its atomic load and broadcasts the value (`T.invoke_one`), and such a loop checks in each
+iteration whether it continues (headers/polling.cuh). A thread in a branch of its own does both by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tilescale.passes.uniformity import TOGETHER, Uniformity, is_atomic_load, lo
 from tilescale.program import ops
 
 _WORDS, _IDLE = 8, 2
-"""Of what a thread keeps of a loop: how many there are, and which one counts idle iterations (polling.cuh)."""
+"""Number of words of a thread's state of a loop, and the index of the one that counts idle iterations (polling.cuh)."""
 
 _ZERO = ir.IntImm("int32", 0)
 
@@ -45,8 +44,8 @@ class _Polls:
 
     Attributes:
         together: statements that all threads of a unit execute, with one value.
-        tiles: variables that it makes.
-        loop: what a thread keeps of the innermost loop that polls; None outside of one.
+        tiles: variables that it creates.
+        loop: a thread's state of the innermost polling loop; None outside of one.
     """
 
     def __init__(self, together: list[ir.Stmt]):
@@ -55,7 +54,7 @@ class _Polls:
         self.loop: ir.Buffer | None = None
 
     def stmt(self, stmt: ir.Stmt) -> ir.Stmt:
-        """A statement with all inside it."""
+        """A statement with its inner statements."""
         return tir.rewrite(stmt, enter=self._enter)
 
     def _enter(self, node: Any) -> ir.Stmt | None:
@@ -71,7 +70,7 @@ class _Polls:
         return self._progress(node) if isinstance(node, ir.Evaluate) else None
 
     def _with_value(self, node: Any, own: ir.PrimExpr) -> ir.Stmt:
-        """A statement whose own expression loads atomically."""
+        """A statement whose own expression has an atomic load."""
         reads, value = [], self._loads(own)
         if self._is_together(node):
             held = self._variable("polled_value", str(own.dtype))
@@ -103,7 +102,7 @@ class _Polls:
         return located(tir.sequence([begin, first, ir.While(is_on, body), *self._busy()]), node)
 
     def _progress(self, node: Any) -> ir.Stmt | None:
-        """An operation in a loop: the iteration is not idle."""
+        """A progress mark in a loop: the iteration is not idle."""
         name = str(ir.op_name(getattr(node, "value", None)))
         works = not isinstance(node, ir.Evaluate) or name in TOGETHER or name.startswith(tl.TILE_OPERATIONS)
         return tir.sequence([*self._busy(), node]) if works and self.loop is not None else None
@@ -166,7 +165,7 @@ def _count(node: Any) -> int:
 
 
 def _decides(condition: ir.PrimExpr) -> ir.PrimExpr:
-    """The variables of a condition as one number."""
+    """A hash of the variables of a condition."""
     loads: list[Any] = []
     ir.walk(condition, lambda n: loads.append(n) if isinstance(n, ir.BufferLoad) and _is_private(n) else None)
     mixed: Any = ir.IntImm("int64", 0)
@@ -192,7 +191,7 @@ def _address(buffer: ir.Buffer) -> ir.PrimExpr:
 
 @lowers(ATOMIC_LOAD.name, VALUE)
 def _atomic_load(stage: DeviceStage, call: ir.Call) -> ir.PrimExpr:
-    """An atomic load, of device memory at the scope of the system."""
+    """An atomic load of device memory at system scope."""
     load, *loop = ir.mark_arguments(call)
     element = pointed(ir.loaded_element(load))
     buffer, dtype = element.buffer, str(element.dtype)

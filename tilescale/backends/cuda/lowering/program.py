@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Lower a whole program for a target: device phases taken apart, each grid as a TileLang function.
+"""Lower a whole program for a target: device phases split, each grid as a TileLang function.
 
-Before: a program's tree of phases. After: the same tree, of `HostStep`s and `LoweredGrid`s. Declines what a phase
-declines.
+Before: a program's tree of phases. After: the same tree, of `HostStep`s and `LoweredGrid`s. Declines as the stages of
+phases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilescale.program.model import Control, GridPhase, Launch, Part, Program, S
 
 @dataclass(frozen=True)
 class LoweredGrid(GridPhase):
-    """A grid phase of a launch, and what it became."""
+    """A grid phase of a launch, and its kernel."""
 
     launch: Launch
     kernel: LoweredKernel
@@ -32,7 +32,7 @@ class LoweredGrid(GridPhase):
 
 @dataclass(frozen=True)
 class Beside(GridPhase):
-    """A grid phase whose programs became those of several grids, which run at once."""
+    """A grid phase whose programs were split into several concurrent grids."""
 
     grids: tuple[LoweredGrid, ...]
 
@@ -43,9 +43,9 @@ class LoweredProgram:
 
     Attributes:
         body: its tree of parts, launches with their bodies.
-        rendezvous: where all devices synchronize when it is called.
-        sites: the places in grids that wait or signal, by number.
-        notes: which implementation was chosen for each operation between units, and why, in words.
+        rendezvous: the barriers of all devices in a call.
+        sites: the waits and signals of grids, by number.
+        notes: the chosen implementation of each operation between units, with the reason.
     """
 
     program: Program
@@ -57,12 +57,12 @@ class LoweredProgram:
 
     @property
     def grids(self) -> tuple[LoweredGrid, ...]:
-        """The grids of the program, in order, those of its device phases included."""
+        """The grids of the program, in order, including those of its device phases."""
         return tuple(part for part in _leaves(self.body) if isinstance(part, LoweredGrid))
 
     @property
     def host_steps(self) -> tuple[HostStep, ...]:
-        """What the host puts on the stream, in order."""
+        """The operations of the host, in order."""
         return tuple(part for part in _leaves(self.body) if isinstance(part, HostStep))
 
 
@@ -70,7 +70,7 @@ def lower(program: Program, target: Target) -> LoweredProgram:
     """A program for a target.
 
     Raises:
-        UnsupportedError: something that has no lowering, with its line.
+        UnsupportedError: a construct without a lowering, with its line.
     """
     implemented.check(program, target)
     body, planned = plan(program, target)
@@ -94,7 +94,7 @@ class _Lowering:
     grids: int = 0
 
     def part(self, part: Part, launch: Launch | None, around: tuple[ir.Var, ...]) -> Part:
-        """One part, inside a launch and loops of these variables."""
+        """One part, with its launch and the variables of enclosing loops."""
         if isinstance(part, Launch):
             return replace(part, body=self.part(part.body, part, around))
         if isinstance(part, Sequence):
@@ -113,7 +113,7 @@ class _Lowering:
         if phase is not self.within:
             found = branches.apart(phase, launch, self.program, self.target.machine)
         made = tuple(self._grid(*one, around) for one in found)
-        # What a device phase becomes has been noted when it was planned.
+        # The plan has notes for the parts of a device phase.
         if any(launch.grid is own.grid for own in self.program.launches):
             self.notes += [note for grid in made for note in grid.kernel.notes]
             self.notes += [branches.NOTE] if len(made) > 1 else []
@@ -130,7 +130,7 @@ class _Lowering:
 
 
 def _leaves(part: Part) -> Iterator[Part]:
-    """Grids and steps of the host, in order."""
+    """Grids and host steps, in order."""
     if isinstance(part, Launch):
         yield from _leaves(part.body)
     elif isinstance(part, Sequence | Control):

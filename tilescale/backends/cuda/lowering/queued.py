@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What a device's copy queue takes: which asynchronous operations it can execute, and why not the others.
+"""Asynchronous operations for a device's copy queue, and the reasons against the others.
 
-Why: a queue moves bytes and *stores* numbers into flags, it cannot add to them (CUDA 13 has no stream operation that
-does, and a kernel that would may find no free processor beside a grid that waits for it). A sum is a number that the
-host knows if the flag was zero when the call began and one queue alone raises it. Before: operations of device phases.
-After: for each the reason why it is not for the queue, or None. Who raises which flag is found by going through all
-devices and rounds of loops, with numbers where the host knows them; what it does not know counts as any number.
+Why: a queue moves bytes and *stores* numbers into flags, it cannot add to them (CUDA 13 has no stream operation for
+additions, and a kernel may find no free SM next to a grid that waits for it). The host knows a sum if the flag was zero
+when the call began and one queue alone raises it. Before: operations of device phases. After: for each the reason why
+it is not for the queue, or None. The senders of each flag are found by a walk over all devices and iterations of loops,
+with constants where the host knows them; unknown values count as any number.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Par
 from tilescale.program.operations import Collective, Copy, Rank, Signal, operation, signalled
 
 FLAG_TYPES = frozenset(("int32", "uint32", "int64", "uint64"))
-"""Types of flags that stream memory operations have."""
+"""Types of flags that stream memory operations support."""
 
 COMPARES = (">=", ">", "==")
-"""Comparisons that a stream waits for: of integers `> n` is `>= n + 1`."""
+"""Comparisons of stream waits: for integers `> n` is `>= n + 1`."""
 
 _ROUNDS = 4096
-"""Rounds of loops that are gone through with numbers, over all devices; in further ones indices count as unknown."""
+"""Iterations of loops that are evaluated with constants, over all devices; in further ones indices are unknown."""
 
 Word = tuple[int | None, ...]
-"""A flag: the device whose it is, and its indices; None for what is not known."""
+"""A flag: the device that owns it, and its indices; None for unknown ones."""
 
 
 class Queued:
@@ -44,7 +44,7 @@ class Queued:
 
     Attributes:
         waits: whether one of them waits for a flag before it starts.
-        any: whether the queue takes one of them.
+        any: whether at least one is for the queue.
     """
 
     def __init__(self, program: Program, target: Target):
@@ -60,7 +60,7 @@ class Queued:
         self.any = collectives or any(self.against_copy(copy) is None for copy in copies)
 
     def against_copy(self, copy: Copy) -> str | None:
-        """Why a copy with a signal is not for the queue."""
+        """The reason why a copy with a signal is not for the queue."""
         source, target = (ir.region_parts(r)[0] for r in (copy.source, copy.target))
         if source.dtype != target.dtype:
             return f"a copy engine converts nothing, here {source.dtype} to {target.dtype}"
@@ -81,7 +81,7 @@ class Queued:
         return None if copy.op == "set" else self._against_sums(flags[0])
 
     def against_collective(self, made: Collective) -> str | None:
-        """Why a collective with flags is not for the queue."""
+        """The reason why a collective with flags is not for the queue."""
         apart = self._against_messages(made.level, made.impl)
         if apart is not None:
             return apart
@@ -97,7 +97,7 @@ class Queued:
         return self._against_sums(flags)
 
     def _against_messages(self, level: str, impl: str | None) -> str | None:
-        """Why NCCL does not carry what goes to devices that share no memory with the queue's."""
+        """The reason why NCCL cannot send the queue's data to devices without shared memory."""
         if share_memory(self._target, level):
             return None
         if split(self._target, level) is None:
@@ -107,7 +107,7 @@ class Queued:
         return None if impl is None else f"impl={impl!r} does not lead to other nodes"
 
     def _against_sums(self, flags: ir.Buffer) -> str | None:
-        """Why the host does not know what flags are when the queue adds to them."""
+        """The reason why the host does not know the flags' values after the queue's additions."""
         if flags.data not in self._known:
             self._known[flags.data] = self._find(flags)
         return self._known[flags.data]
@@ -118,24 +118,25 @@ class Queued:
             return f"{name!r} may hold anything when a call begins (T.alloc_flags makes flags that are zero then)"
         raised = self._raised.get(flags.data, {})
         if flags.data in self._written or None in raised:
-            return f"the host does not know before a call what is added to {name!r} besides"
+            return f"the host does not know before a call what else is added to {name!r}"
         if _shared(raised):
             return f"several may raise the same flag of {name!r} (give every sender flags of its own)"
         return None
 
 
-# -- who raises what ---------------------------------------------------------------------------------------------------
+# -- senders of flags
+# ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _At:
-    """Where the walk over a program is: on a device, with the variables whose values are known there."""
+    """Context of the walk over a program: a device, with the variables of known value."""
 
     device: int
     ranks: Mapping[str, int]
     known: dict[ir.Var, int] = field(default_factory=dict)
     counted: bool = True
-    """Whether the host knows before the call how often this is executed."""
+    """Whether the host knows the number of executions before the call."""
 
 
 class _Walk:
@@ -229,7 +230,7 @@ class _Walk:
 
 
 def leads_out(part: Part, target: Target) -> bool:
-    """Whether a copy queue sends messages to other nodes, which take processors."""
+    """Whether a copy queue sends messages to other nodes, which take SMs."""
     if isinstance(part, HostStep):
         made = None if isinstance(part.stmt, ir.Bind) else operation(part.call)
         gathers = part.impl == QUEUE and isinstance(made, Collective) and not share_memory(target, made.level)
@@ -240,7 +241,7 @@ def leads_out(part: Part, target: Target) -> bool:
 
 
 def _raised(program: Program, target: Target) -> dict[ir.Var, dict[Any, set[Word]]]:
-    """For the data of each tensor of flags: sender -> what it raises. A sender None may raise anything at any time."""
+    """Data of each tensor of flags: sender -> its signals. A sender None may signal anything at any time."""
     walk = _Walk(target)
     for device in range(target.devices):
         walk.part(program.body, _At(device, target.mesh.ranks(device)))
@@ -248,7 +249,7 @@ def _raised(program: Program, target: Target) -> dict[ir.Var, dict[Any, set[Word
 
 
 def _shared(raised: Mapping[Any, set[Word]]) -> bool:
-    """Whether two senders may raise the same flag: flags that differ where all are known are not the same."""
+    """Whether two senders may raise the same flag: flags with different known indices are distinct."""
     words = [(sender, word) for sender, of_sender in raised.items() for word in of_sender]
     known = [i for i in range(len(words[0][1])) if all(word[i] is not None for _, word in words)] if words else []
     owners: dict[Word, Any] = {}
@@ -259,7 +260,7 @@ def _shared(raised: Mapping[Any, set[Word]]) -> bool:
 
 
 def _calls(stmt: ir.Stmt) -> list[ir.Call]:
-    """Our operations in a statement."""
+    """Operations of the language in a statement."""
     found: list[ir.Call] = []
     ir.walk(stmt, lambda node: found.append(node) if ir.op_name(node) in ops.ALL_OPS else None)
     return found
@@ -274,7 +275,9 @@ def _device_phases(part: Part) -> Iterator[ir.Stmt]:
 
 
 def _written(program: Program) -> set[ir.Var]:
-    """Data of tensors and tiles that anything but signals changes, or might: also a function that gets its address."""
+    """Data of tensors and tiles that something other than signals may change, such as a function that gets their
+    address.
+    """
     names = Surroundings(program)
     found: set[ir.Var] = set()
     for stmt, _, _ in statements(program.body):

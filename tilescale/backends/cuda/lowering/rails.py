@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Collectives that programs make on tiles, between groups of devices that share memory: inside them, and along rails.
+"""Collectives of programs on tiles, between groups of devices that share memory: inside them, and along rails.
 
-A device's *rail* is those of the same place in all groups. What groups need of each other they make inside first, by
-stores into workspaces of peers; NVSHMEM puts it along the rail of who has it, so each number travels once between two
-groups and all adapters work. Three workspaces: `near` has what the group sends here first, `rail` what comes along the
-rail, `spread` what the group passes on last. As in exchange.py they have two halves in turn. Partial sums travel in the
-tile's type and are added in the order of ranks, inside and then between groups, and rounded in each stage; a user's
-combination takes their place, for all tiles that belong together.
+A device's *rail* is the devices of the same position in all groups. Data for other groups is first combined or gathered
+inside a group, by stores into workspaces of peers; NVSHMEM puts it along the rail of its holder, so each number is sent
+once between two groups and all adapters work. There are three workspaces: `near` has the group's first parts, `rail`
+the parts received along the rail, `spread` the parts that the group distributes last. As in exchange.py they are
+double-buffered. Partial sums are sent in the tile's type and added in the order of ranks, inside and then between
+groups, and rounded in each stage; a user's combination replaces them, for all tiles that belong together.
 
-Who writes into a half for the second time after it was read has been through two barriers of its kind, inside or along
-the rail, since; and whoever reads there was at the second one only when it was done with what it had read.
+Before a device overwrites a half, it has passed two barriers of its kind, inside or along the rail, since the half was
+read; and a reader reached the second one only after its reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tilescale.program import ops
 from tilescale.program.operations import Collective, Combine
 
 Element = Callable[[list[Any]], Any]
-"""An element of a part by its indices there."""
+"""An element of a part by its indices in the part."""
 
 
 class Rails:
@@ -42,7 +42,7 @@ class Rails:
 
     Attributes:
         inside: siblings of a group; `across` groups.
-        group, place: this device's group, and its place there.
+        group, place: this device's group, and its position in it.
     """
 
     def __init__(self, stage: DeviceStage, call: ir.Call, part: list[int], dtype: str):
@@ -56,7 +56,7 @@ class Rails:
         self.program, self.parity = stage.place(), ir.Var("parity", "int32")
         self._name = f"exchange{stage.next_number()}"
         stage.call_nvshmem()
-        stage.ordered = True  # all threads of a program come together for each call
+        stage.ordered = True  # all threads of a program synchronize for each call
         stage.notes.append(f"{self.what}: {BETWEEN} through device memory inside, {IMPL} between")
 
     # -- workspaces --------------------------------------------------------------------------------------------------
@@ -65,14 +65,14 @@ class Rails:
         return (2 * self.stage.window * count, *self.part)
 
     def at(self, count: int, number: Any) -> Any:
-        """Where part `number` lies, of so many that a workspace has for a program.
+        """The position of part `number` among the `count` parts of a program in a workspace.
 
         The remainder proves it in bounds.
         """
         return (self.parity % 2 * self.stage.window + self.program) * count + number
 
     def here(self, name: str, count: int) -> ir.Buffer:
-        """This device's instance of a workspace that has so many parts for each program."""
+        """This device's instance of a workspace with `count` parts for each program."""
         return self.stage.workspace(f"{self._name}_{name}", self._shape(count), self.dtype)
 
     def received(self, name: str, count: int, number: Any) -> Element:
@@ -80,30 +80,32 @@ class Rails:
         return lambda index: ir.BufferLoad(self.here(name, count), [self.at(count, number), *index])
 
     def to_peer(self, name: str, count: int, number: Any, place: Any) -> tuple[ir.Buffer, list[Any]]:
-        """Where part `number` lies at the device of a place in this group: all instances, and its first indices."""
+        """The position of part `number` at the device `place` of this group: all instances, and its first indices."""
         peers = self.stage.workspace_peers(f"{self._name}_{name}", self._shape(count), self.dtype)
         device = self.stage.device_number(self.level, self.group * self.inside + place)
         return peers, [self.stage.slot(device), self.at(count, number)]
 
     def sent(self, count: int, number: Any) -> tuple[ir.Buffer, list[Any]]:
-        """Where a part lies that goes along the rail: the workspace, and its first index."""
+        """The position of a part to be sent along the rail: the workspace, and its first index."""
         shape = (self.stage.window * count, *self.part)
         return self.stage.workspace(f"{self._name}_sent", shape, self.dtype), [self.program * count + number]
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> ir.Stmt:
-        """Which half of the workspaces this collective uses: all of a rail count the same barriers."""
+        """Select the half of the workspaces: all devices of a rail count the same barriers."""
         return ir.Bind(self.parity, ir.BufferLoad(epochs(self.stage, self.level, RAIL), [self.program]) % 2)
 
     def _each(self, value: Element, *places: tuple[ir.Buffer, list[Any]]) -> ir.Stmt:
-        """Store every element of a part to some places."""
+        """Store every element of a part to several locations."""
         loops, held = tir.loop_variables(self.part), ir.Var("held", self.dtype)
         stores = [ir.BufferStore(buffer, held, [*first, *loops]) for buffer, first in places]
         return tir.parallel(loops, self.part, tir.sequence([ir.Bind(held, value(loops)), *stores]))
 
     def scatter(self, source: Tile, axis: int, groups: int) -> list[ir.Stmt]:
-        """Part (g, p) of a tile along an axis goes to the device of place p here, to part (g, own place) of `near`."""
+        """Part (g, p) of a tile along an axis goes to the device of position p here, to part (g, this device's
+        position) of `near`.
+        """
         count = groups * self.inside
         part, begins = parts(source, axis, count)
         if not source.in_registers:
@@ -121,7 +123,7 @@ class Rails:
         return [tir.parallel(loops, source.extents, ir.BufferStore(peers, value, [*first, *index]))]
 
     def summed_inside(self, groups: int, op: str) -> list[ir.Stmt]:
-        """What has come into `near` for each group, added up, where it goes along the rail from."""
+        """The sum of the parts in `near` for each group, at the position from which it is sent along the rail."""
         moves, count = [], groups * self.inside
         for group in range(groups):
             senders = [self.received("near", count, group * self.inside + place) for place in range(self.inside)]
@@ -133,8 +135,9 @@ class Rails:
         return moves
 
     def along_rail(self, source: Callable[[int], tuple[ir.Buffer, list[Any]]], count: int = 1) -> list[ir.Stmt]:
-        """So many parts that follow each other go to each group's device of this place, into those of this group in
-        `rail`; they are there then."""
+        """Send `count` consecutive parts to each group's device of this rail, into this group's parts of `rail`, and
+        wait for arrival.
+        """
         space, begin = self.here("rail", self.across * count), self.at(self.across * count, self.group * count)
         extents, rest = [count, *self.part], [0] * len(self.part)
         received = nvshmem.StridedTile.of(space, [begin, *rest], extents)
@@ -147,20 +150,20 @@ class Rails:
         return [*moves, nvshmem.complete()]
 
     def total(self, op: str, result: str) -> Element:
-        """What has come along the rail, added up, as a value of a type."""
+        """The sum of the parts received along the rail, as a value of a type."""
         groups = [self.received("rail", self.across, group) for group in range(self.across)]
         return lambda index: reduced([part(index) for part in groups], op, self.dtype, result)
 
     def to_all(self, count: int, number: Any) -> list[tuple[ir.Buffer, list[Any]]]:
-        """Where part `number` of `spread` lies at each device of the group."""
+        """The position of part `number` of `spread` at each device of the group."""
         return [self.to_peer("spread", count, number, place) for place in range(self.inside)]
 
     def spread(self, value: Element, count: int, number: Any) -> ir.Stmt:
-        """A part goes to all of the group, into part `number` of `spread`."""
+        """Send a part to all devices of the group, into part `number` of `spread`."""
         return self._each(value, *self.to_all(count, number))
 
     def take(self, name: str, count: int, target: Tile, axis: int) -> list[ir.Stmt]:
-        """The parts of a workspace become those of a tile along an axis."""
+        """Copy the parts of a workspace into those of a tile along an axis."""
         part, begins = parts(target, axis, count)
         if not target.in_registers:
             space, rest = self.here(name, count), [0] * len(part)
@@ -178,29 +181,29 @@ class Rails:
         return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
 
     def barrier_inside(self) -> ir.Stmt:
-        """What the group has sent is here."""
+        """Wait for the parts of the group."""
         return barrier_inside(self.stage, self.what, self.level)
 
     def barrier_of_rail(self) -> ir.Stmt:
-        """What the rail has put is here."""
+        """Wait for the parts of the rail."""
         return barrier_of_rail(self.stage, self.what, self.level)
 
 
 @dataclass(frozen=True)
 class _Came:
-    """The parts of a workspace as what units have sent, for a user's combination."""
+    """The parts of a workspace as the values of units, for a user's combination."""
 
     rails: Rails
     name: str
     devices: int
 
     def received(self, sender: Any, index: list[Any]) -> ir.PrimExpr:
-        """An element of one of them."""
+        """An element of a part."""
         return self.rails.received(self.name, self.devices, sender)(index)
 
 
 def _with_function(stage: DeviceStage, call: ir.Call, combine: Combine, axis: int, inside: int) -> ir.Stmt:
-    """An all-reduce of tiles that belong together: inside and then between groups, a fold over each one's."""
+    """An all-reduce of tiles that belong together: a fold over the values inside, and then between groups."""
     tiles = [tile_of(stage, region) for region in Collective.of(call).tiles]
     shared = [replace(tile, extents=parts(tile, axis, inside)[0]) for tile in tiles]
     several = [Rails(stage, call, part.extents, part.dtype) for part in shared]

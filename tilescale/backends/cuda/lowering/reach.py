@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Which devices reach each other's memory, as the machine model has it, and what carries data between the others.
+"""Devices that reach each other's memory in the machine model, and the transport between the others.
 
-Why: peers have addresses inside a node, or wherever NVLink leads, and nowhere else. Devices are numbered row-major, so
-those that share memory are neighbours in number: `Target.near` of them.
+Why: peers have addresses inside a node, or wherever NVLink reaches, and nowhere else. Devices are numbered row-major,
+so those that share memory are consecutive: `Target.near` of them.
 """
 
 from __future__ import annotations
@@ -17,34 +17,29 @@ if TYPE_CHECKING:
     from tilescale.hda.route import Path
 
 STORES, BULK = "lsu", "tma"
-"""Mechanisms by which kernels reach peers: loads and stores of threads, which messages are sent by; bulk copies."""
+"""Mechanisms by which kernels reach peers: loads and stores of threads, which send messages; bulk copies."""
 
 BY_MEMORY, BY_MESSAGES, BY_BOTH = "peer memory", "NCCL", "peer memory inside, NCCL between"
-"""What carries whole tensors between devices, in words."""
+"""Names of the transports of whole tensors between devices."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The units of a level that an operation speaks of, in groups that share memory.
-
-    Attributes:
-        inside: units of a group.
-        across: groups.
-    """
+    """The units of an operation's level, in groups that share memory."""
 
     inside: int
     across: int
 
     @property
     def carrier(self) -> str:
-        """What carries data between them, in words."""
+        """The name of the transport between them."""
         if self.across == 1:
             return BY_MEMORY
         return BY_MESSAGES if self.inside == 1 else BY_BOTH
 
 
 def split(target: Target, level: str) -> Split | None:
-    """The siblings of a level; None if their groups are of different sizes."""
+    """The siblings of a level in groups that share memory; None if the groups differ in size."""
     size, near, step = target.mesh.count(level), target.near, target.mesh.step(level)
     if step >= near:
         return Split(1, size) if step % near == 0 else None
@@ -54,7 +49,7 @@ def split(target: Target, level: str) -> Split | None:
 
 
 def reached(target: Target, level: str) -> int:
-    """Siblings of a level that share memory with each other; 0 if their groups are of different sizes."""
+    """Number of siblings of a level that share memory with each other; 0 if their groups differ in size."""
     found = split(target, level)
     return 0 if found is None else found.inside
 
@@ -66,7 +61,7 @@ def share_memory(target: Target, level: str) -> bool:
 
 
 def path_between(target: Target) -> Path:
-    """The way between two devices that do not share memory."""
+    """The path between two devices that do not share memory."""
     machine = target.machine
     return machine.path(machine.tensor_level.name, 0, target.near, sizes=dict(target.sizes[1:]))
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""How each operation is lowered: one table of rules, by operation, kind of level, and mechanism or implementation.
+"""Rules of the lowering: one table, by operation, kind of level, and mechanism or implementation.
 
 A rule takes the stage that lowers at this kind of level, or the part of it that is at work, and the call:
 
     kind of level   stage                       rules in
     "unit"          devices.py                  signals.py, exchange.py, rails.py, peer_atomics.py, copies/
     "program"       clusters/stage.py           clusters/collectives.py
-    "cluster"       clusters/stage.py           clusters/tile_operations.py: those that a cluster executes as one
+    "cluster"       clusters/stage.py           clusters/tile_operations.py: operations that a cluster executes as one
     "thread_group"  groups/clones.py            groups/collectives.py, and groups/shares.py for tile operations
 """
 
@@ -35,7 +35,7 @@ def lowers(name: str, kind: str = "unit", impl: str | None = None) -> Callable[[
 def rule_for(name: str | None, kind: str, impl: str | None = None) -> Rule | None:
     """The rule of an operation, None if it has no lowering.
 
-    Where none is asked for, the rule for all implementations, or that for the only one there is.
+    Without a requested implementation: the rule for all implementations, or that for the only one.
     """
     rules = {known: rule for (of, of_kind, known), rule in _RULES.items() if (of, of_kind) == (name, kind)}
     if impl is None and None not in rules:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Where all devices must synchronize when a call begins and ends, and the two barriers as part of one of its
-kernels.
+"""Barriers of all devices at the begin and end of a call, as kernels or as part of one of the call's kernels.
 
-A rendezvous is a kernel of its own unless one small grid is all of the program that has to do with other devices: then
-`enter` and `leave` of headers/rendezvous.cuh stand at the beginning and the end of its blocks.
+A barrier is a kernel of its own unless one small grid is the only part of the program with other devices: then `enter`
+and `leave` of headers/rendezvous.cuh are at the beginning and the end of its blocks.
 """
 
 from __future__ import annotations
@@ -35,20 +34,21 @@ from tilescale.program.rendezvous import (
 ENTRY, EXIT = "the barrier at its entry", "the barrier at its exit"
 
 PATIENCE = 3
-"""How many times as long as a wait a barrier behind it takes at most: a rank that hangs in a wait is to fail first and
-to say why."""
+"""Limit of a barrier after a wait, in multiples of a wait's: a rank that hangs in a wait must fail first, with the
+cause.
+"""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What a call needs.
+    """The barriers of a call.
 
     Attributes:
-        entry: all devices have come to the call before any of them touches another one's memory.
-        exit: all devices are done with each other's memory before any of them ends the call.
-        inside: a kernel of the program does it.
-        patience: how many times as long as a wait the entry takes at most. It is the next barrier behind the waits of a
-            call without an exit, unless the program ends with one of its own.
+        entry: all devices have reached the call before any accesses another one's memory.
+        exit: all devices are done with each other's memory before any ends the call.
+        inside: a kernel of the program executes them.
+        patience: the entry's limit, in multiples of a wait's. The entry is the next barrier after the waits of a call
+            without an exit, unless the program itself ends with a barrier.
     """
 
     entry: bool
@@ -58,20 +58,19 @@ class Rendezvous:
 
 
 def needed(program: Program, body: Part, target: Target) -> Rendezvous:
-    """Which barriers a program needs, of which `body` says how its device phases are executed.
+    """The barriers that a program needs; `body` has its planned device phases.
 
-    What the order of accesses needs, `tilescale/program/rendezvous.py` says. Collectives bring their own order, however
-    they are made: those of tiles write to workspaces of their own whose halves alternate, the others end when
-    everybody's part has come.
+    `tilescale/program/rendezvous.py` finds what the order of accesses needs. Collectives have their own order in every
+    implementation: those of tiles write to their own double-buffered workspaces, the others end when all parts have
+    arrived.
 
-    *Entry*: besides, wherever a device reaches another one, tells it something, or waits, even if a barrier of the
-    program comes first. It finds ranks that make no such call, or make it with other tensors, before anything is
-    written into them; and it is by what the watch of the copy queue sees that a replayed graph gets on. Before NCCL,
-    because nothing bounds how long that waits for a rank that does not come.
+    *Entry*: also wherever a device accesses another one, signals it, or waits, even if a barrier of the program comes
+    first. The barrier detects ranks that make no such call, or make it with other tensors, before anything is written
+    into them; and its count shows the watch of the copy queue that a replayed graph makes progress. Before NCCL,
+    because NCCL's wait for a missing rank has no bound.
 
-    *Exit*: only if an access of a device to another one's memory is not known there to be over when its own call ends.
-    That it waits for its own copy queue (`JOIN`) is not enough: others' queues write there too. What those do is known
-    by flags alone.
+    *Exit*: only if a device's call may end before an access of another device to its memory. Waiting for its own copy
+    queue (`JOIN`) is not enough: others' queues write there too, and only flags tell when they have.
 
     A single device needs neither.
     """
@@ -87,12 +86,12 @@ def needed(program: Program, body: Part, target: Target) -> Rendezvous:
 
 
 def _has_collective_of_host(part: Part) -> bool:
-    """Whether the host starts a collective, which no kernel of ours makes."""
+    """Whether the host starts a collective that is not a kernel of TileScale."""
     if isinstance(part, HostStep):
         made = None if isinstance(part.stmt, ir.Bind) else operation(part.call)
         if not isinstance(made, Collective):
             return False
-        ways = ON_TENSORS.get((made.name, part.impl), ())  # none of one on the copy queue
+        ways = ON_TENSORS.get((made.name, part.impl), ())  # none for one on the copy queue
         return not any(way.by_kernel for way in ways)
     if isinstance(part, DevicePhase | GridPhase):
         return False
@@ -103,14 +102,14 @@ def _has_collective_of_host(part: Part) -> bool:
 
 
 def small_grid(program: Program, body: Part, target: Target) -> GridPhase | None:
-    """The grid of a planned program that synchronizes devices by itself: the only phase that has to do with others, and
-    small enough; None if there is none.
+    """The grid of a planned program that contains its barriers: the only phase with other devices, and small enough;
+    None if there is none.
 
-    All of its blocks wait, so a grid that fills the device keeps its processors from others' work; and what waits in a
-    block is no producer's work, so loops that TileLang would give to one stay as they are. Those that units work in
-    have a loader of their own, which does not wait with the block: it must not load from peers that have not come, and
-    if it waits, a rank that does not come is to fail at the barrier, not in its wait.
-    Devices that do not all share memory synchronize in two steps, which the host starts.
+    All of its blocks wait, so a grid that fills the device would keep its SMs from other work. A block's wait is not
+    the producer's, so loops that TileLang would give to a producer stay as they are. Loops of units have their own
+    loader, which does not wait with the block: it must not load from peers that have not arrived, and if it waits, a
+    missing rank must fail at the barrier, not in its wait. Devices that do not all share memory synchronize in two
+    steps, which the host starts.
     """
     if target.near != target.devices:
         return None
@@ -122,7 +121,7 @@ def small_grid(program: Program, body: Part, target: Target) -> GridPhase | None
     extents = ir.constants(launch.grid) if launch is not None else None
     if launch is None or extents is None or launch.cluster_size > 1:
         return None
-    if ir.contains(phase.stmt, by_nvshmem):  # which completes what it does in its own way
+    if ir.contains(phase.stmt, by_nvshmem):  # which completes its operations itself
         return None
     held = machine.count(machine.program_level.name, machine.tensor_level.name)
     finer = {level.name for level in machine.levels if level.kind == "thread_group"}
@@ -148,9 +147,9 @@ def _level_of_scale(node: Any) -> str | None:
 
 
 def enclosed(stage: DeviceStage, body: ir.Stmt, rendezvous: Rendezvous) -> ir.Stmt:
-    """The body of a grid with its own barriers: blocks come first, enter before they reach other devices, and leave.
+    """The body of a grid with its own barriers: blocks enter before they access other devices, and leave at the end.
 
-    Flags are zero when it ends, as the next call finds them: a launch of their own takes a quarter of a small call.
+    It zeroes the flags at its end, for the next call: a separate launch takes a quarter of a small call.
     """
     stage.headers.append("rendezvous.cuh")
     devices, rank = stage.target.devices, stage.target.mesh.number(stage.rank)
@@ -173,7 +172,7 @@ def enclosed(stage: DeviceStage, body: ir.Stmt, rendezvous: Rendezvous) -> ir.St
         last = published(stage, tir.evaluate(leave), drains=True)
     else:
         count = tir.extern("tilescale::count", counts, record, *flags)
-        together = [sync()] if flags else []  # no thread of the block looks at them any more
+        together = [sync()] if flags else []  # no thread of the block reads them any more
         last = tir.sequence([*together, stage.one_thread(tir.evaluate(count))])
     before, after = _until_remote(stage, body)
     return tir.sequence(
@@ -188,7 +187,7 @@ def enclosed(stage: DeviceStage, body: ir.Stmt, rendezvous: Rendezvous) -> ir.St
 
 
 def _flags(stage: DeviceStage) -> list[ir.PrimExpr]:
-    """The flags of a launch on this device: the address of each tensor of them, and how many it has."""
+    """The flags of a launch on this device: the address of each tensor of them, and its size."""
     found: list[ir.PrimExpr] = []
     for data in stage.launch.flags:
         buffer = stage.local(data)
@@ -200,7 +199,7 @@ def _flags(stage: DeviceStage) -> list[ir.PrimExpr]:
 
 
 def _until_remote(stage: DeviceStage, body: ir.Stmt) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
-    """The statements of a lowered body before the first one that names another device's memory or synchronises."""
+    """The statements of a lowered body before the first one that accesses another device's memory or synchronizes."""
     far = {
         buffer.data
         for (_, buffer), argument in zip(stage.parameters, stage.arguments, strict=True)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Let loops that only pass tiles on to peers have several tiles in flight.
+"""Send pipelines: loops that only forward tiles to peers get several tiles in flight.
 
-Why: one tile after the other, a block waits for each to arrive before it loads the next, and reaches a fraction of what
-its link takes. Before: a loop of a load into a tile, bulk copies of it to peers, and their signals. After: the loads go
-to the slots of a ring in turn, the copies are begun and not awaited; a slot is loaded again when the copies out of it
-are complete, and only then their flags are raised, some turns late; those of the last turns after the loop. A tile is
-loaded by asynchronous copies (`cp.async`) while that of the turn before is sent, if they can: by 16 bytes, unconverted.
+Why: with one tile after the other, a block waits for each to arrive before it loads the next, and reaches a fraction of
+its link's bandwidth. Before: a loop of a load into a tile, bulk copies of it to peers, and their signals. After: the
+loads go to the slots of a ring, and the copies are issued and not awaited. A slot is loaded again when the copies out
+of it are complete, and only then their flags are raised, some iterations late; those of the last iterations after the
+loop. A tile is loaded by asynchronous copies (`cp.async`) while that of the previous iteration is sent, if possible: by
+16 bytes, unconverted.
 
 Worth: "put" of `benchmarks/results/asynchrony.json`, at 0.92 of the copy engine's rate; a block sends 41 GB/s, one tile
 after the other 30 (docs/notes/gemm-experiments.md).
@@ -28,7 +29,7 @@ from tilescale.program.model import bytes_of
 from tilescale.program.operations import Copy
 
 SLOTS = 4
-"""Tiles in flight at most: more than a link's round trip takes at the rate of one block."""
+"""Maximum tiles in flight: more than a link's round trip takes at the rate of one block."""
 
 _CP_ASYNC = 16
 """Bytes of an asynchronous copy of a thread (PTX ISA, `cp.async`)."""
@@ -41,7 +42,7 @@ class Senders:
     Attributes:
         is_bulk: whether the machine model lets a copy to a peer be a bulk copy.
         shared: bytes of shared memory of a program.
-        channels: the rings, through which tiles are passed on.
+        channels: the rings through which tiles are forwarded.
     """
 
     is_bulk: Callable[[ir.Call], bool]
@@ -69,7 +70,7 @@ class Senders:
         return found.with_ring(ring, slots)
 
     def _free(self, loop: ir.For, phase: ir.Stmt) -> int:
-        """Bytes of shared memory that a loop's ring can have: what no other tile takes at the same time."""
+        """Bytes of shared memory for a loop's ring: those that no other tile uses at the same time."""
         branch = next((s for s in ir.statements(phase) if isinstance(s, ir.IfThenElse) and _has(s, loop)), None)
         arms = [] if branch is None else [branch.then_case, branch.else_case]
         arm = next((arm for arm in arms if arm is not None and _has(arm, loop)), None)
@@ -80,7 +81,8 @@ class Senders:
 
 
 def _is_dead_after(loop: ir.For, tile: ir.Buffer, phase: ir.Stmt) -> bool:
-    """Whether the first statement after a loop that names a tile writes all of it, or there is none."""
+    """Whether a tile is dead after a loop: the first later statement that names it writes all of it, or there is none.
+    """
     in_order = list(ir.statements(phase))
     if any(isinstance(s, ir.For | ir.While) and not s.same_as(loop) and _has(s, loop) for s in in_order):
         return False
@@ -99,7 +101,7 @@ def _has(stmt: ir.Stmt, loop: ir.For) -> bool:
 
 @dataclass(frozen=True)
 class _Sending:
-    """A loop that loads a tile and sends it: its scalars, the load, and what sends."""
+    """A loop that loads a tile and sends it: its scalars, the load, and the sends."""
 
     loop: ir.For
     scalars: tuple[ir.Bind, ...]
@@ -110,7 +112,7 @@ class _Sending:
 
     @staticmethod
     def of(loop: ir.For) -> _Sending | None:
-        """A loop as one that only sends; None if it does anything else."""
+        """The parts of a loop that only sends; None if it does anything else."""
         body = flat(loop.body)
         scalars = [s for s in body if isinstance(s, ir.Bind)]
         rest = [s for s in body if not isinstance(s, ir.Bind)]
@@ -145,7 +147,7 @@ class _Sending:
         return tir.sequence([made, complete(0, tir.sequence(last))])
 
     def _ahead(self, loads: Sequence[ir.Stmt], sends: Sequence[ir.Stmt]) -> list[ir.Stmt]:
-        """The load of a turn, asynchronous, and what sends the tile of the turn before."""
+        """The asynchronous load of an iteration, and the sends of the previous iteration's tile."""
         loop = self.loop
         copies = [_asynchronous(stmt) for stmt in loads]
         next_one = tir.sequence([*self.scalars, *copies, loaded(1)])
@@ -157,7 +159,7 @@ class _Sending:
         ]
 
     def _is_asynchronous(self) -> bool:
-        """Whether threads can load the tile by copies of 16 bytes that they do not wait for."""
+        """Whether threads can load the tile by asynchronous copies of 16 bytes."""
         copy = TileCopy.of(self.load)
         (source, begins, extents), (tile, _, _) = map(ir.region_parts, (copy.source, copy.target))
         size = ir.bits(str(tile.dtype)) // 8
@@ -168,7 +170,7 @@ class _Sending:
         return all(ir.proves(ir.EQ(ir.int_node(n) * size % _CP_ASYNC, 0), {}) for n in numbers)
 
     def _signals(self, turn: ir.PrimExpr) -> list[ir.Stmt]:
-        """The signals of the copies of a turn."""
+        """The signals of an iteration's copies."""
         inner = [stmt for send in self.sends for stmt in ir.statements(send)]
         bound = (*self.scalars, *(s for s in inner if isinstance(s, ir.Bind)))
         values = _values(bound, {self.loop.loop_var: turn})
@@ -177,7 +179,7 @@ class _Sending:
 
 
 def _values(scalars: Iterable[ir.Bind], values: dict[ir.Var, ir.PrimExpr]) -> dict[ir.Var, ir.PrimExpr]:
-    """What scalars are in terms of what they begin with, of which some values are given."""
+    """The values of scalars, with some initial values given."""
     found = dict(values)
     for scalar in scalars:
         found[scalar.var] = ir.substitute(scalar.value, found)
@@ -195,7 +197,7 @@ def _is_load(stmt: ir.Stmt) -> bool:
 
 
 def _asynchronous(stmt: ir.Stmt) -> ir.Stmt:
-    """A load as copies that nobody waits for; other statements as they are."""
+    """A load by asynchronous copies; other statements unchanged."""
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
     return stmt if ir.op_name(call) != tl.COPY else tir.tile_call("async_copy", *tiles.regions_of(call))
 
@@ -220,7 +222,8 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 
 def _sends(stmt: ir.Stmt, tile: ir.Buffer, copies: list[ir.Call]) -> int | None:
-    """How many copies of a tile to peers a statement makes, which it notes; None if it does anything else."""
+    """Number of copies of a tile to peers that a statement makes, which are collected; None if it does anything else.
+    """
     if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.SERIAL:
         inner = [s for s in flat(stmt.body) if not isinstance(s, ir.Bind)]
         pure = all(_is_pure(s.value) for s in flat(stmt.body) if isinstance(s, ir.Bind))
@@ -236,7 +239,7 @@ def _sends(stmt: ir.Stmt, tile: ir.Buffer, copies: list[ir.Call]) -> int | None:
 
 
 def _in_slot(stmt: ir.Stmt, ring: ir.Buffer, slot: ir.PrimExpr) -> ir.Stmt:
-    """A load or a send with its tile in a slot; signals are left out."""
+    """A load or a send with its tile in a slot, without signals."""
 
     def leave(node: Any) -> Any:
         if ir.op_name(node) == ops.COPY.name:
@@ -257,7 +260,7 @@ def _slot_of(region: ir.Call, ring: ir.Buffer, slot: ir.PrimExpr, access: str) -
 
 
 def _signal_alone(node: Any) -> Any:
-    """The signal of a copy without the copy; scalars have been put in their places."""
+    """The signal of a copy without the copy, with scalars substituted."""
     if isinstance(node, ir.Bind):
         return tir.sequence([])
     if not isinstance(node, ir.Evaluate) or ir.op_name(node.value) != ops.COPY.name:

@@ -45,12 +45,12 @@ def flag_of(stage: DeviceStage, region: ir.Call) -> tuple[ir.Buffer, Any, Any, s
 
 @dataclass(frozen=True)
 class SignalUpdate:
-    """A flag of a peer that NVSHMEM updates, and what becomes of it.
+    """An update of a peer's flag by NVSHMEM.
 
     Attributes:
         kind: template arguments of the device function: 1 to set or 0 to add, and the flag's type.
         flag: pointer to the first flag, the number of this one, how many there are.
-        report: where a number beyond them is reported, and as which site.
+        report: the record for an out-of-bounds number, and its site.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class SignalUpdate:
 
     @classmethod
     def of(cls, stage: DeviceStage, what: str, flag: ir.Call, op: str | None, value: ir.PrimExpr) -> SignalUpdate:
-        """That of an operation, `what` in words, `{}` for the tensor of flags."""
+        """The update of an operation; `what` describes it, with `{}` for the tensor of flags."""
         buffer, index, extent, c_type = flag_of(stage, flag)
         pointer = tir.address_of(stage.symmetric(buffer.data))
         site = stage.site(what.format(buffer.name), flag=buffer.name)
@@ -90,13 +90,13 @@ def signal_peer(stage: DeviceStage, call: ir.Call, slot: Any) -> ir.Stmt:
 
 
 def signal_here(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
-    """Update the flag of this device that a copy or signal names, after everything that the program wrote."""
+    """Update the flag of this device that a copy or signal names, after all writes of the program."""
     buffer = ir.region_parts(_told(call)[0])[0]
     return _signal_at(stage, call, tir.address_of(stage.local(buffer.data)))
 
 
 def _signal_at(stage: DeviceStage, call: ir.Call, flags: ir.PrimExpr) -> ir.Stmt:
-    """The same, `flags` being the first one of the instance meant."""
+    """Update a flag that a copy or signal names; `flags` is the first one of its instance."""
     region, value = _told(call)
     buffer, index, extent, _ = flag_of(stage, region)
     site = stage.site(f"T.signal({buffer.name})", flag=buffer.name)
@@ -124,7 +124,7 @@ def _signal(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 @lowers(ops.SIGNAL.name, impl=IMPL)
 def _signal_by_nvshmem(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     signal = Signal.of(call)
-    assert signal.level is not None, "a signal of its own goes nowhere"
+    assert signal.level is not None, "a local signal has no peer"
     update = SignalUpdate.of(stage, "T.signal({})", signal.flag, signal.op, signal.value)
     stage.call_nvshmem()
     stage.notes.append(f"T.signal of {ir.region_parts(signal.flag)[0].name} between {signal.level}s: {IMPL}")
@@ -174,7 +174,7 @@ def _poll(
 
 
 def _wait_any(stage: DeviceStage, wait: Wait, site: int) -> ir.Stmt:
-    """One thread finds a flag that compares true, and all have its number and see what it acquired."""
+    """One thread finds a flag that compares true; all get its number and see what it acquired."""
     buffer, _, extents = ir.region_parts(wait.flag)
     along = next((axis for axis, n in enumerate(extents) if ir.constant(n) != 1), len(extents) - 1)
     stride: Any = ir.IntImm("int64", 1)
@@ -193,8 +193,9 @@ def _barrier(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 
 
 def epochs(stage: DeviceStage, level: str, part: str = "") -> ir.Buffer:
-    """How often programs of this device have met their counterparts on the siblings of a level, or a part of them, at
-    each place."""
+    """Number of barriers of this device's programs with their counterparts on the siblings of a level, or a part of
+    them, at each slot.
+    """
     name = f"barrier_epochs{_suffix(stage, level)}{part}"
     return stage.workspace(name, (stage.window,), "int32", symmetric=False)
 
@@ -204,9 +205,9 @@ def _suffix(stage: DeviceStage, level: str) -> str:
 
 
 def barrier(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
-    """The programs with this index on all siblings of a level meet; each then sees what the others wrote before.
+    """A barrier of the programs with this index on all siblings of a level; each then sees the others' earlier writes.
 
-    Where they do not all share memory, those that do meet first, then those of one place in each such group.
+    Where they do not all share memory, those that do synchronize first, then those of one position in each such group.
 
     Raises:
         UnsupportedError: groups of different sizes.
@@ -225,14 +226,14 @@ def barrier(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
 
 
 GROUPS = "tilescale::barrier_of_groups"
-"""The device function of a barrier that NVSHMEM is needed for."""
+"""The device function of a barrier that needs NVSHMEM."""
 
 INSIDE, RAIL = "_inside", "_rail"
-"""The siblings that share memory, and those of one place in each group of such."""
+"""Suffixes: the siblings that share memory, and those of one position in each such group."""
 
 
 def barrier_inside(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
-    """As `barrier`, of the siblings that share memory with this one."""
+    """`barrier` of the siblings that share memory with this one."""
     groups, rank = split(stage.target, level), stage.rank(level)
     assert groups is not None, "who asks has split them"
     place = rank % groups.inside
@@ -241,7 +242,7 @@ def barrier_inside(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
 
 
 def barrier_of_rail(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
-    """As `barrier`, of this sibling's place in all groups that share memory."""
+    """`barrier` of the siblings at this one's position in all groups that share memory."""
     groups, rank = split(stage.target, level), stage.rank(level)
     assert groups is not None, "who asks has split them"
     rail = _siblings(stage, level, rank // groups.inside, groups.across, rank % groups.inside, groups.inside)
@@ -251,7 +252,7 @@ def barrier_of_rail(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
 def _barrier_of(
     stage: DeviceStage, what: str, level: str, part: str, size: int, function: str, members: list[Any]
 ) -> ir.Stmt:
-    """A call of a device function for a barrier of so many, after which all threads see what the others wrote."""
+    """A call of a device function for a barrier of `size` siblings, after which all threads see the others' writes."""
     if function == GROUPS:
         stage.call_nvshmem()
     if function != "tilescale::barrier" and "siblings.cuh" not in stage.headers:
@@ -268,7 +269,7 @@ def _barrier_of(
 
 
 def _siblings(stage: DeviceStage, level: str, rank: Any, size: int, first: Any, apart: int = 1) -> ir.PrimExpr:
-    """What the device functions take for `size` siblings of a level, `apart` in their ranks from the first one on."""
+    """The device functions' arguments for `size` siblings of a level, `apart` in their ranks from the first one on."""
     step = apart * stage.target.mesh.step(level)
     shift = stage.scalar(SlotShift(), "slot_shift", "int32")
     return tir.extern(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The parameters of a generated kernel: made when a rule first asks for them, in the order of asking."""
+"""The parameters of a generated kernel: created when a rule first requests them, in the order of requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tilescale.backends.cuda.lowering.phase import Phase, Stage
 
 
 class Signature(Stage):
-    """A stage that asks for parameters: they are made when something first asks for them, in the order of asking.
+    """A stage with parameters, created at the first request, in the order of requests.
 
     Attributes:
         parameters, arguments, sites, reached: as those of `Parameters`, so far.
@@ -38,7 +38,7 @@ class Signature(Stage):
         self._known: dict[Argument, Any] = {}
 
     def expr(self, expr: Any) -> Any:
-        """An expression, lowered; the walk over statements says how."""
+        """An expression, lowered; the walk over statements defines it."""
         return expr
 
     def is_parameter(self, buffer: ir.Buffer) -> bool:
@@ -61,7 +61,7 @@ class Signature(Stage):
         """A tensor parameter."""
 
         def make() -> tuple[ir.Var, ir.Buffer]:
-            # Of two parameters of one name stock TileLang would take the second for one that nobody else writes.
+            # With two parameters of one name, stock TileLang would assume that only the kernel writes the second one.
             taken = sum(b is not None and b.name.rstrip("_") == name for _, b in self.parameters)
             return tir.parameter_buffer(name + "_" * taken, shape, dtype, strides=strides)
 
@@ -72,11 +72,11 @@ class Signature(Stage):
         return tir.address_of(self.tensor(WaitRecord(), "wait_record", [8], "int64"))
 
     def limit(self) -> ir.Var:
-        """How long a wait may take, in nanoseconds."""
+        """Limit of a wait, in nanoseconds."""
         return self.scalar(Limit(), "wait_limit", "int64")
 
     def site(self, what: str, flag: str = "", compare: str = "") -> int:
-        """The number of a new waiting place."""
+        """The number of a new wait or signal."""
         self.sites.append(Site(what, self.where, flag, compare))
         return self.phase.first_site + len(self.sites) - 1
 
@@ -85,7 +85,7 @@ class Signature(Stage):
         return self.scalar(Rank(level), f"{level}_rank", "int32")
 
     def slot(self, peer: Any) -> ir.PrimExpr:
-        """Where a near device's instances lie in the heap's address range. The modulo also proves it in bounds."""
+        """A near device's slot in the heap's address range. The modulo also proves it in bounds."""
         return (peer + self.scalar(SlotShift(), "slot_shift", "int32")) % self.target.slots
 
     def workspace(self, name: str, shape: tuple[int, ...], dtype: str, *, symmetric: bool = True) -> ir.Buffer:
@@ -93,11 +93,11 @@ class Signature(Stage):
         return self.tensor(Workspace(self._own(name), shape, dtype, symmetric), name, shape, dtype)
 
     def _own(self, name: str) -> str:
-        """A workspace's name within the program: what a phase makes for itself is its own."""
+        """A workspace's name within the program: a phase's internal one is unique."""
         return f"{name}@{self.phase.number}"
 
     def is_own(self, workspace: str) -> bool:
-        """Whether a workspace of that name is one that this phase makes for itself."""
+        """Whether a workspace of that name is internal to this phase."""
         return workspace.endswith(f"@{self.phase.number}")
 
     def workspace_peers(self, name: str, shape: tuple[int, ...], dtype: str) -> ir.Buffer:
@@ -118,7 +118,7 @@ class Signature(Stage):
         return [ir.IntImm("int64", self.target.stride * 8 // ir.bits(dtype)), *strides]
 
     def _global(self, data: ir.Var) -> tuple[int | None, Any, Any, str, str]:
-        """Position (None: a workspace of the program), buffer, shape, type and name behind a tensor's data variable."""
+        """Position (None: a workspace of the program), buffer, shape, type and name of a data variable's tensor."""
         data = self.phase.parameters_of_views.get(data, data)
         for position, parameter in enumerate(self.program.parameters):
             if parameter.buffer is not None and parameter.buffer.data.same_as(data):
@@ -134,7 +134,7 @@ class Signature(Stage):
         return self.tensor(argument, name, shape, dtype)
 
     def symmetric(self, data: ir.Var) -> ir.Buffer:
-        """This device's instance of a tensor that stands for those of peers, which lie at the same place there."""
+        """This device's instance of a tensor, which represents the peers' at the same address."""
         position = self._global(data)[0]
         if position is not None:
             self.reached.add(position)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Spread the work of a device over a grid: statements in order, parallel loops, operations on whole tensors by tiles.
+"""Grids for the work of a device phase: statements in order, parallel loops, operations on whole tensors by tiles.
 
-Why: a device phase has no programs, kernels do. Before: statements of a device phase. After: launches beside the
-program's own, each with the values that the device has bound before.
+Why: a device phase has no programs, kernels do. Before: statements of a device phase. After: launches in addition to
+the program's own, each with the values that the device has bound before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilescale.program import ops
 from tilescale.program.model import GridPhase, Launch, Part
 
 ELEMENTS = 4096
-"""Elements of a tensor that one program takes: 16 for each of its threads."""
+"""Elements of a tensor for one program: 16 for each of its threads."""
 
 THREADS = 256
 
@@ -30,8 +30,8 @@ class Grids:
 
     Attributes:
         launch: the program's launch around the phase.
-        where: the line that is being lowered.
-        bound: what the device has bound before that the host knows, too.
+        where: the current line.
+        bound: the device's earlier bindings that the host knows, too.
     """
 
     def __init__(self, launch: Launch):
@@ -43,13 +43,13 @@ class Grids:
         self._made = 0
 
     def unsupported(self, found: str) -> UnsupportedError:
-        """The error for something that has no lowering, at the current line."""
+        """The error for an unsupported construct, at the current line."""
         return UnsupportedError(found, hint="run it with tilescale.emulate", where=self.where)
 
     # -- values of the device ----------------------------------------------------------------------------------------
 
     def bind(self, bind: ir.Bind) -> None:
-        """Later grids may use a value; one that is read from memory only the grid that reads it."""
+        """Make a value available to later grids; one that is read from memory only to the grid that reads it."""
         (self.bound if is_known(bind) else self._read)[bind.var] = bind
 
     def check_known(self, used: Sequence[ir.Var], here: Sequence[ir.Stmt] = ()) -> None:
@@ -75,7 +75,7 @@ class Grids:
         return tir.sequence([*(bind for var, bind in self.bound.items() if var in needed), *stmts])
 
     def _check_local(self, stmts: Sequence[ir.Stmt]) -> None:
-        """What a device keeps outside its memory ends with the grid that is made for its statements."""
+        """Check that values outside of device memory are used only in the grid of their statements."""
         on_chip = {b.data: b.name for b in self.launch.buffers if b.scope() != "global"}
         for var in {var for stmt in stmts for inner in ir.statements(stmt) for var in ir.uses(inner)} & on_chip.keys():
             if self._local.setdefault(var, self._made) != self._made:
@@ -108,7 +108,7 @@ class Grids:
         return [self.grid(stmts, ir.Var("bx", "int32"), 1, 1)] if stmts else []
 
     def elementwise(self, loop: ir.For) -> Part:
-        """A nest of parallel loops: as many of the outer ones spread over programs as leave each a few elements."""
+        """A nest of parallel loops: the outer ones are spread over programs, such that each has a few elements."""
         loops = list(_nest(loop))
         extents = ir.constants(nest.extent for nest in loops)
         bx = ir.Var("bx", "int32")
@@ -182,7 +182,7 @@ def with_args(call: ir.Call, args: Sequence[Any], notes: dict[str, Any], without
 
 
 def is_known(bind: ir.Bind) -> bool:
-    """Whether the host knows a value, too: a rank, or what follows from ranks and loop variables."""
+    """Whether the host knows a value, too: a rank, or an expression of ranks and loop variables."""
     return ir.op_name(bind.value) == ops.RANK.name or ir.is_pure(bind.value)
 
 

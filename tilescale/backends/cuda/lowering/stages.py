@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """All stages from a grid phase to a kernel, in order.
 
-Each takes a `Phase` and returns one: statements of TIR, and what stands around them. Roles come before devices, as it
-is our operations that have roles; calls of the prelude have none.
+Each takes a `Phase` and returns one: statements of TIR with their context. Roles come before devices, because
+operations of the language have roles and calls of the prelude have none.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from tilescale.backends.cuda.lowering.window import in_turns, window
 
 
 def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:
-    """A phase as a kernel; `rendezvous` says where devices synchronize in it, if they do.
+    """A phase as a kernel; `rendezvous` has the barriers of devices in it, if there are any.
 
     Raises:
-        UnsupportedError: something that has no lowering, with its line.
+        UnsupportedError: a construct without a lowering, with its line.
     """
     phase = groups.lower(clusters.lower(begun(phase)))
     return in_roles(phase, lambda assigned: split.lower(barriers.lower(hazards.lower(devices(assigned, rendezvous)))))
 
 
 def begun(phase: Phase) -> Phase:
-    """A phase as the first stage takes it: with numbers of units, without loops of a single turn."""
+    """A phase for the first stage: with numbers of units filled in, without single-trip loops."""
     made = replace(phase, stmt=without_single_turns(phase.sized(phase.stmt), phase.launch))
     made = with_loaded_extents(polling.bounded(replace(made, stmt=shortened(made))))
     made = replace(made, ordered=made.ordered or ir.contains(made.stmt, is_of_unit))
@@ -55,7 +55,7 @@ def begun(phase: Phase) -> Phase:
 
 
 def devices(phase: Phase, rendezvous: Rendezvous | None) -> Phase:
-    """A phase in which no other device is named any more, but its memory."""
+    """A phase in which other devices appear only as memory."""
     stage = DeviceStage(phase)
     body = in_turns(stage, stage.stmt(phase.stmt))
     if rendezvous is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a statement of a grid phase is, as far as its order with others matters."""
+"""Predicates on statements of a grid phase, as far as their order with others matters."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _TILE_OP = tl.TILE_OPERATIONS
 _WITHOUT_WORKSPACE = (tl.COPY, tl.FILL)
 
 _DIMENSIONS = BOX_DIMENSIONS - 1
-"""That a bulk copy has besides that of devices."""
+"""Dimensions of a bulk copy, except that of devices."""
 
 
 def is_pipelined(node: Any) -> bool:
-    """Whether a node is a loop whose loads run ahead."""
+    """Whether a node is a pipelined loop."""
     return stages_of(node) > 0
 
 
 def orders(node: Any) -> bool:
-    """Whether a node is an operation whose order with others matters to peers."""
+    """Whether peers may observe the order of an operation with others."""
     name = ir.op_name(node)
     return name in ops.ALL_OPS - {ops.RANK.name, ops.VIEW.name}
 
 
 def is_of_unit(node: Any) -> bool:
-    """Whether a node is an operation for which all threads of a unit come together, none of them as a producer."""
+    """Whether all threads of a unit synchronize for an operation, so that none of them can be a producer."""
     made = operation(node)
     return isinstance(made, AtomicAdd | InvokeOne) or isinstance(made, Wait) and not made.is_of_one_flag
 
 
 def is_wait(stmt: ir.Stmt) -> bool:
-    """Whether a statement is a wait for one flag, or a branch that waits and does nothing else."""
+    """Whether a statement is a wait for one flag, or a branch with only a wait."""
     if isinstance(stmt, ir.IfThenElse) and stmt.else_case is None:
         return all(is_wait(inner) for inner in flat(stmt.then_case))
     made = operation(stmt.value) if isinstance(stmt, ir.Evaluate) else None
@@ -68,7 +68,7 @@ def is_scalar(stmt: ir.Stmt) -> bool:
 
 
 def is_setting(stmt: ir.Stmt) -> bool:
-    """Whether a statement says how many registers roles have."""
+    """Whether a statement sets the register counts of roles."""
     return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) in (tl.PRODUCER_REGISTERS, tl.CONSUMER_REGISTERS)
 
 
@@ -80,7 +80,7 @@ def is_fill(stmt: ir.Stmt) -> bool:
 
 
 def loads_registers(stmt: ir.Stmt) -> bool:
-    """Whether a statement loads registers from device memory, and does nothing else."""
+    """Whether a statement only loads registers from device memory."""
 
     def is_more(node: Any) -> bool:
         if isinstance(node, ir.BufferLoad | ir.BufferStore):
@@ -107,7 +107,7 @@ def is_copy(stmt: ir.Stmt, source: str, target: str) -> bool:
 
 
 def is_pull(stmt: ir.Stmt) -> bool:
-    """Whether a statement copies a tile of a peer's to shared memory, of no more dimensions than a bulk copy has."""
+    """Whether a statement copies a peer's tile to shared memory, with at most the dimensions of a bulk copy."""
     made = operation(stmt.value) if isinstance(stmt, ir.Evaluate) else None
     if not isinstance(made, Copy) or made.to_peer or made.signal is not None:
         return False
@@ -122,19 +122,19 @@ def reads_memory(stmt: ir.Stmt) -> bool:
 
 
 def flat(stmt: ir.Stmt) -> list[ir.Stmt]:
-    """The statements of a list in order; regions that programs or devices around them execute are spliced in."""
+    """The statements of a list in order; regions of the executing programs or devices are spliced in."""
     if isinstance(stmt, ir.SeqStmt) or is_region(stmt):
         return [inner for child in ir.children(stmt) for inner in flat(child)]
     return [stmt]
 
 
 def is_region(stmt: ir.Stmt) -> bool:
-    """Whether a statement is a region that units around the program, or programs, execute."""
+    """Whether a statement is a region of units around the program, or of programs."""
     return isinstance(stmt, ir.AttrStmt) and str(stmt.attr_key) == ops.SCALE
 
 
 def tiles_named(stmt: ir.Stmt, besides: ir.Stmt | None = None) -> set[ir.Buffer]:
-    """Tiles in shared memory that a statement names, one inner statement left out."""
+    """Tiles in shared memory that a statement names, except in one inner statement."""
     return _named(stmt, besides, lambda n: n.buffer if isinstance(n, ir.BufferLoad | ir.BufferStore) else None)
 
 
@@ -154,7 +154,7 @@ def _named(stmt: ir.Stmt, besides: ir.Stmt | None, tile_of: Callable[[Any], ir.B
 
 
 def writes_tiles(stmt: ir.Stmt) -> bool:
-    """Whether a statement writes shared memory, or may need some for itself, as reductions do."""
+    """Whether a statement writes shared memory, or may need scratch there, as reductions do."""
 
     def writes(node: Any) -> bool:
         if isinstance(node, ir.BufferStore):
@@ -181,7 +181,9 @@ def is_bulk_store(call: ir.Call) -> bool:
 
 
 def must_keep_order(loop: ir.For, phase: ir.Stmt) -> bool:
-    """Pipelining would load before a wait of the loop, and has no place for a tile that is used outside it too."""
+    """Whether a loop must not be pipelined: it would load before one of its waits, or has a tile that is used outside
+    it too.
+    """
     outside = {tile.data for tile in _named(phase, loop, _tile_of)}
     written = _named(loop, None, lambda n: _tile_of(n) if tiles.is_region(n) and tiles.access_of(n) == "w" else None)
     return ir.contains(loop.body, orders) or any(tile.data in outside for tile in written)
@@ -192,5 +194,5 @@ def _tile_of(node: Any) -> ir.Buffer | None:
 
 
 def in_order(loop: ir.For, body: ir.Stmt) -> ir.Stmt:
-    """A pipelined loop, one iteration after the other."""
+    """A pipelined loop as a sequential one."""
     return ir.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Which thread of a unit makes an access, as far as that is known before stock TileLang distributes iterations.
+"""The thread of a unit that makes an access, as far as it is known before stock TileLang distributes iterations.
 
 Why: two accesses of an element by the same thread need no barrier. Three rules decide: the index names the thread; a
 nest of parallel loops is distributed in the order of its iterations, by vectors as long as its accesses allow; an
-iteration that touches an element of a fragment is the thread's that holds it. An element then has one thread if its
-index tells which iteration touches it.
+iteration that accesses an element of a fragment runs on the thread that holds it. An element then has one thread if its
+index determines the iteration.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tilescale.program.parallel_loops import is_fragment, loops_of, vector_lengt
 from tilescale.program.regions import Inside
 
 _AXES = tuple(ir.Var(f"axis{axis}", "int32") for axis in range(8))
-"""The variables of an iteration where two statements are compared: of its loops, or of the fragment that it touches."""
+"""Canonical variables of an iteration where two statements are compared: of its loops, or of its fragment."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What the statements of a phase say of its buffers.
+    """Properties of a phase's buffers, from its statements.
 
     Attributes:
-        threads: the variables that are thread indices, and how many values each takes.
-        held: data variables of fragments of which each element is one thread's.
-        steady: those of variables (`T.alloc_var`) that have one value wherever they are read in a statement's index.
+        threads: the thread index variables, and their extents.
+        held: data variables of fragments whose elements each belong to one thread.
+        steady: data of variables (`T.alloc_var`) with a single value in all indices that read them.
     """
 
     threads: Mapping[ir.Var, int]
@@ -41,7 +41,7 @@ class Known:
 
     @classmethod
     def of(cls, stmt: ir.Stmt, threads: Mapping[ir.Var, int], by: Executing) -> Known:
-        """Of all statements of a phase."""
+        """The properties of all statements of a phase."""
         return cls(threads, _held(stmt, by), _steady(stmt))
 
     def is_fixed(self, index: Any) -> bool:
@@ -54,11 +54,12 @@ class Known:
 
 @dataclass(frozen=True)
 class ThreadMap:
-    """What decides which thread makes an access of an element.
+    """The mapping from elements of an access to threads.
 
     Attributes:
-        rule: how iterations are distributed over threads.
-        place: the index along each dimension of the tensor, by iteration; None where that says nothing of it.
+        rule: the distribution of iterations over threads.
+        place: the index along each dimension of the tensor, by iteration; None where the iteration does not determine
+            it.
     """
 
     rule: tuple[Any, ...]
@@ -69,12 +70,12 @@ class ThreadMap:
         return _alike(self.rule, other.rule) and _alike(self.place, other.place)
 
     def substituted(self, new: Mapping[ir.Var, Any]) -> ThreadMap:
-        """The same with other values of variables."""
+        """The map with variables substituted."""
         return replace(self, place=tuple(n if n is None else ir.substitute(n, dict(new)) for n in self.place))
 
 
 def of_index(access: Any, known: Known) -> ThreadMap | None:
-    """Of a statement that all threads execute; None if one element may be several threads'."""
+    """The map of a statement that all threads execute; None if several threads may access one element."""
     (thread,) = known.threads if len(known.threads) == 1 else (None,)
     if thread is None:
         return None
@@ -83,7 +84,7 @@ def of_index(access: Any, known: Known) -> ThreadMap | None:
 
 
 def of_copy(found: Iterable[accesses.Access], known: Known) -> ThreadMap | None:
-    """Of a copy between a tensor and all of a fragment that threads hold: by element of the fragment."""
+    """The map of a copy between a tensor and a whole fragment with known holders: by element of the fragment."""
     tensors, fragments = _by_kind(found)
     if len(tensors) != 1 or len(fragments) != 1 or not is_whole(fragments[0]):
         return None
@@ -102,7 +103,7 @@ def of_copy(found: Iterable[accesses.Access], known: Known) -> ThreadMap | None:
 def of_loops(
     nest: ir.For, found: list[accesses.Access], known: Known, threads: int
 ) -> Callable[[Any], ThreadMap | None]:
-    """Of a nest of parallel loops: the map of each access."""
+    """The map of each access of a nest of parallel loops."""
     loops = loops_of(nest)
     extents, begins = ir.constants(loop.extent for loop in loops), ir.constants(loop.min for loop in loops)
     if extents is None or begins is None or any(begins) or len(loops) > len(_AXES):
@@ -116,7 +117,9 @@ def of_loops(
 
 
 def _held(stmt: ir.Stmt, by: Executing) -> frozenset[ir.Var]:
-    """Data variables of fragments of which each element is one thread's: the sums of products, and spread fragments."""
+    """Data variables of fragments whose elements each belong to one thread: accumulators of GEMMs, and spread
+    fragments.
+    """
     found = list(steps(stmt, by.threads, _unit))
     products = [Gemm.of(s.value) for s, _ in found if isinstance(s, ir.Evaluate) and ir.op_name(s.value) == tl.GEMM]
     return spread(found) | {ir.region_parts(product.c)[0].data for product in products}
@@ -128,7 +131,7 @@ def _unit(stmt: ir.Stmt) -> int | None:
 
 
 def _steady(stmt: ir.Stmt) -> frozenset[ir.Var]:
-    """Data variables of those that are stored to once, in front of all loops."""
+    """Data variables of variables that are stored to once, before all loops."""
     stores = [s.buffer.data for s in ir.statements(stmt) if isinstance(s, ir.BufferStore) and _is_variable(s.buffer)]
     looped = {
         inner.buffer.data
@@ -147,7 +150,7 @@ def _is_variable(buffer: ir.Buffer) -> bool:
 def _rule(
     nest: ir.For, loops: list[ir.For], found: list[accesses.Access], held: frozenset[ir.Var], threads: int
 ) -> tuple[tuple[Any, ...] | None, list[int]]:
-    """How a nest is distributed, and the order in which its loops count for that."""
+    """The distribution of a nest, and the order of its loops for it."""
     variables = [loop.loop_var for loop in loops]
     for access in found:
         order = _order(access.begins, variables)
@@ -164,14 +167,14 @@ def _rule(
 
 
 def _order(begins: tuple[Any, ...] | None, variables: list[ir.Var]) -> list[int] | None:
-    """Which loop's variable each index is, if they are those of all loops."""
+    """The loop variable of each index, if the indices are those of all loops."""
     found = [next((at for at, v in enumerate(variables) if v.same_as(n)), None) for n in begins or ()]
     order = [at for at in found if at is not None]
     return order if len(order) == len(found) and sorted(order) == list(range(len(variables))) else None
 
 
 def _vectors(nest: ir.For, variables: list[ir.Var], found: list[accesses.Access]) -> list[str] | None:
-    """All that decides how long the vectors of a nest are; None if its values say more than its accesses do."""
+    """The factors that decide the vector width of a nest; None if its values matter in addition to its accesses."""
     names: dict[ir.Var, Any] = dict(zip(variables, _AXES, strict=False))
     said: set[str] = set()
     for access in found:
@@ -199,7 +202,7 @@ def _unloaded(node: Any) -> Any:
 def _map(
     rule: tuple[Any, ...], indices: Iterable[Any], extents: list[int], bound: set[ir.Var], known: Known
 ) -> ThreadMap | None:
-    """A map, if the index of an element tells the iteration; `bound` are names that have a value in each iteration."""
+    """A map, if the index of an element determines the iteration; `bound` are names with a value in each iteration."""
     axes = _AXES[: len(extents)]
     place = tuple(_told(index, axes, bound, known) for index in indices)
     sizes = dict(zip(axes, extents, strict=True))
@@ -208,13 +211,13 @@ def _map(
 
 
 def _told(index: Any, axes: tuple[ir.Var, ...], bound: set[ir.Var], known: Known) -> Any:
-    """An index that says something of the iteration, and the same whenever it is evaluated; None for others."""
+    """An index that depends on the iteration, and has the same value at each evaluation; None for others."""
     used = ir.variables(index)
     return ir.simplify(index, {}) if used & set(axes) and not used & bound and known.is_fixed(index) else None
 
 
 def _is_injective(index: Any, sizes: Mapping[ir.Var, int]) -> bool:
-    """Whether an index has another value for all values of the variables in it."""
+    """Whether an index is injective in its variables."""
     strides = [(_stride(index, var), n) for var, n in sizes.items() if var in ir.variables(index)]
     reach = 0
     for stride, n in sorted((abs(s or 0), n) for s, n in strides):
@@ -225,17 +228,17 @@ def _is_injective(index: Any, sizes: Mapping[ir.Var, int]) -> bool:
 
 
 def _stride(index: Any, var: ir.Var) -> int | None:
-    """By how much an index rises with a variable; None unless always by as much."""
+    """The stride of an index in a variable; None unless it is constant."""
     return ir.constant(ir.simplify(ir.substitute(index, {var: var + 1}) - index, {}))
 
 
 def _is_affine(index: Any, thread: ir.Var) -> bool:
-    """Whether an index is another one for each thread: its number, and what is the same for all."""
+    """Whether an index is the thread index plus a uniform value."""
     return thread in ir.variables(index) and thread not in ir.variables(ir.simplify(index - thread, {}))
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two things that decide on a thread are the same."""
+    """Whether two things that decide on a thread are equal."""
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(_alike(a, b) for a, b in zip(one, other, strict=True))
     if isinstance(one, ir.PrimExpr) and isinstance(other, ir.PrimExpr):

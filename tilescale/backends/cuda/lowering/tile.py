@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A tile as a unit holds it: the one record of a region argument that rules of all levels work with."""
+"""A unit's tile: the one record of a region argument that rules of all levels work with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tile:
 
     Attributes:
         name: the user's name of the buffer.
-        begins: where it begins.
+        begins: its first indices.
         extents: numbers where they are constant.
     """
 
@@ -45,7 +45,7 @@ class Tile:
 
     @property
     def dtype(self) -> str:
-        """Of its elements."""
+        """Type of its elements."""
         return str(self.buffer.dtype)
 
     @property
@@ -55,12 +55,12 @@ class Tile:
 
     @property
     def in_registers(self) -> bool:
-        """Whether the tile is a fragment, of which a loop may only touch the whole: see `whole_loops`."""
+        """Whether the tile is a fragment, which a loop may only access as a whole: see `whole_loops`."""
         return bool(self.buffer.scope() == "local.fragment")
 
     @property
     def in_memory(self) -> bool:
-        """Whether other units than the one that holds it can reach it."""
+        """Whether units other than its holder can access it."""
         return not self.buffer.scope().startswith("local")
 
     def region(self, access: str, begins: Sequence[Any] | None = None, extents: Sequence[Any] | None = None) -> ir.Call:
@@ -80,13 +80,13 @@ class Tile:
 
 
 def parts(whole: Tile, axis: int, count: int) -> tuple[list[int], list[list[int]]]:
-    """Extents of one of so many parts along an axis, and where each begins."""
+    """Extents of one of `count` parts along an axis, and the begin of each."""
     part = [n // count if a == axis else n for a, n in enumerate(whole.extents)]
     return part, [[i * part[a] if a == axis else 0 for a in range(len(part))] for i in range(count)]
 
 
 def whole_loops(axis: int, part: list[int]) -> tuple[list[ir.Var], Any, list[Any]]:
-    """Loops over all of a tile, the number of the part along an axis that an element is in, and its indices there.
+    """Loops over a whole tile, the number of an element's part along an axis, and its indices in the part.
 
     Stock's layout inference takes a loop over a part of a fragment for one over the whole, and gives the fragment too
     few registers.

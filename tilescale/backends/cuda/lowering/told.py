@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What one thread of a unit finds out, and all its threads have: `T.invoke_one`, fetch-adds, waits for any of several.
+"""Broadcasts of a value from one thread of a unit to all: `T.invoke_one`, fetch-adds, waits for any of several.
 
-A word of shared memory carries the value; barriers around it are those of the unit. A thread that is a unit of its own
-has the value already.
+A word of shared memory carries the value, between barriers of the unit. A thread that is a unit of its own has the
+value already.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def told_to_all(
     releases: bool = False,
     acquires: bool = False,
 ) -> ir.Stmt:
-    """One thread evaluates a lowered expression; then all threads of its unit have the value in a variable.
+    """Evaluate a lowered expression in one thread, and broadcast the value to a variable of all threads of its unit.
 
     Args:
-        call: the operation that says so.
-        releases: whether the evaluation publishes what the unit did before; acquires: whether the unit then sees what
+        call: the operation.
+        releases: whether the evaluation publishes the unit's earlier writes; acquires: whether the unit then sees what
             others published.
     """
     variable, index, _ = ir.region_parts(result)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Which elements of memory a statement of a lowered phase touches, by which threads, and through which proxy.
+"""Memory accesses of a statement of a lowered phase: elements, threads, and proxy.
 
-Stock TileLang decides which thread executes which element of a tile operation, and whether a copy is one in bulk. What
-it decides is not known here but for loops whose elements it gives to threads alike, so most touches are of any thread.
-Of shared memory, stock TileLang orders loads with the stores in the same sequence of statements.
+Stock TileLang decides which thread executes which element of a tile operation, and whether a copy is a bulk copy. These
+decisions are unknown here except for loops that it distributes uniformly, so most accesses are by any thread. In shared
+memory, stock TileLang orders loads with the stores in the same sequence of statements.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from tilescale.program.regions import Inside, may_overlap
 Key: TypeAlias = tuple[Any, ...]
 
 EVERY = "every thread"
-"""`Touch.thread`: all of them touch the same element."""
+"""`Touch.thread` if all threads access the same element."""
 
 _DEEPEST = 3
-"""How many names deep an index may be spelled out: expressions grow with each."""
+"""Maximum depth to which names in an index are expanded: expressions grow with each."""
 
 _COPIES = (tl.COPY, tl.TMA_COPY, tl.ASYNC_COPY)
-"""What only writes what it declares to write."""
+"""Operations that write only what they declare to write."""
 
 _OURS = "tilescale::"
-"""What the names of our device functions begin with: what they are handed are flags and records of waits."""
+"""Prefix of TileScale's device functions, whose pointers are flags and records of waits."""
 
 
 @dataclass(frozen=True)
 class Touch:
-    """Some elements that a statement has touched.
+    """Some elements that a statement accesses.
 
     Attributes:
-        key: the statement, and which of its touches.
-        inside: the variables that run in the statement, or in loops that have ended.
+        key: the statement, and the number of the access in it.
+        inside: the variables that vary in the statement, or in loops that have ended.
         by: the threads that execute the statement.
-        thread: which of them touches an element: a `ThreadMap`, `EVERY`, or None where it may be any.
-        generic, bulk: whether threads touch it by their own loads and stores, and whether a bulk copy may.
-        depth: of the loop, branch or unit in which it stands.
+        thread: the thread that accesses an element: a `ThreadMap`, `EVERY`, or None where it may be any.
+        generic, bulk: whether threads access it by loads and stores, and whether a bulk copy may.
+        depth: depth of the loop, branch or unit around it.
         synced: the threads that have synchronized since.
-        complete: whether a bulk store is known to be.
-        fenced: whether bulk copies are ordered behind it.
-        left: whether it stands in a branch or a unit that has ended.
+        complete: whether a bulk store is known to be complete.
+        fenced: whether later bulk copies are ordered after it.
+        left: whether it is in a branch or a unit that has ended.
     """
 
     key: Key
@@ -67,11 +67,11 @@ class Touch:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is of shared memory."""
+        """Whether it is an access to shared memory."""
         return ir.scope_kind(self.access.buffer) == "shared"
 
     def conflicts(self, later: Touch, running: Mapping[ir.Var, tuple[Any, Any]]) -> bool:
-        """Whether a later touch, in loops over `running`, has to stay behind this one if other threads make it."""
+        """Whether a later access, in loops over `running`, must stay after this one if other threads make it."""
         one, other = self.access, later.access
         if not (one.writes or other.writes) or one.atomic and other.atomic:
             return False
@@ -80,18 +80,20 @@ class Touch:
         return one.reads or other.reads or collide(one, self.inside, other, later.inside, running)
 
     def is_by_thread_of(self, later: Touch) -> bool:
-        """Whether the thread that made it makes a later touch of the same element itself, in the program's order."""
+        """Whether a later access of the same element is made by the same thread, in program order."""
         if self.bulk or later.bulk or (self.by.begin, self.by.threads) != (later.by.begin, later.by.threads):
             return False
         if self.by.threads == 1:
             return True
-        if self.thread == EVERY:  # each has stored it, and all the same
+        if self.thread == EVERY:  # every thread has stored the same value
             return self.access.writes and not self.access.reads and not later.access.writes
         both = isinstance(self.thread, ThreadMap) and isinstance(later.thread, ThreadMap)
         return both and self.thread.agrees(later.thread)
 
     def in_later_turn(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> Touch:
-        """The same in an earlier turn of a loop, as a later one sees it; `bound` are the names that it binds."""
+        """An access in an earlier iteration of a loop, as seen by a later one; `bound` are the names that the loop
+        binds.
+        """
         if not isinstance(loop, ir.For):
             return self._without(bound)
         ago = ir.Var("ago", str(loop.loop_var.dtype))
@@ -99,14 +101,14 @@ class Touch:
         return self._without(bound)._with(loop.loop_var, loop.loop_var - ago, ago, (one, loop.loop_var - loop.min))
 
     def after(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> Touch:
-        """The same in any turn of a loop that has ended."""
+        """An access in any iteration of a loop that has ended."""
         if not isinstance(loop, ir.For):
             return self._without(bound)
         turn = ir.Var(loop.loop_var.name, str(loop.loop_var.dtype))
         return self._without(bound)._with(loop.loop_var, turn, turn, (loop.min, loop.extent))
 
     def _with(self, var: ir.Var, value: Any, runs: ir.Var, over: tuple[Any, Any]) -> Touch:
-        """The same with a variable replaced by an expression of another one, which runs."""
+        """The access with a variable replaced by an expression of another one, which varies."""
         new = {var: value}
         old = self.inside
         ranges = {v: (ir.substitute(a, new), ir.substitute(n, new)) for v, (a, n) in old.ranges.items()}
@@ -119,7 +121,7 @@ class Touch:
         return replace(self, access=access, inside=inside, thread=thread)
 
     def _without(self, bound: Mapping[ir.Var, Any]) -> Touch:
-        """The same where names no longer have the values that they had: anywhere along what depends on memory."""
+        """The access where names no longer have their values: anywhere along dimensions that depend on memory."""
         begins, extents = self.access.begins, self.access.extents
         if begins is None or extents is None or not any(ir.variables(n) & bound.keys() for n in (*begins, *extents)):
             return self
@@ -131,7 +133,7 @@ class Touch:
 
 
 def _spelled(expr: Any, bound: Mapping[ir.Var, Any]) -> Any:
-    """An expression without names that are bound to something; None if that is read from memory, or too long."""
+    """An expression with bound names expanded; None if a name is read from memory, or the result is too long."""
     for _ in range(_DEEPEST):
         used = ir.variables(expr) & bound.keys()
         if not used:
@@ -144,10 +146,10 @@ def _spelled(expr: Any, bound: Mapping[ir.Var, Any]) -> Any:
 
 @dataclass
 class Toucher:
-    """Reads touches off statements.
+    """Collects the accesses of statements.
 
     Attributes:
-        known: what the phase says of its threads and buffers.
+        known: properties of the phase's threads and buffers.
         has_bulk: whether the machine has bulk copies.
         buffers: data variable of each tensor of the program -> the tensor.
     """
@@ -157,10 +159,10 @@ class Toucher:
     buffers: dict[ir.Var, ir.Buffer]
 
     def of(self, stmt: ir.Stmt, by: Executing, depth: int, once: Any) -> list[Touch]:
-        """Those of a statement with all inside it.
+        """The accesses of a statement and its inner statements.
 
         Args:
-            once: what says which single thread executes it, if one does.
+            once: the condition that selects a single thread, if there is one.
         """
         inside = Inside.of(stmt)
         thread = self._thread(stmt, by, once)
@@ -175,7 +177,7 @@ class Toucher:
         return made
 
     def _by_any_thread(self, access: Access, inside: Inside) -> tuple[Access, Inside]:
-        """An access with thread indices of its own: another one is other threads' at the same time."""
+        """An access with fresh thread indices: other threads make it at the same time with other values."""
         used = {v for part in (access.begins or (), access.extents or ()) for n in part for v in ir.variables(n)}
         own = {v: ir.Var(v.name, str(v.dtype)) for v in used & self.known.threads.keys()}
         if not own or access.begins is None or access.extents is None:
@@ -187,7 +189,7 @@ class Toucher:
         return replace(access, begins=begins, extents=extents), running
 
     def read(self, exprs: Iterable[Any], like: ir.Stmt, by: Executing, depth: int, once: Any) -> list[Touch]:
-        """Those of expressions that a statement evaluates before all inside it."""
+        """The accesses of expressions that a statement evaluates before its inner statements."""
         made: list[Touch] = []
         for expr in exprs:
             stmt = tir.at(ir.Evaluate(expr), like)
@@ -203,7 +205,7 @@ class Toucher:
         return self._of_index(store) == EVERY and any(may_overlap(store, none, load, none) for load in loads)
 
     def loads_whole(self, stmt: ir.Stmt) -> set[ir.Var]:
-        """Tiles in shared memory of which a statement loads every element, also once its values are simplified."""
+        """Tiles in shared memory of which a statement loads every element, also after simplification of its values."""
         inside = Inside.of(stmt)
         if any(isinstance(inner, ir.IfThenElse) for inner in ir.statements(stmt)):
             return set()
@@ -242,7 +244,7 @@ class Toucher:
     # -- which thread ------------------------------------------------------------------------------------------------
 
     def _thread(self, stmt: ir.Stmt, by: Executing, once: Any) -> Callable[[Any], Any]:
-        """What says, of an access of a statement, which thread makes it."""
+        """The thread of an access of a statement."""
         if once is not None:
             return lambda access: ThreadMap(("one", once))
         if isinstance(stmt, ir.For):
@@ -256,7 +258,9 @@ class Toucher:
         return lambda access: None
 
     def _of_index(self, access: Access | accesses.Access) -> Any:
-        """Of a statement that all threads execute: the thread that its index says, if that is another one each."""
+        """The thread of an access by a statement that all threads execute: from its index, if it differs between
+        threads.
+        """
         if access.begins is None:
             return None
         is_one = not any(ir.variables(index) & self.known.threads.keys() for index in access.begins)
@@ -279,7 +283,7 @@ def _simplified(stmt: ir.Stmt) -> ir.Stmt:
 
 
 def _is_whole(access: Access, inside: Inside) -> bool:
-    """Whether an access is of every element: each index runs over its dimension by a loop of its own."""
+    """Whether an access covers every element: each index runs over its dimension by a loop of its own."""
     if access.begins is None or access.extents is None:
         return True
     loops: list[ir.Var] = []

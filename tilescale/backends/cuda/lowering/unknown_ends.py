@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Pipelined loops whose number of steps is not known, on machines without bulk copies.
+"""Pipelined loops of dynamic trip count, on machines without bulk copies.
 
-Why: there a thread waits until at most so many groups of its copies are under way, and how many that are in the last
-steps of such a loop stock TileLang 0.1.15 says in terms of a variable, of which it then cannot make text. Before: a
-loop that loads ahead by several steps, or whose tiles are needed by several of its statements. After: it loads one
-step ahead. Leaves loops as they are of which each step waits once, and the last one for everything.
+Why: there a thread waits until at most a number of its copy groups are in flight. For the last iterations of such a
+loop stock TileLang 0.1.15 expresses this number by a variable, for which it then cannot generate text. Before: a loop
+that loads several iterations ahead, or whose tiles are used by several of its statements. After: it loads one iteration
+ahead. Loops in which each iteration waits once, and the last one for everything, are unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOTHING = tir.sequence([])
 
 
 def shortened(phase: Phase) -> ir.Stmt:
-    """A phase's statements with loops that its machine's TileLang has text for."""
+    """A phase's statements with loops for which its machine's TileLang can generate text."""
     if phase.target.machine.has("tma"):
         return phase.stmt
 
@@ -35,7 +35,7 @@ def shortened(phase: Phase) -> ir.Stmt:
 
 
 def _waits_once(loop: ir.For) -> bool:
-    """Whether a step waits once, and the step behind it is the only one that is loaded meanwhile."""
+    """Whether an iteration waits once, with only the next iteration's loads in flight."""
     body = flat(loop.body)
     loads = [stmt for stmt in body if is_load(stmt)]
     loaded = {tile for load in loads for tile in tiles_named(load, besides=_NOTHING)}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Vectors that threads copy from registers to tensors stay whole.
+"""Keep vector stores from registers to tensors whole.
 
-Why: nvcc takes apart a vector that is copied out of an array in registers, and puts it together again only sometimes:
-16 bytes then become four stores of 4, each of a quarter of what a warp writes. Before: text with such copies. After:
-the same text with a store of our own (headers/sync.cuh) instead.
+Why: nvcc splits a vector that is copied out of an array in registers, and merges it again only sometimes: 16 bytes then
+become four stores of 4, each of a quarter of a warp's store. Before: text with such copies. After: the same text with a
+store function of TileScale (headers/sync.cuh) instead.
 """
 
 from __future__ import annotations

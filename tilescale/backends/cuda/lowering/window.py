@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Places in the workspaces of collectives and barriers, for programs that are on a device at once.
+"""Workspace slots of collectives and barriers, for resident programs.
 
-Why: with a place for each program, a grid of thousands takes gigabytes, of which few are in use at any time. Before: a
-lowered phase whose collectives are at place `program % window` of their workspaces. After: the same, in which a program
-waits in front of the first of them until the one before it at its place, by `window` lower in number, is done with the
-last one. Declines, with a place for each program, where all are on the device at once, and where the lowest number
-that is not done may not get on.
+Why: with a slot for each program, a grid of thousands takes gigabytes, few of which are in use at any time. Before: a
+lowered phase whose collectives use slot `program % window` of their workspaces. After: the same, in which a program
+waits before its first collective until the previous user of its slot, lower by `window` in number, is done with its
+last one. Declines, with a slot for each program, where all are resident at once, and where progress of the lowest
+unfinished number is not guaranteed.
 
-Who takes a place over goes on counting barriers there, as if one program did the work of both: so devices agree on the
-half of a workspace that is next, and nobody writes into one that a peer still reads (exchange.py). The lowest number
-that is not done gets on: it has started on all devices, as programs start in the order of their numbers, and those
-before it at its place are done on all of them.
+The next user of a slot continues its count of barriers, as if one program did the work of both: so devices agree on the
+next half of a workspace, and none writes into one that a peer still reads (exchange.py). The lowest unfinished number
+makes progress: it has started on all devices, as programs start in the order of their numbers, and earlier users of its
+slot are done on all of them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tilescale.program.model import GridPhase
 from tilescale.program.waiting import waits_across
 
 PATIENCE = 3
-"""How many times as long as a wait a program waits for its place: a barrier of the one before it is to fail first."""
+"""Limit of a program's wait for its slot, in multiples of a wait's: a barrier of the previous user must fail first."""
 
 
 def window(phase: Phase) -> int | None:
-    """Places of a phase that its programs share; None if each has one of its own."""
+    """Number of slots that programs of a phase share; None if each has its own."""
     if not ir.contains(phase.stmt, lambda n: ir.op_name(n) in (ops.BARRIER.name, *ops.COLLECTIVES)):
         return None
     launch, machine = phase.launch, phase.target.machine
@@ -47,7 +47,7 @@ def window(phase: Phase) -> int | None:
 
 
 def _starts_in_order(phase: Phase) -> bool:
-    """Whether the lowest number that is not done gets on when some before it have not started."""
+    """Whether the lowest unfinished number makes progress when some before it have not started."""
     if ir.contains(phase.stmt, lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tir.BLOCK_ORDER):
         return False
     sizes = dict(phase.target.sizes)
@@ -56,7 +56,7 @@ def _starts_in_order(phase: Phase) -> bool:
 
 
 def in_turns(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
-    """A lowered body whose programs take their places in turns, if they share any."""
+    """A lowered body whose programs use their slots one after another, if they share any."""
     own = {
         buffer.data
         for (_, buffer), argument in zip(stage.parameters, stage.arguments, strict=True)
@@ -71,7 +71,7 @@ def in_turns(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
         using = [number for number, stmt in enumerate(stmts) if ir.contains(stmt, uses_place)]
         first, last = using[0], using[-1] + 1
         only = stmts[first]
-        if last == first + 1 and isinstance(only, ir.AttrStmt):  # an annotation around all that follows it
+        if last == first + 1 and isinstance(only, ir.AttrStmt):  # an annotation around all statements after it
             inside = ir.AttrStmt(only.node, only.attr_key, only.value, surrounded(only.body))
             return tir.sequence([*stmts[:first], inside, *stmts[last:]])
         return tir.sequence([*stmts[:first], _take(stage), *stmts[first:last], _pass(stage), *stmts[last:]])
@@ -80,14 +80,14 @@ def in_turns(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
 
 
 def _turns(stage: DeviceStage) -> tuple[Any, Any, Any]:
-    """The turns of this device's places as device functions take them: the first one, the program's, how many."""
+    """Tickets of this device's slots as arguments of device functions: the first one, the program's, their number."""
     turns = stage.workspace("turns", (stage.window,), "int32", symmetric=False)
     return tir.address_of(turns), ir.Cast("int64", stage.place()), ir.IntImm("int64", stage.window)
 
 
 def _take(stage: DeviceStage) -> ir.Stmt:
-    """Wait for this program's turn at its place."""
-    site = stage.site("its turn in the workspace of collectives, after a program of a lower number")
+    """Wait until this program may use its slot."""
+    site = stage.site("its slot in the workspace of collectives, after a program of a lower number")
     turn = ir.Cast("int64", stage.program_number() // stage.window)
     wait = tir.extern(
         "tilescale::wait<tilescale::EQ, int>", *_turns(stage), turn, stage.limit() * PATIENCE, stage.record(), site
@@ -96,10 +96,10 @@ def _take(stage: DeviceStage) -> ir.Stmt:
 
 
 def _pass(stage: DeviceStage) -> ir.Stmt:
-    """Let the next program have the place; the last one leaves it as the next call finds it."""
+    """Pass the slot on to the next program; the last one resets it for the next call."""
     number, following = stage.program_number(), ir.IntImm("int32", stage.window)
     is_last = number + following >= math.prod(stage.grid())
     turn = ir.Cast("int64", ir.Select(is_last, ir.IntImm("int32", 0), number // stage.window + 1))
-    site = stage.site("passing on its place in the workspace of collectives")
+    site = stage.site("passing on its slot in the workspace of collectives")
     passed = tir.extern("tilescale::signal<1, int>", *_turns(stage), turn, stage.record(), site)
     return published(stage, tir.evaluate(passed))

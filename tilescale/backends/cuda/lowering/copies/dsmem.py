@@ -26,7 +26,7 @@ def _copy(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     cluster.notes.append(f"T.copy({'dst' if to_peer else 'src'}=) of {far.name}: distributed shared memory")
     # Other threads have written the source, or are still reading the target.
     steps = [sync(), cluster.move(near, far, peer, put=to_peer), sync()]
-    # The peer may be at its beginning, and must not end before this.
+    # The peer may not have started yet, and must not exit before this.
     cluster.has_barriers = True
     if asked.signal is not None:
         steps.append(_signal(asked))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Copies between devices by NVSHMEM: where they share no memory, or a program asks for it with `impl="nvshmem"`.
+"""Copies between devices by NVSHMEM: where they share no memory, or a program requests it with `impl="nvshmem"`.
 
-Why: NVSHMEM names a peer by its number and a place by this device's own address, so it also reaches devices whose
-memory has no address here. Before: a remote tile copy. After: a call of headers/nvshmem.cuh that moves rows between
-symmetric memory here and there. A tile on chip, or of another type, goes through a symmetric workspace: network
-adapters reach nothing else.
+Why: NVSHMEM names a peer by its number and a location by this device's address, so it also reaches devices without an
+address here. Before: a remote tile copy. After: a call of headers/nvshmem.cuh that moves rows between symmetric memory
+here and there. An on-chip tile, or one of another type, goes through a symmetric workspace: network adapters reach
+nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Number: TypeAlias = int | ir.PrimExpr
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a tile: where it begins, its extent, the tensor's size, and elements from index to index."""
+    """One axis of a tile: its begin and extent, the tensor's size, and elements from index to index."""
 
     begin: Number
     extent: int
@@ -38,7 +38,7 @@ class Axis:
 
     @property
     def whole(self) -> bool:
-        """Whether the tile has all of the tensor along it."""
+        """Whether the tile spans the whole tensor along it."""
         return ir.constant(self.begin) == 0 and ir.constant(self.size) == self.extent
 
 
@@ -47,11 +47,11 @@ ONE = Axis(0, 1, 1, 0)
 
 @dataclass(frozen=True)
 class StridedTile:
-    """One side of a copy: in symmetric memory of this device, or in the same place on a peer.
+    """One end of a copy: in symmetric memory of this device, or at the same address on a peer.
 
     Attributes:
-        axes: those along which it has more than one element.
-        offset: elements before it, as its indices on the other axes say.
+        axes: the axes with more than one element.
+        offset: number of elements before it, from its indices on the other axes.
         present: whether these indices lie in the tensor; None if they are known to.
     """
 
@@ -62,7 +62,7 @@ class StridedTile:
 
     @classmethod
     def of(cls, buffer: ir.Buffer, begins: Sequence[Any], extents: Sequence[int]) -> StridedTile:
-        """The tile that a region of a dense tensor is."""
+        """The tile of a region of a dense tensor."""
         axes: list[Axis] = []
         stride: Number = 1
         for begin, extent, size in reversed(list(zip(begins, extents, buffer.shape, strict=True))):
@@ -84,7 +84,7 @@ class StridedTile:
         return replace(self, offset=self.offset + position * axis.stride, present=present)
 
     def place(self, rows: Axis, columns: Axis) -> ir.PrimExpr:
-        """What the device functions take for it."""
+        """Its arguments of the device functions."""
         size = _int64(rows.size)
         if self.present is not None:
             size = ir.Select(self.present, size, _int64(0))
@@ -113,7 +113,7 @@ def _copy(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     there = _symmetric(stage, asked.far)
     here, staging = _reachable(stage, stage.expr(asked.near), asked.near, there, asked.to_peer)
     stage.call_nvshmem()
-    stage.ordered = True  # all threads of a program come together for each call
+    stage.ordered = True  # all threads of a program synchronize for each call
     names = [ir.region_parts(region)[0].name.removesuffix("_view") for region in (asked.near, asked.far)]
     why = "asked for" if asked.impl == IMPL else f"{asked.level}s share no memory"
     through = ", through a workspace" if staging else ""
@@ -129,12 +129,12 @@ def put_part(sent: StridedTile, received: StridedTile, pe: Any) -> ir.Stmt:
 
 
 def complete() -> ir.Stmt:
-    """All that the program has started is complete."""
+    """Complete all operations that the program has started."""
     return tir.evaluate(tir.extern("tilescale::complete"))
 
 
 def _symmetric(stage: DeviceStage, region: ir.Call) -> StridedTile:
-    """A tile of a tensor, which has to be symmetric."""
+    """A tile of a tensor, which must be symmetric."""
     buffer, begins, _ = ir.region_parts(region)
     return StridedTile.of(stage.symmetric(buffer.data), [stage.expr(b) for b in begins], _extents(stage, region))
 
@@ -152,17 +152,17 @@ def _extents(stage: DeviceStage, region: ir.Call) -> list[int]:
 def _reachable(
     stage: DeviceStage, lowered: ir.Call, near: ir.Call, there: StridedTile, to_peer: bool
 ) -> tuple[StridedTile, list[ir.Stmt]]:
-    """The near tile in symmetric memory; and what copies it there, or from there, if it lies elsewhere."""
+    """The near tile in symmetric memory; and the copies to or from there, if it lies elsewhere."""
     buffer, dtype = ir.region_parts(near)[0], str(there.buffer.dtype)
     if buffer.scope() == "global" and str(buffer.dtype) == dtype:
         return _symmetric(stage, near), []
     extents = _extents(stage, near)
-    # Puts and gets have their own: what threads still take out of one must not be overwritten by the other.
+    # Puts and gets have their own workspaces: one must not overwrite a tile that threads still read.
     name = "_".join(["sent" if to_peer else "received", dtype, *map(str, extents)])
     space = stage.workspace(name, (stage.programs(), *extents), dtype)
     program, begins = stage.program_number(), [0] * len(extents)
     part = tir.region(space, [program, *begins], [1, *extents], "w" if to_peer else "r")
-    # Plain loads and stores: they are in order with those of NVSHMEM, bulk copies are not.
+    # Plain loads and stores: they are in order with NVSHMEM's, bulk copies are not.
     staging = tir.tile_call("copy", *((lowered, part) if to_peer else (part, lowered)), disable_tma=True)
     held = StridedTile.of(space, [0, *begins], [1, *extents])
     return replace(held, offset=_number(program) * math.prod(extents)), [staging]
@@ -196,7 +196,7 @@ def _moves(
 
 
 def _joined(axes: list[tuple[Axis, Axis]]) -> list[tuple[Axis, Axis]]:
-    """Two axes or more, the last one dense on both sides; those that follow each other without a gap become one."""
+    """Two axes or more, the last one dense on both sides; consecutive axes without a gap are merged."""
     while len(axes) > 1 and all(_follow(*pair) for pair in zip(*axes[-2:], strict=True)):
         here, there = (_join(*pair) for pair in zip(*axes[-2:], strict=True))
         axes = [*axes[:-2], (here, there)]

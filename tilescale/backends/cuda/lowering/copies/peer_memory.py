@@ -2,8 +2,8 @@
 """Copies between devices that reach each other's memory: by loads and stores of all threads, or by bulk copies, which
 one thread issues.
 
-A bulk copy that is completed later, or by the thread that signals behind it, is only begun here (`completion.py`); so
-is a load that a barrier in shared memory tells of.
+A bulk copy that is completed later, or by the thread that signals after it, is only issued here (`completion.py`); so
+is a load that an mbarrier counts.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def _in_bulk(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 
 
 def ahead(phase: Phase, call: ir.Call) -> ir.Call | None:
-    """A copy from a peer as a bulk copy that a producer issues ahead of its use; None if it cannot be one, or another
-    mechanism is asked for."""
+    """A remote TMA load that the producer issues, for a copy from a peer; None if it cannot be one, or another
+    mechanism is requested.
+    """
     if by_nvshmem(call) or ir.attribute(call, "impl") not in (None, BULK):
         return None
     notes = {**dict(call.annotations), "impl": ir.StringImm(BULK), AHEAD: ir.IntImm("int32", 1)}
@@ -63,8 +64,8 @@ class RemoteCopy:
     """A copy between a tile here and one of a peer.
 
     Attributes:
-        slot: where the peer's instances lie in the heap's address range.
-        regions: source and target, as a tile operation takes them.
+        slot: the peer's slot in the heap's address range.
+        regions: source and target, as arguments of a tile operation.
     """
 
     stage: DeviceStage
@@ -74,7 +75,7 @@ class RemoteCopy:
 
     @classmethod
     def of(cls, stage: DeviceStage, call: ir.Call) -> RemoteCopy:
-        """A copy of tiles, which is noted."""
+        """A copy of tiles, with a note."""
         copy = Copy.of(call)
         buffer, begins, extents = ir.region_parts(copy.far)
         slot = stage.slot(stage.device_number(copy.level, stage.expr(copy.peer)))
@@ -92,7 +93,7 @@ class RemoteCopy:
         return cls(stage, copy, slot, (local, remote) if copy.to_peer else (remote, local))
 
     def made(self, name: str, **how: Any) -> ir.Stmt:
-        """The copy by a tile operation, and the signal behind it."""
+        """The copy by a tile operation, and the signal after it."""
         is_loaded = ir.attribute(self.copy.call, LOADED) is not None
         copied = nest(*self.regions) if is_loaded else tir.tile_call(name, *self.regions, **how)
         if self.copy.signal is None:
@@ -101,11 +102,11 @@ class RemoteCopy:
 
 
 def _completed(stage: DeviceStage, copy: Copy) -> str | None:
-    """When a copy to a peer is complete, in words; None where the next signal, barrier or the end says so."""
+    """A description of when a copy to a peer is complete; None where this is at the next signal, barrier or the end."""
     kept = ir.attribute(copy.call, KEPT)
     if kept is not None:
-        later = "its tile is written again" if kept == NO_SIGNAL else "the next turn of the loop ends"
+        later = "its tile is written again" if kept == NO_SIGNAL else "the next iteration of the loop ends"
         return f"asynchronous, completed before {later}"
     if stage.phase.graph.has_epilogue:
-        return "asynchronous, completed and signalled by threads of their own"
+        return "asynchronous, completed and signalled by dedicated threads"
     return None if copy.signal is None else "synchronous: its signal follows at once"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Copies of as many rows as memory says, local ones and those to and from peers.
+"""Copies of device-side numbers of rows, local ones and those to and from peers.
 
-Why: TileLang copies boxes of constant extents, or all that a tile has room for. Before: a copy whose extent is loaded.
-After: a nest over what the smaller side has room for, which leaves out elements beyond the extent. So a number beyond
-the tile copies the whole tile, and one below zero nothing.
+Why: TileLang copies boxes of constant extents, or whole tiles. Before: a copy whose extent is loaded. After: a loop
+nest over the extent of the smaller side, which skips elements beyond the loaded extent. So a number beyond the tile
+copies the whole tile, and a negative one nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.program import ops
 
 LOADED = "loaded_extents"
-"""Annotation of a copy between units: its extents depend on memory."""
+"""Annotation of a copy between units: its extents are loaded from memory."""
 
 
 def with_loaded_extents(phase: Phase) -> Phase:
-    """A phase whose local copies of loaded extents are nests; those between units are marked."""
+    """A phase whose local copies of loaded extents are loop nests; those between units are annotated."""
     bound = {stmt.var: stmt.value for stmt in ir.statements(phase.stmt) if isinstance(stmt, ir.Bind)}
 
     def is_loaded(expr: Any) -> bool:
@@ -45,7 +45,7 @@ def with_loaded_extents(phase: Phase) -> Phase:
 
 
 def nest(source: ir.Call, target: ir.Call) -> ir.Stmt:
-    """A copy as parallel loops, which leave out what lies beyond its extents or either tile."""
+    """A copy as parallel loops, which skip elements beyond its extents or either tile."""
     sides = [ir.region_parts(region) for region in (source, target)]
     axes = [[axis for axis, n in enumerate(extents) if ir.constant(n) != 1] for _, _, extents in sides]
     extents = [_known(sides[0], a, sides[1], b) for a, b in zip(*axes, strict=True)]
@@ -68,7 +68,7 @@ def nest(source: ir.Call, target: ir.Call) -> ir.Stmt:
 
 
 def _known(source: Any, a: int, target: Any, b: int) -> ir.PrimExpr:
-    """The extent of a loop: that of the copy if it is a number, else what the smaller side has room for."""
+    """The extent of a loop: that of the copy if it is a number, else the smaller side's."""
     counts = [ir.constant(side[2][axis]) for side, axis in ((source, a), (target, b))]
     rooms = [ir.constant(side[0].shape[axis]) for side, axis in ((source, a), (target, b))]
     known = [n for n in counts if n is not None] or [n for n in rooms if n is not None]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Copies between units of a program: a far tile in shared memory is reached where it is, registers through slots."""
+"""Copies between units of a program: a sibling's tile in shared memory is accessed in place, registers through slots.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tilescale.program.operations import Copy
 
 @lowers(ops.COPY.name, KIND)
 def _copy(clone: Clone, call: ir.Call) -> ir.Stmt:
-    """A far tile in memory is reached where it is; one in registers by a barrier of all units."""
+    """A sibling's tile in memory is accessed in place; one in registers after a barrier of all units."""
     copy = Copy.of(call)
     moved = _direct(clone, copy) if operand(clone, copy.far).in_memory else _through_slots(clone, copy)
     if copy.signal is None:
@@ -60,7 +61,7 @@ def _through_slots(clone: Clone, copy: Copy) -> ir.Stmt:
         return in_steps(clone, slots.put(source.region("r")), None, taken, None)
     peers = [clone.rank_of(copy.peer, clone.unit.sibling(n)) for n in range(clone.unit.siblings)]
     if None in peers:
-        raise clone.stage.unsupported("T.copy(dst=) to the registers of a sibling whose rank is no constant")
+        raise clone.stage.unsupported("T.copy(dst=) to the registers of a sibling whose rank is not a constant")
     senders = [n for n, peer in enumerate(peers) if peer == clone.unit.number]
     takes = [copied(slots.place(n, "r"), target.region("r")) for n in senders[-1:]]
     return in_steps(clone, slots.put(source.region("r")), None, *takes, None)
