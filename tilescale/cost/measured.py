@@ -9,7 +9,6 @@ where not all of a file's points have the origin that the file names.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -193,8 +192,8 @@ class Measured:
     ) -> float | None:
         """Seconds of a collective, between the sizes that were measured; None if it was not, or not at such sizes.
 
-        A type that was not measured has the times of one that was. Between two sizes the time is taken to be a power of
-        the bytes: a line in a doubly logarithmic chart.
+        A type that was not measured has the times of one that was. Between two sizes the time grows with the bytes, as
+        by a start and a rate.
         """
         asked = operation, algorithm, units, "graph"
         points = [p for p in self.collectives if (p.operation, p.algorithm, p.units, p.mode) == asked]
@@ -205,8 +204,8 @@ class Measured:
             return None
         place = next(i for i, (size, _) in enumerate(curve) if size >= nbytes)
         (size, us), (before, least) = curve[place], curve[max(place - 1, 0)]
-        share = 0.0 if size == before else (math.log(nbytes) - math.log(before)) / (math.log(size) - math.log(before))
-        return least ** (1 - share) * us**share * 1e-6 if share else us * 1e-6
+        share = 1.0 if size == before else (nbytes - before) / (size - before)
+        return (least + share * (us - least)) * 1e-6
 
 
 KINDS: dict[str, type] = {
