@@ -79,6 +79,34 @@ def test_what_is_multiplied_for_long_and_moved_soon_goes_in_order(rows: int):
         assert not ways.overlaps(job("all_gather", rows, 20480, 7168, dtype=torch.float8_e4m3fn), TWO)
 
 
+@pytest.mark.parametrize(("rows", "N", "K"), [(24, 4096, 6144), (3, 5120, 2048), (39, 5120, 8960)])
+def test_few_rows_of_float8_overlap_with_their_sum(rows: int, N: int, K: int):
+    """On two H200 up to 24 rows times 4096 x 6144 took 22 us sequentially, 49 rows 14 us overlapped."""
+    with use_machine(Machine.load("h200-sxm-8")):
+        assert ways.overlaps(job("allreduce", rows, N, K, dtype=torch.float8_e4m3fn), TWO)
+
+
+def test_a_row_of_float8_takes_as_long_as_a_tile_and_one_of_bfloat16_as_its_weights():
+    """As measured on an H200: a tile of PyTorch's float8 kernels covers all of K, cuBLAS splits K over all SMs."""
+    machine = Machine.load("h200-sxm-8")
+
+    def in_order(rows: int, N: int, K: int, dtype: torch.dtype) -> float:
+        return ways.in_order(machine, job("reduce_scatter", rows, N, K, dtype=dtype), 2) * 1e6
+
+    with use_machine(machine):
+        for rows, us in ((8, 25.9), (118, 25.6)):
+            assert in_order(rows, 3840, 7680, torch.float8_e4m3fn) == pytest.approx(us, rel=0.1)
+        assert in_order(8, 5120, 8704, torch.bfloat16) == pytest.approx(30.5, rel=0.1)
+
+
+def test_scales_are_gathered_too():
+    machine = Machine.load("h200-sxm-8")
+    with use_machine(machine):
+        wide, narrow = (ways.in_order(machine, job("all_gather", 8, 64, 4096 * k, dtype=dtype), 2) for k, dtype in
+                        ((1, torch.bfloat16), (2, torch.float8_e4m3fn)))  # fmt: skip
+    assert narrow > wide + 2e-6, "another collective"
+
+
 def simulated(rows: int, N: int, K: int) -> float:
     """Microseconds of the operator's program on two devices, by simulation."""
     tiles = in_parts(tiling(rows, 2, N, True), rows)

@@ -36,15 +36,49 @@ KEPT = 4096
 BEGINS = 2
 """Number of starts of a grid or the queue, or of waits for the other, beyond those in the formulas of chunks."""
 
-LIBRARY = 0.94
-"""Time of PyTorch's GEMM relative to our largest tiles of float8. Where little is moved for many operations, overlap
-does not compensate for it: 10526 rows times 20480 x 7168 on two H200 take 2557 us sequentially, 2722 us overlapped."""
-
 BESIDE = ("one_shot", "two_shot")
 """Algorithms of tiles that are summed."""
 
+SCALE_BYTES, PARTIAL_BYTES = 4, 4
+"""Of a row's scale, which is gathered as well, and of an element of a split of K."""
+
 PASSED = 3
 """Number of memory accesses for each byte of a tile that is summed: the sent part, the received part, the sum."""
+
+
+class Library(NamedTuple):
+    """The GEMM kernels that PyTorch calls.
+
+    Attributes:
+        tiles: rows and columns of a block's tile, and its rate relative to the largest tiles.
+        splits: most splits of K, where all of them run at once. A library with splits also balances half of a last wave
+            that is not full.
+        time: of its largest tiles, relative to ours.
+    """
+
+    tiles: tuple[tuple[int, int, float], ...]
+    splits: int
+    time: float
+
+
+CUBLAS = Library(
+    ((64, 64, 0.75), (64, 128, 0.75), (128, 64, 0.75), (128, 128, 0.88), (192, 192, 0.9))
+    + ((128, 192, 1.0), (192, 128, 1.0), (128, 256, 1.0), (256, 128, 1.0)),
+    splits=4,
+    time=1.02,
+)
+"""Of two-byte types."""
+
+ROWWISE = Library(((64, 128, 0.55), (128, 128, 1.0)), splits=1, time=0.94)
+"""Of float8 with a scale for each row: up to 128 rows times 3840 x 7680 take 22 us on an H200, the time of one tile over
+all of K. Where little is moved for many operations, overlap does not compensate for the library's rate: 10526 rows
+times 20480 x 7168 on two H200 take 2557 us sequentially, 2722 us overlapped."""
+
+READING = 0.92
+"""Bandwidth of a GEMM that reads weights, relative to copies."""
+
+LATENCIES = 6
+"""Memory latencies of a GEMM that nothing hides: descriptors, its first step, its last stores."""
 
 
 class Job(NamedTuple):
@@ -91,9 +125,31 @@ def in_order(machine: Machine, job: Job, ranks: int) -> float:
     """Seconds of the product of all rows and of the fastest collective of whole tensors, one after the other."""
     rows, N = job.rows * ranks, sum(job.columns)
     collective = _collective(machine, job.collective, ranks, rows * job.row_bytes)
+    if job.collective == "all_gather" and job.dtype.itemsize == 1:
+        collective += _collective(machine, job.collective, ranks, rows * SCALE_BYTES)
     ending = job.ending * rows * N * RESULT_BYTES / bandwidth_of(machine)
-    product = (LIBRARY if job.dtype.itemsize == 1 else 1) * _work(machine, job, tiling(rows, 1, N, True), rows).seconds
-    return machine.tensor_level.launch + product + collective + ending
+    products = (machine.tensor_level.launch + _by_library(machine, job, rows, columns) for columns in job.columns)
+    return sum(products) + collective + ending
+
+
+def _by_library(machine: Machine, job: Job, rows: int, N: int) -> float:
+    """Seconds of PyTorch's GEMM with a weight of N columns: its fastest tiles, and at least the time to read weights."""
+    library = ROWWISE if job.dtype.itemsize == 1 else CUBLAS
+    places, waits = places_of(machine), _waits(machine)
+    cache = machine.layer_for("global").cache_bandwidth or bandwidth_of(machine)
+    rate = rate_of(machine, dtype_name(job.dtype)) / places / library.time
+    moved = (rows + N) * job.K * job.dtype.itemsize + rows * N * RESULT_BYTES
+
+    def seconds(m: int, n: int, relative: float) -> float:
+        waves = math.ceil(rows / m) * math.ceil(N / n) / places
+        splits = max(min(library.splits, int(1 / waves)), 1)
+        balanced = max(waves, 1.0) if library.splits > 1 else math.ceil(waves)
+        waves = (math.ceil(waves) + balanced) / 2
+        adding_up = (splits > 1) * (waits + 2 * splits * rows * N * PARTIAL_BYTES / cache)
+        return waves * 2 * m * n * job.K / splits / (rate * relative) + waits + adding_up
+
+    fastest = min(seconds(*tile) for tile in library.tiles)
+    return max(fastest, _reading(machine, moved))
 
 
 def beside(machine: Machine, job: Job, ranks: int) -> float:
@@ -170,7 +226,8 @@ def _collective(machine: Machine, operation: str, ranks: int, nbytes: int) -> fl
     able = everything(machine, wanted)
     names = [name for name in able.names if name not in able.on_request]
     known = [time for name in names for _, time in measured_times(machine, wanted, [name])]
-    return min(known or [seconds(machine, wanted, name) for name in names], default=math.inf)
+    rounds = [machine.tensor_level.launch + seconds(machine, wanted, name) for name in names if not known]
+    return min(known or rounds, default=math.inf)
 
 
 def _travel(machine: Machine, parts: int, rows: int, row_bytes: int) -> Travel | None:
@@ -193,5 +250,15 @@ def _work(machine: Machine, job: Job, tiles: Tiling, rows: int, shards: int = 1,
     places, N = places_of(machine), sum(job.columns)
     count = shards * math.ceil(rows / tiles.m) * math.ceil(N / products / tiles.n)
     rate = rate_of(machine, dtype_name(job.dtype)) / places * tiles.rate
-    read = shards * N * job.K * job.dtype.itemsize / bandwidth_of(machine)
+    read = _reading(machine, shards * N * job.K * job.dtype.itemsize)
     return Work(count, max(2 * tiles.m * tiles.n * products * job.K / rate, read * min(places, count) / count), places)
+
+
+def _reading(machine: Machine, nbytes: int) -> float:
+    """Seconds of a GEMM that does nothing but read weights from memory."""
+    return _waits(machine) + nbytes / (READING * bandwidth_of(machine))
+
+
+def _waits(machine: Machine) -> float:
+    """Seconds of the memory latencies that a GEMM does not hide."""
+    return LATENCIES * machine.layer_for("global").latency
