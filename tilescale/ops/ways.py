@@ -40,7 +40,7 @@ BESIDE = ("one_shot", "two_shot")
 """Algorithms of tiles that are summed."""
 
 SCALE_BYTES, PARTIAL_BYTES = 4, 4
-"""Of a row's scale, which is gathered as well, and of an element of a split of K."""
+"""Size of a row's scale, which is gathered as well, and of an element of a split of K."""
 
 PASSED = 3
 """Number of memory accesses for each byte of a tile that is summed: the sent part, the received part, the sum."""
@@ -67,11 +67,11 @@ CUBLAS = Library(
     splits=4,
     time=1.02,
 )
-"""Of two-byte types."""
+"""For two-byte types."""
 
 ROWWISE = Library(((64, 128, 0.55), (128, 128, 1.0)), splits=1, time=0.94)
-"""Of float8 with a scale for each row: up to 128 rows times 3840 x 7680 take 22 us on an H200, the time of one tile over
-all of K. Where little is moved for many operations, overlap does not compensate for the library's rate: 10526 rows
+"""For float8 with a scale for each row: up to 128 rows times 3840 x 7680 take 22 us on an H200, the time of one tile
+over all of K. Overlap does not compensate for the library's rate if little is moved for many operations: 10526 rows
 times 20480 x 7168 on two H200 take 2557 us sequentially, 2722 us overlapped."""
 
 READING = 0.92
@@ -133,7 +133,7 @@ def in_order(machine: Machine, job: Job, ranks: int) -> float:
 
 
 def _by_library(machine: Machine, job: Job, rows: int, N: int) -> float:
-    """Seconds of PyTorch's GEMM with a weight of N columns: its fastest tiles, and at least the time to read weights."""
+    """Seconds of PyTorch's GEMM with a weight of N columns: its fastest tiles, at least the time to read weights."""
     library = ROWWISE if job.dtype.itemsize == 1 else CUBLAS
     places, waits = places_of(machine), _waits(machine)
     cache = machine.layer_for("global").cache_bandwidth or bandwidth_of(machine)

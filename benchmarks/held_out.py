@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: MIT
+"""Estimates of held-out times, and their errors: `python benchmarks/held_out.py`.
+
+Operators of `any_shape.py`: half of the shapes, by a seed, give the sustained share of the peak of the tensor cores, in
+long calls that follow one another, limited by power, and in short ones. The other half is estimated with these shares.
+Collectives at sizes without a calibration point on H200; a calibration on H100 lacks half of its sizes between the
+smallest and the largest. Choices among measured alternatives. Writes benchmarks/results/held_out.json, the table of
+docs/predictions.md, and a figure.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import choices  # noqa: E402 - found through the path above
+
+from tilescale.cost.choose import MEASURED_TIE, first_of_the_fastest  # noqa: E402
+from tilescale.cost.measured import DATA, Collective, Measured  # noqa: E402
+from tilescale.hda import Machine  # noqa: E402
+from tilescale.hda.current import use_machine  # noqa: E402
+from tilescale.ops import ways  # noqa: E402
+
+FOLDER = ROOT / "benchmarks" / "results"
+RESULTS, PAGE = FOLDER / "held_out.json", ROOT / "docs" / "predictions.md"
+PICTURE = ROOT / "docs" / "diagrams" / "held-out.svg"
+
+SEED = 38
+SHARES = np.arange(0.6, 0.9, 0.01).round(2)
+"""Shares of the peak to choose from."""
+
+LONG = 2e11
+"""Operations of a long call, at least: some 100 us of an H200 in bfloat16, 50 us in float8."""
+
+CLOSE, REGRET = 0.2, 0.02
+"""Error of a close estimate, and excess time of a good choice over the fastest, at most."""
+
+LENGTHS = {"short": False, "long": True}
+COLLECTIVES = {"ag_gemm": "all_gather", "gated": "all_gather", "gemm_rs": "reduce_scatter", "gemm_ar": "allreduce"}
+BESIDE, IN_ORDER = "beside", "in order"
+ENDING = 2.5
+"""Memory passes of the activation of a gated layer, over both GEMMs."""
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator of two ranks, its measured strategy, and the microseconds of that."""
+
+    what: str
+    job: ways.Job
+    way: str
+    us: float
+
+    def estimated(self, machine: Machine, way: str = "") -> float:
+        """Estimate microseconds of its strategy, or of another one, on a machine."""
+        return {BESIDE: ways.beside, IN_ORDER: ways.in_order}[way or self.way](machine, self.job, 2) * 1e6
+
+
+def operators(name: str) -> list[Case]:
+    """Return the operators in graphs of a results file, sorted by title."""
+    rows = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    found = [_case(row, row.get("way", row["contender"])) for row in rows if row["mode"] == "graph"]
+    return sorted((case for case in found if case.way in (BESIDE, IN_ORDER)), key=lambda case: case.what)
+
+
+def _case(row: dict[str, Any], way: str) -> Case:
+    m, n, k = row["shape"]
+    gated = row["work"] == "gated"
+    columns = (n // 2, n // 2) if gated else (n,)
+    job = ways.Job(
+        COLLECTIVES[row["work"]], -(-m // 2), columns, k, getattr(torch, row["dtype"]), gated, ENDING * gated
+    )
+    return Case(f"{row['work']}, {row['dtype']}, {m} x {n} x {k}", job, way, row["us"])
+
+
+def halves(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Split a sequence by the seed: the half for the fit, and the held-out half."""
+    drawn = random.Random(SEED).sample(items, len(items))
+    return drawn[: len(items) // 2], drawn[len(items) // 2 :]
+
+
+def sustaining(machine: Machine, share: float) -> Machine:
+    """Return the machine with a sustained share of the peak of its fastest arithmetic."""
+    level = machine.tensor_level.name
+    fastest = max(machine.rates(level), key=lambda unit: max(machine.rates(level)[unit].values()))
+
+    def with_share(at: Any) -> Any:
+        units = (replace(unit, efficiency=share) if unit.name == fastest else unit for unit in at.compute)
+        return replace(at, compute=tuple(units))
+
+    return replace(machine, levels=tuple(map(with_share, machine.levels)))
+
+
+def is_long(case: Case) -> bool:
+    """Return whether a call has many operations."""
+    return 2 * 2 * case.job.rows * sum(case.job.columns) * case.job.K >= LONG
+
+
+def fitted(machine: Machine, cases: Sequence[Case]) -> dict[str, float]:
+    """Return the shares of the peak with the least mean error of long and of short cases."""
+
+    def error(share: float, long: bool) -> float:
+        sustained = sustaining(machine, share)
+        return float(np.mean([abs(case.estimated(sustained) / case.us - 1) for case in cases if is_long(case) == long]))
+
+    return {name: float(min(SHARES, key=lambda s, long=long: error(s, long))) for name, long in LENGTHS.items()}
+
+
+# -- collectives -------------------------------------------------------------------------------------------------------
+
+
+def unseen(machine: str) -> tuple[Measured, list[choices.Case]]:
+    """Return measurements of a machine, and measured collectives of other sizes."""
+    shipped = Measured.load(DATA / f"{machine}.json")
+    if machine.startswith("h200"):
+        results = json.loads(choices.RESULTS.read_text(encoding="utf-8"))
+        return shipped, choices.unseen(choices.cases(results["rows"]))
+    sizes = sorted({point.nbytes for point in shipped.collectives})
+    _, held = halves(sizes[1:-1])
+    kept = tuple(point for point in shipped.collectives if point.nbytes not in held)
+    return replace(shipped, collectives=kept), list(_cases(p for p in shipped.collectives if p.nbytes in held))
+
+
+def _cases(points: Iterable[Collective]) -> Iterator[choices.Case]:
+    found: dict[tuple[str, int, int], dict[str, float]] = {}
+    for point in points:
+        found.setdefault((point.operation, point.units, point.nbytes), {})[point.algorithm] = point.us
+    return (choices.Case(*key, us) for key, us in found.items())
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def row(what: str, measured: float, estimated: float) -> dict[str, Any]:
+    """Return the entry of the results."""
+    return {
+        "what": what, "measured": measured, "estimated": float(f"{estimated:.4g}"),
+        "off": round(estimated / measured - 1, 3),
+    }  # fmt: skip
+
+
+def operator_rows(machine: Machine, shares: dict[str, float], cases: Iterable[Case]) -> list[dict[str, Any]]:
+    """Estimate operators, each by its measured strategy."""
+    known = {LENGTHS[name]: sustaining(machine, share) for name, share in shares.items()}
+    return [row(f"{case.what}, {case.way}", case.us, case.estimated(known[is_long(case)])) for case in cases]
+
+
+def collective_rows(data: Measured, cases: Iterable[choices.Case]) -> list[dict[str, Any]]:
+    """Estimate every measured algorithm of each case."""
+    return [
+        row(f"{case.operation}, {name}, {case.nbytes} B", us, seconds * 1e6)
+        for case in cases
+        for name, us in case.us.items()
+        if (seconds := data.collective_s(case.operation, name, case.units, case.nbytes)) is not None
+    ]
+
+
+def way_choices(machine: Machine, cases: Iterable[Case]) -> Iterator[dict[str, Any]]:
+    """Choose for operators with measured times of both strategies."""
+    both: dict[str, dict[str, Case]] = {}
+    for case in cases:
+        both.setdefault(case.what, {})[case.way] = case
+    for what, by_way in both.items():
+        times = {way: case.us for way, case in by_way.items()}
+        chosen = min(times, key=lambda way, case=by_way[BESIDE]: case.estimated(machine, way))
+        yield {"what": what, "chosen": chosen, "regret": round(times[chosen] / min(times.values()) - 1, 3)}
+
+
+def algorithm_choices(machine: Machine, data: Measured, cases: Iterable[choices.Case]) -> Iterator[dict[str, Any]]:
+    """Choose algorithms as for a program without `impl=`."""
+    for case in cases:
+        able = [name for name in choices.able(machine, case) if name in case.us]
+        times = [(name, data.collective_s(case.operation, name, case.units, case.nbytes)) for name in able]
+        chosen = first_of_the_fastest([(name, time) for name, time in times if time is not None], MEASURED_TIE)
+        regret = case.us[chosen] / min(case.us[name] for name in able) - 1
+        yield {"what": f"{case.operation}, {case.nbytes} B", "chosen": chosen, "regret": round(regret, 3)}
+
+
+def held_out() -> dict[str, Any]:
+    """Return all estimates and choices."""
+    h200, h100 = Machine.load("h200-sxm-8"), Machine.load("h100-sxm-8")
+    known, cases = halves(operators("any_shape"))
+    with use_machine(h200):
+        shares = fitted(h200, known)
+        groups = [group("Operators at random shapes", "2 x H200", operator_rows(h200, shares, cases))]
+        chosen = [*way_choices(h200, operators("ways"))]
+    for name, machine in (("H200", h200), ("H100", h100)):
+        data, new = unseen(machine.name)
+        groups.append(group("Collectives of other sizes", f"2 x {name}", collective_rows(data, new)))
+        chosen += algorithm_choices(machine, data, new)
+    return {"seed": SEED, "fitted_to": len(known), "shares": shares, "groups": groups, "choices": chosen}
+
+
+def group(title: str, machine: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the entry of the results."""
+    return {"title": title, "machine": machine, "rows": rows}
+
+
+# -- what that says ----------------------------------------------------------------------------------------------------
+
+
+def weighted(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the mean error of pairs of measured and estimated times, weighted by the measured time."""
+    return sum(abs(estimated - measured) for measured, estimated in pairs) / sum(measured for measured, _ in pairs)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> tuple[int, float, float, float]:
+    """Return the number of rows, their weighted and plain mean errors, and the share of close ones."""
+    off = np.array([row["off"] for row in rows])
+    mean = weighted([(row["measured"], row["estimated"]) for row in rows])
+    return len(rows), mean, float(np.abs(off).mean()), float((np.abs(off) <= CLOSE).mean())
+
+
+def good_choices(found: Sequence[dict[str, Any]]) -> float:
+    """Return the share of good choices."""
+    return sum(choice["regret"] <= REGRET for choice in found) / len(found)
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return a Markdown table of the errors of each group, and of all."""
+    every = [row for group in results["groups"] for row in group["rows"]]
+    parts = [(f"{group['title']}, {group['machine']}", group["rows"]) for group in results["groups"]]
+    heads = ("", "times", "mean error, by time", "mean error", f"within {CLOSE:.0%}")
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    for title, rows in (*parts, ("all", every)):
+        count, *shares = summary(rows)
+        lines.append(f"| {title} | {count} | " + " | ".join(f"{share:.1%}" for share in shares) + " |")
+    chosen = results["choices"]
+    good = f"{good_choices(chosen):.0%} of {len(chosen)} choices take at most {REGRET:.0%} longer than the fastest"
+    return "\n".join([*lines, "", f"{good}; the worst takes {max(c['regret'] for c in chosen):.0%} longer."])
+
+
+def with_table(page: str, text: str) -> str:
+    """Return the page with the table between its markers."""
+    begin, end = "<!-- measured: held_out -->", "<!-- end -->"
+    return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n\n{text}\n\n{end}", page, flags=re.DOTALL)
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Draw estimated over measured times, by the measured time."""
+    matplotlib.rcParams["svg.hashsalt"] = "tilescale"  # the same file for the same data
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.axhspan(1 - CLOSE, 1 + CLOSE, color="#eeeeee")
+    for colour, marker, of in zip(("#0072b2", "#d55e00", "#009e73"), "osd", results["groups"], strict=True):
+        x, y = [row["measured"] for row in of["rows"]], [1 + row["off"] for row in of["rows"]]
+        label = f"{of['title']}, {of['machine']}"
+        axes.plot(x, y, marker, color=colour, markersize=4, alpha=0.7, label=label)
+    axes.set_xscale("log")
+    axes.set_xlabel("measured, us")
+    axes.set_ylabel("estimated / measured")
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def text_of(results: dict[str, Any]) -> str:
+    """Return the text of the results file, one row a line."""
+    text = json.dumps(results, indent=1)
+    return re.sub(r"\{\s+(\"what\"[^{}]*?)\s+\}", lambda m: "{" + re.sub(r"\s*\n\s*", " ", m[1]) + "}", text) + "\n"
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+def main() -> None:
+    """Estimate, write, draw, show."""
+    results = held_out()
+    RESULTS.write_text(text_of(results), encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table(results)), encoding="utf-8")
+    draw(results, PICTURE)
+    click.echo(f"sustained shares of the peak: {results['shares']}\n{table(results)}")
+
+
+if __name__ == "__main__":
+    main()
