@@ -83,7 +83,7 @@ def gemm(M: int, N: int, K: int, t: Tiling):
     return plain_gemm
 
 
-# -- all-gather and a product ------------------------------------------------------------------------------------------
+# -- all-gather and GEMM -----------------------------------------------------------------------------------------------
 
 
 def ag_gemm_phases(devices: int, M: int, N: int, K: int, t: Tiling):
@@ -206,7 +206,7 @@ def ag_gemm_senders(devices: int, M: int, N: int, K: int, t: Tiling, chunk: int,
     return ag_gemm_by_senders
 
 
-# -- a product and a reduce-scatter ------------------------------------------------------------------------------------
+# -- GEMM and reduce-scatter -------------------------------------------------------------------------------------------
 
 
 @T.macro

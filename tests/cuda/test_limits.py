@@ -54,7 +54,7 @@ def test_a_product_that_warps_cannot_share_out(m: int, n: int, threads: int, sca
         with pytest.raises(ShapeError) as error:
             run()
         assert found in error.value.message
-        assert "# the product" in str(error.value)
+        assert "# the GEMM" in str(error.value)
         assert error.value.hint
 
 
