@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import torch.distributed.run  # noqa: F401
+import torch._inductor.compile_fx
+import torch.distributed.run
+import torch.distributed.tensor  # noqa: F401
 
 import tilescale.backends.cuda
 import tilescale.backends.emulator

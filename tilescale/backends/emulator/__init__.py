@@ -6,6 +6,7 @@
     arguments.py    tensors bound to the program; pairs.py unpacks those with two elements in a byte
     assumptions.py  values assumed by a run without data
     remedies.py     the missing statement, found by reruns (again.py) with one statement more (edits.py)
+    compiled.py     a program as closures, kept from call to call
     run.py          one emulation: units, statistics, deadlock reports
     interpret/      statements and expressions of TIR as closures
     operations/     semantics of operations, a family a file
@@ -42,9 +43,9 @@ class _Emulated:
     def build(self, options: dict[str, Any]) -> Executable:
         from tilescale.backends.emulator.emulate import emulate_program, simulated_s
 
-        program, machine = self.program, self.target.machine
+        program, machine, kept = self.program, self.target.machine, {}
         return Executable(
-            lambda per_unit: emulate_program(program, machine, per_unit),
+            lambda per_unit: emulate_program(program, machine, per_unit, kept=kept),
             gathers=True,
             device="cpu",
             simulated_s=lambda values: simulated_s(program, machine, values),

@@ -16,6 +16,7 @@ from tilescale.backends.emulator.again import Again, Given
 from tilescale.backends.emulator.arguments import Shape, bind_arguments
 from tilescale.backends.emulator.assumptions import Assumptions
 from tilescale.backends.emulator.checks import observers
+from tilescale.backends.emulator.compiled import Compiled, Kept
 from tilescale.backends.emulator.pairs import Pairs
 from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.backends.emulator.remedies import FOUND, advise
@@ -111,8 +112,12 @@ def emulate_program(
     progress: bool | None = None,
     check: str | Iterable[str] | None = None,
     schedule_seed: int | None = None,
+    kept: Kept | None = None,
 ) -> Report:
-    """`emulate` for a program that is already analysed for the machine: kernels are called many times."""
+    """`emulate` for a program that is already analysed for the machine: kernels are called many times.
+
+    `kept`: closures of earlier calls of the program on the machine.
+    """
     check_type("schedule_seed", schedule_seed, "a whole number", int, NoneType)
     data = not _without_values(args) if data is None else data
     if not program.is_hierarchical:
@@ -124,14 +129,19 @@ def emulate_program(
         raise UsageError("assume= in a run with data", hint="pass the values as arguments, or data=False")
     per_unit = _per_unit(program, args) if args is not None else _shapes_alone(program, target)
     extents, mesh = _extents(program, target, len(per_unit)), _mesh(program, target)
-    recorder = Recorder(target, extents, mesh) if time or not data else None
     watching = observers(settings().check if check is None else check) if data else ()
     seed = settings().schedule_seed if schedule_seed is None else schedule_seed
     assumptions = Assumptions(assume, program, len(per_unit)) if assume is not None else None
     begin, given = perf_counter(), Given(program, per_unit) if watching else None
     faults = emulation_faults_told(lambda: first_line(program.func))
+    kept = kept if kept is not None and data else {}  # what is known of programs without data is of one run
+    key = tuple(extents), mesh, time, seed is None
     with faults, progress_bar(f"emulating {program.name}", progress) as advance:
-        run = Run(program, target, advance, watching, seed, recorder, data, assumptions)
+        compiled = kept.pop(key, None)
+        if compiled is None:
+            recorder = Recorder(target, extents, mesh) if time or not data else None
+            compiled = Compiled(program, target, recorder, data, seed is not None, assumptions)
+        run = Run(program, target, advance, watching, seed, compiled)
         try:
             _launch(run, program, extents, mesh, per_unit, data)
         except FOUND as error:
@@ -141,7 +151,8 @@ def emulate_program(
             raise
     wall_s = perf_counter() - begin
     found = run.missed, run.redundant_waits, run.clipped, run.negative, run.unwritten, run.diverged
-    return Report(program.name, target, tuple(run.activity), wall_s, recorder, *found)
+    record, kept[key] = compiled.release(), compiled
+    return Report(program.name, target, tuple(run.activity), wall_s, record, *found)
 
 
 def simulated_s(program: Program, machine: Machine, values: Sequence[Any]) -> float:

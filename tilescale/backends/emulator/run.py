@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.backends.emulator.assumptions import Assumptions
+from tilescale.backends.emulator.compiled import Compiled
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.interleave import Interleaved
 from tilescale.backends.emulator.execute.memory import address
@@ -21,33 +21,6 @@ from tilescale.backends.emulator.execute.queues import CopyQueue
 from tilescale.backends.emulator.execute.scheduler import Deadlock, Scheduler
 from tilescale.backends.emulator.execute.tasks import Task
 from tilescale.backends.emulator.execute.units import Unit
-from tilescale.backends.emulator.interpret import branches, expr, statements  # noqa: F401
-from tilescale.backends.emulator.interpret.compiler import Compiler
-from tilescale.backends.emulator.interpret.phases import compile_part
-from tilescale.backends.emulator.operations import (  # noqa: F401
-    allreduce,
-    atomics,
-    barriers,
-    blockscaled,
-    decoders,
-    descriptors,
-    externs,
-    mma,
-    peer_atomics,
-    random,
-    reducers,
-    remote,
-    tcgen05,
-    threads,
-    tiles,
-    unequal,
-    wgmma,
-    words,
-)
-from tilescale.backends.emulator.operations import collectives as _collectives  # noqa: F401
-from tilescale.backends.emulator.record import costs, transfers  # noqa: F401
-from tilescale.backends.emulator.record.instrumentation import Recording
-from tilescale.backends.emulator.record.recorder import Recorder
 from tilescale.errors import DeadlockError, Location
 from tilescale.hda import Machine
 from tilescale.hda.units import format_count
@@ -90,18 +63,16 @@ class Run:
         progress: Callable[[int], None],
         observers: Sequence[Observer] = (),
         seed: int | None = None,
-        recorder: Recorder | None = None,
-        data: bool = True,
-        assumptions: Assumptions | None = None,
+        compiled: Compiled | None = None,
     ):
         self.program, self.machine = program, machine
-        self.recorder = recorder
-        instrumentation = Recording(recorder) if recorder is not None else None
-        preempts = seed is not None
-        self.compiler = Compiler(program, machine, instrumentation, data, preempts, assumptions)
-        self.body = compile_part(self.compiler, program.body)
+        compiled = compiled or Compiled(program, machine, preempts=seed is not None)
+        self.compiler, self.body = compiled.compiler, compiled.body
+        self.recorder = recorder = compiled.recorder
         # Every listener sees what orders tasks; the recorder does not need single accesses.
         self.observers = observers
+        # Observers of accesses by one statement to one buffer.
+        self.watching: dict[Any, Sequence[Observer]] = {}
         self.listeners = (*observers, recorder) if recorder is not None else observers
         self.scheduler = Scheduler(self.listeners) if seed is None else Interleaved(self.listeners, seed)
         if recorder is not None:

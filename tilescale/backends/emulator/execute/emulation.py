@@ -36,6 +36,7 @@ class Emulation(Protocol):
     Attributes:
         scheduler: runs the tasks.
         observers: see accesses; `listeners` see what orders tasks: the observers and the recorder.
+        watching: observers of accesses by one statement to one buffer.
         recorder: None where the run is not timed.
         rendezvous: the open ones.
         missed: by tensor and line, the tile operations that were wholly out of bounds.
@@ -45,6 +46,7 @@ class Emulation(Protocol):
 
     scheduler: Scheduler
     observers: Sequence[Observer]
+    watching: dict[Any, Sequence[Observer]]
     listeners: Sequence[Observer]
     recorder: Recorder | None
     rendezvous: dict[Hashable, Any]

@@ -43,6 +43,10 @@ class HostMemory:
             )
         return found
 
+    def clear(self) -> None:
+        """Let go of all tensors."""
+        self._found.clear()
+
     def _behind(self, address: int) -> np.ndarray | None:
         for begin, (memory, _) in self._found.items():
             if begin <= address < begin + memory.size:

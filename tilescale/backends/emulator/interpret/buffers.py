@@ -59,7 +59,6 @@ class Home:
         self._strides = [compiler.expr(n * math.prod(self.lanes)) for n in buffer.strides]
         self.replicated = compiler.replicated_root(buffer)
         self.where = compiler.where
-        self._watched_by: list[Observer] | None = None
 
     def array(self, frame: Frame) -> Any:
         """The instance that the frame's unit sees: an array, or PrivateBuffer for a thread-private buffer."""
@@ -109,11 +108,13 @@ class Home:
 
     def watched_by(self, frame: Frame) -> Sequence[Observer]:
         """The observers of the frame's run that watch these accesses."""
-        if not frame.run.observers:
+        run = frame.run
+        if not run.observers:
             return ()
-        if self._watched_by is None:
-            self._watched_by = [o for o in frame.run.observers if o.looks_at(self)]
-        return self._watched_by
+        found = run.watching.get(self)
+        if found is None:
+            found = run.watching[self] = [o for o in run.observers if o.looks_at(self)]
+        return found
 
     def written(self, frame: Frame, unit: Unit | None = None) -> None:
         """Record a write to the instance of `unit` (default: the frame's), for spinning readers and for replicas."""

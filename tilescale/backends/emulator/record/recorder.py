@@ -8,6 +8,7 @@ observers.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,11 @@ class Recorder(Observer):
         self.extents = dict(extents)
         self.sizes: Sizes = numbering(machine, self.extents, grid)
         self.plans = Plans(machine, self.sizes)
+        self._memory = self.rates.layers["global"]
+        self._startup = _startup(machine)
+        self._clear()
+
+    def _clear(self) -> None:
         self._roots: list[Log] = []
         self._queues: list[Log] = []
         # The latency that remains before a queue moves the first bytes of an operation.
@@ -65,8 +71,12 @@ class Recorder(Observer):
         self._flags: dict[Hashable, np.ndarray] = {}
         self._seen: dict[Hashable, Any] = {}
         self._caches: dict[int, Cache] = {}
-        self._memory = self.rates.layers["global"]
-        self._startup = _startup(machine)
+
+    def take(self) -> Recorder:
+        """The record of the run that has ended, as a recorder of its own; this one is empty after it."""
+        record = copy.copy(self)
+        self._clear()
+        return record
 
     def watches(self, current: Callable[[], Task], row_of: Callable[[Any], int]) -> None:
         """Set callbacks: the acting task, and the number of the tensor-owning unit around a unit."""
