@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Device functions in CUDA C++ that generated kernels carry as text.
 
-sync.cuh: signals, bounded waits, barriers; siblings.cuh: barriers of one level of several; rendezvous.cuh: all ranks
-synchronize as a call begins and ends; combine.cuh: how two elements are combined; cluster.cuh: shared memory of a
-cluster; units.cuh: barriers of units inside a program; atomics.cuh: additions between GPUs; told.cuh: what one thread
-finds out for all; polling.cuh: loops that poll; nvshmem.cuh: copies, signals and barriers by NVSHMEM. words.cuh,
+sync.cuh: signals, bounded waits, barriers; siblings.cuh: barriers of one level of several; rendezvous.cuh: barriers of
+all ranks at begin and end of a call; combine.cuh: the combination of two elements; cluster.cuh: shared memory of a
+cluster; units.cuh: barriers of units inside a program; atomics.cuh: additions between GPUs; told.cuh: broadcasts of a
+thread's value; polling.cuh: polling loops; nvshmem.cuh: copies, signals and barriers by NVSHMEM. words.cuh,
 messages.cuh, sums.cuh, short_messages.cuh, norm_messages.cuh, long_messages.cuh, moved_messages.cuh, row_messages.cuh,
 rounds.cuh: collectives on whole tensors. cluster_sum.cuh: sums over a cluster.
 """

@@ -10,7 +10,7 @@ enum Order { RELAXED, ACQUIRE, RELEASE, ACQ_REL };
 #define TILESCALE_ATOM(ORDER, PTX, C)                                                                                   \
   asm volatile("atom." ORDER ".sys.global.add." PTX " %0, [%1], %2;" : "=" C(before) : "l"(p), C(v) : "memory")
 
-// A type of elements: its bits in registers, and what PTX calls it.
+// A type of elements: its bits in registers, and PTX's name.
 #define TILESCALE_ADDED(NAME, BITS, PTX, C)                                                                             \
   struct NAME {                                                                                                         \
     typedef BITS Bits;                                                                                                  \
@@ -37,7 +37,7 @@ TILESCALE_ADDED(F16, unsigned short, "noftz.f16", "h");
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 TILESCALE_ADDED(BF16, unsigned short, "noftz.bf16", "h");
 #else
-// Without an instruction for it: the word around the element is exchanged until nobody else has changed it meanwhile.
+// Without an instruction for the type: compare-and-swap of the word around the element.
 struct BF16 {
   typedef unsigned short Bits;
   template <int ORDER>
@@ -67,7 +67,8 @@ struct Exactly {
   typedef T type;
 };
 
-// Add to element `index` of an instance that begins at `first`, and return what it held. An index outside is reported.
+// Adds to element `index` of an instance that begins at `first`, and returns the old value. An out-of-bounds index is
+// reported.
 template <typename Kind, int ORDER, typename T>
 __device__ __forceinline__ T fetch_add(T* first, i64 index, i64 extent, typename Exactly<T>::type value, i64* report,
                                        int site) {
@@ -81,7 +82,7 @@ __device__ __forceinline__ T fetch_add(T* first, i64 index, i64 extent, typename
   return *reinterpret_cast<const T*>(&before);
 }
 
-// The same where nobody asks for what it held, and no order is needed.
+// The same where the old value is unused, and no order is needed.
 template <typename Kind, typename T>
 __device__ __forceinline__ void add(T* first, i64 index, i64 extent, typename Exactly<T>::type value, i64* report,
                                     int site) {

@@ -9,7 +9,7 @@
 
 namespace tilescale {
 
-// The same place in the shared memory of block `rank` of this cluster.
+// The same address in the shared memory of block `rank` of this cluster.
 template <typename T>
 __device__ __forceinline__ T* at_peer(const T* p, int rank) {
   u64 there;
@@ -17,9 +17,9 @@ __device__ __forceinline__ T* at_peer(const T* p, int rank) {
   return reinterpret_cast<T*>(there);
 }
 
-// All threads of all blocks of the cluster arrive. What each wrote before, bulk copies that it issued included, is
-// visible to all of them afterwards, to bulk copies and matrix instructions too. Each block orders the proxies of its own
-// shared memory behind the barrier: a fence for that of the whole cluster waits for all that the SM has written.
+// All threads of all blocks of the cluster arrive. Their earlier writes, including bulk copies that they issued, are
+// visible to all of them afterwards, also to bulk copies and matrix instructions. Each block orders the proxies of its
+// own shared memory after the barrier: a fence for that of the whole cluster waits for all writes of the SM.
 __device__ __forceinline__ void cluster_barrier() {
   complete_stores();
   acquired();
@@ -29,7 +29,7 @@ __device__ __forceinline__ void cluster_barrier() {
   acquired();
 }
 
-// Says to the allocator of shared memory that a tile is in use here.
+// Keeps a tile alive here for the allocator of shared memory.
 __device__ __forceinline__ void in_use(const void*) {}
 
 template <int BYTES>
@@ -45,7 +45,7 @@ struct Word<8> { typedef uint2 type; };
 template <>
 struct Word<16> { typedef uint4 type; };
 
-// Words for a peer, or of one: all are read before the first is written, so that they are on their way at once.
+// Words to or from a peer: all are read before the first is written, so that all are in flight at once.
 template <int BYTES>
 __device__ __forceinline__ void cluster_put(int) {}
 template <int BYTES, typename... More>

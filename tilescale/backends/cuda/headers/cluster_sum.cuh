@@ -11,7 +11,7 @@ namespace tilescale {
 
 enum { WARP_LANES = 32, MOST_BLOCKS = 8, MOST_WARPS = 16, MOST_PARTS = MOST_BLOCKS * MOST_WARPS, MOST_GROUPS = 128 };
 
-// The blocks of this cluster, which of them this one is; the clusters of the grid, and which of them this is.
+// The blocks of this cluster, and this one's rank; the clusters of the grid, and this one's rank.
 struct Cluster {
   int blocks, block, clusters, cluster;
 };
@@ -32,12 +32,12 @@ struct Statistics {
   float sum, most;
 };
 
-// Of numbers that are at least 0; a NaN is larger than all others.
+// Maximum of nonnegative numbers; a NaN is larger than all others.
 __device__ __forceinline__ float larger(float a, float b) {
   return __float_as_uint(a) > __float_as_uint(b) ? a : b;
 }
 
-// All lanes of a warp, together: the same bits for each of them.
+// All lanes of a warp together get the same bits.
 template <bool MOST>
 __device__ __forceinline__ Statistics all_of_warp(Statistics mine) {
 #pragma unroll
@@ -46,11 +46,11 @@ __device__ __forceinline__ Statistics all_of_warp(Statistics mine) {
   return mine;
 }
 
-// Who still reads the parts of one sum has not stored its own of the next one, without which nobody comes to the one after that:
-// so two sums have room.
+// A block that still reads the parts of one sum has not stored its part of the next one, and no block reaches the sum
+// after that without it: so two sums are buffered.
 class OfCluster {
  public:
-  // All threads of the block. Meanwhile, until ready(), the others of the cluster may begin.
+  // All threads of the block. The cluster's other blocks may start later, until ready().
   __device__ __forceinline__ explicit OfCluster(Cluster own) : own_(own) {
     for (int i = threadIdx.x; i < MOST_PARTS; i += blockDim.x) parts_of(0)[i] = parts_of(1)[i] = {0, 0};
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -65,8 +65,8 @@ class OfCluster {
     __syncthreads();
 #endif
   }
-  // All threads, with numbers from 1 on: the sum, and the largest of what is at least 0 where it is asked for (MOST). All of
-  // them get the same bits.
+  // All threads, with numbers from 1 on: the sum, and the maximum of nonnegative numbers if requested (MOST). All
+  // threads get the same bits.
   template <bool MOST>
   __device__ __forceinline__ Statistics all(Statistics mine, unsigned number) const {
     const int lane = threadIdx.x % WARP_LANES, warps = blockDim.x / WARP_LANES;
@@ -90,7 +90,7 @@ class OfCluster {
   static __device__ __forceinline__ unsigned shared(const Words* at) {
     return static_cast<unsigned>(__cvta_generic_to_shared(at));
   }
-  // Into the memory of a block of the cluster.
+  // Stores to the memory of a block of the cluster.
   static __device__ __forceinline__ void store(Words* at, int block, Words part) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     unsigned there;
@@ -123,14 +123,15 @@ class OfCluster {
   const Cluster own_;
 };
 
-// The largest of numbers that are at least 0, of groups that a block has, by the parity of a row.
+// The maximum of nonnegative numbers, for groups of a block, by the parity of a row.
 class OfGroups {
  public:
   // All threads, before a barrier.
   __device__ __forceinline__ void clear(int row) const {
     for (int i = threadIdx.x; i < MOST_GROUPS; i += blockDim.x) largest(row, i) = 0;
   }
-  // All lanes of a warp, together, each with a number of a group; -1 is none. They are in few groups, one after another.
+  // All lanes of a warp together, each with a number of a group; -1 for none. The lanes are in few groups, one after
+  // another.
   __device__ __forceinline__ void add(int row, int group, float value) const {
     const int end = __reduce_max_sync(~0u, group);
     for (int g = __reduce_min_sync(~0u, group < 0 ? end : group); g >= 0 && g <= end; ++g) {

@@ -7,7 +7,7 @@ namespace tilescale {
 
 enum { SUM, PROD, MAX, MIN };
 
-// Of maximum and minimum a NaN of either side stays, as in PyTorch; fmaxf and fminf would drop it.
+// Maximum and minimum propagate NaN, as in PyTorch; fmaxf and fminf would drop it.
 template <int OP, typename W>
 __device__ __forceinline__ W combined(W a, W b) {
   if (OP == SUM) return static_cast<W>(a + b);

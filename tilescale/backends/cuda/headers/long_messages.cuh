@@ -9,7 +9,7 @@ namespace tilescale {
 
 enum { LAG = 1, LONG_SLOTS = 4, UNIT_BYTES = 16 };
 
-// Which units of a part a block's messages have: a share of it, `room` units after the other.
+// The units of a part in a block's messages: a share of the part, `room` units per message.
 struct InShares {
   const Share share;
   const i64 room;  // units of a slot
@@ -44,8 +44,8 @@ struct BySlots {
   __device__ __forceinline__ Pack<UNIT_BYTES>* slot(int sender, int receiver, int message, int set) const {
     return reinterpret_cast<Pack<UNIT_BYTES>*>(group.message(sender, receiver, number(message), LONG_SLOTS, set));
   }
-  // All threads, at the end of a turn: what they have stored in it is there for its receivers. That is message `turn` of
-  // the first set, `turn` - LAG of the second one, and so on.
+  // All threads, at the end of an iteration: their stores in it are visible to the receivers. These are message `turn`
+  // of the first set, `turn` - LAG of the second one, and so on.
   __device__ __forceinline__ void tell(int turn) const {
     __syncthreads();
     if (threadIdx.x != 0) return;
@@ -58,7 +58,7 @@ struct BySlots {
       }
     }
   }
-  // All threads, until the message of every peer is there. False, for all: a wait failed.
+  // All threads, until the messages of all peers have arrived. False, for all: a wait failed.
   __device__ __forceinline__ bool told(int message, int set) const {
     bool ready = true;
     if (threadIdx.x < RANKS - 1) {
@@ -78,7 +78,7 @@ struct BySlots {
     __syncthreads();
     if (threadIdx.x == 0) x.counts[blockIdx.x] = before + told;
   }
-  // Stores a message to each peer: its part, or the same to all; of it the units from `first` to `end`.
+  // Stores a message to each peer: its part, or the same to all; namely the units from `first` to `end`.
   template <int ELEMENT, bool ALIGNED, bool SAME>
   __device__ __forceinline__ void send_parts(int message, int first = 0) const {
     send_parts<ELEMENT, ALIGNED, SAME>(message, first, units(message));
@@ -93,7 +93,7 @@ struct BySlots {
                              [&](int receiver) { return slot(x.rank, receiver, message, 0); });
     }
   }
-  // Stores units of what begins at a place, of which `left` bytes are there, to `peers` of them from the i-th on.
+  // Stores units of a buffer, of which `left` bytes remain, to `peers` peers from the i-th on.
   template <int ELEMENT, bool ALIGNED, typename To>
   __device__ __forceinline__ void send(const char* from, i64 left, int first, int end, int i, int peers, To to) const {
     enum { AT_ONCE = 4 };
@@ -113,7 +113,7 @@ struct BySlots {
       }
     }
   }
-  // `take(unit of the part, packs)` for so many units of a message, with what every peer sent.
+  // `take(unit of the part, packs)` for the units of a message, with the packs of all peers.
   template <typename Take>
   __device__ __forceinline__ void each_unit(int message, int set, int units, Take take) const {
     const Pack<UNIT_BYTES>* from[RANKS];

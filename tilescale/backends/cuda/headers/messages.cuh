@@ -15,45 +15,45 @@
 
 namespace tilescale {
 
-// What a kernel takes; running/collectives/kernels.py packs it in this order.
+// A kernel's argument; running/collectives/kernels.py packs it in this order.
 struct Exchange {
   const char* source;
   char* target;
-  i64 bytes;                     // of a part
-  i64 total;                     // of all parts: the last ones may be shorter
-  i64 source_step, target_step;  // from a part to the next one
-  char* workspace;               // of the device in the first slot of the heap
-  i64 stride;                    // from a device's memory to the next one's
+  i64 bytes;  // bytes of a part
+  i64 total;  // bytes of all parts: the last ones may be shorter
+  i64 source_step, target_step;  // bytes from a part to the next one
+  char* workspace;  // workspace of the device in the first slot of the heap
+  i64 stride;  // bytes from a device's memory to the next one's
   i64 slot;                      // bytes of a slot
-  unsigned* counts;              // of messages, for each block
+  unsigned* counts;  // number of messages, for each block
   i64* report;
   i64 limit;
   int rank, root;
   int first, step, shift, devices;  // rank r of the group is device first + r * step, in slot (device + shift) % devices
-  int blocks;                       // for which the workspace has slots
+  int blocks;  // blocks for which the workspace has slots
   int site;
-  // Of algorithms by rounds (rounds.cuh), where `bytes` are those of a piece at most, and `total` the whole tensor's.
+  // For algorithms by rounds (rounds.cuh), where `bytes` is the maximum of a piece, and `total` the whole tensor's.
   const int* table;
-  i64 offset;  // in each piece
+  i64 offset;  // offset in each piece
   int pieces;
-  // Of unequal parts (row_messages.cuh), where `bytes` are those of a row, the steps how many rows source and target
-  // have, and the table says how many go from each rank to each.
+  // For unequal parts (row_messages.cuh), where `bytes` is a row's, the steps are the row counts of source and target,
+  // and the table has the counts from each rank to each.
   int* received;
-  // Of what is moved straight (moved_messages.cuh): how many units the target lies behind the workspace of its device, 0
-  // if peers cannot store into it.
+  // For direct stores (moved_messages.cuh): the target's offset from the workspace of its device, in units; 0 if peers
+  // cannot store into it.
   i64 behind;
-  // Of an all-reduce with a norm (norm_messages.cuh), where `bytes` are those of a row.
-  const char* residual;  // none: null
+  // For an all-reduce with a norm (norm_messages.cuh), where `bytes` is a row's.
+  const char* residual;  // nullable
   const char* weight;
-  char* normed;  // none: null
+  char* normed;  // nullable
   char* quantized;
   float* scales;
   float eps, weight_offset;
-  int rows, part;  // bytes of a row that a block has
+  int rows, part;  // bytes of a row per block
   int power;       // whether scales are powers of two
 };
 
-// Bytes as they are loaded and stored.
+// Bytes in the form in which they are loaded and stored.
 template <int BYTES>
 struct alignas(BYTES) Pack {
   unsigned words[BYTES / 4];
@@ -78,7 +78,7 @@ struct Unit<8> {
   typedef u64 type;
 };
 
-// The bytes at a place, of which `left` are there. ALIGNED: the place is a multiple of 16 bytes.
+// The bytes at an address, of which `left` are valid. ALIGNED: the address is a multiple of 16 bytes.
 template <int BYTES, int ELEMENT, bool ALIGNED>
 __device__ __forceinline__ Pack<BYTES> read(const char* at, i64 left) {
   typedef typename Unit<ELEMENT>::type U;
@@ -113,7 +113,7 @@ struct Share {
   }
 };
 
-// A message did not arrive in time. Not inlined: it is called in many places and, if all is well, never.
+// A message did not arrive in time. Not inlined: it is called in many places, but only on failure.
 __device__ __noinline__ void report_absent(i64* report, int site, int peer, unsigned number, unsigned seen) {
   fail(report, ABSENT, site, peer, number, seen);
 }
@@ -122,17 +122,17 @@ template <int RANKS>
 struct Group {
   const Exchange& x;
 
-  // The i-th peer: everybody begins with the next one, so that no two send to the same one.
+  // The i-th peer: every rank begins with the next one, so that no two send to the same one.
   __device__ __forceinline__ int peer(int i) const {
     int rank = x.rank + 1 + i;
     return rank < RANKS ? rank : rank - RANKS;
   }
-  // Where the message `number` of this block from `sender` lies on `receiver`. A workspace may have several sets of
+  // The address of message `number` of this block from `sender` on `receiver`. A workspace may have several sets of
   // slots, after each other.
   __device__ __forceinline__ char* message(int sender, int receiver, unsigned number, int slots, int set) const {
     return memory(receiver) + place(sender, receiver, number, slots, set) * x.slot;
   }
-  // Its flag: behind the slots of all sets.
+  // Its flag: after the slots of all sets.
   __device__ __forceinline__ unsigned* flag(int sender, int receiver, unsigned number, int slots, int set,
                                             int sets) const {
     i64 messages = static_cast<i64>(sets) * slots * (RANKS - 1) * x.blocks;
@@ -148,7 +148,8 @@ struct Group {
     return ((set * slots + static_cast<int>(number % slots)) * static_cast<i64>(RANKS - 1) + row) * x.blocks +
            blockIdx.x;
   }
-  // The number of the next message. None is 0, which is what empty memory holds; odd and even ones alternate all the same.
+  // The number of the next message. It is never 0, the initial content of memory; odd and even ones alternate all the
+  // same.
   __device__ __forceinline__ unsigned next() const {
     unsigned number = *const_cast<const volatile unsigned*>(x.counts + blockIdx.x) + 1u;
     return number != 0 ? number : 2u;

@@ -12,8 +12,9 @@
 
 namespace tilescale {
 
-// Where targets lie: a word for each sender and block behind the flags of the slots, the number of the call's first
-// message above, and below how many units the target of who tells lies behind its workspace.
+// Addresses of targets: a word for each sender and block after the flags of the slots, with the number of the call's
+// first message in the upper half, and the offset of the sender's target from its workspace, in units, in the lower
+// half.
 template <int RANKS>
 struct Targets {
   enum { BITS = 40 };
@@ -25,19 +26,19 @@ struct Targets {
     char* words = by.group.memory(to) + slots * (by.x.slot + static_cast<i64>(sizeof(unsigned)));
     return reinterpret_cast<i64*>(words) + by.group.place(from, to, 0, 1, 0);
   }
-  // Units of the first message that are stored before all have told: one a thread.
+  // Units of the first message that are stored before all ranks have announced their targets: one a thread.
   __device__ __forceinline__ int early() const {
     return by.units(0) < static_cast<int>(blockDim.x) ? by.units(0) : blockDim.x;
   }
   __device__ __forceinline__ u64 number() const { return static_cast<u64>(by.number(0)) << BITS; }
-  // First of all: the kernels before this one are done with the target, if there is one.
+  // Called first: the kernels before this one are done with the target, if there is one.
   __device__ __forceinline__ void tell() const {
     if (threadIdx.x >= RANKS - 1) return;
     if (by.x.behind != 0) order_stores();
     const u64 behind = static_cast<u64>(by.x.behind) & ((1ull << BITS) - 1);
     store_relaxed(word(by.x.rank, by.group.peer(threadIdx.x)), static_cast<i64>(number() | behind));
   }
-  // All threads, until all have told.
+  // All threads, until all ranks have announced their targets.
   __device__ __forceinline__ Answer answer() const {
     bool ready = true, symmetric = true;
     if (threadIdx.x < RANKS - 1) {
@@ -61,7 +62,7 @@ struct Targets {
   }
 };
 
-// Some units of the part that stays here.
+// Some units of the local part.
 template <int ELEMENT, bool ALIGNED>
 __device__ __forceinline__ void keep(const char* from, char* to, i64 bytes, i64 begin, i64 end) {
   for (i64 unit = begin + threadIdx.x; unit < end; unit += blockDim.x) {
@@ -70,13 +71,13 @@ __device__ __forceinline__ void keep(const char* from, char* to, i64 bytes, i64 
   }
 }
 
-// All threads: the units of a block after the first ones go straight into the targets, `offset` bytes behind where these
-// begin; `keep(first, end)` does what is to be done beside them.
+// All threads: the units of a block after the first ones are stored directly into the targets, `offset` bytes after
+// their begin; `keep(first, end)` does the concurrent local work.
 template <int ELEMENT, bool ALIGNED, bool SAME, int RANKS, typename Keep>
 __device__ __forceinline__ void store_straight(const BySlots<RANKS, 1>& by, int early, i64 offset, Keep keep) {
   const Targets<RANKS> targets{by};
   const Exchange& x = by.x;
-  char* places[RANKS - 1];  // of the peers in turn
+  char* places[RANKS - 1];  // of the peers in order
 #pragma unroll
   for (int i = 0; i < RANKS - 1; ++i) places[i] = targets.of(by.group.peer(i)) + offset;
   const i64 begin = by.pieces.begin(0), end = by.pieces.end(), room = by.pieces.room;
@@ -97,7 +98,7 @@ __device__ __forceinline__ void store_straight(const BySlots<RANKS, 1>& by, int 
   }
 }
 
-// What peers send becomes parts of the target, beside the one that this rank keeps.
+// The peers' data become parts of the target, in addition to this rank's own part.
 template <int ELEMENT, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void take_parts(const BySlots<RANKS, 1>& by, int message, int units) {
   const Exchange& x = by.x;
@@ -113,7 +114,7 @@ __device__ __forceinline__ void take_parts(const BySlots<RANKS, 1>& by, int mess
   });
 }
 
-// What the root sends becomes the tensor of all others.
+// The root's data become the tensor of all others.
 template <int ELEMENT, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void take_tensor(const BySlots<RANKS, 1>& by, int message, int units) {
   const Exchange& x = by.x;
@@ -125,7 +126,7 @@ __device__ __forceinline__ void take_tensor(const BySlots<RANKS, 1>& by, int mes
   }
 }
 
-// By messages, of which `early` units of the first one are stored already.
+// By messages; `early` units of the first one are stored already.
 template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
 __device__ __forceinline__ void move_by_messages(const Exchange& x, int early) {
   const BySlots<RANKS, 1> by(x);
@@ -141,7 +142,7 @@ __device__ __forceinline__ void move_by_messages(const Exchange& x, int early) {
   by.end();
 }
 
-// The same, not inlined: beside what stores straight it would have too few registers.
+// The same, not inlined: combined with direct stores it would have too few registers.
 template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
 __device__ __noinline__ void move_else(const Exchange& x, int early) {
   move_by_messages<ELEMENT, RANKS, ALIGNED, SAME>(x, early);
@@ -150,7 +151,7 @@ __device__ __noinline__ void move_else(const Exchange& x, int early) {
 template <int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
 __device__ __forceinline__ void move_slots(const Exchange& x) {
   const BySlots<RANKS, 1> by(x);
-  if (!by.messages()) return;  // the number of a message that is not sent is another call's, too
+  if (!by.messages()) return;  // the number of an unsent message is another call's, too
   Targets<RANKS>{by}.tell();
   move_by_messages<ELEMENT, RANKS, ALIGNED, SAME>(x, 0);
 }

@@ -18,7 +18,7 @@ struct Elements {
   }
 };
 
-// The part of a row that a block has, in units.
+// The part of a row in a block, in units.
 template <typename Form>
 struct RowPart {
   const int begin, bytes, units;
@@ -26,19 +26,19 @@ struct RowPart {
       : begin(block * x.part),
         bytes(static_cast<int>(x.bytes) - begin < x.part ? static_cast<int>(x.bytes) - begin : x.part),
         units(bytes > 0 ? (bytes + Form::DATA - 1) / Form::DATA * Form::THREADS : 0) {}
-  // The unit of this thread, of several; -1 if there is none.
+  // The unit of this thread, among several; -1 if there is none.
   __device__ __forceinline__ int unit(int u) const {
     const int unit = u * blockDim.x + threadIdx.x;
     return unit < units ? unit : -1;
   }
 };
 
-// What of the normalised rows shares a scale, where they are quantized: all of them, by a given one; a row; GROUP columns of
-// one. Of the latter two the largest magnitude becomes LARGEST.
+// Elements of the normalized rows that share a scale, where they are quantized: all of them, by a given one; a row;
+// GROUP columns of a row. For the latter two the largest magnitude becomes LARGEST.
 enum Scaling { NOT_QUANTIZED, TENSOR, ROW, GROUPS };
 enum { GROUP = 128 };
 #define TILESCALE_LARGEST 448.f  // of float8_e4m3
-#define TILESCALE_LEAST 1e-12f   // what the largest magnitude is taken to be at least
+#define TILESCALE_LEAST 1e-12f  // lower bound of the largest magnitude
 
 __device__ __forceinline__ float scale_of(float most, bool power) {
   const float scale = (most < TILESCALE_LEAST ? TILESCALE_LEAST : most) / TILESCALE_LARGEST;
@@ -46,8 +46,8 @@ __device__ __forceinline__ float scale_of(float most, bool power) {
   return power && scale == scale ? __uint_as_float((__float_as_uint(scale) + fraction) & ~fraction) : scale;
 }
 
-// The largest magnitudes of a row, where `value(u, e)` is an element of a unit. All threads: a warp looks at PIECE bytes of each
-// at once, which are in one group.
+// The largest magnitudes of a row, where `value(u, e)` is an element of a unit. All threads: a warp reads PIECE bytes
+// of each at once, which are in one group.
 template <typename Form, typename T, int UNITS, typename Value>
 __device__ __forceinline__ void add_largest(const OfGroups& of_groups, int row, const RowPart<Form>& part, Value value) {
   enum { SIZE = sizeof(T), AT_ONCE = PIECE / SIZE };
@@ -66,8 +66,8 @@ __device__ __forceinline__ void add_largest(const OfGroups& of_groups, int row, 
   }
 }
 
-// The rows of a block's part over their scales, as float8: `value(u, e)` is an element of a unit, `scale(group)` that of GROUP
-// columns.
+// The rows of a block's part divided by their scales, as float8: `value(u, e)` is an element of a unit, `scale(group)`
+// that of GROUP columns.
 template <typename Form, typename T, bool ALIGNED, int UNITS, typename Value, typename Scale>
 __device__ __forceinline__ void write_quantized(char* row, const RowPart<Form>& part, Value value, Scale scale) {
   enum { SIZE = sizeof(T), AT_ONCE = PIECE / SIZE };
@@ -89,17 +89,17 @@ __device__ __forceinline__ void write_quantized(char* row, const RowPart<Form>& 
 }
 
 // Each row of the target becomes the sum over all ranks plus the residual, and that of `normed` the same divided by its
-// root mean square, times the weight. The sum is rounded, and so is what the residual is added to.
+// root mean square, times the weight. The sum is rounded before the addition of the residual, and so is the result.
 //
-// In one step everybody sends each row to all. In two (TWICE) everybody sends it to one rank, another one for the next row,
-// which sends all what it has made of it. All normalise all rows: so no more is sent than of the sum alone.
+// In one step every rank sends each row to all. In two (TWICE) every rank sends it to one rank, another one for the
+// next row, which sends its sum to all. All ranks normalize all rows: so no more is sent than the sum alone.
 //
-// The normalised rows are quantized from what they are before they are rounded.
+// The normalized rows are quantized from their values before rounding.
 template <typename Form, typename T, int RANKS, bool ALIGNED, int UNITS, bool TWICE, int SCALING>
 __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   typedef Pack<Form::BYTES> Data;
   typedef Elements<T, Form::BYTES> In;
-  // Units that are polled for at once: their words and those of all peers have registers.
+  // Units that are polled at once: their words and those of all peers are in registers.
   constexpr int SIZE = sizeof(T), MOST = RANKS == 2 ? 4 : RANKS <= 4 ? 2 : 1, AT_ONCE = UNITS < MOST ? UNITS : MOST;
   const Cluster own = own_cluster();
   const OfCluster of_cluster(own);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
 #pragma unroll
     for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), set, unit, data);
   };
-  // What was brought of a row, which is one more of this cluster's.
+  // The local data of a row, which is one more of this cluster's.
   auto send_row = [&](int row, int turn) {
     if (TWICE && sums(row)) return;
 #pragma unroll
@@ -142,7 +142,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   };
   auto factor = [&](int u, int e) { return In::at(weight[u], e) + x.weight_offset; };
   if (own.cluster < x.rows) send_row(own.cluster, 0);
-  read_units(x.weight, weight);  // while messages are on their way
+  read_units(x.weight, weight);  // while messages are in flight
   of_cluster.ready();
   bool here = true;
   for (int row = own.cluster, turn = 0; row < x.rows; row += own.clusters, ++turn) {
@@ -163,9 +163,9 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
         const int unit = first + i < UNITS ? part.unit(first + i) : -1;
         return unit < 0 ? -1 : turn * part.units + unit;
       };
-      // Threads whose peers do not come go on to the sum with the others, and write nothing.
+      // Threads with missing peers continue to the sum with the others, and write nothing.
       if (sums(row)) {
-        // Of the others, in order.
+        // Of the other ranks, in order.
         Data given[AT_ONCE][RANKS - 1];
         here = by.receive_several(0, message, [&](int i) { return i < x.rank ? i : i + 1; }, given) && here;
 #pragma unroll

@@ -12,8 +12,8 @@
 
 namespace tilescale {
 
-// Where a tile lies in a plane of a tensor: the plane's first element, bytes of an element, elements from row to row,
-// and along both axes where the tile begins and how far the plane reaches.
+// A tile's location in a plane of a tensor: the plane's first element, bytes of an element, elements from row to row,
+// and along both axes the begin of the tile and the extent of the plane.
 struct Place {
   char* plane;
   i64 size, step, row, rows, column, columns;
@@ -27,14 +27,14 @@ __device__ __forceinline__ Place place(const T* tensor, i64 offset, i64 step, i6
   return {(char*)(tensor + offset), sizeof(T), step, row, rows, column, columns};
 }
 
-// Rows and columns of a tile, counted from where it begins.
+// Rows and columns of a tile, relative to its begin.
 struct Part {
   i64 row, rows_end, column, columns_end;
 
   __device__ __forceinline__ bool operator==(const Part&) const = default;
 };
 
-// What of a tile lies inside its plane.
+// The part of a tile inside its plane.
 __device__ __forceinline__ Part inside(const Place& p, i64 rows, i64 columns) {
   return {max(-p.row, i64(0)), min(p.rows - p.row, rows), max(-p.column, i64(0)), min(p.columns - p.column, columns)};
 }
@@ -49,7 +49,7 @@ __device__ __forceinline__ int thread_number() {
   return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
 }
 
-// Move the rows of a part: each by a warp, or by all threads where there is only one.
+// Moves the rows of a part: each by a warp, or by all threads if there is only one.
 template <typename Warp, typename Block>
 __device__ __forceinline__ void each_row(const Part& part, Warp by_warp, Block by_block) {
   if (part.column >= part.columns_end) return;
@@ -60,14 +60,14 @@ __device__ __forceinline__ void each_row(const Part& part, Warp by_warp, Block b
   }
 }
 
-// All transfers that the program has started are complete, and all of its threads know.
+// Completes all transfers that the program has started, for all of its threads.
 __device__ __forceinline__ void complete() {
   __syncthreads();
   if (thread_number() == 0) nvshmem_quiet();
   __syncthreads();
 }
 
-// Begin to write a tile to `to` on PE `pe`; what lies outside of either tensor is left out.
+// Starts to write a tile to `to` on PE `pe`, except the parts outside of either tensor.
 static __device__ __noinline__ void start_put(Place from, Place to, i64 rows, i64 columns, int pe) {
   Part part = common(inside(from, rows, columns), inside(to, rows, columns));
   i64 j = part.column, bytes = (part.columns_end - j) * to.size;
@@ -78,13 +78,13 @@ static __device__ __noinline__ void start_put(Place from, Place to, i64 rows, i6
       [&](i64 i) { nvshmemx_putmem_nbi_block(to.at(i, j), from.at(i, j), bytes, pe); });
 }
 
-// The same until it is there.
+// The same, until it has arrived.
 __device__ inline void put(Place from, Place to, i64 rows, i64 columns, int pe) {
   start_put(from, to, rows, columns, pe);
   complete();
 }
 
-// Read a tile from `from` on PE `pe`; what lies outside of the tensor there is 0.
+// Reads a tile from `from` on PE `pe`; elements outside of the tensor there are 0.
 static __device__ __noinline__ void get(Place from, Place to, i64 rows, i64 columns, int pe) {
   Part wanted = inside(to, rows, columns), part = common(wanted, inside(from, rows, columns));
   i64 j = part.column, bytes = (part.columns_end - j) * to.size;
@@ -104,8 +104,8 @@ static __device__ __noinline__ void get(Place from, Place to, i64 rows, i64 colu
   acquired();
 }
 
-// One thread: update a flag of PE `pe`, `flags` being the first one of this device's instance; until it is there, as a
-// later call may zero it.
+// One thread: updates a flag of PE `pe`, `flags` being the first one of this device's instance; until the update has
+// arrived, as a later call may zero the flag.
 template <int SET, typename V>
 __device__ inline void update_flag(V* flags, i64 index, i64 extent, i64 value, int pe, i64* report, int site) {
   if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
@@ -157,9 +157,9 @@ static __device__ __noinline__ void put_signal(Place from, Place to, i64 rows, i
 }
 
 #ifdef TILESCALE_SIBLINGS_CUH
-// As barrier_of_siblings(), of siblings of whom `inside` of consecutive numbers share memory: these synchronize, then
-// those of one place in each such group, whom NVSHMEM tells. Who hears from them knows of all: each has been through
-// the barrier of its own group before.
+// As barrier_of_siblings(), for siblings of which `inside` consecutive ones share memory: these synchronize first, then
+// those of one position in each such group, by NVSHMEM. A signal from another group implies all its ranks: its sender
+// has passed the barrier of its own group before.
 __device__ inline void barrier_of_groups(int* counters, i64 stride, Siblings s, int inside, i64 index, int* epochs,
                                          i64 limit, i64* report, int site) {
   i64 stop = stopped(report);

@@ -25,7 +25,7 @@ __device__ __forceinline__ i64 mixed(i64 others, V value) {
   return others * 6364136223846793005 + bits + 1442695040888963407;
 }
 
-// A value that was loaded, noted for the loop around it.
+// A loaded value, recorded for the loop around it.
 template <typename V>
 __device__ __forceinline__ V noted(V value, i64 index, i64* loop, int site) {
   loop[POLLED] = mixed(loop[POLLED], value);
@@ -35,7 +35,7 @@ __device__ __forceinline__ V noted(V value, i64 index, i64* loop, int site) {
   return value;
 }
 
-// An acquire of an element of device memory, at the scope of the system. An index outside the tensor is reported.
+// An acquire load of an element of device memory, at system scope. An out-of-bounds index is reported.
 template <typename V>
 __device__ __forceinline__ V look(const V* elements, i64 index, i64 extent, i64* report, int site) {
   if (index >= 0 && index < extent) return load_acquire(elements + index);
@@ -43,11 +43,11 @@ __device__ __forceinline__ V look(const V* elements, i64 index, i64 extent, i64*
   return V();
 }
 
-// Begin an iteration, `goes_on` being its condition and `decides` what that depends on.
+// Begins an iteration; `goes_on` is its condition and `decides` the inputs of the condition.
 template <int POLLS>
 __device__ inline int turn(i64* loop, bool goes_on, i64 decides, i64 limit, i64* report) {
   if (!goes_on) return LEFT;
-  constexpr int patience = 64;  // iterations in which nothing but memory is looked at
+  constexpr int patience = 64;  // iterations that poll memory alone
   bool looks = ++loop[COUNT] % patience == 0;
   if (POLLS) {
     i64 seen = loop[POLLED] + decides;

@@ -10,12 +10,12 @@
 
 namespace tilescale {
 
-// What a rank that comes for the `epoch`th time tells.
+// The word of a rank that arrives for the `epoch`th time.
 __device__ __forceinline__ i64 standing(unsigned epoch, int purpose) {
   return static_cast<i64>(static_cast<u64>(epoch) << 32 | static_cast<unsigned>(purpose));
 }
 
-// One thread: until all other ranks have come as often, for the same.
+// One thread: until all other ranks have arrived as often, with the same purpose.
 __device__ inline void await_ranks(const i64* words, i64 stride, int slot, int rank, int ranks, unsigned epoch,
                                    int purpose, i64 limit, i64* report, int site) {
   for (int r = 0; r < ranks; ++r) {
@@ -28,7 +28,7 @@ __device__ inline void await_ranks(const i64* words, i64 stride, int slot, int r
     Outcome outcome = await(here, limit, report);
     if (outcome == LATE) fail(report, ABSENT, site, r, epoch, static_cast<i64>(seen >> 32));
     if (outcome != READY) return;
-    // A rank whose count is ahead has compared this one's word with its own before it went on.
+    // A rank whose count is ahead has compared this one's word with its own before it continued.
     if (static_cast<unsigned>(seen >> 32) == epoch && static_cast<unsigned>(seen) != static_cast<unsigned>(purpose))
       return fail(report, DIFFERENT, site, r, static_cast<unsigned>(purpose), static_cast<unsigned>(seen));
   }
@@ -46,14 +46,15 @@ __device__ inline void barrier_of_ranks(i64* words, i64 stride, int slot, int ra
   await_ranks(words, stride, slot, rank, ranks, epoch, purpose, limit, report, site);
 }
 
-// How often this device has come when its kernel begins. It stays so until the last block leaves: all of them know it.
+// Number of this device's arrivals when its kernel begins. It is constant until the last block leaves, so all blocks
+// read the same.
 __device__ __forceinline__ unsigned came_before(const int* counts) {
   return static_cast<unsigned>(*const_cast<const volatile int*>(counts));
 }
 
-// One thread, when nobody touches a device's flags any more in this call: they are zero, as the next one finds them. It
-// cannot come too late: peers signal in the next call once this device has told them that it has come to it, in a
-// kernel after this one (tilescale/program/rendezvous.py).
+// One thread, when no thread accesses a device's flags any more in this call: zeroes them for the next one. This is in
+// time: peers signal in the next call only after this device has signalled its arrival there, in a kernel after this
+// one (tilescale/program/rendezvous.py).
 __device__ __forceinline__ void clear() {}
 template <typename V, typename... Others>
 __device__ __forceinline__ void clear(V* flags, i64 extent, Others... others) {
@@ -61,7 +62,7 @@ __device__ __forceinline__ void clear(V* flags, i64 extent, Others... others) {
   clear(others...);
 }
 
-// One thread of each block, first of all: the first block tells that this rank has come.
+// One thread of each block, first of all: the first block signals this rank's arrival.
 __device__ inline void come(i64* words, i64 stride, int rank, int ranks, const int* counts, int purpose,
                             const i64* report) {
   if (blockIdx.x != 0 || blockIdx.y != 0 || blockIdx.z != 0) return;
@@ -71,7 +72,7 @@ __device__ inline void come(i64* words, i64 stride, int rank, int ranks, const i
   if (!stop) tell_ranks(words, stride, rank, ranks, standing(epoch, purpose));
 }
 
-// One thread of each block, before the block touches another device.
+// One thread of each block, before the block accesses another device.
 __device__ inline void enter(const i64* words, i64 stride, int slot, int rank, int ranks, const int* counts,
                              int purpose, i64 limit, i64* report, int site) {
   i64 stop = stopped(report);
@@ -80,13 +81,13 @@ __device__ inline void enter(const i64* words, i64 stride, int slot, int rank, i
   await_ranks(words, stride, slot, rank, ranks, epoch, purpose, limit, report, site);
 }
 
-// One thread of each block, after a barrier, and complete_stores() by all others that issued bulk copies: its block is done with
-// the memory of all ranks, and tells them. The first block waits until all blocks of all ranks are, counts, and clears
-// `flags`: each a pointer and how many there are.
+// One thread of each block, after a barrier, and complete_stores() by all others that issued bulk copies: its block is
+// done with the memory of all ranks, and signals them. The first block waits until all blocks of all ranks are, counts,
+// and clears `flags`: each a pointer and a number.
 template <typename... Flags>
 __device__ inline void leave(i64* words, i64 stride, int slot, int rank, int ranks, int* counts, int purpose, i64 limit,
                              i64* report, int site, Flags... flags) {
-  // They are read while stores drain.
+  // Read while stores drain.
   i64 stop = stopped(report);
   unsigned epoch = came_before(counts) + 2u, done = came_before(counts + 1) + gridDim.x * gridDim.y * gridDim.z;
   drain();
@@ -96,7 +97,7 @@ __device__ inline void leave(i64* words, i64 stride, int slot, int rank, int ran
   tell_ranks(words, stride, rank, ranks, standing(epoch, purpose));
   const i64* blocks = words + slot * stride + ranks;
   for (int i = 0; i < ranks; ++i) {
-    // The own blocks first: they are here while what peers tell is still on its way.
+    // This rank's blocks first: they are local, while the peers' signals are still in flight.
     int r = rank + i < ranks ? rank + i : rank + i - ranks;
     unsigned seen;
     auto gone = [&] {
@@ -112,9 +113,9 @@ __device__ inline void leave(i64* words, i64 stride, int slot, int rank, int ran
   clear(flags...);
 }
 
-// The same for a grid whose last block ends when nobody touches another device any more: that block counts and clears.
-// Its acquire orders what it clears after all that other blocks did with it. A block alone needs none, as the thread's
-// own order and the barrier before say it.
+// The same for a grid whose last block ends when no block accesses another device any more: that block counts and
+// clears. Its acquire orders its clearing after all accesses of other blocks. A single block needs none, because of
+// program order and the barrier before.
 template <typename... Flags>
 __device__ inline void count(int* counts, const i64* report, Flags... flags) {
   i64 stop = stopped(report);

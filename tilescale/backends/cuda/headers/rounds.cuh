@@ -31,16 +31,16 @@ struct ByRounds {
         number(group.next()) {}
 
   __device__ __forceinline__ int rounds() const { return x.table[0]; }
-  // Pieces are as even as can be: tilescale/backends/emulator/operations/pieces.py cuts alike.
+  // Pieces have nearly equal lengths: tilescale/backends/emulator/operations/pieces.py cuts alike.
   __device__ __forceinline__ i64 begin(int piece) const {
     return x.total / static_cast<i64>(sizeof(T)) * piece / x.pieces * static_cast<i64>(sizeof(T)) + x.offset;
   }
-  // Bytes of a piece from a unit on, as far as this call goes.
+  // Bytes of a piece from a unit on, within this call's part.
   __device__ __forceinline__ i64 left(int piece, i64 unit) const {
     i64 rest = begin(piece + 1) - begin(piece) - x.offset;
     return (rest < x.bytes ? rest : x.bytes) - unit * UNIT_BYTES;
   }
-  // Where the units of a piece lie in a slot.
+  // The address of a piece's units in a slot.
   __device__ __forceinline__ Pack<UNIT_BYTES>* slot(int receiver, int index) const {
     i64 place = static_cast<i64>(index) * x.blocks + blockIdx.x;
     return reinterpret_cast<Pack<UNIT_BYTES>*>(group.memory(receiver) + place * x.slot) - share.begin;
@@ -50,7 +50,7 @@ struct ByRounds {
     i64 place = (static_cast<i64>(round) * RANKS + sender) * x.blocks + blockIdx.x;
     return reinterpret_cast<unsigned*>(group.memory(receiver) + slots * x.slot) + place;
   }
-  // All threads: what they have stored is there for these ranks.
+  // All threads: their stores are visible to these ranks.
   template <typename Peer>
   __device__ __forceinline__ void tell(int round, int count, Peer peer) const {
     __syncthreads();
@@ -59,8 +59,8 @@ struct ByRounds {
     for (int i = 0; i < count; ++i)
       store_relaxed(reinterpret_cast<int*>(flag(x.rank, peer(i), round)), static_cast<int>(number));
   }
-  // All threads, until these ranks have told. False, for all: a wait failed. A rank that hears nobody, such as the root of
-  // a broadcast, may have begun the next call already.
+  // All threads, until these ranks have signalled. False, for all: a wait failed. A rank without senders, such as the
+  // root of a broadcast, may have begun the next call already.
   template <typename Peer>
   __device__ __forceinline__ bool told(int round, int count, Peer peer) const {
     bool ready = true;
@@ -94,7 +94,7 @@ struct ByRounds {
       write<UNIT_BYTES, sizeof(T), ALIGNED>(at + unit * UNIT_BYTES, left(piece, unit), result);
     }
   }
-  // Values in their order, rounded once.
+  // Combines values in their order, rounded once.
   template <int OP, typename Value>
   static __device__ __forceinline__ Pack<UNIT_BYTES> combination(Pack<UNIT_BYTES> first, int count, Value value) {
     enum { ELEMENTS = UNIT_BYTES / sizeof(T) };

@@ -7,7 +7,7 @@
 
 namespace tilescale {
 
-// Which units a block's messages have: `room` of every part, in turns with other blocks.
+// The units of a block's messages: `room` of every part, interleaved with other blocks.
 struct InTurns {
   i64 first, last, step, room;
   __device__ __forceinline__ int messages() const {
@@ -23,7 +23,7 @@ struct Rows {
 
   __device__ __forceinline__ i64 count(int from, int to) const { return x.table[from * RANKS + to]; }
   __device__ __forceinline__ i64 size(int from, int to) const { return count(from, to) * x.bytes; }
-  // Rows that this rank sends to those before one; rows that it gets from those before one.
+  // Rows that this rank sends to the ranks before one; rows that it receives from the ranks before one.
   __device__ __forceinline__ i64 sent(int before) const {
     i64 rows = 0;
     for (int to = 0; to < before; ++to) rows += count(x.rank, to);
@@ -34,7 +34,7 @@ struct Rows {
     for (int from = 0; from < before; ++from) rows += count(from, x.rank);
     return rows;
   }
-  // Of all parts between two ranks. All ranks find the same.
+  // The maximum of all parts between two ranks. All ranks compute the same.
   __device__ __forceinline__ i64 largest() const {
     i64 most = 0;
     for (int from = 0; from < RANKS; ++from)
@@ -44,12 +44,12 @@ struct Rows {
   }
   __device__ __forceinline__ InTurns pieces() const {
     const i64 units = (largest() + UNIT_BYTES - 1) / UNIT_BYTES, each = (units + gridDim.x - 1) / gridDim.x;
-    // A unit for each thread at least: of few rows, few blocks tell of them.
+    // At least one unit for each thread: for few rows, few blocks send.
     const i64 slot = x.slot / UNIT_BYTES, least = each < blockDim.x ? blockDim.x : each, room = least < slot ? least : slot;
     return {room * blockIdx.x, units, room * gridDim.x, room};
   }
-  // Whether this rank has the rows that it is to send, and room for those that come; else it is reported. Numbers below
-  // zero are for who sends them to report, and for nobody to go by.
+  // Whether this rank has the rows that it is to send, and capacity for those that it receives; else it is reported.
+  // Negative numbers are reported by their sender alone, and all others ignore them.
   __device__ __forceinline__ bool fit() const {
     i64 rows[2] = {sent(RANKS), taken(RANKS)};
     const i64 room[2] = {x.source_step, x.target_step};
@@ -79,7 +79,7 @@ __device__ __forceinline__ void move_rows_slots(const Exchange& x) {
   const i64 kept = rows.size(x.rank, x.rank);
   const Share own((kept + UNIT_BYTES - 1) / UNIT_BYTES);
   const i64 each = (own.end - own.begin + messages) / (messages + 1);
-  // Units of a message that are part of one that has so many bytes.
+  // Units of a message within a part of `size` bytes.
   auto units = [&](int message, i64 size) {
     i64 there = (size + UNIT_BYTES - 1) / UNIT_BYTES - by.begin(message), most = by.units(message);
     return static_cast<int>(there < 0 ? 0 : there < most ? there : most);

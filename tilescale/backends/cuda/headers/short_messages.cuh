@@ -8,9 +8,9 @@ namespace tilescale {
 
 enum { SHORT_SLOTS = 2, PIECE = 8 };  // slots of a sender; bytes of data that a thread loads at once
 
-// Each thread's words have the number.
+// The number in each thread's words.
 struct InWords {
-  enum { THREADS = 1, BYTES = 8, DATA = 8 };  // threads that go together, bytes of one's data at most, of all of theirs
+  enum { THREADS = 1, BYTES = 8, DATA = 8 };  // threads that share a flag, maximum data bytes of one thread, and of all of them
   typedef Alone Any;
   static __device__ __forceinline__ void store(Words* at, Pack<BYTES> pack, unsigned number) {
     store_words(at, numbered(pack.words[0], pack.words[1], number));
@@ -23,7 +23,7 @@ struct InWords {
   }
 };
 
-// A line has it once.
+// The number once in a line.
 struct InLines {
   enum { THREADS = LINE_THREADS, BYTES = 16, DATA = BYTES * LINE_THREADS - PIECE };
   struct Any {
@@ -40,8 +40,8 @@ struct InLines {
   }
 };
 
-// A unit is what one thread sends at once: its place in a part, and that of the unit of the first thread of those that it
-// goes together with, which all have the same to decide.
+// A unit is one thread's store: its position in a part, and that of the first thread's unit in its group of threads
+// sharing a flag, for which all make the same decisions.
 template <typename Form>
 struct Place {
   int first, at, room;
@@ -79,7 +79,7 @@ struct Short {
   typedef Pack<Form::BYTES> Data;
   const Exchange& x;
   const Group<RANKS> group;
-  const Share share;  // of what goes together
+  const Share share;  // share of the group
   const unsigned number;
 
   __device__ __forceinline__ explicit Short(const Exchange& exchange)
@@ -105,13 +105,14 @@ struct Short {
     i64 begin = share.begin * Form::THREADS, end = share.end * Form::THREADS;
     for (i64 unit = begin + threadIdx.x; unit < end; unit += blockDim.x) body(unit, Place<Form>(unit));
   }
-  // The unit that each peer has sent, of those that `wanted(rank)`; other elements of `given` stay. False: a wait failed.
+  // The unit that each peer has sent, for those that `wanted(rank)`; other elements of `given` are unchanged. False: a
+  // wait failed.
   template <typename Wanted>
   __device__ __forceinline__ bool receive(int set, i64 unit, Wanted wanted, Data (&given)[RANKS]) const {
     auto sender_of = [&](int r) { return r != x.rank && wanted(r) ? r : -1; };
     return receive_several(set, [&](int) { return unit; }, sender_of, reinterpret_cast<Data(&)[1][RANKS]>(given));
   }
-  // The same of several units at once, `unit_of(i)` from `sender_of(s)`; below 0 is none.
+  // The same for several units at once, `unit_of(i)` from `sender_of(s)`; negative for none.
   template <int COUNT, int SENDERS, typename UnitOf, typename SenderOf>
   __device__ __forceinline__ bool receive_several(int set, UnitOf unit_of, SenderOf sender_of,
                                                   Data (&given)[COUNT][SENDERS]) const {
@@ -131,8 +132,8 @@ struct Short {
           if (comes(i, s)) all = Form::have(found[i][s], number) && all;
       return all;
     };
-    // What others make of a set is in the next one, for which one waits longer: who misses some of the first set is to fail
-    // first, and says of whom.
+    // The next set has the results of a set, with a longer limit: a rank that misses a message of the first set must
+    // fail first, and name the sender.
     Outcome outcome = await(here, 2 * (1 + set) * x.limit, x.report, typename Form::Any());
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
@@ -209,7 +210,7 @@ __device__ __forceinline__ void reduce_twice_short(const Exchange& x) {
   by.end();
 }
 
-// Part r of the target becomes what rank r sends this one: its source (SAME), or its part for this rank.
+// Part r of the target becomes rank r's message to this one: its source (SAME), or its part for this rank.
 template <typename Form, int ELEMENT, int RANKS, bool ALIGNED, bool SAME>
 __device__ __forceinline__ void move_short(const Exchange& x) {
   follow_grid();
@@ -229,7 +230,8 @@ __device__ __forceinline__ void move_short(const Exchange& x) {
   by.end();
 }
 
-// The target becomes the root's source. The others send their first units for nothing: so everybody hears of everybody.
+// The target becomes the root's source. The other ranks send dummy first units, so that every rank hears from every
+// other.
 template <typename Form, int ELEMENT, int RANKS, bool ALIGNED>
 __device__ __forceinline__ void broadcast_short(const Exchange& x) {
   follow_grid();

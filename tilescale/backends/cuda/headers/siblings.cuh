@@ -11,7 +11,7 @@ struct Siblings {
 
   __device__ __forceinline__ i64 slot(int j) const { return (first + j * step + shift) % slots; }
 
-  // What reports call number j: counted from the first device that shares memory with this one.
+  // Number j in reports: counted from the first device that shares memory with this one.
   __device__ __forceinline__ int reported(int j) const {
     return first + j * step - (first + rank * step) / slots * slots;
   }
@@ -21,14 +21,15 @@ __device__ __forceinline__ Siblings siblings(int rank, int size, int first, int 
   return {rank, size, first, step, shift, slots};
 }
 
-// One thread, directly after its drain(): tell siblings [begin, end), who share memory, how often this one has been here.
+// One thread, directly after its drain(): signals siblings [begin, end), which share memory, this one's count of
+// barriers.
 __device__ __forceinline__ void tell_siblings(int* counters, i64 stride, const Siblings& s, int begin, int end,
                                               i64 index, unsigned epoch) {
   for (int j = begin; j < end; ++j)
     store_relaxed(counters + s.slot(j) * stride + index * s.size + s.rank, static_cast<int>(epoch));
 }
 
-// Until siblings begin, begin + by, ... have been here as often; false if one does not come.
+// Until siblings begin, begin + by, ... have the same count; false if one does not arrive.
 __device__ inline bool await_siblings(const int* words, const Siblings& s, int begin, int end, int by, unsigned epoch,
                                       i64 limit, i64* report, int site) {
   for (int j = begin; j < end; j += by) {
@@ -45,7 +46,7 @@ __device__ inline bool await_siblings(const int* words, const Siblings& s, int b
   return true;
 }
 
-// As barrier(), of siblings who all share memory. Counter `index` of an instance is a word for each of them.
+// As barrier(), for siblings that all share memory. Counter `index` of an instance is a word for each of them.
 __device__ inline void barrier_of_siblings(int* counters, i64 stride, Siblings s, i64 index, int* epochs, i64 limit,
                                            i64* report, int site) {
   i64 stop = stopped(report);

@@ -33,7 +33,7 @@ struct Narrow<__nv_bfloat16> {
   static __device__ __forceinline__ __nv_bfloat16 of(float value) { return __float2bfloat16_rn(value); }
 };
 
-// What all ranks bring, `packs`, but this one's own, which is `mine`.
+// The combination of all ranks' packs: `packs`, with this one's, `mine`.
 template <typename T, int OP, int RANKS, int BYTES>
 __device__ __forceinline__ Pack<BYTES> reduced(const Pack<BYTES> (&packs)[RANKS], const Pack<BYTES>& mine, int rank) {
   Pack<BYTES> result;

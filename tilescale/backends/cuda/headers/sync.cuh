@@ -10,7 +10,7 @@
 
 namespace tilescale {
 
-// What int64_t and uint64_t are in CUDA on 64-bit Linux.
+// int64_t and uint64_t of CUDA on 64-bit Linux.
 typedef long i64;
 typedef unsigned long u64;
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ i64 now_ns() {
   return t;
 }
 
-// 31 bits of x, 16 of y, 16 of z: all that a grid can have.
+// 31 bits of x, 16 of y, 16 of z: the maximum of a grid.
 __device__ __forceinline__ i64 block_coordinates() {
   return static_cast<i64>(blockIdx.x) | static_cast<i64>(blockIdx.y) << 31 | static_cast<i64>(blockIdx.z) << 47;
 }
@@ -37,13 +37,13 @@ __device__ __forceinline__ i64 stopped(const i64* report) {
   return *reinterpret_cast<const volatile i64*>(report + STOP);
 }
 
-// The host looks at one word of its own memory: the rank whose wait failed first as seen here, plus one.
+// The host reads one word of its own memory: the rank of the first failed wait as seen here, plus one.
 __device__ inline void tell_host(const i64* report) {
   i64 stop = stopped(report);
   if (stop != 0) *reinterpret_cast<volatile i64*>(report[MIRROR]) = stop;
 }
 
-// The first failure of this rank: reported on all ranks, then all are stopped. Later ones say nothing new.
+// The first failure of this rank: reported on all ranks, then all are stopped. Later ones are not reported.
 __device__ inline void fail(i64* report, Kind kind, int site, i64 index, i64 expected, i64 seen) {
   i64 rank = report[RANK], slot = report[SLOT], stride = report[STRIDE], ranks = report[RANKS];
   i64* row = report + HEAD_WORDS + rank * ROW_WORDS;
@@ -63,9 +63,9 @@ __device__ inline void fail(i64* report, Kind kind, int site, i64 index, i64 exp
 
 // -- grids that overlap ------------------------------------------------------------------------------------------------
 
-// Every thread of a kernel that may be launched before the one in front of it has ended (CUDA C++ Programming Guide,
-// programmatic dependent launch), before it reads or writes what others do: all that one has written is visible then. When
-// all blocks have come here the next one may begin, where it finds room.
+// Every thread of a kernel that may be launched before the preceding one has ended (CUDA C++ Programming Guide,
+// programmatic dependent launch), before it reads or writes shared data: all writes of the preceding kernel are visible
+// then. When all blocks have called this the next kernel may begin, where SMs have capacity.
 __device__ __forceinline__ void follow_grid() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -77,7 +77,7 @@ __device__ __forceinline__ void follow_grid() {
 
 // All bulk copies that this thread issued, but the last LEFT groups, are complete, and its release, or that of a thread
 // that it synchronizes with before, covers them: releases are cumulative (PTX ISA, memory consistency model, causality
-// order). Fences between proxies name their state space: one of all of them waits for all that the SM has written.
+// order). Fences between proxies name their state space: one for all of them waits for all writes of the SM.
 template <int LEFT = 0>
 __device__ __forceinline__ void complete_stores() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -86,14 +86,14 @@ __device__ __forceinline__ void complete_stores() {
 #endif
 }
 
-// The same for all bulk copies, and the release itself: relaxed writes may follow. A fence of the system takes as long as
-// the slowest store of the SM, so what is followed by a release does without.
+// The same for all bulk copies, with the release: relaxed writes may follow. A fence of the system takes as long as the
+// slowest store of the SM, so code that releases anyway does without.
 __device__ __forceinline__ void drain() {
   complete_stores();
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
-// Order bulk copies, and what matrix instructions read, after an acquire by another thread of this program.
+// Orders bulk copies, and reads of matrix instructions, after an acquire by another thread of this program.
 __device__ __forceinline__ void acquired() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -160,7 +160,7 @@ __device__ __forceinline__ void store_release(u64* p, u64 v) {
 
 // -- stores ------------------------------------------------------------------------------------------------------------
 
-// 8 or 16 bytes into device memory by one instruction, where nvcc would take them apart (vectors.py).
+// 8 or 16 bytes into device memory by one instruction, where nvcc would split them (vectors.py).
 template <typename V>
 __device__ __forceinline__ void store_whole(V* p, V v) {
   const unsigned* w = reinterpret_cast<const unsigned*>(&v);
@@ -181,9 +181,9 @@ struct Alone {
   __device__ __forceinline__ bool operator()(bool mine) const { return mine; }
 };
 
-// Until `ready()`, the time is up, or a wait has failed somewhere. Devices in step arrive within microseconds: that
-// long nothing but what is waited for is looked at, as each look at the clock or the report delays the next one.
-// Threads that wait together are ready together, and give up together: when `any(mine)` for one of them.
+// Until `ready()`, the timeout, or a failed wait anywhere. Devices in step arrive within microseconds: during this time
+// only the awaited word is polled, as each read of the clock or the report delays the next poll. Threads that wait
+// together are ready together, and give up together: when `any(mine)` for one of them.
 template <typename Ready, typename Any = Alone>
 __device__ inline Outcome await(Ready ready, i64 limit, const i64* report, Any any = {}) {
 #pragma unroll 1
@@ -208,7 +208,7 @@ __device__ __forceinline__ bool holds(V a, V b) {
   return C == EQ ? a == b : C == NE ? a != b : C == GE ? a >= b : C == GT ? a > b : C == LE ? a <= b : a < b;
 }
 
-// One thread: block until `flags[index] C value`. An index outside the flags is reported instead.
+// One thread: blocks until `flags[index] C value`. An out-of-bounds index is reported instead.
 template <int C, typename V>
 __device__ inline void wait(const V* flags, i64 index, i64 extent, i64 wanted, i64 limit, i64* report, int site) {
   if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
@@ -217,7 +217,7 @@ __device__ inline void wait(const V* flags, i64 index, i64 extent, i64 wanted, i
   if (await(ready, limit, report) == LATE) fail(report, TIMEOUT, site, index, wanted, static_cast<i64>(seen));
 }
 
-// One thread: block until `flag C value` for any of `count` flags, `stride` apart; which one it is.
+// One thread: blocks until `flag C value` for any of `count` flags, `stride` apart; returns its number.
 template <int C, typename V>
 __device__ inline int wait_any(const V* flags, i64 index, i64 stride, i64 count, i64 extent, i64 wanted, i64 limit,
                                i64* report, int site) {
@@ -241,7 +241,7 @@ __device__ inline int wait_any(const V* flags, i64 index, i64 stride, i64 count,
   return found;
 }
 
-// A thread that is a unit of its own: what it waits for it alone acquires.
+// A thread that is a unit of its own: it alone acquires.
 template <int C, typename V>
 __device__ inline void wait_by_thread(const V* flags, i64 index, i64 extent, i64 wanted, i64 limit, i64* report,
                                       int site) {
@@ -257,10 +257,10 @@ __device__ inline int wait_any_by_thread(const V* flags, i64 index, i64 stride, 
   return found;
 }
 
-// A producer, for what one thread of its first warp loads: lane 0 waits, then every lane, bulk copies included, sees what
-// it acquired. Its other warps load nothing and do not wait: of the barriers of the loop's stages they see the parity
-// alone, so one that comes from a wait of its own a phase behind the loads never catches up, and waits in the last steps
-// for a phase that has long passed.
+// A producer, for loads that one thread of its first warp issues: lane 0 waits, then every lane, bulk copies included,
+// sees what it acquired. The other warps load nothing and do not wait: they see the mbarrier phases of the loop's
+// stages by parity alone. A warp that comes from a wait a phase behind the loads would never catch up, and wait in the
+// last iterations for a phase that has long passed (parity aliasing).
 template <int C, typename V>
 __device__ inline void wait_by_producer(const V* flags, i64 index, i64 extent, i64 wanted, i64 limit, i64* report,
                                         int site) {
@@ -271,8 +271,8 @@ __device__ inline void wait_by_producer(const V* flags, i64 index, i64 extent, i
   acquired();
 }
 
-// One thread, after complete_stores() by all and a barrier (or the other way round, if it alone issued bulk copies): update a flag,
-// `flags` being the first one of the instance meant.
+// One thread, after complete_stores() by all and a barrier (or the other way round, if it alone issued bulk copies):
+// updates a flag; `flags` is the first one of its instance.
 template <int SET, typename V>
 __device__ inline void signal(V* flags, i64 index, i64 extent, i64 value, i64* report, int site) {
   if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
@@ -282,14 +282,14 @@ __device__ inline void signal(V* flags, i64 index, i64 extent, i64 value, i64* r
     add_release(flags + index, static_cast<V>(value));
 }
 
-// A thread that is a unit of its own: it publishes what it alone has written.
+// A thread that is a unit of its own: it publishes its own writes.
 template <int SET, typename V>
 __device__ inline void signal_by_thread(V* flags, i64 index, i64 extent, i64 value, i64* report, int site) {
   complete_stores();
   signal<SET, V>(flags, index, extent, value, report, site);
 }
 
-// A signal in two halves, for one that is kept back: where its flag lies (0: an index outside the flags, reported) ...
+// A signal in two halves, for a deferred one: the address of its flag (0: an out-of-bounds index, reported) ...
 template <typename V>
 __device__ inline i64 address(V* flags, i64 index, i64 extent, i64* report, int site) {
   if (index >= 0 && index < extent) return reinterpret_cast<i64>(flags + index);
@@ -297,7 +297,7 @@ __device__ inline i64 address(V* flags, i64 index, i64 extent, i64* report, int 
   return 0;
 }
 
-// ... and, as for signal(), the update; nothing if none was kept.
+// ... and, as for signal(), the update; nothing if none was deferred.
 template <int SET, typename V>
 __device__ inline void release(i64 address, i64 value) {
   V* flag = reinterpret_cast<V*>(address);
@@ -308,18 +308,18 @@ __device__ inline void release(i64 address, i64 value) {
     add_release(flag, static_cast<V>(value));
 }
 
-// One thread, directly after its drain(), which releases what is stored here: tell all `ranks` the word of this one.
-// A release for each would wait until the one before has arrived.
+// One thread, directly after its drain(), which releases the stores here: signals this one's word to all `ranks`. A
+// release for each would wait until the one before has arrived.
 template <typename V>
 __device__ __forceinline__ void tell_ranks(V* words, i64 stride, int rank, int ranks, V word) {
   for (int s = 0; s < ranks; ++s) store_relaxed(words + s * stride + rank, word);
 }
 
-// One thread, after a barrier, and complete_stores() by all others that issued bulk copies: tell all `ranks` how often this one
-// has been here, then await the same of each. Counter `index` of an instance is a word for each rank; `epochs` counts in
-// device memory, so that a captured launch can be replayed. Differences are taken modulo 2^32: the count may wrap. It
-// waits twice as long as a wait: if a peer does not come because it waits itself, that wait is to fail first, and says
-// why.
+// One thread, after a barrier, and complete_stores() by all others that issued bulk copies: signals all `ranks` this
+// one's count of barriers, then awaits the same of each. Counter `index` of an instance is a word for each rank;
+// `epochs` counts in device memory, so that a captured launch can be replayed. Differences are taken modulo 2^32: the
+// count may wrap. It waits twice as long as a wait: if a peer is late because it waits itself, that wait must fail
+// first, and report the cause.
 __device__ inline void barrier(int* counters, i64 stride, int slot, int rank, int ranks, i64 index, int* epochs,
                                i64 limit, i64* report, int site) {
   // Both are read while stores drain.

@@ -12,7 +12,7 @@
 
 namespace tilescale {
 
-// Two of them, stored and loaded by one instruction.
+// Two words, stored and loaded by one instruction.
 struct alignas(16) Words {
   u64 first, second;
 };
@@ -42,12 +42,12 @@ __device__ __forceinline__ bool have(Words words, unsigned number) {
 
 enum { LINE_THREADS = 8 };  // threads of a warp, in order, whose words are a line
 
-// Those of this one's line, as a mask of its warp's.
+// The mask of this thread's line within its warp.
 __device__ __forceinline__ unsigned line_mask() {
   return ((1u << LINE_THREADS) - 1) << (threadIdx.x % 32 / LINE_THREADS * LINE_THREADS);
 }
 
-// All threads of a line, together, here and in what follows.
+// All threads of a line, together, here and in the following functions.
 __device__ __forceinline__ void store_line(Words* at, Words words, unsigned number) {
   if (threadIdx.x % LINE_THREADS == LINE_THREADS - 1) words.second = number;
   __syncwarp(line_mask());  // one instruction for all
@@ -64,10 +64,10 @@ __device__ __forceinline__ unsigned number_of_line(Words words) {
   return static_cast<unsigned>(__shfl_sync(line_mask(), words.second, LINE_THREADS - 1, LINE_THREADS));
 }
 
-// Whether it is so for one of them.
+// Whether it is true for one of them.
 __device__ __forceinline__ bool any_of_line(bool mine) { return __any_sync(line_mask(), mine); }
 
-// One thread, after a barrier of its block: what the block stored is ordered before what this thread stores next.
+// One thread, after a barrier of its block: orders the block's stores before this thread's next stores.
 __device__ __forceinline__ void order_stores() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 }  // namespace tilescale
