@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Shared memory of the other thread blocks of a cluster. Stands after sync.cuh and combine.cuh.
+// Distributed shared memory of a cluster of thread blocks. Needs sync.cuh and combine.cuh.
 //
 // All blocks of a cluster run the same program, so a tile lies at the same offset, in the same layout, in each of them:
 // the address of an element here, mapped to a peer, is the address of the same element there. Accesses are ordinary

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Sums and largest numbers over the threads of a cluster of blocks, each of whole warps. Stands after words.cuh. Before
-// compute capability 9.0 each block is a cluster.
+// Sums and maxima over the threads of a cluster of blocks, each of whole warps. Needs words.cuh. Before compute
+// capability 9.0 each block is a cluster.
 //
-// Every warp stores its part into the shared memory of every block, as words with the number of the sum inside: who sees the
-// number sees the part. A barrier of the cluster would wait for all that its threads have stored, to other GPUs too.
+// Every warp stores its part into the shared memory of every block, as words with the number of the sum inside: a
+// reader that sees the number sees the part. A barrier of the cluster would wait for all stores of its threads, to
+// other GPUs too.
 #ifndef TILESCALE_CLUSTER_SUM_CUH
 #define TILESCALE_CLUSTER_SUM_CUH
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How two elements are combined, by the name of the reduction: one rule for collectives of all levels. Self-contained.
+// Combination of two elements, by the name of the reduction: one rule for collectives of all levels. Self-contained.
 #ifndef TILESCALE_COMBINE_CUH
 #define TILESCALE_COMBINE_CUH
 

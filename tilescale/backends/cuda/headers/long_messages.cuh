@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Collectives by messages of a slot each. In every turn a block stores one to each peer, takes the ones that peers told
-// of in the turn before, and then tells of its own, whose stores have had that time to arrive. Sums are here, what is
-// moved in moved_messages.cuh and row_messages.cuh. Stands after messages.cuh and sums.cuh.
+// Collectives by messages of a slot each. In every iteration a block stores a message to each peer, takes the messages
+// that peers signalled in the previous iteration, and then signals its own, whose stores have had that time to arrive.
+// This file has sums; moved_messages.cuh and row_messages.cuh have moves. Needs messages.cuh and sums.cuh.
 #ifndef TILESCALE_LONG_MESSAGES_CUH
 #define TILESCALE_LONG_MESSAGES_CUH
 

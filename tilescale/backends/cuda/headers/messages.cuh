@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// Messages between the blocks of one number on all devices of a group, through symmetric memory. Stands after words.cuh.
+// Messages between the blocks of one number on all devices of a group, through symmetric memory. Needs words.cuh.
 //
-// Each block has its own slots on every device, some for each sender, which it uses in turn: message n lies in slot
-// n % SLOTS. How many messages it has sent is counted in device memory, alike on all ranks, so a captured launch can be
-// replayed. In every call in which a block takes part it sends a message to each peer and waits for one of each. That is
-// why nobody asks whether a slot is free: who stores message n has all messages n - 1 - LAG, of which peers told when
-// they had read those LAG before, so 2 * LAG + 1 slots are enough; where there is no LAG, two. A power of two lets numbers
-// wrap. (tests/cuda/test_message_protocol.py tries orders in which ranks may run.)
+// Each block has its own slots on every device, several for each sender, used as a ring: message n is in slot n %
+// SLOTS. The number of sent messages is counted in device memory, alike on all ranks, so a captured launch can be
+// replayed. In every call in which a block takes part it sends a message to each peer and waits for one of each. That
+// is why no check for a free slot is needed: the sender of message n has received all messages n - 1 - LAG, which peers
+// signalled after they had read those LAG before, so 2 * LAG + 1 slots are enough; without a LAG, two. A power of two
+// lets numbers wrap. (tests/cuda/test_message_protocol.py tries orders in which ranks may run.)
 //
-// Short messages are words or lines with their number inside (words.cuh). Long ones are plain stores, then a fence, then
-// a flag: no bytes but the data, and two steps more.
+// Short messages are words or lines with their number inside (words.cuh). Long ones are plain stores, then a fence,
+// then a flag: no bytes but the data, and two steps more.
 #ifndef TILESCALE_MESSAGES_CUH
 #define TILESCALE_MESSAGES_CUH
 

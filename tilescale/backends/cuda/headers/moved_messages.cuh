@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// What collectives move without adding it up, by long messages. Stands after long_messages.cuh.
+// Collectives that move data without a combination, by long messages. Needs long_messages.cuh.
 //
-// Of several messages each is copied from its slot into the target, and what follows a fence and a flag is late. So where
-// more than one would be needed, ranks first tell each other whether their targets are symmetric, and where: a peer that
-// has told so has come to this call, and needs what its target held before no more. While that is on its way, the first
-// units go into slots. If all targets are symmetric, what is left goes straight into them, and a flag at the end tells of
-// everything; else it goes on by messages. A rank whose own target is not symmetric knows the answer: it tells of that,
-// and sends messages at once, by a kernel without all that.
+// Each of several messages is copied from its slot into the target, and arrives late because of its fence and flag. So
+// where more than one would be needed, ranks first announce to each other whether their targets are symmetric, and
+// their addresses: a peer that has announced its target has reached this call, and no longer needs the target's old
+// content. While the announcements are in flight, the first units are stored into slots. If all targets are symmetric,
+// the remaining units are stored directly into them, with one flag at the end; else they are sent by messages. A rank
+// whose own target is not symmetric knows the outcome: it announces that, and sends messages at once, by a kernel
+// without direct stores.
 #ifndef TILESCALE_MOVED_MESSAGES_CUH
 #define TILESCALE_MOVED_MESSAGES_CUH
 

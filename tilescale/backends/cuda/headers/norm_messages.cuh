@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The all-reduce of rows with a residual and RMSNorm behind it, by short messages. A cluster of blocks has whole rows, each
-// block the same part of all of them, and each of its threads UNITS units of a part in registers, from the sum to the norm.
-// Stands after short_messages.cuh and cluster_sum.cuh.
+// All-reduce of rows, followed by residual addition and RMSNorm, by short messages. A cluster of blocks has whole rows,
+// each block the same part of all of them, and each of its threads UNITS units of a part in registers, from the sum to
+// the norm. Needs short_messages.cuh and cluster_sum.cuh.
 #ifndef TILESCALE_NORM_MESSAGES_CUH
 #define TILESCALE_NORM_MESSAGES_CUH
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Tiles between GPUs by NVSHMEM, started by the program. Stands after sync.cuh.
+// Tiles between GPUs by NVSHMEM, started by the program. Needs sync.cuh.
 //
-// All threads of a program make these calls together. When one returns, what it read may be overwritten, and what it
-// got is there; what it put is there before anything that the program signals afterwards. NVSHMEM's own functions are
-// inlined and large, so the calls themselves are not.
+// All threads of a program make these calls together. On return, sources may be overwritten, and the result of a get is
+// complete; a put is complete before anything that the program signals afterwards. NVSHMEM's own functions are inlined
+// and large, so the calls themselves are not.
 #ifndef TILESCALE_NVSHMEM_CUH
 #define TILESCALE_NVSHMEM_CUH
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Loops that wait: polls of flags, and what bounds the loops around them. Needs sync.cuh.
+// Waiting loops: polls of flags, and bounds of the loops around them. Needs sync.cuh.
 //
-// A thread keeps a few words for each loop. An iteration is idle if all that it polled, and what its condition depends
-// on, is as it was in the one before, and it did nothing else. A loop that is idle for as long as a wait may take ends,
-// and reports what it polled last; every loop ends once a wait of the program has failed anywhere.
+// A thread keeps a few words for each loop. An iteration is idle if all polled values, and the inputs of its condition,
+// are as in the previous one, and it did nothing else. A loop that is idle for as long as the limit of a wait ends, and
+// reports what it polled last; every loop ends once a wait of the program has failed anywhere.
 #ifndef TILESCALE_POLLING_CUH
 #define TILESCALE_POLLING_CUH
 

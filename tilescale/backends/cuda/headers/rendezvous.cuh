@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// All ranks synchronize, when a call begins and when it ends. Stands after sync.cuh.
+// Barriers of all ranks at the begin and end of a call. Needs sync.cuh.
 //
-// An instance of the words has two for each rank. The first: how often it has come in the upper half, and below what it
-// came for, which must be the same on all ranks (barrier_kernel.py says what). The second: how many blocks of its grids
-// have left. The counts are of this device alone: how often it has come, how many blocks of each rank had left before,
-// and how many blocks of the running grid have ended. They are on the device so that a captured launch can be replayed.
+// An instance of the words has two for each rank. The first: its count of arrivals in the upper half, and the purpose
+// of the last one in the lower half, which must be the same on all ranks (see barrier_kernel.py). The second: the
+// number of blocks of its grids that have left. The counts are local to this device: its arrivals, the number of blocks
+// of each rank that had left before, and the number of blocks of the running grid that have ended. They are on the
+// device so that a captured launch can be replayed.
 #ifndef TILESCALE_RENDEZVOUS_CUH
 #define TILESCALE_RENDEZVOUS_CUH
 

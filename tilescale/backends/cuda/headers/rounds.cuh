@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT
-// Any algorithm by its rounds, which are data: a table says what this rank sends, hears and takes in each. Stands after
-// messages.cuh, sums.cuh and long_messages.cuh.
+// Any algorithm by its rounds, which are data: a table has this rank's sends, receives and combinations of each round.
+// Needs messages.cuh, sums.cuh and long_messages.cuh.
 //
 // A tensor consists of pieces. Each block exchanges its share of every piece with the block of its number on other
-// ranks, round after round, so blocks need not wait for each other. What a rank gets in a call has a slot of its own for
-// each piece and round; who begins a call tells all others, so slots are free when they are written.
+// ranks, round after round, so blocks need not wait for each other. Each piece and round has a slot of its own for the
+// data that a rank receives in a call; a rank that begins a call signals all others, so slots are free when they are
+// written.
 //
-// The table, all ints: the number of rounds, the number of slots; then of each round
-//   how many pieces are sent, and of each its receiver, its number, and its slot there;
-//   how many ranks are told, and which;
-//   how many ranks are heard, and which;
-//   how many pieces are taken, and of each its number, how many values it is made of, and of each of these, in the order
-//   of ranks, its slot, or -1 for what this rank has.
+// The table, all ints: the number of rounds, the number of slots; then for each round
+//   the number of sent pieces, and for each its receiver, its number, and its slot there;
+//   the number of ranks to signal, and these ranks;
+//   the number of ranks to wait for, and these ranks;
+//   the number of combined pieces, and for each its number, its number of values, and for each value, in the order of
+//   ranks, its slot, or -1 for the local one.
 #ifndef TILESCALE_ROUNDS_CUH
 #define TILESCALE_ROUNDS_CUH
 

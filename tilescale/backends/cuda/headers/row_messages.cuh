@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The all-to-all of unequal parts, by long messages. Parts are rows, one part after the other on both sides; a table says
-// how many rows go from each rank to each. Blocks take pieces of all parts in turns, so that of a short part, too, each
-// has about as much. Stands after moved_messages.cuh.
+// All-to-all of unequal parts, by long messages. Parts are rows, one part after the other on both ends; a table has the
+// row counts from each rank to each. Blocks take interleaved pieces of all parts, so that each has about the same share
+// of a short part, too. Needs moved_messages.cuh.
 #ifndef TILESCALE_ROW_MESSAGES_CUH
 #define TILESCALE_ROW_MESSAGES_CUH
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Collectives by messages of words or lines: every thread sends its words to all peers, and polls for theirs. Stands
-// after messages.cuh and sums.cuh.
+// Collectives by messages of words or lines: every thread sends its words to all peers, and polls for theirs. Needs
+// messages.cuh and sums.cuh.
 #ifndef TILESCALE_SHORT_MESSAGES_CUH
 #define TILESCALE_SHORT_MESSAGES_CUH
 
@@ -10,7 +10,7 @@ enum { SHORT_SLOTS = 2, PIECE = 8 };  // slots of a sender; bytes of data that a
 
 // The number in each thread's words.
 struct InWords {
-  enum { THREADS = 1, BYTES = 8, DATA = 8 };  // threads that share a flag, maximum data bytes of one thread, and of all of them
+  enum { THREADS = 1, BYTES = 8, DATA = 8 };  // threads of a flag; maximum data bytes of a thread, and of all
   typedef Alone Any;
   static __device__ __forceinline__ void store(Words* at, Pack<BYTES> pack, unsigned number) {
     store_words(at, numbered(pack.words[0], pack.words[1], number));

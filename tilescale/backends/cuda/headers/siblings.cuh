@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Barriers of programs on the siblings of a level, where these are not all devices. Stands after sync.cuh.
+// Barriers of programs on the siblings of a level, where these are not all devices. Needs sync.cuh.
 #ifndef TILESCALE_SIBLINGS_CUH
 #define TILESCALE_SIBLINGS_CUH
 

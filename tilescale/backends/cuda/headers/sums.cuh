@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What ranks bring, combined element by element in the order of ranks, so that all get the same bits. Floats of 16 and 8
-// bits are combined in float32; those of 8 bits saturate. Stands after messages.cuh and combine.cuh.
+// Element-wise combination of the ranks' values, in the order of ranks, so that all get the same bits. Floats of 16 and
+// 8 bits are combined in float32; those of 8 bits saturate. Needs messages.cuh and combine.cuh.
 #ifndef TILESCALE_SUMS_CUH
 #define TILESCALE_SUMS_CUH
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Signals, waits and barriers between GPUs. Self-contained: it stands before any other text of a kernel.
+// Signals, waits and barriers between GPUs. Self-contained: it precedes any other text of a kernel.
 //
 // Ordering follows the PTX memory model: a writer completes its bulk copies and orders them before generic-proxy writes
-// (complete_stores), then releases at system scope; a reader acquires at system scope and orders its bulk copies after that.
-// Every wait is bounded. The first one that runs out of time leaves a report on all devices, and from then on no wait
-// of the program blocks, on any of them; barriers no longer arrive, so nobody takes what follows for complete.
+// (complete_stores), then releases at system scope; a reader acquires at system scope and orders its bulk copies after
+// that. Every wait is bounded. The first one that times out leaves a report on all devices, and from then on no wait of
+// the program blocks, on any of them; barriers no longer arrive, so later data never counts as complete.
 #ifndef TILESCALE_SYNC_CUH
 #define TILESCALE_SYNC_CUH
 

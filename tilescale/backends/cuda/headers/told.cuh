@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What one thread of a unit finds out, and all its threads take: a word of shared memory for each place in the program.
-// Barriers before the one, between the two and before the next time are the caller's. Needs sync.cuh.
+// Broadcast of a value from one thread of a unit to all its threads: a word of shared memory for each call site. The
+// caller provides barriers before the store, between store and load, and before the next use. Needs sync.cuh.
 #ifndef TILESCALE_TOLD_CUH
 #define TILESCALE_TOLD_CUH
 

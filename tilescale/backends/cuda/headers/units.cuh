@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Reductions across the warps of several units at once. TileLang gives all of them one pair of barriers; this
-// specialisation, declared before TileLang's template, gives every unit but the first one of its own.
+// Concurrent reductions across the warps of several units. TileLang gives all of them one pair of barriers; this
+// specialization, declared before TileLang's template, gives every unit except the first its own.
 // TILESCALE_UNIT_THREADS: threads of a unit. TILESCALE_UNIT_BARRIER: the barrier of the second unit; others count down.
 #ifndef TILESCALE_UNITS_CUH
 #define TILESCALE_UNITS_CUH

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Data that carry their own flag, the number of their message. Stands after sync.cuh.
+// Data with an inline flag, the number of their message. Needs sync.cuh.
 //
-// Words: 32 bits of data below, the number above. A store of 64 bits is one memory operation, also as an element of a
-// vector, so who sees the number sees the data that came with it: neither side needs a fence or a release, and nothing is
-// waited for but the data. (NCCL's LL protocol.)
+// Words: 32 bits of data in the lower half, the number in the upper. A store of 64 bits is one memory operation, also
+// as an element of a vector, so a reader that sees the number sees its data: neither side needs a fence or a release,
+// and only the data themselves are awaited. (NCCL's LL protocol.)
 //
-// Lines: the words of LINE_THREADS threads, 128 bytes, of which the last 8 are the number. That is for networks that bring what
-// one instruction of a warp stores into a line as a whole, as NVLink does. (NCCL's LL128 protocol.)
+// Lines: the words of LINE_THREADS threads, 128 bytes, of which the last 8 are the number. They require networks that
+// deliver a warp's store of a line atomically, as NVLink does. (NCCL's LL128 protocol.)
 #ifndef TILESCALE_WORDS_CUH
 #define TILESCALE_WORDS_CUH
 

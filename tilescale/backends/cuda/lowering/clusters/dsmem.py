@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The shared memory of a cluster's programs: where a program stands, barriers, and moves between tiles.
+"""Distributed shared memory of a cluster's programs: ranks, barriers, and copies between tiles.
 
-Peers reach a tile at the address that it has here, in 16-byte words where both sides lie in shared memory: all layouts
-that TileLang chooses keep 16 bytes of a row together, except for 64-bit types and layouts that the user gives.
+Peers access a tile at its local address, in 16-byte words where both ends lie in shared memory: all layouts that
+TileLang chooses keep 16 bytes of a row together, except for 64-bit types and layouts that the user gives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORD = 16
 """Bytes of the widest access."""
 
 AT_ONCE = 8
-"""Words that a thread has on their way, at most: so many registers hold them."""
+"""Maximum words in flight per thread, each of which takes registers."""
 
 BARRIER = "tilescale::cluster_barrier"
 
@@ -87,10 +87,10 @@ class Cluster(Stage):
         return ir.BufferStore(variable, ir.int_node(value), [0])
 
     def enclose(self, body: ir.Stmt) -> ir.Stmt:
-        """`body` between the cluster's beginning and end.
+        """`body` between barriers at the cluster's beginning and end.
 
-        Nobody may touch a program's memory before it has begun or after it has ended. And a tile that peers touch
-        keeps its place: they may be ahead of this program, or behind it.
+        No peer may access a program's memory before it has begun or after it has ended. And a tile that peers access
+        keeps its address: they may be ahead of this program, or behind it.
         """
         # A cluster may be started before the kernel ahead of it has ended.
         begin = [grid_wait()]
@@ -158,7 +158,7 @@ class Cluster(Stage):
         return tir.extern("tilescale::cluster_load", here, peer, dtype=tile.dtype)
 
     def _together(self, tiles: list[Tile]) -> int:
-        """How many elements one access may take: neighbours in every tile, aligned alike."""
+        """Number of elements of one access: contiguous in every tile, and equally aligned."""
         bits = ir.bits(tiles[0].dtype)
         if bits % 8:
             raise self.unsupported(f"moves between programs of elements of {bits} bits")
@@ -175,11 +175,11 @@ class Cluster(Stage):
     def _each(
         self, tile: Tile, elements: int, body: Callable[..., ir.Stmt], *, split: bool = False, at_once: int = 1
     ) -> ir.Stmt:
-        """`body` of each group of elements, one thread after another.
+        """`body` for each group of elements, distributed over threads.
 
-        A group is its indices in the tile, and whether it is one. With `split`, the programs of the cluster share the
-        groups. `body` takes up to `at_once` of a thread's groups. No branch stands around it: the compiler may put a
-        barrier of the program before it.
+        A group is its indices in the tile, and whether it exists. With `split`, the programs of the cluster share the
+        groups. `body` takes up to `at_once` of a thread's groups. It is not in a branch: the compiler may put a barrier
+        of the program before it.
         """
         launch = self.launch
         _, extents = _loops(tile)

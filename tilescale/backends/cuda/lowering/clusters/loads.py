@@ -128,7 +128,7 @@ def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load
 def _first_begins(
     cluster: ClusterUnit, begins: list[Any], bound: dict[ir.Var, Any], axis: int, share: int
 ) -> list[Any] | None:
-    """Where the first program's share begins, if the others' follow it along `axis`."""
+    """The begin of the first program's share, if the others' are consecutive along `axis`."""
     launch, rank, step = cluster.launch, ir.IntImm("int32", 0), 1
     place: dict[ir.Var, Any] = {}
     back: dict[ir.Var, Any] = {}

@@ -23,7 +23,7 @@ from tilescale.program.shares import ROWS
 ACCESS = (ir.BufferLoad, ir.BufferStore)
 
 IN_REGISTERS, IN_TENSOR_MEMORY, ZERO = 0, 1, 2
-"""Where an accumulator is; at first in registers, with whatever they hold."""
+"""Location of an accumulator; initially registers, uninitialized."""
 
 
 class Pair:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What statements name: regions of tiles, and elements that they store."""
+"""Regions of tiles in statements, and elements that they store."""
 
 from __future__ import annotations
 

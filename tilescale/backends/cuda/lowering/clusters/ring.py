@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: MIT
 """A loop over a ring of tiles that bulk copies fill ahead, shared operands once for all programs of the cluster.
 
-A tile that each program has whole comes by one multicast, which the first program issues. Two barriers stand for each
-stage of the ring, and their phases count its turns:
+A tile that each program has whole is loaded by one multicast, which the first program issues. Each stage of the ring
+has two mbarriers, whose phases count the uses of the stage:
 
-- `full` of a program counts one arrival, of the thread that issues its loads and says how many bytes belong to them: a
-  multicast's too, which may begin to come before that, as the phase cannot end without the arrival. Who has waited
-  for it may read the stage.
-- `empty` of a program counts an arrival of every warp, of all programs of the cluster where some tile is shared. Who
-  has waited for it may fill the stage anew: nobody's instance is still being read, nor has anybody left out a turn, so
-  no bytes reach a `full` whose last phase is unfinished.
+- `full` of a program counts one arrival, of the thread that issues its loads and sets their expected bytes: a
+  multicast's too, whose data may arrive before that, as the phase cannot complete without the arrival. After a wait for
+  it the stage may be read.
+- `empty` of a program counts an arrival of every warp, of all programs of the cluster where some tile is shared. After
+  a wait for it the stage may be refilled: no program still reads its instance, and none is a phase behind, so no bytes
+  reach a `full` whose last phase is unfinished.
 
-The last arrivals at `empty` reach a program that may be done: the barrier at the cluster's end keeps it there. All
-bytes that come to a program have been waited for when its loop ends, so a ring that is used once may then serve others.
+The last arrivals at `empty` reach a program that may be done: the barrier at the cluster's end keeps it there. A
+program has waited for all of its bytes when its loop ends, so the memory of a ring that is used once may then be
+reused.
 """
 
 from __future__ import annotations
@@ -83,9 +84,10 @@ class Ring:
     # -- other warps load --------------------------------------------------------------------------------------------
 
     def _by_roles(self, rest: ir.Stmt) -> list[ir.Stmt]:
-        """The loop of those who use the tiles, and beside it that of those who load them.
+        """The loop of the consumers, and the concurrent one of the producer.
 
-        Only a ring that is not filled again is free for others afterwards, once all threads have left it.
+        The memory of a ring may be reused afterwards only if the ring is not filled again, and all threads have left
+        it.
         """
         begin, end, earlier = self._continued()
         step = ir.Var(self.loop.loop_var.name, "int32")
@@ -102,7 +104,7 @@ class Ring:
         return tir.sequence([*begin, self._loop(step, body), *end])
 
     def _release(self, stage: Any) -> list[ir.Stmt]:
-        """Each warp tells whoever fills this stage that it has used it: lane i tells program i."""
+        """Each warp signals the producers of this stage that it has used it: lane i signals program i."""
         lane = self.cluster.thread % WARP
         everyone = tir.evaluate(tir.call(tl.SYNC_WARP, dtype="void"))
         if not self.is_shared:
@@ -136,7 +138,7 @@ class Ring:
         return stmt if ir.constant(there) == 1 else ir.IfThenElse(there, stmt, None)
 
     def _tell_first(self, stage: Any) -> list[ir.Stmt]:
-        """This program has used a stage: the first, who fills it for all, hears of it."""
+        """This program has used a stage: signal the first program, which loads it for all."""
         if self.empty is None:
             return []
         arrive = tir.call(tl.ARRIVE_CLUSTER_BARRIER, ir.BufferLoad(self.empty, [stage]), 0)
@@ -150,7 +152,7 @@ class Ring:
     # -- pieces of both ----------------------------------------------------------------------------------------------
 
     def _continued(self) -> tuple[list[ir.Stmt], list[ir.Stmt], Any]:
-        """What comes before and after a loop that runs several times, and how many loads have been made by then."""
+        """The statements before and after a loop that runs several times, and the number of loads before the loop."""
         if self.done is None:
             return [], [], ir.IntImm("int32", 0)
         earlier = ir.Var("earlier", "int32")
@@ -162,7 +164,7 @@ class Ring:
         return ir.For(step, ir.IntImm("int32", 0), self.extent, ir.ForKind.SERIAL, tir.sequence(body))
 
     def _used(self, rest: ir.Stmt, step: Any, stage: Any) -> list[ir.Stmt]:
-        """What an iteration does with the tiles of a stage."""
+        """The use of a stage's tiles in an iteration."""
         cluster = self.cluster
         for tile, part in self.whole.items():
             cluster.shards[tile] = replace(part, local=self.rings[tile], stage=stage)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""How the tiles of a cluster lie over its programs.
+"""Distribution of a cluster's tiles over its programs.
 
-A tile is split along the dimension of its views, or as a product needs it: a program computes its rows (or columns) of
-the result, for which it needs its share of one operand and the whole of the other.
+A tile is split along the dimension of its views, or as a GEMM needs it: a program computes its rows (or columns) of the
+result, for which it needs its share of one operand and the whole of the other.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tilescale.program.operations import TileView
 from tilescale.program.shares import paired, split
 
 SCOPES = (*ir.SHARED, "local.fragment")
-"""Where tiles of a cluster may lie."""
+"""Scopes of a cluster's tiles."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What a program holds of a tile of its cluster.
+    """A program's shard of a tile of its cluster.
 
     Attributes:
         local: its buffer; with a stage, of one more leading dimension.
         dim: the dimension that is split, None for the whole tile.
         share: the extent along `dim` here.
-        stage: which of the leading dimension's instances is meant.
+        stage: index of the leading dimension.
     """
 
     local: ir.Buffer
@@ -46,11 +46,11 @@ class Shard:
 
 
 class Sharding:
-    """Who holds what of the tiles of a cluster.
+    """The shards of a cluster's tiles.
 
     Attributes:
         views: data variable of a view -> the view, for views of the cluster's tiles.
-        shards: data variable of a tile -> what a program holds of it.
+        shards: data variable of a tile -> a program's shard.
         results: tiles that two blocks multiply into as a pair.
     """
 

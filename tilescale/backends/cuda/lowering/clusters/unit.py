@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Lower a cluster that executes as one unit: each of its programs does its part.
+"""Lower a cluster that executes as one unit: each of its programs does its share.
 
 Before: a region of `T.Scale("cta_cluster")` with tiles of the cluster, tile operations on them, and regions of the
 program level that hold views of them. After: every program runs the region. A tile of the cluster is split over its
-programs, along the dimension of its views or as a product needs it, or lies whole in each of them, if all of a product
-needs it; programs then load or fetch each other's shares. Barriers of the cluster stand where one program may see what
-another wrote. Declines what does not fall apart this way, with an error.
+programs, along the dimension of its views or as a GEMM needs it, or replicated, if all of a GEMM needs it; programs
+then load or fetch each other's shares. Cluster barriers are inserted where one program may read another's writes.
+Declines statements that cannot be split this way, with an error.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class ClusterUnit(Cluster):
     """The cluster around a program, and regions that it executes as one unit.
 
     Args:
-        pipelined: what makes loops whose loads run ahead.
+        pipelined: lowers pipelined loops.
 
     Attributes:
-        views, shards, pair: who holds what of the cluster's tiles.
-        bound: what names stand for that were bound before the region, by each program for itself.
-        loops: how many loops are around the statement that is being lowered.
-        channels: the rings of tiles that are loaded ahead.
+        views, shards, pair: the distribution of the cluster's tiles.
+        bound: values of names that each program bound before the region.
+        loops: number of loops around the current statement.
+        channels: the rings of tiles that a producer loads.
     """
 
     def __init__(self, phase: Phase, pipelined: Pipelined):
@@ -174,7 +174,7 @@ class ClusterUnit(Cluster):
         return tir.evaluate(tir.extern("tilescale::cluster_store", address, owner, node.value))
 
     def _held(self, view: TileView) -> tuple[Shard, list[Any]]:
-        """What a program holds of a view's tile, and where in it its view begins."""
+        """A program's shard of a view's tile, and the view's begin in it."""
         base, dim = view.base, view.axis
         part = self.shards[base.data]
         if part.stage is not None or part.dim not in (None, dim):
@@ -258,7 +258,7 @@ class ClusterUnit(Cluster):
         if ir.op_name(bind.value) in (ops.VIEW.name, ops.RANK.name):
             return [self.member(bind)] if bind.var not in self.views else []
         bound = ir.Bind(bind.var, self.value(bind.value))
-        # What was read may change as soon as all have read it.
+        # Operands may be overwritten as soon as all programs have read them.
         return [bound, self.barrier()] if self._touches(bind.value) else [bound]
 
     def is_member_scale(self, node: Any) -> bool:
@@ -405,7 +405,7 @@ class ClusterUnit(Cluster):
 
 
 def _is_repeated(phase: ir.Stmt, stmt: ir.Stmt) -> bool:
-    """Whether a statement of a phase stands in a loop."""
+    """Whether a statement of a phase is inside a loop."""
     loops: list[ir.Stmt] = []
     ir.walk(phase, lambda n: loops.append(n) if isinstance(n, ir.For | ir.While) else None)
     return any(ir.contains(loop, lambda n: isinstance(n, ir.Stmt) and n.same_as(stmt)) for loop in loops)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Give out the hardware barriers at which threads of a program synchronize, once all are known.
+"""Assign the hardware barriers at which threads of a program synchronize, once all are known.
 
-Before: a phase that says who executes what, and who synchronizes where (markers.py). After: barriers of the program, of
-warps, or with numbers of ours: stock TileLang numbers those of the program and those that it adds itself in two passes,
+Before: a phase with marks of executing and synchronizing units (markers.py). After: barriers of the program, of warps,
+or with numbers assigned here: stock TileLang numbers those of the program and those that it adds itself in two passes,
 which know nothing of each other. Declines more barriers than there are, and fragments of several ranges of threads.
 """
 
@@ -36,7 +36,7 @@ def lower(phase: Phase) -> Phase:
     check_ranges(phase.launch, groups, taken + others, body, loading > 0)
     text = marks(map(list, groups.arrays))
     if groups.reducing:
-        # What the text needs where several units reduce across their warps at once.
+        # Needed in the text where several units reduce across their warps concurrently.
         second = HARDWARE_BARRIERS - 1 - taken
         sizes = f"#define TILESCALE_UNIT_THREADS {groups.reducing}\n#define TILESCALE_UNIT_BARRIER {second}\n"
         text = f"{text}{sizes}{header('units.cuh')}\n"
@@ -47,7 +47,7 @@ class _Barriers:
     """The barriers of one phase.
 
     Attributes:
-        numbers: (first thread, threads) of those who synchronize -> the hardware barrier.
+        numbers: (first thread, threads) of a synchronizing unit -> the hardware barrier.
     """
 
     def __init__(self, whole: Executing, threads: int):

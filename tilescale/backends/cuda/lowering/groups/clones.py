@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""One unit's clone of a region: its rank is a number, its views are places, its tiles are its own.
+"""One unit's clone of a region: its rank is a constant, its views are resolved, its tiles are local.
 
-Why: with the rank known, roles by rank are no branches any more, so a fragment of a role belongs to one unit. Before:
-statements that every unit of a level runs. After: those that this unit runs; what no longer names a unit goes on to
-the lowering of the program's own statements, in which a barrier is one of this unit's threads.
-Declines tile operations on single threads, and what it cannot place.
+Why: with a constant rank, roles by rank need no branches, so a fragment of a role belongs to one unit. Before:
+statements that every unit of a level runs. After: those that this unit runs; statements that no longer name a unit are
+lowered like the program's own, where a barrier is one of this unit's threads. Declines tile operations on single
+threads, and statements that it cannot place.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Clone:
 
     Args:
         around: the clone of the loop, or of the unit, around it.
-        line: the statement of the program of which it is, where nothing in it says so.
+        line: the statement of the program that it clones, where it has no location itself.
 
     Attributes:
-        values: variables of the region -> what they are on this unit.
+        values: variables of the region -> their values on this unit.
         views: data variables of views -> the view.
-        origins: variables that tell units apart -> what they were bound to; ranks -> themselves.
-        apart: how many conditions that tell units apart are around the current statement.
-        loops: how many loops of the clone are.
+        origins: unit-dependent variables -> their bound values; ranks -> themselves.
+        apart: number of unit-dependent conditions around the current statement.
+        loops: number of loops of the clone around it.
     """
 
     def __init__(self, stage: GroupStage, unit: Unit, around: Clone | None = None, line: ir.Stmt | None = None):
@@ -93,7 +93,7 @@ class Clone:
         return self._at(tir.rewrite(stmt, leave=self._leave))
 
     def _at(self, stmt: ir.Stmt) -> ir.Stmt:
-        """A statement where the user's one stands of which it is a part."""
+        """A statement with the location of the user's statement that it is a part of."""
         return stmt if self._line is None else located(stmt, self._line)
 
     def _bind(self, stmt: ir.Bind) -> ir.Stmt:
@@ -199,7 +199,7 @@ class Clone:
         return ir.IntImm("int32", unit.number if unit is not None else self.unit.begin // level.threads)
 
     def rank_of(self, expr: Any, unit: Unit) -> int | None:
-        """What an expression is on a sibling, if that is a constant."""
+        """The value of an expression on a sibling, if it is a constant."""
         while isinstance(expr, ir.PrimExpr) and (names := ir.variables(expr) & self.origins.keys()):
             expr = ir.substitute(expr, {var: self.origins[var] for var in names})
         ranks = {v: ir.IntImm("int32", unit.rank(level)) for v, level in self.ranks.items() if unit.at(level)}
@@ -219,7 +219,7 @@ class Clone:
         return None
 
     def place(self, buffer: ir.Buffer, indices: Any, unit: Unit | None = None) -> tuple[ir.Buffer, list[Any]]:
-        """Where an element that a unit (this one) names lies."""
+        """The location of an element that a unit (this one) names."""
         unit = unit or self.unit
         view = self.views.get(buffer.data)
         if view is None:
@@ -247,7 +247,7 @@ class Clone:
         return buffer
 
     def strided(self, region: Any) -> bool:
-        """Whether an argument is a region of a cyclic view in memory, which is no region of the tile behind it."""
+        """Whether an argument is a region of a cyclic view in memory, which is not a region of the tile itself."""
         if not tiles.is_region(region):
             return False
         buffer, _, extents = ir.region_parts(region)

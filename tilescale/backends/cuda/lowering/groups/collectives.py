@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What the units of a program do together: copies to and from siblings, collectives, barriers, through shared memory.
+"""Collectives of a program's units: copies to and from siblings, collectives, barriers, through shared memory.
 
-Each unit lays its part down in shared memory, all synchronize, each takes what it needs, all synchronize again so that
-the memory is free. Tiles that lie in shared memory already are reached where they are. Every unit has its own text of a
-barrier: these rules give the part of one. Elements combine in the order of ranks, so all units get the same bits.
+Each unit stores its part in shared memory, all synchronize, each loads the parts it needs, all synchronize again so
+that the memory can be reused. Tiles in shared memory are accessed in place. Every unit has its own text of a barrier:
+these rules lower one unit's part. Elements combine in the order of ranks, so all units get the same bits.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def _allreduce(clone: Clone, call: ir.Call) -> ir.Stmt:
 
 
 def _in_halves(clone: Clone, tile: Tile, op: str, enough: bool) -> ir.Stmt:
-    """Each of two units lays down the other's half of the columns and adds to its own; then the sums go to the other.
+    """Each of two units stores the other's half of the columns, and adds to its half; then they exchange the sums.
 
     Args:
-        enough: to have the sum of the own half.
+        enough: whether the sum of the unit's half is enough.
     """
     unit = clone.unit
     mine, half = unit.number, tile.extents[-1] // 2
@@ -131,7 +131,7 @@ def _all_gather(clone: Clone, call: ir.Call) -> ir.Stmt:
 
 
 def _gather_view(clone: Clone, part: Tile) -> ir.Stmt:
-    """The shares of a fragment: afterwards every unit has all of it, beside its share."""
+    """Gather the shares of a fragment: afterwards every unit has the whole tile in addition to its share."""
     view = clone.views.get(part.buffer.data)
     base = view.base if view is not None else part.buffer
     held = clone.stage.distributions.of(base)

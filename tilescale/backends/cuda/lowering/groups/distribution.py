@@ -30,7 +30,7 @@ ELEMENTWISE = (tl.COPY, *tl.ATOMICS_ON_TILES)
 
 @dataclass(frozen=True)
 class Distribution:
-    """How the units of a level hold a tile: each a copy (no axis), or each a share along an axis.
+    """Distribution of a tile over the units of a level: each has a copy (no axis), or a share along an axis.
 
     Attributes:
         count: units of the level in a program.
@@ -65,7 +65,7 @@ def is_fragment(buffer: ir.Buffer) -> bool:
 def accesses(node: Any) -> list[tuple[ir.Buffer, list[Any], bool]]:
     """Buffers that a statement names: indices, and whether it writes there. Regions of operations included.
 
-    What a view is of is no access.
+    The source of a view is not an access.
     """
     found: list[tuple[ir.Buffer, list[Any], bool]] = []
     viewed: set[Any] = set()
@@ -102,7 +102,7 @@ def matching_axis(axis: int, extents: list[Any], others: list[Any]) -> int | Non
 
 
 class Distributions:
-    """How units hold the tiles of one phase.
+    """Distributions of the tiles of one phase.
 
     Args:
         owners: data variable of a tile that units allocate -> their level.
@@ -127,7 +127,7 @@ class Distributions:
         self._spread()
 
     def of(self, buffer: ir.Buffer) -> Distribution | None:
-        """How units hold a tile; None if they do not."""
+        """Distribution of a tile; None if units do not hold it."""
         return self.held.get(buffer.data)
 
     def base(self, buffer: ir.Buffer) -> ir.Var:
@@ -138,7 +138,7 @@ class Distributions:
         return self.stage.phase.parameters_of_views.get(data, data)
 
     def touched(self, node: Any) -> Distribution | None:
-        """How units hold a tile that a statement names, preferring one they split."""
+        """Distribution of a tile that a statement names, preferring a split one."""
         found = [self.held[b.data] for b, _, _ in accesses(node) if b.data in self.held] if self.held else []
         return max(found, key=lambda h: h.axis is not None, default=None)
 
@@ -162,7 +162,7 @@ class Distributions:
                 self._walk(inner, None)
 
     def _inside(self, stmt: ir.Stmt, level: Level) -> None:
-        """What a unit names: what it writes decides whether a view of a shared tile needs copies."""
+        """The accesses of a unit: its writes decide whether a view of a shared tile needs copies."""
         nested = list(ir.children(stmt))
         for inner in nested:
             self._walk(inner, level)
@@ -239,7 +239,7 @@ class Distributions:
         return self._others(stmt, {}, held)
 
     def _others(self, stmt: ir.Stmt, axes: dict[ir.Var, int], held: Distribution) -> bool:
-        """Fragments that a statement names and nobody holds yet: along an axis where one is known, else as copies."""
+        """Fragments of a statement without a distribution yet: along an axis where one is known, else as copies."""
         changed = False
         for buffer, _, _ in accesses(stmt):
             if is_fragment(buffer) and buffer.data not in self.held:

@@ -57,7 +57,7 @@ def _fitting(stage: GroupStage, call: Any, loaded: set[ir.Var], extent: int, par
 
 
 def _offset(stage: GroupStage, buffer: ir.Buffer, begin: Any, part: int) -> int | None:
-    """Where in a part a row of a view of a tile lies; None if that is not the same for all units."""
+    """Offset in a part of a row of a tile's view; None if it differs between units."""
     views = stage.distributions.views
     while buffer.data in views:
         view = views[buffer.data]
@@ -71,13 +71,13 @@ def _offset(stage: GroupStage, buffer: ir.Buffer, begin: Any, part: int) -> int 
 
 @dataclass(frozen=True)
 class Handover:
-    """How one unit gets and gives back the parts of its tiles.
+    """A unit's waits for the parts of its tiles, and their release.
 
     Attributes:
-        wait: for each part, the wait until it is there.
-        arrive: for each part, saying that the unit has used it.
-        overlaps: whether products run beside the threads that start them.
-        first: whether all parts are there before anything else: then what the loader has waited for has happened.
+        wait: for each part, the wait until it is full.
+        arrive: for each part, the arrival that releases it.
+        overlaps: whether GEMMs are asynchronous.
+        first: whether the unit waits for all parts before anything else: this implies the loader's waits.
     """
 
     wait: Sequence[ir.Stmt]

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Find the pipelined loops whose loads a warpgroup of its own can issue ahead of the units that work on the tiles.
+"""Find the pipelined loops whose loads a producer warpgroup can issue ahead of the units that consume the tiles.
 
-Why: such a loader runs beside everything else of the program, so nothing may order its loads but what it knows of: the
-tiles themselves, waits in the loop, which it makes itself (gates.py), and what the units say when they come to a loop
-whose loads something before it orders. Before: a phase. After: its loops taken apart into what the loader does and
-statements of units (pipelines.py lowers them). Nothing is rewritten.
+Why: such a loader runs concurrently with the rest of the program, so its loads may only be ordered by synchronization
+that it takes part in: the tiles themselves, waits in the loop, which it makes itself (gates.py), and the units' signal
+on arrival at a loop whose loads depend on earlier statements. Before: a phase. After: its loops split into the loader's
+steps and statements of units (pipelines.py lowers them). Nothing is rewritten.
 
-Declines, each with its reason in a note: launches without room for a loader, loops of units of their own, loops that
-run for different numbers of iterations each time, tiles that have another use, sources that the program writes (of
-what it loads from peers: in the loop), copies that are none in bulk, waits behind what units do in an iteration or of
-units themselves for what is loaded, waits for flags that the program may change before it comes to them, and loops
-before whose end programs of a cluster synchronize, for which all threads have to come.
+Declines, each with its reason in a note: launches without threads or registers for a loader, loops of a single unit,
+loops of varying trip count, tiles that have another use, sources that the program writes (for loads from peers: in the
+loop), copies other than bulk copies, waits after the units' work in an iteration or of units themselves for loaded
+data, waits for flags that the program may change before it reaches them, and loops inside which programs of a cluster
+synchronize, which takes all threads.
 """
 
 from __future__ import annotations
@@ -53,16 +53,17 @@ Around: TypeAlias = "tuple[ir.For | ir.PrimExpr, ...]"
 
 @dataclass(frozen=True)
 class Loop:
-    """A pipelined loop, taken apart.
+    """A pipelined loop, split into roles.
 
     Attributes:
-        level: whose units work in it.
-        around: what it stands in; no condition in a loop, and each of these loops has no other one with a loader.
-        steps: what the loader does in an iteration: loads, and waits in front of those that they order.
-        released: whether units have to tell the loader that they have come to the loop.
+        level: the level of the units that work in it.
+        around: the enclosing loops and conditions; no condition in a loop, and each of these loops has no other one
+            with a loader.
+        steps: the loader's part of an iteration: loads, and waits before the loads that they order.
+        released: whether units must signal the loader on arrival at the loop.
         moved: waits in front of it that are among its `steps` now.
         binds: the names that `steps`, `around` and extents use, bound before the loop or in it (`inner`).
-        rest: what units execute.
+        rest: the statements of units.
     """
 
     stmt: ir.For
@@ -97,7 +98,7 @@ class Loop:
 
     @property
     def tiles(self) -> list[ir.Buffer]:
-        """What is loaded."""
+        """The loaded tiles."""
         return [load.tile for load in self.loads]
 
     @property
@@ -107,7 +108,7 @@ class Loop:
 
     @property
     def turn(self) -> Any:
-        """How often it has been run through before, in terms of the loops around it; 0 without any."""
+        """Number of earlier executions, in terms of the enclosing loops; 0 without any."""
         number: Any = ir.int_node(0)
         for outer in loops_of(self.around):
             number = number * outer.extent + (outer.loop_var - outer.min)
@@ -115,7 +116,7 @@ class Loop:
 
 
 def asynchronous(stage: GroupStage) -> list[Loop]:
-    """The loops of a phase that can run beside a loader, in order."""
+    """The loops of a phase that can have a loader, in order."""
     return _Search(stage).found
 
 
@@ -129,7 +130,8 @@ class _Search:
             self._walk(self.phase, [], ())
 
     def _walk(self, stmt: ir.Stmt, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt] = ()) -> None:
-        """Loops that all threads of a program reach together, in order; `leading` is what stands before in a list."""
+        """Loops that all threads of a program reach together, in order; `leading` are the statements before in a list.
+        """
         if isinstance(stmt, ir.SeqStmt):
             for number, inner in enumerate(stmt.seq):
                 self._walk(inner, binds, around, stmt.seq[:number])
@@ -173,7 +175,7 @@ class _Search:
             raise Declined(f"a warpgroup that loads does not fit beside {threads} threads")
 
     def _waits_for_others(self, stmt: ir.Stmt) -> list[ir.Call]:
-        """Where a statement waits for other programs or devices."""
+        """The first wait for other programs or devices in a statement."""
         found: list[ir.Call] = []
 
         def visit(node: Any) -> None:
@@ -266,7 +268,7 @@ class _Search:
         again = [call for outer in loops_of(around)[:1] for call in self._waits_for_others(outer)]
         own = [*self._waits_for_others(stmt), *gates.waits]
         others = [call for call in (*self._before, *again) if not any(call.same_as(mine) for mine in own)]
-        # What is loaded from a peer may be its own, which it has written in the order of the program.
+        # A load from a peer may be a local one, which the program has written in order.
         released = gates.wait_for(others) or bool(self._far(gates.steps) & _written(self._effects))
         if released and loops_of(around) and not ir.proves(ir.GE(stmt.extent, 1), {}):
             raise Declined("it may have no iteration in a turn of the loop around it, which waits for its loads")
@@ -320,7 +322,7 @@ class _Search:
         sources = (*loop.around, loop.stmt, *near, *(bind.value for bind in loop.binds))
         others = [load for load in loop.loads if load.is_far]
         read = self._read(sources) | self._read(others) - far | self._read(loop.gates) - flags
-        # What it writes at peers they load behind a wait, or a barrier.
+        # Writes at peers are loaded there after a wait, or a barrier.
         own = {access.root for access in self._effects.writes if access.at is None}
         if (read - tiles) & own or far & _written(self._order.names.all_effects(loop.stmt)):
             raise Declined("the program writes what it loads")
@@ -340,12 +342,12 @@ class _Search:
 
 
 def loops_of(around: Around) -> list[ir.For]:
-    """The loops among what something stands in."""
+    """The loops among enclosing statements."""
     return [outer for outer in around if isinstance(outer, ir.For)]
 
 
 def expressions(node: Any) -> list[ir.PrimExpr]:
-    """What a load, a wait, the head of a loop or a condition evaluates."""
+    """The expressions of a load, a wait, the head of a loop or a condition."""
     if isinstance(node, Load):
         return [node.call]
     if isinstance(node, ir.For):

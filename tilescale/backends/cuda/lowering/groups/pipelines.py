@@ -151,10 +151,10 @@ class Pipelines:
     # -- the loader ----------------------------------------------------------------------------------------------------
 
     def loader(self) -> list[ir.Stmt]:
-        """What the loader executes beside the program, if there is one."""
+        """The statements of the loader, if there is one."""
         if not self.loops:
             return []
-        # One warp of it: who sees a phase of a barrier late may miss the next one, and waits for it for ever.
+        # Only one of its warps: a warp that sees a phase of a barrier late may miss the next one, and wait forever.
         first = ir.simplify(self.stage.thread < self.stage.whole.threads + WARP, {})
         return [loading(ir.IfThenElse(first, tir.sequence([*map(self._load, self.loops)]), None))]
 
@@ -162,7 +162,7 @@ class Pipelines:
         return self._within(loop, loop.around, {})
 
     def _within(self, loop: Loop, around: Around, fresh: dict[ir.Var, Any]) -> ir.Stmt:
-        """A loop in the rest of what it stands in; `fresh` are the loader's names so far."""
+        """A loop inside the rest of its enclosing statements; `fresh` are the loader's names so far."""
         if not around:
             return self._nest(loop, fresh)
         outer, *rest = around
@@ -235,5 +235,5 @@ def _named(binds: Iterable[ir.Bind], fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
 
 
 def _iterations(loop: Loop, turn: Any, extent: Any, now: Any) -> Any:
-    """How many iterations of a loop have been before, in earlier turns of the loops around it too."""
+    """Number of earlier iterations of a loop, including those in earlier iterations of the enclosing loops."""
     return turn * extent + now if loops_of(loop.around) else now

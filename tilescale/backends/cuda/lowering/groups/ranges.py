@@ -42,8 +42,8 @@ def check_ranges(launch: Launch, groups: Groups, barriers: int, body: ir.Stmt, a
     """Raise UnsupportedError for a tile that stock TileLang would not compute as written.
 
     Args:
-        barriers: how many hardware barriers are taken besides those of ranges of threads that work on tiles.
-        are_loaded: whether threads beyond these load for them.
+        barriers: number of hardware barriers in use, except those of ranges of threads that work on tiles.
+        are_loaded: whether a producer loads for them.
     """
     _Ranges(launch, groups, barriers, are_loaded).visit(body, (0, launch.threads[0]))
 
@@ -79,7 +79,7 @@ class _Ranges:
     # -- conditions --------------------------------------------------------------------------------------------------
 
     def _split(self, condition: Any, threads: Interval | None) -> tuple[Interval | None, Interval | None]:
-        """Who takes a branch, and who does not."""
+        """The threads that take a branch, and those that do not."""
         if not self.names.tell_apart(condition):
             return threads, threads
         if isinstance(condition, ir.And):

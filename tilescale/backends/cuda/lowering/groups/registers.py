@@ -30,7 +30,7 @@ def one_array_each(text: str) -> str:
 
 
 def _joined(text: str, names: list[str]) -> str:
-    # Those of the whole kernel: one that a block declares is nobody's outside it.
+    # Only the whole kernel's: a tile declared in a block is not visible outside of it.
     found = {name: re.search(rf"^  (\S.*?) {name}(\[\d+\]);\n", text, re.MULTILINE) for name in names}
     declared = {name: line for name, line in found.items() if line is not None}
     kinds = {name: (line[1], line[2]) for name, line in declared.items()}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Lower scales inside a program (warpgroups, warps) to TileLang's exclusive branches on the thread index.
 
-Why: stock TileLang runs a tile operation on the threads of the branch it stands in, but a fragment belongs to one range
-of threads, and what it cannot place it drops in silence. Before: regions that every unit runs, and statements of the
+Why: stock TileLang runs a tile operation on the threads of its branch, but a fragment belongs to one range of threads,
+and operations that it cannot place are silently dropped. Before: regions that every unit runs, and statements of the
 program on tiles that units hold. After: runs of those as one clone for each unit in `if tx < n ... else ...`, with
-barriers between them where they touch memory. A clone is a program of its own, collectives included (collectives.py).
+barriers between them where they access memory. A clone is a program of its own, collectives included (collectives.py).
 Declines 2-D threads and more units than there are hardware barriers.
 """
 
@@ -76,7 +76,7 @@ class _ThreadGroups(GroupStage):
         return tir.rewrite(stmt, enter=self._enter)
 
     def _enter(self, node: Any) -> ir.Stmt | None:
-        """What replaces a statement of the program that units execute; None for all others."""
+        """The lowering of a statement of the program that units execute; None for all others."""
         if not isinstance(node, ir.Stmt):
             return None
         self.where = location(node) or self.where

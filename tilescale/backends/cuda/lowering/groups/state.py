@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the units of a phase hold: which tiles they have for themselves, and the buffers that stand for these."""
+"""The units' parts of a phase's tiles: distributions, and the buffers of the parts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tilescale.program import ops
 
 
 class GroupStage(Stage):
-    """The stage of thread groups at work: what units hold of the tiles of a phase.
+    """The stage of thread groups at work: the units' parts of a phase's tiles.
 
     Attributes:
         whole: the program, the unit around the others.
-        stored: data variables of sums of which units need but a part (results.py).
-        reducing: threads of the largest unit that reduces across its warps beside its siblings.
+        stored: data variables of sums of which units need only a part (results.py).
+        reducing: threads of the largest unit that reduces across its warps concurrently with siblings.
     """
 
     def __init__(self, phase: Phase):
@@ -37,7 +37,7 @@ class GroupStage(Stage):
 
     @cached_property
     def distributions(self) -> Distributions:
-        """How units hold tiles of the program."""
+        """Distributions of the program's tiles."""
         return Distributions(self, self._owners)
 
     @property
@@ -87,7 +87,7 @@ class GroupStage(Stage):
         return self._made[key]
 
     def copy_of(self, buffer: ir.Buffer, unit: Unit) -> ir.Buffer:
-        """What a unit holds of a tile: its copy or share, or its instance of a tile that units own."""
+        """A unit's part of a tile: its copy or share, or its instance of a tile that units own."""
         held = self.distributions.of(buffer)
         level = held.level if held is not None else self.owner(buffer)
         assert level is not None, f"{buffer.name} is a tile of the whole program"
@@ -120,7 +120,9 @@ class GroupStage(Stage):
         return self.make(key, f"{buffer.name}_whole{unit.name}", shape, str(buffer.dtype), buffer.scope())
 
     def exclusive(self) -> tuple[tuple[str, ...], ...]:
-        """What units hold of the same tile in registers, by name; a name that the user has given too may be another."""
+        """The units' parts of the same tile in registers, by name; a name that the user has given too may be another
+        tile.
+        """
         given = {buffer.name for buffer in self._buffers.values()}
         groups: dict[tuple, list[str]] = {}
         for (*tile, unit), buffer in self._made.items():
@@ -129,6 +131,6 @@ class GroupStage(Stage):
         return tuple(tuple(names) for names in groups.values() if len(names) > 1 and given.isdisjoint(names))
 
     def held_in_words(self) -> dict[ir.Var, str]:
-        """How units have the tiles that each has for itself."""
+        """Descriptions of the distributions of tiles."""
         held = {data: f"held {distribution}" for data, distribution in self.distributions.held.items()}
         return {**{data: f"a tile of each {level.name}" for data, level in self._owners.items()}, **held}

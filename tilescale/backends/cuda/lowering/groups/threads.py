@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which names of a program tell its threads apart."""
+"""Thread-dependent names of a program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _THREAD_CALLS = tl.GET_WARP_OR_LANE
 
 
 class ThreadNames:
-    """Which names of a program depend on the thread index."""
+    """The names of a program that depend on the thread index."""
 
     def __init__(self, launch: Launch):
         self._names = {var for var, _ in launch.thread_vars}

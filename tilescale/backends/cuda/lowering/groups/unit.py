@@ -36,7 +36,7 @@ class Unit:
 
     @property
     def executing(self) -> Executing:
-        """Who executes its statements."""
+        """The unit as a mark of its statements."""
         return Executing(self.begin, self.threads, self.name)
 
     def at(self, level: str) -> Unit | None:

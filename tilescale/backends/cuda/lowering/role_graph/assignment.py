@@ -59,7 +59,7 @@ def assign(phase: Phase, beside: bool = True) -> Roles:
     """The roles of a phase's statements.
 
     Args:
-        beside: whether others may end a turn while those who compute do so in the next one.
+        beside: whether a dedicated role may execute the epilogue while the consumers compute the next iteration.
     """
     elects = _Whole(phase).elects
     machine = phase.target.machine
@@ -94,7 +94,7 @@ class _Whole:
     beside: bool = True
 
     def roles(self) -> Roles:
-        """The roles, of its loop's statements if it has one beside orders, or in a loop around it."""
+        """The roles of its loop, or of a loop around it, if it has an asynchronous order."""
         loops: list[ir.For] = []
         ir.walk(self.phase.stmt, lambda n: loops.append(n) if is_pipelined(n) else None)
         has_order = ir.contains(self.phase.stmt, orders)
@@ -106,7 +106,7 @@ class _Whole:
             return Roles.declined(self.phase.stmt, str(reason)) if has_order else Roles(self.phase.stmt)
 
     def _repeats(self, loop: ir.For) -> bool:
-        """Whether a loop stands in a serial one."""
+        """Whether a loop is inside a serial one."""
 
         def is_around(node: Any) -> bool:
             is_serial = isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL
@@ -128,7 +128,7 @@ class _Whole:
 
     @cached_property
     def blocks(self) -> int:
-        """Programs that a processor is to hold at once, as the user says: stock TileLang's registers are for one."""
+        """Number of programs of an SM, as the user says: stock TileLang's register counts are for one."""
         found = [1]
         is_annotation = lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tl.MIN_BLOCKS  # noqa: E731
         ir.walk(self.phase.stmt, lambda n: found.append(ir.integer(n.value)) if is_annotation(n) else None)
@@ -150,7 +150,7 @@ class _Whole:
 
     @cached_property
     def order(self) -> Dependence:
-        """What stays in order in the program."""
+        """The dependences of the program."""
         return Dependence(self.phase.program, self.phase.target.machine)
 
     def canonical(self, data: set[ir.Var]) -> set[ir.Var]:
@@ -159,15 +159,15 @@ class _Whole:
 
 
 class _Placement:
-    """The way from a phase down to its pipelined loop, and what stands beside it.
+    """The path from a phase down to its pipelined loop, and the statements next to it.
 
     Attributes:
         gates: the waits in the loop.
         around: the outermost loop around it.
-        taken: the condition under which a program comes to it, if it stands in one of two arms.
-        left: what the end of its body leaves open.
-        end: how it ends, where a collective may be made beside the next turn.
-        early: tensors of which a turn of the loop around loads registers when it begins.
+        taken: the condition under which a program reaches it, if it is in one of two arms.
+        left: the deferred operations at the end of its body.
+        end: its epilogue, where a collective may overlap the next iteration.
+        early: tensors that an iteration of the enclosing loop loads into registers at its begin.
     """
 
     def __init__(self, whole: _Whole, loop: ir.For):
@@ -277,13 +277,13 @@ class _Placement:
         return tir.sequence([*before, inner, *rest])
 
     def _turns(self, extent: ir.PrimExpr) -> ir.PrimExpr:
-        """How often the outermost loop runs: not at all in programs that take the other arm of a branch."""
+        """Trip count of the outermost loop: 0 in blocks that take the other branch."""
         if self.taken is None:
             return extent
         return ir.Select(self.taken, extent, ir.IntImm(str(extent.dtype), 0))
 
     def _repeated(self, stmt: ir.For) -> ir.Stmt:
-        """A loop around it: after its last turn, what that left open is completed."""
+        """A loop around it: after its last iteration, deferred operations are completed."""
         is_outermost = self.around is None
         self.around = self.around or stmt
         body = self._statement(stmt.body)
@@ -301,12 +301,12 @@ class _Placement:
         return tir.sequence([*before, inner, *after])
 
     def _parts(self, stmts: list[ir.Stmt]) -> tuple[list[ir.Stmt], ir.Stmt, list[ir.Stmt]]:
-        """What stands before the loop in a list of statements, what is or has it, and what stands after."""
+        """The statements before the loop in a list, the one that is or contains it, and those after."""
         at = next(i for i, s in enumerate(stmts) if self._has(s))
         before, after = stmts[:at], stmts[at + 1 :]
         is_loop = stmts[at].same_as(self.loop)
         for stmt in before:
-            # What a branch sets before a loop around it, TileLang would set again in each turn.
+            # TileLang would set again in each iteration what a branch sets before an enclosing loop.
             is_of_turn = is_loop and (is_fill(stmt) or self.around is not None and self._is_early(stmt))
             if not (is_wait(stmt) or is_scalar(stmt) or is_setting(stmt) or is_of_turn):
                 where = location(stmt)
@@ -322,14 +322,14 @@ class _Placement:
         return before, self._gated() if is_loop else self._statement(stmts[at]), after
 
     def _is_early(self, stmt: ir.Stmt) -> bool:
-        """Whether a statement loads registers for the end of a turn, before its loop."""
+        """Whether a statement loads registers for the epilogue, before the iteration's loop."""
         if loads_registers(stmt):
             reads = self.whole.order.names.all_effects(stmt).reads
             self.early |= {a.root for a in reads}
         return loads_registers(stmt)
 
     def _ended(self, around: ir.For, last: list[ir.Stmt]) -> list[ir.Stmt]:
-        """The end of a turn: beside the next one, or with what it leaves open to that."""
+        """The epilogue: concurrent with the next iteration, or deferred to it."""
         own = self.phase.launch.thread_count + specialise.PRODUCER_THREADS
         self.end = ending(self.phase.stmt, around, last, self.whole.order, own, self.whole.beside)
         if self.end.results is None:
@@ -339,10 +339,10 @@ class _Placement:
         return self.end.stmts
 
     def _sink(self, before: list[ir.Stmt]) -> list[ir.Stmt]:
-        """What stays before the loop when the waits that nothing reads after have gone into it.
+        """The statements that stay before the loop when waits without later readers have moved into it.
 
-        Everything after a wait is after the first iteration of a loop that has one: other threads begin with it when
-        the producer, which waited, has loaded it.
+        Statements after a wait are after the first iteration of a loop with the wait: the consumers begin it when the
+        producer, which waited, has loaded it.
         """
         stay: list[ir.Stmt] = []
         for position, stmt in reversed(list(enumerate(before))):
@@ -355,7 +355,9 @@ class _Placement:
         return list(reversed(stay))
 
     def _check_ahead(self, loaded: set[ir.Var]) -> None:
-        """The producer begins the next turn of a loop around while the others finish this one."""
+        """Check that the producer may begin the next iteration of an enclosing loop while the consumers finish this
+        one.
+        """
         order = self.whole.order
         effects = order.names.all_effects(self.around)
         tensors = {order.names.root(data) for data in loaded}

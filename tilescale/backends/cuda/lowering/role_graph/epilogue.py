@@ -33,14 +33,15 @@ from tilescale.program.effects import Access, Effects
 from tilescale.program.operations import Copy
 
 BESIDE = "tilescale.beside"
-"""AttrStmt key: the statements inside are executed by threads beside those that compute the next turn."""
+"""AttrStmt key: dedicated threads execute the statements inside, concurrent with the consumers' next iteration."""
 
 COMMUNICATING, STORING = 128, 64
 """Threads of the roles: a warpgroup, and half of that which loads. One thread issues all stores and signals."""
 
 _COLUMNS = 128
-"""Columns of C in one instruction of a warpgroup beside three others, at most: its threads begin with 128 registers,
-and what one instruction takes has to fit into these."""
+"""Maximum columns of C in one instruction of a warpgroup concurrent with three others: its threads begin with 128
+registers, which must hold the instruction's operands.
+"""
 
 _SQUARE = 0
 """TileLang's policy to share out rows and columns of C alike."""
@@ -48,14 +49,14 @@ _SQUARE = 0
 
 @dataclass(frozen=True)
 class Ending:
-    """How a turn ends.
+    """The end of an iteration.
 
     Attributes:
-        stmts: what stands for its last statements.
-        tiles: what is allocated on chip for them.
-        note: why a collective among them is not made beside the next turn.
-        threads: of those who execute some of them beside the next turn; 0 for none.
-        results: the tiles that these take.
+        stmts: the replacement of its last statements.
+        tiles: on-chip allocations for them.
+        note: the reason why a collective among them does not overlap the next iteration.
+        threads: threads of the epilogue role; 0 for none.
+        results: the tiles handed to the epilogue role.
     """
 
     stmts: list[ir.Stmt]
@@ -66,14 +67,14 @@ class Ending:
 
 
 def is_beside(node: object) -> bool:
-    """Whether a node is what threads beside the others execute."""
+    """Whether a node is executed by the epilogue role."""
     return isinstance(node, ir.AttrStmt) and str(node.attr_key) == BESIDE
 
 
 def _beside(
     role: str, by: Executing, first: Sequence[ir.Stmt], rest: Sequence[ir.Stmt], tiles: tuple[ir.Buffer, ...] = ()
 ) -> Ending:
-    """An end of which a role executes the rest, beside those that compute, and takes the tiles that both name."""
+    """An end whose rest a role executes concurrently with the consumers; it takes the tiles that both name."""
     stmt = tir.sequence(rest)
     marked = ir.AttrStmt(ir.StringImm(BESIDE), BESIDE, ir.StringImm(role), executed(by, stmt))
     handed = sorted(tiles_named(tir.sequence(first)) & tiles_named(stmt), key=lambda tile: str(tile.name))
@@ -84,14 +85,14 @@ def _beside(
 def ending(
     phase: ir.Stmt, loop: ir.For, last: Sequence[ir.Stmt], order: Dependence, own: int, fits: bool = True
 ) -> Ending:
-    """The last statements of a loop's iteration: what a role of its own executes marked, if that can be.
+    """The last statements of a loop's iteration, with those of a dedicated epilogue role marked, if one is possible.
 
     Args:
-        phase: all that a program executes.
+        phase: the program's statements.
         loop: its loop.
-        last: what stands in an iteration after the tile has been computed.
-        own: the first thread beyond those that compute and those that load.
-        fits: whether the tiles of both iterations have room side by side.
+        last: the statements of an iteration after the tile has been computed.
+        own: the first thread after consumers and producer.
+        fits: whether the tiles of both iterations fit together.
     """
     at = next((i for i, stmt in enumerate(last) if ir.contains(stmt, _is_collective)), None)
     if at is not None:
@@ -136,7 +137,7 @@ def narrowed(stmt: ir.Stmt) -> ir.Stmt:
 
 @dataclass(frozen=True)
 class Split:
-    """What ends a turn, `last`, in two parts: `first`, and `rest`, which is executed beside the next turn."""
+    """The end of an iteration, `last`, in two parts: `first`, and `rest`, which overlaps the next iteration."""
 
     phase: ir.Stmt
     loop: ir.For
@@ -146,15 +147,16 @@ class Split:
     order: Dependence
 
     def check(self) -> None:
-        """Raise where the next turn's `first`, and all that computes a tile, may not come before this one's `rest`,
-        which begins with a collective."""
+        """Raise where the next iteration's `first`, and the computation of its tile, must not precede this one's
+        `rest`, which begins with a collective.
+        """
         self._check_operations()
         if self._effects(self._computing()).orders:
             raise Declined("what computes the tile waits, signals or synchronizes")
         self.check_data()
 
     def check_data(self) -> None:
-        """The same for tensors and tiles, whatever the rest is."""
+        """The same check for tensors and tiles, for any rest."""
         before, after = self._effects(self._computing()), self._effects(self.rest)
         if before.opaque or after.opaque or before.fixed or after.fixed:
             raise Declined("it calls functions of which nothing is known, or synchronizes its threads")
@@ -171,12 +173,12 @@ class Split:
                 raise Declined(f"waits, signals or copies to peers follow it{_line(stmt)}")
 
     def _check_tensors(self, before: Effects, after: Effects) -> None:
-        """Device memory: nothing of it is written by who computes, and what he reads stays as it is."""
+        """Check device memory: the consumers write none of it, and what they read does not change."""
         written = [a for a in before.writes if self._is_shared(a)]
         if written:
             raise Declined(f"what computes the tile writes {self._name(written[0])!r}")
         read = [a for a in before.reads if self._is_shared(a)]
-        # What goes to a peer's instance, and flags, have an order of their own: who reads there waits for it.
+        # Peers' instances, and flags, have their own order: readers there wait for them.
         changed = {a.root for a in after.writes if a.at is None and not a.atomic}
         if any(a.root in changed for a in read):
             raise Declined("what follows it writes what the next tile is computed of")
@@ -199,7 +201,7 @@ class Split:
                 raise Declined(f"{self._named(named)!r} lies in registers, and not only copied{_line(stmt)}")
 
     def _check_outside(self) -> None:
-        """What stands around the loop does not wait for its end."""
+        """Check that statements around the loop do not wait for its end."""
         around = self._effects([_without(self.phase, [self.loop])])
         if around.orders or around.writes and not all(self._scope(a.root).startswith("local") for a in around.writes):
             raise Declined("more than scalars stands around the loop")
@@ -274,7 +276,7 @@ def _is_elementwise(stmt: ir.Stmt) -> bool:
 
 
 def _without(stmt: ir.Stmt, others: Sequence[ir.Stmt]) -> ir.Stmt:
-    """A statement without others that stand in it."""
+    """A statement without some of its inner statements."""
 
     def enter(node: Any) -> ir.Stmt | None:
         if isinstance(node, ir.Stmt) and any(node.same_as(other) for other in others):
@@ -314,7 +316,7 @@ def _parts(stmts: Sequence[ir.Stmt]) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
 
 
 def _reads(condition: ir.PrimExpr) -> bool:
-    """Whether a condition reads memory: who computes and who stores could find other values there."""
+    """Whether a condition reads memory: consumers and epilogue could find different values there."""
     return ir.contains(condition, lambda n: isinstance(n, ir.BufferLoad))
 
 
@@ -333,7 +335,7 @@ def _signals(node: Any) -> bool:
 
 
 def _with_scalars(rest: Sequence[ir.Stmt], first: Sequence[ir.Stmt]) -> list[ir.Stmt]:
-    """Statements in which the scalars that are set before them stand as what they are."""
+    """Statements with the scalars set before them substituted."""
     known: dict[ir.Var, ir.PrimExpr] = {}
     for stmt in first:
         if isinstance(stmt, ir.Bind) and not reads_memory(stmt):

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""What orders the loads of a pipelined loop beside its tiles, and which waits their producer makes.
+"""Gates: the waits that order a pipelined loop's loads, in addition to its tiles, and that the producer makes.
 
-Why: a producer runs ahead of the program, so what the program waits for does not hold its loads back. Before: the loads
-and waits in the body of a loop, and what the program waits for in front of it. After: the waits of the body are the
-producer's, each in front of the loads that it orders, and consumers go on when the tiles are there; so are those right
-in front of the loop, in its first iteration. For what else stands in front of it consumers wait as ever, and say so to
-the producer when they come to the loop. A wait may be made earlier than the program does if what it finds is then still
-what it waits for.
+Why: a producer runs ahead of the program, so the program's waits do not hold its loads back. Before: the loads and
+waits in the body of a loop, and the waits before it. After: the waits of the body are the producer's, each before the
+loads that it orders, and consumers continue when the tiles are full; so are those directly before the loop, in its
+first iteration. Consumers make the other waits before the loop themselves, and signal the producer when they reach the
+loop. A wait may be made earlier than in the program if its condition then still holds.
 """
 
 from __future__ import annotations
@@ -73,10 +72,10 @@ def waits_of(steps: Iterable[Step]) -> list[ir.Call]:
 
 @dataclass(frozen=True)
 class Gates:
-    """What orders the loads of one loop.
+    """The gates of one loop's loads.
 
     Attributes:
-        order: what stays in order in the program.
+        order: the dependences of the program.
         steps: its loads and waits, in the order of the program.
     """
 

@@ -2,8 +2,8 @@
 """The roles of a grid phase's threads, and the channels between them.
 
 A channel is a ring of tiles: its producer fills a stage once all consumers have released it, and they take it once it
-is full. A full and an empty mbarrier for each stage say so, whoever emits them: this back end (mbarriers.py), stock
-TileLang's producer for one pipelined loop, or its schedule of warps that keep their roles.
+is full. Each stage has a full and an empty mbarrier, emitted by this back end (mbarriers.py), stock TileLang's producer
+for one pipelined loop, or its schedule of warps that keep their roles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COMPUTE, LOAD, COMMUNICATE, STORE = "compute", "load", "communicate", "store"
 """Names of roles."""
 
 PEERS, LATER = "peers", "next iteration"
-"""What a channel leads to whose tiles are copied to other devices, or whose stores end an iteration later."""
+"""Pseudo-consumers of channels: tiles are copied to other devices, or their stores complete an iteration later."""
 
 LOADING, POLLING, COMMUNICATING = 24, 40, 96
 """Registers of a thread that loads, of one that waits as well (of 24 it would spill some), and of one that combines
@@ -33,12 +33,12 @@ class Channel(schedule.Transfer):
 
     Attributes:
         producer, consumer: names of the roles.
-        gates: the calls of `T.wait` that the producer makes in front of its loads.
-        signals: those that are kept back until the tiles have been stored.
-        parts: in how many parts a stage is handed over, each as soon as it is full or used.
-        shared: tiles among them that come once for all blocks of a cluster.
-        is_released: whether consumers tell the producer that they have come to the loop.
-        near, far: tensors, of this device and of peers, that are loaded ahead of what the consumers wait for.
+        gates: the calls of `T.wait` that the producer makes before its loads.
+        signals: signals deferred until the tiles have been stored.
+        parts: number of parts of a stage, each handed over as soon as it is full or used.
+        shared: tiles among them that are multicast to all blocks of a cluster.
+        is_released: whether consumers signal the producer on arrival at the loop.
+        near, far: tensors, of this device and of peers, that are loaded ahead of the consumers' waits.
         is_free: whether these are loaded ahead of the producer's own waits, too.
     """
 
@@ -94,10 +94,10 @@ class RoleGraph:
         return any(role.name in (COMMUNICATE, STORE) for role in self.roles)
 
     def with_registers(self, machine: Machine, blocks: int = 1) -> RoleGraph:
-        """The same, each thread with the registers that its role needs, or what is left for those that compute.
+        """The graph with register counts: each role's need, and the remainder for consumers.
 
         Args:
-            blocks: that a processor is to hold at once.
+            blocks: number of blocks that an SM should hold.
         """
         compute, *others = self.roles
         polls = any(channel.gates for channel in self.channels) or others[-1].name == STORE

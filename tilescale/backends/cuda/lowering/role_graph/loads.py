@@ -30,7 +30,7 @@ class Load:
 
     @classmethod
     def of(cls, stmt: ir.Stmt, phase: Phase) -> Load | None:
-        """What a statement loads; None if it is no such copy."""
+        """A statement's load; None if it is not such a copy."""
         if is_pull(stmt):
             call = ahead(phase, stmt.value)
             return cls(call, True) if call is not None else None
@@ -38,7 +38,7 @@ class Load:
 
     @property
     def source(self) -> ir.Call:
-        """What is read, as a region."""
+        """The source region."""
         return Copy.of(self.call).source if self.is_far else tiles.TileCopy.of(self.call).source
 
     @property

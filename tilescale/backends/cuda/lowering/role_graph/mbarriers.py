@@ -12,7 +12,7 @@ from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 
 Number: TypeAlias = ir.PrimExpr | int
-"""What a stage or a parity is."""
+"""A stage index or a parity."""
 
 
 def stage_of(iteration: Number, stages: int) -> tuple[Number, Number]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Give a persistent loop's roles to warps that keep them: a warpgroup that loads for all turns, those that compute, and
-those that exchange or store what these have computed.
+"""Warp specialization around a persistent loop: a producer warpgroup for all iterations, consumers, and epilogue warps
+that exchange or store the consumers' results.
 
-Why: inside another loop stock TileLang branches between its producer and the others in each turn, which leaves no place
-where registers could be handed over: products of 8192 x 8192 x 3584 take 9 % longer on an H200 than with roles around
-the outer loop. Before: a function whose programs go through one serial loop with one pipelined loop in it, the waits of
-its producer in place. After: the same statements under names, with a schedule that says who executes which. Declines
-what does not look like that; TileLang's own roles then stay.
+Why: inside another loop stock TileLang branches between its producer and the others in each iteration, which leaves no
+point where registers could be reallocated: GEMMs of 8192 x 8192 x 3584 take 9 % longer on an H200 than with roles
+around the outer loop. Before: a function whose programs go through one serial loop with one pipelined loop in it, the
+waits of its producer in place. After: the same statements under names, with a schedule of roles. Declines other
+functions, which keep TileLang's own roles.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def scheduled(func: ir.PrimFunc, graph: RoleGraph, machine: Machine) -> ir.PrimF
 
 
 def _bytes(func: ir.PrimFunc, loaded: Channel) -> int:
-    """What the tiles of a program take in shared memory, with those that are loaded ahead and their barriers."""
+    """Shared memory of a program's tiles, with pipelined ones and their barriers, in bytes."""
     sizes = [
         -(-math.prod(ir.integer(n) for n in tile.shape) * ir.bits(str(tile.dtype)) // 8 // _ALIGNMENT) * _ALIGNMENT
         * (loaded.depth if tile in loaded.tiles else 1)
@@ -134,7 +134,9 @@ class _Names(defaultdict[str, list[str]]):
 
 
 def _together(stmts: Sequence[ir.Stmt]) -> list[ir.Stmt]:
-    """Statements as one; its copies into shared memory are over when its threads go on, as nobody waits for them."""
+    """Statements as one; its copies into shared memory are complete when its threads continue, as no wait for them
+    follows.
+    """
     if not stmts:
         return []
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Split a phase between the role that loads and the role that computes, on the thread index.
+"""Split a phase between producer and consumers, on the thread index.
 
-Before: a lowered phase whose loads are marked (markers.py): of thread groups after all other statements, complete; of a
-cluster in their places in a body that is marked too. There the loading warps run the same loops and branches, and the
-same barriers of the cluster, which wait for all of its threads. So a load stays behind every barrier that stood before
-it, and runs ahead of everything else, as far as its ring has room. After: a branch, each role with its registers. The
-threads that compute keep their numbers. Declines phases in which the loading warps could not know which way the program
-goes.
+Before: a lowered phase whose loads are marked (markers.py): those of thread groups after all other statements,
+complete; those of a cluster in place in a body that is marked too. There the producer warps run the same loops and
+branches, and the same barriers of the cluster, which wait for all of its threads. So a load stays after every barrier
+before it, and runs ahead of everything else, as far as its ring has free slots. After: a branch, each role with its
+registers. The consumers keep their thread indices. Declines phases in which the producer could not evaluate the
+program's branches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilescale.hda import Machine
 from tilescale.program.model import Launch
 
 APART = "tilescale.apart"
-"""AttrStmt key: a body whose marked statements the loading role executes beside the rest."""
+"""AttrStmt key: a body whose marked statements the producer executes concurrently with the rest."""
 
 
 def cluster_graph(launch: Launch, machine: Machine, phase: ir.Stmt) -> RoleGraph:
@@ -84,13 +84,14 @@ class _Split:
     load: Role
 
     def in_place(self, body: ir.Stmt) -> ir.Stmt:
-        """A body whose loads stand in their places."""
+        """A body with its loads in place."""
         one = self.thread < self.compute.threads + WARP
         return self._branch(_Loading(one).role(body), tir.rewrite(body, enter=_without_loads))
 
     def at_the_end(self, stmt: ir.Stmt) -> ir.Stmt:
-        """A program whose loads stand behind all else. Their text is first: tiles after a loop may then lie in its
-        rings."""
+        """A program with its loads after all other statements. Their text is first: tiles after a loop may then share
+        memory with its rings.
+        """
         stmts = list(stmt.seq) if isinstance(stmt, ir.SeqStmt) else [stmt]
         loads = next(filter(is_loading, stmts), None)
         if loads is None:
@@ -112,7 +113,8 @@ def _without_loads(node: object) -> ir.Stmt | None:
 
 
 class _Loading:
-    """What the loading warps run: one of them the loads, all of them the barriers, in the loops and branches around.
+    """The statements of the producer warps: one of them issues the loads, all of them run the barriers, in the
+    enclosing loops and branches.
 
     Attributes:
         one: whether a thread is of the warp that loads.

@@ -66,7 +66,9 @@ def _fits(graph: RoleGraph, func: ir.PrimFunc, target: dict[str, str]) -> bool:
 
 
 def proposed(phase: Phase, beside: bool = True) -> Phase:
-    """A phase with the roles that it has if TileLang agrees; `beside`: whether turns may end beside the next ones."""
+    """A phase with the roles that it has if TileLang agrees; `beside`: whether the epilogue may overlap the next
+    iteration.
+    """
     if phase.ordered or phase.launch.cluster_size > 1:
         return _with(phase, Roles(phase.stmt))
     return _with(phase, assign(phase, beside))
