@@ -26,7 +26,7 @@ ELECTED, ELECTED_OF_WARP = (f"tl_shuffle_elect<{threads}>" for threads in (speci
 BEGIN, END = re.compile(r"\((\d+) <= \(\(int\)threadIdx\.x\)\)"), re.compile(r"\(\(\(int\)threadIdx\.x\) < (\d+)\)")
 GATE = re.compile(r"\btilescale::wait_by_producer<")
 RELEASED = re.compile(r"^released\w*\[0\]\.wait\(")
-"""Where the producer waits until the consumers have reached a loop, and have waited for the flags of its loads."""
+"""The point where the producer waits until the consumers have reached a loop, and the flags of its loads are set."""
 ENTRY = re.compile(r"\btilescale::enter\(")
 SIGNAL = re.compile(r"\btilescale::(signal(_pe)?<|release<|barrier\w*\(|leave\()")
 KEEP = re.compile(r"^(\w+) = tilescale::address\(")

@@ -54,7 +54,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class _Later:
-    """What follows a statement in its iteration: whether it needs all signals sent, or overwrites tiles."""
+    """The rest of an iteration after a statement: whether it needs all signals sent, or overwrites tiles."""
 
     bars_signals: bool = False
     writes_tiles: bool = False

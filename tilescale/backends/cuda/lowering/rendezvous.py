@@ -70,7 +70,7 @@ def needed(program: Program, body: Part, target: Target) -> Rendezvous:
     because NCCL's wait for a missing rank has no bound.
 
     *Exit*: only if a device's call may end before an access of another device to its memory. Waiting for its own copy
-    queue (`JOIN`) is not enough: others' queues write there too, and only flags tell when they have.
+    queue (`JOIN`) is not enough: others' queues write there too, and only flags show when they have.
 
     A single device needs neither.
     """

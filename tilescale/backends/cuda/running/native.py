@@ -166,7 +166,7 @@ class Forms:
         """Keep a number for the form of these values; if positions differ from before, only for that form.
 
         Args:
-            passed: positions of scalars by which forms are not told apart.
+            passed: positions of scalars that are not a part of the form.
             fixed: positions of tensors whose addresses are a part of the form.
         """
         masks = _mask(passed), _mask(fixed)

@@ -3,8 +3,8 @@
 
 A task's time advances when it publishes. Its events up to a time are an epoch, a pair (clock, time), as in FastTrack
 (Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection", PLDI 2009). Vectors are sparse and
-immutable, so tasks share them. They omit what follows from a join: if a parent has joined its children, whoever knows
-the parent's state after the join knows all their events.
+immutable, so tasks share them. They omit what follows from a join: if a parent has joined its children, knowledge of
+the parent's state after the join implies all their events.
 """
 
 from __future__ import annotations
