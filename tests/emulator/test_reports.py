@@ -147,4 +147,5 @@ def test_a_report_in_a_notebook():
     assert repr(report.timeline).startswith("<Timeline copied on h200-sxm-8, ") and len(repr(report.timeline)) < 100
     shown = report._repr_html_()
     assert "<b>copied</b> on h200-sxm-8" in shown and "<th>programs</th>" in shown and "simulated time" in shown
+    assert "<pre style='font-family:monospace'>" in shown  # notebooks converted to HTML have no font for pre
     assert shown.count("<tr>") == 3 and "copied on h200-sxm-8" in report.plot()._repr_html_()

@@ -63,9 +63,9 @@ def panel(axes: Axes, title: str, rows: Sequence[Row], peak: float | None) -> No
     axes.set_yscale("log")
     axes.set_ylim(bottom=1)
     exponents = range(12, 30, 4)
-    axes.set_xticks([1 << n for n in exponents], [format_bytes(1 << n) for n in exponents], fontsize=7)
-    axes.tick_params(axis="y", labelsize=7)
-    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xticks([1 << n for n in exponents], [format_bytes(1 << n) for n in exponents], fontsize=9)
+    axes.tick_params(axis="y", labelsize=9)
+    axes.set_title(title, fontsize=10, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
@@ -82,8 +82,8 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
         panel(axes, f"{work}, {mode}", [row for row in rows if (row["work"], row["mode"]) == (work, mode)], peak)
     for axes in panels[len(heats) :]:
         axes.set_visible(False)
-    panels[0].legend(fontsize=7, frameon=False)
+    panels[0].legend(fontsize=9, frameon=False)
     where = f"{results['machine']['gpus']} x {results['machine']['gpu']}, {results['date'][:10]}"
-    figure.suptitle(f"{where}\nmicroseconds over the bytes of the tensor, bfloat16", fontsize=9)
+    figure.suptitle(f"{where}\nmicroseconds over the bytes of the tensor, bfloat16", fontsize=10)
     save(figure, path)
 

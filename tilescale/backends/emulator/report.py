@@ -129,7 +129,8 @@ class Report:
         words = [summary(self.timeline)] if self.recorder is not None else []
         words += self._remarks()
         title = f"<b>{escape(self.program)}</b> on {escape(self.machine.name)}"
-        return f"<div>{title}<table>{table}</table><pre>{escape(chr(10).join(words))}</pre></div>"
+        text = f"<pre style='font-family:monospace'>{escape(chr(10).join(words))}</pre>"
+        return f"<div>{title}<table>{table}</table>{text}</div>"
 
     def _remarks(self) -> Iterator[str]:
         """Remarks: events that are allowed, but seldom intended."""
