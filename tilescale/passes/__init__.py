@@ -10,5 +10,5 @@
     retrace.py    traces a program again for another machine
     mod_analysis.py  which arguments a program changes
     declined.py   why a rewrite is not made
-    faults.py     what to tell of errors that no pass has foreseen
+    faults.py     reports of errors that no pass has foreseen
 """

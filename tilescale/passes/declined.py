@@ -11,7 +11,7 @@ class Declined(Exception):  # noqa: N818 - no error
 
     Args:
         reason: in words for a person.
-        where: the statement that stands against it.
+        where: the statement that prevents it.
     """
 
     def __init__(self, reason: str, where: Location | None = None):

@@ -12,11 +12,11 @@ from tilescale.errors import InternalError, Location, TileScaleError, UsageError
 from tilescale.program.model import location
 
 NO_FAULTS = (TileScaleError, OSError, MemoryError)
-"""What is raised as it is."""
+"""Exceptions that are raised unchanged."""
 
 
 def fault(error: Exception, doing: str = "compiled") -> TileScaleError:
-    """What an exception of our own code is to the user: InternalError, but for TVM's only word on what users write."""
+    """The user's error for an exception of our own code: InternalError, but for TVM's rejections of user code."""
     if "Divide by zero" in str(error):
         return UsageError("a number is divided by 0", hint="let the divisor of indices and extents be another number")
     return InternalError(
@@ -43,7 +43,7 @@ def line_of_failure(
 
 @contextlib.contextmanager
 def faults_told(func: ir.PrimFunc, run: Callable[[ir.PrimFunc], object]) -> Iterator[None]:
-    """Raise what `fault` says in place of what is no error of ours.
+    """Replace unexpected exceptions by the error that `fault` makes.
 
     Args:
         func: what is looked at meanwhile.
@@ -61,7 +61,7 @@ def faults_told(func: ir.PrimFunc, run: Callable[[ir.PrimFunc], object]) -> Iter
 
 @contextlib.contextmanager
 def emulation_faults_told(where: Callable[[], Location | None]) -> Iterator[None]:
-    """Raise what `fault` says, with a line, in place of what is no error of ours and comes up in an emulation."""
+    """Replace unexpected exceptions of an emulation by the error that `fault` makes, with a line."""
     try:
         yield
     except NO_FAULTS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a program may write: only such parameters travel back from the rank that emulated it, and can be raced for."""
+"""Parameters that a program may write: only these are sent back from the rank that emulated it, and can have races."""
 
 from __future__ import annotations
 

@@ -13,20 +13,20 @@ from tilescale.program.model import Program
 REWRITES: tuple[Callable[[Program, Machine], Program], ...] = (
     rematerialize.rematerialize,  # each phase gets the values of earlier ones that it uses
 )
-"""What changes a program once it is taken apart."""
+"""Rewrites of a program after it is taken apart."""
 
 CHECKS: tuple[Callable[[Program, Machine], None], ...] = (
     validate.check_launches,  # there are some, of the same units
     validate.check_loops,  # no loops that TileLang refuses
     validate.check_copies,  # nor copies between tiles of other extents
-    validate.check_whole_uses,  # what is split over units is used through its view
+    validate.check_whole_uses,  # split data is used through its view
     validate.check_extents,  # memory has a size before anything runs
     validate.check_device_phases,  # no index and no tile of a program where a device executes
-    validate.check_tiles,  # what a program holds on chip ends with its phase
+    validate.check_tiles,  # on-chip tiles end with their phase
     uniformity.check_together,  # threads come together to what a unit does as one
     smem_capacity.check_capacity,  # and fits there
 )
-"""What looks at the result and changes nothing."""
+"""Checks of the result that change nothing."""
 
 
 def analyse(func: ir.PrimFunc, machine: Machine) -> Program:

@@ -2,9 +2,9 @@
 """Rematerialize values in the phases that use them, where another phase computes them.
 
 Why: a name bound between device phases, `row = bx * 128`, is a value of every program; the grid phase that binds it
-ends before the next one begins. Before: such a binding stands in one grid phase only. After: every later phase that
-uses it begins with the binding, and control flow around phases that uses it follows a device phase with the binding. A
-binding in a device phase needs nothing: the device outlives its phases.
+ends before the next one begins. Before: such a binding is in one grid phase only. After: every later phase that uses it
+begins with the binding, and control flow around phases that uses it follows a device phase with the binding. A binding
+in a device phase needs nothing: the device outlives its phases.
 
 Declines: a value that was read from memory may be another one later, which is a PhaseError.
 """

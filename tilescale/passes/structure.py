@@ -197,7 +197,7 @@ def _is_grid_loop(node: object) -> bool:
 
 
 def _in_attribute(stmt: ir.AttrStmt, part: Part) -> Part:
-    """What an attribute such as an order of blocks is around: each grid phase in it."""
+    """Apply an attribute such as an order of blocks to each grid phase in it."""
     if isinstance(part, GridPhase):
         return GridPhase(ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, part.stmt))
     if isinstance(part, Sequence):

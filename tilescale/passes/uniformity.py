@@ -2,11 +2,11 @@
 """Whether all threads of a unit come together to what they do as one: signals, waits, barriers, copies between units.
 
 A value is *uniform* over a unit if all its threads have the same. That is a number for each value: 0 for one that is
-uniform over a program, k for one that is uniform over the units of the k-th level inside a program, coarsest first,
-and one more for a value that differs between threads. What a unit executes may depend on values that are uniform over
-it. Loads are uniform where their indices are: what is written meanwhile is a race. An atomic load, which is none,
-counts as one load of the unit; back ends see to that (`Uniformity.together`). What other atomics return differs between
-threads, as each of them makes its own update.
+uniform over a program, k for one that is uniform over the units of the k-th level inside a program, coarsest first, and
+one more for a value that differs between threads. What a unit executes may depend on values that are uniform over it.
+Loads are uniform where their indices are: a concurrent write is a race. An atomic load, which is not a race, counts as
+one load of the unit; back ends ensure this (`Uniformity.together`). Results of other atomics differ between threads, as
+each thread makes its own update.
 
 Conditions on thread indices alone are evaluated: the first thread of a unit has to be among those that pass, as it is
 the one that signals and waits for all.
@@ -40,14 +40,14 @@ _OF_A_THREAD = (
     *tl.GET_WARP_OR_LANE, tl.THREAD_INDEX, tl.ELECT, tl.WARP_SHUFFLE, tl.WARP_REDUCE, tl.ACTIVEMASK, tl.BALLOT,
     tl.ANY_SYNC, tl.ALL_SYNC, tl.MATCH_ANY_SYNC, tl.MATCH_ALL_SYNC, tl.CALL_EXTERN, tl.RNG_RAND,
 )  # fmt: skip
-"""What the names of operations begin with whose values differ between threads, or may."""
+"""Prefixes of the names of operations whose values differ between threads, or may."""
 
 _ROUNDS = 20
-"""That values in a loop are followed for; there are fewer levels that one can fall to."""
+"""Number of rounds in which values of a loop are followed; fewer levels exist that one can fall to."""
 
 
 def check_together(program: Program, machine: Machine) -> None:
-    """What a unit executes as one stands under no condition that its threads may decide differently.
+    """Check that collective statements of a unit are under no condition that its threads may decide differently.
 
     Raises:
         UsageError: it does, or its operands differ between them.
@@ -59,7 +59,7 @@ def check_together(program: Program, machine: Machine) -> None:
 
 @dataclass(frozen=True)
 class _Condition:
-    """What decides whether a statement is executed.
+    """A condition under which a statement is executed.
 
     Attributes:
         differs: how far it is uniform.
@@ -74,7 +74,7 @@ class _Condition:
 
 
 class Uniformity:
-    """How far values of a phase are uniform, from the first statement to the last.
+    """Uniformity levels of the values of a phase, from the first statement to the last.
 
     Attributes:
         together: of the `while` loops and the statements with an atomic load, those whose value all threads of a unit
@@ -294,7 +294,7 @@ class Uniformity:
     # -- values ------------------------------------------------------------------------------------------------------
 
     def differs(self, expr: Any) -> int:
-        """How far an expression is uniform, where it stands."""
+        """Uniformity level of an expression at its position."""
         if isinstance(expr, ir.Var):
             return self._differs.get(expr, 0)
         if isinstance(expr, ir.BufferLoad):
@@ -325,7 +325,7 @@ def loads_atomically(expr: Any) -> bool:
 
 
 def is_atomic_load(node: Any) -> bool:
-    """Whether a node is one."""
+    """Whether a node is an atomic load."""
     if ir.op_name(node) != tl.atomic("load"):
         return False
     return ir.scope_kind(pointed(ir.loaded_element(node)).buffer) != "fragment"
@@ -344,7 +344,8 @@ def _is_parallel(stmt: ir.For | ir.While) -> bool:
 
 
 def _operands(call: ir.Call) -> Iterator[Any]:
-    """What an operation is told besides tiles; what one thread evaluates for all may differ between them."""
+    """Operands of an operation that are not tiles; values that one thread evaluates for all may differ between
+    threads."""
     for arg in call.args if ir.op_name(call) != ops.INVOKE_ONE.name else ():
         if ir.op_name(arg) == tl.REGION:
             _, begins, extents = ir.region_parts(arg)

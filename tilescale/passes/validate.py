@@ -136,7 +136,7 @@ def _check_extent(buffer: ir.Buffer, launch: Launch, known: set[ir.Var]) -> None
 
 
 def _tiles(launch: Launch, machine: Machine) -> dict[ir.Var, ir.Buffer]:
-    """What programs hold on chip."""
+    """On-chip tiles of programs."""
     owned_above = {var for var, level in launch.owners if machine.level(level).kind == "unit"}
     return {b.data: b for b in launch.buffers if b.scope() != "global" and b.data not in owned_above}
 
@@ -197,7 +197,7 @@ def _written_as(index: ir.Var, launch: Launch) -> str:
 
 
 def check_tiles(program: Program, machine: Machine) -> None:
-    """What a program holds on chip ends with its grid phase.
+    """Check that on-chip tiles are not used after their grid phase.
 
     Raises:
         PhaseError: it is used in two.

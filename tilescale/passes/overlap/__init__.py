@@ -16,8 +16,8 @@
     exchange.py   grid -> all_to_all -> grid
     shift.py      grid, and copies to a peer: loops that go round a ring
     rotation.py   loops that begin with such copies
-    turns.py      where a device phase stands among loops and grids
-    sides.py      the grids beside a collective
+    turns.py      the position of a device phase among loops and grids
+    sides.py      the producer and consumer grids of a collective
     sums.py       the grid that adds up what has arrived
     epilogue.py   own rows that are added up by the tiles that make them
     estimate.py   what it takes in order and overlapped, and how many rows travel together

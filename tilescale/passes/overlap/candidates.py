@@ -32,7 +32,7 @@ def candidates(schedule: Schedule, most: int) -> list[tuple[Schedule, float]]:
 
 
 def _options(move: Move) -> Iterator[tuple[Move, float]]:
-    """What may become of a collective, and the seconds that it is estimated to take with its grids."""
+    """Options for a collective, and the estimated seconds of each with its grids."""
     yield replace(move, overlapped=False, carrier=None, adds=None, chunk=None), move.in_order_s or 0.0
     for carrier in dict.fromkeys(carrier for carrier, _ in move.estimates):
         times = {chunk: seconds for (by, chunk), seconds in move.estimates.items() if by == carrier}

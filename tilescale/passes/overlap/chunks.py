@@ -24,7 +24,7 @@ MOST_APART = 4
 
 @dataclass(frozen=True)
 class Chunks:
-    """The rows of a tensor in chunks: `each` of a part, of so many `rows`, the last one of what is left."""
+    """The rows of a tensor in chunks: `each` chunks a part, of `rows` rows, the last one of the remainder."""
 
     of: Rows
     rows: int

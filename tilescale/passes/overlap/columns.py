@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """An all-gather along columns, and the grids that read what it gathers.
 
-Why: all devices wait for the whole of a matrix of which each has some columns, although a tile reads some rows of it.
-Before: a gather, then grids. After: each device puts its own columns in place, and its copy queue sends them to the
-others, a chunk of rows after the other; a tile waits until all have sent the chunks that it reads. Tiles stay in their
-order: rows come from the first to the last. Declines what is no matrix, and what `legality.py` says.
+Why: all devices wait for the whole matrix although a tile reads some rows of it; each device has some columns. Before:
+a gather, then grids. After: each device copies its own columns into the result, and its copy queue sends them to the
+others, a chunk of rows after the other; a tile waits until all devices have sent the chunks that it reads. Tiles keep
+their order: rows arrive from the first to the last. Declines tensors that are not matrices, and the cases of
+`legality.py`.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _choose(site: Site, uses: Uses, rows: Rows, readers: tuple[Use, ...], move: 
 
 
 def _sent(site: Site, chunks: Chunks, here: ir.Buffer, units: int) -> list[ir.Stmt]:
-    """The own columns put in place, and copies of them to all others, chunk by chunk."""
+    """This device's columns copied into the result, and copies of them to all other devices, chunk by chunk."""
     whole, height = chunks.of.buffer, chunks.of.height
     source, begins, own = ir.region_parts(site.made.source)
     wide, step, chunk = own[1], ir.Var("step", "int32"), ir.Var("chunk", "int32")

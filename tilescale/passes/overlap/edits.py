@@ -33,8 +33,8 @@ class Edits:
 
     Attributes:
         program, launch: what is changed; its statements are recognised by identity.
-        statements: a statement and what stands in its place, in order.
-        phases: a phase, or what holds some, and what stands in its place; nothing in that is replaced any more.
+        statements: a statement and its replacement, in order.
+        phases: a phase, or a part that contains phases, and its replacement; nothing inside a replacement is replaced.
         buffers, flags: memory that is added, flags among it also in `flags`.
         in_order: whether programs come to rely on starting in the order of their numbers.
     """
@@ -69,7 +69,7 @@ class Edits:
         """Put phases in the place of a statement of a device phase.
 
         Raises:
-            Declined: the statement stands inside another one.
+            Declined: the statement is inside another one.
         """
         stmts = [inner for inner in spread(phase.stmt)]
         at = next((i for i, s in enumerate(stmts) if s.same_as(stmt)), None)
@@ -169,7 +169,7 @@ def rank_of(level: str) -> tuple[ir.Var, ir.Stmt]:
 
 
 def located(stmts: list[ir.Stmt], like: ir.Stmt) -> list[ir.Stmt]:
-    """Statements, and all in them, that stand where the collective stands."""
+    """Statements, with all nested ones, at the location of the collective."""
     for stmt in stmts:
         for inner in ir.statements(stmt):
             tir.at(inner, like)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Own rows that are added up where they are made: by the tile that would have stored them.
 
-Why: a grid behind that adds up reads and writes all own rows once more. Before: each tile is stored, then counted.
-After: a tile of others' rows is stored and counted; one of the own rows is kept, waits for what the others have sent of
-it, and is stored when all is added. The own rows come last on every unit, so whoever waits does so for tiles that come
-before its own place there; the launch says that its programs start in the order of their numbers, so nothing can
-deadlock. Declines tiles that are not copied as a whole, that touch several chunks, that no order puts last, or that do
-not fit into registers together with what is added.
+Why: a separate reduction grid reads and writes all local rows once more. Before: each tile is stored, then counted.
+After: a tile of remote rows is stored and counted; a tile of local rows is kept in registers, waits for the other
+units' contributions, and is stored when all are added. Local rows are last on every unit, so a waiting tile waits for
+tiles with smaller numbers on other units; the launch declares that its programs start in the order of their numbers, so
+nothing can deadlock. Declines tiles that are not copied as a whole, that touch several chunks, that no order puts last,
+or that do not fit into registers together with the contributions.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def add_where_made(
     uses: Uses,
     after: Callable[[Tile], list[ir.Stmt]],
 ) -> None:
-    """Let the tiles of own rows add up what arrives.
+    """Let the tiles of local rows add the arriving contributions.
 
     Args:
         use: what writes the tiles.
         others: what a program does with a tile of others' rows.
-        after: what it does when it has stored a tile of own rows, which then holds the sums.
+        after: statements after the store of a tile of local rows, which then holds the sums.
 
     Raises:
         Declined: they cannot.
@@ -79,7 +79,7 @@ def stored(use: Use) -> tuple[ir.Buffer, list[Any]]:
     """The tile that a use stores, and the first row and column where it goes.
 
     Raises:
-        Declined: it is no copy of a whole matrix.
+        Declined: it is not a copy of a whole matrix.
     """
     (store, *others), where = use.stmts, location(use.stmts[0])
     if others or not isinstance(store, ir.Evaluate) or ir.op_name(store.value) != tl.COPY:
@@ -95,7 +95,7 @@ def stored(use: Use) -> tuple[ir.Buffer, list[Any]]:
 
 
 def _check(use: Use, arrivals: Arrivals, tile: ir.Buffer, uses: Uses) -> None:
-    """Raise Declined if a tile has rows of several chunks, or if there is no room."""
+    """Raise Declined if a tile has rows of several chunks, or if it does not fit."""
     if arrivals.chunks.span(use, uses, arrivals.level) != (1, True):
         raise Declined("a tile has rows of several chunks", location(use.stmts[0]))
     if ir.contains(use.phase.stmt, lambda n: isinstance(n, ir.AttrStmt) and str(n.attr_key) == tir.BLOCK_ORDER):

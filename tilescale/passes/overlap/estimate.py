@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a collective and the grid beside it take, in order and overlapped: a few numbers of the machine, no simulation.
+"""Estimated time of a collective and its grid, sequential and overlapped: a few numbers of the machine, no simulation.
 
 The grid takes what `work.py` says of its tiles. A chunk takes a latency and the time of what moves it
 (`Mechanism.seconds`); its start-up is over while others go before it, so only that of the first counts. Overlapped, the
@@ -47,18 +47,18 @@ SUMMING = 0.5
 
 
 def pays(move: Move) -> bool:
-    """Whether a collective is estimated to be done sooner beside its grids."""
+    """Whether a collective is estimated to finish sooner when overlapped."""
     return (move.beside_s or 0.0) < (1 - WORTH) * (move.in_order_s or 0.0)
 
 
 @dataclass(frozen=True)
 class Travel:
-    """What moves the rows of a collective while programs run.
+    """Transport of the rows of a collective while programs run.
 
     Attributes:
         queue: the mechanism, over `network`.
         by_tiles: whether programs move them, tile by tile, in place of a copy queue.
-        parts, height: parts of so many rows.
+        parts, height: the number of parts, and the rows of each.
         row_bytes: bytes of a row.
         local: seconds that a byte takes within a unit's own memory.
     """
@@ -73,7 +73,7 @@ class Travel:
 
     @classmethod
     def of(cls, site: Site, uses: Uses, parts: int, height: int, carrier: str = QUEUE) -> Travel:
-        """How a collective's rows travel on the machine.
+        """Transport of a collective's rows on the machine.
 
         Raises:
             Declined: nothing moves data while programs run, or programs move none.
@@ -130,7 +130,7 @@ def exchanged(travel: Travel, chunk: int, made: Work | None, read: Work | None, 
     parts of others first, which leave as they are made; either may be missing.
 
     Args:
-        in_place: whether the own part is made where it stays.
+        in_place: whether the local part is stored in its final location.
     """
     each = -(-travel.height // chunk)
     chunks = travel.parts * each
@@ -143,8 +143,8 @@ def exchanged(travel: Travel, chunk: int, made: Work | None, read: Work | None, 
 
 
 def reduced(travel: Travel, chunk: int, work: Work, *, everywhere: bool, behind: bool) -> float:
-    """Seconds until a grid is done that makes the rows of others first, which leave as they are made, and then adds up
-    its own chunk by chunk as they come; and until everybody has the sums.
+    """Seconds until a grid is done that produces remote rows first, which are sent when they are complete, and then
+    adds up the local ones chunk by chunk as they arrive; and until all units have the sums.
 
     Args:
         behind: whether a second grid adds up, when all tiles of the first are done.
@@ -165,14 +165,14 @@ def reduced(travel: Travel, chunk: int, work: Work, *, everywhere: bool, behind:
 
 
 def _added_where_made(travel: Travel, chunk: int, work: Work, arrived: list[float]) -> list[float]:
-    """When each chunk of own rows is added up by its tiles, which come last, and wait when they have their own part."""
+    """Completion time of each local chunk if its tiles add it up: they are last, and wait in their epilogue."""
     each, others = len(arrived), (travel.parts - 1) * len(arrived)
     ends = work.done([0.0] * others + [max(came - work.tile, 0.0) for came in arrived])
     return [float(ends[last(others + number, others + each, work.tiles)]) for number in range(each)]
 
 
 def _added_behind(travel: Travel, chunk: int, work: Work, arrived: list[float]) -> list[float]:
-    """When each chunk of own rows is added up by a grid that begins when all tiles are done."""
+    """Completion time of each local chunk if a separate grid adds it up after all tiles."""
     now, found = work.seconds, []
     for came in arrived:
         now = max(now, came) + travel.adding(chunk)
@@ -193,7 +193,7 @@ def _gone(travel: Travel, chunk: int, made: np.ndarray) -> list[float]:
 
 
 def by_estimate(times: Mapping[int, float]) -> list[int]:
-    """Rows of chunks, those with the least seconds first; of those that are close to the least, the smallest."""
+    """Rows of chunks in the order of estimated seconds; of those that are close to the least, the smallest is first."""
     limit = min(times.values()) * (1 + CLOSE)
     return sorted(times, key=lambda rows: (times[rows] > limit, rows if times[rows] <= limit else times[rows]))
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """An all-to-all, the grid that makes what it sends, and the grids that read what arrives; either side may be missing.
 
-Why: all devices wait for the whole exchange although each tile makes, or reads, rows of one part. Before: a grid, an
-all-to-all, grids. After, without a grid before: the exchange is started on the copy queue, a chunk of rows at a time.
-After, with one: a copy for each chunk is started before that grid, and leaves when the tiles of its chunk are counted;
-the own part is stored where it stays, or copied when the grid is done. Tiles of grids behind wait for the rows that
-they read; where something else uses the result, the device waits for all of it in the place of the exchange. Declines
-an exchange along another dimension than the first, one with no grid at either side that could run beside it, and what
-`legality.py` says.
+Why: all devices wait for the whole exchange although each tile produces, or reads, rows of one part. Before: a grid, an
+all-to-all, grids. After, without a producer grid: the exchange is started on the copy queue, a chunk of rows at a time.
+After, with a producer grid: a copy for each chunk is started before that grid, and is sent when the tiles of its chunk
+are counted; the local part is stored in its final location, or copied when the grid is done. Tiles of consumer grids
+wait for the rows that they read; where other statements use the result, the device waits for all of it at the position
+of the exchange. Declines an exchange along a dimension other than the first, one without a grid that could overlap with
+it, and the cases of `legality.py`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class _Exchange:
 
     Attributes:
         sent, received: how the rows of both tensors are counted.
-        maker: where the grid before writes what is sent; None: nobody makes it beside.
+        maker: the producer grid's write of the source; None: no grid produces it concurrently.
         readers: where grids behind read what has arrived; none: the device waits for all of it.
-        store: what stores the tiles of the grid before, if those of the own part may go to their place at once.
+        store: the store of the producer's tiles, if those of the local part may go to their final location at once.
     """
 
     site: Site
@@ -63,7 +63,7 @@ class _Exchange:
 
 
 def overlap_exchange(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
-    """The program in which an all-to-all runs beside the grids around it; `move` gets what was chosen.
+    """The program with an all-to-all overlapped with the grids around it; `move` records the choice.
 
     Raises:
         Declined: it stays as it is.
@@ -95,7 +95,7 @@ def overlap_exchange(site: Site, mine: Step, graph: Dependence, uses: Uses, move
 
 
 def _rows(region: ir.Call, site: Site, uses: Uses) -> Rows:
-    """How the rows of one of its tensors are counted."""
+    """Row numbering of one of its tensors."""
     whole, begins, extents = ir.region_parts(region)
     where, sizes, parts = location(site.stmt), ir.constants(extents), uses.sizes[site.made.level]
     if site.made.axis != 0:
@@ -110,7 +110,7 @@ def _rows(region: ir.Call, site: Site, uses: Uses) -> Rows:
 def _beside(
     site: Site, sent: Rows, received: Rows, mine: Step, graph: Dependence, uses: Uses
 ) -> tuple[Use | None, tuple[Use, ...]]:
-    """The grids that run beside it: the one that makes what is sent, and those that read what arrives.
+    """The grids that overlap with it: the producer of the source, and the consumers of the result.
 
     Raises:
         Declined: there is none.
@@ -134,7 +134,7 @@ def _beside(
 
 
 def _maker(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, sent: Rows, level: str) -> Use:
-    """Where the grid before writes what is sent. Raises Declined if that cannot leave chunk by chunk."""
+    """The producer grid's write of the source. Raises Declined if the source cannot be sent chunk by chunk."""
     phase = maker_of(root, mine, graph, "what it sends")
     assert mine.launch is not None
     use = uses.find(phase, mine.launch, sent)
@@ -143,7 +143,7 @@ def _maker(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, sent: Rows, 
 
 
 def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, received: Rows, level: str) -> tuple[Use, ...]:
-    """Where grids behind read what arrives. Raises Declined if they cannot begin before all is there."""
+    """The consumer grids' reads of the result. Raises Declined if they cannot begin before all has arrived."""
     check_unwritten(root, mine, graph, "its result")
     found = readers_of(root, mine, graph, uses, received)
     check_some(found[0], received, uses, level)
@@ -213,7 +213,7 @@ def _put(found: _Exchange, chunks: Chunks, here: ir.Buffer, rank: Any, peer: Any
 
 
 def _kept(found: _Exchange, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
-    """The own part is kept; then a device tells its tiles, or waits for what the others send."""
+    """The local part is kept; then a device notifies its tiles, or waits for the other devices' parts."""
     rank, rank_is = rank_of(found.level)
     sent = found.sent.region(rank, 0, found.sent.height, "r")
     received = found.received.region(rank, 0, found.received.height, "w")
@@ -224,7 +224,8 @@ def _kept(found: _Exchange, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
 
 
 def _made(found: _Exchange, maker: Use) -> ir.Stmt:
-    """What a tile does last to what is sent; one of the own part goes to its place, which has the same indices."""
+    """The last statement of a tile on the source; a tile of the local part goes to the result, which has the same
+    indices."""
     last, store = maker.stmts[-1], found.store
     if store is None:
         return last

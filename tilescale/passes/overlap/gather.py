@@ -3,9 +3,9 @@
 
 Why: all devices wait for the whole of a tensor although each tile reads rows of one part. Before: a gather, then grids.
 After: the gather is started on the copy queue, a chunk of rows at a time, each with a flag; a tile waits for the flags
-of the rows that it reads; the first grid works on the own part first and then on the others in the order in which they
-arrive. A gather along columns is that of `columns.py`. Declines one along further dimensions, one whose result is used
-outside of grids, and what `legality.py` says.
+of the rows that it reads; the first grid works on the local part first and then on the others in the order in which
+they arrive. A gather along columns is handled by `columns.py`. Declines one along further dimensions, one whose result
+is used outside of grids, and the cases of `legality.py`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Gather:
 
 
 def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
-    """The program in which a gather runs beside the grids that read it; `move` gets what was chosen.
+    """The program with a gather overlapped with the grids that read it; `move` records the choice.
 
     Raises:
         Declined: it stays as it is.
@@ -82,7 +82,7 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
 
 
 def rows_of(site: Site, uses: Uses) -> Rows:
-    """How the rows of the result are counted."""
+    """Row numbering of the result."""
     made = site.made
     (_, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
     if made.is_in_place or made.axis != 0:
@@ -120,7 +120,7 @@ def _started(gather: _Gather, flags: ir.Buffer, chunk: int, *, in_place: bool) -
     """The gather, started on the copy queue.
 
     Args:
-        in_place: whether the own part is put into the result before, by the device itself.
+        in_place: whether the device itself copies the local part into the result before.
     """
     made, rows = gather.site.made, gather.rows
     if chunk % rows.inner:
@@ -136,7 +136,7 @@ def _started(gather: _Gather, flags: ir.Buffer, chunk: int, *, in_place: bool) -
 
 
 def _sent(gather: _Gather, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
-    """Copies of chunks that are no whole indices of the first dimension, and the own part put in place."""
+    """Copies of chunks that are not whole indices of the first dimension, and of the local part into the result."""
     made, rows = gather.site.made, gather.rows
     source, begins, extents = ir.region_parts(made.source)
     leading = len(extents) - len(rows.buffer.shape) + rows.slots

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What must hold before a collective may be taken apart: it then orders only what it moves.
+"""Conditions under which a collective may be split: afterwards it orders only the data that it moves.
 
-Done in order, a collective is a barrier: behind it each unit knows that all have come. Done beside the grid it tells
-only those who wait for its flags. That is enough where nothing else of the program relies on the barrier, where the
-source stays as it is until it is sent, and where the result is used by statements that can wait.
+In program order a collective is a barrier: after it each unit knows that all have arrived. Overlapped with a grid, it
+notifies only the waiters of its flags. These suffice where nothing else of the program relies on the barrier, where the
+source is unchanged until it is sent, and where the result is used by statements that can wait.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def has_sites(program: Program) -> bool:
 def sites(graph: Dependence) -> list[tuple[Site | Shift, Step]]:
     """The collectives of whole tensors and the shifts, in program order, each with its first statement."""
     found: list[tuple[Site | Shift, Step]] = []
-    last: Step | None = None  # of the shift that was found before
+    last: Step | None = None  # flags of the shift that was found before
     for step in graph.steps:
         made = _moved(step.stmt, step.phase)
         if not isinstance(step.phase, DevicePhase) or step.launch is None:

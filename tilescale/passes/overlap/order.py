@@ -32,13 +32,13 @@ class Order(Protocol):
     """An order of the parts of a tensor, of which each rank owns one.
 
     Attributes:
-        others: the first turn that is another rank's; the others follow one another.
+        others: the first position of a remote part; the others follow consecutively.
     """
 
     others: int
 
     def part(self, turn: Any, rank: Any, parts: int) -> Any:
-        """Whose part it is at a turn."""
+        """The rank whose part is at a position."""
 
 
 class Arrival:
@@ -48,17 +48,17 @@ class Arrival:
     others = 1
 
     def part(self, turn: Any, rank: Any, parts: int) -> Any:
-        """Whose part it is at a turn."""
+        """The rank whose part is at a position."""
         return (rank + parts - turn) % parts
 
 
 class Departure:
-    """The part of the next rank first, and so on; the own part last."""
+    """The part of the next rank first, and so on; the local part last."""
 
     others = 0
 
     def part(self, turn: Any, rank: Any, parts: int) -> Any:
-        """Whose part it is at a turn."""
+        """The rank whose part is at a position."""
         return (rank + 1 + turn) % parts
 
 
@@ -99,7 +99,7 @@ class Axis:
 
 
 def check_order(phase: GridPhase, launch: Launch, machine: Machine) -> None:
-    """Raise Declined if programs of a phase are told apart by more than the tiles that they work on."""
+    """Raise Declined if programs of a phase differ by more than the tiles that they work on."""
     if launch.cluster_size > 1:
         raise Declined("programs of a cluster stay together", launch.where)
     named: set[ir.Var] = set()
@@ -140,7 +140,7 @@ def axis_of(use: Use, rows: Rows, uses: Uses, level: str) -> Axis:
 
 
 Tiles = tuple[list[ir.Stmt], dict[ir.Var, ir.PrimExpr]]
-"""What computes a program's tile, and what stands for the indices of programs after it."""
+"""Statements that compute a program's tile, and values of the indices of programs after it."""
 
 
 def reordered(launch: Launch, axis: Axis, rank: ir.Var, order: Order) -> Tiles:
@@ -161,7 +161,7 @@ def reordered(launch: Launch, axis: Axis, rank: ir.Var, order: Order) -> Tiles:
 
 
 def _linear(launch: Launch, shape: list[int], axis: Axis, rank: ir.Var, order: Order) -> Tiles:
-    """Part after part, where tiles of one part are no neighbours in the order in which programs start."""
+    """Part after part, where tiles of one part are not neighbours in the order in which programs start."""
     number, height, parts = axis.number, axis.first[1], len(axis.first) - 1
     place: Any = 0
     for var, extent in reversed(list(zip(launch.programs, shape, strict=True))):
@@ -180,7 +180,7 @@ def _linear(launch: Launch, shape: list[int], axis: Axis, rank: ir.Var, order: O
 
 
 def tiles_in(order: Order, use: Use, rows: Rows, uses: Uses, move: Move, level: str) -> Tiles | None:
-    """The tiles of a grid in an order, where that can be done and `move` asks for it; `move` is told."""
+    """The tiles of a grid in an order, where possible and requested by `move`, which records it."""
     if not move.ordered:
         return None
     try:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """all_gather at the begin of a layer of a loop -> gathered one layer ahead, into the other one of two buffers.
 
-Why: in order, a loop that gathers the weights of each layer and then computes with them has its wires idle while it
+Why: in order, a loop that gathers the weights of each layer and then computes with them leaves its links idle while it
 computes. Before: a loop of known trip count whose iterations begin with an all-gather into a workspace that their grids
 read. After: two buffers. The first layer's gather is started in front of the loop; each iteration starts the one of the
-next layer on the copy queue, and waits for its own. A barrier where the gather stood keeps the order that it made, and
-tells that the buffer which the next layer goes to has been read on all units. Declines results that are read elsewhere
-or are arguments, and sources that the loop or what follows it writes.
+next layer on the copy queue, and waits for its own. A barrier at the position of the gather keeps its order, and
+guarantees that all units have read the buffer of the next layer. Declines results that are read elsewhere or are
+arguments, and sources that the loop or what follows it writes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Prefetch:
     """A gather in a loop.
 
     Attributes:
-        turns: where it stands.
+        turns: its loop context.
         rows: how the rows of its result are counted.
     """
 
@@ -109,7 +109,7 @@ def _check_source(found: _Prefetch, mine: Step, graph: Dependence) -> None:
 
 
 def _check_result(found: _Prefetch, mine: Step, graph: Dependence) -> None:
-    """Raise Declined unless the result is a workspace that grids of the same iteration read, and nobody else."""
+    """Raise Declined unless the result is a workspace that only grids of the same iteration read."""
     whole = found.rows.buffer
     root, loop = graph.names.root(whole.data), found.turns.loops[0].stmt
     if any(p.buffer is not None and p.buffer.data.same_as(root) for p in found.uses.program.parameters):
@@ -129,7 +129,7 @@ def _check_result(found: _Prefetch, mine: Step, graph: Dependence) -> None:
 
 
 def _estimate(found: _Prefetch, move: Move) -> None:
-    """Tell the move what it is estimated to take. Raises Declined if nothing moves data while programs run."""
+    """Record the estimate in the move. Raises Declined if nothing moves data while programs run."""
     site, uses, rows = found.site, found.uses, found.rows
     travel = Travel.of(site, uses, rows.parts, rows.height)
     arriving = travel.queue.startup + (rows.parts - 1) * travel.sending(rows.height) + travel.keeping(rows.height)
@@ -143,7 +143,7 @@ def _estimate(found: _Prefetch, move: Move) -> None:
 
 
 def _grids(part: Part) -> list[GridPhase]:
-    """The grids among some parts, whatever stands between them."""
+    """The grids among some parts, at any depth."""
     if isinstance(part, GridPhase):
         return [part]
     return [grid for inner in part.parts for grid in _grids(inner)] if isinstance(part, Sequence | Control) else []

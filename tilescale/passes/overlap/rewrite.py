@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The rewrite: from a sequential program to one whose collectives run beside its grids.
+"""The rewrite: from a sequential program to one whose collectives overlap with its grids.
 
 Collective by collective, in program order. Each step is from a traced function to a traced function, so what comes out
 is a program of the language: it can be printed, checked, emulated, timed and lowered as any other.
@@ -38,7 +38,7 @@ _PATTERNS: dict[str, Callable[[Site, Step, Dependence, Uses, Move], ir.PrimFunc]
 
 
 def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = None) -> tuple[ir.PrimFunc, Schedule]:
-    """A program whose collectives run beside its grids where that is right, and what was decided for each.
+    """The program with collectives overlapped where that is legal, and the decision for each.
 
     Args:
         func: a traced function.
@@ -87,7 +87,7 @@ def _check_fields(move: Move) -> None:
 
 @dataclass
 class _State:
-    """A function on its way.
+    """A function during the rewrite.
 
     Attributes:
         by_cost: whether what is estimated not to pay stays in order.

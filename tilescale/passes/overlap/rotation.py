@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Loops whose turns begin with a shift, so turned that each begins with its grids.
 
-Why: beside the grids of a turn the shift of the next one may run. Before: a loop of a shift and grids. After: the shift
-of the first turn, awaited; then a loop of grids and, but in the last turn, the shift of the next turn. Nothing changes
-its order. Leaves loops as they are that have something else in them.
+Why: the shift of the next iteration may overlap with the grids of an iteration. Before: a loop of a shift and grids.
+After: the shift of the first iteration, awaited; then a loop of grids and, except in the last iteration, the shift of
+the next one. No order changes. Loops with other contents stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tilescale.program.model import Control, DevicePhase, Sequence, location
 
 
 def grids_first(site: Shift, uses: Uses) -> ir.PrimFunc | None:
-    """The program with such a loop turned; None where the shift stands in none.
+    """The program with such a loop rotated; None where the shift is not in a loop.
 
     Raises:
         Declined: as `Turns.of`.
@@ -45,7 +45,7 @@ def grids_first(site: Shift, uses: Uses) -> ir.PrimFunc | None:
 
 
 def _awaited(site: Shift, turns: Turns, here: ir.Buffer) -> ir.Stmt:
-    """What the phase does, its copies started and awaited at once."""
+    """The phase's statements, with its copies started and awaited at once."""
     found: list[ir.Stmt] = []
     for stmt in turns.stmts:
         number = next((i for i, copied in enumerate(site.stmts) if copied.same_as(stmt)), None)

@@ -21,7 +21,7 @@ Box = list[tuple[Any, Any] | None]
 
 @dataclass(frozen=True)
 class Rows:
-    """How the rows of a tensor are counted; or its columns, where it is split along these: then they are its "rows".
+    """Row numbering of a tensor; or of its columns, where it is split along these: the columns are then its "rows".
 
     Attributes:
         buffer: the tensor.
@@ -44,7 +44,7 @@ class Rows:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Of the dimensions of a part that are counted as rows."""
+        """Extents of the dimensions of a part that are counted as rows."""
         begin = self.axis or int(self.slots)
         first, *others = (ir.integer(n) for n in self.buffer.shape[begin : begin + self.depth])
         return (first if self.slots else first // self.parts, *others)
@@ -163,7 +163,7 @@ class Rows:
 
 
 def _over(rows: Any, inner: int) -> Any:
-    """Whole indices of a dimension in some rows, of which each has so many."""
+    """Number of whole indices of a dimension in some rows, with `inner` rows each."""
     if isinstance(rows, int) or inner == 1:
         return rows // inner if inner > 1 else rows
     return ir.simplify(rows // inner, {})

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """A grid and the reduce-scatter, or all-reduce, of what it computes.
 
-Why: the network rests while the grid computes, and the processors while rows travel. Before: a grid, then a collective.
-After: a copy for each chunk of others' rows is started before the grid, each of which waits until the tiles of its
-chunk are counted; the grid makes the others' rows first; a grid after it adds up the own rows as they arrive, in the
-order of ranks. For an all-reduce the sums then go to everybody in the same way. Tiles only count, so their order cannot
-deadlock. Declines reductions that are not element by element of one operation, what other statements write or use
-in between, and what `legality.py` says.
+Why: the network is idle while the grid computes, and the SMs while rows travel. Before: a grid, then a collective.
+After: a copy for each chunk of remote rows is started before the grid, and waits until the tiles of its chunk are
+counted; the grid produces remote rows first; a grid after it adds up the local rows as they arrive, in the order of
+ranks. For an all-reduce the sums are then sent to all units likewise. Tiles only count, so their order cannot deadlock.
+Declines reductions that are not elementwise with one operation, tensors that other statements write or use in between,
+and the cases of `legality.py`.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class _Scatter:
         return self.site.made.level
 
     def result(self, rank: Any) -> ir.Call:
-        """Where the own rows go."""
+        """Destination of this rank's rows."""
         return self.rows.region(rank, 0, self.rows.height, "w") if self.everywhere else self.site.made.target
 
 
 def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
-    """The program in which a reduce-scatter or all-reduce runs beside the grid before; `move` gets what was chosen.
+    """The program with a reduce-scatter or all-reduce overlapped with its producer grid; `move` records the choice.
 
     Raises:
         Declined: it stays as it is.
@@ -99,13 +99,13 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
             continue
         move.chunk, move.carrier = chunk, carrier
         move.why += note
-        _choose(scatter, move, carrier)  # who adds up is known now
+        _choose(scatter, move, carrier)  # the reducer is known now
         return edits.apply()
     raise AssertionError("the last carrier was declined or taken")
 
 
 def _rows(site: Site, uses: Uses, everywhere: bool) -> Rows:
-    """How the rows of what is reduced are counted: the part of each unit is what it adds up."""
+    """Row numbering of the reduced tensor: the part of each unit is the one that it adds up."""
     made, where = site.made, location(site.stmt)
     whole, begins, extents = ir.region_parts(made.source)
     sizes, parts = ir.constants(extents), uses.sizes[made.level]
@@ -164,8 +164,8 @@ def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
 
 
 def _choose_wire(scatter: _Scatter, move: Move) -> str:
-    """Let `move` round parts if it may and that is estimated to save time; else a note of what it would save. Nothing
-    is rounded that nobody allows, as results would have other bits."""
+    """Let `move` round parts if it is allowed and saves time by the estimate; else note the saving. Rounding is never
+    unasked, as it changes the bits of results."""
     if move.wire in WIRES:
         return ""
     may_round, move.wire, wire = move.wire == ANY, None, WIRES[0]
@@ -193,7 +193,7 @@ def _best(scatter: _Scatter, move: Move) -> float:
 
 
 def _carriers(scatter: _Scatter, move: Move) -> list[str]:
-    """Who may move the rows, the one to try first in front: the copy queue, unless tiles are clearly faster."""
+    """Possible carriers of the rows, the first choice in front: the copy queue, unless tiles are clearly faster."""
     if move.carrier is not None:
         return [move.carrier]
     if move.wire is not None:
@@ -214,7 +214,7 @@ def _carriers(scatter: _Scatter, move: Move) -> list[str]:
 
 
 def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
-    """Tiles of others' rows go to their owners by themselves, and the sums of own ones to everybody.
+    """Tiles send remote rows to their owners, and the sums of local ones to all units.
 
     Raises:
         Declined: own tiles cannot add up where they are made.
@@ -294,7 +294,7 @@ def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
 
 
 def _outbox(scatter: _Scatter, edits: Edits, wire: str | None) -> tuple[Rows, list[ir.Stmt]]:
-    """Where the rows of others are sent from, and the statements that put a tile there besides storing it.
+    """Source of the sends of remote rows, and the statements that put a tile there in addition to its store.
 
     Raises:
         Declined: tiles cannot be rounded to `wire`.
@@ -332,7 +332,8 @@ def _add_up(
     *,
     is_last: bool,
 ) -> list[GridPhase]:
-    """Add up the own rows: in the tiles that make them, if these come last, or in a grid behind, which is returned.
+    """Add up the local rows: in the tiles that produce them, if these are last, or in a grid after them, which is
+    returned.
 
     Args:
         stores: what puts a tile of others' rows where it is sent from, if that is not where it is made.
@@ -363,13 +364,13 @@ def _add_up(
     return []
 
 
-# -- sums for everybody ------------------------------------------------------------------------------------------------
+# -- sums for all units ------------------------------------------------------------------------------------------------
 
 
 def _back(
     scatter: _Scatter, chunks: Chunks, edits: Edits, summed: ir.Buffer, counts: list[int]
 ) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
-    """Copies of the own sums to all others, and waits for theirs.
+    """Copies of this unit's sums to all others, and waits for theirs.
 
     Args:
         counts: tiles of each chunk of each part, which `summed` counts.
@@ -387,7 +388,7 @@ def _back(
 
 
 def _per_chunk(scatter: _Scatter, chunks: Chunks) -> list[int]:
-    """How many tiles the grid behind has in each chunk of each part."""
+    """Numbers of tiles of the reduction grid in each chunk of each part."""
     high, wide = tile_shape(scatter.site.launch, chunks)
     heights = [min(chunks.rows, chunks.of.height - i * chunks.rows) for i in range(chunks.each)]
     return [-(-height // high) * -(-chunks.of.across // wide) for height in heights] * chunks.of.parts

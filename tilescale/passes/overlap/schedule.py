@@ -14,7 +14,8 @@ from tilescale.errors import Location, UsageError
 from tilescale.hda.units import format_time
 
 QUEUE, TILES, GRID = "queue", "tiles", "grid"
-"""Who moves rows: the copy queue of a device, or the tiles that make them. Who adds up: these, or a grid behind."""
+"""Carriers of rows: the copy queue of a device, or the tiles that produce them. Reducers: the tiles, or a grid after
+them."""
 
 
 WIRES = ("bfloat16", "float16")
@@ -26,16 +27,16 @@ ANY = "any"
 
 @dataclass
 class Move:
-    """What happens with one collective.
+    """Schedule of one collective.
 
     Attributes:
         collective: its name, "all_gather"; or "shift", copies of tensors to a peer.
         tensors: what it moves, from and to.
-        overlapped: whether it runs beside the grid that produces or reads what it moves.
+        overlapped: whether it runs concurrently with the grid that produces or reads its data.
         chunk: rows that travel together, columns where the `axis` is 1; None leaves the choice to the cost model.
-        carrier: who moves the rows of a reduction, "queue" or "tiles"; None leaves the choice to the cost model.
-        adds: who adds up own rows with what the others have sent: "tiles" where they can, which None asks for too, or
-            "grid", one behind.
+        carrier: the carrier of the rows of a reduction, "queue" or "tiles"; None leaves the choice to the cost model.
+        adds: the reducer of local rows and the received parts: "tiles" where possible (also the meaning of None), or
+            "grid", a separate grid.
         wire: what the parts of a reduction are rounded to for their way, one of `WIRES`; "any" if the cost model may
             choose that; None leaves them in the type of the tensor. Sums are taken in float32 all the same.
         ordered: whether the tiles of the grid are put into the order in which rows travel.
@@ -81,7 +82,7 @@ class Move:
 
     @property
     def title(self) -> str:
-        """What moves, from where to where."""
+        """The data moved, its source and target."""
         source, target = self.tensors
         return f"{self.collective} {source} -> {target}"
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Shifts, copies of whole tensors to a peer, and the grids beside which they may run: programs that go round a ring.
+"""Shifts, copies of whole tensors to a peer, overlapped with grids: programs that go round a ring.
 
-Why: in each step of such a loop a unit works on the part that it has, and sends it on; in order, one rests while the
-other goes on. Before: grids, then copies that a barrier ends; or, in a loop, first the copies. After: the copies are
-started on the copy queue before the grids, each with a flag, and awaited where they stood. A loop that begins with the
-copies does those of its first turn before it, and in each turn those of the next one. The barrier stays: behind it each
-place may be written again. Declines grids that touch what arrives or write what is sent, for any turn of the loops
-around; peers of which one gets nothing, or several parts; and what else orders units.
+Why: in each step of such a loop a unit works on the part that it has, and sends it on; in program order, computation
+and network alternate. Before: grids, then copies that a barrier ends; or, in a loop, first the copies. After: the
+copies are started on the copy queue before the grids, each with a flag, and awaited at their old position. A loop that
+begins with the copies is rotated: it issues those of its first iteration before the loop, and in each iteration those
+of the next one. The barrier stays: after it each buffer may be written again. Declines grids that touch the target or
+write the source, in any iteration of the loops around; peers of which one receives no part, or several; and other
+statements that order units.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _Shift:
     """A shift that is taken out of its place.
 
     Attributes:
-        turns: where it stands, and behind which grids.
+        turns: its loop context, and the grids before it.
         before: barriers in front of the copies.
     """
 
@@ -52,7 +53,7 @@ class _Shift:
 
 
 def overlap_shift(site: Shift, mine: Step, graph: Dependence, uses: Uses, move: Move, own: set[ir.Var]) -> ir.PrimFunc:
-    """The program in which a shift runs beside the grids before it; `move` gets what was chosen.
+    """The program with a shift overlapped with the grids before it; `move` records the choice.
 
     Args:
         own: flags that overlapped collectives before it brought in.
@@ -71,7 +72,7 @@ def overlap_shift(site: Shift, mine: Step, graph: Dependence, uses: Uses, move: 
 
 
 def _found(site: Shift) -> _Shift:
-    """The shift among what stands around it. Raises Declined if it has another form."""
+    """The shift among its surrounding statements. Raises Declined if it has another form."""
     where = location(site.stmt)
     turns = Turns.of(site.phase, site.launch, where)
     if not turns.grids:
@@ -95,7 +96,7 @@ def _is_barrier(stmt: ir.Stmt) -> bool:
 
 
 def _check_peers(shift: _Shift, uses: Uses) -> None:
-    """Raise Declined unless in each turn every unit gets one part, or nobody does."""
+    """Raise Declined unless in each iteration every unit receives one part, or no unit does."""
     where, level = location(shift.site.stmt), shift.site.made[0].level
     units = range(uses.sizes[level])
     phase, launch = DevicePhase(tir.sequence(shift.turns.binds)), shift.site.launch
@@ -140,7 +141,7 @@ def _check_apart(shift: _Shift, graph: Dependence, own: set[ir.Var]) -> None:
 
 
 def _estimate(shift: _Shift, uses: Uses, move: Move) -> None:
-    """Tell the move what it is estimated to take. Raises Declined if nothing moves data while programs run."""
+    """Record the estimate in the move. Raises Declined if nothing moves data while programs run."""
     in_order = beside = 0.0
     for made in shift.site.made:
         network = network_of(made.call, in_force(uses.machine), uses.sizes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The grids beside a collective: the one that makes what it sends, and those that read what arrives."""
+"""The grids around a collective: the producer of its source, and the consumers of its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def maker_of(root: ir.Var, mine: Step, graph: Dependence, what: str) -> GridPhas
     """The grid that makes the tensor that a collective begins with, `what` in words.
 
     Raises:
-        Declined: there is no such grid, or somebody touches its result before the collective does.
+        Declined: there is no such grid, or another statement touches its result before the collective does.
     """
     earlier = graph.steps[: mine.number]
     before = [s for s in earlier if any(a.root.same_as(root) for a in s.effects.accesses)]
@@ -35,7 +35,7 @@ def maker_of(root: ir.Var, mine: Step, graph: Dependence, what: str) -> GridPhas
 
 
 def counted(use: Use, chunks: Chunks, uses: Uses, level: str) -> list[int]:
-    """How many programs, and rounds of them, touch each chunk.
+    """Numbers of programs, and of their iterations, that touch each chunk.
 
     Raises:
         Declined: it is another number on each unit.

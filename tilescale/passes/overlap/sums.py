@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The grid that adds up what has arrived: each unit its own rows, in the order of ranks, whoever came first.
+"""The reduction grid for arrived parts: each unit adds its own rows, in the order of ranks, independent of arrival.
 
-Every program of the launch takes small tiles in turns. For each it goes through the units, waits for the chunk that one
-has sent, and combines it in float32 where the type is narrower: the bits are those of the collective done in order.
+The grid is persistent over small tiles. For each tile a program iterates over the units, waits for the chunk of each,
+and combines it in float32 where the type is narrower: the bits equal those of the sequential collective.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     "max": lambda a, b: _either(a > b, a, b),
     "min": lambda a, b: _either(a < b, a, b),
 }
-"""What combines two elements, by the name of the reduction. A NaN of either stays, as in the collective."""
+"""Combination of two elements, by the name of the reduction. A NaN of either stays, as in the collective."""
 
 
 def _either(first: Any, a: Any, b: Any) -> ir.PrimExpr:
@@ -38,13 +38,13 @@ _PER_THREAD, _WIDEST = 16, 256
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What a unit's own rows are combined of.
+    """Parts that a unit's own rows are combined of.
 
     Attributes:
         own: the unit's contribution, all rows of which lie as `chunks.of` says.
         inbox: those of the others, a part of each unit.
         here: flags (units, chunks), raised when a chunk of a unit has arrived.
-        result: where the own rows of a rank go: a region (rows, columns), maybe with a leading 1.
+        result: the destination of a rank's rows: a region (rows, columns), maybe with a leading 1.
         op: one of `COMBINED`.
         count: signals that a chunk of a rank's own rows gets from each other unit.
     """
@@ -59,13 +59,13 @@ class Arrivals:
     count: Callable[[Any, Any], Any] = lambda rank, chunk: 1
 
     def fragments(self, edits: Edits, shape: tuple[int, int]) -> tuple[ir.Buffer, ir.Buffer]:
-        """Where a program holds a unit's part of a tile, and the total."""
+        """Fragments in which a program holds a unit's part of a tile, and the total."""
         name, dtype = self.own.name, str(self.own.dtype)
         part = edits.alloc(f"{name}_part", shape, dtype, "local.fragment")
         return part, edits.alloc(f"{name}_total", shape, _wider(dtype), "local.fragment")
 
     def to(self, rank: Any, row: Any, column: Any, shape: tuple[int, int]) -> ir.Call:
-        """Where a tile of the own rows goes."""
+        """Destination of a tile of this rank's rows."""
         buffer, begins, _ = ir.region_parts(self.result(rank))
         rows = self.chunks.of
         leading, spot = len(begins) - 1 - rows.depth, rows.spot(row, column)
@@ -155,7 +155,7 @@ def _number(launch: Launch) -> Any:
 
 
 def _wider(dtype: str) -> str:
-    """What elements of a type are combined in."""
+    """Type in which elements of a type are combined."""
     return "float32" if "float" in dtype and ir.bits(dtype) < 32 else dtype
 
 

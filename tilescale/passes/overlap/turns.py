@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where a device phase stands: its statements, the loops and branches around them, and the grids in front of it."""
+"""Loop context of a device phase: its statements, the loops and branches around them, and the grids before it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Turns:
         binds: what is computed for its statements, by itself or by the parts `before` it.
         stmts: what it does under all `conditions`.
         loops: the loops around it, outermost first.
-        before: the parts directly before it, in the same turn of all loops, that consist of grids; maybe none.
+        before: the parts directly before it, in the same iteration of all loops, that consist of grids; maybe empty.
         behind: the parts that follow it there.
-        is_first: whether it stands in the innermost loop itself, with nothing but the parts `before` it.
+        is_first: whether it is directly in the innermost loop, preceded only by the parts `before` it.
     """
 
     binds: tuple[ir.Stmt, ...]
@@ -39,7 +39,7 @@ class Turns:
 
     @classmethod
     def of(cls, phase: DevicePhase, launch: Launch, where: Location | None) -> Turns:
-        """Those of a phase. Raises Declined where what is around it is no loop of known extent."""
+        """The loop context of a phase. Raises Declined unless all loops around it have known extents."""
         part: Part = phase
         way, conditions = _way(launch.body, phase), []
         while way and (isinstance(way[-1], Sequence) and len(way[-1].parts) == 1 or _is_branch(way[-1])):
@@ -73,7 +73,7 @@ class Turns:
         return [ir.integer(loop.stmt.extent) for loop in self.loops]
 
     def values(self) -> Iterator[dict[ir.Var, int]]:
-        """The variables of the loops in each turn. Raises Declined if there are too many turns to look at."""
+        """The loop variables' values in each iteration. Raises Declined if there are too many iterations."""
         turns = itertools.product(*map(range, self.extents))
         for number, values in enumerate(turns):
             if number == TRIED:
@@ -81,7 +81,7 @@ class Turns:
             yield dict(zip(self.variables, values, strict=True))
 
     def known(self, at: Mapping[ir.Var, int]) -> dict[ir.Var, ir.PrimExpr]:
-        """What the variables of the loops, and what is computed of them, stand for in a turn."""
+        """Values of the loop variables, and of bindings computed from them, in an iteration."""
         found: dict[ir.Var, ir.PrimExpr] = {var: ir.IntImm("int32", value) for var, value in at.items()}
         for bind in self.binds:
             found[bind.var] = ir.simplify(ir.substitute(bind.value, found), {})
@@ -123,7 +123,7 @@ def grids_of(part: Part) -> list[GridPhase] | None:
 
 
 def _binds_of(part: Part) -> list[ir.Stmt]:
-    """What the phases of a part compute, outside of loops and branches."""
+    """Bindings in the phases of a part, outside of loops and branches."""
     if isinstance(part, DevicePhase | GridPhase):
         return [stmt for stmt in spread(part.stmt) if isinstance(stmt, ir.Bind) and ir.is_pure(stmt.value)]
     return [bind for p in part.parts for bind in _binds_of(p)] if isinstance(part, Sequence) else []
@@ -138,7 +138,7 @@ def _is_known(loop: ir.Stmt) -> bool:
 
 
 def _opened(stmt: ir.Stmt) -> tuple[tuple[ir.Stmt, ...], tuple[ir.PrimExpr, ...], tuple[ir.Stmt, ...]]:
-    """What a statement computes, the conditions around what it does, and what it does."""
+    """Bindings of a statement, the conditions around its effects, and the effects."""
     stmts = list(spread(stmt))
     binds = tuple(s for s in stmts if isinstance(s, ir.Bind) and ir.is_pure(s.value))
     rest = tuple(s for s in stmts if not any(s.same_as(bind) for bind in binds))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where a grid uses a tensor, and which of its rows each program touches there.
+"""Accesses of a grid to a tensor, and the rows that each program touches there.
 
 A use is found as deep in the grid phase as the touched rows depend on the loops around; what is inside counts with all
 that its own loops reach. Everything errs on the side of more rows. Rows that follow from numbers in memory, such as
@@ -126,7 +126,7 @@ class Uses:
             raise self.unknown(use) from None
 
     def unknown(self, use: Use) -> Declined:
-        """Why a use stands against an overlap that is not known before the launch."""
+        """The reason against an overlap whose use is known only at launch."""
         said = f": {' and '.join(map(repr, use.named))} says" if use.named else ""
         return Declined(f"which rows a tile touches is known at launch only{said}", location(use.stmts[0]))
 
@@ -140,7 +140,8 @@ class Uses:
         return {name: rank if name == level else 0 for name in self.sizes}
 
     def step(self, use: Use, height: int, level: str) -> int:
-        """Rows that the tiles of a use are apart inside parts of so many rows; those of a tile if all begin a part."""
+        """Distance in rows between the tiles of a use inside parts of `height` rows; the tile height if all begin a
+        part."""
         touched = list(self.by_rank(use, level, likely=True))
         begins = np.concatenate([begin[runs] % height for begin, _, runs in touched])
         return int(np.gcd.reduce(begins)) or min(self.tile(use, level), height)
@@ -150,7 +151,7 @@ class Uses:
         return max(int((e - b)[runs].max(initial=1)) for b, e, runs in self.by_rank(use, level, likely=True))
 
     def repeats(self, use: Use, level: str) -> int:
-        """How often programs are likely to go through loops of unknown extent: so that each row is touched once."""
+        """Likely trip count of a program's loops of unknown extent: such that each row is touched once."""
         if not use.looks_up:
             return 1
         binds = {stmt.var: stmt.value for stmt in ir.statements(use.phase.stmt) if isinstance(stmt, ir.Bind)}
@@ -283,7 +284,7 @@ class _Descent:
     def _boxes(self, stmts: tuple[ir.Stmt, ...]) -> list[Box]:
         """The elements that some statements touch, in each way in which they do."""
         body = tir.sequence(stmts)
-        # What is only looked up in a branch need not be there outside of it.
+        # A value that is only looked up in a branch need not exist outside of it.
         branches = [stmt for stmt in ir.statements(body) if isinstance(stmt, ir.IfThenElse)]
         in_branch = any(self.uses.touches(stmt, self.root) for stmt in branches)
         inside = replace(Inside.of(body), steady=frozenset() if in_branch else self.steady)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tiles of a grid take, one by one: a few numbers of the machine, no simulation.
+"""Time of each tile of a grid: a few numbers of the machine, no simulation.
 
 A tile takes as long as its arithmetic, at the rate of one of the places for programs, as its share of reading and
 writing each tensor of the grid once, or as its share of what all tiles carry through the cache in front of that memory
@@ -41,7 +41,7 @@ class Work:
 
     @classmethod
     def of(cls, use: Use, uses: Uses, level: str) -> Work:
-        """That of the grid that a use is in: a tile is a round of a program that comes to the use.
+        """Cost of the grid of a use: a tile is an iteration of a program that reaches the use.
 
         Raises:
             Declined: how many there are is known at launch only.
@@ -120,7 +120,7 @@ def _done(phase: GridPhase, launch: Launch, uses: Uses, repeats: int) -> Iterato
 
 
 def _products(done: Iterable[tuple[ir.Stmt, float]]) -> Iterator[tuple[str, float]]:
-    """Type of the operands and operations of each matrix product."""
+    """Type of the operands and operations of each GEMM."""
     for stmt, times in done:
         if isinstance(stmt, ir.Evaluate) and str(ir.op_name(stmt.value)).startswith(tl.GEMM):
             a, _, c = map(ir.region_parts, regions_of(stmt.value)[:3])
