@@ -6,7 +6,7 @@
     trace.py     tracing: the current builder, scoped regions, source lines, our own operations
     dialect.py   hooks into TileLang's front end (installed when this package is imported)
     refused.py   the user's line in errors of programs that cannot be traced
-    schedule.py    schedules of roles: who executes which statement of a persistent loop
+    schedule.py    schedules of roles: the statements of a persistent loop by role
     specialise.py  which statements stock TileLang gives to a producer
     compile.py   lowering and compiling with the stock compiler
     accesses.py  what TileLang's own statements read and write
@@ -23,7 +23,7 @@
     logs.py      what TileLang logs while it compiles for us
     prefixes.py  with which statement of a function a pass fails
     products.py  whether warps can share a product out
-    modules.py   CUDA modules: options for some, being told of all (installed likewise)
+    modules.py   CUDA modules: options for some, a callback for all (installed likewise)
     parameters.py parameters that share an annotation (installed likewise)
     ellipsis.py  indices with an Ellipsis (installed likewise)
     mixed.py     products of both float8 types (installed likewise)
@@ -38,7 +38,7 @@
     uneven_copies.py copies between tiles of different extents, in a form that all instructions take
     loop_ranges.py the ranges of variables of loops and threads
     zero_trip_loops.py waits and barriers of loops and branches that are not executed
-    texts.py     rewrites of generated text, by which compiled kernels are told apart
+    texts.py     rewrites of generated text, part of the key of compiled kernels
 
 It is a leaf: it knows nothing of `tilescale`. An upstream rename is mended here.
 """

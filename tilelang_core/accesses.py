@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What statements of TileLang read and write, as far as they say so.
+"""Declared reads and writes of TileLang's statements.
 
 A tile operation declares its regions, and whether it reads or writes each. Loads, stores, atomics and declared pointers
 (`T.access_ptr`) name their elements. Other operations of TileLang's with an effect are *fixed*: they order threads, or
@@ -31,7 +31,7 @@ _OF_THREADS = tl.OF_THREADS
 """Operations that reach nothing but what they are handed."""
 _POINTERS = (tl.DECLARED_PTR, tl.ADDRESS_OF, tl.ACCESS_PTR)
 _STATES = (tl.TUPLE, tl.ASSUME)
-"""What says something and does nothing."""
+"""Operations that declare facts and have no effect."""
 _EFFECT = "TCallEffectKind"
 _BREAK = tl.LOOP_BREAK
 
@@ -55,7 +55,7 @@ class Access:
 
 @dataclass
 class Found:
-    """What a statement itself does, without the statements inside it.
+    """Accesses of a statement itself, without the statements inside it.
 
     Attributes:
         handed: data variables that an operation gets as plain pointers, and may read and write anywhere.
@@ -72,7 +72,7 @@ class Found:
 
 
 def accesses_of(node: Any, claims: Callable[[str], bool]) -> Found:
-    """What a statement itself, or an expression, reads and writes.
+    """Reads and writes of a statement itself, or of an expression.
 
     Args:
         claims: names of operations that the caller knows better; they are listed, and not looked into.
@@ -230,5 +230,5 @@ def _uses(expr: Any, var: tirx.Var) -> bool:
 
 
 def known_before(a: Any, b: Any) -> bool:
-    """Whether a <= b holds whatever the variables are."""
+    """Whether a <= b holds for all values of the variables."""
     return bool(arith.Analyzer().can_prove(a <= b))

@@ -29,7 +29,7 @@ class TooManyCasesError(ValueError):
 
 
 def by_cases(function: Callable[[], tuple[Any, ...]], known: tuple[tuple[Any, bool], ...] = ()) -> tuple[Any, ...]:
-    """The results of a function, chosen by the conditions that it asks for besides those that are known."""
+    """The results of a function, chosen by the conditions that it asks for beyond the known ones."""
     with _answers(known) as asked:
         results = function()
     if not asked:

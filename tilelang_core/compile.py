@@ -54,7 +54,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Generated:
-    """What stock TileLang generates for a function: CUDA text, and bytes of dynamic shared memory at launch.
+    """Output of stock TileLang for a function: CUDA text, and bytes of dynamic shared memory at launch.
 
     Where the arguments say how many these are, it is the least.
     """
@@ -102,7 +102,7 @@ def generate(
 
 
 def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
-    """What was made for a key before. Where users have a function of their own for texts, always anew."""
+    """The cached result of a key. With a text callback of the user, always made anew."""
     if tvm_ffi.get_global_func(_TEXT_HOOK, allow_missing=True) is not None:
         return make()
     if key not in _generated:
@@ -201,8 +201,8 @@ class Compilation:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self) -> Any:
-        """The kernel, compiled or loaded from the cache. A check is made once, in whichever process compiles it;
-        `compiled` says what came of it."""
+        """The kernel, compiled or loaded from the cache. A check is made once, in the process that compiles it;
+        `compiled` returns its result."""
         if self.check is None:
             with logs.following(), keeping_remainders(), _text_through(self._last):
                 return tilelang.compile(self._keyed, **self.options)
@@ -249,7 +249,7 @@ def _is_cached(
     pass_configs: Any,
     compile_flags: Any,
 ) -> bool:
-    """What TileLang's own function of these parameters would find on disk."""
+    """Whether TileLang's own function of these parameters would find a kernel on disk."""
     cache, context, _ = tilelang.cache._resolve_cache_dispatch(target, target_host, execution_backend, verbose)
     known = context.target, context.target_host, normalize_pass_configs(pass_configs), compile_flags
     key = cache._generate_key(func, out_idx, context.execution_backend.name, (), *known)
@@ -261,19 +261,20 @@ _DYNAMIC_SHARED = "\n// bytes of dynamic shared memory: "
 
 
 def checked_text(made: Generated) -> str:
-    """What nvcc gets for a text that passed a check."""
+    """The text that nvcc gets after a passed check."""
     return f"{made.text}{_DYNAMIC_SHARED}{made.dynamic_shared}\n"
 
 
 def compiled(kernel: Any) -> Generated:
-    """What nvcc got for a kernel of a `Compilation` with a check, in this process or in the one that compiled it."""
+    """The text that nvcc got for a kernel of a `Compilation` with a check, in this process or in the one that compiled
+    it."""
     text = kernel.get_kernel_source()
     return Generated(text, int(text.rpartition(_DYNAMIC_SHARED)[2]))
 
 
 @contextlib.contextmanager
 def _seen_by(check: Callable[[str, int], None]) -> Iterator[Rewrite]:
-    """What is generated meanwhile passes `check` before nvcc gets it. TileLang's hook has the text alone.
+    """Pass text generated meanwhile through `check` before nvcc gets it. TileLang's hook has the text alone.
 
     Gives the rewrite that notes in a text what its kernel has of dynamic shared memory.
     """
@@ -294,7 +295,8 @@ def _seen_by(check: Callable[[str, int], None]) -> Iterator[Rewrite]:
 
 
 def cache_folder() -> Path:
-    """Where stock TileLang keeps what it has compiled, and loads it from in later processes; it need not exist yet."""
+    """Folder in which stock TileLang keeps compiled kernels, and finds them in later processes; it need not exist
+    yet."""
     return Path(tilelang.env.TILELANG_CACHE_DIR)
 
 
@@ -309,7 +311,7 @@ def nvcc() -> str | None:
 
 
 def entry(kernel: Any) -> Callable[..., Any]:
-    """What a compiled kernel without outputs calls in the end, without what it looks up and counts before.
+    """The innermost function of a compiled kernel without outputs, without lookups and counters.
 
     Anything else that can be called is its own entry, kernels of other execution backends than TVM's among it.
     """

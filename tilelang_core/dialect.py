@@ -10,7 +10,7 @@ assignment covers prim_func, macro, lazy and eager jit. Ours does two things mor
 - statements that TileLang's own macros emit (`T.reduce_sum` and others) keep the source line of the user's call.
 
 Functions that make programs run many times, for other sizes and machines, and TileLang rewrites the source each time.
-What becomes of the same lines is kept: all that it depends on beside them are the few names that are evaluated.
+The rewrite of the same lines is cached: its only other inputs are the few names that are evaluated.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class _Rewritten:
     """A function's source as it was rewritten.
 
     Attributes:
-        tree: what became of it.
+        tree: the rewritten source.
         evaluated: the expressions that were evaluated meanwhile, with their values.
-        hints: types of parameters that stand in the body.
+        hints: types of parameters that appear in the body.
     """
 
     tree: ast.Module
@@ -96,7 +96,7 @@ class Mutator(_StockMutator):
         return merged
 
     def _values(self, item: ast.withitem) -> int:
-        """How many names the context manager of an item binds."""
+        """Number of names that the context manager of an item binds."""
         call = item.context_expr
         if not isinstance(call, ast.Call) or not _is_path(call.func):
             return 1
@@ -119,7 +119,7 @@ class _DropFileLines(ast.NodeTransformer):
 
 
 def _lines(file: str, module: ast.Module) -> tuple[int, str]:
-    """Where the function of a module stands in a file, and its lines; none if they cannot be read."""
+    """Position of a module's function in a file, and its lines; none if they cannot be read."""
     (function,) = module.body
     first = min(node.lineno for node in (function, *function.decorator_list))
     return first, "".join(linecache.getlines(file)[first - 1 : function.end_lineno])

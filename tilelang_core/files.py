@@ -15,7 +15,7 @@ __all__ = ["replacing"]
 def replacing(path: Path) -> Iterator[Path]:
     """The path of a new file, to be written, that replaces `path` in one step; it is removed if the body fails.
 
-    Its name is nobody else's, so writers never see each other's files, nor a link that somebody has planted.
+    The temporary name is unique, so writers never see each other's files, nor a planted link.
 
     Raises:
         OSError: the folder cannot be made or written.

@@ -179,7 +179,7 @@ DESCRIPTORS = ("local.descriptor.wgmma", "local.descriptor.tcgen05_smem", "local
 
 
 def scope_kind(buffer: Buffer) -> str:
-    """Which kind of memory a buffer lies in: "fragment", "shared" or "global"."""
+    """Memory kind of a buffer: "fragment", "shared" or "global"."""
     scope = buffer.scope()
     if scope.startswith("local"):
         return "fragment"
@@ -260,7 +260,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def is_pure(expr: PrimExpr) -> bool:
-    """Whether an expression has the same value wherever it is evaluated: it reads no memory and changes nothing."""
+    """Whether an expression has the same value at every position: it reads no memory and changes nothing."""
     return side_effect(expr) <= CallEffectKind.Pure.value
 
 
@@ -304,7 +304,7 @@ def region_parts(region: Any) -> tuple[Buffer, list[PrimExpr], list[PrimExpr]]:
 
 
 def mark_arguments(mark: Any) -> list[Any]:
-    """What a mark that one stage leaves for a later one holds; the file that makes the mark reads it."""
+    """Arguments of a mark that one stage leaves for a later one; the file that makes the mark reads it."""
     return list(mark.args)
 
 
@@ -335,7 +335,7 @@ def is_for_all(barrier: Any) -> bool:
 
 
 def region_in(region: Any, load: Any) -> tuple[Any, list[Any]]:
-    """What stock TileLang says of a region beside the load that begins it: how it is accessed, and its extents."""
+    """Arguments of stock TileLang's region in addition to the load that begins it: the access, and its extents."""
     _, access, *extents = region.args
     return access, extents
 

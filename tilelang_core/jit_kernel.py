@@ -26,7 +26,7 @@ def parameter(dtype: Any, shape: Iterable[Any]) -> KernelParam:
 
 
 def wrong_target(given: Any) -> str | None:
-    """What is wrong with a compilation target; None for one that TileLang knows, on this computer or another."""
+    """The error of a compilation target; None for one that TileLang knows, on this computer or another."""
     if given is None or given in ("auto", "cutedsl") or given in tvm.target.Target.list_kinds():
         return None
     try:

@@ -32,7 +32,7 @@ def in_one_form(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _bound_axis(node: Any) -> str | None:
-    """What a loop is bound to, such as "blockIdx.x"."""
+    """The thread axis that a loop is bound to, such as "blockIdx.x"."""
     bound = isinstance(node, tirx.For) and node.thread_binding is not None
     return str(node.thread_binding.thread_tag) if bound else None
 

@@ -17,7 +17,7 @@ from tilelang_core.recent import Recent
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements of a tile lie.
+    """Mapping of a tile's elements to memory.
 
     Attributes:
         indices: variables of an element's indices.
@@ -68,7 +68,7 @@ def _infer(func: ir.PrimFunc, target: Any) -> dict[str, Layout]:
     try:
         with logs.following(), tvm.transform.PassContext(opt_level=3, config=config, instruments=[seen]), target:
             tilelang.lower(mended(func), target=target)
-    except Exception:  # noqa: BLE001 - whoever compiles the program is told
+    except Exception:  # noqa: BLE001 - compiling the program reports the error
         pass
     names = [str(data.name) for data, _ in seen.found]
     return {
@@ -97,4 +97,4 @@ class _Inferred:
                 if isinstance(stmt, ir.SBlock):
                     known |= dict(stmt.annotations.get("layout_map", {}))
         self.found = list(known.items())
-        raise _Found  # nobody needs what later passes make
+        raise _Found  # results of later passes are not needed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What TileLang logs while it compiles for us follows our logger's level, so that it is off by default.
+"""TileLang's log output during our compilations, at our logger's level, so that it is off by default.
 
 `logging.getLogger("tilescale").setLevel("INFO")` shows it. Programs that call TileLang themselves log as ever.
 """
@@ -14,7 +14,8 @@ from contextvars import ContextVar
 LOGGER = "tilescale"
 
 _ADVICE = "consider using `@tilelang.jit`"
-"""Of a warning to who compiles a function twice. Our users do not: a barrier of ranks is a part of many programs."""
+"""Text of TileLang's warning about compiling a function twice. It does not apply: a barrier of ranks is a part of many
+programs."""
 
 _following: ContextVar[bool] = ContextVar("following", default=False)
 
@@ -34,7 +35,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def following() -> Iterator[None]:
-    """What TileLang logs inside follows our logger."""
+    """Make TileLang's log output follow our logger."""
     token = _following.set(True)
     try:
         yield

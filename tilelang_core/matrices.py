@@ -42,7 +42,7 @@ def moved_descriptor(call: ir.Call) -> tuple[ir.BufferLoad, ir.PrimExpr]:
 
 @dataclass(frozen=True)
 class MatrixDescriptor:
-    """What a descriptor says of a matrix in shared memory.
+    """Fields of a descriptor of a matrix in shared memory.
 
     Attributes:
         target: the element that holds the descriptor.

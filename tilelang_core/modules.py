@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""CUDA modules of other libraries' kernels: options to compile them, and being told of every module that is loaded.
+"""CUDA modules of other libraries' kernels: options to compile them, and a callback for every module that is loaded.
 
 Nothing is different for a kernel, or a process, that asks for neither. Functions that were registered before go on
 being called.
@@ -52,7 +52,7 @@ def with_flags(settings: Mapping[str, Any] | None, flags: Sequence[str]) -> dict
 
 
 def install() -> None:
-    """Be told of modules."""
+    """Install the callback for loaded modules."""
     earlier = tvm_ffi.get_global_func(LOADED, allow_missing=True)
 
     def loaded(module: Any) -> None:

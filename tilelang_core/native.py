@@ -20,7 +20,7 @@ from tilelang_core.files import replacing
 __all__ = ["FOLDER", "Library", "compiler", "library"]
 
 FOLDER = "native"
-"""Where libraries lie in the cache."""
+"""Folder of libraries in the cache."""
 
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared")
 

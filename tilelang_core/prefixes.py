@@ -32,7 +32,7 @@ def first_failing(func: tirx.PrimFunc, fails: Callable[[tirx.PrimFunc], bool]) -
 
 
 def _up_to(func: tirx.PrimFunc, count: int) -> tirx.PrimFunc:
-    """The function with so many statements; what stands around the others is kept."""
+    """The function with its first `count` statements; the statements around them are kept."""
     seen = 0
 
     def drop(stmt: ir.Stmt) -> ir.Stmt | None:

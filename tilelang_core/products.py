@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How stock TileLang shares the result of `T.gemm` out to warps, asked before anything is lowered."""
+"""Distribution of `T.gemm`'s result over warps in stock TileLang, available before anything is lowered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BY_WARPS = "cuda.mma"
 
 
 def refusal(product: Gemm, threads: int, target: Any) -> str | None:
-    """Why so many threads cannot compute a product; None if they can, or if its sizes are known at launch only."""
+    """Why `threads` threads cannot compute a GEMM; None if they can, or if its sizes are known at launch only."""
     rows, columns = (ir.constant(size) for size in product.sizes[:2])
     policy = ir.constant(product.policy)
     if rows is None or columns is None or policy is None:

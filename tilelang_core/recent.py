@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 class Recent(dict[Key, Value], Generic[Key, Value]):
-    """At most `most` entries: the oldest one makes room for a new one."""
+    """A cache of at most `most` entries; a new entry evicts the oldest one."""
 
     def __init__(self, most: int):
         super().__init__()

@@ -22,7 +22,7 @@ def dumps(record: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The record, of bytes that nobody else can have written: pickle executes what they say."""
+    """The record of trusted bytes: unpickling untrusted ones would execute code."""
     text, head = pickle.loads(data)
     return _Unpickler(io.BytesIO(head), tvm.ir.load_json(text)).load()
 

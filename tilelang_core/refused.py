@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What TileLang and Python say of a program that they cannot trace, with the user's line.
+"""Errors of TileLang and Python for programs that cannot be traced, with the user's line.
 
-TileLang logs the rewritten source of such a program beside the error; that shows where our logger shows what is for
-debugging. As it does so the error is at hand, and gets notes, which Python prints behind its message (from 3.11 on).
+TileLang logs the rewritten source of such a program together with the error; it is shown at our logger's debug level.
+The log call has the error at hand, which gets notes that Python prints after its message (from 3.11 on).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HABITS = {
     r"'Buffer' object has no attribute": "a tile has no methods of a tensor: use T.copy, T.fill, T.reduce_sum, ...",
     r"values to unpack[^|]*Kernel\(": "a name for each extent: `T.Kernel(gx) as bx`, `T.Kernel(gx, gy) as (bx, by)`",
 }
-"""What messages of Python and TileLang mean where somebody writes as in other languages."""
+"""Explanations of Python's and TileLang's messages for habits from other languages."""
 
 
 _stock_get_ast = utils.get_ast
@@ -106,5 +106,5 @@ def is_traced(code: CodeType) -> bool:
 
 
 def _note(error: BaseException, note: str) -> None:
-    """What add_note does, from Python 3.11 on."""
+    """Add a note; BaseException.add_note exists from Python 3.11 on."""
     error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]

@@ -167,7 +167,7 @@ def specialized(condition: tirx.PrimExpr, first: tirx.Stmt, second: tirx.Stmt) -
 
 
 def elected(threads: int) -> tirx.PrimExpr:
-    """Whether a thread is the one of so many consecutive threads that issues their bulk stores."""
+    """Whether a thread is the elected one of `threads` consecutive threads that issues their bulk stores."""
     return call(tl.ELECT, threads, dtype="bool")
 
 
@@ -202,7 +202,7 @@ def loop_variables(extents: Sequence[Any]) -> list[tirx.Var]:
 def copy_nest(call: tirx.Call) -> tirx.Stmt:
     """A copy or fill of a tile as parallel loops over its elements.
 
-    Loops over an extent that is no number go over all that either tile has room for, and leave out what is beyond it.
+    Loops over a symbolic extent cover the larger tile, and are predicated on the extent.
     """
     is_copy = call.op.name == tl.COPY
     target = call.args[1 if is_copy else 0]
@@ -292,7 +292,7 @@ def relaunched(
     Args:
         number: which launch, in program order.
         body, annotations: of its root block, in place of what it has.
-        buffers: what it allocates besides.
+        buffers: additional allocations.
     """
     met = 0
 

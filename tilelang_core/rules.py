@@ -18,11 +18,11 @@ __all__ = ["broken_rule", "counted_from_the_begin"]
 
 _MARK = "[Tilelang Semantic Check] "
 _OPERATION = re.compile(r'"ir\.Op\(.*?name="([^"]*)".*\)"')
-"""How its message prints an operation."""
+"""The form in which its message prints an operation."""
 
 
 def broken_rule(func: tirx.PrimFunc) -> tuple[str, tirx.Stmt] | None:
-    """What TileLang says against a function, and the smallest loop that it says it of; None if nothing."""
+    """TileLang's objection to a function, and the smallest loop that it applies to; None if nothing."""
     said = _against(func)
     if said is None:
         return None
@@ -65,7 +65,7 @@ def _may_count_from_the_end(func: tirx.PrimFunc) -> bool:
 
 
 def _may_be_negative(value: tirx.PrimExpr, values: dict[tirx.Var, tirx.PrimExpr]) -> bool:
-    """False if no number below zero goes into it; of what a program reads or is given, nothing is known to be that.
+    """False if no negative number goes into it; values that a program reads or is given may be negative.
 
     Args:
         values: of variables; each that was looked at is taken out.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Typed views of TileLang's and TVM's operations on elements, threads and barriers: where their arguments stand.
+"""Typed views of TileLang's and TVM's operations on elements, threads and barriers: positions of their arguments.
 
 As `tiles.py` for operations on tiles: `AsyncCopy.of(call).predicate` reads a call. None stands for an argument that a
 call may leave out.
@@ -86,7 +86,7 @@ class Shuffle:
 
 
 def brought_to(call: ir.Call) -> ir.PrimExpr:
-    """What a thread brings to a vote or a comparison of its warp, which may name a mask before it."""
+    """A thread's operand of a vote or a comparison of its warp, which may name a mask before it."""
     return call.args[0 if ir.op_name(call) == tl.BALLOT else 1]
 
 
@@ -151,7 +151,7 @@ class BarrierWait:
 
 @dataclass(frozen=True)
 class BarrierArrival:
-    """An arrival at a barrier in shared memory, of the program with a rank in its cluster or of the own one."""
+    """An arrival at a barrier in shared memory, of the program with a rank in its cluster or of this program."""
 
     barrier: ir.BufferLoad | OffsetPointer
     rank: ir.PrimExpr | None
@@ -165,7 +165,7 @@ class BarrierArrival:
 
 @dataclass(frozen=True)
 class NamedBarrier:
-    """A hardware barrier with a number, for so many threads; of a program's own barrier neither is named."""
+    """A hardware barrier with a number, for a number of threads; a program-wide barrier has neither."""
 
     number: ir.PrimExpr | None
     count: ir.PrimExpr | None
@@ -178,7 +178,7 @@ class NamedBarrier:
 
 
 def groups_left(call: ir.Call) -> int:
-    """How many groups of copies may still be under way after a wait for them."""
+    """Number of groups of copies that may still be in flight after a wait for them."""
     return ir.constant(_optional(call.args, 0)) or 0
 
 
@@ -186,7 +186,7 @@ def groups_left(call: ir.Call) -> int:
 
 
 def pointed(pointer: Any) -> Any:
-    """What a pointer to an element (`tl.DECLARED_PTR`, `tl.ADDRESS_OF`) points to; other nodes as they are."""
+    """The target of a pointer to an element (`tl.DECLARED_PTR`, `tl.ADDRESS_OF`); other nodes unchanged."""
     while ir.op_name(pointer) in (tl.DECLARED_PTR, tl.ADDRESS_OF):
         pointer = pointer.args[0]
     return pointer
@@ -248,7 +248,7 @@ class WordStore:
 
 @dataclass(frozen=True)
 class AsyncCopy:
-    """`cp.async`: so many elements between two pointers, zeros where a predicate does not hold."""
+    """`cp.async`: a number of elements between two pointers, zeros where a predicate does not hold."""
 
     target: Any
     source: Any
@@ -263,7 +263,7 @@ class AsyncCopy:
 
 @dataclass(frozen=True)
 class LoadMatrix:
-    """`ldmatrix`: so many matrices, whose rows threads point to, into what each points to."""
+    """`ldmatrix`: a number of matrices, whose rows threads point to, into each thread's target."""
 
     transpose: bool
     count: int
@@ -359,5 +359,5 @@ class RandomInit:
 
 
 def distribution_of(call: ir.Call) -> str:
-    """How the numbers of `T.rng_rand_float` are distributed: "uniform" or "normal"."""
+    """Distribution of the numbers of `T.rng_rand_float`: "uniform" or "normal"."""
     return str(call.args[0].value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Stock TileLang's schedules of roles (`WSSchedule`): who executes which statement of a loop, who waits for whom."""
+"""Stock TileLang's schedules of roles (`WSSchedule`): the statements of each role, and the waits between roles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WARP = 32
 
 
 Duties: TypeAlias = Mapping[str, Sequence[Any]]
-"""What each role executes of a loop, or of the whole launch: names of statements in order, and parts of transfers."""
+"""Statements of a loop, or of the whole launch, by role: names of statements in order, and parts of transfers."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Role:
     """Warps with duties of their own.
 
     Attributes:
-        registers: of each of its threads; 0 if nobody says.
+        registers: of each of its threads; 0 if unspecified.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Tiles that one role fills in each turn of a loop, and another one takes.
+    """Tiles that one role fills in each iteration of a loop, and another one consumes.
 
     Attributes:
         depth: how many times the tiles are there.
@@ -86,7 +86,7 @@ def _noted(call: tirx.Call, notes: Mapping[str, Any]) -> tirx.Call:
 
 
 def statements(func: tirx.PrimFunc) -> tirx.Stmt:
-    """What each program of a function's launch executes."""
+    """Statements of each program of a function's launch."""
     return _root(func).body
 
 
@@ -191,6 +191,6 @@ def can_be_made(func: tirx.PrimFunc, target: Any) -> bool:
     """Whether stock TileLang makes the roles of a function that has a schedule."""
     try:
         made_roles(func, target, tilelang.cuda.transform.MaterializeWSSchedule)
-    except RuntimeError:  # what TVM's checks raise
+    except RuntimeError:  # the class of TVM's check failures
         return False
     return True

@@ -2,8 +2,9 @@
 """Loops of at most one step, in a form of which stock TileLang does not make loops of one.
 
 TileLang 0.1.15's Simplify takes for granted that a loop is entered when it simplifies its extent: a quotient that is 0
-or 1 becomes 1. `T.ceildiv(tiles - block, blocks)`, the turns of a block, is such an extent where there are fewer tiles
-than blocks: those that should do nothing would do something. Written as `-1 - (-a - 1) // b` it keeps its value.
+or 1 becomes 1. `T.ceildiv(tiles - block, blocks)`, the trip count of a block, is such an extent where there are fewer
+tiles than blocks: blocks with trip count 0 would execute an iteration. Written as `-1 - (-a - 1) // b` it keeps its
+value.
 """
 
 from __future__ import annotations

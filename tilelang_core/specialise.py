@@ -44,15 +44,16 @@ _MOST = 240
 
 
 def registers_left(registers: int, threads: int, *others: int, blocks: int = 1) -> int:
-    """For each of so many threads of the processor's registers, if those of other warpgroups have so many each, and it
-    runs so many blocks: who asks for more than its block began with, where all threads have alike, waits for ever."""
+    """Registers for each of `threads` threads, if other warpgroups have the given numbers each, and the SM runs
+    `blocks` blocks: a thread that requests more than its block's initial allocation, where all threads have alike,
+    waits for ever."""
     everybody = threads + len(others) * PRODUCER_THREADS
     begun = registers // blocks // everybody // 8 * 8 * everybody
     return min(_MOST, (begun - sum(others) * PRODUCER_THREADS) // threads // 8 * 8)
 
 
 def registers(producer: int, others: int) -> tirx.Stmt:
-    """So many registers for each thread of the producer, and of the others."""
+    """Set the registers of each thread of the producer, and of the others."""
     names = {tl.PRODUCER_REGISTERS: producer, tl.CONSUMER_REGISTERS: others}
     calls = [tirx.call_intrin("handle", tirx.op.Op.get(name), number) for name, number in names.items()]
     return tirx.SeqStmt([tirx.Evaluate(call) for call in calls])
@@ -71,7 +72,7 @@ def made_roles(func: tirx.PrimFunc, target: Any, last: Callable[[], Any]) -> tir
 
 
 def branches(func: tirx.PrimFunc, target: Any) -> tuple[tirx.Stmt, tirx.Stmt] | None:
-    """What the producer and the other threads execute of a function's pipelined loop; None: it has no producer."""
+    """The producer's branch and the other threads' branch of a function's pipelined loop; None: it has no producer."""
     made = made_roles(func, target, tilelang.cuda.transform.ProducerConsumerWarpSpecialized)
     found: list[tuple[tirx.Stmt, tirx.Stmt]] = []
 

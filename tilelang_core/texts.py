@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Rewrites of the CUDA text that TileLang generates, and what tells its cache of them.
+"""Rewrites of the CUDA text that TileLang generates, and their part in the key of TileLang's cache.
 
-Why: TileLang keeps compiled kernels on disk under what it got: the function and the options. Of who rewrites or checks
-the text it knows nothing, so what an older rewrite made would be loaded for a newer one. Before: a function. After: the
-same one with an attribute, a digest of the source of whatever rewrites or checks its text. A rewrite whose module
-changes is another one; what it calls has to lie in that module.
+Why: TileLang keeps compiled kernels on disk under its input: the function and the options. Rewrites and checks of the
+text are not in that key, so the output of an older rewrite would be loaded for a newer one. Before: a function. After:
+the same one with an attribute, a digest of the sources of its rewrites and checks. A rewrite whose module changes is
+another one; its callees have to be in that module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def through(rewrites: Sequence[Rewrite], text: str) -> str:
 
 
 def keyed(func: tirx.PrimFunc, rewrites: Sequence[Callable], check: Any = None) -> tirx.PrimFunc:
-    """The function, with an attribute that says who changes and checks what is generated from it."""
+    """The function, with an attribute that identifies the rewrites and checks of its text."""
     if check is not None:
         return func.with_attr(_KEY, f"{_digest((*rewrites, type(check)))} {check!r}")
     return func.with_attr(_KEY, _digest(tuple(rewrites))) if rewrites else func

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Typed views of TileLang's operations on tiles: the one place that knows where an argument stands.
+"""Typed views of TileLang's operations on tiles: the one place that knows the positions of arguments.
 
 `Gemm.of(call).transpose_a` reads a call; `with_tiles` and others make the same operation on other arguments.
 """
@@ -27,7 +27,7 @@ def regions_of(call: ir.Call) -> list[ir.Call]:
 
 
 def access_of(region: ir.Call) -> str:
-    """How a region is accessed: "r", "w" or "rw"."""
+    """Access of a region: "r", "w" or "rw"."""
     return _ACCESS[ir.integer(region.args[1])]
 
 
@@ -160,7 +160,7 @@ class Gemm:
 
     @property
     def policy(self) -> ir.PrimExpr:
-        """How its warps share C out."""
+        """Distribution of C over its warps."""
         return self.call.args[8]
 
     def shared_out(self, policy: int) -> ir.Call:
@@ -177,7 +177,7 @@ class Gemm:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it asks for nothing besides what this record says."""
+        """Whether it has no options beyond this record."""
         return all(ir.constant(n) == 0 for n in self.call.args[10:])
 
     @property

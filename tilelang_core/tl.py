@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Names of TileLang's and TVM's operations: nobody else spells them, so what is renamed upstream is renamed here."""
+"""Names of TileLang's and TVM's operations: spelled only here, so that an upstream renaming changes this file alone."""
 
 from __future__ import annotations
 
 # -- tiles -------------------------------------------------------------------------------------------------------------
 
 TILE_OPERATIONS = "tl.tileop."
-"""What the names of all operations on tiles begin with."""
+"""Prefix of the names of all operations on tiles."""
 
 COPY = "tl.tileop.copy"
 FILL = "tl.tileop.fill"
@@ -52,7 +52,7 @@ HOST_ARITHMETIC = (IF_THEN_ELSE, SHIFT_LEFT, SHIFT_RIGHT)
 """Calls that fold to a number when their operands are numbers."""
 
 TL, TIR = "tl.", "tirx."
-"""What the names of TileLang's operations begin with, and those of TVM's."""
+"""Prefixes of the names of TileLang's operations, and of TVM's."""
 
 # -- copies that are done later, barriers, clusters --------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ WARPGROUP_WAIT = "tl.warpgroup_wait"
 # -- threads and warps -------------------------------------------------------------------------------------------------
 
 OF_THREADS = ("tl.", "tirx.ptx_", STORAGE_SYNC, "tirx.tvm_warp_")
-"""What the names of operations begin with that reach nothing but what they are handed."""
+"""Prefixes of the names of operations that access only their operands."""
 
 ELECT = "tl.tl_shuffle_elect"
 SET_MAX_REGISTERS = "tl.set_max_nreg"
@@ -114,7 +114,7 @@ PRODUCER_REGISTERS = "tl.annotate_producer_reg_dealloc"
 CONSUMER_REGISTERS = "tl.annotate_consumer_reg_alloc"
 THREAD_INDEX = "tl.launch_thread_idx"
 GET_WARP_OR_LANE = ("tl.get_warp", "tl.get_lane")
-"""What the names of operations that tell threads apart begin with."""
+"""Prefixes of the names of operations that identify threads."""
 
 TVM_THREAD_ALLREDUCE = "tirx.tvm_thread_allreduce"
 ACTIVEMASK = "tl.activemask"
@@ -135,12 +135,12 @@ SYNCTHREADS_COUNT = "tl.syncthreads_count"
 SYNCTHREADS_OR = "tl.syncthreads_or"
 WARP_SHUFFLE = "tirx.tvm_warp_shuffle"
 WARP_REDUCE = "tl.warp_reduce_"
-"""What the names of exchanges, and reductions, within a warp begin with."""
+"""Prefix of the names of exchanges, and reductions, within a warp."""
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 ATOMICS = "tl.atomic"
-"""What the names of atomic operations on elements begin with."""
+"""Prefix of the names of atomic operations on elements."""
 
 
 def atomic(op: str, *, returns: bool = False) -> str:
@@ -151,7 +151,7 @@ def atomic(op: str, *, returns: bool = False) -> str:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 FAST = "tl.__"
-"""What the names of functions that trade accuracy for time begin with."""
+"""Prefix of the names of functions that trade accuracy for time."""
 
 BITWISE_AND = "tirx.bitwise_and"
 BITWISE_NOT = "tirx.bitwise_not"

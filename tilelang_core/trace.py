@@ -59,7 +59,7 @@ def launch() -> KernelLaunchFrame | None:
 
 
 def scope_factory(values: int) -> Callable[[F], F]:
-    """Marks a function that returns a scoped region of so many values: `with f(...) as a, b:` then binds both names."""
+    """Mark a function that returns a scoped region of `values` values: `with f(...) as a, b:` then binds both names."""
 
     def mark(function: F) -> F:
         setattr(function, SCOPE_ATTR, values)
@@ -136,7 +136,7 @@ def _node(value: Any) -> Any:
 
 
 def call(op: ir.Op, /, *args: Any, dtype: str = "handle", **attributes: Any) -> tirx.Call:
-    """A call of one of our operations; attributes that are None are left out."""
+    """A call of one of our operations, without attributes that have no value."""
     notes = {key: _node(value) for key, value in attributes.items() if value is not None}
     return tirx.call_intrin(dtype, op, *[_node(a) for a in args], annotations=notes or None)
 

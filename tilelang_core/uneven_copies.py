@@ -21,7 +21,7 @@ __all__ = ["COPIES", "executed", "with_like_extents"]
 COPIES = (tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY)
 
 _NEARNESS = {"local.fragment": 2, "local": 2, "shared": 1, "shared.dyn": 1, "shared.tmem": 1}
-"""How near memory is to the threads, in the order of CopyNode::MakeIterVars (src/op/copy.cc); others are farther."""
+"""Distance of memory from the threads, in the order of CopyNode::MakeIterVars (src/op/copy.cc); others are farther."""
 
 
 def executed(copy: tirx.Call) -> tirx.Call | None:

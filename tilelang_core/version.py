@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which TileLang this seam was tested with, and what to say when another one is installed."""
+"""The TileLang version that this seam was tested with, and the message for another installed one."""
 
 from __future__ import annotations
 

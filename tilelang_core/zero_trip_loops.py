@@ -15,7 +15,7 @@ condition; both sides of a branch have one.
 
 Declines, so that the text remains TileLang's:
 
-- loops whose extent is at least 1 for whatever arguments (`blockIdx.x + 1`);
+- loops whose extent is at least 1 for any arguments (`blockIdx.x + 1`);
 - barriers that order nothing: no access of shared memory since the last barrier, or none until the next one. What an
   outer loop comes back to counts as before and behind;
 - branches on what threads differ in, whose barriers are of those that take the branch;
@@ -147,12 +147,12 @@ def _quotient(value: float, by: float) -> float:
     return value if math.isinf(value) else value // by
 
 
-# -- what stands in a kernel -------------------------------------------------------------------------------------------
+# -- statements of a kernel -------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Block:
-    """What stands in braces.
+    """The contents of a pair of braces.
 
     Attributes:
         begin, end: its first and its last line.
@@ -161,7 +161,7 @@ class _Block:
         steps: how many steps a `for` has.
         items: lines by their number, and blocks.
         other: the other side of a branch.
-        barrier: the first one that all who come here execute; none if "".
+        barrier: the first one that all threads reaching this block execute; "" if there is none.
     """
 
     begin: int
@@ -291,7 +291,8 @@ class _Kernel:
     # -- what is added --
 
     def complete(self, block: _Block) -> str:
-        """Add the barriers that are missing in and around a block; returns the one that all who come here execute."""
+        """Add the missing barriers in and around a block; returns the one that all threads reaching the block
+        execute."""
         barrier = ""
         for item in block.items:
             if isinstance(item, _Block):
@@ -303,7 +304,7 @@ class _Kernel:
         return "" if block.kind == "if" and block.other is not None else block.barrier
 
     def _for_all(self, block: _Block, barrier: str) -> str:
-        """What a barrier in a block becomes for all who come there; "" if it is not for all."""
+        """The barrier of a block as one for all threads that reach the block; "" if it is not for all."""
         if block.kind == "some" or not self._is_of_its_threads(barrier):
             return ""
         if block.kind == "else" and block.other is not None:
