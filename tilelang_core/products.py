@@ -24,7 +24,7 @@ def refusal(product: Gemm, threads: int, target: Any) -> str | None:
     if rows is None or columns is None or policy is None:
         return None
     if threads % WARP:
-        return f"{threads} threads are no whole number of warps"
+        return f"{threads} threads are not a whole number of warps"
     kind = tvm.ir.make_node("tl.GemmWarpPolicy", policy_type=policy, m_warp=0, n_warp=0)
     try:
         kind.compute_warp_partition(rows, columns, threads, determine_target(target, return_object=True), _BY_WARPS)

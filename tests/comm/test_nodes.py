@@ -232,7 +232,7 @@ def test_addresses(where: str, host: str, port: int) -> None:
         (None, "h", {KEY: TEXT}, "--nnodes 2 needs --node-rank and --rdzv"),
         (0, None, {KEY: TEXT}, "--nnodes 2 needs --node-rank and --rdzv"),
         (2, "h", {KEY: TEXT}, "--node-rank 2 with --nnodes 2"),
-        (0, "h:http", {KEY: TEXT}, "'http' is no port"),
+        (0, "h:http", {KEY: TEXT}, "'http' is not a port"),
         (0, "h", {}, "has no key"),
     ],
 )

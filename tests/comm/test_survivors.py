@@ -59,7 +59,7 @@ def test_nobody_goes_on_without_rank_0(run_ranks) -> None:
         return go_on(team._session)
 
     for error in run_ranks(3, rank)[1:]:
-        assert isinstance(error, RankFailedError) and "does not say who goes on" in str(error)
+        assert isinstance(error, RankFailedError) and "has not announced the survivors" in str(error)
 
 
 def test_what_a_rank_of_the_old_group_writes_does_not_count(run_ranks) -> None:

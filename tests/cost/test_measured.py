@@ -62,17 +62,17 @@ def test_what_is_written_is_read(tmp_path: Path):
         ({"date": None}, "the file has no date"),
         ({"flags": [{"nbytes": 0}]}, r"flags\[0\] has no us"),
         ({"flags": [{"nbytes": 0, "us": 1.0}, {"nbytes": 0, "us": -1.0}]}, r"flags\[1\] has no value above 0"),
-        ({"wires": ["fast"]}, r"wires\[0\] is no object"),
-        ({"wires": 3}, "wires is no list"),
-        ({"flags": [{"nbytes": 0, "us": "NaN"}]}, r"flags\[0\] has a us that is no float: 'NaN'"),
-        ({"flags": [{"nbytes": 0, "us": math.nan}]}, "a us that is no float: nan"),
-        ({"flags": [{"nbytes": 0, "us": 10**400}]}, "a us that is no float: 1000"),
-        ({"flags": [{"nbytes": [0], "us": 1.0}]}, "a nbytes that is no int: "),
-        ({"launches": [{"mode": {"a": 1}, "us": 1.0}]}, "a mode that is no str: {'a': 1}"),
-        ({"launches": [{"mode": "graph", "us": 1.0, "spread": [1.0]}]}, "a spread that is no tuple"),
+        ({"wires": ["fast"]}, r"wires\[0\] is not an object"),
+        ({"wires": 3}, "wires is not a list"),
+        ({"flags": [{"nbytes": 0, "us": "NaN"}]}, r"flags\[0\] has a us that is not a valid float: 'NaN'"),
+        ({"flags": [{"nbytes": 0, "us": math.nan}]}, "a us that is not a valid float: nan"),
+        ({"flags": [{"nbytes": 0, "us": 10**400}]}, "a us that is not a valid float: 1000"),
+        ({"flags": [{"nbytes": [0], "us": 1.0}]}, "a nbytes that is not a valid int: "),
+        ({"launches": [{"mode": {"a": 1}, "us": 1.0}]}, "a mode that is not a valid str: {'a': 1}"),
+        ({"launches": [{"mode": "graph", "us": 1.0, "spread": [1.0]}]}, "a spread that is not a valid tuple"),
         ({"products": [{"shape": [0, 1, 1], "dtype": "int8", "by": "", "us": 1.0}]}, "no value above 0"),
         ({"units": None, "versions": "0.1"}, "the file has no units"),
-        ({"versions": "0.1"}, "the file has a versions that is no Mapping"),
+        ({"versions": "0.1"}, "the file has a versions that is not a valid Mapping"),
     ],
 )
 def test_a_file_of_another_form_says_what_is_wrong(tmp_path: Path, change: dict, fault: str):
@@ -98,7 +98,7 @@ def test_a_file_of_something_else_is_no_measurement(tmp_path: Path, text: str):
 
 def test_a_link_to_a_device_is_not_read(tmp_path: Path):
     (tmp_path / "data.json").symlink_to("/dev/zero")
-    with pytest.raises(UsageError, match="it is no file"):
+    with pytest.raises(UsageError, match="it is not a file"):
         Measured.load(tmp_path / "data.json")
 
 

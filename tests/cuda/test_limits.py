@@ -44,7 +44,7 @@ def tensors(m: int, n: int) -> list[torch.Tensor]:
         (16, 16, 128, "block", "warps cannot share it out, 4 here"),
         (24, 32, 32, "block", "a multiple of 16 rows"),
         (64, 20, 32, "block", "of 8 columns"),
-        (64, 64, 48, "block", "48 threads are no whole number of warps"),
+        (64, 64, 48, "block", "48 threads are not a whole number of warps"),
         (16, 16, 256, "warpgroup", "warps cannot share it out, 4 here"),
     ],
 )

@@ -431,7 +431,7 @@ def by_threads(statement, condition):
     ],
 )
 def test_some_threads_of_a_warp(statement, condition, count):
-    with pytest.raises(UsageError, match=f"that {count} of 128 threads take, which are no whole warps") as found:
+    with pytest.raises(UsageError, match=f"that {count} of 128 threads take, which are not whole warps") as found:
         by_threads(statement, condition)
     assert found.value.where and "out of the condition" in found.value.hint
 

@@ -286,7 +286,7 @@ def test_shapes_that_are_none(mistake, alloc, shape):
 @pytest.mark.parametrize("dtype", ["f32", (8,), None])
 @pytest.mark.parametrize("alloc", [T.alloc, T.alloc_flags])
 def test_data_types_that_are_none(mistake, alloc, dtype):
-    with mistake(UsageError, f"dtype={dtype!r} is no data type", "torch's type"):
+    with mistake(UsageError, f"dtype={dtype!r} is not a data type", "torch's type"):
 
         @T.prim_func
         def f(A: T.Tensor((8,), "float32")):

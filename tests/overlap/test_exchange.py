@@ -263,8 +263,8 @@ def exchange_and(
     ("against", "reason"),
     [
         ({"dim": 1}, "it does not exchange along the first dimension"),
-        ({"written": True}, "no grid makes what it sends; its result is written again while it may be on its way"),
-        ({"sent": True}, "what it sends is written again while it may be on its way"),
+        ({"written": True}, "no grid makes what it sends; its result is overwritten while it may be in flight"),
+        ({"sent": True}, "what it sends is overwritten while it may be in flight"),
         ({"known": False}, "no grid makes what it sends; which rows a tile touches is known at launch only: 'R' says"),
         ({"besides": True}, "what it writes is used before it too"),
     ],

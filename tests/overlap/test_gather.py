@@ -112,7 +112,7 @@ def test_a_part_after_the_other_where_neighbours_read_different_rows():
 def test_tiles_that_are_taken_in_turns_wait_in_the_loop():
     changed, schedule = overlapped(gather_then_scale(4, 32, 16, turns=3))
     assert not schedule.moves[0].ordered
-    assert "tiles as written: programs take tiles in turns" in str(schedule)
+    assert "tiles as written: the grid is persistent" in str(schedule)
     loop = changed.script().index("for turn")
     assert changed.script().index("T.tilescale.wait") > loop
 
@@ -285,9 +285,9 @@ def gather_and(
 
 REASONS = {
     "before": "what it writes is used before it too",
-    "writes": "its result is written again while it may be on its way",
+    "writes": "its result is overwritten while it may be in flight",
     "on_device": "its result is used outside of a grid",
-    "again": "its result is written again while it may be on its way",
+    "again": "its result is overwritten while it may be in flight",
     "barrier": "programs of the grid synchronize",
 }
 
@@ -324,7 +324,7 @@ def test_what_does_not_pay_stays_in_order():
     kernel = tilescale.compile(gather_then_scale(4, 8, 4), machine=H200, schedule="overlap")
     (move,) = kernel.moves.moves
     assert not move.overlapped and move.why == "it does not pay"
-    assert "in order: it does not pay; estimated" in kernel.schedule
+    assert "sequential: it does not pay; estimated" in kernel.schedule
 
 
 def test_a_schedule_can_be_edited_and_passed_back():
@@ -332,7 +332,7 @@ def test_a_schedule_can_be_edited_and_passed_back():
     kernel = tilescale.compile(func, machine=H200, schedule="overlap")
     kernel.moves.moves[0].overlapped, kernel.moves.moves[0].chunk = True, 4
     again = tilescale.compile(func, machine=H200, schedule=kernel.moves)
-    assert "beside the grid, 4 rows at a time" in again.schedule
+    assert "overlapped, 4 rows at a time" in again.schedule
     assert "start all_gather(X, gathered)" in again.schedule
 
 

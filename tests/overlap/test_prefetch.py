@@ -64,7 +64,7 @@ def test_layers_compute_the_same_one_gather_ahead(devices, count):
     func = layers(devices, count)
     changed, schedule = overlapped(func)
     (move,) = schedule.moves
-    assert move.overlapped and "one turn of its loop ahead" in move.why
+    assert move.overlapped and "one iteration of its loop ahead" in move.why
     check_same(func, changed, arguments(func, devices), seeds=(None, 0, 1, 2))
 
 
@@ -126,7 +126,7 @@ def test_layers_with_another_collective_behind_the_grid():
     ("options", "why"),
     [
         ({"result": "argument"}, "is an argument"),
-        ({"writes": "source"}, "what it sends is written while it may be on its way"),
+        ({"writes": "source"}, "what it sends is written while it may be in flight"),
         ({"writes": "result"}, "its result is written, viewed or reached by others"),
         ({"count": 1}, "its loop has one iteration only"),
     ],
@@ -136,7 +136,7 @@ def test_what_cannot_be_ahead_stays_in_order_and_says_why(options, why):
     changed, schedule = overlapped(func)
     (move,) = schedule.moves
     assert not move.overlapped and why in move.why
-    assert "in order" in str(move)
+    assert "sequential" in str(move)
 
 
 def products(devices: int, size: int, count: int) -> Any:

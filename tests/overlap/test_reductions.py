@@ -335,7 +335,7 @@ def reduce_and(
 
 REASONS = {
     "between": "no grid makes what it reduces",
-    "written": "what it sends is written again while it may be on its way",
+    "written": "what it sends is overwritten while it may be in flight",
     "unmade": "no grid makes what it reduces",
     "uneven": "15 rows do not divide among 2 units",
     "partly": "no tile makes some of the rows",
@@ -367,7 +367,7 @@ def test_a_grid_in_a_loop_stays_in_order():
                 T.reduce_scatter(made, Y, dim=0)
 
     (move,) = overlapped(f)[1].moves
-    assert move.why.startswith("the grid that makes what it reduces stands in a loop or a branch")
+    assert move.why.startswith("the grid that makes what it reduces is in a loop or a branch")
 
 
 def test_the_reason_names_the_line():

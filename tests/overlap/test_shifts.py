@@ -106,7 +106,7 @@ def test_it_is_started_before_the_grid_and_awaited_where_it_stood():
     changed, schedule = overlapped(around(4, 8, 4, guarded=True))
     (move,) = schedule.moves
     assert move.overlapped and move.tensors == ("one", "one")
-    assert "beside the grid: the grid touches nothing that arrives" in str(schedule)
+    assert "overlapped: the grid touches nothing that arrives" in str(schedule)
     text = tilescale.compile(changed, machine=H200).python
     start, grid, wait = (
         text.index(w) for w in ("signal=one_here[0, step]", 'T.Scale("block")', "T.wait(one_here")
@@ -185,16 +185,16 @@ def ring(wrong: str = "") -> Any:
         ("written", "the grid touches what it moves, where step is 0", "T.copy(x, one[step % 2"),
         ("touched", "the grid touches what it moves, where step is 3", "T.copy(one[T.min("),
         ("ordered", "programs of the grid order units", "T.signal(flags[0])"),
-        ("statement", "other statements stand before it in its phase", ""),
+        ("statement", "other statements precede it in its phase", ""),
         ("one", "some units are sent nothing, or several parts", ""),
-        ("some", "other statements stand before it in its phase", ""),
+        ("some", "other statements precede it in its phase", ""),
         ("barrier", "no barrier follows it, so no unit knows when it has arrived", ""),
     ],
 )
 def test_what_cannot_be_proven_stays_in_order(wrong: str, reason: str, culprit: str):
     changed, schedule = overlapped(ring(wrong))
     place = f" (line {line(ring, culprit)})" if culprit else ""
-    assert f"in order: {reason}{place}" in str(schedule)
+    assert f"sequential: {reason}{place}" in str(schedule)
     assert "signal=" not in tilescale.compile(changed, machine=H200).python
 
 

@@ -109,7 +109,7 @@ def _rows(found: Measured) -> Iterator[tuple[str, ...]]:
         yield "collective", what, format_bytes(made.nbytes), f"{made.us:.4g} us", _spread(made.spread)
     for beside in found.contention:
         at = " x ".join(map(str, beside.shape))
-        yield "contention", f"{beside.mechanism} beside", at, f"{beside.ratio:.3f} x", _spread(beside.spread)
+        yield "contention", f"GEMM with {beside.mechanism}", at, f"{beside.ratio:.3f} x", _spread(beside.spread)
 
 
 def _spread(spread: tuple[float, float] | None) -> str:

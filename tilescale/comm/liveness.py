@@ -63,11 +63,11 @@ class LivenessConnection:
         if verdict == JOINED_BEFORE:
             raise LaunchError(
                 f"rank {rank} of this job has joined before (this is process {os.getpid()})",
-                hint="a program that a rank starts is no rank: start it without RANK, WORLD_SIZE and LOCAL_RANK; two "
-                "jobs on one host need a MASTER_PORT each",
+                hint="a program that a rank starts is not a rank: start it without RANK, WORLD_SIZE and LOCAL_RANK; "
+                "two jobs on one host need a MASTER_PORT each",
             )
         if verdict != WELCOME:
-            raise ForgedMessageError("who answers does not know the key of this job")
+            raise ForgedMessageError("authentication failed: the other side does not know the key of this job")
         return job
 
 

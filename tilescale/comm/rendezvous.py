@@ -43,7 +43,7 @@ def _open_at_root(joined: Joined, client: StoreClient, timeout_s: float) -> Sess
     if client.count(_ROOTS) > 1:
         raise LaunchError(
             "another process is rank 0 of this job already",
-            hint="a program that a rank starts is no rank: start it without RANK, WORLD_SIZE and LOCAL_RANK",
+            hint="a program that a rank starts is not a rank: start it without RANK, WORLD_SIZE and LOCAL_RANK",
         )
     key = joined.key
     if key is None:

@@ -83,8 +83,8 @@ def _store(host: str, port: int, timeout_s: float, *, serves: bool, descriptor: 
         if serves and "EADDRINUSE" in str(error):
             raise LaunchError(
                 f"port {port} of {host} is taken: another process listens there",
-                hint="two jobs on one host need a MASTER_PORT each; a program that rank 0 starts is no rank: start it "
-                "without RANK, WORLD_SIZE and LOCAL_RANK; else another user may have come first: take another port",
+                hint="two jobs on one host need a MASTER_PORT each; a program that rank 0 starts is not a rank: start "
+                "it without RANK, WORLD_SIZE and LOCAL_RANK; else another user may have come first: take another port",
             ) from error
         does = "cannot serve" if serves else "cannot reach rank 0's store at"
         raise LaunchError(f"{does} {host}:{port}: {said}", hint=_HINT) from error

@@ -53,7 +53,7 @@ def _told(session: Session) -> tuple[int, ...]:
     while not session.transport.has(_MEMBERS):
         if 0 in session.status().gone or time.monotonic() > end:
             raise RankFailedError(
-                f"{session.names[0]} does not say who goes on: it has died, or does not call tilescale.shrink()",
+                f"{session.names[0]} has not announced the survivors: it has died, or does not call tilescale.shrink()",
                 hint="rank 0 holds the store of the job: start it again",
             )
         time.sleep(_PAUSE_S)

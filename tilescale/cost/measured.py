@@ -236,7 +236,7 @@ def _curve(kind: str, point: Any) -> tuple[Any, ...]:
 def _measured(text: dict[str, Any]) -> Measured:
     for name, kind in KINDS.items():
         if not isinstance(text.get(name, []), list):
-            raise ValueError(f"{name} is no list")
+            raise ValueError(f"{name} is not a list")
         text[name] = [_point(kind, f"{name}[{i}]", entry) for i, entry in enumerate(text.get(name, ()))]
     return made(Measured, "the file", text)
 

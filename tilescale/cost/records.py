@@ -26,7 +26,7 @@ Made = TypeVar("Made")
 def read(path: Path) -> dict[str, Any]:
     """The object in a file of at most `MOST` characters. Raises OSError and ValueError, also for a device."""
     if not path.is_file():
-        raise ValueError("it is no file" if path.exists() else "there is no such file")
+        raise ValueError("it is not a file" if path.exists() else "there is no such file")
     with path.open(encoding="utf-8") as file:
         text = file.read(MOST + 1)
     if len(text) > MOST:
@@ -36,7 +36,7 @@ def read(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("lists inside lists without an end") from None
     if not isinstance(found, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     return found
 
 
@@ -47,7 +47,7 @@ def made(kind: type[Made], where: str, entry: Any) -> Made:
         ValueError: `entry` is not an object, or has unknown, missing or wrongly typed items; says which of `where`.
     """
     if not isinstance(entry, dict):
-        raise ValueError(f"{where} is no object")
+        raise ValueError(f"{where} is not an object")
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     needed = {name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING}
     if wrong := sorted(entry.keys() - known.keys()):
@@ -58,7 +58,7 @@ def made(kind: type[Made], where: str, entry: Any) -> Made:
     types = _types(kind)  # type: ignore[arg-type]
     for name, value in given.items():
         if not _fits(value, types[name]):
-            raise ValueError(f"{where} has a {name} that is no {known[name].type}: {reprlib.repr(value)}")
+            raise ValueError(f"{where} has a {name} that is not a valid {known[name].type}: {reprlib.repr(value)}")
     return kind(**given)
 
 

@@ -126,7 +126,7 @@ def _parse(path: Path) -> Entry:
 def _too_deep(path: Path) -> MachineFileError:
     return MachineFileError(
         "sections inside sections without an end",
-        hint="an alias (*name) cannot stand inside of what it stands for",
+        hint="an alias (*name) cannot be inside its own definition",
         where=Location(str(path), 1),
     )
 

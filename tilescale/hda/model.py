@@ -130,7 +130,7 @@ class Mechanism:
     reduce: float | None = spec("share", "adding to the far side's memory", default=None)
     startup: float = spec("time", "cost of one transfer before its first byte, on top of the latency", default=0.0)
     per_program: float | None = spec("bandwidth", "what one program reaches alone; else all", default=None)
-    started_by: str = spec("choice", "who starts a transfer", among=STARTERS, default="program")
+    started_by: str = spec("choice", "the initiator of a transfer", among=STARTERS, default="program")
     scopes: tuple[str, ...] = spec(
         "choices", "kinds of buffer that the near side may be; [] for all", among=SCOPES, default=()
     )

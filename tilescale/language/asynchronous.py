@@ -29,8 +29,8 @@ def check_queue(context: Context, network: Network | None, impl: str | None) -> 
         return
     offered = ", ".join(m.name for m in network.mechanisms)
     raise NoPathError(
-        f"{context.name}(signal=) of {one(context.executing.name)} runs beside its programs, and {network.name!r} of "
-        f"{context.machine.name!r} offers only what programs start: {offered}",
+        f"{context.name}(signal=) of {one(context.executing.name)} runs concurrently with its programs, and "
+        f"{network.name!r} of {context.machine.name!r} offers only what programs start: {offered}",
         hint=f"copy from inside T.Scale({context.program.name!r}), or name one of these with impl=",
         where=here(),
     )

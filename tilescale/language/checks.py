@@ -36,7 +36,7 @@ def checked_shape(context: Context, shape: Any) -> tuple[Any, ...]:
         if not integer:
             raise ShapeError(
                 f"{context.name} of shape {shape!r}: an extent is an integer from 0 on",
-                hint=f"write {context.name}((rows, columns), ...); a / b of integers is no integer, a // b is",
+                hint=f"write {context.name}((rows, columns), ...); a / b of integers is not an integer, a // b is",
                 where=here(),
             )
     return extents
@@ -52,7 +52,7 @@ def checked_dtype(context: Context, dtype: Any) -> Any:
         return stock.dtype(dtype)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{context.name}: dtype={dtype!r} is no data type of TileLang",
+            f"{context.name}: dtype={dtype!r} is not a data type of TileLang",
             hint='write its name or torch\'s type: "float32", "bfloat16", "int32", torch.float16',
             where=here(),
         ) from error
@@ -202,7 +202,7 @@ def check_whole_warps(context: Context) -> None:
         if split and taken.dtype == bool:
             raise UsageError(
                 f"{context.name} under a condition that {int(taken.sum())} of {context.threads} threads take, which "
-                f"are no whole warps: {condition}",
+                f"are not whole warps: {condition}",
                 hint=f"move {context.name} out of the condition: all threads of a program act together, and see what "
                 "was acquired; or let whole warps take it",
                 where=here(),

@@ -138,7 +138,7 @@ def check_product(
             raise ArgumentError(f"{b_name} has no {what}", hint=f"give {b_name} at least one row and column")
     if scaled and not b.t().is_contiguous():
         raise ArgumentError(
-            f"{b_name} has strides {b.stride()}", hint="of float8, it is the transpose of a contiguous matrix"
+            f"{b_name} has strides {b.stride()}", hint="in float8: the transpose of a contiguous matrix"
         )
     for name, x in (("a", a), (b_name, b)) if scaled and torch.is_grad_enabled() else ():
         if x.requires_grad:

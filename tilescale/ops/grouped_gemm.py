@@ -67,7 +67,7 @@ def grouped_matmul(
     if not b.mT.is_contiguous() or b.shape[1] % SQUARE or b.shape[2] % SQUARE:
         raise ArgumentError(
             f"b has shape {tuple(b.shape)} and strides {b.stride()}",
-            hint=f"of float8, it is the transposes of contiguous matrices, K and N are multiples of {SQUARE}",
+            hint=f"in float8: the transposes of contiguous matrices, K and N are multiples of {SQUARE}",
         )
     squares = b.shape[1] // SQUARE, b.shape[2] // SQUARE
     for name, given, shape in ("scales[0]", of_x, (x.shape[0], squares[0])), ("scales[1]", of_b, (len(b), *squares)):

@@ -63,7 +63,7 @@ def halo_exchange(
         if a.shape[each] < least:
             raise ArgumentError(
                 f"dimension {each} of a is {a.shape[each]}, width is {slices}",
-                hint=f"give it {least} slices at least{', with the room at both ends' if in_place else ''}",
+                hint=f"give it {least} slices at least{', including the space at both ends' if in_place else ''}",
             )
         a = (_filled if in_place else _extended)(a, slices, each, around, name)
     return a

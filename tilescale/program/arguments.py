@@ -247,7 +247,7 @@ def _declared(parameter: Parameter) -> str:
 
 
 def _tensor(parameter: Parameter) -> ir.Buffer:
-    assert parameter.buffer is not None, "it is no number"
+    assert parameter.buffer is not None, "it is not a number"
     return parameter.buffer
 
 

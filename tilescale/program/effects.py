@@ -33,7 +33,7 @@ class Completion(enum.Enum):
 
     AT_ONCE = "before the next statement of its unit"
     DEFERRED = "at the peer before a signal or barrier of its unit, and at the end of its phase"
-    QUEUED = "known to who waits for its flag, and at the end of the call"
+    QUEUED = "visible to waiters of its flag, and at the end of the call"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tilescale.program.model import Parameter, Program
 from tilescale.program.operations import Collective, operation
 from tilescale.program.ops import ALL_TO_ALL_V
 
-UNFIT = "sent has a number from 0 on for each rank, and no more rows than src; dst has room for all that come"
+UNFIT = "sent has a number from 0 on for each rank, and no more rows than src; dst holds all received rows"
 """Hint for rows that do not fit."""
 
 

@@ -151,7 +151,7 @@ class Autotuned:
     def __post_init__(self) -> None:
         if not all(hasattr(self.jit, name) for name in ("get_tir", "compile", "initialize_jit_mode", "tracing")):
             raise UsageError(
-                f"autotune stands above @tilescale.jit, not above a {type(self.jit).__name__}",
+                f"autotune goes above @tilescale.jit, not above a {type(self.jit).__name__}",
                 hint="write @tilescale.autotune(configs=[...]) in the line above @tilescale.jit",
             )
         functools.update_wrapper(self, self._function)

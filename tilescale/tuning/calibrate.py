@@ -53,7 +53,7 @@ def calibrate(place: Place, steps: Steps, *, quick: bool = False, limit_s: float
         units=place.units,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         versions=versions(),
-        source=f"tilescale calibrate, {ROUNDS} rounds in turns",
+        source=f"tilescale calibrate, {ROUNDS} interleaved rounds",
         simulated=place.simulated,
         **made,
     )

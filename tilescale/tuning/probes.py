@@ -218,7 +218,7 @@ def _contention(place: Place, network: Network) -> Iterator[Group]:
         if mechanism.started_by == "host" and mechanism.put and not mechanism.on_request:
             alone = _probe("alone", place, programs.product, (BESIDE,), _nothing)
             beside = _probe(mechanism.name, place, programs.product, (BESIDE, COPIED, mechanism.name), _nothing)
-            yield Group("contention", f"{mechanism.name} beside a product", "eager", 4, (alone, beside))
+            yield Group("contention", f"GEMM with {mechanism.name}", "eager", 4, (alone, beside))
 
 
 def _nothing(us: float, spread: tuple[float, float]) -> None:

@@ -99,7 +99,7 @@ def test_of_many_steps_the_longest_and_the_critical_ones_are_drawn(monkeypatch: 
     left_out = [span for span in timeline.spans if span not in found.spans]
     rest = [span for span in found.spans if span not in timeline.critical_path]
     assert max(span.seconds for span in left_out) <= min(span.seconds for span in rest)
-    assert f"Of {found.there} steps the 20 longest are drawn." in page(timeline).html
+    assert f"The 20 longest of {found.there} steps are drawn." in page(timeline).html
 
 
 def test_of_many_units_some_are_shown():

@@ -55,7 +55,7 @@ class AddressMap:
         """
         shifts = {(slot - peer) % self.ranks for peer, slot in enumerate(self.slots) if slot is not None}
         if len(shifts) != 1:
-            raise ValueError(f"slots {self.slots} are no rotation of the ranks")
+            raise ValueError(f"slots {self.slots} are not a rotation of the ranks")
         return shifts.pop()
 
     @property

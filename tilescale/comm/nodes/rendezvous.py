@@ -59,7 +59,7 @@ def rendezvous_of(nodes: int, node: int | None, where: str | None, env: Mapping[
     if not colon or where.endswith("]"):  # no port; an IPv6 address is in brackets before one
         host, port = where, str(PORT)
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise UsageError(f"--rdzv {where}: {port!r} is no port", hint="HOST or HOST:PORT; [ADDRESS]:PORT for IPv6")
+        raise UsageError(f"--rdzv {where}: {port!r} is not a port", hint="HOST or HOST:PORT; [ADDRESS]:PORT for IPv6")
     return Rendezvous(host.strip("[]"), int(port), node, nodes, JobKey.of_hosts(env))
 
 

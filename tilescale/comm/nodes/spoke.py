@@ -115,5 +115,5 @@ def _proven(connection: socket.socket, rendezvous: Rendezvous) -> Line:
             hint="give each node its own --node-rank, from 0 to one less than --nnodes",
         )
     if verdict != WELCOME:
-        raise ForgedMessageError("who answers does not know the key of this job")
+        raise ForgedMessageError("authentication failed: the other side does not know the key of this job")
     return Line(connection, key.of_job(job), rendezvous.node, 0)

@@ -46,7 +46,7 @@ class Hello:
         """The proof to send, and the nonce of the job. Raises ForgedMessageError if this is not rank 0 of the job."""
         server, job, tag = _CHALLENGE.unpack(challenge)
         if not self._key.accepts(tag, b"rank 0", self.message, server, job):
-            raise ForgedMessageError("who answers does not know the key of this job")
+            raise ForgedMessageError("authentication failed: the other side does not know the key of this job")
         return self._key.tag(b"rank", self.message, server, job), job
 
 

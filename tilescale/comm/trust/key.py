@@ -57,7 +57,7 @@ class JobKey:
         key = cls.from_env(env)
         if key is None:
             raise LaunchError(
-                "a job on several hosts has no key, without which whoever reaches its ports could take part in it",
+                "a job on several hosts has no key: without one, any process that reaches its ports could join",
                 hint=f"set {KEY_FILE} on all nodes to a file with the same key and mode 0600, made by: (umask 077; "
                 f"openssl rand -hex 32 > job.key); or {KEY} to the key itself; or {NO_KEY}=1 where the network is "
                 "yours alone",

@@ -43,7 +43,7 @@ def unseal(key: JobKey, name: str, data: bytes) -> list[Record]:
     view, records = memoryview(data), []
     while view:
         if len(view) < _BEGIN:
-            raise _forged(name, f"{len(view)} bytes that are no record")
+            raise _forged(name, f"{len(view)} bytes that are not a record")
         rank, length = _HEADER.unpack_from(view)
         if length > len(view) - _BEGIN:
             raise _forged(name, f"a record of {length} bytes of which {len(view) - _BEGIN} are there")

@@ -62,7 +62,7 @@ def _rows(site: Site, uses: Uses) -> Rows:
     if sizes is None or ir.constants(own) is None:
         raise Declined("the rows are known at launch only", where)
     if len(sizes) != 2 or len(own) != 2:
-        raise Declined("it is no matrix", where)
+        raise Declined("it is not a matrix", where)
     if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape) or whole.data in uses.names.views:
         raise Declined(f"it gathers into a part of {whole.name!r}", where)
     return Rows(whole, 1, slots=False)

@@ -74,7 +74,7 @@ class Edits:
         stmts = [inner for inner in spread(phase.stmt)]
         at = next((i for i, s in enumerate(stmts) if s.same_as(stmt)), None)
         if at is None:
-            raise Declined("it stands inside another statement", location(stmt))
+            raise Declined("it is inside another statement", location(stmt))
         before, after = (DevicePhase(tir.sequence(part)) for part in (stmts[:at], stmts[at + 1 :]))
         self.phases.append((phase, (before, *parts, after)))
 

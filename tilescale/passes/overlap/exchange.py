@@ -127,7 +127,7 @@ def _beside(
     except Declined as reason:
         reasons.append(reason)
     if maker is None and is_behind_waiting(mine, graph):
-        raise Declined("copies that wait for a flag were started before, and the own part overtakes none of them")
+        raise Declined("copies that wait for a flag were started before, and the local part must not overtake them")
     if maker is None and not readers:
         raise Declined("; ".join(reason.reason for reason in reasons), reasons[-1].where)
     return maker, readers

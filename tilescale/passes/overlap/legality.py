@@ -121,7 +121,7 @@ def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> N
     """
     where = location(site.stmt)
     if mine.around:
-        raise Declined("it stands in a loop or a branch", where)
+        raise Declined("it is in a loop or a branch", where)
     if not mine.on_device:
         raise Declined(f"{one(graph.machine.tensor_level.name)} has no copy queue", where)
     if site.made.impl is not None:
@@ -194,4 +194,4 @@ def check_unwritten(root: ir.Var, mine: Step, graph: Dependence, what: str) -> N
     """Raise Declined if a tensor is written after a collective that may still read or write it."""
     for step in graph.steps:
         if step.number > mine.number and any(a.root.same_as(root) for a in step.effects.writes):
-            raise Declined(f"{what} is written again while it may be on its way", location(step.stmt))
+            raise Declined(f"{what} is overwritten while it may be in flight", location(step.stmt))

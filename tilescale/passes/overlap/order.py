@@ -122,7 +122,7 @@ def axis_of(use: Use, rows: Rows, uses: Uses, level: str) -> Axis:
     for rank in range(uses.sizes[level]):
         turns = [begin // rows.height for begin, _, _ in uses.values(use, uses.ranks(level, rank), likely=True)]
         if any(not np.array_equal(turns[0], other) for other in turns[1:]):
-            raise Declined("programs take tiles in turns", location(use.loops[0]))
+            raise Declined("the grid is persistent", location(use.loops[0]))
         seen.append(turns[0])
     if any(not np.array_equal(seen[0], other) for other in seen[1:]):
         raise Declined("the tiles are in an order of their own on each device", location(use.stmts[0]))

@@ -72,7 +72,7 @@ def overlap_prefetch(site: Site, mine: Step, graph: Dependence, uses: Uses, move
     _check_source(found, mine, graph)
     _check_result(found, mine, graph)
     _estimate(found, move)
-    move.ordered, move.why = False, "gathered one turn of its loop ahead, into the other one of two buffers"
+    move.ordered, move.why = False, "gathered one iteration of its loop ahead, into the other one of two buffers"
     return _rewritten(found)
 
 
@@ -80,7 +80,7 @@ def _found(site: Site, mine: Step, uses: Uses) -> _Prefetch:
     """The gather and its loop. Raises Declined where it has another form."""
     where = location(site.stmt)
     if not mine.on_device:
-        raise Declined("nothing executes copies beside the programs", where)
+        raise Declined("no engine executes copies concurrently with the programs", where)
     if site.made.impl is not None:
         raise Declined(f"impl={site.made.impl!r} was asked for", where)
     turns = Turns.of(site.phase, site.launch, where)
@@ -105,7 +105,7 @@ def _check_source(found: _Prefetch, mine: Step, graph: Dependence) -> None:
         if step.effects.opaque and inside:
             raise Declined("a function from elsewhere may touch what it moves", location(step.stmt))
         if (inside or step.number > mine.number) and any(a.root.same_as(source) for a in step.effects.writes):
-            raise Declined("what it sends is written while it may be on its way", location(step.stmt))
+            raise Declined("what it sends is written while it may be in flight", location(step.stmt))
 
 
 def _check_result(found: _Prefetch, mine: Step, graph: Dependence) -> None:

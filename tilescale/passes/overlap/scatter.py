@@ -117,7 +117,7 @@ def _rows(site: Site, uses: Uses, everywhere: bool) -> Rows:
     slots = not everywhere and axis == 0 and Parts.of(ir.region_parts(made.target)[2], extents).slots and len(sizes) > 2
     depth = 1 if axis else len(sizes) - 1 - slots
     if axis and len(sizes) != 2 or depth < 1:
-        raise Declined("it is no matrix", where)
+        raise Declined("it is not a matrix", where)
     if sizes[axis] % parts:
         raise Declined(f"{sizes[axis]} {'columns' if axis else 'rows'} do not divide among {parts} units", where)
     return Rows(whole, parts, slots, axis, depth)
@@ -349,9 +349,9 @@ def _add_up(
         if move.adds == GRID:
             raise Declined("as asked for")
         if not is_last:
-            raise Declined("the own tiles are not the last ones")
+            raise Declined("the local tiles are not the last ones")
         if scatter.used_besides:
-            raise Declined("the parts, or where the sum goes, are used besides")
+            raise Declined("the parts, or the destination of the sum, have other uses")
         away = lambda tile: [*(stores or [last]), *counts]  # noqa: E731
         add_where_made(maker, arrivals, away, edits, scatter.uses, lambda tile: after(tile.row))
     except Declined as reason:

@@ -77,7 +77,7 @@ class Move:
         order = "tiles in the order of travel" if self.ordered else "tiles as written"
         rows = "" if self.chunk is None else f", {self.chunk} {'columns' if self.axis else 'rows'} at a time, {order}"
         rounded = "" if self.wire is None else f", as {self.wire}"
-        how = f"beside the grid{rows}{rounded}" if self.overlapped else "in order"
+        how = f"overlapped{rows}{rounded}" if self.overlapped else "sequential"
         return f"{self.title}{line}: {how}: {self.why}{self._estimate()}"
 
     @property
@@ -89,7 +89,7 @@ class Move:
     def _estimate(self) -> str:
         if self.in_order_s is None or self.beside_s is None:
             return ""
-        return f"; estimated {format_time(self.beside_s)} beside the grid, {format_time(self.in_order_s)} in order"
+        return f"; estimated {format_time(self.beside_s)} overlapped, {format_time(self.in_order_s)} sequential"
 
 
 @dataclass

@@ -76,13 +76,13 @@ def _found(site: Shift) -> _Shift:
     where = location(site.stmt)
     turns = Turns.of(site.phase, site.launch, where)
     if not turns.grids:
-        raise Declined("no grid stands before it", where)
+        raise Declined("no grid precedes it", where)
     if any(made.impl is not None for made in site.made):
         raise Declined("impl= was asked for", where)
     before = tuple(itertools.takewhile(_is_barrier, turns.stmts))
     count = len(before) + len(site.stmts)
     if not all(a.same_as(b) for a, b in zip(turns.stmts[len(before) : count], site.stmts, strict=False)):
-        raise Declined("other statements stand before it in its phase", where)
+        raise Declined("other statements precede it in its phase", where)
     if len(turns.stmts) == count or not _is_barrier(turns.stmts[count]):
         raise Declined("no barrier follows it, so no unit knows when it has arrived", where)
     return _Shift(site, turns, before)
@@ -111,7 +111,7 @@ def _check_peers(shift: _Shift, uses: Uses) -> None:
                 if all(conditions[0]) and peers != list(units):
                     raise Declined("some units are sent nothing, or several parts", where)
     except Unknown:
-        raise Declined("who sends to whom is known at launch only", where) from None
+        raise Declined("the peers are known at launch only", where) from None
 
 
 def _check_apart(shift: _Shift, graph: Dependence, own: set[ir.Var]) -> None:

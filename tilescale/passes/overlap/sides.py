@@ -28,7 +28,7 @@ def maker_of(root: ir.Var, mine: Step, graph: Dependence, what: str) -> GridPhas
         raise Declined(f"no grid makes {what}", location((last or mine).stmt))
     assert mine.launch is not None
     if not stands_alone(last.phase, mine.launch):
-        raise Declined(f"the grid that makes {what} stands in a loop or a branch", location(last.stmt))
+        raise Declined(f"the grid that makes {what} is in a loop or a branch", location(last.stmt))
     if not any(a.root.same_as(root) for s in before if s.phase is last.phase for a in s.effects.writes):
         raise Declined(f"the grid before only reads {what}", location(last.stmt))
     return last.phase

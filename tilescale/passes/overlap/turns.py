@@ -49,7 +49,7 @@ class Turns:
         binds, inner, stmts = _opened(phase.stmt)
         loops = tuple(around for around in way if isinstance(around, Control))
         if not all(_is_known(loop.stmt) for loop in loops):
-            raise Declined("it stands in a branch, or in a loop of unknown extent", where)
+            raise Declined("it is in a branch, or in a loop of unknown extent", where)
         siblings = way[-1].parts if way and isinstance(way[-1], Sequence) else (part,)
         at = next(i for i, sibling in enumerate(siblings) if sibling is part)
         before = last_of_grids(siblings[:at])
@@ -77,7 +77,7 @@ class Turns:
         turns = itertools.product(*map(range, self.extents))
         for number, values in enumerate(turns):
             if number == TRIED:
-                raise Declined("the loops around it have too many turns")
+                raise Declined("the loops around it have too many iterations")
             yield dict(zip(self.variables, values, strict=True))
 
     def known(self, at: Mapping[ir.Var, int]) -> dict[ir.Var, ir.PrimExpr]:

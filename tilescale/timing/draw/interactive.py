@@ -99,7 +99,7 @@ def _words(timeline: Timeline, columns: Columns) -> dict[str, Any]:
         "heading": heading(timeline, len(columns.units)),
         "level": timeline.level,
         "legend": [STYLE[kind] for kind in STYLE if kind in used],
-        "left_out": f"Of {there} steps the {shown} longest are drawn." if shown < there else "",
+        "left_out": f"The {shown} longest of {there} steps are drawn." if shown < there else "",
         "summary": summary(timeline),
     }
 
