@@ -24,8 +24,8 @@ def bind(show: bool, program: str, args: tuple[str, ...]) -> None:
     with NCCL, NVSHMEM and UCX on the adapters next to it, and with their sockets on the network that leads to rank 0.
     Local rank 0 says which of the node's adapters they take.
 
-    What the scheduler has given away already stays so: the cores are some of those that this process may use. Variables
-    of the libraries that the user has set stay too.
+    The scheduler's allocation is respected: the cores are a subset of those that this process may use. Variables of the
+    libraries that the user has set stay.
     """
     found = binding_of(os.environ)
     added = found.variables(os.environ)

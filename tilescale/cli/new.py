@@ -16,7 +16,7 @@ from tilescale.cli.tutorial import walk
 __all__ = ["new"]
 
 DEVICES = 4
-"""Of the program, until its user says otherwise."""
+"""Devices of the new program."""
 
 
 @click.command()

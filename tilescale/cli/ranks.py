@@ -14,15 +14,15 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def option(default: str) -> Callable[[Command], Command]:
-    """The option that says how many ranks there are to be; `default` says what that is without it."""
+    """The option for the number of ranks; `default` describes its default."""
     text = f"Ranks that measure together, one for each GPU.  [default: {default}]"
     return click.option("-n", "--ranks", type=click.IntRange(min=1), help=text)
 
 
 def join(ranks: int | None) -> None:
-    """Come back within a job: the one that a launcher has started, or one of so many ranks that is started now.
+    """Continue within a job: the one that a launcher has started, or one of `ranks` ranks that is started now.
 
-    Under a launcher `ranks` says nothing. Without GPUs one process simulates all units.
+    Under a launcher `ranks` is ignored. Without GPUs one process simulates all units.
     """
     import torch
 

@@ -76,7 +76,8 @@ def run(
     signal.signal(signal.SIGTERM, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # closed by the parent process
-            stream.reconfigure(errors="backslashreplace")  # ranks may say what this terminal's encoding lacks
+            # output of ranks may contain characters outside of this terminal's encoding
+            stream.reconfigure(errors="backslashreplace")
     bound = [sys.executable, *_BIND] if bind else []
     try:
         rendezvous = None if nnodes == 1 else rendezvous_of(nnodes, node_rank, rdzv, env)

@@ -4,9 +4,9 @@
 Linux shows in /sys how devices hang below PCI bridges: adapters are the nearer the longer the path is that they share
 with the GPU, and those of its NUMA node are nearer than others. The libraries want this said in different ways:
 
-- NCCL wants one list for all ranks of a node, those next to any of their GPUs, and goes by topology itself within it.
-  Lists that differ break its rings (https://github.com/NVIDIA/nccl/issues/1478). What the list leaves out are adapters
-  for storage and administration.
+- NCCL wants one list for all ranks of a node, those next to any of their GPUs, and chooses by topology within it. Lists
+  that differ break its rings (https://github.com/NVIDIA/nccl/issues/1478). Adapters for storage and administration are
+  left out.
 - NVSHMEM gives the ranks of a node the entries of one list in turn.
 - UCX, under an MPI, wants those of the process.
 
@@ -37,7 +37,7 @@ class Adapters:
     ports: tuple[tuple[str, ...], ...] = ()
 
     def of(self, rank: int) -> tuple[str, ...]:
-        """Those of a rank."""
+        """Adapters of a rank."""
         return self.ports[rank] if rank < len(self.ports) else ()
 
     def variables(self, rank: int, env: Mapping[str, str]) -> dict[str, str]:

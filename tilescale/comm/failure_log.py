@@ -56,7 +56,7 @@ class FailureLog:
         self._add("failed", rank, text[:_LONGEST])
 
     def read(self) -> Status:
-        """All notes so far."""
+        """All notes written until now."""
         notes = [json.loads(bytes(record.payload)) for record in self._transport.log(_NAME)]
         failures = [Failure(rank, text) for kind, rank, text in notes if kind == "failed"]
         return Status(

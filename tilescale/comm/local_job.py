@@ -27,8 +27,8 @@ __all__ = ["LocalJob", "limit_behind"]
 
 _GRACE_S = 10.0  # for the other ranks to report the failure; most have done so before the failing one ends
 _TERM_S = 2.0  # between SIGTERM and SIGKILL
-_LAST_WORDS_S = 2.0  # for what a rank has written before its end; a grandchild may hold its pipe open
-_LONGEST_LINE = 1 << 16  # characters; what is longer is passed on in pieces
+_LAST_WORDS_S = 2.0  # for output that a rank has written before its end; a grandchild may hold its pipe open
+_LONGEST_LINE = 1 << 16  # characters; longer lines are passed on in pieces
 _NO_OUTPUT_CODE, _IO_ERROR_CODE = 128 + signal.SIGPIPE, 74  # as if SIGPIPE had ended it; EX_IOERR of sysexits.h
 
 _NO_MEMORY = "MemoryError", "failed to map segment", "Cannot allocate memory", "std::bad_alloc", "Memory allocation"

@@ -17,7 +17,7 @@ class OneCall:
     """
 
     def __init__(self, rank: int):
-        """Of a rank."""
+        """Guard the calls of a rank."""
         self._rank, self._lock = rank, threading.RLock()
 
     def __enter__(self) -> None:

@@ -27,7 +27,7 @@ __all__ = ["refuse", "tells"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _COMMON = (RankFailedError, RankMismatchError, ForgedMessageError, WaitTimeoutError, OutOfBoundsError, DeviceError)
-"""Errors that the other ranks raise as well, by themselves."""
+"""Errors that the other ranks raise as well, without a notification."""
 
 _TOLD_WITHIN_S = 2.0
 

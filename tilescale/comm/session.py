@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""One rank's part in a job of several: ranks meet for a call, wait for each other with a bound, see failures.
+"""One rank's part in a job of several: synchronized calls, bounded waits, failures of other ranks.
 
-No wait here can hang: it ends when what it waits for arrives, when a failure is logged, when a rank it waits for has
-left, or when the time is up.
+No wait here can hang: it ends when the message arrives, when a failure is logged, when an awaited rank has left, or at
+the timeout.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Session:
         liveness: another rank's connection to rank 0, None at rank 0.
         has_left: this rank's script has ended, and the others know.
         one_call: held while this rank is in a call.
-        successor: the session of the group that this rank went on in, see survivors.py.
+        successor: the session of the group in which this rank continued, see survivors.py.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Session:
         try:
             return self._wait(ready, missing, call, ranks)
         except RankFailedError as error:
-            # The frames in here say nothing to the user; the waiting line does.
+            # The frames in here do not help the user; the waiting line does.
             raise error.at(call.at(f"rank {self.rank} waits in {call}")).with_traceback(None) from None
 
     def _wait(
@@ -188,7 +188,7 @@ class Session:
         return self._refused(refused[0], here[refused[0]], call)
 
     def status(self) -> Status:
-        """The failure log, with what this rank alone can see: the end of rank 0.
+        """The failure log, with the end of rank 0, which only this rank can observe.
 
         Raises RankFailedError if the store has died or does not answer.
         """

@@ -2,8 +2,8 @@
 """End of a rank: its uncaught error is logged for the others, and it stays a moment until the others have seen it.
 
 Launchers kill the remaining ranks as soon as one ends, and blame the one that ended first. So a rank that ends waits
-for the others to end their scripts too, and those that fail because of another rank let that one go first. The first
-failure is shown in full, what follows from it on the other ranks in one line each.
+for the others to end their scripts too, and those that fail because of another rank exit after that one. The first
+failure is shown in full, its consequences on other ranks in one line each.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def install(session: Session, abort: Callable[[int], None] | None) -> None:
 
 
 def _is_first_failure(session: Session, error: BaseException, trace: TracebackType | None) -> bool:
-    """Log an error, unless the job has failed before; whether it is the one that people should see in full."""
+    """Log an error, unless the job has failed before; returns whether it is the one to be shown in full."""
     if raised_at(error) not in (None, session.rank):
         time.sleep(_HEAD_START_S)  # the rank where it was raised knows more of it
     try:
@@ -84,7 +84,7 @@ def _text(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def _leave(session: Session) -> bool:
-    """Leave the job; False if it has failed and other ranks went on regardless."""
+    """Leave the job; False if it has failed and other ranks continued regardless."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # no reader is left
             stream.flush()

@@ -2,8 +2,8 @@
 """The job's key-value store (torch's), asked in a way that always ends: with an answer, or because there can be none.
 
 torch's calls block in C until the store answers. A process that is stopped, or a network that drops packets, answers
-nothing; so calls are made in a thread of their own, while the caller watches the connection to rank 0 and the clock.
-Rank 0 asks a store that it serves directly: both are stopped together.
+nothing; so calls are made in a separate thread, while the caller watches the connection to rank 0 and the clock. Rank 0
+asks a store that it serves directly: both are stopped together.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StoreClient:
         self._lost = ""
 
     def under(self, prefix: str) -> StoreClient:
-        """The same store, where all names are behind a prefix."""
+        """The same store, with a prefix before all names."""
         from torch.distributed import PrefixStore
 
         made = StoreClient(PrefixStore(prefix, self.store), self.limit_s, serves=self._worker is None)
@@ -88,7 +88,7 @@ class StoreClient:
         self._call(self.store.delete_key, name)
 
     def count(self, name: str) -> int:
-        """Add one to a counter; what it is now."""
+        """Add one to a counter; returns its new value."""
         return self._call(self.store.add, name, 1)
 
     def _find(self, name: str) -> bytes | None:

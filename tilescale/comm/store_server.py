@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The store that the ranks of a job meet in (torch's TCPStore): rank 0 serves it, the others connect."""
+"""The job's store (torch's TCPStore): rank 0 serves it, the other ranks connect."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _store(host: str, port: int, timeout_s: float, *, serves: bool, descriptor: 
         )
 
     try:
-        # In a thread, as it waits without a bound for a process that accepts the connection and then says nothing.
+        # In a thread, as it waits without a bound for a process that accepts the connection and then stays silent.
         return Worker("tilescale-connect").call(make, limit_s=timeout_s + 1.0, hopeless=lambda: False)
     except (TimeoutError, RuntimeError, ValueError) as error:
         said = (str(error).splitlines() or [f"no answer within {timeout_s:g} s"])[0]

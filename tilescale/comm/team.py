@@ -28,8 +28,8 @@ RootFunction = Callable[[list[Any]], Sequence[Any]]
 class Team:
     """Ranks that call collectives together, all the same ones in the same order; each call also waits for all of them.
 
-    Objects travel pickled. A CPU tensor arrives contiguous and detached; the caller's own object comes back to it
-    as it is, not copied. `root` and the positions in lists count within the team.
+    Objects are sent pickled. A CPU tensor arrives contiguous and detached; the caller's own object is returned to it
+    itself, not as a copy. `root` and the positions in lists count within the team.
 
     Every collective raises RankFailedError if a rank of the job fails or does not come within the job's timeout,
     RankMismatchError if ranks call different collectives, ForgedMessageError if a stranger has written to the job's
@@ -94,7 +94,7 @@ class Team:
         """`fn` runs once, at `root`, on the payloads of all ranks, and returns a result for each of them.
 
         Args:
-            payload: what this rank contributes.
+            payload: this rank's contribution.
             fn: takes the list of payloads in team order, returns a list of results in team order.
             root: the rank that runs `fn`.
         Returns:
@@ -163,7 +163,7 @@ class Team:
         return [[] if rank == self.rank else encode(obj) for rank, obj in enumerate(objects)]
 
     def _outgoing(self, obj: Any, root: int) -> list[memoryview]:
-        # Encoded before the ranks meet: an object that cannot be pickled is this rank's error alone.
+        # Encoded before the exchange: an object that cannot be pickled is this rank's error alone.
         return encode(obj) if self.rank != root else []
 
     def _call(self, op: str, root: int) -> Call:

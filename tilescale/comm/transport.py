@@ -24,7 +24,7 @@ _PIECE = 4 << 20  # torch's store refuses values above 8 MiB
 class Transport:
     """Names and values that every rank of the job sees, signed by the rank that wrote them.
 
-    Every method raises what the calls of a `StoreClient` raise; those that read, ForgedMessageError for what no rank of
+    Every method raises the errors of a `StoreClient`; those that read raise ForgedMessageError for data that no rank of
     this job has written.
 
     Attributes:
@@ -53,7 +53,7 @@ class Transport:
         return self.client.has(name)
 
     def log(self, name: str) -> list[Record]:
-        """The records of a log so far."""
+        """The current records of a log."""
         return unseal(self._key, name, self.client.find(name) or b"")
 
     def value(self, name: str, writer: int) -> memoryview:

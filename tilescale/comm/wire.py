@@ -2,7 +2,7 @@
 """Objects as byte buffers: pickle protocol 5, where the data of arrays and CPU tensors stays outside the pickle.
 
 A tensor arrives contiguous and detached. Tensors in lists, tuples and dictionaries whose memory overlaps arrive as
-views of one memory again: what is written to one of them shows in the others, as it did where they come from.
+views of one memory again: writes to one are visible in the others, as at the sender.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _tensor(data: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
 
 
 class _Memory:
-    """Bytes from address `begin` to `end` of one storage, in which several tensors lie."""
+    """Bytes from address `begin` to `end` of one storage, which several tensors share."""
 
     def __init__(self, tensor: torch.Tensor, begin: int, end: int):
         self.tensor, self.begin, self.end = tensor, begin, end
@@ -109,7 +109,7 @@ def _view(memory: torch.Tensor, dtype: Any, shape: tuple[int, ...], stride: tupl
 
 
 def _shared(obj: Any) -> dict[int, _Memory]:
-    """The id of each tensor in `obj` that overlaps another one -> the memory in which both lie."""
+    """The id of each tensor in `obj` that overlaps another one -> their common memory."""
     found: dict[int, list[tuple[int, int, Any]]] = {}
     for tensor in {id(tensor): tensor for tensor in _tensors(obj)}.values():
         if tensor.numel() and not tensor.is_conj() and not tensor.is_neg():

@@ -47,7 +47,7 @@ class Worker:
         """Call a function and return or raise its result. Raises TimeoutError after `limit_s`, or once no answer can
         come any more.
 
-        The call itself goes on after a TimeoutError, and later ones wait for it: the worker is of no use then.
+        The call itself continues after a TimeoutError, and later ones wait for it: the worker is then unusable.
         """
         task = _Task(function, args)
         self._tasks.put(task)

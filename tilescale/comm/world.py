@@ -36,7 +36,7 @@ class World(Team):
     """All ranks of the job: a team, and where its ranks are.
 
     Attributes:
-        launcher: what started the job: "torchrun", "tilescale run", "MPI" or "alone".
+        launcher: the launcher of the job: "torchrun", "tilescale run", "MPI" or "alone".
         node_of: the node of every rank; nodes are numbered in the order of their lowest ranks.
         gpus: the number of every rank's GPU on its node; None: as ranks are numbered there.
     """
@@ -212,15 +212,15 @@ def _enter(joined: Joined, timeout_s: float) -> World:
 
 
 def shrink() -> World:
-    """Go on without ranks that have died; collective over all that live, which are numbered anew, in order.
+    """Continue without ranks that have died; collective over all survivors, which are renumbered, in order.
 
     Call it where a `RankFailedError` says that a rank is gone. `init` gives the new World from then on, and operators
-    without a `group` span it. What was made before belongs to the ranks before: teams, kernels of `tilescale.compile`,
+    without a `group` span it. Earlier objects belong to the former ranks: teams, kernels of `tilescale.compile`,
     symmetric tensors, and groups of `torch.distributed`.
 
     Raises:
         RankFailedError: rank 0, which holds the job's store, has died; or this rank comes too late: it has not called
-            within TILESCALE_TIMEOUT_S of the first one, and the others went on without it.
+            within TILESCALE_TIMEOUT_S of the first one, and the others continued without it.
         UsageError: this process has not joined a job.
     """
     global _world, _shrunk

@@ -16,9 +16,9 @@ class Finding:
     """The outcome of one check.
 
     Attributes:
-        name: what was looked at.
+        name: the subject of the check.
         works: whether it is as it should be; None where that makes no difference here.
-        found: what is there, in a few words.
+        found: the observation, in a few words.
         remedy: what to do if it does not work.
     """
 

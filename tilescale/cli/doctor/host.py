@@ -165,7 +165,7 @@ def _binding() -> Finding:
 
 
 def _mpi() -> Finding:
-    # In a process of its own: loading MPI starts it, which can end a process that no mpirun has started.
+    # In a separate process: loading MPI starts it, which can end a process that no mpirun has started.
     code = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=_MPI_WITHIN_S, check=False

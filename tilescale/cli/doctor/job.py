@@ -104,7 +104,7 @@ def _store(world: World) -> Finding:
 
 
 def _clocks(world: World) -> Finding:
-    """The clocks of two ranks differ by at least what the times of a barrier that both have left differ by."""
+    """A lower bound of two ranks' clock difference, from the times at which both left a barrier."""
     apart = []
     for _ in range(3):
         world.barrier()

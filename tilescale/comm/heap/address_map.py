@@ -13,7 +13,7 @@ __all__ = ["AddressMap"]
 
 @dataclass(frozen=True)
 class AddressMap:
-    """Byte `offset` of rank p's heap lies at `base + slot(p) * stride + offset`.
+    """Byte `offset` of rank p's heap has the address `base + slot(p) * stride + offset`.
 
     Attributes:
         base: address of slot 0.
@@ -101,13 +101,13 @@ class AddressMap:
         return self.base + self.slot(peer) * self.stride + offset
 
     def offset(self, address: int) -> int:
-        """The offset of an address in this rank's own heap. Raises OutOfBoundsError if it lies elsewhere."""
+        """The offset of an address in this rank's own heap. Raises OutOfBoundsError if it is elsewhere."""
         offset = address - self.address(self.rank)
         if not 0 <= offset < self.size:
             raise OutOfBoundsError(f"address {address:#x} lies outside of rank {self.rank}'s heap")
         return offset
 
     def owns(self, address: int, nbytes: int = 1) -> bool:
-        """Whether `nbytes` bytes from `address` on lie in this rank's own heap."""
+        """Whether `nbytes` bytes from `address` on are in this rank's own heap."""
         begin = self.address(self.rank)
         return begin <= address and address + nbytes <= begin + self.size

@@ -29,7 +29,7 @@ class Arena:
 
     def allocate(self, nbytes: int) -> int | None:
         """The offset of `nbytes` free bytes; None if no free piece is large enough."""
-        need = max(round_up(nbytes, ALIGNMENT), ALIGNMENT)  # an empty tensor has a place of its own too
+        need = max(round_up(nbytes, ALIGNMENT), ALIGNMENT)  # an empty tensor gets a distinct address, too
         offset, size = min(
             (piece for piece in self._free if piece[1] >= need), key=lambda piece: piece[1], default=(None, 0)
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Heap provider `cuda_vmm`: the CUDA driver's virtual memory management, one GPU for each rank.
 
-Handles travel as POSIX file descriptors on one host. Ranks on several hosts use fabric handles, where the GPUs and the
-system (NVLink between hosts, an IMEX channel) have them.
+Handles are sent as POSIX file descriptors on one host. Ranks on several hosts use fabric handles, where the GPUs and
+the system (NVLink between hosts, an IMEX channel) have them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CudaVmm(MappedHeap):
 
 
 def _probe(pages: _CudaPages) -> None:
-    """Make and share one page: what the device's attributes promise, a container or a missing channel may forbid."""
+    """Make and share one page: a container or a missing channel may forbid it in spite of the device's attributes."""
     handle = pages.create(pages.granularity)
     try:
         shared = pages.export(handle)

@@ -28,7 +28,7 @@ _of_teams: dict[Team, SymmetricHeap] = {}
 def default_heap() -> SymmetricHeap:
     """The heap of this rank, opened collectively at the first call, which also joins the job if necessary.
 
-    It lies on `World.device`, and belongs to all ranks of the job. In a job of several nodes it belongs to those of
+    The heap is on `World.device`, and belongs to all ranks of the job. In a job of several nodes it belongs to those of
     this node, unless memory is shared between nodes too: by fabric handles, or where TILESCALE_HEAP names NVSHMEM.
 
     Raises:
@@ -56,7 +56,7 @@ def heap_for(team: Team) -> SymmetricHeap:
 
 
 def _sharing(team: Team, world: World) -> Team:
-    """Those of a team's ranks whose memory this one can share. Collective."""
+    """The ranks of a team whose memory this one can share. Collective."""
     nodes = [world.node_of[rank] for rank in team.ranks]
     count = len(set(nodes))
     if count == 1 or settings().heap in BETWEEN_NODES:

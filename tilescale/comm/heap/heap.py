@@ -66,7 +66,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class _Request:
-    """An allocation as one rank asks for it, with what it has released since the last one."""
+    """One rank's allocation request, with the blocks that it has released since the last one."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -139,7 +139,7 @@ class SymmetricHeap:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used; False after `close`."""
+        """Whether the heap can be used; False after `close`."""
         return self._open
 
     @property
@@ -187,8 +187,8 @@ class SymmetricHeap:
     def peers(self, tensor: torch.Tensor) -> torch.Tensor:
         """All ranks' instances of a symmetric tensor or of a view of one: its shape after a dimension of the ranks.
 
-        Rank p's instance is at index `addresses.slot(p)`. Local, and no copy: what is written there is written to the
-        peer. The result keeps this rank's instance alive; a peer keeps its own.
+        Rank p's instance is at index `addresses.slot(p)`. A local operation without a copy: writes to the result go to
+        the peer. The result keeps this rank's instance alive; a peer keeps its own.
 
         Raises NotSymmetricError for another tensor, NoPathError if a rank's memory has no address here.
         """
@@ -209,7 +209,7 @@ class SymmetricHeap:
     def offset(self, tensor: torch.Tensor) -> int:
         """The byte in the heap where a symmetric tensor, or a view of one, begins: the same on all ranks.
 
-        Raises NotSymmetricError for a tensor that does not lie in this heap.
+        Raises NotSymmetricError for a tensor that is not in this heap.
         """
         offset = self._find(tensor)
         if offset is None:
@@ -292,7 +292,7 @@ class SymmetricHeap:
                 )
 
     def _place(self, call: Call, nbytes: int) -> Block:
-        """A block, in what is mapped or in more. All ranks decide alike. Raises HeapExhaustedError."""
+        """Allocate a block, in mapped memory or in more. All ranks decide alike. Raises HeapExhaustedError."""
         arena = self._ledger.arena
         block = self._ledger.allocate(nbytes)
         if block is not None:
@@ -367,7 +367,7 @@ class SymmetricHeap:
 
 
 def _check_dense(tensor: torch.Tensor) -> None:
-    """Raises ArgumentError for a tensor whose elements do not lie in memory as its shape says."""
+    """Raise ArgumentError for a tensor that is not contiguous in memory."""
     import torch
 
     kinds = {

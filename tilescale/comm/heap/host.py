@@ -92,7 +92,7 @@ class _HostPages:
         _map(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, handle)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        # The addresses stay reserved: nothing else may come to lie between the ranks' heaps.
+        # The addresses stay reserved: no other mapping may appear between the ranks' heaps.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
         _map(address, nbytes, _PROT_NONE, flags, -1)
 

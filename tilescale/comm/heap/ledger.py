@@ -56,7 +56,7 @@ class Ledger:
         return block
 
     def settle(self, released: Sequence[Iterable[int]]) -> None:
-        """Take note of the numbers of the blocks that each rank has released; what all have released is free."""
+        """Record the numbers of the blocks that each rank has released; blocks released by all ranks are free."""
         for rank, numbers in enumerate(released):
             for number in numbers:
                 block = self._blocks[number]

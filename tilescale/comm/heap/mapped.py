@@ -31,7 +31,7 @@ class Pages(Protocol):
     Attributes:
         granularity: sizes and addresses are multiples of it, in bytes.
         chunk: bytes to map at a time, unless more is asked for.
-        shared_by_descriptor: handles travel as file descriptors, otherwise as bytes.
+        shared_by_descriptor: handles are sent as file descriptors, otherwise as bytes.
     """
 
     granularity: int
@@ -91,9 +91,9 @@ class MappedHeap:
     """Common base of the providers that map memory themselves. Rank p is in slot p.
 
     Attributes:
-        addresses: where all ranks' heaps lie.
+        addresses: addresses of all ranks' heaps.
         capacity: bytes of one rank's heap when it is fully mapped.
-        extents: what is mapped so far; adjacent, from offset 0 on.
+        extents: the mapped ranges; adjacent, from offset 0 on.
     """
 
     freed_at_exit = False
@@ -130,7 +130,7 @@ class MappedHeap:
         self._pages.wait_idle()
 
     def close(self) -> None:
-        """Unmap and give back everything. Peers keep what they have mapped of this rank's memory until they close."""
+        """Unmap and release everything. Peers keep their mappings of this rank's memory until they close."""
         if not self._pages.is_idle_within(seconds=10.0):
             return  # something still runs in there, maybe for ever; the end of the process frees all
         self._unmap(0)
@@ -150,7 +150,7 @@ class MappedHeap:
             if failed:
                 return failed
             outcome = self._share_and_map(begin, nbytes, own, mailbox, offers, call)
-            outcomes = self._group.all_gather(call, outcome)  # all have taken what they need of this rank's handle
+            outcomes = self._group.all_gather(call, outcome)  # all ranks have used this rank's handle
         failed = {rank: text for rank, text in enumerate(outcomes) if text is not None}
         if failed:
             self._unmap(mark)

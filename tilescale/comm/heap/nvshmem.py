@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Heap provider `nvshmem`: memory of NVSHMEM's own symmetric heap, for kernels that also call NVSHMEM.
 
-NVSHMEM maps the heaps of the n peers that a GPU reaches into one address range with a fixed stride. As number r of
-them sees it, number p lies (p - r) mod n steps further; that it is so is checked on every chunk. Other peers, on other
-nodes, have no address: only NVSHMEM's own functions lead there.
+NVSHMEM maps the heaps of the n peers that a GPU reaches into one address range with a fixed stride. For number r of
+them, the heap of number p is (p - r) mod n steps further; every chunk is checked for that. Peers on other nodes have no
+address: only NVSHMEM's functions reach them.
 
 NVSHMEM's own calls wait for all ranks without a bound. Each is made when all ranks are known to make it, and ends the
 process with a traceback if it still takes longer than the job's timeout.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The heaps that are open in this process: which one a tensor lies in, and their end when the process exits."""
+"""The open heaps of this process: the heap of a tensor, and their end when the process exits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def remove(heap: SymmetricHeap) -> None:
 
 
 def _leave() -> None:
-    """Close what the end of the process would not free properly. Exit handlers that come later may read the rest."""
+    """Close heaps that the end of the process would not free properly. Later exit handlers may read the rest."""
     if os.getpid() == _exit_registered_by:  # a forked child has none of the device's state
         _end([heap for heap in _open if not heap.freed_at_exit])
 
@@ -49,7 +49,7 @@ def _end(heaps: list[SymmetricHeap]) -> None:
 
 
 def heap_of(*tensors: torch.Tensor) -> SymmetricHeap:
-    """The heap that all these tensors lie in. Raises NotSymmetricError if one lies in none, or two in two."""
+    """The heap of all these tensors. Raises NotSymmetricError if one is in none, or two in two."""
     homes = [_home(tensor) for tensor in tensors]
     for tensor, home in zip(tensors, homes, strict=True):
         if home is None or home is not homes[0]:
@@ -60,12 +60,12 @@ def heap_of(*tensors: torch.Tensor) -> SymmetricHeap:
 
 
 def is_symmetric(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies in a symmetric heap."""
+    """Whether a tensor is in a symmetric heap."""
     return _home(tensor) is not None
 
 
 def not_symmetric(tensor: torch.Tensor, wanted: SymmetricHeap | None) -> NotSymmetricError:
-    """The error for a tensor that does not lie in the wanted heap, or in any."""
+    """The error for a tensor that is not in the wanted heap, or in any."""
     what = f"a tensor {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}"
     home = _home(tensor)
     if home is not None:

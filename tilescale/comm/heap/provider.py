@@ -50,9 +50,9 @@ class Provider(Protocol):
     """The memory of one heap on this rank, and the addresses under which it sees that of the others.
 
     Attributes:
-        addresses: where all ranks' heaps lie.
+        addresses: addresses of all ranks' heaps.
         capacity: to how many bytes on each rank it can grow.
-        extents: what is mapped so far.
+        extents: the mapped ranges.
         freed_at_exit: the end of the process frees everything by itself, so exit handlers may read tensors until then.
     """
 

@@ -20,14 +20,14 @@ class Joined:
     """One rank's place in a job.
 
     Attributes:
-        launcher: name of the launcher, for people.
+        launcher: readable name of the launcher.
         rank: number of this process in the job.
         size: number of processes in the job.
         node: any text that the ranks of one node share and other nodes do not.
         host: address under which the other ranks reach rank 0; it listens there alone.
         store: key-value store shared by the job; None in a job of one.
         store_at_root: the store lives in rank 0 and dies with it (else in the launcher).
-        job: what the ranks of the job share, and those of another one on the same port do not, as far as that is known.
+        job: an identity of the job, different from that of another job on the same port as far as it is known.
         key: the secret of the job's ranks; None if they are on one host and agree on one themselves.
         abort: ends the whole job with an exit code when ranks cannot be notified; None if the launcher sees to it.
     """
@@ -52,5 +52,5 @@ class Launcher(Protocol):
         ...
 
     def join(self, env: Mapping[str, str], timeout_s: float) -> Joined:
-        """Meet the other ranks. Raises LaunchError or DependencyError."""
+        """Join the other ranks. Raises LaunchError or DependencyError."""
         ...

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""mpirun, mpiexec, or srun with PMI: MPI only brings the ranks together; from then on they meet in the same store."""
+"""mpirun, mpiexec, or srun with PMI: MPI only brings the ranks together, which then use the same store as other
+jobs."""
 
 from __future__ import annotations
 

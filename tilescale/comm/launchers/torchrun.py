@@ -68,7 +68,7 @@ class Torchrun:
 
 
 def _store_port(env: Mapping[str, str]) -> int:
-    """A job inside of one of `tilescale run` has a MASTER_PORT of its own."""
+    """The store's port; a job nested in one of `tilescale run` has another MASTER_PORT."""
     master = _number(env, "MASTER_PORT")
     of, _, store = env.get(STORE_PORT, "").partition(" ")
     return int(store) if of == str(master) else master

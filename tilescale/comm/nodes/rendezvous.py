@@ -21,7 +21,7 @@ GONE = 69
 """Exit code of a job that lost a node: EX_UNAVAILABLE of sysexits.h."""
 
 LAUNCHERS = b"launchers of nodes"
-"""From this and the job's key comes the key of the launchers: what ranks say proves nothing to a launcher."""
+"""Label from which the launchers' key is derived with the job's key: signatures of ranks are invalid for launchers."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Membership of a job: docs/security.md says what this promises.
+"""Membership of a job, with the guarantees of docs/security.md.
 
 key.py            the secret of a job, and where it comes from
 key_exchange.py   how ranks of one host get one that no launcher gave them

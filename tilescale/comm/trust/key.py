@@ -91,7 +91,7 @@ class JobKey:
         return hmac.compare_digest(tag, self.tag(*parts))
 
     def of_job(self, nonce: bytes) -> JobKey:
-        """The key of the one job that drew this nonce: what was signed in another job with the same key is void."""
+        """The key of the one job that drew this nonce: signatures of another job with the same key are void."""
         return JobKey(self.tag(b"job", nonce))
 
     def __repr__(self) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Signed records: what a rank stores under a name, with a proof that a rank of this job stored it there.
+"""Signed records: a value stored under a name, with a proof that a rank of this job stored it there.
 
     record = struct(rank, length) tag payload
     tag    = HMAC-SHA256(key of the job, name, rank, length, payload)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Unix sockets between processes of one user on one host.
 
-Their addresses are abstract: no file is made, so none is left behind by a process that is killed. Any process on the
-host could connect to one, so each side asks the kernel for the user at the other end.
+Their addresses are abstract: no file is made, so a killed process leaves none. Any process on the host could connect to
+one, so each side asks the kernel for the user at the other end.
 """
 
 from __future__ import annotations
