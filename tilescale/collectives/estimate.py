@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Seconds of a collective on a described machine.
 
-Rounds follow one another; the messages of a round travel at the same time. A message takes the latency of its route,
-the start-up of its mechanism, and its bytes over the bandwidth that the busiest link of its route leaves it: a link
-needs as long as all bytes of the round that cross it (maximum load, exact where messages are alike, as in most rounds).
-The units' memories, which every byte leaves and enters, may be slower still. Combining streams along with what arrives.
+Rounds follow one another; the messages of a round are concurrent. A message takes the latency of its route, the
+start-up of its mechanism, and its bytes over the bandwidth that the busiest link of its route leaves it: a link needs
+as long as all bytes of the round that cross it (maximum load, exact where messages are alike, as in most rounds). The
+units' memories, which every byte leaves and enters, may be slower still. Combining streams along with what arrives.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _offers(carriers: Carriers, wanted: str, starter: str) -> list[Mechanism]:
 
 
 def _memory_seconds(routes: Routes, bundle: Bundle, r: Round, size: np.ndarray) -> np.ndarray:
-    """For each unit how long its memory needs to read what it sends, write what arrives, and combine."""
+    """For each unit the time its memory needs to read sent data, write received data, and combine."""
     machine, count = routes.machine, len(routes.units)
     layer = machine.layer(routes.carriers[bundle.carrier[0]].reaches)
     rate = layer.sustained or layer.bandwidth

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Links of a machine as shared resources, and what a collective demands of them."""
+"""Links of a machine as shared resources, and the demands of a collective on them."""
 
 from __future__ import annotations
 

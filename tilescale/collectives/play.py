@@ -20,7 +20,7 @@ def play(plan: Schedule, held: Sequence[dict[int, Any]], combine: Combine) -> No
     """Run all rounds.
 
     Args:
-        held: for each unit, piece -> the value that it begins with; afterwards what it has.
+        held: for each unit, piece -> its value, updated in place.
     """
     for r in plan.rounds:
         _play(r, held, combine)

@@ -43,7 +43,7 @@ class Algorithm:
 
     Attributes:
         name: what `impl=` calls it.
-        title: what it does, in one sentence.
+        title: its description, in one sentence.
         schedules: operation -> its rounds, for units numbered row-major in a shape, the innermost groups last.
         forms: kinds of collective that it serves, of `FORMS`.
         segmented: operations of which segments of the tensor follow one another; their schedules take how many.
@@ -86,7 +86,7 @@ class Algorithm:
             raise ValueError(f"algorithm {self.name!r}: a name, schedules, forms of {[*FORMS]}; not {sorted(unknown)}")
 
     def serves(self, operation: str, form: str | None = None) -> bool:
-        """Whether it makes an operation, of a kind."""
+        """Whether the algorithm supports an operation, of a kind."""
         return operation in self.schedules and (form is None or form in self.kinds(operation))
 
     def kinds(self, operation: str) -> Iterable[str]:

@@ -77,7 +77,7 @@ class Routes:
 
     @cached_property
     def bandwidth(self) -> np.ndarray:
-        """Bytes/s of each link that was met so far."""
+        """Bytes/s of each link found until now."""
         return np.array([hop.bandwidth for hop in self.hops])
 
     # -- kinds of pairs: which networks connect them -------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Routes:
         return {name: np.array([place[name] for place in self.places]) for name in self.places[0]}
 
     def _connecting(self, source: Numbers, target: Numbers) -> Numbers:
-        """For each pair the networks that connect it, as bits."""
+        """For each pair the networks that connect it, as a bit mask."""
         kinds = np.zeros(len(source), np.int64)
         for bit, net in enumerate(self.machine.networks):
             if net.level not in self._numbers:
@@ -160,8 +160,8 @@ class Routes:
         )
 
     def _half(self, kind: int, side: int, source: Numbers, target: Numbers) -> Numbers:
-        """For each message the way of its source up to the switch (side 0), or of its target down from it; read off one
-        route that takes it."""
+        """For each message the route of its source up to the switch (side 0), or of its target down from it; taken from
+        one route of that kind."""
         known = self._halves.setdefault((kind, side), np.full(len(self.units), -1))
         ends = target if side else source
         new = np.flatnonzero(known[ends] < 0)

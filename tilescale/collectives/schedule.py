@@ -22,13 +22,13 @@ SEGMENTS = 4
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Messages that travel at the same time, each field an array with one entry a message.
+    """Concurrent messages, each field an array with one entry a message.
 
     A message carries the pieces `first`, `first + stride`, ..., `count` of them. All are read before any arrives.
 
     Attributes:
-        combine: whether the target combines what arrives with what it has, else it replaces it. All that arrives in a
-            round is combined at once, in the order of ranks, and rounded once.
+        combine: whether the target combines received values with its own, else it replaces its own. All values received
+            in a round are combined at once, in the order of ranks, and rounded once.
         by_host: whether the host starts the messages, else programs do.
     """
 
@@ -82,8 +82,8 @@ class Schedule:
 
     Attributes:
         operation: as in the language, e.g. "allreduce".
-        pieces: into which the whole tensor is cut. The whole is the result of an all-gather, what one unit begins with
-            in an all-to-all, and the tensor of every unit elsewhere.
+        pieces: number of pieces of the whole tensor. The whole is the result of an all-gather, the input of one unit in
+            an all-to-all, and the tensor of every unit elsewhere.
         home: for each piece, the unit that ends (reduce-scatter) or begins (all-gather) with it. An all-to-all has
             `pieces` of each unit: piece s * units + d goes from unit s to unit d.
     """

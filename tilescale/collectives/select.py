@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The choice of an algorithm: one function for the emulator, the simulation and back ends that generate code.
 
-What is asked for is taken, or refused; else the fastest of what the caller has: as measured, where all of them were at
-such sizes, else by the estimate of their rounds over the machine's links. Estimates that differ by less than `TIE` say
-nothing: then the caller's first is taken.
+A requested algorithm is taken, or refused; else the fastest of the caller's: as measured, where all of them were at
+such sizes, else by the estimate of their rounds over the machine's links. Estimates that differ by less than `TIE` are
+a tie: the caller's first is taken.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Available:
 
 
 def everything(machine: Machine, wanted: Wanted) -> Available:
-    """All algorithms that a machine has what it takes for: what there is where no back end generates them."""
+    """All algorithms whose requirements a machine meets, also those that no back end generates."""
     count = len(wanted.units)
     known = [records()[name] for name in names(wanted.operation, wanted.form)]
     fit = [r for r in known if r.against(count, wanted.dtype, wanted.reduction) is None]
@@ -87,7 +87,7 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
     """The algorithm of a collective: `impl` if it is given, else the fastest of those available.
 
     Raises:
-        UnsupportedError: `impl` is not available, or nothing is; lists what is.
+        UnsupportedError: `impl` is not available, or no algorithm is; lists the available ones.
     """
     if not available.names:
         raise UnsupportedError(
@@ -153,7 +153,7 @@ def moved(operation: str, name: str, units: int, nbytes: float, function: bool) 
 
 
 def members(extents: Mapping[str, int], level: str) -> tuple[int, ...]:
-    """Numbers of the tensor-owning units of a launch that are, or lie in, the first unit of each other level.
+    """Numbers of the tensor-owning units of a launch that are, or are in, the first unit of each other level.
 
     Args:
         extents: units of each launched level down to the one that owns tensors, coarsest first.

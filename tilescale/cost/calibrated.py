@@ -5,7 +5,7 @@ A user's newest calibration takes precedence over the shipped one, which fills i
 times.
 
 The numbers of a description follow from points by least squares of relative errors: start-up and rate of a mechanism
-from its wires, the share of the arithmetic's peak from products, latency from the smallest flag, launch from launches.
+from its transfers, the share of the arithmetic's peak from GEMMs, latency from the smallest flag, launch from launches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tilescale.settings import settings
 US, GB = 1e-6, 1e9
 
 LARGE = 0.1
-"""Products of at least this share of the largest one's operations are bound by arithmetic."""
+"""GEMMs of at least this share of the largest one's operations are bound by arithmetic."""
 
 
 def folder() -> Path:
@@ -45,7 +45,7 @@ def own(machine: Machine) -> Measured | None:
 def in_force(machine: Machine) -> Machine:
     """The machine that choices are made for: with the numbers of the user's own calibration, if there is one.
 
-    What is shipped is where the numbers of the built-in descriptions come from. Raises as `measured`.
+    The numbers of the built-in descriptions come from the shipped measurements. Raises as `measured`.
     """
     found = own(machine)
     return machine if found is None else _in_force(machine, found.date)
@@ -112,7 +112,7 @@ def calibrated(machine: Machine | str, data: Measured | Path | None = None) -> M
             shipped ones.
 
     Returns:
-        The machine; what there are no measurements of stays as described.
+        The machine; unmeasured values stay as described.
 
     Raises:
         UsageError: there are no measurements of it, or they are of another machine.
@@ -134,7 +134,7 @@ def calibrated(machine: Machine | str, data: Measured | Path | None = None) -> M
 
 
 def _network(network: Network, found: Measured) -> Network:
-    """With the latency of the smallest flag, and mechanisms as their wires say."""
+    """The network with the latency of the smallest flag, and mechanisms fitted to their transfers."""
     names = {m.name for m in network.mechanisms}
     if not names & {wire.mechanism for wire in found.wires}:
         return network
@@ -161,9 +161,9 @@ def _mechanism(mechanism: Mechanism, network: Network, latency: float, wires: Se
 
 
 def fit(wires: Sequence[Wire]) -> tuple[float | None, float]:
-    """Seconds before the first byte and bytes/s that fit wires best: by the sum of the squares of relative errors.
+    """Seconds before the first byte and bytes/s that fit transfers best: by the sum of the squares of relative errors.
 
-    One size says nothing of what comes before the first byte: None, and the best rate.
+    One size does not determine the seconds before the first byte: None, and the best rate.
     """
     sized = [(wire.nbytes, wire.nbytes / (wire.gb_s * GB)) for wire in wires if wire.nbytes]
     best = max(wire.gb_s for wire in wires) * GB
@@ -189,7 +189,7 @@ def _launch(launches: Sequence[Launch], described: float) -> float:
 
 
 def _unit(unit: ComputeUnit, machine: Machine, products: Sequence[Product]) -> ComputeUnit:
-    """With the share of its peak that large products reach, by their median."""
+    """The unit with the share of its peak that large GEMMs reach, by their median."""
     largest = max((math.prod(product.shape) for product in products), default=0)
     large = [product for product in products if math.prod(product.shape) >= LARGE * largest]
     shares = [share for product in large for share in _shares(unit, machine, product)]
@@ -197,7 +197,7 @@ def _unit(unit: ComputeUnit, machine: Machine, products: Sequence[Product]) -> C
 
 
 def _shares(unit: ComputeUnit, machine: Machine, product: Product) -> Iterator[float]:
-    """The share of a unit's peak in a product, if it is this unit that is fastest at it."""
+    """The share of a unit's peak in a GEMM, if this unit is the fastest at it."""
     rates = machine.rates(machine.tensor_level.name)
     peak = rates.get(unit.name, {}).get(product.dtype)
     if peak is not None and peak == max(other.get(product.dtype, 0.0) for other in rates.values()):

@@ -12,10 +12,11 @@ from tilescale.hda import Mechanism, Network
 from tilescale.hda.units import format_bytes, format_time
 
 TIE = 0.1
-"""Estimates that differ by less than this share say nothing: what the description or the caller has first is taken."""
+"""Relative difference of estimates below which they are a tie: the first in the description, or of the caller, is
+taken."""
 
 MEASURED_TIE = 0.02
-"""The same of what was measured: medians of one thing differ by as much from run to run."""
+"""The same for measurements: medians of one contender differ by as much from run to run."""
 
 UNKNOWN_BYTES = 1 << 30
 """Assumed bytes of a size that is known only at launch and has no bound: bandwidth decides."""
@@ -122,7 +123,7 @@ def size_text(nbytes: int | None, at_most: int | None = None) -> str:
 
 
 def compared(best: str, times: Sequence[tuple[str, float]], size: str, how: str = "estimated") -> str:
-    """In words: the time of the choice for a size, those of the others, and how they are known."""
+    """As text: the time of the choice for a size, those of the others, and their origin."""
     others = [f"{name} {format_time(seconds)}" for name, seconds in times if name != best]
     mine = dict(times)[best]
     return f"{how} {format_time(mine)} for {size}" + (f"; {', '.join(others)}" if others else "")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Measurements of a machine: typed points, read from and written to dated JSON files.
 
-A file has one kind of point a list. Times are microseconds, rates 1e9 bytes/s; each is the median of what was measured,
+A file has one kind of point a list. Times are microseconds, rates 1e9 bytes/s; each is the median of the measurements,
 on the slowest rank, with the smallest and the largest where they are known. `source` says where a point comes from,
 where not all of a file's points have the origin that the file names.
 """
@@ -32,7 +32,8 @@ class Wire:
         mechanism: as the machine's description names it.
         operation: "put" or "get".
         nbytes: of a transfer; None for a large one whose size was not noted.
-        programs: that moved it together; None for what the host starts, and for as many as a unit runs at once.
+        programs: that moved it together; None for transfers that the host starts, and for as many as a unit runs at
+            once.
     """
 
     mechanism: str
@@ -46,7 +47,7 @@ class Wire:
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """From one unit's store of `nbytes` and a flag until another one has seen them."""
+    """Time from one unit's store of `nbytes` and a flag until another one has seen them."""
 
     nbytes: int
     us: float
@@ -116,16 +117,16 @@ Point = TypeVar("Point", Wire, Flag, Launch, Product, Collective, Contention)
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """All that was measured on a machine at one time.
+    """Measurements of a machine at one time.
 
     Attributes:
         machine: name of the description.
-        gpu: what it was in fact; "" for simulated time.
+        gpu: the GPU's name; "" for simulated time.
         units: that took part.
         date: ISO, UTC.
         versions: of what ran.
         source: where the points come from.
-        simulated: whether the times are the emulator's, so that they say nothing of the hardware.
+        simulated: whether the times are the emulator's, and independent of the hardware.
     """
 
     machine: str
@@ -171,11 +172,11 @@ class Measured:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no point."""
+        """Whether it has no points."""
         return not any(getattr(self, kind) for kind in KINDS)
 
     def over(self, other: Measured) -> Measured:
-        """This, and of what else was measured of the machine the points that are not measured anew.
+        """These measurements, completed by the points of `other` that are not measured anew.
 
         Points that stand for one curve, or are compared with each other, stay together: all of them are of one origin.
         """
@@ -252,5 +253,5 @@ def _point(kind: type[Point], where: str, entry: Any) -> Point:
 
 
 def _plain(point: Any) -> dict[str, Any]:
-    """A point's fields, without those that say nothing."""
+    """A point's fields, without empty ones."""
     return {key: value for key, value in asdict(point).items() if value not in (None, "")}

@@ -30,7 +30,7 @@ def copy_choice(
         sizes: units of each launched level, coarsest first.
         programs: how many programs of a unit copy at the same time, None for a copy of whole tensors.
         starters: the possible initiators of a copy of whole tensors.
-        names: what the program's variables stand for, to bound extents that are known at launch only.
+        names: values of the program's variables, to bound extents that are known at launch only.
 
     Raises:
         UnsupportedError: what `impl=` asks for, or every mechanism, cannot do it.

@@ -22,7 +22,7 @@ class Description:
         levels: finest first. Their names are the description's.
         memory: layers, finest first.
         networks: what connects units of one level.
-        capabilities: what the machine as a whole can do.
+        capabilities: features of the machine as a whole.
     """
 
     name: str

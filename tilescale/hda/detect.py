@@ -40,7 +40,7 @@ def detect() -> Machine:
 
 
 def _describing(accelerator: Accelerator) -> Machine:
-    """The description that names the product, the longest name first; else one of the same architecture."""
+    """The description whose name matches the device's, the longest name first; else one of the same architecture."""
     machines = [load(name) for name in names()]
     products = [(len(p), m) for m in machines for p in m.identify.products if p in accelerator.product]
     if products:

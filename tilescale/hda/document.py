@@ -22,7 +22,7 @@ __all__ = ["Entry", "merge", "read"]
 class Entry:
     """A value of a description: a scalar, a list of entries or a mapping of names to entries.
 
-    `path` is the field as a person writes it, e.g. "memory.l1.capacity".
+    `path` is the field in the user's notation, e.g. "memory.l1.capacity".
     """
 
     value: Any
@@ -55,7 +55,7 @@ class Entry:
 
 
 MOST_ENTRIES = 100_000
-"""Of one file, what its aliases repeat counted each time."""
+"""Limit of entries of one file, with repetitions by aliases counted each time."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class _Reader:
     entries: int = 0
 
     def entry(self, node: yaml.Node, line: int, path: str) -> Entry:
-        """The entry of a node; `line` is that of its key, where a person looks.
+        """The entry of a node; `line` is that of its key.
 
         Raises:
             MachineFileError: a key given twice, or more entries than `MOST_ENTRIES`.
@@ -132,7 +132,7 @@ def _too_deep(path: Path) -> MachineFileError:
 
 
 def merge(base: Entry, over: Entry) -> Entry:
-    """`over` where it says something, `base` elsewhere; an empty value removes what the base has."""
+    """`over` where it has a value, `base` elsewhere; an empty value removes the base's."""
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
     merged = dict(base.value)

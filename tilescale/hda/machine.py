@@ -23,7 +23,7 @@ class Machine(Description):
         levels: finest first. Their names are the description's.
         memory: layers, finest first.
         networks: what connects units of one level.
-        capabilities: what the machine as a whole can do.
+        capabilities: features of the machine as a whole.
     """
 
     def __repr__(self) -> str:
@@ -80,9 +80,9 @@ class Machine(Description):
 
         Args:
             threads: of one program.
-            shared_bytes: what one program takes of the layer of scope "shared".
+            shared_bytes: bytes that one program takes of the layer of scope "shared".
             registers_per_thread: 32-bit registers of one thread, or else
-            fragment_bytes: what one program's fragments take of the layer of scope "fragment".
+            fragment_bytes: bytes that one program's fragments take of the layer of scope "fragment".
         """
         return query.residency(self, threads, shared_bytes, registers_per_thread, fragment_bytes)
 
@@ -96,7 +96,7 @@ class Machine(Description):
             sustained: what well-tuned programs reach instead of the peak.
 
         Raises:
-            UnsupportedError: the level has no such arithmetic or not for that data type; lists what it has.
+            UnsupportedError: the level has no such arithmetic or not for that data type; lists the available one.
         """
         return query.rate(self, level, unit, dtype, sustained)
 
@@ -115,7 +115,7 @@ class Machine(Description):
         return query.network(self, level, within)
 
     def connects(self, level: str, within: str | None = None) -> bool:
-        """Whether networks link all units of `level` that lie in one unit of `within`, or in the whole machine."""
+        """Whether networks link all units of `level` within one unit of `within`, or in the whole machine."""
         return query.connects(self, level, within)
 
     def path(self, level: str, a: int, b: int, *, sizes: Mapping[str, int | Sequence[int]] | None = None) -> route.Path:

@@ -118,7 +118,7 @@ class MemoryLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """A way to move tiles over a network: hardware and instructions, with what one sender reaches by it.
+    """A mechanism that moves tiles over a network: hardware and instructions, with the rates of one sender.
 
     At least one of `put`, `get`, `reduce` is given; an operation without a bandwidth is not offered. They are bytes/s
     at large sizes, at most the network's bandwidth.
@@ -164,7 +164,7 @@ class Mechanism:
 
         Args:
             nbytes: a number, or an array of them.
-            bandwidth: what there is for this transfer, bytes/s, if that is less than the mechanism's rate.
+            bandwidth: bandwidth available to this transfer, bytes/s, if less than the mechanism's rate.
             starts: how many start-ups count: none where others are under way meanwhile, several where they queue.
         """
         return starts * self.startup + nbytes / min(self.rate(operation) or 0.0, bandwidth)
@@ -191,9 +191,9 @@ class Link:
 class Network:
     """A network between the units of one level, within one unit of a coarser level or in the whole machine.
 
-    `bandwidth` is what one unit sends, and at the same time receives, over all its links. `link_bandwidth` is one
-    link in one direction, and so the most that one pair of neighbours gets. Latency is end to end through a switch, and
-    of each hop elsewhere.
+    `bandwidth` is the rate at which one unit sends, and at the same time receives, over all its links. `link_bandwidth`
+    is that of one link in one direction, and so the limit for one pair of neighbours. Latency is end to end through a
+    switch, and of each hop elsewhere.
     """
 
     name: str

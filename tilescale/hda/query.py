@@ -166,7 +166,7 @@ def connects(machine: Description, level: str, within: str | None) -> bool:
     if here >= outer or count(machine, level, within) == 1:
         return True
     tops = [_top(machine, net) for net in _networks(machine, level)]
-    # A unit also uses the networks between the units it lies in.
+    # A unit also uses the networks between the units that contain it.
     return any(top >= outer or connects(machine, machine.level_names[top], within) for top in tops)
 
 

@@ -18,12 +18,12 @@ Section = TypeVar("Section")
 
 
 class Reader:
-    """One reading of one description. Collects problems and goes on, so that a person sees all of them at once.
+    """One reading of one description. Collects problems and continues, so that all of them are reported at once.
 
     Attributes:
         clock: Hz, what quantities per clock count at the moment.
-        bandwidth: bytes/s, what shares are shares of at the moment.
-        problems: what was wrong so far, in the order of the file's schema.
+        bandwidth: bytes/s, the current reference of shares.
+        problems: the problems found, in the order of the file's schema.
     """
 
     def __init__(self, clock: float | None):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Routes between two units of a machine: which links a transfer takes, how fast, by which mechanisms.
 
-A unit uses the networks of its own level and those of the units it lies in: a device of one node reaches a device of
-another through the network between nodes. One network is enough in most machines; where none is, routes over several
+A unit uses the networks of its own level and those of the units that contain it: a device of one node reaches a device
+of another through the network between nodes. One network is enough in most machines; where none is, routes over several
 are searched as a graph.
 """
 
@@ -60,7 +60,7 @@ class Path:
         hops: the links in order; none between a unit and itself, or between thread groups of one program.
         bandwidth: of the slowest hop, bytes/s.
         latency: of all hops, s.
-        mechanisms: those that every hop offers, best first, with what they reach on this path.
+        mechanisms: those that every hop offers, best first, with their rates on this path.
         reaches: the memory layer at the far side that transfers read and write.
     """
 
@@ -176,7 +176,7 @@ def _through(machine: Description, level: str, net: Network, at_a: Place, at_b: 
         return ()
     scope = 0 if net.within is None else at_a[net.within]
     if net.topology == "switch":
-        # With ports of its own each finer unit is an endpoint, else the whole unit is.
+        # With separate ports each finer unit is an endpoint, else the whole unit is.
         has_port = net.ports is not None and net.ports in at_a
         end, width = (net.ports or "", net.link_bandwidth) if has_port else (net.level, net.bandwidth)
         switch, half = Endpoint(f"{net.name} switch", scope), net.latency / 2
@@ -206,7 +206,7 @@ def _search(machine: Description, level: str, at_a: Place, at_b: Place) -> tuple
         weight = _typical_time((hop,))
         if weight < graph.get_edge_data(hop.source, hop.target, {"weight": float("inf")})["weight"]:
             graph.add_edge(hop.source, hop.target, weight=weight, hop=hop)
-    # Units lie in coarser ones: going out and coming in are free, and only where the two are in different ones.
+    # Units are inside coarser ones: going out and coming in are free, and only where the two are in different ones.
     for fine, coarse in pairwise(apart):
         graph.add_edge(Endpoint(fine, at_a[fine]), Endpoint(coarse, at_a[coarse]), weight=0.0)
         graph.add_edge(Endpoint(coarse, at_b[coarse]), Endpoint(fine, at_b[fine]), weight=0.0)

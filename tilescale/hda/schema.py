@@ -15,7 +15,7 @@ from tilescale.hda import units
 __all__ = ["EXPECTED", "MOST", "describe", "of", "spec", "table"]
 
 MOST = 1 << 24
-"""The largest number in a description; there is a table or a node of a graph for some of what is counted."""
+"""The largest number in a description; some counts become tables or nodes of a graph."""
 
 EXPECTED = {
     "text": "text",
@@ -36,7 +36,7 @@ EXPECTED = {
     "list": "a list of sections",
     **{kind: f"a {kind} with its unit such as {example}" for kind, example in units.EXAMPLES.items()},
 }
-"""Each kind of field: what a description must say there, in words."""
+"""Description of each kind of field."""
 
 _REQUIRED = object()
 
@@ -76,7 +76,7 @@ def describe(field: dataclasses.Field[Any]) -> str:
 
 
 def table(section: type) -> str:
-    """The fields of `section` as a Markdown table: field, what it holds, what it means."""
+    """The fields of `section` as a Markdown table: field, allowed values, meaning."""
     lines = ["| field | holds | meaning |", "|---|---|---|"]
     for name, field in of(section).items():
         mark = " *" if required(field) else ""

@@ -35,7 +35,7 @@ EXAMPLES = {
 """The kinds of quantity, each with an example that `parse` accepts."""
 
 MOST_BYTES = 1 << 63
-"""No memory is so large; larger numbers are mistakes, and no floats."""
+"""Limit of bytes; larger numbers are mistakes, and not floats."""
 
 _DIGITS = 400
 
@@ -71,8 +71,8 @@ def parse(text: object, kind: str, clock: float | None = None) -> float | int:
         clock: Hz, for quantities per clock; None where there is no clock to count.
 
     Raises:
-        ValueError: says what was expected; not a number with a unit of that kind, no whole number of bytes, a rate of
-            nothing, or a quantity per clock without a clock.
+        ValueError: not a number with a unit of that kind, not a whole number of bytes, a rate of zero, or a quantity
+            per clock without a clock.
     """
     expected = f"a {kind} with its unit such as {EXAMPLES[kind]}"
     found = _NUMBER.fullmatch(text) if isinstance(text, str) else None

@@ -17,7 +17,7 @@ from tilescale.collectives.schedule import BARRIER, Round, Schedule
 
 
 def halving(units: int) -> Iterator[Round]:
-    """A reduce-scatter: each step exchanges half of what is left with a partner half as far away."""
+    """A reduce-scatter: each step exchanges half of the remaining pieces with a partner at half the distance."""
     me, distance = np.arange(units), units // 2
     while distance:
         partner = me ^ distance

@@ -3,8 +3,8 @@
 
 For nodes of devices, and for meshes one dimension after the other (the bucket algorithms of Chan et al., 2007). All
 groups of a dimension work at the same time, by rings, in fewer steps by recursive halving and doubling, or in one where
-every unit sends to every unit; an all-to-all goes along one dimension after the other with what is meant for all units
-behind it.
+every unit sends to every unit; an all-to-all goes along one dimension after the other with the data of all units beyond
+it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def broadcast(steps: Callable[[tuple[int, ...]], Schedule], shape: tuple[int, ..
     units, rounds = int(np.prod(shape)), list[Round]()
     lines = np.arange(units).reshape(shape)
     for axis, extent in enumerate(shape):
-        # Of the dimensions behind, the first members alone have the tensor.
+        # In later dimensions only the first members have the tensor.
         front = lines.reshape(-1, extent, int(np.prod(shape[axis + 1 :])))[:, :, 0]
         rounds += lift(steps((extent,)).rounds, front)
     return Schedule("broadcast", units, 1, tuple(rounds))

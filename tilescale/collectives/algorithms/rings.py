@@ -25,14 +25,14 @@ def _neighbours(units: int) -> tuple[Numbers, Numbers]:
 
 
 def reduce_scatter(units: int) -> Iterator[Round]:
-    """In n-1 steps a partial sum passes every unit and ends where it belongs."""
+    """In n-1 steps a partial sum passes every unit and ends at its owner."""
     me, after = _neighbours(units)
     for step in range(units - 1):
         yield Round.of(me, after, (me - step - 1) % units, combine=True)
 
 
 def all_gather(units: int) -> Iterator[Round]:
-    """In n-1 steps every unit passes on what it got last."""
+    """In n-1 steps every unit forwards the piece that it received last."""
     me, after = _neighbours(units)
     for step in range(units - 1):
         yield Round.of(me, after, (me - step) % units)
@@ -87,7 +87,7 @@ def pairwise(shape: tuple[int, ...]) -> Schedule:
 
 
 def pairwise_v(shape: tuple[int, ...]) -> Schedule:
-    """The same of parts of any sizes."""
+    """A pairwise exchange of parts of any sizes."""
     return replace(pairwise(shape), operation="all_to_all_v")
 
 

@@ -39,7 +39,8 @@ def allreduce(shape: tuple[int, ...], segments: int) -> Schedule:
 
 
 class _Tree:
-    """A binary tree over units in order: even ones lie inside, odd ones are leaves; `shift` renames unit i to i+1."""
+    """A binary tree over units in order: even ones are inner nodes, odd ones are leaves; `shift` renames unit i to
+    i+1."""
 
     def __init__(self, units: int, shift: int, first: int):
         place = np.arange(1, units)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Units that a mesh or torus links, as they lie: rows and columns of cells with their links, the middle left out."""
+"""Units of a mesh or torus at their positions: rows and columns of cells with their links, the middle left out."""
 
 from __future__ import annotations
 

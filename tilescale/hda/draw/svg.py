@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A machine as an SVG drawing: nested boxes from the whole to its thread groups, memory as bars, networks below what
-they link; units on a mesh as they lie on it. Light or dark as the reader's system is.
+"""A machine as an SVG drawing: nested boxes from the whole to its thread groups, memory as bars, networks below the
+units that they link; units of a mesh at their positions. Light or dark as the reader's system is.
 
 One unit of each level is drawn in full and a few as strips next to it; a badge says how many there really are.
 """
@@ -26,7 +26,7 @@ PAD, GAP, TITLE, BAR, GROUP = 16, 10, 26, 26, 22
 SIBLING, SIBLINGS = 46, 3
 BAR_WIDTH, CHARACTER, SHIFT = 260, 6.7, 14
 DEEPEST = 3
-"""Of the colours of boxes inside each other."""
+"""Number of colours of nested boxes."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _bar(layer: MemoryLayer) -> _Block:
 
 
 def _networks(networks: Sequence[Network], row: _Block) -> list[_Block]:
-    """A strip for each network under the units it links; wires of different networks are side by side."""
+    """A strip for each network under the units it links; links of different networks are side by side."""
     shifts = [(i - (len(networks) - 1) / 2) * SHIFT for i in range(len(networks))]
     return [
         _network(net, row.width, [x + shift for x in row.taps]) for net, shift in zip(networks, shifts, strict=True)

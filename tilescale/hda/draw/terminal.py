@@ -42,7 +42,7 @@ def listing(machines: Iterable[Machine]) -> RenderableType:
 
 
 def picture(machine: Machine) -> RenderableType:
-    """Everything that a person wants to know of a machine, from the whole to its threads."""
+    """Overview of a machine, from the whole to its threads."""
     head = Text.assemble((machine.name, "bold"), "  ", machine.title)
     about = Text(machine.description, QUIET)
     parts: list[RenderableType] = [head, about, Text(), _tree(machine)]
