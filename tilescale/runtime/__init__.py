@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""From a traced function to something a user calls.
+"""From a traced function to a callable kernel.
 
     compile.py     `tilescale.compile` and `tilescale.jit`
-    kernel.py      what they return: a program bound to a machine
+    kernel.py      their result: a program bound to a machine
     ahead.py       kernels found by a dry run, compiled all at once
     drop_in.py     the same under the names of TileLang's kernels
     profiler.py    its profiler, where it is emulated

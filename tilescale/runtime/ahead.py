@@ -2,7 +2,7 @@
 """Kernels that a run will need: found by a dry run, compiled all at once.
 
 In a dry run a kernel that has never run only zeroes what it would write. Zeros are valid indices and counts, so the
-rest of the run goes on, and meets every kernel.
+rest of the run continues, and reaches every kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _met: list[Kernel] | None = None
 
 @contextlib.contextmanager
 def dry_run() -> Iterator[list[Kernel]]:
-    """Until it ends, kernels that have never run zero their results. Yields the list of those that were called.
+    """Within the block, kernels that have never run zero their results. Yields the list of those that were called.
 
     Raises UsageError within another one.
     """
@@ -54,7 +54,7 @@ def noted(kernel: Kernel, args: Sequence[Any]) -> bool:
 def compile_all(kernels: Sequence[Kernel]) -> None:
     """Collective over the job: compile and load kernels, over all ranks and CPU cores of each node.
 
-    Raises what the first call of a kernel raises, but for its arguments.
+    Raises the errors of a kernel's first call, except those of its arguments.
     """
     world = init()
     own = slice(world.local_rank, None, world.local_size)

@@ -19,7 +19,8 @@ from tilescale.passes.overlap.schedule import Schedule
 from tilescale.runtime.kernel import Kernel
 
 Chooser = Callable[[Callable[[str | Schedule], Kernel]], Kernel]
-"""Takes what binds a program with a schedule to a machine, and returns the kernel of the schedule that it chooses."""
+"""A function that takes the binding of a program with a schedule, and returns the kernel of the schedule that it
+chooses."""
 
 SCHEDULES = ("overlap", "sequential")
 """Order of phases: overlapped where legal and faster, or sequential, which is always legal."""
@@ -126,7 +127,7 @@ def jit(
 
     Args:
         function: returns a `@T.prim_func`, or is one in eager style.
-        machine: what it is traced and compiled for; None means the current one at each call.
+        machine: the machine that it is traced and compiled for; None means the current one at each call.
         schedule, wait_s, options: as for `tilescale.compile`; options are those of `tilelang.jit`.
 
     Returns:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DropIn(stock.JITKernel):
-    """The interface shared with TileLang's kernel; `Kernel` says what it is a kernel of."""
+    """The interface shared with TileLang's kernel; `Kernel` documents the class."""
 
     machine: Machine
     options: dict[str, Any]
@@ -40,12 +40,12 @@ class DropIn(stock.JITKernel):
 
     @classmethod
     def from_database(cls, *args: Any, **options: Any) -> Any:
-        """Kernels come from TileLang's cache by themselves. Raises UnsupportedError."""
+        """Not supported: TileLang's cache is used without a call. Raises UnsupportedError."""
         raise UnsupportedError(
             "a kernel is not made from a stored library", hint="compile it: TileLang's cache has what was compiled"
         )
 
-    # -- what it was made of -----------------------------------------------------------------------------------------
+    # -- inputs of the compilation -----------------------------------------------------------------------------------
 
     @property
     def params(self) -> list[stock.KernelParam]:
@@ -102,7 +102,7 @@ class DropIn(stock.JITKernel):
         return self.source
 
     def get_host_source(self) -> str:
-        """The text of the host's part. Raises UnsupportedError for what TileLang has not compiled."""
+        """The text of the host's part. Raises UnsupportedError for a kernel that TileLang has not compiled."""
         return self._compiled("the host's text").get_host_source()
 
     @property
@@ -110,7 +110,8 @@ class DropIn(stock.JITKernel):
         """The text of the host's part, as `get_host_source`. Raises UnsupportedError as it does."""
         return self.get_host_source()
 
-    # -- what TileLang has compiled ------------------------------------------------------------------------------------
+    # -- results of TileLang's compilation
+    # ------------------------------------------------------------------------------
 
     def _compiled(self, what: str) -> Any:
         """TileLang's own kernel. Raises UnsupportedError if there is none."""
@@ -124,7 +125,8 @@ class DropIn(stock.JITKernel):
 
     @property
     def artifact(self) -> Any:
-        """TileLang's. Raises UnsupportedError for what it has not compiled; so do the next ones."""
+        """TileLang's artifact. Raises UnsupportedError for a kernel that TileLang has not compiled; so do the next
+        ones."""
         return self._compiled("artifact").artifact
 
     @property
@@ -150,12 +152,12 @@ class DropIn(stock.JITKernel):
 
     @property
     def backend_context(self) -> Any:
-        """The context of TileLang's back end. Raises UnsupportedError for what TileLang has not compiled."""
+        """The context of TileLang's back end. Raises UnsupportedError for a kernel that TileLang has not compiled."""
         return self._compiled("backend of TileLang's").backend_context
 
     @property
     def backend(self) -> Any:
-        """TileLang's back end. Raises UnsupportedError for what TileLang has not compiled."""
+        """TileLang's back end. Raises UnsupportedError for a kernel that TileLang has not compiled."""
         return self._compiled("backend of TileLang's").backend
 
     def get_exportable_executable(self) -> Any:
@@ -174,7 +176,7 @@ class DropIn(stock.JITKernel):
         return self._executable.stock.resource_usage if self._executable.stock is not None else {}
 
     def export_library(self, kernel_file: str) -> None:
-        """Write the compiled kernel. Raises UnsupportedError for what TileLang has not compiled."""
+        """Write the compiled kernel. Raises UnsupportedError for a kernel that TileLang has not compiled."""
         self._compiled("library").export_library(kernel_file)
 
     # -- time ---------------------------------------------------------------------------------------------------------

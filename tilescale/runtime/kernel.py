@@ -57,13 +57,14 @@ class Kernel(DropIn):
     """A compiled program.
 
     Call it with this rank's tensors: every rank of the job calls it with its own (SPMD), a view's shards where the
-    program lays a tensor over devices. On a computer without GPUs the call is a collective: the arguments gather at
-    one rank, the machine is emulated there, what the program writes returns. A program without a level above its grid
-    is each rank's own affair. A DTensor stands for its shard, if its placement is what the program's view says.
+    program splits a tensor over devices. On a computer without GPUs the call is a collective: the arguments are
+    gathered at one rank, the machine is emulated there, and written tensors are sent back. A program without a level
+    above its grid runs on each rank separately. A DTensor is passed as its shard, if its placement matches the
+    program's view.
 
     Attributes:
         machine: the machine that it is compiled for.
-        report: what the last emulated call did, on the rank that emulated; None elsewhere.
+        report: the report of the last emulated call, on the rank that emulated; None elsewhere.
     """
 
     def __init__(self, func: ir.PrimFunc, machine: Machine, options: dict[str, Any], schedule: str | Schedule):
@@ -75,7 +76,7 @@ class Kernel(DropIn):
         if isinstance(schedule, Schedule):
             self._scheduled  # noqa: B018 - raises if it is one of another program
         self._known: dict[tuple[str, backends.Target], backends.Lowered] = {}
-        self._call: Callable[..., Any] = self._first_call  # then what that has chosen
+        self._call: Callable[..., Any] = self._first_call  # then the function that the first call chooses
 
     def __repr__(self) -> str:
         return f"<tilescale.Kernel {name_of(self._written)} for {self.machine.name}>"
@@ -101,7 +102,7 @@ class Kernel(DropIn):
 
     @cached_property
     def _scheduled(self) -> tuple[ir.PrimFunc, Schedule | None]:
-        """The program that runs, and what was decided for it."""
+        """The program that runs, and its schedule."""
         if self._asked == "sequential":
             return self._written, None
         given = self._asked if isinstance(self._asked, Schedule) else None
@@ -125,15 +126,15 @@ class Kernel(DropIn):
         """The CUDA text.
 
         Raises:
-            UnsupportedError: the program uses what has no CUDA lowering, or the machine has no CUDA target.
-            ShapeError: a product that cannot be shared out to the threads of its unit.
+            UnsupportedError: an operation without a CUDA lowering, or a machine without a CUDA target.
+            ShapeError: a GEMM that cannot be distributed over the threads of its unit.
             InternalError: TileScale itself failed; please report it.
         """
         return Text(self._lowered(backends.generator()).source(self.options))
 
     @property
     def python(self) -> str:
-        """The program as Python source in our language: where it is overlapped, what a person would have written.
+        """The program as Python source in our language, with its collectives overlapped as scheduled.
 
         Executed, it defines the program again, under its name.
 
@@ -166,7 +167,8 @@ class Kernel(DropIn):
         Results are right once this returns. A rank that dies meanwhile ends the wait at once.
 
         Raises:
-            WaitTimeoutError: a wait for another device ran out of time (`wait_s`); which, where, and what it saw.
+            WaitTimeoutError: a wait for another device ran out of time (`wait_s`): the flag, its line, and the value
+                seen.
             OutOfBoundsError: a wait or signal names a flag outside of its tensor.
             RankMismatchError: ranks call different programs, in different orders or with different tensors.
             RankFailedError: another rank of the job failed.
@@ -176,7 +178,7 @@ class Kernel(DropIn):
     def reset(self) -> None:
         """Collective: make the kernel run again after an error that `synchronize` or a later call raised.
 
-        What the kernel keeps between calls is zero again, on all ranks. Flags among its arguments are the caller's.
+        Zeroes the kernel's state between calls, on all ranks. Flags among its arguments are the caller's.
 
         Raises:
             RankFailedError: another rank failed, or does not come within the job's timeout.
@@ -340,7 +342,7 @@ class Kernel(DropIn):
 
     @property
     def _spans_units(self) -> bool:
-        """Whether the ranks of a job are the units of one launch, and not each a launch of its own."""
+        """Whether the ranks of a job are the units of one launch, and not separate launches."""
         return bool(self.program.extents) or self.machine.program_level == self.machine.tensor_level
 
     def _emulate(self, per_unit: list[list[Any]]) -> list[list[Any]]:
@@ -409,7 +411,7 @@ class Kernel(DropIn):
 
 @contextlib.contextmanager
 def _unchanged_by_failure(given: Sequence[Any]) -> Iterator[None]:
-    """Tensors hold what they held, should this fail: other ranks sent copies of theirs."""
+    """Restore tensors after a failure: other ranks sent copies of theirs."""
     import torch
 
     before = [(value, value.clone()) for value in given if isinstance(value, torch.Tensor)]

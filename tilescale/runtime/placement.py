@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""DTensor arguments: their placement must say what the program's view of the parameter says."""
+"""DTensor arguments: their placement must match the program's view of the parameter."""
 
 from __future__ import annotations
 

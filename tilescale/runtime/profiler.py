@@ -43,7 +43,7 @@ class SimulatedProfiler(stock.Profiler):
 
         Args:
             func: something else to time, by the clock of this computer.
-            input_tensors, dynamic_symbolic_constraints: what it is called with, as TileLang's profiler takes them.
+            input_tensors, dynamic_symbolic_constraints: arguments of the calls, as TileLang's profiler takes them.
             warmup, rep, n_warmup, n_repeat, backend, return_mode, device, early_stop_baseline: as TileLang's
                 profiler; they say how to measure, and a simulated time needs no measurement.
         """
@@ -71,7 +71,7 @@ class SimulatedProfiler(stock.Profiler):
         rtol: float = 1e-2,
         max_mismatched_ratio: float = 0.01,
     ) -> None:
-        """Compare what the kernel returns with a reference, as TileLang's profiler. Raises AssertionError."""
+        """Compare the kernel's results with a reference, as TileLang's profiler. Raises AssertionError."""
 
         def check(found: list[Any], expected: list[Any]) -> None:
             for mine, right in zip(found, expected, strict=True):
@@ -89,7 +89,7 @@ class SimulatedProfiler(stock.Profiler):
         input_tensors: Sequence[Any] | None = None,
         manual_check_prog: Callable[[list[Any], list[Any]], None] | None = None,
     ) -> None:
-        """Pass what the kernel returns, and what a reference returns, to a check.
+        """Pass the results of the kernel and of a reference to a check.
 
         Raises:
             UsageError: there is no check, or they return different numbers of tensors.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors that peers reach: on GPUs they lie in symmetric memory, or each call copies them in and out."""
+"""Tensors that peers reach: on GPUs they are in symmetric memory, or each call copies them in and out."""
 
 from __future__ import annotations
 

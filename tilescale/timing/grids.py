@@ -28,7 +28,7 @@ class Grid:
         self.over = False
 
     def fill(self) -> None:
-        """Start what fits; the task that launched goes on when nothing is left."""
+        """Start as many programs as fit; the launching task continues when none is left."""
         tasks, group = self.step.tasks, self.step.group
         while self.next < len(tasks) and len(self.free) >= group:
             members = tasks[self.next : self.next + group]

@@ -18,7 +18,7 @@ class Live:
         scope: the task whose places its steps name by number.
         engine: what its spans are shown on.
         ended: called at its end.
-        last: the span that it could not go on without, as a position.
+        last: the span that it last depended on, as a position.
         visible_s: when all that it did is visible to others.
     """
 

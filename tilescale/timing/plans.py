@@ -38,7 +38,7 @@ class Plans:
 
         Args:
             level: whose units take part.
-            rows: for each of them, in the order of ranks, the number of the tensor-owning unit it is or lies in.
+            rows: for each of them, in the order of ranks, the number of the tensor-owning unit that it is, or is in.
             nbytes: of the whole tensor.
             on_tiles: whether programs bring tiles.
             parts: as for `estimate`.
@@ -78,7 +78,8 @@ class Plans:
             found = estimate(machine, level, name, algorithm, nbytes, units=range(count))
             return CollectivePlan(found.algorithm, found.seconds, found.nbytes, {})
         except NoPathError:
-            # Units that no network links meet in the memory that all of them reach: each writes, and reads from all.
+            # Units that no network links exchange through the memory that all of them reach: each writes, and reads
+            # from all.
             memory = machine.layer_for("global")
             rate = bandwidth(memory)
             traffic = count * (count + 1) * nbytes / rate if rate else 0.0

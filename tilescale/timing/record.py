@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Writing down what a task does, loops as wholes.
+"""Recording of a task's steps, with loops as wholes.
 
 A loop without synchronisation becomes a few steps, however often it runs: its operations are collected, and at its end
 their sum is one step. In a software-pipelined loop loads and GEMMs overlap, in others they alternate.
@@ -44,7 +44,7 @@ class Log:
     Attributes:
         task: the steps.
         family: the step whose tasks are being made now.
-        muted: whether nothing is written: iterations of a loop that do what the first one did.
+        muted: whether nothing is recorded: iterations of a loop that repeat the first one.
         ahead: the largest number of copies that run ahead of the task; None: they do not.
         looks: accesses to tiles in the memory that holds tensors; None where the cache is not modelled.
         answers: whether the cache has each of these tiles, where that was found before.
@@ -94,13 +94,13 @@ class Log:
             self.task.steps.append(work)
 
     def step(self, step: Publish | Acquire | Rendezvous | Settle) -> None:
-        """Something that orders tasks. What was collected comes before it."""
+        """Record a step that orders tasks. Collected works precede it."""
         if not self.muted:
             self.flush()
             self.task.steps.append(step)
 
     def _load(self) -> None:
-        """The task needs what was loaded last. It waits for one part of that; it went on with others meanwhile."""
+        """Wait for the last loads. The task waits for one part of them; it continued with others meanwhile."""
         loads, self._loads = self._loads, []
         if loads:
             share, floor = 1 / self.parts, max(work.floor_s for work in loads)

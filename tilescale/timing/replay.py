@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Discrete-event simulation: recorded tasks run again, over resources that take time.
 
-The order of what others can see may be another one than in the recorded run: a wait ends when its value has come in
-simulated time, programs start when others have ended in simulated time.
+The order of visible effects may differ from the recorded run: a wait ends when its value has come in simulated time,
+programs start when others have ended in simulated time.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Replay:
             if not open_:
                 over(ends)
 
-        # A unit that owns tensors, or an engine of its own, keeps as much in flight as all its programs together.
+        # A unit that owns tensors, or a separate engine, keeps as much in flight as all its programs together.
         weight = self.places if live.place is None else 1
         self.events.at(self.events.now + step.floor_s, lambda: served(None))
         for index, part in enumerate(step.parts):
@@ -169,8 +169,8 @@ class Replay:
     def _performed(
         self, live: Live, step: Work, begin: float, ends: list[float], cause: int | None, suffix: str
     ) -> int:
-        """The spans of a step's parts; the slowest one's is returned. That, and what computes, lasts until the step's
-        end, what they overlap until its own."""
+        """The spans of a step's parts; returns the slowest one's. The slowest part and computation last until the
+        step's end, overlapped parts until their own."""
         parts, now = step.parts, self.events.now
         main = next((i for i, part in enumerate(parts) if part.kind == "compute"), len(parts) - 1)
         slowest = main if ends[main] == now else ends.index(now) if now in ends else 0
@@ -196,7 +196,7 @@ class Replay:
         return server
 
     def land(self, live: Live, then: Action) -> None:
-        """Go on when all that a task wrote is visible to others."""
+        """Continue when all writes of a task are visible to others."""
         begin = self.events.now
 
         def landed() -> None:
@@ -304,7 +304,7 @@ class Replay:
         key = _found(live, step.place)
         members = self._rendezvous.setdefault(key, [])
         members.append((step.rank, live))
-        # One unit stands for all: it meets its likes.
+        # One unit represents all: it synchronizes with its replicas.
         alike = self._units > 1 and key is step.place
         if len(members) < step.size and not alike:
             return

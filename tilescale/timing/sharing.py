@@ -3,9 +3,9 @@
 
 A resource is a time-sharing server (Kleinrock, "Time-shared Systems: a theoretical treatment", 1967): users get shares
 of it in proportion to their weights. SimGrid's fluid models (Casanova et al., 2014) couple the shares of a flow over
-all links that it crosses; here a step's demands are met independently of each other, and it ends with the last. That
-lets a start or end touch one resource instead of all, at the price of some optimism where flows of different
-bottlenecks meet.
+all links that it crosses; here the demands of a step are independent of each other, and the step ends with the last. So
+a start or end touches one resource instead of all, at the price of some optimism where flows of different bottlenecks
+share a resource.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Events:
         heapq.heappush(self._queue, (time if time > self.now else self.now, next(self._order), action))
 
     def run(self) -> None:
-        """Let everything happen, also what follows from it."""
+        """Process all events, including those that they announce."""
         while self._queue:
             self.now, _, action = heapq.heappop(self._queue)
             action()
@@ -51,7 +51,7 @@ class Server:
     clock has advanced by `seconds / weight`. So arrivals and departures change nothing for the other users.
 
     Attributes:
-        busy_s: work that it was asked for so far.
+        busy_s: work requested until now.
     """
 
     __slots__ = ("_due", "_events", "_jobs", "_order", "_plan", "_since", "_weight", "_work", "busy_s")
@@ -74,7 +74,7 @@ class Server:
         self._order += 1
         self._weight += weight
         heapq.heappush(self._jobs, (self._work + seconds / weight, self._order, done, weight))
-        # Another user can only delay the others: what was announced for them is at most too early.
+        # Another user can only delay the others: announced completions are at most too early.
         due = self._next()
         if due < self._due:
             self._announce(due)

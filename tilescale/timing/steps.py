@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The steps of a program, task by task and without times: the input of a simulation.
 
-A task is a thread of control: a device's phases, a program, one role of it. Its steps follow one another. What a step
-needs of a resource is given in seconds of that resource working for it alone.
+A task is a thread of control: a device's phases, a program, one role of it. Its steps follow one another. A step's
+demand of a resource is given in seconds of that resource working for it alone.
 
 Steps name relative to their task what belongs to its unit: resources, and the places where the unit's tasks
 synchronize. So units and programs that do the same have equal steps, or share them.
@@ -46,14 +46,14 @@ class Part:
 
 @dataclass(slots=True)
 class Work:
-    """Something that takes time: all demands of all parts are met side by side.
+    """A step that takes time: all demands of all parts are met concurrently.
 
     Attributes:
-        parts: what it consists of; first what takes longest where nothing else runs.
+        parts: its parts; first the one that takes longest on an idle machine.
         floor_s: that it takes at least, however idle the machine is.
         tail_s: after its end, until others can see its effect.
-        ahead: None: the task goes on when it is done. Else the task goes on at once, unless more than `ahead` of its
-            works are still running.
+        ahead: None: the task continues when it is done. Else the task continues at once, unless more than `ahead` of
+            its works are still running.
     """
 
     parts: list[Part]
@@ -64,7 +64,7 @@ class Work:
 
 @dataclass(slots=True)
 class Settle:
-    """Go on when no more than `left` of the task's works run ahead of it."""
+    """Continue when no more than `left` of the task's works run ahead of it."""
 
     left: int = 0
 
@@ -111,7 +111,7 @@ class Acquire:
 
 @dataclass(slots=True)
 class Rendezvous:
-    """A collective operation of `size` tasks: when all are there it begins, and when it has ended they go on.
+    """A collective operation of `size` tasks: it begins when all have arrived, and they continue when it has ended.
 
     Attributes:
         place: its identity.
@@ -147,7 +147,7 @@ class Task:
 
 @dataclass(slots=True)
 class Fork:
-    """Tasks side by side at the place of this one, which goes on when all have ended."""
+    """Concurrent subtasks of this task, which continues when all have ended."""
 
     tasks: list[Task] = field(default_factory=list)
 
@@ -161,7 +161,7 @@ class Launch:
         each: programs that each of them holds.
         group: programs that start together.
         seconds: until the first starts.
-        alike: whether programs may share their steps: each is a scope of its own.
+        alike: whether programs may share their steps: each is a separate scope.
         tasks: all programs, in launch order.
     """
 

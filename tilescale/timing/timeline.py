@@ -11,7 +11,7 @@ from tilescale.errors import Location
 from tilescale.hda.units import format_time
 
 KINDS = ("compute", "transfer", "collective", "wait", "launch", "sync")
-"""Kinds of spans. A wait is for a flag or for others to arrive; sync is what the barrier itself costs."""
+"""Kinds of spans. A wait is for a flag or for others to arrive; sync is the cost of the barrier itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The least time that a machine needs for what a program did, and the resource that says so."""
+    """Lower bound of a program's time on a machine, and the resource that determines it."""
 
     seconds: float
     use: Use
@@ -127,10 +127,10 @@ class Timeline:
     Attributes:
         level: name of the level whose units are the rows.
         spans: in the order of their ends.
-        uses: what was asked of each resource.
+        uses: the load of each resource.
         end_s: when the last span ended.
         title: what ran where, as drawings say above.
-        titles: resource -> what it is called outside of the machine's description, e.g. HBM3e.
+        titles: resource -> its common name outside of the machine's description, e.g. HBM3e.
     """
 
     level: str

@@ -21,7 +21,7 @@ def _of_all(name: str) -> Any:
 
 
 class United:
-    """The logs of a cluster's programs as one; see `Log` for what is not described here.
+    """The logs of a cluster's programs as one; see `Log` for undocumented members.
 
     Args:
         logs: of the programs, in the order of their ranks.

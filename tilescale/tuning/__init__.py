@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Measuring on the machine at hand, and what follows: calibrations, tuned configurations, races against libraries.
+"""Measuring on the machine at hand: calibrations, tuned configurations, races against libraries.
 
 autotune.py search.py              the decorator; configurations traced, estimated, measured
 schedules.py roles.py              schedules of collectives, measured; the carriers and reducers of configurations
-database.py digest.py files.py     what was found, by what it holds for; files written in one step
-inputs.py checks.py                what kernels are timed on, and whether they are right
+database.py digest.py files.py     results by their conditions; files written in one step
+inputs.py checks.py                inputs of timed kernels, and checks of their results
 places.py versions.py progress.py  where times come from, what ran, and a bar
-calibrate.py probes.py programs.py what is measured of a machine, and the programs by which it is
+calibrate.py probes.py programs.py measurements of a machine, and their programs
 bench.py table.py                  collectives and operators compared with libraries
 libraries.py                       the same work by cuBLAS, NCCL and PyTorch
 race.py timers.py                  interleaved contenders, and how a call is timed

@@ -69,8 +69,8 @@ def autotune(
         warmup, rep: milliseconds of calls of each configuration that are not timed, and that are.
         timeout: seconds that a configuration may take to be traced, and to be compiled.
         supply_type: how inputs are filled: one of TileLang's `TensorSupplyType`, or its name.
-        supply_prog: takes a list of what has `name`, `shape` and `dtype`, returns the inputs.
-        ref_prog: takes the inputs, returns what the outputs must be, or changes its inputs where the kernel returns
+        supply_prog: takes a list of objects with `name`, `shape` and `dtype`, returns the inputs.
+        ref_prog: takes the inputs, returns the expected outputs, or changes its inputs where the kernel returns
             nothing; on GPUs a configuration that is off by more than `rtol`, `atol` in more than `max_mismatched_ratio`
             of the elements is out.
         skip_check: whether nothing is compared.
@@ -139,7 +139,7 @@ class Autotuned:
     """A `tilescale.jit` object that calls itself with the best configuration.
 
     Attributes:
-        jit: what is tuned.
+        jit: the tuned `tilescale.jit` object.
         result: of the last call, a `Tuned`; None before the first one.
     """
 
@@ -237,7 +237,7 @@ class Autotuned:
     def _left_open(
         self, configs: Sequence[Config], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Config], tuple[Any, ...], dict[str, Any]]:
-        """The configurations that have what the caller names of them, and the other arguments."""
+        """The configurations that match the parameters that the caller names, and the other arguments."""
         bound = self.signature.bind_partial(*args, **kwargs)
         named = {name: bound.arguments.pop(name) for name in {*configs[0]} & bound.arguments.keys()}
         left = [c for c in configs if all(c.get(name) == value for name, value in named.items())]

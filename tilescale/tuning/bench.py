@@ -27,11 +27,11 @@ SIZES = tuple(4 * KIB << n for n in range(0, 17, 2))
 """Bytes of whole tensors, up to 256 MiB."""
 
 PUT = 128 * MIB
-"""Bytes of a put, which says what the wire carries."""
+"""Bytes of a put, which measures the link's bandwidth."""
 
 ROWS = (8192, 4096, 2048, 1024, 256)
 WIDE, NARROW = 8192, 3584
-"""Shapes of products: rows of all units together, and the other two extents on each."""
+"""Shapes of GEMMs: rows of all units together, and the other two extents on each."""
 
 GRAPHED = 256
 """Limit of rows below which GEMMs are called in a graph: they take less time than the host to launch them."""
@@ -126,7 +126,7 @@ OPERATORS = {
 
 
 def operators(place: Place, quick: bool) -> Iterator[Heat]:
-    """Products with a gather before them, or a scatter or a sum after them."""
+    """GEMMs with a gather before them, or a scatter or a sum after them."""
     for rows in ROWS[2:3] if quick else ROWS:
         for name in OPERATORS:
             yield _operator(place, name, rows)
@@ -160,7 +160,7 @@ def _overlapped(place: Place, program: Any) -> Any:
 
 
 def _in_order(place: Place, operation: str, shape: tuple[int, int, int]) -> Runner:
-    """A product and NCCL's collective, one after the other."""
+    """A GEMM and NCCL's collective, one after the other."""
     rows, n, k = shape
     moved = rows * (k if operation == OPERATIONS[1] else n)
     parts = (

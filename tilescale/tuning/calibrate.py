@@ -30,10 +30,10 @@ def calibrate(place: Place, steps: Steps, *, quick: bool = False, limit_s: float
 
     Args:
         quick: leave out most sizes: to see that it works.
-        limit_s: seconds after which what is left stays unmeasured.
+        limit_s: seconds after which the remaining points stay unmeasured.
 
     Raises:
-        UsageError: the GPUs are not those of the machine, or its programs own tensors of their own.
+        UsageError: the GPUs are not those of the machine, or its programs own tensors.
     """
     check(place)
     begin = time.monotonic()

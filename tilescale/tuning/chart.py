@@ -29,7 +29,7 @@ def heats(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def measure(row: Row, us: float) -> float:
-    """A time as it is drawn: through the baseline's median, or in microseconds where there is no baseline."""
+    """The drawn value of a time: relative to the baseline's median, or microseconds where there is no baseline."""
     return us * row["ratio"] / row["us"] if row["ratio"] is not None else us
 
 

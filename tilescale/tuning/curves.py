@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A picture of collectives over the size of their tensors: a line for each system, and what the wire allows."""
+"""A picture of collectives over the size of their tensors: a line for each system, and the limit of the link."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = 3
 """Panels side by side, at most."""
 
 PEAK = "put"
-"""The work whose fastest contender says what the wire carries."""
+"""The work whose fastest contender measures the link's bandwidth."""
 
 Row = Mapping[str, Any]
 Point = tuple[float, float]

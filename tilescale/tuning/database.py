@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The performance database: what was found fastest, a file for each program, shapes, machine and versions.
+"""The performance database: the fastest configurations, a file for each program, shapes, machine and versions.
 
 Files are written whole or not at all, so ranks and processes may tune concurrently: the last one's result stays. A file
 of another origin is ignored, and the next result replaces it.
@@ -75,7 +75,7 @@ class Tuned:
 
     Attributes:
         config: the fastest configuration.
-        us: what it takes.
+        us: its time in microseconds.
         simulated: whether that is the emulator's time.
         date: ISO, UTC.
         trials: every configuration, the fastest first, those that failed last.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A digest of a function, which changes whenever what it does may have: its source, and all that it uses.
+"""A digest of a function, which changes whenever its behaviour may have: its source, and all that it uses.
 
 The digest follows the names that the function uses, as globals, in modules or from enclosing scopes: functions and
 classes with their names, containers and objects with their contents. Installed packages count by version: their
@@ -32,7 +32,7 @@ def source_digest(function: Callable[..., Any]) -> str:
 
 
 def _follow(name: str, value: Any, lines: list[str], seen: dict[int, Any]) -> None:
-    """Write down what a value is and, once, what it is made of. `seen` keeps alive what its numbers speak of."""
+    """Write down a value and, once, its parts. `seen` keeps alive the objects whose ids are used."""
     value = _plain(value)
     lines.append(f"{name}={_text(value)}")
     if isinstance(value, PLAIN) or id(value) in seen:
@@ -88,7 +88,8 @@ def _parts(value: Any) -> Iterator[Part]:
 
 
 def _of_function(function: FunctionType) -> Iterator[Part]:
-    """Its text, the values of its defaults, and what it and those inside it may take from around it."""
+    """The function's text, the values of its defaults, and the names that it and its inner functions may take from
+    enclosing scopes."""
     where = function.__qualname__
     try:
         yield where, inspect.getsource(function)

@@ -25,7 +25,8 @@ SUPPLIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "Zero": lambda x: x.zero_(),
     "One": lambda x: x.fill_(1),
 }
-"""Name of TileLang's `TensorSupplyType` -> what fills a tensor. "Auto": small values, and flags at zero."""
+"""Name of TileLang's `TensorSupplyType` -> the function that fills a tensor. "Auto": small values, and flags at
+zero."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Fill:
         supply: one of `SUPPLIES`.
         program: takes the list of `Supplied`, returns the tensors; None to fill new ones.
         given: the caller's own arguments, whose copies are taken; None without any.
-        kept: tensors by what was wanted, for kernels that are given the same ones; None to make them anew.
+        kept: tensors by request, to give kernels the same ones; None to make them anew.
     """
 
     supply: str = "Auto"

@@ -13,7 +13,7 @@ from tilescale.tuning.race import Runner
 
 
 def library_product(shape: tuple[int, int, int]) -> Runner:
-    """A product of random matrices on this GPU, by cuBLAS."""
+    """A GEMM of random matrices on this GPU, by cuBLAS."""
     m, n, k = shape
     a, b = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((m, k), (k, n)))
     out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
@@ -52,7 +52,7 @@ def symmetric_all_reduce(n: int, shots: str) -> Runner:
     return Runner(lambda: kernels[shots](x, "sum", group))
 
 
-# -- products with a collective ----------------------------------------------------------------------------------------
+# -- GEMMs with a collective -------------------------------------------------------------------------------------------
 
 
 def _operands(name: str, shape: tuple[int, int, int], units: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,7 +109,8 @@ def fused_group() -> str:
 
 
 def load_kernels(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Make CUDA load what handles a part: loading waits for the device, on which a fused operator waits for peers."""
+    """Make CUDA load the kernels for a part: loading waits for the device, on which a fused operator waits for
+    peers."""
     parts = torch.stack([torch.mm(a, b)] * 2)
     parts.sum(0)
     torch.cuda.synchronize()

@@ -44,7 +44,7 @@ class Place:
     """The hardware or simulation that times programs.
 
     Attributes:
-        machine: what they are for.
+        machine: the machine that programs are compiled for.
         team: the ranks that measure together.
         simulated: whether times are the emulator's.
         units: that own tensors and take part: ranks, or units of a machine that is simulated.
@@ -126,7 +126,7 @@ def simulated_us(func: ir.PrimFunc, machine: Machine, shapes: Sequence[Any] | No
     """Simulated microseconds of a program on a machine, with the numbers that were measured here if there are some.
 
     Args:
-        shapes: what a unit passes, tensors of any device, where the program leaves extents open.
+        shapes: arguments of a unit, tensors of any device, where the program leaves extents open.
 
     Raises:
         ArgumentError, NoDataError, UnsupportedError, ...: as `tilescale.emulate` without data.
@@ -136,7 +136,7 @@ def simulated_us(func: ir.PrimFunc, machine: Machine, shapes: Sequence[Any] | No
 
 
 def _arguments(func: ir.PrimFunc, machine: Machine, given: Sequence[Any]) -> list[list[Any]]:
-    """The same for each unit of the launch, with the outputs that a call would allocate."""
+    """The arguments of each unit of the launch, with the outputs that a call would allocate."""
     program = analyse(func, machine)
     outputs = Outputs(program, output_positions(program, None), "meta")
     mine = outputs.allocate(place_arguments(program, outputs.positions, given))

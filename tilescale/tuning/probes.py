@@ -32,7 +32,7 @@ SIZES = (64 * KIB, MIB, 16 * MIB, 256 * MIB)
 """Bytes of transfers that the host starts."""
 
 STEPS, FEW_STEPS = 32, 4
-"""Tiles that each of many programs moves: on devices, and in simulation, where more say nothing new."""
+"""Tiles that each of many programs moves: on devices, and in simulation, where more give the same result."""
 
 ALONE = 256
 """Tiles that one program moves by itself."""
@@ -56,7 +56,7 @@ class Probe:
     """One thing to measure.
 
     Attributes:
-        make: makes what is called; collective.
+        make: makes the function to call; collective.
         point: makes a point of microseconds and their spread.
     """
 
@@ -66,7 +66,7 @@ class Probe:
 
     @property
     def contender(self) -> Contender:
-        """As races take it."""
+        """The probe as a contender of a race."""
         return Contender(self.name, self.make)
 
 
@@ -89,7 +89,7 @@ class Group:
 
 
 def groups(place: Place, quick: bool) -> Iterator[Group]:
-    """All that is measured at a place, the many sizes of collectives last; `quick` leaves out most of it."""
+    """All groups that are measured at a place, the many sizes of collectives last; `quick` leaves out most of them."""
     network = place.machine.network(place.machine.tensor_level.name)
     for mode in ("graph", "eager"):
         made = _probe("launch", place, programs.launch, (), partial(_timed, Launch, mode=mode))
@@ -129,7 +129,7 @@ def _flag(signals: int, us: float, spread: tuple[float, float]) -> Flag:
     return Flag(nbytes=0, us=us / signals, spread=(low / signals, high / signals))
 
 
-# -- wires -------------------------------------------------------------------------------------------------------------
+# -- transfers ---------------------------------------------------------------------------------------------------------
 
 
 def _wires(place: Place, network: Network, quick: bool) -> Iterator[Probe]:
@@ -170,7 +170,7 @@ def _wire(
     return _probe(f"{mechanism.name} {operation} {nbytes} by {count}", place, program, given, point)
 
 
-# -- products and collectives ------------------------------------------------------------------------------------------
+# -- GEMMs and collectives ---------------------------------------------------------------------------------------------
 
 
 def _product(place: Place, shape: tuple[int, int, int]) -> Probe:

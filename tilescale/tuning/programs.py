@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Programs that are measured to know a machine: transfers, flags, launches, products, collectives."""
+"""Programs of calibrations: transfers, flags, launches, GEMMs, collectives."""
 
 # No postponed annotations here: TileLang evaluates those of a traced function where its closure is not known.
 
@@ -12,10 +12,10 @@ TILE = 32 << 10
 """Bytes of a tile that a program sends."""
 
 THREADS = 512
-"""Of a program that moves data."""
+"""Threads of a program that moves data."""
 
 BLOCK = (128, 256, 64)
-"""Tile of a product, (m, n), and the depth of a step."""
+"""Tile of a GEMM, (m, n), and the depth of a step."""
 
 
 def launch(machine: Machine, units: int) -> Any:
@@ -176,7 +176,7 @@ def product(machine: Machine, units: int, shape: tuple[int, int, int], copied: i
 
 
 def gather_and_product(machine: Machine, units: int, shape: tuple[int, int, int]) -> Any:
-    """Rows of A lie over the units; every unit gathers them and multiplies."""
+    """Rows of A are split over the units; every unit gathers them and multiplies."""
     level, program, (M, N, K) = machine.tensor_level.name, machine.program_level.name, shape
 
     @T.prim_func
@@ -231,6 +231,6 @@ def product_and_sum(machine: Machine, units: int, shape: tuple[int, int, int]) -
 
 
 def tiles(M: int, N: int) -> tuple[int, int]:
-    """Programs along the columns and rows of a product."""
+    """Programs along the columns and rows of a GEMM."""
     m, n, _ = BLOCK
     return -(-N // n), -(-M // m)

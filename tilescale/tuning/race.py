@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 Result = TypeVar("Result")
 Step = Callable[[str, str], None]
-"""Takes a contender's name and what it is about to do."""
+"""A callback with a contender's name and its next step."""
 
 KEYS = ("work", "shape", "dtype", "gpus", "mode", "contender", "us", "spread", "baseline", "ratio")
 """Keys of every row of a results file; some have rates, and `failed`, the reason why there is no time."""
@@ -119,8 +119,8 @@ class Heat:
 
 @dataclass
 class Field:
-    """Contenders of a heat, as far as they got: what times each, its times by round, its memory, and why others are
-    out."""
+    """Contenders of a heat and their state: the timer of each, its times by round, its memory, and failures with
+    reasons."""
 
     groups: dict[str, Callable[[int], float]] = field(default_factory=dict)
     times: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -251,7 +251,7 @@ def _row(heat: Heat, name: str, entered: Field) -> dict[str, Any]:
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """A row for people."""
+    """A row as readable text."""
     if row["us"] is None:
         return f"{row['contender']:<24} failed: {row['failed'].splitlines()[0][:160]}"
     low, high = row["spread"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Roles as part of a configuration: the carriers of a program's collectives, and their reducers.
 
-A program in phases does not say it. `Move` has the words; a configuration gives some of them to all moves that have
-such a choice, and leaves the rest, such as rows that travel together, to the cost model.
+A program in phases does not name them. They are fields of `Move`; a configuration sets some of them for all moves that
+have such a choice, and leaves the rest, such as the rows of a chunk, to the cost model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Roles:
 
     @classmethod
     def of(cls, roles: Mapping[str, Any]) -> Roles:
-        """Those of a configuration. Raises UsageError for a word that is not one of `GIVEN`."""
+        """The roles of a configuration. Raises UsageError for a key that is not one of `GIVEN`."""
         if unknown := sorted({*roles} - {*GIVEN}):
             hint = f"it may say {', '.join(GIVEN)}, as tilescale.Move"
             raise UsageError(f"{ROLES} has {', '.join(unknown)}", hint=hint)

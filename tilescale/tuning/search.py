@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The search: all configurations are traced, the cost model ranks them, and the best few are measured, interleaved.
 
-What cannot be traced, estimated, compiled or run is a trial that says why, and the others go on. Ranks share out the
-estimates, measure together, and agree on the result, since all of them see the same times.
+A configuration that cannot be traced, estimated, compiled or run is a trial with the reason, and the search continues.
+Ranks share out the estimates, measure together, and agree on the result, since all of them see the same times.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ASSUMED_US = 1000.0
 """Assumed time of a call without an estimate."""
 
 SEARCHES: ContextVar[bool] = ContextVar("SEARCHES", default=False)
-"""Whether a search is under way: what is built meanwhile is not searched itself."""
+"""Whether a search is under way: functions that are built meanwhile are not searched themselves."""
 
 MOST_CALLS = 1000
-"""In a group: what a host can queue."""
+"""Calls in a group: the limit of a host's launch queue."""
 
 MOST_REASONS = 16
 """Limit of different reasons in an error."""

@@ -41,7 +41,7 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _size(shape: tuple[int, ...]) -> str:
-    """Bytes of a tensor of bfloat16, or the extents of a product."""
+    """Bytes of a tensor of bfloat16, or the extents of a GEMM."""
     return format_bytes(2 * shape[0]) if len(shape) == 1 else " x ".join(map(str, shape))
 
 

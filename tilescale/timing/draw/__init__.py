@@ -8,7 +8,7 @@
     picture.py      rows of units over time, by matplotlib
     interactive.py  a page to look into, by Bokeh
     columns.py      the data of such a page
-    files.py        what goes wrong when a file is written
+    files.py        errors of writing a file
 """
 
 from collections.abc import Mapping

@@ -69,7 +69,7 @@ class Columns:
         return list(found.values())
 
     def sources(self, unfolded: bool) -> dict[str, Data]:
-        """Columns by what they are of: units, spans, shares of folded units, the critical path, names of rows."""
+        """Columns by subject: units, spans, shares of folded units, the critical path, names of rows."""
         count = len(self.units)
         return {
             "units": {"tracks": self.track_counts, "open": [int(unfolded)] * count, "first": [0] * count},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A timeline as one HTML page to look into: zoom, what each step is and what it waited for, units that unfold.
+"""A timeline as one interactive HTML page: zoom, details and causes of each step, units that unfold.
 
 Bokeh draws it, and its script is part of the page: nothing is loaded from elsewhere. A unit that owns tensors is one
 row, as full as its engines are busy; unfolded it has a row for each thing that each of its engines does at a time.

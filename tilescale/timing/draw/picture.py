@@ -34,14 +34,14 @@ STYLE = {
 """Kind of span -> colour, and the legend's word."""
 
 ORDER = ("compute", "transfer", "collective", "launch", "sync", "wait")
-"""Of kinds in a row, from the bottom."""
+"""Order of the kinds in a row, from the bottom."""
 
 FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
 class _Theme:
-    """Colours of what is neither a span nor its name."""
+    """Colours of the drawing other than those of spans and their names."""
 
     paper: str
     ink: str

@@ -78,7 +78,7 @@ def shares(spans: Sequence[Span], most: dict[str, int], end_s: float) -> Shares:
 
 @cache
 def _fork(engine: str) -> tuple[str, str] | None:
-    """Of a side of a program, such as "block 17.0/1 ahead", the program and what the side is busy with."""
+    """The program and the activity of a side of a program, such as "block 17.0/1 ahead"."""
     found = re.fullmatch(r"(.*?)((?:/\d+)+)(.*)", engine)
     return (found[1], found[3]) if found else None
 
@@ -90,7 +90,7 @@ def _sides(spans: Sequence[Span]) -> dict[tuple[str, str] | None, int]:
 
 
 def _counts(spans: Sequence[Span], most: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Times at which something changes, and for each kind what is going on from there on."""
+    """Times at which something changes, and the number of active spans of each kind from there on."""
     sides = _sides(spans)
     weights = np.array([1.0 / most[family(span.engine)] / sides.get(_fork(span.engine), 1) for span in spans])
     kinds = np.array([KINDS.index(span.kind) for span in spans], np.int64)

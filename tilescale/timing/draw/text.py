@@ -12,7 +12,7 @@ from tilescale.hda.units import format_time
 from tilescale.timing.timeline import Timeline
 
 MOST = 6
-"""Lines of a list; what follows is added up in one more."""
+"""Lines of a list; the rest is added up in one more."""
 
 BAR = 20
 
@@ -59,7 +59,7 @@ def _critical_path(timeline: Timeline) -> Iterator[str]:
     lines: dict[tuple[str, str, Location | None], list[float]] = {}
     at = path[0].begin_s
     for span in path:
-        # Spans that overlap what led to them count for what they add.
+        # Spans that overlap their causes count for the time that they add.
         added = max(0.0, span.end_s - max(span.begin_s, at))
         at = max(at, span.end_s)
         lines.setdefault((span.kind, span.name, span.where), []).append(added)

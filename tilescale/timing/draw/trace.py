@@ -77,7 +77,7 @@ def _arguments(span: Span) -> Event:
 
 
 def _flow(number: int, cause: Span, cause_tid: int, span: Span, tid: int) -> Iterator[Event]:
-    """An arrow from what led to a span; both its ends have to lie inside the slices, before they close."""
+    """An arrow from a span's cause to the span; both its ends have to be inside the slices, before they close."""
     common = {"name": cause.name, "cat": "cause", "id": number}
     (cause_begin, cause_end), (begin, end) = _nanoseconds(cause), _nanoseconds(span)
     start = cause_end - 1
