@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The language: everything of `tilelang.language`, unchanged, and what a whole machine needs.
+"""The language: everything of `tilelang.language`, unchanged, and the constructs for a whole machine.
 
     import tilescale.language as T
 
@@ -9,7 +9,7 @@
     copy          T.copy to and from another unit
     signal        T.alloc_flags, T.signal, T.wait, T.wait_any, T.barrier
     peer_atomic   T.atomic_add at another unit, T.invoke_one
-    asynchronous  checks of what a copy queue executes: T.copy and T.all_gather with signal= above the programs
+    asynchronous  checks of operations on a copy queue: T.copy and T.all_gather with signal= above the programs
     gemm          T.gemm, whose mistakes are errors with their line
     collective    T.allreduce, T.reduce_scatter, T.all_gather, T.all_to_all, T.broadcast
     unequal       T.all_to_all_v

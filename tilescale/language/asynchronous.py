@@ -20,7 +20,7 @@ from tilescale.program.ops import RANK
 
 
 def check_queue(context: Context, network: Network | None, impl: str | None) -> None:
-    """Check what executes a started operation.
+    """Check that an engine executes a started operation.
 
     Raises:
         NoPathError: no mechanism of the network moves data while no program runs.
@@ -70,7 +70,7 @@ def after_of(
 
 
 def check_fixed(context: Context, regions: Sequence[ir.Call], values: Sequence[Any] = ()) -> None:
-    """Raise UsageError for an operand that is read from memory: what a queue does is settled when it is started."""
+    """Raise UsageError for an operand that is read from memory: operands of a queue are fixed when it is started."""
     for region in regions:
         _, begins, extents = ir.region_parts(region)
         values = [*values, *begins, *extents]
@@ -87,7 +87,7 @@ def check_fixed(context: Context, regions: Sequence[ir.Call], values: Sequence[A
 
 
 def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int, chunk: Any) -> Parts:
-    """Check the tensors of a started collective, and return how its parts lie.
+    """Check the tensors of a started collective, and return the layout of its parts.
 
     Raises:
         PhaseError: not in a phase of units that own tensors.
@@ -160,7 +160,7 @@ def _check_exchange(context: Context, level: Level, source: ir.Call, target: ir.
 
 
 def _check_own(level: Level, parts: Parts, source: ir.Call, target: ir.Call) -> None:
-    """In place the part is where it belongs."""
+    """Check that a part in place is at its position."""
     (buffer, mine, part), (other, whole, _) = ir.region_parts(source), ir.region_parts(target)
     if buffer.data != other.data:
         return
@@ -182,7 +182,7 @@ def _own(name: str, parts: Parts, part: list[Any]) -> str:
 
 
 def flags_of(context: Context, level: Level, flags: Any, rows: Any, chunk: int | None) -> ir.Call:
-    """The flags of a started collective as an argument: a tensor, or what it has at an index, `flags[i, ...]`.
+    """The flags of a started collective as an argument: a tensor, or its slice at an index, `flags[i, ...]`.
 
     Raises:
         UsageError: not integers in device memory, or an index that is read from memory.

@@ -107,7 +107,7 @@ def check_path(context: Context, level: Level, buffer: ir.Buffer) -> Network | N
     """The network that carries a tile of `buffer` between siblings of `level`; None as for `check_connected`.
 
     Raises:
-        NoPathError: nothing connects them, or not the memory layer where the tile lies.
+        NoPathError: no network connects them, or none reaches the memory layer of the tile.
     """
     network = check_connected(context, level)
     if network is None:
@@ -160,7 +160,7 @@ def check_algorithm(context: Context, level: Level, impl: str | None) -> None:
 
 
 def check_alike(context: Context, source: ir.Call, target: ir.Call, mover: str) -> None:
-    """Raise UsageError for tiles of different types, where what moves them, in words, moves their bytes."""
+    """Raise UsageError for tiles of different types, where `mover` moves their bytes."""
     a, b = (ir.region_parts(region)[0] for region in (source, target))
     if a.dtype != b.dtype:
         raise UsageError(
@@ -186,7 +186,7 @@ def check_whole_warps(context: Context) -> None:
     """Raise UsageError under a condition that some threads of a warp take and others do not.
 
     Threads of a program signal and wait together: one of them polls, and all see what it acquired. A condition that
-    depends on more than the thread's own index is looked at where it is known.
+    depends on more than the thread's own index is checked where it is known.
     """
     warp = min((x.threads for x in context.machine.levels if x.kind == "thread_group" and x.threads > 1), default=1)
     number = np.arange(context.threads)

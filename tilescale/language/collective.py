@@ -45,7 +45,7 @@ R = TypeVar("R")
 
 
 def _done_in_order(collective: Callable[P, R]) -> Callable[P, R]:
-    """A collective that no copy queue executes: says so where it is asked for."""
+    """Reject options of a copy queue for a collective that no copy queue executes."""
 
     @functools.wraps(collective)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -76,8 +76,8 @@ def allreduce(
             impl="nccl" it is dropped.
         fn: an associative combination of two units' elements, `fn((a1, a2), (b1, b2)) -> (c1, c2)` with scalars; for
             a single tile `fn(a, b) -> c`. It may use `and`, `or`, `not`, `if` and chained comparisons.
-        out: of one tensor, in a phase of units that own tensors and without `fn`: where the result goes, of the same
-            shape and type. The tensor then stays as it is.
+        out: of one tensor, in a phase of units that own tensors and without `fn`: the result, of the same shape and
+            type. The tensor is then unchanged.
         impl: an algorithm that docs/collectives.md has for it, e.g. "one_shot", "ring" or "nccl"; left out, the machine
             model chooses.
 
@@ -146,15 +146,15 @@ def all_gather(
     """Join the units' tiles: afterwards dst, on every unit, has part r from rank r along `dim`.
 
     With `signal`, in a phase of units that own tensors, the gather is only *started*, as a `T.copy` with a signal is:
-    each unit's copy queue sends its part to all, the next rank first, and only waits for the flags know what has
-    arrived. Parts of shape (rows, ...) lie one after the other in dst (size * rows, ...), or in slots of their own in
-    dst (size, rows, ...); with another `dim`, "rows" are what lies along that one. src may be the unit's own part of
+    each unit's copy queue sends its part to all, the next rank first, and only waits for the flags show which parts
+    have arrived. Parts of shape (rows, ...) lie one after the other in dst (size * rows, ...), or in separate slots of
+    dst (size, rows, ...); with another `dim`, "rows" are its slices along that one. src may be the unit's own part of
     dst, which then is not copied.
 
     Args:
         src: this unit's part.
-        dst: where the whole goes, of the same type. Left out, `src` is a `T.view` inside a program, and the tile behind
-            it becomes whole for all its units.
+        dst: the result, of the same type. Left out, `src` is a `T.view` inside a program, and the tile behind it
+            becomes whole for all its units.
         impl: an algorithm, e.g. "direct", "copy_engine" or "nccl"; with `signal` a mechanism of the network, as for
             `T.copy`.
         signal: integers (size, chunks) in device memory, or such a slice, flags[i, ...]: [r, c] of a unit grows by 1
@@ -218,7 +218,7 @@ def all_to_all(
 
     With `signal`, in a phase of units that own tensors, it is only *started*, as `T.all_gather` is: each unit's copy
     queue sends its parts, the next rank's first. In tensors (size, rows, ...) a part has the rows of one slot; with
-    another `dim` "rows" are what lies along that one.
+    another `dim` "rows" are its slices along that one.
 
     Args:
         src, dst: tiles of the same shape and type, whose extent along `dim` divides among the units.

@@ -146,7 +146,7 @@ class Context:
         return level.kind != "cluster" or self.cluster > 1
 
     def finer(self, a: Level, b: Level) -> bool:
-        """Whether level a lies below level b."""
+        """Whether level a is below level b."""
         return self.machine.index(a.name) < self.machine.index(b.name)
 
     def enters(self, level: Level) -> Level:

@@ -45,8 +45,8 @@ def copy(*args: Any, **kwargs: Any) -> Any:
     level.
 
     `T.copy(src, dst)` is TileLang's, with all its keywords. `T.copy(tile, X[i, j], dst=peer)` writes the peer's X,
-    `T.copy(X[i, j], tile, src=peer)` reads it. A copy returns when its source may be reused; what it wrote is visible
-    to the peer after a signal or a barrier.
+    `T.copy(X[i, j], tile, src=peer)` reads it. A copy returns when its source may be reused; its writes are visible to
+    the peer after a signal or a barrier.
 
     In a phase of units that own tensors, inside T.Scale("device"), a copy with `signal=` is only *started*: the unit's
     copy queue executes it concurrently with the following statements, after all operations that the unit has started
@@ -56,17 +56,17 @@ def copy(*args: Any, **kwargs: Any) -> Any:
     Args:
         dst, src: rank of the far side among the units of the innermost scale's level; at most one of them.
         signal: a flag element of the peer that is updated after the data has arrived (a put with signal).
-        value, op: what the flag is updated with (default: add 1), as in `T.signal`.
+        value, op: the update of the flag (default: add 1), as in `T.signal`.
         after: (flag, comparison, value), for a copy that is started: it waits until the sender's own flag compares
-            true, as in `T.wait`, and sees what was published with it. What is started later waits too.
+            true, as in `T.wait`, and sees the writes published with it. Operations started later wait too.
         impl: a mechanism that the path offers ("tma", "lsu", "copy_engine", "dsmem", "rdma", "nvshmem", ...); left out,
             the machine model chooses. "nvshmem" needs NVSHMEM's heap, and is taken unasked only between devices that
             share no memory.
 
     Raises:
         PeerOutOfRangeError: a constant peer that the launch does not have.
-        NoPathError: no network of the machine connects the units, or not the layer where the tile lies; or nothing of
-            it moves what is started.
+        NoPathError: no network of the machine connects the units, or none reaches the layer of the tile; or no
+            mechanism of it moves started copies.
         ShapeError: tiles of different extents; two whole buffers of different shapes.
         UsageError: both `dst` and `src`, an `impl` that the path does not offer, `after` of a copy that is not started,
             or tensors of different types in one that is.
@@ -169,7 +169,7 @@ def _with_same_rows(source: ir.Call, target: ir.Call) -> tuple[ir.Call, ir.Call]
 
 
 def _check_whole(source: Any, target: Any) -> None:
-    """Two whole buffers have the same shape; TileLang says so too, but not where."""
+    """Check that two whole buffers have the same shape; TileLang reports it too, but without the line."""
     if not (isinstance(source, ir.Buffer) and isinstance(target, ir.Buffer)):
         return
     a, b = shape_of(source), shape_of(target)

@@ -23,7 +23,7 @@ class _All:
 
 
 ALL = _All()
-"""As an extent of `T.Kernel`: as many units as the job has when it is launched."""
+"""Extent of `T.Kernel`: as many units as the job has when it is launched."""
 
 
 @trace.kernel_launch_factory

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The all-reduce that ends a block of a transformer: with a residual and RMSNorm (arXiv:1910.07467) behind it."""
+"""The all-reduce at the end of a transformer block: followed by a residual and RMSNorm (arXiv:1910.07467)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW_BYTES = 32 << 10
 ALGORITHMS = ("one_shot", "two_shot")
 DTYPES = ("float32", "float16", "bfloat16")
 QUANTIZED = ("float16", "bfloat16")
-"""Types that may be quantized behind the norm."""
+"""Types that may be quantized after the norm."""
 
 SCALINGS = ("tensor", "row", "group")
 
@@ -59,7 +59,7 @@ def allreduce_rms_norm(
             nothing.
         scales: float32. (1,), which is given, where `scaling` is "tensor"; (...,) for "row" and (..., columns / 128,
             rounded up) for "group", which are written: the largest magnitude of a row, or of 128 columns, over 448.
-        scaling: what shares a scale.
+        scaling: the elements that share a scale.
         power_of_two: whether scales that are written are rounded up to powers of two, as E8M0 has them.
 
     Raises:
@@ -97,7 +97,7 @@ def allreduce_rms_norm(
 
 
 def _check_choices(tiles: dict[str, Any], dtype: str, impl: str | None, scaling: str | None) -> None:
-    """Raise UsageError for what is not supported."""
+    """Raise UsageError for unsupported choices."""
     quantizes = "quantized" in tiles
     served = QUANTIZED if quantizes else DTYPES
     if dtype not in served:

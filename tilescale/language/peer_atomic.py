@@ -42,12 +42,12 @@ def atomic_add(*args: Any, **kwargs: Any) -> Any:
     `T.atomic_add(target, value)` is TileLang's, with all its keywords, and is atomic within one device.
     `T.atomic_add(counter[0], 1, dst=peer)` adds a number to an element of the peer, once for the executing unit, or
     once for each element of a `T.Parallel` loop. `T.atomic_add(Y[i, 0], tile, dst=peer)` adds a tile to the peer's Y,
-    element by element. Both are atomic among all devices. What was added is visible to the peer after a signal or a
+    element by element. Both are atomic among all devices. The addition is visible to the peer after a signal or a
     barrier, as for a put.
 
     Args:
         dst: rank of the far side among the units of the innermost scale's level; the unit's own rank is allowed.
-        return_prev: return what the element held before (a fetch-add); all threads of the unit have the value.
+        return_prev: return the element's previous value (a fetch-add); all threads of the unit have the value.
         memory_order: "relaxed" (default), "acquire", "release" or "acq_rel", of an element.
         impl: of a tile, "lsu" (default), element by element, or "tma", `cp.reduce.async.bulk`, whose atomicity the PTX
             ISA guarantees within one device.
@@ -199,8 +199,8 @@ def invoke_one(value: Any) -> Any:
     """One thread of the executing unit evaluates an expression, and all threads of the unit have its value.
 
     `ticket = T.invoke_one(T.atomic_add(counter[0], 1, return_prev=True))` draws one ticket for a block, where
-    TileLang's call alone draws one for each thread. What the unit did before is visible to that thread, and what the
-    thread acquired (`memory_order="acq_rel"`) is visible to all afterwards.
+    TileLang's call alone draws one for each thread. Earlier writes of the unit are visible to that thread, and writes
+    that the thread acquired (`memory_order="acq_rel"`) are visible to all afterwards.
 
     Args:
         value: an expression: a load, an atomic operation, arithmetic on these. One without a value, such as

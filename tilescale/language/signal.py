@@ -115,7 +115,7 @@ def signal(flag: Any, value: Any = 1, op: str = "add", dst: Any = None) -> ir.Ca
 
     Args:
         flag: an element of an integer tensor, `flags[i]`.
-        value: what is added or stored.
+        value: the number that is added or stored.
         op: "add" or "set".
         dst: whose flag, a rank of the innermost scale's level; left out, this unit's own.
 
@@ -156,7 +156,7 @@ def wait(flag: Any, compare: str, value: Any) -> ir.Call:
         flag: an element of an integer tensor of this unit, `flags[i]`; or a slice, `flags[0:4]`, all of whose elements
             must compare true.
         compare: "==", "!=", ">=", ">", "<=" or "<".
-        value: what it is compared with.
+        value: the number that it is compared with.
 
     Raises:
         UsageError: not a flag, no integer, an unknown comparison, or a condition around it that only some threads of a

@@ -114,7 +114,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, *, layout: None = None)
 def view(*args: Any, layout: Any = None, **kwargs: Any) -> ir.Buffer:
     """The part of a tile or tensor that one unit of the current level holds.
 
-    At a level above the program a view of a kernel parameter says how the global tensor lies over the units; the
+    At a level above the program a view of a kernel parameter gives the layout of the global tensor over the units; the
     caller passes each unit its shard. Without `layout` it is TileLang's reshape and data type view.
 
     Args:

@@ -16,7 +16,7 @@ from tilescale.program.ops import ALL_TO_ALL_V, COUNTS
 
 
 def all_to_all_v(src: Any, dst: Any, sent: Any, received: Any = None, impl: str | None = None) -> ir.Call:
-    """The first sent[0] rows of src go to rank 0, the next sent[1] rows to rank 1, and so on; what has come is in dst.
+    """The first sent[0] rows of src go to rank 0, the next sent[1] rows to rank 1, and so on; received rows are in dst.
 
     Rows from rank 0 are the first ones of dst, those from rank 1 follow; rows of dst after the last one are unchanged.
     Valid in a phase of units that own tensors. The sizes are device-side: the host reads no tensor of numbers, so
@@ -34,8 +34,8 @@ def all_to_all_v(src: Any, dst: Any, sent: Any, received: Any = None, impl: str 
         PhaseError: where programs execute.
         CollectiveNotReachedError, NoPathError, UsageError: as for `T.all_to_all`; numbers that are not int32 in device
             memory.
-        OutOfBoundsError: of the call: `sent` names more rows than src has, or a number below zero; or dst has too few
-            rows for what comes. Nothing is written beyond it.
+        OutOfBoundsError: of the call: `sent` names more rows than src has, or a number below zero; or dst has fewer
+            rows than are received. Nothing is written beyond it.
     """
     context = Context("T.all_to_all_v")
     source, target = region_of(context, src, "r"), region_of(context, dst, "w")

@@ -3,21 +3,21 @@
 
     ops.py           the operations and markers, declared
     operations.py    typed views of calls of them
-    norm.py          what an all-reduce makes of the rows of its result
-    asynchronous.py  which of them a unit's copy queue executes, and how the parts of a collective lie
-    layout.py        how tiles lie over units
+    norm.py          norm and quantization of an all-reduce's rows
+    asynchronous.py  those of a unit's copy queue, and the layout of a collective's parts
+    layout.py        layouts of tiles over units
     shares.py        how the programs of a cluster split the operands of a GEMM
     persistent_loops.py  what overlaps with the next tile of a persistent loop
     model.py         launches, phases, parameters
     mesh.py          numbers, ranks and siblings of units of several levels
-    effects.py       what each statement reads, writes, signals and waits for, and when it is complete
+    effects.py       reads, writes, signals and waits of each statement, and its completion
     regions.py       whether two accesses may touch the same element
     parallel_loops.py  which threads execute the iterations of parallel loops
     fragments.py     which threads hold the elements of tiles in registers, and share out what touches them
-    dependence.py    what waits order, what signals publish, what may change places, what is live when
+    dependence.py    order by waits, publication by signals, legal exchanges, liveness
     rendezvous.py    whether devices must come together when a call begins or ends
     arrivals.py      the signals that flags get during a call, and whether all are waited for
-    footprint.py     what a program holds in shared memory and registers, and how many of them a device holds
+    footprint.py     shared memory and registers of a program, and programs of a device
     waiting.py       whether programs of a grid wait for one another
     grids.py         values of expressions in all programs of a grid
     extents.py       symbolic extents, and those in which ranks may differ
@@ -25,7 +25,7 @@
     pointers.py      tensors that are made of addresses
     source.py        programs as source text of the language
     expressions.py   expressions and tile arguments as such text
-    arguments.py     what all back ends ask of the arguments of a call
+    arguments.py     argument checks of all back ends
     no_source.py     functions whose source cannot be read
 """
 

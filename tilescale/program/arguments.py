@@ -95,7 +95,7 @@ def used_parameters(program: Program) -> frozenset[int]:
 
 
 def check_present(program: Program, values: Sequence[Any], outputs: Sequence[int] = ()) -> None:
-    """Check that a call passes what the program uses; other tensors may be None, as in TileLang.
+    """Check that a call passes all tensors that the program uses; other tensors may be None, as in TileLang.
 
     Args:
         outputs: positions that the call fills.
@@ -184,7 +184,7 @@ def check_device(parameter: Parameter, value: Any, device: torch.device) -> None
 
 
 def _shape(parameter: Parameter, value: Any, device: torch.device | None) -> tuple[int, ...]:
-    """The shape of a tensor that can be what the program declares."""
+    """The shape of a tensor that matches the program's declaration."""
     if device is not None:
         _check_tensor(parameter, value, device)
     shape = shape_of(parameter, value)
@@ -252,7 +252,7 @@ def _tensor(parameter: Parameter) -> ir.Buffer:
 
 
 def readable(value: Any) -> Any:
-    """A tensor whose memory holds its values; not a lazy negative or conjugate of what is there."""
+    """A tensor whose memory holds its values; not a lazily negated or conjugated view."""
     return value.resolve_neg().resolve_conj() if hasattr(value, "resolve_neg") else value
 
 

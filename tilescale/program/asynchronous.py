@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Asynchronous operations: which ones a unit starts on its copy queue, and how the parts of a collective lie
-in the whole.
+"""Asynchronous operations: those that a unit starts on its copy queue, and the layout of a collective's parts in the
+whole.
 
 A queue executes operations one after the other, in the order in which its unit started them, concurrently with the
 unit's next operations. Each sees all earlier effects of its unit; only a wait for its flag sees its end.
@@ -37,9 +37,9 @@ class Parts:
 
     Attributes:
         slots: whether the whole has a dimension for the ranks, in front of the rows.
-        rows: the dimension of a part's region that its rows lie along: a part that is a slot of the whole has a
-            1 in front of it.
-        lead: the dimensions in front of that along which the parts lie; part and whole agree in them.
+        rows: the dimension of a part's region along which its rows are: a part that is a slot of the whole has a
+            leading 1.
+        lead: the dimensions before the split one; part and whole agree in them.
     """
 
     slots: bool
@@ -48,8 +48,8 @@ class Parts:
 
     @staticmethod
     def of(part: Sequence[Any], whole: Sequence[Any], dim: int = 0) -> Parts:
-        """From the extents of both. Along the first dimension of slices at an index is along the first one of more
-        than one element."""
+        """The layout from the extents of both. In slices at an index the first dimension is the first one of more than
+        one element."""
         if len(whole) > len(part):
             return Parts(slots=True, rows=dim, lead=dim)
         lead, is_whole = dim, list(map(str, part)) == list(map(str, whole))  # of a single unit
@@ -61,7 +61,7 @@ class Parts:
 
     @staticmethod
     def moved(made: Collective) -> Parts:
-        """Of what an asynchronous gather or all-to-all moves."""
+        """The parts that an asynchronous gather or all-to-all moves."""
         if made.slots is not None:
             return Parts(made.slots, rows=made.axis + int(made.slots), lead=made.axis)
         part, whole = (ir.region_parts(region)[2] for region in (made.source, made.target))
@@ -73,7 +73,7 @@ class Parts:
         return [*[0] * self.lead, *([rank, first] if self.slots else [rank * count + first])]
 
     def in_part(self, first: Any) -> list[Any]:
-        """The same in the part's region."""
+        """Position of a row in the part's region."""
         return [*[0] * self.rows, first]
 
     def whole(self, part: Sequence[Any], size: Any) -> list[Any]:
@@ -89,7 +89,7 @@ def flag_of(begins: Sequence[Any], rank: Any, chunk: Any) -> list[Any]:
 
 
 def part_of(whole: Sequence[Any], size: Any, dim: int = 0) -> list[Any]:
-    """The shape of one of `size` parts that lie side by side along a dimension."""
+    """The shape of one of `size` parts that are adjacent along a dimension."""
     extent, size = ir.int_node(whole[dim]), ir.int_node(size)
     count = ir.IntImm("int32", 1) if str(extent) == str(size) else ir.simplify(extent // size, {})
     return [*whole[:dim], count, *whole[dim + 1 :]]

@@ -53,7 +53,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Ordered:
-    """Accesses that a wait orders: they must stay behind it.
+    """Accesses that a wait orders: they must come after it.
 
     Attributes:
         everything: all of device memory, because the signallers of the flag are unknown.
@@ -66,12 +66,12 @@ class Ordered:
     read: frozenset[ir.Var] = frozenset()
 
     def load(self, data: ir.Var) -> bool:
-        """Whether a later load from a buffer, or a view of it, must stay behind the wait."""
+        """Whether a later load from a buffer, or a view of it, must come after the wait."""
         root = self.names.root(data)
         return root in self.written or self.everything and self.names.shared(root)
 
     def store(self, data: ir.Var) -> bool:
-        """Whether a later store must stay behind the wait: also one to memory that was read before the signal."""
+        """Whether a later store must come after the wait: also one to memory that was read before the signal."""
         return self.load(data) or self.names.root(data) in self.read
 
 
@@ -124,10 +124,10 @@ class Dependence:
         """Whether there is a statement of which nothing is known: it may signal any flag."""
         return any(step.effects.opaque for step in self.steps)
 
-    # -- what a wait orders ------------------------------------------------------------------------------------------
+    # -- order by waits ----------------------------------------------------------------------------------------------
 
     def ordered_by(self, call: ir.Call) -> Ordered:
-        """Later accesses of a waiting unit that must stay behind the wait.
+        """Later accesses of a waiting unit that must come after the wait.
 
         Guaranteed: an access that `load` or `store` rejects may be executed before the wait without changing any value
         that it, or another access, reads. This covers the signallers' effects before their signals, and effects that
@@ -144,7 +144,7 @@ class Dependence:
         return Ordered(self.names, everything=True) if self.is_opaque else self._after(self.steps)
 
     def gates(self, call: ir.Call, data: ir.Var) -> bool:
-        """Whether later loads of a tensor have to stay behind a wait, a barrier or a collective.
+        """Whether later loads of a tensor must come after a wait, a barrier or a collective.
 
         Flags that nothing in the program signals may speak of all that it writes; what no statement writes has its
         contents from the start of the call on.
@@ -187,7 +187,7 @@ class Dependence:
 
     @cached_property
     def _forks(self) -> bool:
-        """Whether units inside a program execute statements of their own: they share its tiles."""
+        """Whether units inside a program execute separate statements: they share its tiles."""
         scales = [s.stmt for s in self.steps if isinstance(s.stmt, ir.AttrStmt) and str(s.stmt.attr_key) == SCALE]
         return any(self.machine.level(str(scale.value.value)).kind == "thread_group" for scale in scales)
 
@@ -196,7 +196,7 @@ class Dependence:
         root = access.root
         return self.names.shared(root) or root in self._reached or self._forks and not self._private(access)
 
-    # -- what a signal publishes -------------------------------------------------------------------------------------
+    # -- publication by signals --------------------------------------------------------------------------------------
 
     def complete_before(self, signal: ir.Call) -> tuple[Step, ...]:
         """The remote copies that must be complete before a signal, or a copy with a signal, updates its flag.
@@ -301,7 +301,7 @@ class Dependence:
         return bool(visible) and (after is None or _shared_roots(visible, _accesses(after)))
 
     def _private(self, access: Access) -> bool:
-        """Whether only the unit itself reaches what it accesses."""
+        """Whether only the unit itself reaches the accessed memory."""
         home = self.names.homes.get(access.root)
         return access.at is None and home is not None and home.scope().startswith("local")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Effects of every statement, declared once: its reads, writes, signals and waits, and when it is complete.
 
-`tilelang_core/accesses.py` knows TileLang's own statements; here our operations are added, views are resolved to the
-tensors and tiles behind them, and each access says whose instance it is, the unit's own or a peer's.
+`tilelang_core/accesses.py` knows TileLang's own statements; here our operations are added, views are resolved to their
+tensors and tiles, and each access names the instance, the unit's own or a peer's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tilescale.program.ops import ALL_OPS, RANK
 
 
 class Completion(enum.Enum):
-    """When what a statement does is done."""
+    """Completion of a statement's effects."""
 
     AT_ONCE = "before the next statement of its unit"
     DEFERRED = "at the peer before a signal or barrier of its unit, and at the end of its phase"
@@ -49,7 +49,7 @@ class Access:
     """Some elements that a statement reads or writes.
 
     Attributes:
-        root: the data of the tensor or tile, behind all views.
+        root: the data of the tensor or tile, with all views resolved.
         buffer: in whose indices the region counts.
         begins, extents: the region; None where it may be anywhere.
         atomic: whether it may race with another atomic one.
@@ -71,7 +71,7 @@ class Release:
     """An update of a flag that releases what its unit did before.
 
     Attributes:
-        value: what is added or stored, by `op`; None for the 1 that a collective adds.
+        value: the operand of the update, by `op`; None for the 1 that a collective adds.
     """
 
     flag: Access
@@ -81,7 +81,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Acquire:
-    """A wait for `flag compare value`, which acquires what was released with the flag."""
+    """A wait for `flag compare value`, which acquires the writes released with the flag."""
 
     flag: Access
     compare: str
@@ -174,7 +174,7 @@ class Surroundings:
         self.homes: dict[ir.Var, ir.Buffer] = {buffer.data: buffer for buffer in known}
 
     def root(self, data: ir.Var) -> ir.Var:
-        """The data of the tensor or tile behind a view."""
+        """The data of the tensor or tile that a view refers to."""
         while data in self.views:
             data = self.views[data].base.data
         return data
@@ -184,18 +184,18 @@ class Surroundings:
         return [v.level for data, v in self.views.items() if v.layout.is_replica and self.root(data) == root]
 
     def shared(self, root: ir.Var) -> bool:
-        """Whether a tensor or tile lies in device memory, where other programs and devices reach it."""
+        """Whether a tensor or tile is in device memory, where other programs and devices reach it."""
         home = self.homes.get(root)
         return home is None or home.scope() == "global"
 
     def resolved(self, access: accesses.Access, at: Peer | None = None) -> Access:
-        """An access of TileLang's as one of what lies behind its views."""
+        """An access of TileLang's as one of the tensor or tile that its view refers to."""
         buffer, begins, extents = access.buffer, access.begins, access.extents
         while buffer.data in self.views:
             view = self.views[buffer.data]
             base, first, count = ir.region_parts(view.region)
             if not self._is_tensor_of_units(view):
-                begins, extents = tuple(first), tuple(count)  # a share of a tile: anywhere in what is viewed
+                begins, extents = tuple(first), tuple(count)  # a share of a tile: anywhere in the viewed tile
                 buffer = base
             elif base.data in self.views:
                 buffer = base
@@ -205,7 +205,7 @@ class Surroundings:
         return Access(root, buffer, begins, extents, access.reads, access.writes, access.atomic, at)
 
     def _is_tensor_of_units(self, view: TileView) -> bool:
-        """Whether each unit passes what the view says as its own tensor, so that indices count within it."""
+        """Whether each unit passes the view's shard as its own tensor, so that indices count within it."""
         return view.level in self._units and view.base.scope() == "global"
 
     def region(self, region: ir.Call, access: str, at: Peer | None = None, *, atomic: bool = False) -> Access:

@@ -53,7 +53,7 @@ class Expressions:
         return self._names[var]
 
     def value(self, expr: Any, binds: int = 0) -> str:
-        """An expression, in brackets where what is around binds more closely."""
+        """An expression, in brackets where the enclosing operator binds more closely."""
         text, own = self._text(expr)
         return f"({text})" if own < binds else text
 

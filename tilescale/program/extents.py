@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Symbolic extents: their values, what the shapes of a call's arguments say of them, and which are alike on all ranks.
+"""Symbolic extents: their values, the constraints of a call's argument shapes, and extents that are equal on all ranks.
 
 The only ones in which ranks may differ are the rows of tensors of an all-to-all of unequal parts.
 """
@@ -43,7 +43,7 @@ def solve(
     shape determines is not in the result.
 
     Args:
-        shapes: what a unit passes for each parameter; None for a scalar, and for a tensor that is not there.
+        shapes: the shape that a unit passes for each parameter; None for a scalar, and for an absent tensor.
         known: numbers of units that a launch leaves open, and scalars; in the result too.
 
     Raises:
@@ -83,7 +83,7 @@ def _solved(parameter: Parameter, extent: Any, size: int, solved: dict[ir.Var, f
 
 
 def _inverse(expr: ir.PrimExpr, var: ir.Var, value: int, known: Mapping[ir.Var, float]) -> int | None:
-    """For which `var` an expression has a value; None: that cannot be said. Raises ValueError if for none."""
+    """The value of `var` for which an expression has a value; None if unknown. Raises ValueError if there is none."""
     while not expr.same_as(var):
         rule = _INVERSES.get(type(expr))
         if rule is None:
@@ -113,7 +113,7 @@ _INVERSES: dict[type, Callable[[int, int, bool], int | None]] = {
     ir.Mul: _divided,
     ir.FloorDiv: lambda value, other, is_left: value * other if is_left else None,
 }
-"""Of an operation's value and one operand, the other: operand, value, and whether it is the left one that is missing.
+"""Inverse of an operation: from its value, one operand and the position of the missing one to the other operand.
 
 A quotient has no rest: shards divide.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Shared memory and registers of one program of a grid: its tiles, and their copies in pipelined loops.
 
-The compiler gives tiles that are not needed at the same time the same place. Of a tile that a pipelined loop loads it
-has as many as the loop has stages, from the loop's first turn to its last one. What else it adds, such as tiles for
-exchanges between devices, is not known here. From that follows how many programs a device holds at once.
+The compiler gives tiles with disjoint lifetimes the same memory. A tile that a pipelined loop loads exists once for
+each stage, from the loop's first iteration to its last. Further memory of the compiler, such as tiles for exchanges
+between devices, is not known here. The footprint determines the number of resident programs of a device.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Fullest:
     """The moment at which a program holds the most shared memory.
 
     Attributes:
-        stmt: what it executes then.
-        tiles: what is needed then, and the bytes of each with all its copies.
+        stmt: the statement executed at that time.
+        tiles: the live tiles, and the bytes of each with all its copies.
         stages: of those, how many copies of each there are, where there are several.
     """
 
@@ -101,7 +101,7 @@ def _end(number: int, stmt: ir.Stmt) -> int:
 
 
 def _spans(numbers: list[int], branches: list[tuple[int, ir.IfThenElse]]) -> list[_Span]:
-    """From where to where a tile is needed that these statements touch; outer branches come first."""
+    """Lifetimes of a tile that these statements touch; outer branches come first."""
     for place, (first, branch) in enumerate(branches):
         if branch.else_case is None or not first < numbers[0] <= numbers[-1] <= _end(first, branch):
             continue

@@ -77,7 +77,7 @@ def formula(expr: ir.PrimExpr | int) -> Formula:
 
 @lru_cache(KEPT)
 def one(var: ir.Var) -> ir.Var:
-    """The same Python object for each that stands for a variable: Python compares others at every look-up."""
+    """The canonical Python object of a variable: comparing several would be slow at every look-up."""
     return var
 
 

@@ -2,9 +2,9 @@
 """Fragments that stock TileLang spreads over the threads of a unit: each element is one thread's, in order, and each
 thread has equally many.
 
-Why: what touches an element of a fragment is executed by the thread that holds it. Spread are those fragments that are
-only touched alone, element by element, in order, if that gives each thread equally many: TileLang replicates what has
-fewer elements than there are threads, and what it has to broadcast.
+Why: a statement that touches an element of a fragment is executed by the thread that holds it. A fragment is spread if
+it is only touched alone, element by element, in order, and each thread gets equally many elements: TileLang replicates
+fragments with fewer elements than threads, and those that it has to broadcast.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def steps(stmt: ir.Stmt, threads: int, unit: Callable[[ir.Stmt], int | None]) ->
 
     Args:
         threads: those that execute the statement.
-        unit: how many execute what is inside a statement; None for as many as execute that.
+        unit: the number of threads that execute the body of a statement; None for as many as execute the statement.
     """
     if isinstance(stmt, ir.For) and stmt.kind == ir.ForKind.PARALLEL:
         yield stmt, threads
@@ -88,7 +88,7 @@ class Distribution:
         items: iterations of parallel loops, or elements of a tile that is copied, in row-major order.
         lengths: how many of them may be one vector, ascending from 1; item i is that of thread i // length % threads.
         shared: data variables of tiles in shared memory, where a tile is copied that one thread may move as a whole.
-        held: the thread of each of them, where the layout of a fragment says so.
+        held: the thread of each of them, where the layout of a fragment determines it.
     """
 
     items: int
@@ -98,7 +98,8 @@ class Distribution:
 
     @classmethod
     def of(cls, step: ir.Stmt, threads: int, spread: Collection[ir.Var]) -> Distribution | None:
-        """Of a step; None where something else decides. `spread` are data variables of spread fragments."""
+        """The distribution of a step; None where something else decides. `spread` are data variables of spread
+        fragments."""
         found, loops = accesses_in(step), loops_of(step)
         fragments = [access.buffer for access in found if is_fragment(access)]
         if fragments and all(buffer.data in spread for buffer in fragments):
@@ -111,7 +112,7 @@ class Distribution:
 
     @classmethod
     def _of_copy(cls, step: ir.Stmt, found: list[accesses.Access], threads: int) -> Distribution | None:
-        """Of a copy between device and shared memory; None for another step, or one with an option."""
+        """The distribution of a copy between device and shared memory; None for another step, or one with an option."""
         if not isinstance(step, ir.Evaluate) or ir.op_name(step.value) != tl.COPY or step.value.annotations:
             return None
         shared = [access for access in found if ir.scope_kind(access.buffer) == "shared"]
@@ -124,7 +125,8 @@ class Distribution:
 
     @classmethod
     def by_layout(cls, step: ir.Stmt, layouts: Mapping[ir.Var, Layout]) -> Distribution | None:
-        """Of a step that touches all of a fragment in order, by its layout; None if it replicates or has none."""
+        """The distribution of a step that touches all of a fragment in order, by its layout; None if it replicates or
+        has none."""
         loops = loops_of(step)
         copies = isinstance(step, ir.Evaluate) and ir.op_name(step.value) == tl.COPY
         extents = ir.constants(loop.extent for loop in loops) if not any(loop.annotations for loop in loops) else None

@@ -70,7 +70,7 @@ class Grid:
         return rule(self.value(expr.a, at), self.value(expr.b, at))
 
     def depends_on(self, expr: Any) -> set[ir.Var]:
-        """The free variables behind an expression."""
+        """The free variables that an expression depends on."""
         found: set[ir.Var] = set()
         for var in ir.variables(expr) if isinstance(expr, ir.PrimExpr) else ():
             if var in self.bound:
@@ -111,8 +111,8 @@ def grid_of(
     Args:
         sizes: units of each launched level.
         ranks: of the unit that executes it; without, each of its ranks takes all values.
-        in_part: take a grid of unknown extent as one of its slowest axes, those whose extents are known: what has the
-            same place on these counts as one program.
+        in_part: take a grid of unknown extent as one of its slowest axes with known extents: programs with the same
+            position on these count as one program.
     """
     whole = _shape(launch, sizes) if isinstance(phase, GridPhase) else []
     shape = _slowest(whole)

@@ -21,7 +21,7 @@ RECOGNISED = (
 )
 
 SAMPLES = 4096
-"""Indices at which a layout function is compared with what it was recognised as."""
+"""Number of indices at which a layout function is compared with the recognised layout."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _block_cyclic(rank_of: RankOf, ranks: list[int], axis: int, shape: Sequence[
 def _samples(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """All indices of a shape, or some thousands of them, spread evenly."""
     total = math.prod(shape)
-    # An odd step meets all residues of the powers of two that extents tend to be.
+    # An odd step visits all residues of the powers of two that extents tend to be.
     step = 1 if total <= SAMPLES else total // SAMPLES | 1
     for linear in range(0, total, step):
         index = []

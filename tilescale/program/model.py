@@ -43,7 +43,7 @@ def bytes_of(extents: Iterable[Any], dtype: Any) -> int | None:
 
 @dataclass(frozen=True)
 class View:
-    """A device-level `T.view` of a parameter: how the global tensor lies over the units of a level."""
+    """A device-level `T.view` of a parameter: the layout of the global tensor over the units of a level."""
 
     parameter: ir.Var
     data: ir.Var
@@ -58,9 +58,9 @@ class Parameter:
     """A parameter of the program.
 
     Attributes:
-        var: the parameter; what a scalar's value is bound to.
+        var: the parameter; a scalar's value is bound to it.
         buffer: its declared tensor, None for a scalar.
-        shape: what each unit passes: the declared shape, or that of its shard.
+        shape: the shape that each unit passes: the declared one, or that of its shard.
         views: the device-level views of it.
     """
 
@@ -115,8 +115,8 @@ class Launch:
         threads: extents of a program's threads, x first.
         thread_vars: the variables of thread indices, each with its axis.
         cluster: programs of one cluster along each axis.
-        buffers: what a program (or a device, or another level: `owners`) allocates, and what the function allocates
-            outside any launch.
+        buffers: allocations of a program (or a device, or another level: `owners`), and of the function outside any
+            launch.
         owners: data variable -> level whose units own an instance each.
         barriers: data variable of a buffer of barriers -> how many arrivals each of them counts.
         flags: data variables of buffers of flags that are zero when a call begins.
@@ -161,7 +161,7 @@ class Program:
     """A traced function, taken apart.
 
     Attributes:
-        func: what it was made of. What it does is in `body`: passes have changed that.
+        func: the function that it was made of; `body` has the statements as changed by passes.
         is_hierarchical: whether it uses anything that stock TileLang does not have.
     """
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from tilelang_core import ir
 
 GROUP, LEAST, LARGEST = 128, 1e-12, 448.0
-"""Columns with one scale; the least that the largest magnitude of what has one is taken to be; the largest number of
-float8_e4m3fn."""
+"""Columns with one scale; the least magnitude that a scale is computed from; the largest number of float8_e4m3fn."""
 
 NORM_TILES = ("weight", "normed", "residual", "quantized", "scales")
 """Additional tiles of an all-reduce with a norm."""
@@ -23,10 +22,10 @@ class Norm:
     Attributes:
         weight: one element for each column.
         normed: where the normalised rows go; None for nowhere.
-        residual: what is added to the sum first; None for nothing.
+        residual: added to the sum first; None for nothing.
         quantized: where they go as float8; None for nowhere.
-        scales: by what they are divided before: one number that is given where `scaling` is "tensor"; else the largest
-            magnitude that a row, or 128 columns of it, has becomes the largest number of float8.
+        scales: divisors before quantization: one given number where `scaling` is "tensor"; else the largest magnitude
+            of a row, or of 128 columns of it, becomes the largest number of float8.
         eps: is added to the mean of the squares.
         offset: is added to the weight.
         scaling: "tensor", "row" or "group"; None where nothing is quantized.

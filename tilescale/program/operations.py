@@ -24,7 +24,7 @@ class Signal:
 
     Attributes:
         flag: the element that is updated.
-        value: what is added or stored, and `op` which of these: "add" or "set".
+        value: the operand, which `op` adds ("add") or stores ("set").
         peer: whose flag, a rank of `level`; None for the unit's own, which has no level either.
     """
 
@@ -65,7 +65,7 @@ class Wait:
 
     @property
     def is_of_one_flag(self) -> bool:
-        """Whether it is for one flag, known when it is written."""
+        """Whether the wait is for one flag, known when it is written."""
         return self.index is None and all(ir.constant(n) == 1 for n in ir.region_parts(self.flag)[2])
 
 
@@ -75,9 +75,9 @@ class AtomicAdd:
 
     Attributes:
         target: an element, or a tile, of `peer`, a rank of `level`.
-        value: what is added: a number to an element, the region of a tile to a tile.
+        value: the addend: a number for an element, the region of a tile for a tile.
         order: one of `ops.ORDERS`.
-        previous: a variable that gets what the element held.
+        previous: a variable that gets the element's previous value.
         impl: the mechanism that was asked for.
     """
 
@@ -116,7 +116,7 @@ class InvokeOne:
     """`T.invoke_one`.
 
     Attributes:
-        value: what one thread evaluates.
+        value: the expression that one thread evaluates.
         result: a variable of all threads that gets the value; None where it has none.
     """
 
@@ -139,7 +139,7 @@ class Copy:
         peer: rank of the far side among the units of `level`.
         to_peer: whether the target is the peer's (a put); else the source is (a get).
         signal: a flag of the peer that is updated when the tile has arrived there, with `value` and `op` as a signal's.
-        after: what a copy that the device's queue makes waits for, on the sending device, before it starts.
+        after: the condition that a copy of the device's queue waits for, on the sending device, before it starts.
         impl: the mechanism that was asked for.
     """
 
@@ -177,7 +177,7 @@ class Copy:
         )
 
     def between(self, source: ir.Call, target: ir.Call, **notes: Any) -> ir.Call:
-        """The same between other regions, with more annotations."""
+        """The same copy between other regions, with more annotations."""
         _, _, *rest = self.call.args
         said = {**dict(self.call.annotations), **notes}
         return ir.Call(self.call.dtype, self.call.op, [source, target, *rest], said)
@@ -224,7 +224,7 @@ class Collective:
         sent: of an all-to-all of unequal parts, the tensor (size,) that says how many rows go to each rank.
         counts: the same as numbers, of all ranks: those of rank r to rank s at r * size + s.
         received: the tensor (size,) that gets how many rows have come from each rank.
-        norm: what an all-reduce makes of the rows of its result.
+        norm: the norm that an all-reduce applies to the rows of its result.
     """
 
     call: ir.Call
@@ -282,7 +282,7 @@ class Collective:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether its tiles are both what it begins with and its result; else they are a source and a target."""
+        """Whether its tiles are both input and result; else they are a source and a target."""
         return self.name == "broadcast" or self.combine is not None or len(self.tiles) == 1
 
     @property
@@ -314,7 +314,7 @@ class Collective:
 
     @property
     def whole(self) -> tuple[ir.Call, ...]:
-        """The tiles that it is about: of an all-gather the result, of the others what they begin with."""
+        """The whole tiles: the result of an all-gather, the inputs of other collectives."""
         if self.is_in_place:
             return self.tiles
         return (self.target if self.name == "all_gather" else self.source,)

@@ -59,10 +59,10 @@ INVOKE_ONE = register_op("tilescale.invoke_one")
 BARRIER = register_op("tilescale.barrier")
 """barrier(; level): all units of the level arrive before any leaves."""
 ALLREDUCE = register_op("tilescale.allreduce")
-"""allreduce(x[, out]; level, op, impl?): combine over the units of the level, in place or into `out`. Or
-allreduce(x, ..., combine; level, impl?), in place. Or allreduce(x, out, weight, ...; level, op, norm, eps, offset,
-scaling?, power?): the residual is added to out, and others get what RMSNorm makes of its rows; `norm` has the names of
-the tiles from the weight on (norm.py)."""
+"""allreduce(x[, out]; level, op, impl?): combine over the units of the level, in place or into `out`. Or allreduce(x,
+..., combine; level, impl?), in place. Or allreduce(x, out, weight, ...; level, op, norm, eps, offset, scaling?,
+power?): the residual is added to out, and further tiles get the RMSNorm of its rows; `norm` has the names of the tiles
+from the weight on (norm.py)."""
 COMBINE = register_op("tilescale.combine", pure=True)
 """combine(a..., b..., result...): a traced combining function: its 2n variables and its n results."""
 REDUCE_SCATTER = register_op("tilescale.reduce_scatter")
@@ -71,8 +71,8 @@ ALL_GATHER = register_op("tilescale.all_gather")
 """all_gather(src[, dst[, flags]]; level, dim, impl?, chunk?): dst is all units' src joined along dim. With `flags`, a
 tensor (size, chunks), it is asynchronous: [r, c] is raised by 1 when chunk c of rank r's part is there."""
 ALL_TO_ALL = register_op("tilescale.all_to_all")
-"""all_to_all(src, dst[, flags]; level, dim, impl?, chunk?, slots?): part j of src goes to unit j and lies there as
-part `my rank`. With `flags` it is asynchronous, as an all-gather."""
+"""all_to_all(src, dst[, flags]; level, dim, impl?, chunk?, slots?): part j of src goes to unit j and becomes part `my
+rank` there. With `flags` it is asynchronous, as an all-gather."""
 ALL_TO_ALL_V = register_op("tilescale.all_to_all_v")
 """all_to_all_v(src, dst, sent[, received]; level, impl?): the first sent[0] rows of src go to unit 0, the next sent[1]
 to unit 1; received rows are in dst in the order of ranks, and received[r] is the number of rows from rank r. `sent` is

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from tilelang_core import accesses, ir
 
 VECTOR_BITS = 256
-"""Of the widest load or store of a thread."""
+"""Bits of the widest load or store of a thread."""
 
 LENGTHS = (1, 2, 4, 8, 16, 32, 64)
-"""Of vectors of such elements."""
+"""Lengths of vectors of such elements."""
 
 
 def loops_of(nest: ir.Stmt) -> list[ir.For]:
@@ -54,7 +54,7 @@ def vector_lengths(loops: Sequence[ir.For], found: Sequence[accesses.Access], th
 
 
 def lengths_of(count: int, found: Sequence[accesses.Access], threads: int) -> list[int]:
-    """The same of so many iterations that nothing else distributes."""
+    """The lengths for `count` iterations without other constraints on their distribution."""
     lanes = lambda length: -(-count // (threads * length)) * threads * length  # noqa: E731
     longest = VECTOR_BITS // min((ir.bits(str(access.buffer.dtype)) for access in found), default=VECTOR_BITS)
     return [length for length in LENGTHS if length <= longest and lanes(length) == lanes(1)]

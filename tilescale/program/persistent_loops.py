@@ -30,7 +30,7 @@ class Iteration:
     """One iteration of a persistent loop.
 
     Attributes:
-        after: the statements behind the pipelined loop that compute the tile, `epilogue`, those that follow them.
+        after: the statements after the pipelined loop that compute the tile; `epilogue`: those that follow them.
     """
 
     after: tuple[ir.Stmt, ...]
@@ -105,7 +105,7 @@ def _scope(region: Any) -> str:
 
 
 def _may_overlap(computing: Sequence[ir.Stmt], epilogue: Sequence[ir.Stmt], names: Surroundings) -> bool:
-    """Whether an epilogue may come after what computes the next tile."""
+    """Whether an epilogue may run after the computation of the next tile."""
     if not epilogue:
         return False
     before, after = (names.all_effects(tir.sequence(list(stmts))) for stmts in (computing, epilogue))

@@ -34,7 +34,7 @@ class Inside:
 
     @classmethod
     def of(cls, stmt: ir.Stmt, launch: Launch | None = None) -> Inside:
-        """Of a statement; with a launch, of all programs of its grid that execute it."""
+        """The variables of a statement; with a launch, of all programs of its grid that execute it."""
         found = cls()
         if launch is not None:
             zero = ir.IntImm("int32", 0)
@@ -81,7 +81,7 @@ def may_overlap(a: Access, inside_a: Inside, b: Access, inside_b: Inside) -> boo
     if not a.root.same_as(b.root):
         return False
     if str(a.buffer.dtype) != str(b.buffer.dtype) or _text(a.buffer.shape) != _text(b.buffer.shape):
-        return True  # the indices of one say nothing of those of the other
+        return True  # the indices of one do not determine those of the other
     pairs = zip(inside_a.bounds(a), inside_b.bounds(b), strict=True)
     return not any(first and second and _apart(first, second) for first, second in pairs)
 
@@ -97,7 +97,8 @@ def _text(shape: Sequence[Any]) -> list[str]:
 def conflict(
     a: Sequence[Access], inside_a: Inside, b: Sequence[Access], inside_b: Inside
 ) -> tuple[Access, Access] | None:
-    """Two accesses of which one writes what the other may touch; None if there are none. Atomic ones count too."""
+    """Two accesses of which one writes memory that the other may touch; None if there are none. Atomic ones count
+    too."""
     for first in a:
         for second in b:
             if (first.writes or second.writes) and may_overlap(first, inside_a, second, inside_b):

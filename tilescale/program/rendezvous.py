@@ -9,9 +9,9 @@ Collectives synchronize themselves. Everything else is device-local: a stream is
 Why flags are enough at the end. Let a device end call n when its stream has executed all of it, its own waits among it,
 and its copy queue is empty. Then
 
-- what others wrote into its memory in call n is there: each such write is followed by a signal, and as many signals as
-  all devices send to a flag have been waited for, from zero on. None is still under way, neither data nor signal;
-- what it sent itself has been read from its memory: its kernels and its queue are done;
+- all remote writes into its memory in call n have arrived: each such write is followed by a signal, and as many signals
+  as all devices send to a flag have been waited for, from zero on. Neither data nor signals are in flight;
+- its sends have been read from its memory: its kernels and its queue are done;
 - no device touches its memory before it has arrived at call n + 1, or at another program: an accessing device has
   synchronized with it there, at the entry or in a barrier (`needs_rendezvous_at_entry`), and its stream arrives there
   after call n, and after it has zeroed its flags. So signals of call n + 1 are not lost, and no inbox is overwritten
@@ -46,8 +46,8 @@ class Need:
     """Whether a rendezvous is needed.
 
     Attributes:
-        why: or why not, in words for a person.
-        synchronized: devices synchronize behind everything anyway: none of them is done while another one still waits.
+        why: the reason, as text for the user.
+        synchronized: devices synchronize at the end anyway: none of them is done while another one still waits.
     """
 
     needed: bool
@@ -114,8 +114,8 @@ def only_phase_with_others(program: Program, machine: Machine) -> DevicePhase | 
     """The one phase, executed once in a call, that has to do with other devices, or with flags; None if there is none,
     or several.
 
-    All before and behind it is the device's own affair: to come to that phase says as much as to come to the call, and
-    to leave it as much as to end the call.
+    Everything before and after it is device-local: arriving at that phase is equivalent to arriving at the call, and
+    leaving it to ending the call.
     """
     graph = Dependence(program, machine)
     levels = [name for name, _ in program.extents]
@@ -132,7 +132,7 @@ def only_phase_with_others(program: Program, machine: Machine) -> DevicePhase | 
     if len(steps) != 1 or steps[0].phase is None:
         return None
     phase = steps[0].phase
-    around = next(step.around for step in graph.steps if step.phase is phase)  # its first: what is around the phase
+    around = next(step.around for step in graph.steps if step.phase is phase)  # the first phase inside
     return None if around else phase
 
 
@@ -175,7 +175,7 @@ class _Search:
         return next((s.stmt for s in asynchronous if not self.arrives(s.effects)), None)
 
     def part(self, part: Part) -> Any:
-        """In a part of the program."""
+        """The first event of a part of the program."""
         if isinstance(part, Launch):
             return self.part(part.body)
         if isinstance(part, DevicePhase | GridPhase):
@@ -187,7 +187,7 @@ class _Search:
         return self._first(self.part, part.parts)
 
     def statement(self, stmt: ir.Stmt) -> Any:
-        """In a statement."""
+        """The first event of a statement."""
         inner = list(ir.children(stmt))
         if isinstance(stmt, ir.For | ir.While) and ir.contains(stmt, leaves_loop):
             return stmt if self.seen else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Programs as Python source in our language: what a rewrite made, as a person would have written it.
+"""Programs as Python source in our language: readable output of a rewrite.
 
-Executed, the text is the program again. It has what the language adds to TileLang, and those of TileLang's operations
-that GEMMs and elementwise grids use; any other statement is an error that names it.
+Executing the text gives the program again. It has the language's additions to TileLang, and those of TileLang's
+operations that GEMMs and elementwise grids use; any other statement is an error that names it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Writer:
         self.level = machine.program_level.name
         """The level that operations speak of."""
         self.after_grid = False
-        """Whether a grid that follows needs scales of its own to be a phase."""
+        """Whether a following grid needs explicit scales to be a phase."""
 
     def parameter(self, parameter: Parameter) -> str:
         """A parameter with its type."""

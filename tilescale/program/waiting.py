@@ -13,7 +13,8 @@ In a grid with unknown extents the slowest axes with known extents are considere
 numbers than all programs in later planes.
 
 The second assumes the order in which all NVIDIA GPUs start blocks, which CUDA does not guarantee; every wait is bounded
-anyway. A program that needs it says so (`T.Kernel(in_order=True)`), or the emulator also starts its blocks in others.
+anyway. A program that needs it declares it (`T.Kernel(in_order=True)`), else the emulator also starts its blocks in
+other orders.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def _executing(use: _Use, grid: Grid) -> np.ndarray:
 
 
 def _own(flags: Sequence[Access], grid: Grid | None) -> bool:
-    """Whether every program has flags of its own: no two programs of the grid use the same one."""
+    """Whether every program has separate flags: no two programs of the grid use the same one."""
     if grid is None:
         return False
     owners: dict[tuple[int, ...], int] = {}
