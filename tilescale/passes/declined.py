@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A rewrite that a pass declines, as it cannot prove it right: what it is about stays as the user wrote it."""
+"""A rewrite that a pass declines, as it cannot prove it legal: the statement stays as the user wrote it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Declined(Exception):  # noqa: N818 - no error
     """Why a rewrite is not made.
 
     Args:
-        reason: in words for a person.
+        reason: as text for the user.
         where: the statement that prevents it.
     """
 

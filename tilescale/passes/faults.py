@@ -46,7 +46,7 @@ def faults_told(func: ir.PrimFunc, run: Callable[[ir.PrimFunc], object]) -> Iter
     """Replace unexpected exceptions by the error that `fault` makes.
 
     Args:
-        func: what is looked at meanwhile.
+        func: the function under analysis.
         run: does the same with another function.
     """
     try:

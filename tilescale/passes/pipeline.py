@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""From a traced function to a program that back ends run: all passes, in their order."""
+"""All passes, in their order: from a traced function to a program that back ends run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHECKS: tuple[Callable[[Program, Machine], None], ...] = (
     validate.check_extents,  # memory has a size before anything runs
     validate.check_device_phases,  # no index and no tile of a program where a device executes
     validate.check_tiles,  # on-chip tiles end with their phase
-    uniformity.check_together,  # threads come together to what a unit does as one
+    uniformity.check_together,  # all threads of a unit reach its collective operations
     smem_capacity.check_capacity,  # and fits there
 )
 """Checks of the result that change nothing."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Whether the tiles that a program holds at one time fit its shared memory.
 
-It changes nothing. The compiler gives tiles that are not needed at the same time the same place, so their sum may
-exceed the layer; but a tile that is used before and after a statement is there while the statement runs, and so are the
-copies that a pipelined loop keeps. What the compiler adds, such as exchanges, is not known here: the text that it
-generates is checked once more.
+It changes nothing. The compiler gives tiles with disjoint lifetimes the same memory, so their sum may exceed the layer;
+but a tile that is used before and after a statement is live while the statement runs, and so are the copies that a
+pipelined loop keeps. Further memory of the compiler, such as exchange buffers, is not known here: the generated text is
+checked once more.
 """
 
 from __future__ import annotations

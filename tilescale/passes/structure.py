@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Take a traced function apart into launches and phases.
 
-Why: the emulator, the cost model and the lowering all need to know what runs per device and what per program.
-Before: one PrimFunc whose kernel body mixes `T.Scale` regions. After: a `Program` (see program/model.py).
+Why: the emulator, the cost model and the lowering all need to know the statements per device and per program. Before:
+one PrimFunc whose kernel body mixes `T.Scale` regions. After: a `Program` (see program/model.py).
 
 A kernel body's top-level statements run on the grid, except those inside a scale of a level above the program, which
-are a device phase; a finer scale inside a device phase opens the grid again. Control flow that contains a device
-phase stays outside the grid. Values that one phase computes and another uses are computed in both
-(rematerialize.py); what has no order is an error (validate.py).
+are a device phase; a finer scale inside a device phase opens the grid again. Control flow that contains a device phase
+stays outside the grid. Values that one phase computes and another uses are computed in both (rematerialize.py);
+unordered phases are an error (validate.py).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Builder:
         self.program_index = machine.index(machine.program_level.name)
         self.buffers: list[ir.Buffer] = []
 
-    # -- host level: launches and what is around them ---------------------------------------------------------------
+    # -- host level: launches and enclosing control flow -----------------------------------------------------------
 
     def host(self, stmt: ir.Stmt) -> Part:
         if _is_grid_loop(stmt):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether all threads of a unit come together to what they do as one: signals, waits, barriers, copies between units.
+"""Whether all threads of a unit reach its collective operations: signals, waits, barriers, copies between units.
 
 A value is *uniform* over a unit if all its threads have the same. That is a number for each value: 0 for one that is
 uniform over a program, k for one that is uniform over the units of the k-th level inside a program, coarsest first, and
@@ -64,7 +64,7 @@ class _Condition:
     Attributes:
         differs: how far it is uniform.
         threads: which threads pass, for one on thread indices alone.
-        by: the statement, and what of it is a condition.
+        by: the statement, and its condition.
     """
 
     differs: int

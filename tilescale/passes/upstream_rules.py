@@ -2,7 +2,7 @@
 """Loops that TileLang refuses: a parallel loop inside another one, a tile operation in a parallel loop, and the like;
 and operations with one result for a unit, in loops whose elements are independent.
 
-It changes nothing. TileLang says so itself when it compiles, without the line.
+It changes nothing. TileLang's own message, at compilation, lacks the line.
 """
 
 from __future__ import annotations

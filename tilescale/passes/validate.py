@@ -51,7 +51,7 @@ def check_launches(program: Program, machine: Machine) -> None:
 
 
 def check_loops(program: Program, machine: Machine) -> None:
-    """No loops that TileLang refuses, in a program that TileLang does not get as it is.
+    """Reject loops that TileLang refuses, in a program that TileLang does not receive unchanged.
 
     Raises:
         UsageError: there are.
@@ -106,7 +106,8 @@ def check_whole_uses(program: Program, machine: Machine) -> None:
 
 
 def check_extents(program: Program, machine: Machine) -> None:
-    """Memory is allocated before anything runs, the same for all units: by what a call knows of its arguments.
+    """Check extents of allocations: memory is allocated before anything runs, equally for all units, from the arguments
+    of a call.
 
     Raises:
         UsageError: a tile whose extent is known in the launch only.
@@ -142,8 +143,8 @@ def _tiles(launch: Launch, machine: Machine) -> dict[ir.Var, ir.Buffer]:
 
 
 def check_device_phases(program: Program, machine: Machine) -> None:
-    """A device phase, and control flow around phases, has no program index, no thread index, no program's tiles, and no
-    product of tiles.
+    """Reject program indices, thread indices, programs' tiles, and GEMMs in a device phase, and in control flow around
+    phases.
 
     Raises:
         PhaseError: it has.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Overlap of collectives with the grids around them, as a rewrite from programs to programs of the same language:
 
-    rewrite.py    one collective after the other: what is rewritten, what stays, and why
-    schedule.py   what was decided for each, as an object that can be edited and passed back
+    rewrite.py    one collective after the other: rewrites, exceptions, and reasons
+    schedule.py   the decision for each, as an object that can be edited and passed back
     candidates.py schedules that are worth measuring
-    legality.py   what must hold before a collective may be taken apart
+    legality.py   conditions under which a collective may be split
     rows.py       the rows of a tensor, which its parts consist of
-    uses.py       where a grid uses a tensor, and which of its rows each program touches
-    chunks.py     rows that travel together, and their flags
+    uses.py       accesses of a grid to a tensor, and the rows that each program touches
+    chunks.py     rows that are sent together, and their flags
     order.py      the order of a grid's tiles
     gather.py     all_gather -> grid
     prefetch.py   all_gather in a layer loop -> grid: one layer ahead
@@ -18,9 +18,9 @@
     rotation.py   loops that begin with such copies
     turns.py      the position of a device phase among loops and grids
     sides.py      the producer and consumer grids of a collective
-    sums.py       the grid that adds up what has arrived
-    epilogue.py   own rows that are added up by the tiles that make them
-    estimate.py   what it takes in order and overlapped, and how many rows travel together
-    work.py       what the tiles of a grid take
+    sums.py       the grid that adds up arrived parts
+    epilogue.py   local rows that are added up in their tiles' epilogues
+    estimate.py   times in program order and overlapped, and the rows of a chunk
+    work.py       times of a grid's tiles
     edits.py      changes of a traced function
 """

@@ -18,7 +18,7 @@ def candidates(schedule: Schedule, most: int) -> list[tuple[Schedule, float]]:
     """Schedules of the same program, each with the seconds that it is estimated to take, the least first.
 
     Args:
-        schedule: what the compiler decided, with its estimates.
+        schedule: the compiler's decision, with its estimates.
         most: how many at most; the one that leaves all in order is among them.
     """
     every = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Chunks of rows: each travels with a flag of its own, and tiles wait for, or count, those that they touch."""
+"""Chunks of rows: each is sent with a separate flag, and tiles wait for, or count, those that they touch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Chunks:
         return part * self.each + chunk
 
     def touched(self, use: Use, uses: Uses, level: str) -> Iterator[tuple[Any, Any, Any]]:
-        """For each round of a use on each unit of a level the first and the last chunk, and whether it happens."""
+        """For each iteration of a use on each unit of a level the first and the last chunk, and whether it happens."""
         for begin, end, runs in uses.by_rank(use, level):
             yield self.number(begin), self.number(end - 1), runs
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""An all-gather along columns, and the grids that read what it gathers.
+"""An all-gather along columns, and the grids that read its result.
 
 Why: all devices wait for the whole matrix although a tile reads some rows of it; each device has some columns. Before:
 a gather, then grids. After: each device copies its own columns into the result, and its copy queue sends them to the
@@ -35,7 +35,7 @@ def overlap_columns(site: Site, mine: Step, graph: Dependence, uses: Uses, move:
     """Overlap a gather along columns with the grids that read its result; record the choice in `move`.
 
     Raises:
-        Declined: it stays as it is.
+        Declined: it stays unchanged.
     """
     rows, made = _rows(site, uses), site.made
     target, source = (uses.names.root(ir.region_parts(r)[0].data) for r in (made.target, made.source))
@@ -69,7 +69,7 @@ def _rows(site: Site, uses: Uses) -> Rows:
 
 
 def _choose(site: Site, uses: Uses, rows: Rows, readers: tuple[Use, ...], move: Move) -> int:
-    """Rows of a chunk, and what the move is estimated to take."""
+    """Rows of a chunk; records the estimate in the move."""
     travel = Travel.of(site, uses, uses.sizes[site.made.level], rows.height)
     first, *others = (Work.of(use, uses, site.made.level) for use in readers)
     rest = sum(work.seconds for work in others)
@@ -104,7 +104,7 @@ def _sent(site: Site, chunks: Chunks, here: ir.Buffer, units: int) -> list[ir.St
 
 
 def _waits(use: Use, chunks: Chunks, here: ir.Buffer, uses: Uses, level: str) -> list[ir.Stmt]:
-    """Waits for what all others send of the rows that a use reads: one by one for rows of one chunk, before which a
+    """Waits for the rows that a use reads, from all other units: one by one for rows of one chunk, before which a
     pipelined loop keeps its producer; else in a loop."""
     chunk, units = ir.Var("chunk", "int32"), uses.sizes[level]
     rank, rank_is = rank_of(level)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Changes of a traced function: statements replaced, phases put around or between others, memory added to a launch.
 
-What comes out is a traced function like any other: it is taken apart, checked, printed and run as the user's own.
+The result is a traced function like any other: it is analysed, checked, printed and run as the user's own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Edits:
     """Changes of one launch.
 
     Attributes:
-        program, launch: what is changed; its statements are recognised by identity.
+        program, launch: the objects to change; statements are recognised by identity.
         statements: a statement and its replacement, in order.
         phases: a phase, or a part that contains phases, and its replacement; nothing inside a replacement is replaced.
         buffers, flags: memory that is added, flags among it also in `flags`.

@@ -47,8 +47,8 @@ def add_where_made(
     """Let the tiles of local rows add the arriving contributions.
 
     Args:
-        use: what writes the tiles.
-        others: what a program does with a tile of others' rows.
+        use: the store of the tiles.
+        others: statements for a tile of remote rows.
         after: statements after the store of a tile of local rows, which then holds the sums.
 
     Raises:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Estimated time of a collective and its grid, sequential and overlapped: a few numbers of the machine, no simulation.
 
-The grid takes what `work.py` says of its tiles. A chunk takes a latency and the time of what moves it
-(`Mechanism.seconds`); its start-up is over while others go before it, so only that of the first counts. Overlapped, the
-grid goes on through the chunks in the order in which they come, or go.
+The time of the grid is that of its tiles (`work.py`). A chunk takes a latency and the time of its mechanism
+(`Mechanism.seconds`); its start-up is hidden by the chunks before it, so only that of the first counts. Overlapped, the
+grid processes the chunks in the order in which they arrive, or leave.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_CHUNKS = 32
 """Chunks of a part, at most."""
 
 CLOSE = 0.02
-"""Estimates that differ by less than this share say nothing: more chunks are taken, as tiles do not all begin and end
+"""Relative difference of estimates below which more chunks are preferred, as tiles do not all begin and end
 together."""
 
 
@@ -38,8 +38,8 @@ WORTH = 0.08
 """Share of the time in order that an overlap has to save: estimates that are closer may be wrong about which is less,
 and a program that its user wrote in order is not made slower.
 
-On two H200 a product of 2048 x 8192 x 3584 and an all-reduce take 1.02 of the time in order, where 0.93 is estimated;
-with 8192 rows 0.98 for 0.90; 4096 rows and a reduce-scatter 0.92 for 0.89.
+On two H200 a GEMM of 2048 x 8192 x 3584 and an all-reduce take 1.02 of the time in order, where 0.93 is estimated; with
+8192 rows 0.98 for 0.90; 4096 rows and a reduce-scatter 0.92 for 0.89.
 """
 
 SUMMING = 0.5
@@ -110,7 +110,7 @@ class Travel:
         return replace(work, tile=work.tile + share * (self.network.latency + self.queue.seconds(together, starts=0)))
 
     def chunks(self, step: int) -> Iterator[int]:
-        """Numbers of rows that may travel together: whole steps, at last the whole part."""
+        """Possible numbers of rows of a chunk: whole steps, at last the whole part."""
         rows = max(step, -(-self.height // MOST_CHUNKS // step) * step)
         while rows < self.height:
             yield rows
@@ -126,8 +126,8 @@ def gathered(travel: Travel, chunk: int, work: Work) -> float:
 
 
 def exchanged(travel: Travel, chunk: int, made: Work | None, read: Work | None, *, in_place: bool = False) -> float:
-    """Seconds until a grid is done that goes through the parts as an all-to-all brings them, behind one that makes the
-    parts of others first, which leave as they are made; either may be missing.
+    """Seconds until a grid is done that processes the parts of an all-to-all as they arrive, after a grid that makes
+    remote parts first, which are sent when complete; either grid may be missing.
 
     Args:
         in_place: whether the local part is stored in its final location.
@@ -147,7 +147,7 @@ def reduced(travel: Travel, chunk: int, work: Work, *, everywhere: bool, behind:
     adds up the local ones chunk by chunk as they arrive; and until all units have the sums.
 
     Args:
-        behind: whether a second grid adds up, when all tiles of the first are done.
+        behind: whether a second grid adds up, after all tiles of the first.
     """
     each = -(-travel.height // chunk)
     others = (travel.parts - 1) * each

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""An all-to-all, the grid that makes what it sends, and the grids that read what arrives; either side may be missing.
+"""An all-to-all, its producer grid, and its consumer grids; either side may be missing.
 
 Why: all devices wait for the whole exchange although each tile produces, or reads, rows of one part. Before: a grid, an
 all-to-all, grids. After, without a producer grid: the exchange is started on the copy queue, a chunk of rows at a time.
@@ -45,7 +45,7 @@ class _Exchange:
     Attributes:
         sent, received: how the rows of both tensors are counted.
         maker: the producer grid's write of the source; None: no grid produces it concurrently.
-        readers: where grids behind read what has arrived; none: the device waits for all of it.
+        readers: reads of the result in later grids; none: the device waits for all of it.
         store: the store of the producer's tiles, if those of the local part may go to their final location at once.
     """
 
@@ -66,7 +66,7 @@ def overlap_exchange(site: Site, mine: Step, graph: Dependence, uses: Uses, move
     """The program with an all-to-all overlapped with the grids around it; `move` records the choice.
 
     Raises:
-        Declined: it stays as it is.
+        Declined: it stays unchanged.
     """
     sent, received = (_rows(region, site, uses) for region in (site.made.source, site.made.target))
     source, target = (uses.names.root(rows.buffer.data) for rows in (sent, received))
@@ -263,7 +263,7 @@ def _departing(found: _Exchange, maker: Use, chunks: Chunks, here: ir.Buffer, ed
 
 
 def _arriving(found: _Exchange, chunks: Chunks, here: ir.Buffer, edits: Edits, move: Move) -> None:
-    """Waits in the tiles that read what arrives."""
+    """Waits in the tiles that read arriving rows."""
     uses, level, first = found.uses, found.level, found.readers[0]
     for use in found.readers:
         edits.before(use.stmts[0], chunks.waits(use, uses, level, here))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""An all-gather and the grids that read what it gathers.
+"""An all-gather and the grids that read its result.
 
 Why: all devices wait for the whole of a tensor although each tile reads rows of one part. Before: a gather, then grids.
 After: the gather is started on the copy queue, a chunk of rows at a time, each with a flag; a tile waits for the flags
@@ -53,7 +53,7 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     """The program with a gather overlapped with the grids that read it; `move` records the choice.
 
     Raises:
-        Declined: it stays as it is.
+        Declined: it stays unchanged.
     """
     if not site.made.is_in_place and site.made.axis == 1:
         return overlap_columns(site, mine, graph, uses, move)
@@ -101,7 +101,7 @@ def rows_of(site: Site, uses: Uses) -> Rows:
 
 
 def _choose(gather: _Gather, move: Move) -> int:
-    """Rows of a chunk, and what the move is estimated to take."""
+    """Rows of a chunk; records the estimate in the move."""
     site, uses, rows = gather.site, gather.uses, gather.rows
     travel = Travel.of(site, uses, rows.parts, rows.height)
     first, *others = (Work.of(use, uses, gather.level) for use in gather.readers)

@@ -32,12 +32,12 @@ class Site:
 
     @property
     def tensors(self) -> tuple[str, str]:
-        """Names of what it reads and writes."""
+        """Names of its source and target."""
         return _name(self.made.source), _name(self.made.target)
 
     @property
     def name(self) -> str:
-        """Of the collective."""
+        """Name of the collective."""
         return self.made.name
 
 
@@ -46,7 +46,7 @@ class Shift:
     """Copies of a device phase to peers that are done in order, one after the other.
 
     Attributes:
-        stmts: the copies, and `made` what they say.
+        stmts: the copies, and `made` their typed views.
     """
 
     stmts: tuple[ir.Stmt, ...]
@@ -63,7 +63,7 @@ class Shift:
 
     @property
     def tensors(self) -> tuple[str, str]:
-        """Names of what it reads and writes."""
+        """Names of its source and target."""
         return ", ".join(_name(m.source) for m in self.made), ", ".join(_name(m.target) for m in self.made)
 
 
@@ -153,8 +153,8 @@ def is_around_programs(level: str, machine: Machine) -> bool:
 
 
 def is_behind_waiting(mine: Step, graph: Dependence) -> bool:
-    """Whether copies that wait for a flag before they start were started before: nothing overtakes them on the queue,
-    so what a device copies within its own memory is not for the queue then."""
+    """Whether copies that wait for a flag before they start were started before: the queue is in order, so a device
+    must not put copies within its own memory on it then."""
     before = [s.stmt.value for s in graph.steps[: mine.number] if isinstance(s.stmt, ir.Evaluate)]
     copies = [made for made in map(operation, before) if isinstance(made, Copy)]
     return any(copy.after is not None for copy in copies)
@@ -173,7 +173,7 @@ def stands_alone(phase: GridPhase, launch: Launch) -> bool:
 
 
 def uses_after(root: ir.Var, mine: Step, graph: Dependence) -> list[Step]:
-    """The statements behind a collective that touch a tensor, those without statements inside.
+    """The innermost statements after a collective that touch a tensor.
 
     Raises:
         Declined: one of them is in another launch, or before the collective.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The order of a grid's tiles: those first whose rows are here, or whose rows have the longest way.
 
-Why: programs start in the order of their numbers, so a program that waits for rows that come late keeps a place that
+Why: programs start in the order of their numbers, so a program that waits for late rows occupies an SM slot that
 another one could use. Before: a program works on the tile of its own number. After: on the tile that a one-to-one map
-gives for its number and the device's rank. The map goes through the parts of the tensor in the order of travel, and
-through the tiles of a part as before. It declines grids whose tiles do not follow the rows along one axis.
+gives for its number and the device's rank. The map has the parts of the tensor in the order of sending, and the tiles
+of a part as before. It declines grids whose tiles do not follow the rows along one axis.
 """
 
 from __future__ import annotations

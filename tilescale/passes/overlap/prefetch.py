@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """all_gather at the begin of a layer of a loop -> gathered one layer ahead, into the other one of two buffers.
 
-Why: in order, a loop that gathers the weights of each layer and then computes with them leaves its links idle while it
-computes. Before: a loop of known trip count whose iterations begin with an all-gather into a workspace that their grids
-read. After: two buffers. The first layer's gather is started in front of the loop; each iteration starts the one of the
-next layer on the copy queue, and waits for its own. A barrier at the position of the gather keeps its order, and
-guarantees that all units have read the buffer of the next layer. Declines results that are read elsewhere or are
-arguments, and sources that the loop or what follows it writes.
+Why: in program order, a loop that gathers the weights of each layer and then computes with them leaves its links idle
+while it computes. Before: a loop of known trip count whose iterations begin with an all-gather into a workspace that
+their grids read. After: two buffers. The first layer's gather is started in front of the loop; each iteration starts
+the one of the next layer on the copy queue, and waits for its own. A barrier at the position of the gather keeps its
+order, and guarantees that all units have read the buffer of the next layer. Declines results that are read elsewhere or
+are arguments, and sources that are written in the loop or after it.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class _Prefetch:
 
 
 def overlap_prefetch(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
-    """The program in which a gather of a loop runs one iteration ahead; `move` gets what was chosen.
+    """The program in which a gather of a loop runs one iteration ahead; `move` records the choice.
 
     Raises:
-        Declined: it stays as it is.
+        Declined: it stays unchanged.
     """
     found = _found(site, mine, uses)
     _check_source(found, mine, graph)
@@ -97,7 +97,7 @@ def _found(site: Site, mine: Step, uses: Uses) -> _Prefetch:
 
 
 def _check_source(found: _Prefetch, mine: Step, graph: Dependence) -> None:
-    """Raise Declined if what is sent may be written once the loop has begun."""
+    """Raise Declined if the source may be written once the loop has begun."""
     source = graph.names.root(ir.region_parts(found.site.made.source)[0].data)
     loop = found.turns.loops[0].stmt
     for step in graph.steps:

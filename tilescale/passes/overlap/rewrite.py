@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The rewrite: from a sequential program to one whose collectives overlap with its grids.
 
-Collective by collective, in program order. Each step is from a traced function to a traced function, so what comes out
-is a program of the language: it can be printed, checked, emulated, timed and lowered as any other.
+Collective by collective, in program order. Each step is from a traced function to a traced function, so the result is a
+program of the language: it can be printed, checked, emulated, timed and lowered as any other.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class _State:
     """A function during the rewrite.
 
     Attributes:
-        by_cost: whether what is estimated not to pay stays in order.
+        by_cost: whether collectives without an estimated gain stay sequential.
         kept: how many collectives stay in order until now.
-        flags: what the others brought in.
+        flags: flags of earlier rewrites.
     """
 
     func: ir.PrimFunc
@@ -102,7 +102,7 @@ class _State:
     flags: set[ir.Var] = field(default_factory=set)
 
     def take(self, move: Move) -> None:
-        """Go on with the next collective."""
+        """Continue with the next collective."""
         try:
             if not move.overlapped:
                 raise Declined("as asked for")
@@ -139,7 +139,7 @@ class _State:
         self.flags |= _flags(structure(self.func, self.machine)) - before
 
     def _next(self, func: ir.PrimFunc) -> tuple[Site | Shift, Step, Dependence, Uses]:
-        """The next collective of a function, its first statement, and what is known around."""
+        """The next collective of a function, its first statement, and the analyses of the function."""
         program = structure(func, self.machine)
         graph = Dependence(program, self.machine)
         return *sites(graph)[self.kept], graph, Uses(program, self.machine, _sizes(program))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The rows of a tensor: what a collective's parts consist of, counted one part after the other.
+"""The rows of a tensor: the units of a collective's parts, counted one part after the other.
 
-Those of a tensor (parts, rows, ...) have a dimension for the parts in front; of one (parts * rows, ...) they follow one
-another. Where tiles lie within one index of the first dimension of a part, as with the tokens of experts, (experts,
-capacity, ...), the next dimension counts too: a row is then one of an expert's, and the experts follow one another.
+A tensor (parts, rows, ...) has a leading dimension for the parts; in (parts * rows, ...) parts are consecutive. Where
+tiles are within one index of the first dimension of a part, as with the tokens of experts, (experts, capacity, ...),
+the next dimension counts too: a row is then one of an expert's, and the experts are consecutive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Rows:
     Attributes:
         buffer: the tensor.
         parts: how many there are.
-        slots: whether the parts are a dimension of their own, in front of the rows.
+        slots: whether the parts have a separate dimension, before the rows.
         axis: 1 for the columns of a matrix, else 0.
         depth: how many dimensions are counted as rows.
     """
@@ -39,7 +39,7 @@ class Rows:
 
     @property
     def dimensions(self) -> range:
-        """Those of the tensor that say which row an element is in."""
+        """Dimensions of the tensor that determine the row of an element."""
         return range(1, 2) if self.axis else range(self.slots + self.depth)
 
     @property
@@ -70,7 +70,7 @@ class Rows:
         return self.block(0, self.height)[1]
 
     def place(self, row: Any, column: Any) -> tuple[Any, Any]:
-        """Row and column, as a matrix has them, of what is at a place across a row; or the other way round."""
+        """Row and column, in matrix order, of an element along and across the rows; or the other way round."""
         return (column, row) if self.axis else (row, column)
 
     def spot(self, row: Any, column: Any) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ class Rows:
 
     @property
     def deeper(self) -> Rows | None:
-        """The same with one more dimension counted; None where only one is left."""
+        """The rows with one more dimension counted; None where only one is left."""
         left = len(self.buffer.shape) - self.slots - self.depth
         return replace(self, depth=self.depth + 1) if left > 1 and not self.axis else None
 
@@ -144,13 +144,13 @@ class Rows:
         return tir.region(self.buffer, [*begins, *[0] * len(rest)], [*extents, *rest], access)
 
     def high(self, box: Box) -> int | None:
-        """Rows of a box that lie within one index of all dimensions but the last that is counted; None if unknown."""
+        """Rows of a box that is within one index of all dimensions but the last counted one; None if unknown."""
         pairs = [box[number] or (0, 0) for number in self.dimensions]
         *others, last = (ir.constant(end - begin) for begin, end in pairs)
         return last or None if all(other == 1 for other in others) else None
 
     def interval(self, box: Box) -> tuple[Any, Any]:
-        """First row and the one behind the last of a box of elements; a row that is not there counts as the last."""
+        """First row and the end of the rows of a box of elements; a row beyond the tensor counts as the last."""
         first: Any = 0
         last: Any = 0
         for number in self.dimensions:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""A grid and the reduce-scatter, or all-reduce, of what it computes.
+"""A grid and the reduce-scatter, or all-reduce, of its result.
 
-Why: the network is idle while the grid computes, and the SMs while rows travel. Before: a grid, then a collective.
+Why: the network is idle while the grid computes, and the SMs while rows are sent. Before: a grid, then a collective.
 After: a copy for each chunk of remote rows is started before the grid, and waits until the tiles of its chunk are
 counted; the grid produces remote rows first; a grid after it adds up the local rows as they arrive, in the order of
 ranks. For an all-reduce the sums are then sent to all units likewise. Tiles only count, so their order cannot deadlock.
@@ -44,10 +44,10 @@ class _Scatter:
     """A reduction that is taken apart.
 
     Attributes:
-        maker: where the grid writes what is reduced.
+        maker: the producer grid's write of the reduced tensor.
         everywhere: whether all units get all rows.
-        used_besides: whether the caller, or other statements, use what is reduced, or, before the result is there,
-            statements use where it goes.
+        used_besides: whether the caller, or other statements, use the source, or statements use the target before the
+            result is complete.
     """
 
     site: Site
@@ -70,7 +70,7 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
     """The program with a reduce-scatter or all-reduce overlapped with its producer grid; `move` records the choice.
 
     Raises:
-        Declined: it stays as it is.
+        Declined: it stays unchanged.
     """
     made = site.made
     if made.op not in COMBINED:
@@ -124,7 +124,7 @@ def _rows(site: Site, uses: Uses, everywhere: bool) -> Rows:
 
 
 def _check_apart(site: Site, uses: Uses) -> None:
-    """Raise Declined for a result inside of what is reduced."""
+    """Raise Declined for a result inside of the source."""
     source, target = (ir.region_parts(r)[0] for r in (site.made.source, site.made.target))
     if uses.names.root(source.data).same_as(uses.names.root(target.data)):
         raise Declined(f"its result is a part of {source.name!r} itself", location(site.stmt))
@@ -148,7 +148,7 @@ def _used_besides(root: ir.Var, phase: GridPhase, site: Site, mine: Step, graph:
 
 
 def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
-    """Rows of a chunk for a carrier, and what the move is estimated to take."""
+    """Rows of a chunk for a carrier; records the estimate in the move."""
     site, uses, rows, maker = scatter.site, scatter.uses, scatter.rows, scatter.maker
     travel = Travel.of(site, uses, rows.parts, rows.height, carrier)
     if move.wire is not None:
@@ -261,7 +261,7 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
 
 
 def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
-    """Copies before the grid, counts in it, sums behind it."""
+    """Copies before the grid, counts in it, sums after it."""
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
     done, here = (edits.alloc_flags(f"{name}_{what}", chunks.shape) for what in ("done", "here"))
     outbox, stores = _outbox(scatter, edits, move.wire)
@@ -336,7 +336,7 @@ def _add_up(
     returned.
 
     Args:
-        stores: what puts a tile of others' rows where it is sent from, if that is not where it is made.
+        stores: statements that copy a tile of remote rows to the send buffer, if it is not produced there.
     """
     maker, chunks = scatter.maker, arrivals.chunks
 

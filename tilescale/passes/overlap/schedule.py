@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Schedules: what happens with each collective of a program, as an object that a person can print, edit and pass back.
+"""Schedules: the decision for each collective of a program, as an object that users can print, edit and pass back.
 
-A schedule lists the collectives of whole tensors in program order. `str` of it says line by line what was decided and
-why; `tilescale.compile(..., schedule=changed)` takes one that was changed.
+A schedule lists the collectives of whole tensors in program order. `str` of it gives each decision and its reason, line
+by line; `tilescale.compile(..., schedule=changed)` takes one that was changed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Move:
 
     Attributes:
         collective: its name, "all_gather"; or "shift", copies of tensors to a peer.
-        tensors: what it moves, from and to.
+        tensors: names of the source and the target.
         overlapped: whether it runs concurrently with the grid that produces or reads its data.
-        chunk: rows that travel together, columns where the `axis` is 1; None leaves the choice to the cost model.
+        chunk: rows that are sent together, columns where the `axis` is 1; None leaves the choice to the cost model.
         carrier: the carrier of the rows of a reduction, "queue" or "tiles"; None leaves the choice to the cost model.
         adds: the reducer of local rows and the received parts: "tiles" where possible (also the meaning of None), or
             "grid", a separate grid.
-        wire: what the parts of a reduction are rounded to for their way, one of `WIRES`; "any" if the cost model may
-            choose that; None leaves them in the type of the tensor. Sums are taken in float32 all the same.
-        ordered: whether the tiles of the grid are put into the order in which rows travel.
+        wire: the type to which the parts of a reduction are rounded for sending, one of `WIRES`; "any" if the cost
+            model may choose that; None leaves them in the type of the tensor. Sums are taken in float32 all the same.
+        ordered: whether the tiles of the grid are put into the order in which rows are sent.
         where: the user's line.
         why: the reason, in words.
         in_order_s, beside_s: seconds that it is estimated to take with its grids, in order and overlapped.
@@ -97,7 +97,7 @@ class Schedule:
     """The collectives of a program in order, and what happens with each.
 
     Attributes:
-        measured: what was measured of it and of others, in words; "" where the cost model alone decided.
+        measured: measured times of this and other schedules, as text; "" where the cost model alone decided.
     """
 
     moves: list[Move] = field(default_factory=list)

@@ -59,7 +59,7 @@ def overlap_shift(site: Shift, mine: Step, graph: Dependence, uses: Uses, move: 
         own: flags that overlapped collectives before it brought in.
 
     Raises:
-        Declined: it stays as it is.
+        Declined: it stays unchanged.
     """
     if not mine.on_device:
         raise Declined(f"{one(graph.machine.tensor_level.name)} has no copy queue", location(site.stmt))
@@ -115,7 +115,7 @@ def _check_peers(shift: _Shift, uses: Uses) -> None:
 
 
 def _check_apart(shift: _Shift, graph: Dependence, own: set[ir.Var]) -> None:
-    """Raise Declined unless the grids do not touch what arrives, and do not change what is sent, in any turn."""
+    """Raise Declined unless the grids neither touch the target nor change the source, in any iteration."""
     names, launch = graph.names, shift.site.launch
     for phase in shift.turns.grids:
         for stmt in ir.statements(phase.stmt):

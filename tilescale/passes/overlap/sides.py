@@ -73,7 +73,7 @@ def readers_of(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, rows: Ro
 
 
 def _reader(uses: Uses, phase: GridPhase, launch: Launch, rows: Rows) -> Use:
-    """The use by a grid that reads: where numbers in memory say what it reads, its tiles look them up, if they can.
+    """The use by a grid that reads: where indices in memory determine its rows, its tiles look them up, if they can.
 
     Raises:
         Declined: they cannot, and may read all rows.

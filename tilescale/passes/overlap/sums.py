@@ -33,7 +33,7 @@ def _either(first: Any, a: Any, b: Any) -> ir.PrimExpr:
     return ir.Select(first, a, b)
 
 _PER_THREAD, _WIDEST = 16, 256
-"""Elements of a tile for each thread, and its most columns: so few fit into registers twice."""
+"""Elements of a tile for each thread, and its largest number of columns: two such tiles fit into registers."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Arrivals:
     """Parts that a unit's own rows are combined of.
 
     Attributes:
-        own: the unit's contribution, all rows of which lie as `chunks.of` says.
+        own: the unit's contribution, with rows as in `chunks.of`.
         inbox: those of the others, a part of each unit.
         here: flags (units, chunks), raised when a chunk of a unit has arrived.
         result: the destination of a rank's rows: a region (rows, columns), maybe with a leading 1.
@@ -102,7 +102,7 @@ def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt
     """The phase.
 
     Args:
-        after: what a program does when it has stored a tile, from the tile's first row.
+        after: statements after the store of a tile, from the tile's first row.
     """
     launch, rows = edits.launch, arrivals.chunks.of
     high, wide = tile_shape(launch, arrivals.chunks)

@@ -21,8 +21,8 @@ class Turns:
     """A device phase and its surroundings.
 
     Attributes:
-        binds: what is computed for its statements, by itself or by the parts `before` it.
-        stmts: what it does under all `conditions`.
+        binds: bindings for its statements, in the phase or in the parts `before` it.
+        stmts: its statements under all `conditions`.
         loops: the loops around it, outermost first.
         before: the parts directly before it, in the same iteration of all loops, that consist of grids; maybe empty.
         behind: the parts that follow it there.
@@ -64,12 +64,12 @@ class Turns:
 
     @property
     def variables(self) -> list[ir.Var]:
-        """Of the loops."""
+        """Variables of the loops."""
         return [loop.stmt.loop_var for loop in self.loops]
 
     @property
     def extents(self) -> list[int]:
-        """Of the loops."""
+        """Extents of the loops."""
         return [ir.integer(loop.stmt.extent) for loop in self.loops]
 
     def values(self) -> Iterator[dict[ir.Var, int]]:
@@ -114,7 +114,7 @@ def last_of_grids(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def grids_of(part: Part) -> list[GridPhase] | None:
-    """The grids that a part consists of, but for what it computes for others; None if there is something else in it."""
+    """The grids of a part, apart from bindings for others; None if the part has other contents."""
     if isinstance(part, DevicePhase | GridPhase):
         computes = all(isinstance(stmt, ir.Bind) for stmt in spread(part.stmt))
         return [] if computes else [part] if isinstance(part, GridPhase) else None

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Accesses of a grid to a tensor, and the rows that each program touches there.
 
-A use is found as deep in the grid phase as the touched rows depend on the loops around; what is inside counts with all
-that its own loops reach. Everything errs on the side of more rows. Rows that follow from numbers in memory, such as
-where the tokens of an expert begin, count as all that there may be; or, where tiles can look at these numbers before
-they wait, as what they say.
+A use is as deep in the grid phase as its rows depend on the enclosing loops; inner loops count with all rows that they
+reach. The analysis errs on the side of more rows. Rows that follow from numbers in memory, such as the first token of
+an expert, count as all possible rows; or as the actual ones, where tiles can read these numbers before they wait.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Use:
 
     Attributes:
         stmts: the first and all after it in the same list, up to the last that touches it.
-        begin, end: rows that they touch, in terms of what has a value before the first of them.
+        begin, end: rows that they touch, in terms of variables with values before the first of them.
         loops: the loops around, outermost first, on which the rows depend.
         branches: conditions under which it happens, each with whether it holds.
         ranges: where variables in them begin, and how many values they take, as far as that is known.
@@ -61,7 +60,7 @@ class Use:
 
     @property
     def deeper(self) -> Rows | None:
-        """The rows with one more dimension counted, where each tile lies within one index of those counted now."""
+        """The rows with one more dimension counted, where each tile is within one index of those counted now."""
         return self.rows.deeper if self.high == 1 else None
 
     @property
@@ -100,7 +99,7 @@ class Uses:
     def values(
         self, use: Use, ranks: Mapping[str, int], *, likely: bool = False
     ) -> Iterator[tuple[Any, Any, Any]]:
-        """For each round of the loops around a use: its first row, the one behind the last, and whether it happens;
+        """For each iteration of the loops around a use: its first row, the end of its rows, and whether it happens;
         each an array over the programs of the grid, in the order in which they start.
 
         Args:
@@ -270,7 +269,7 @@ class _Descent:
         return self.uses.machine.level(str(stmt.value.value)).kind in ("unit", "program")
 
     def _depends(self, loop: ir.For) -> bool:
-        """Whether the rows that a loop's body touches depend on its variable, and its extent may be what it is."""
+        """Whether the rows that a loop's body touches depend on its variable, and its extent is valid."""
         begin, end = self._rows((loop.body,))
         return loop.loop_var in ir.variables(begin) | ir.variables(end) and self._is_known(loop.extent)
 
@@ -282,7 +281,7 @@ class _Descent:
         return ir.simplify(begin, {}), ir.simplify(end, {})
 
     def _boxes(self, stmts: tuple[ir.Stmt, ...]) -> list[Box]:
-        """The elements that some statements touch, in each way in which they do."""
+        """The elements that some statements touch, for each kind of access."""
         body = tir.sequence(stmts)
         # A value that is only looked up in a branch need not exist outside of it.
         branches = [stmt for stmt in ir.statements(body) if isinstance(stmt, ir.IfThenElse)]
@@ -305,7 +304,7 @@ class _Descent:
         return [pair if pair and all(map(self._is_known, pair)) else None for pair in inside.bounds(access)]
 
     def _ranges(self) -> dict[ir.Var, tuple[int, int]]:
-        """The values of programs' numbers, of loops, and of what is computed from them."""
+        """The ranges of programs' numbers, of loops, and of values computed from them."""
         programs = zip(self.launch.programs, self.launch.grid, strict=True)
         loops = [(loop.loop_var, loop.extent) for loop in self.loops if ir.constant(loop.min) == 0]
         extents = {var: ir.constant(extent) for var, extent in (*programs, *loops)}

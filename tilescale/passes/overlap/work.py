@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Time of each tile of a grid: a few numbers of the machine, no simulation.
 
-A tile takes as long as its arithmetic, at the rate of one of the places for programs, as its share of reading and
-writing each tensor of the grid once, or as its share of what all tiles carry through the cache in front of that memory
-(the roofline model, Williams, Waterman and Patterson, 2009): small tiles of a product carry each operand many times.
-Tiles take their places in order (list scheduling; Graham, 1966), so a grid of few tiles is done no sooner than a whole
-tile after the last rows have come, however many of them were there before.
+A tile takes as long as its arithmetic, at the rate of one program slot, as its share of reading and writing each tensor
+of the grid once, or as its share of what all tiles carry through the cache in front of that memory (the roofline model,
+Williams, Waterman and Patterson, 2009): small tiles of a GEMM load each operand many times. Tiles take slots in order
+(list scheduling; Graham, 1966), so a grid of few tiles ends at least one whole tile after the arrival of the last rows,
+even if most rows arrived before.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """Until all tiles are done, with nothing to wait for."""
+        """Seconds until all tiles are done, without waits."""
         return -(-self.tiles // self.at_once) * self.tile
 
     def done(self, ready: np.ndarray | Sequence[float] = (0.0,)) -> np.ndarray:
