@@ -22,14 +22,14 @@
     stock.py     TileLang's language under one name
     logs.py      what TileLang logs while it compiles for us
     prefixes.py  with which statement of a function a pass fails
-    products.py  whether warps can share a product out
+    products.py  distributions of a GEMM over warps
     modules.py   CUDA modules: options for some, a callback for all (installed likewise)
     parameters.py parameters that share an annotation (installed likewise)
     ellipsis.py  indices with an Ellipsis (installed likewise)
-    mixed.py     products of both float8 types (installed likewise)
+    mixed.py     GEMMs of both float8 types (installed likewise)
     files.py     files that are there as a whole or not at all
     native.py    C sources for TVM-FFI, compiled and loaded
-    recent.py    a dictionary that forgets, for what is made again often
+    recent.py    a bounded dictionary, for results that are recomputed often
     records.py   nodes of TIR, and Python objects with some, as bytes
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
     falling.py   indices that fall, in a form that the stock compiler gets right

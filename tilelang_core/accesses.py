@@ -28,7 +28,7 @@ _LATER = tuple(_TILE_OP + name for name in ("async_copy", "tma_copy", "wgmma_", 
 _BEYOND = frozenset(("barrier", "dst_block", "cluster_mask"))
 """Annotations of operations that are done later, or reach other blocks."""
 _OF_THREADS = tl.OF_THREADS
-"""Operations that reach nothing but what they are handed."""
+"""Operations that access only their operands."""
 _POINTERS = (tl.DECLARED_PTR, tl.ADDRESS_OF, tl.ACCESS_PTR)
 _STATES = (tl.TUPLE, tl.ASSUME)
 """Operations that declare facts and have no effect."""

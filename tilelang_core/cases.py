@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A Python function on expressions that asks whether some of them hold: `and`, `or`, `not`, `if`, chained comparisons.
 
-TVM refuses the truth of an expression. Here the function is called once for each way through it, and what it returns is
-chosen by the conditions that it asked for. What is asked in TileLang and TVM themselves keeps its meaning.
+TVM refuses the truth of an expression. Here the function is called once for each path through it, and its results are
+selected by the conditions that it asked for. Conditions inside TileLang and TVM keep their meaning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tvm.tirx.expr import EqualOp, ExprOp, NotEqualOp
 from tilelang_core import tl
 
 LIMIT = 8
-"""Conditions on one way through a function; their number is that of calls at most, as a power of two."""
+"""Conditions on one path through a function; its power of two bounds the number of calls."""
 
 _ASKED = (ExprOp, EqualOp, NotEqualOp)
 
@@ -47,7 +47,7 @@ def _chosen(condition: Any, then: Any, otherwise: Any) -> Any:
 
 @contextlib.contextmanager
 def _answers(known: tuple[tuple[Any, bool], ...]) -> Iterator[list[Any]]:
-    """Answer what is asked; the conditions that are not known are listed, and taken to hold."""
+    """Answer conditions of a function; unknown ones are listed, and assumed to hold."""
     asked: list[Any] = []
 
     def answer(expr: Any) -> bool:

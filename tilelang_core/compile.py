@@ -67,12 +67,12 @@ _generated: Recent[Hashable, Generated] = Recent(128)
 """The last functions that were lowered: the text of each and its attributes, the target, and options of passes."""
 
 _TEXT_HOOK = "tilelang_callback_cuda_postproc"
-"""TileLang's extension point: what it passes the text of every CUDA kernel to."""
+"""TileLang's extension point, which gets the text of every CUDA kernel."""
 
 
 @contextlib.contextmanager
 def _text_through(rewrites: Sequence[Rewrite]) -> Iterator[None]:
-    """CUDA text that is generated meanwhile passes through `rewrites`, after what was registered before."""
+    """Pass CUDA text that is generated meanwhile through `rewrites`, after earlier hooks."""
     before = tvm_ffi.get_global_func(_TEXT_HOOK, allow_missing=True)
     own = lambda text, target: through(rewrites, str(before(text, target) if before else text))  # noqa: E731
     tvm_ffi.register_global_func(_TEXT_HOOK, f=own, override=True)
@@ -92,7 +92,7 @@ def generate(
 ) -> Generated:
     """Lower a function without compiling it; needs no GPU and no nvcc. `rewrites` have the last word on the text.
 
-    The same function is lowered once: its text is checked, looked at for what a device holds of it, and shown.
+    The same function is lowered once, although its text is checked, measured for residency, and shown.
     """
     target = determine_target(target, return_object=True)
     own = func.attrs["tilelang_pass_configs"] if func.attrs and "tilelang_pass_configs" in func.attrs else {}
@@ -111,10 +111,10 @@ def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
 
 
 def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function without what stock TileLang gets wrong, with thread indices of its own.
+    """The function with workarounds for stock TileLang's faults, and with fresh thread indices.
 
-    Lowering renames these where they are, to "thread_binding", in products of mma: the program would have another text
-    after it than on ranks that have not lowered it.
+    Lowering renames these in place, to "thread_binding", in GEMMs of mma: the program would have another text after it
+    than on ranks that have not lowered it.
     """
     own = func.with_body(renamed(func.body, binds_threads))
     return with_like_extents(with_kept_extents(with_rising_dividends(own)))
@@ -162,7 +162,7 @@ class TextCompilation:
         return device_code(self.text, self.target)
 
     def pinned(self) -> TextCompilation:
-        """The same with a target that is known."""
+        """The same compilation with a known target."""
         return replace(self, target=determine_target(self.target, return_object=True))
 
     @property
@@ -191,7 +191,7 @@ class Compilation:
         func: the traced function.
         rewrites: have the last word on its text.
         check: gets the text, and the bytes of dynamic shared memory, before nvcc does, and raises if they must not run.
-            Its `repr` says what else it depends on. Kernels of the cache have passed it.
+            Its `repr` names its other inputs. Kernels of the cache have passed it.
         options: those of `tilelang.compile`.
     """
 
@@ -211,7 +211,7 @@ class Compilation:
                 return tilelang.compile(self._keyed, **self.options)
 
     def pinned(self) -> Compilation:
-        """The same with a target that is known: "auto" asks CUDA, which a forked process must not."""
+        """The same compilation with a known target: "auto" asks CUDA, which a forked process must not."""
         given = self.options.get("target") or tilelang.env.get_default_target()
         return replace(self, options={**self.options, "target": determine_target(given, return_object=True)})
 
@@ -301,7 +301,7 @@ def cache_folder() -> Path:
 
 
 def keeps_kernels() -> bool:
-    """Whether other processes find there what this one compiles."""
+    """Whether other processes find this process's kernels there."""
     return bool(tilelang.env.is_cache_enabled())
 
 
@@ -326,9 +326,10 @@ def entry(kernel: Any) -> Callable[..., Any]:
 class JIT(JITImpl):
     """TileLang's just-in-time factory with three hooks.
 
-    `tracing()` is entered around everything that may trace and yields what is traced for: templates and kernels are
-    kept for each, and for options. `finish(func, options)` makes the kernel of a traced function; `no_outputs(out_idx)`
-    the error of a function in eager style with positions of outputs. `beside` are options that TileLang does not know.
+    `tracing()` is entered around everything that may trace and yields the key of the trace: templates and kernels are
+    kept for each key, and for options. `finish(func, options)` makes the kernel of a traced function;
+    `no_outputs(out_idx)` the error of a function in eager style with positions of outputs. `beside` are options that
+    TileLang does not know.
     """
 
     tracing: Callable[[], contextlib.AbstractContextManager[Hashable]]

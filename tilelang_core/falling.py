@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quotients and remainders of numbers that fall as loops go on, in a form that stock TileLang does not get wrong.
+"""Quotients and remainders of decreasing numbers in loops, in a form that stock TileLang simplifies correctly.
 
 TVM's simplifiers, as TileLang 0.1.15 has them, make another value of `(base - i) % n`, `(base - i) // n` as an index
 with one loop or thread variable in it (IterMapSimplify, in FlattenBuffer, divides the base by -1 and drops what that
@@ -75,7 +75,7 @@ def loops_and_names(body: tirx.Stmt) -> tuple[set[tirx.Var], dict[tirx.Var, tirx
 
 
 def spelled_out(value: tirx.PrimExpr, names: dict[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:
-    """A number with names of others replaced by what they stand for."""
+    """A number with names of other expressions replaced by these."""
     return substitute(value, names) if variables(value) & names.keys() else value
 
 

@@ -273,7 +273,7 @@ def variables(expr: Any) -> set[Var]:
 
 
 def fingerprint(func: PrimFunc) -> str:
-    """A hash of what a function says, the same in every process."""
+    """A hash of a function's contents, the same in every process."""
     return hashlib.sha256(func.script().encode()).hexdigest()
 
 
@@ -309,7 +309,7 @@ def mark_arguments(mark: Any) -> list[Any]:
 
 
 def loaded_element(call: Any) -> Any:
-    """The argument of an atomic load that says what is loaded."""
+    """The argument of an atomic load that is the loaded element."""
     return call.args[0]
 
 
@@ -325,7 +325,7 @@ def with_regions(call: Any, source: Any, target: Any) -> list[Any]:
 
 
 def extern_arguments(call: Any) -> tuple[str, list[Any]]:
-    """The name of a function from elsewhere, and what it is passed."""
+    """The name of an external function, and its arguments."""
     return str(call.args[0].value), list(call.args[1:])
 
 

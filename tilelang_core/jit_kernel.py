@@ -31,7 +31,7 @@ def wrong_target(given: Any) -> str | None:
         return None
     try:
         determine_target(given, return_object=True)
-    except Exception as error:  # noqa: BLE001 - TileLang and TVM raise what they come upon
+    except Exception as error:  # noqa: BLE001 - TileLang and TVM raise errors of any class
         return str(error).splitlines()[0] if isinstance(error, AssertionError | ValueError) else type(error).__name__
     return None
 

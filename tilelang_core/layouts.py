@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Layouts of tiles, as a program gives them or TileLang infers them: where an element lies, by its indices."""
+"""Layouts of tiles, given by a program or inferred by TileLang: the position of an element, by its indices."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _inferred: Recent[tuple[ir.PrimFunc, str], dict[str, Layout]] = Recent(64)
 def inferred(func: ir.PrimFunc, target: Any) -> dict[str, Layout]:
     """The layouts of tiles that TileLang finds for a target, by name, but for names that several tiles have.
 
-    What it cannot lower has those that it found before it failed.
+    A function that cannot be lowered has those that were found before the failure.
     """
     key = func, str(target)
     if key not in _inferred:

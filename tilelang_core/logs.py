@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """TileLang's log output during our compilations, at our logger's level, so that it is off by default.
 
-`logging.getLogger("tilescale").setLevel("INFO")` shows it. Programs that call TileLang themselves log as ever.
+`logging.getLogger("tilescale").setLevel("INFO")` shows it. Programs that call TileLang themselves log as before.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from tilelang_core import ir, tl
 
 @dataclass(frozen=True)
 class WarpProduct:
-    """`mma`: a product of a warp's fragments, each a data variable and the position of a thread's first element.
+    """`mma`: a GEMM of a warp's fragments, each a data variable and the position of a thread's first element.
 
     Attributes:
         shape, layouts, types: as PTX names them: "m16n8k16", ("row", "col"), of a, b and the accumulator.
@@ -31,7 +31,7 @@ class WarpProduct:
 
 
 def bytes_behind(pointer: ir.Call) -> tuple[ir.PrimExpr, ir.PrimExpr]:
-    """A pointer and how many bytes behind that `tl.HANDLE_ADD_BYTE_OFFSET` points."""
+    """The pointer and the byte offset of `tl.HANDLE_ADD_BYTE_OFFSET`."""
     return pointer.args[0], pointer.args[1]
 
 
@@ -48,7 +48,7 @@ class MatrixDescriptor:
         target: the element that holds the descriptor.
         start: a pointer to where the matrix begins.
         leading, stride: distances of core matrices, in units of 16 bytes.
-        swizzle: by no, 128, 64 or 32 bytes, as 0 to 3; None for another kind, or with an offset of its own.
+        swizzle: by no, 128, 64 or 32 bytes, as 0 to 3; None for another kind, or with an offset.
     """
 
     target: ir.BufferLoad
@@ -71,7 +71,7 @@ class MatrixDescriptor:
 
 @dataclass(frozen=True)
 class WarpGroupProduct:
-    """`wgmma`: a product of 64 rows by a warp group, whose operands lie in shared memory; a may lie in registers.
+    """`wgmma`: a GEMM of 64 rows by a warpgroup, with operands in shared memory; a may be in registers.
 
     Attributes:
         shape: as PTX names it: "m64n64k16".
@@ -106,7 +106,7 @@ class WarpGroupProduct:
 
 @dataclass(frozen=True)
 class TensorMemoryProduct:
-    """`tcgen05.mma`: a product in tensor memory.
+    """`tcgen05.mma`: a GEMM in tensor memory.
 
     Attributes:
         a, b: the data variable of a descriptor and an offset in bytes; of a, or of a tile in tensor memory and an

@@ -118,7 +118,7 @@ def _defined(expr: tirx.PrimExpr, point: dict[Any, int]) -> int | None:
 
 
 def _value(expr: tirx.PrimExpr, point: dict[Any, int]) -> int:
-    """The value of an expression at a point; what it loads or calls has any value, the same one each time."""
+    """The value of an expression at a point; loads and calls have arbitrary but consistent values."""
     if isinstance(expr, tirx.Var):
         return point[expr]
     if isinstance(expr, tirx.IntImm):

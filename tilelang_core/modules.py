@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """CUDA modules of other libraries' kernels: options to compile them, and a callback for every module that is loaded.
 
-Nothing is different for a kernel, or a process, that asks for neither. Functions that were registered before go on
-being called.
+A kernel, or a process, that uses neither is unaffected. Functions that were registered before are still called.
 """
 
 from __future__ import annotations

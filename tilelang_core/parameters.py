@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Parameters annotated with one `T.Tensor` object are tensors of their own.
+"""Separate tensors for parameters that are annotated with one `T.Tensor` object.
 
 `Tile = T.Tensor((64, 64), "float32")`, then `def f(X: Tile, Y: Tile)`: stock TileLang 0.1.15 makes X and Y one buffer,
-so that what is loaded from X comes from Y.
+so that loads from X read Y.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tvm import tirx
 __all__ = ["install"]
 
 _GIVEN = "_tilelang_core_given"
-"""The attribute of a builder with the buffers of the parameters so far."""
+"""The attribute of a builder with the buffers of the parameters."""
 
 
 def install() -> None:
-    """Let each parameter of a traced function have a buffer of its own; a second call does nothing."""
+    """Let each parameter of a traced function have a separate buffer; a second call does nothing."""
     stock = Builder.prim_func_arg
     if getattr(stock, _GIVEN, False):
         return

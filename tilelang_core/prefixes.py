@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """With which statement of a function something goes wrong, found by trying functions that end before it.
 
-Why: passes of TVM say what they cannot do, and not where. Before: a function that cannot be lowered. After: its first
-statement such that the function up to there cannot be lowered either.
+Why: errors of TVM's passes lack the location. Before: a function that cannot be lowered. After: its first statement
+such that the function up to there cannot be lowered either.
 """
 
 from __future__ import annotations

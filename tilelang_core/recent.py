@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A dictionary of the last things that were put into it: what is made again often, and not kept for ever."""
+"""A bounded dictionary of recent entries, for results that are recomputed often."""
 
 from __future__ import annotations
 

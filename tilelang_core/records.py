@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Python objects with nodes of TIR among them as bytes: what is one node before is one node after."""
+"""Python objects with nodes of TIR among them as bytes: the identity of nodes is kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def graph_text(nodes: Any) -> str:
 
 
 class _Pickler(pickle.Pickler):
-    """Nodes are numbers in what is pickled."""
+    """A pickler that writes nodes as numbers."""
 
     def __init__(self, *given: Any, **how: Any):
         super().__init__(*given, **how)

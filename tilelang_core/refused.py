@@ -50,7 +50,7 @@ _without_source: list[Callable[[Any], OSError]] = []
 
 
 def install() -> None:
-    """Look at what TileLang's builder logs, and at what it cannot read."""
+    """Observe the log of TileLang's builder, and its failures to read sources."""
     logging.getLogger("tilelang.language.eager.builder").addFilter(_Refused())
     utils.get_ast = _get_ast
 
@@ -90,7 +90,7 @@ def _explain(error: BaseException) -> None:
     place, text = f"{file}:{line}", linecache.getline(file, line).strip()
     if isinstance(error, AssertionError) and not str(error):
         error.args = (f"TileLang does not take this: {text} ({place})",)
-    elif below and not hasattr(error, "where"):  # errors that say where do so by themselves
+    elif below and not hasattr(error, "where"):  # errors with a location need no note
         _note(error, f"    at {place}\n        {text}")
         helper = next((other.co_name for other in below if other.co_filename == file), None)
         if helper is not None and isinstance(error, TypeError | ValueError):
@@ -101,7 +101,7 @@ def _explain(error: BaseException) -> None:
 
 
 def is_traced(code: CodeType) -> bool:
-    """Whether it is a function of the user that TileLang has rewritten."""
+    """Whether code is a function of the user that TileLang has rewritten."""
     return _BUILDER in code.co_freevars + code.co_varnames and not code.co_filename.startswith(TILELANG_ROOT)
 
 

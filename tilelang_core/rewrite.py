@@ -49,7 +49,7 @@ def rewrite(
     raised: list[Exception] = []
 
     def kept(hook: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-        """The hook; an exception of its own crosses TVM's native code as a RuntimeError, so it is kept aside."""
+        """The hook; its exceptions would cross TVM's native code as RuntimeErrors, so they are kept aside."""
 
         def call_hook(node: Any) -> Any:
             try:
@@ -69,7 +69,7 @@ def rewrite(
 
 
 def renamed(stmt: tirx.Stmt, which: Callable[[Any], bool] = lambda node: True) -> tirx.Stmt:
-    """A copy of `stmt` whose loops and bindings, those of which `which` holds, have variables of their own."""
+    """A copy of `stmt` with fresh variables in its loops and bindings, those for which `which` holds."""
     names: dict[tirx.Var, tirx.Var] = {}
 
     def own(node: Any) -> None:
@@ -136,7 +136,7 @@ def region(buffer: tirx.Buffer, begins: Sequence[Any], extents: Sequence[Any], a
 
 
 def beginning(area: tirx.Call, begins: Sequence[Any]) -> tirx.Call:
-    """The same region argument, beginning elsewhere."""
+    """The same region argument with another begin."""
     return recall(area, [tirx.BufferLoad(area.args[0].buffer, list(begins)), *area.args[1:]])
 
 
@@ -152,15 +152,16 @@ def tile_call(name: str, *args: Any, **annotations: Any) -> tirx.Stmt:
 
 
 def register_limit(count: int, *, more: bool) -> tirx.Stmt:
-    """From here on the executing group of 128 threads may use `count` registers each: more than before, or fewer."""
+    """Set the register limit of the executing group of 128 threads to `count` each, from here on: more than before, or
+    fewer."""
     return tirx.Evaluate(call(tl.SET_MAX_REGISTERS, count, int(more)))
 
 
 def specialized(condition: tirx.PrimExpr, first: tirx.Stmt, second: tirx.Stmt) -> tirx.Stmt:
     """A branch on the thread index whose two roles run at the same time.
 
-    Marked as TileLang marks its own: to its allocator of shared memory the first role comes before the second, so what
-    the second uses late may lie where both were done earlier.
+    Marked like TileLang's own: its allocator of shared memory orders the first role before the second, so tiles that
+    the second uses late may reuse memory that both have finished with.
     """
     branch = tirx.IfThenElse(condition, first, second)
     return tirx.AttrStmt(tirx.IntImm("int32", 0), "kWarpSpecializationScope", tirx.IntImm("int32", 0), branch)
@@ -291,7 +292,7 @@ def relaunched(
 
     Args:
         number: which launch, in program order.
-        body, annotations: of its root block, in place of what it has.
+        body, annotations: replacements of its root block's.
         buffers: additional allocations.
     """
     met = 0

@@ -46,7 +46,7 @@ def thread_axis(index: ir.Call) -> int:
 
 
 def elected_of(call: ir.Call) -> int:
-    """Of how many threads `tl.ELECT` elects one; 0 for a whole program."""
+    """Number of threads of which `tl.ELECT` elects one; 0 for a whole program."""
     return ir.integer(call.args[0])
 
 
@@ -312,7 +312,7 @@ class ScaleCopy:
         return cls(*call.args[:3])
 
 
-# -- functions, and what a program says of itself ----------------------------------------------------------------------
+# -- functions, and declarations of a program --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ class Extern:
 
 @dataclass(frozen=True)
 class Assertion:
-    """`T.device_assert`: a condition, and what is said where it does not hold."""
+    """`T.device_assert`: a condition, and the message for its failure."""
 
     condition: ir.PrimExpr
     message: str

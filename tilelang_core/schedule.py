@@ -33,7 +33,7 @@ Duties: TypeAlias = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Role:
-    """Warps with duties of their own.
+    """Warps with separate duties.
 
     Attributes:
         registers: of each of its threads; 0 if unspecified.
@@ -61,7 +61,7 @@ class Transfer:
         return [WSSync.producer_acquire(self.name), *names, WSSync.producer_commit(self.name)]
 
     def taken(self, names: Sequence[str]) -> list[Any]:
-        """Statements that take what is in the tiles, once these are filled."""
+        """Statements that consume the tiles, once these are filled."""
         return [WSSync.consumer_wait(self.name), *names, WSSync.consumer_release(self.name)]
 
 
@@ -77,7 +77,7 @@ def named(stmt: tirx.Stmt, name: str) -> tirx.Stmt:
 
 
 def without_bulk_loads(copy: tirx.Call) -> tirx.Call:
-    """A copy that its threads make by themselves: they have made it when they go on."""
+    """A synchronous copy by its threads: it is complete when they continue."""
     return _noted(copy, {"disable_tma": tirx.IntImm("bool", 1)})
 
 

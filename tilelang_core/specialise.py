@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Stock TileLang's specialisation of warps: what it makes of a function, asked before anything is generated."""
+"""Stock TileLang's warp specialisation of a function, available before anything is generated."""
 
 from __future__ import annotations
 

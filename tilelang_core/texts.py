@@ -20,7 +20,7 @@ from tvm import tirx
 __all__ = ["Rewrite", "keyed", "through"]
 
 Rewrite = Callable[[str], str]
-"""From the text of a kernel to that which nvcc gets: a function of a module."""
+"""A function of a module from the text of a kernel to that which nvcc gets."""
 
 _KEY = "tilescale.text"
 

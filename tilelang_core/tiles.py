@@ -80,7 +80,7 @@ class TileCopy:
         return cls(call, call.args[0], call.args[1])
 
     def between(self, source: Any, target: ir.Call) -> ir.Stmt:
-        """The same between other regions."""
+        """The same copy between other regions."""
         return tir.evaluate(tir.recall(self.call, [source, target, *self.call.args[2:]]))
 
 
@@ -98,7 +98,7 @@ class Fill:
         return cls(call, call.args[0], call.args[1])
 
     def on(self, target: ir.Call) -> ir.Stmt:
-        """The same of another region."""
+        """The same operation on another region."""
         return tir.evaluate(tir.recall(self.call, [target, self.value]))
 
 
@@ -109,7 +109,7 @@ class Reduce:
     Attributes:
         kind: "sum", "max", "absmax", ...
         dim: the dimension that is reduced.
-        clear: whether what the target held before does not count.
+        clear: whether the target's previous contents are ignored.
     """
 
     call: ir.Call
@@ -126,17 +126,17 @@ class Reduce:
         return cls(call, source, target, str(kind.value), ir.integer(dim), bool(ir.constant(clear)))
 
     def between(self, source: ir.Call, target: ir.Call) -> ir.Stmt:
-        """The same between other regions."""
+        """The same reduction between other regions."""
         return tir.evaluate(tir.recall(self.call, [source, target, *self.call.args[2:]]))
 
     def cleared(self, source: ir.Call, target: ir.Call) -> ir.Stmt:
-        """The same between other regions, of which the target's contents do not count."""
+        """The same reduction between other regions, ignoring the target's contents."""
         return tir.evaluate(tir.recall(self.call, [source, target, *self.call.args[2:4], ir.IntImm("bool", 1)]))
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """`T.gemm`: C += A B, of which A and B may lie transposed.
+    """`T.gemm`: C += A B, with A and B optionally transposed.
 
     Attributes:
         sizes: rows and columns of C, and the inner dimension.
@@ -164,7 +164,7 @@ class Gemm:
         return self.call.args[8]
 
     def shared_out(self, policy: int) -> ir.Call:
-        """The same product, C shared out in another way."""
+        """The same GEMM with another distribution of C."""
         args = list(self.call.args)
         args[8] = ir.IntImm("int32", policy)
         return ir.Call(self.call.dtype, self.call.op, args, dict(self.call.annotations))
@@ -191,19 +191,20 @@ class Gemm:
         return {str(key): ir.constant(value) for key, value in dict(self.call.annotations or {}).items()}
 
     def on(self, operands: Sequence[ir.Call], sizes: Sequence[Any], clear: Any = None) -> ir.Stmt:
-        """The same on other operands, of other sizes."""
+        """The same GEMM on other operands, of other sizes."""
         cleared = self.clear if clear is None else clear
         sizes = [ir.int_node(n) for n in sizes]
         args = [*operands, *self.call.args[3:5], *sizes, self.call.args[8], cleared, *self.call.args[10:]]
         return tir.evaluate(tir.recall(self.call, args))
 
     def started(self) -> ir.Stmt:
-        """The same, started and not waited for."""
+        """The same GEMM, started without a wait."""
         notes = {**dict(self.call.annotations or {}), "wg_wait": ir.IntImm("int32", -1)}
         return tir.evaluate(ir.Call(self.call.dtype, self.call.op, list(self.call.args), notes))
 
     def by_two_blocks(self, a: ir.Call, b: ir.Call, result: ir.Call, clear: Any, done: Any) -> ir.Stmt:
-        """The same by two thread blocks at once, into tensor memory; `done` is the barrier that learns of its end."""
+        """The same GEMM by two thread blocks at once, into tensor memory; `done` is the barrier that signals its
+        end."""
         rows, columns = ir.region_parts(result)[2]
         left = [*self.call.args[3:5], rows, columns, self.sizes[2], self.call.args[8], clear, done]
         arguments = [a, b, result, *left, *self.call.args[11:]]
@@ -215,7 +216,7 @@ class ScaledGemm(Gemm):
     """`T.gemm_blockscaled`: as `Gemm`, of operands whose blocks along the inner dimension have scales.
 
     Attributes:
-        scales: where those of A and of B lie, each the pointer or region that the operation got.
+        scales: those of A and of B, each the pointer or region that the operation got.
         first: the index of the first column among those that have scales.
     """
 
@@ -289,7 +290,7 @@ class Reducer:
 
     Attributes:
         reducer: its region; of an update the element.
-        other: what it begins with, takes in, or is stored to; None for a begin with what changes nothing.
+        other: the initial value, the addend, or the target; None for a begin with the neutral element.
     """
 
     reducer: Any

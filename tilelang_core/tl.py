@@ -144,7 +144,7 @@ ATOMICS = "tl.atomic"
 
 
 def atomic(op: str, *, returns: bool = False) -> str:
-    """The atomic operation on an element, which may return what was there."""
+    """The atomic operation on an element, which may return the previous value."""
     return f"{ATOMICS}_{op}_{'ret_' if returns else ''}elem_op"
 
 

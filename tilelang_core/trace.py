@@ -182,6 +182,6 @@ def note_of(func: tirx.PrimFunc, key: str) -> str | None:
 
 
 def retrace(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """Trace the Python function behind `func` again (under another machine, say); None if it is not known."""
+    """Trace the Python function of `func` again (under another machine, say); None if it is not known."""
     original = getattr(func, "orig_func", None)
     return prim_func(original) if original is not None else None

@@ -2,8 +2,8 @@
 """Copies between tiles of different extents, in a form in which stock TileLang does the same by all instructions.
 
 TileLang 0.1.15 leaves the extents of `T.copy(A[:, :8], B[:, :16])` as they are where as many differ from 1. Threads
-copy what the side in the nearer memory has, from or to the begin of the other one; bulk copies, which are taken where
-they can be, fail. Here the other side gets these extents before.
+copy the extents of the side in the nearer memory, from or to the begin of the other one; bulk copies, which are
+preferred where possible, fail. Here the other side gets these extents beforehand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEARNESS = {"local.fragment": 2, "local": 2, "shared": 1, "shared.dyn": 1, "sha
 
 
 def executed(copy: tirx.Call) -> tirx.Call | None:
-    """The copy with the same extents on both sides, those of what it copies; None where TileLang refuses it.
+    """The copy with the executed extents on both sides; None where TileLang refuses it.
 
     It refuses sides of which another number of extents differ from 1, and a nearer side smaller than the source.
     """

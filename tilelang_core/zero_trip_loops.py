@@ -4,10 +4,10 @@
 Why: TileLang 0.1.15 takes for granted that a loop or branch is executed, and a `while` for one step of it.
 
 - Where it gives a loop's loads to a producer, a tile that TMA loads before the loop is waited for in the loop's first
-  step. A block whose loop has no step goes on, or ends, while the load is in flight. PTX ISA, cp.async.bulk: shared
-  memory has to stay the block's until the copy is complete.
-- A barrier inside a loop, also one inside a branch, serves accesses of shared memory before and behind it. Without a
-  step there is none between them; between one step of a `while` and the next one there is none either.
+  step. A block whose loop has trip count 0 continues, or ends, while the load is in flight. PTX ISA, cp.async.bulk:
+  shared memory has to stay the block's until the copy is complete.
+- A barrier inside a loop, also one inside a branch, orders accesses of shared memory before and after it. With trip
+  count 0 there is none between them; between one step of a `while` and the next one there is none either.
 
 Before: CUDA text with `for (int k = 0; k < n; ++k)`, and in it `if (k == 0) { wait }` or a barrier. After: in front of
 the loop `if (n <= 0) { ... }` with that wait or barrier; a `while` has a barrier in front of each look at its
@@ -16,8 +16,8 @@ condition; both sides of a branch have one.
 Declines, so that the text remains TileLang's:
 
 - loops whose extent is at least 1 for any arguments (`blockIdx.x + 1`);
-- barriers that order nothing: no access of shared memory since the last barrier, or none until the next one. What an
-  outer loop comes back to counts as before and behind;
+- barriers that order nothing: no access of shared memory since the last barrier, or none until the next one. Accesses
+  in the next iteration of an outer loop count as before and after;
 - branches on what threads differ in, whose barriers are of those that take the branch;
 - barriers directly in a branch: TileLang puts its own around it, so those are the program's;
 - barriers of some threads that other threads arrive at elsewhere: a partner's loop may count its steps otherwise.
@@ -103,7 +103,7 @@ class _Bounds:
                 self._set[loop[2]].append("?")
 
     def of(self, text: str, above: tuple[str, ...] = ()) -> Interval:
-        """The bounds of an expression; none for what is not understood."""
+        """The bounds of an expression; none for an unsupported one."""
         try:
             tree = ast.parse(_CAST.sub("", text).strip(), mode="eval").body
         except SyntaxError:
@@ -156,8 +156,8 @@ class _Block:
 
     Attributes:
         begin, end: its first and its last line.
-        kind: "for", "while" and "if" of what may have no step, "else", "" for others that all execute, and "some" for
-            a branch that only some threads take.
+        kind: "for", "while" and "if" of blocks that may be skipped, "else", "" for others that all execute, and "some"
+            for a branch that only some threads take.
         steps: how many steps a `for` has.
         items: lines by their number, and blocks.
         other: the other side of a branch.
@@ -175,8 +175,8 @@ class _Block:
 
 
 class _Names:
-    """The variables of a kernel that name shared memory, and those that may differ between threads: what follows from
-    the thread's number, and arrays in registers."""
+    """The variables of a kernel that name shared memory, and those that may differ between threads: values that depend
+    on the thread's number, and arrays in registers."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._shared = re.compile(r"(?!)")
@@ -209,7 +209,7 @@ class _Kernel:
     """The lines of a kernel, as blocks.
 
     Attributes:
-        added: what goes in front of a line, by its number.
+        added: insertions in front of a line, by its number.
     """
 
     def __init__(self, lines: list[str]) -> None:
@@ -288,7 +288,7 @@ class _Kernel:
         """Whether all that arrive at a barrier take the same branch: none of them has a partner elsewhere."""
         return all(len(self._arrivals[name]) == 1 for name in _PARTIAL.findall(barrier))
 
-    # -- what is added --
+    # -- insertions --------------------------------------------------------------------------------------------------
 
     def complete(self, block: _Block) -> str:
         """Add the missing barriers in and around a block; returns the one that all threads reaching the block
@@ -335,7 +335,8 @@ class _Kernel:
         return both
 
     def _at_each_look(self, block: _Block, barrier: str) -> str:
-        """A barrier in front of a `while`'s condition, and one behind it where the condition reads what steps write."""
+        """A barrier before a `while`'s condition, and one after it where the condition reads memory that iterations
+        write."""
         between = self._uses(block.items[::-1], -1) and self._uses(block.items, 1)
         if not between and not self._is_needed(block):
             return ""
