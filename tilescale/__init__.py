@@ -5,7 +5,7 @@
 
     tilescale.jit, compile      make kernels          tilescale.emulate       run on the CPU for a described machine
     tilescale.init              join the job          tilescale.Machine       machines as data
-    tilescale.shrink            go on without ranks that have died
+    tilescale.shrink            continue without dead ranks
     tilescale.empty, zeros, from_tensor               tensors that peers can reach
     tilescale.use_machine       trace for a machine   tilescale.errors        one class per mistake
     tilescale.stand_in          external functions for the emulator

@@ -13,12 +13,12 @@ from types import FrameType
 __all__ = ["raise_after"]
 
 AGAIN_S = 5.0
-"""Until an error is raised again: one in a destructor, or in what the garbage collector calls, is lost."""
+"""Seconds until an error is raised again: one in a destructor, or in a function of the garbage collector, is lost."""
 
 
 @contextlib.contextmanager
 def raise_after(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise `error` in the code inside once it has run so long.
+    """Raise `error` in the code inside after `seconds`.
 
     Nothing happens where the system cannot interrupt it: in other threads than the main one, and without SIGALRM.
     """

@@ -116,7 +116,7 @@ class TileScaleError(Exception):
         return self._render()
 
     def at(self, *places: Location) -> TileScaleError:
-        """The same error with more places; used where an outer layer knows the line and an inner one does not."""
+        """The same error with more locations, from an outer layer that knows the line."""
         self.where = self.where + tuple(p for p in places if p not in self.where)
         return self
 
@@ -127,7 +127,7 @@ class TileScaleError(Exception):
         return tracebacks.lines(self)
 
     def __reduce__(self):
-        # Errors travel between ranks: the keyword-only arguments must survive pickling.
+        # Errors are sent between ranks: the keyword-only arguments must survive pickling.
         return _rebuild, (type(self), self.message, self.hint, self.where)
 
 
@@ -151,11 +151,11 @@ class UnknownLayerError(TileScaleError):
 
 
 class LevelNotLaunchedError(TileScaleError):
-    """A level that the machine has but the launch did not ask for, or that lies outside the executing level."""
+    """A level that the machine has but the launch did not ask for, or that is outside the executing level."""
 
 
 class AllocationTooLargeError(TileScaleError):
-    """A tile that does not fit its memory layer: what was asked, what there is."""
+    """A tile that does not fit its memory layer: the requested size and the capacity."""
 
 
 class ShapeError(TileScaleError):
@@ -194,7 +194,7 @@ class InternalError(TileScaleError):
 
 
 class MachineFileError(TileScaleError):
-    """A machine description that does not follow the schema: file, line, field, what is expected."""
+    """A machine description that does not follow the schema: file, line, field, the expected value."""
 
 
 class UnknownMachineError(TileScaleError):
@@ -266,7 +266,7 @@ class DependencyError(TileScaleError):
 
 
 class DeviceError(TileScaleError):
-    """A device, or the operating system, that refuses a call: which call, and what it said."""
+    """A device, or the operating system, that refuses a call: the call, and the system's message."""
 
 
 class UntrustedCacheError(TileScaleError):
@@ -278,7 +278,7 @@ class HeapExhaustedError(TileScaleError):
 
 
 class NotSymmetricError(TileScaleError):
-    """A tensor that peers are to reach, but that lies in no symmetric heap, or in another one than the rest."""
+    """A tensor that peers are to reach, but that is in no symmetric heap, or in another one than the rest."""
 
 
 def check_type(name: str, value: object, wanted: str, *types: type) -> None:

@@ -36,14 +36,14 @@ class Settings:
         share_gpus: let ranks of a node share its GPUs in turn where there are more ranks (TILESCALE_SHARE_GPUS).
         wait_s: longest time in seconds that a kernel waits for another device (TILESCALE_WAIT_S).
         plugin: let serving engines that load the plugins of this package use its operators (TILESCALE_PLUGIN).
-        progress: progress bars, "on", "off", or "auto" for "when a person watches" (TILESCALE_PROGRESS).
-        check: what the emulator checks where the caller does not say: "all", "none", or names of checks with commas
+        progress: progress bars, "on", "off", or "auto" for "on a terminal" (TILESCALE_PROGRESS).
+        check: checks of the emulator where the caller passes none: "all", "none", or names of checks with commas
             between them (TILESCALE_CHECK).
         schedule_seed: the interleaving in which the emulator runs units where the caller passes none, None for
             round-robin (TILESCALE_SCHEDULE_SEED).
         traceback: what an uncaught error prints, "short" for its message and the user's lines, on the rank of a job
             that fails first, "full" for Python's traceback, on every rank (TILESCALE_TRACEBACK).
-        cache: folder of what this user has measured and tuned (TILESCALE_CACHE_DIR).
+        cache: folder of this user's measurements and tuning results (TILESCALE_CACHE_DIR).
     """
 
     timeout_s: float = 600.0
