@@ -7,17 +7,17 @@ all_gather.py reduce_scatter.py all_reduce.py broadcast.py all_to_all.py    coll
 gather.py scatter.py                to and from one rank
 send_recv.py halo_exchange.py       messages between ranks, any number at once
 all_gather_v.py all_to_all_v.py     collectives of unequal parts
-float8_wire.py                      collectives whose numbers travel as float8
-all_reduce_rms_norm.py all_reduce_rms_norm_float8.py    what ends a block of a transformer
+float8_wire.py                      collectives that send numbers as float8
+all_reduce_rms_norm.py all_reduce_rms_norm_float8.py    the end of a transformer block
 decode.py sequence_attention.py attention_backward.py    attention over several ranks; key_cache.py: of decode
 moe_layer.py moe_choice.py expert_programs.py    mixture of experts: the layer, its router, its programs
-expert_parallel.py                  models whose experts lie over the ranks
-moe_route.py moe_tables.py moe_dispatch.py grouped_gemm.py    its parts as operators of their own
+expert_parallel.py                  models whose experts are split over the ranks
+moe_route.py moe_tables.py moe_dispatch.py grouped_gemm.py    its parts as separate operators
 linear.py siblings.py layer_products.py    layers, those with one input, and their operators
 parallelize.py                      the plan that puts them in models
-token_wise.py                       norms where tokens lie over the ranks
+token_wise.py                       norms where tokens are split over the ranks
 workspace.py                        symmetric and local workspaces, made once
-symm_mem.py                         behind PyTorch's own fused operators; install.py: what is replaced
+symm_mem.py                         replacements of PyTorch's fused operators; install.py: a report of them
 graph_pass.py graph_patterns.py     instead of functional collectives in inductor's graphs
 communicator.py allreduce_fusion.py engine_plugins.py    what vLLM and SGLang call
 transformers_styles.py              the layers as styles of Hugging Face transformers
@@ -30,7 +30,7 @@ repeated.py plain_calls.py          calls that repeat, recorded: of operators, a
 products.py blocks.py flat.py row_exchange.py softmax.py sequence_parts.py    what programs share
 float8.py rounding.py               how products round bfloat16 to float8, forward and backward
 ways.py                             whether a product is overlapped
-whole_tensors.py unfused.py chunks.py    what is not overlapped, and what goes between nodes
+whole_tensors.py unfused.py chunks.py    without overlap, and between nodes
 """
 
 from typing import TYPE_CHECKING, NoReturn

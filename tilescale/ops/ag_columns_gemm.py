@@ -45,7 +45,7 @@ def all_gather_columns_matmul(
         (M, N), of the type of a. It can be differentiated: `matmul_reduce_scatter` is its backward.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     a, b, bias = as_autocast(a, b, bias)

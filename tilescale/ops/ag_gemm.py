@@ -88,9 +88,9 @@ def all_gather_matmul(
         activation: "relu", "silu" or "gelu_tanh", of all results, in float32; its backward multiplies once more.
         gated: whether b is [gate, up], two matrices of one N, and the result is activation(a @ gate) * (a @ up):
             SwiGLU with "silu" (Shazeer, arXiv:2002.05202).
-        scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
-            of a and for each column of b; the second a list if b is one. Then b is the transpose of a contiguous
-            matrix, or several, and a bias is bfloat16.
+        scales: where a and b are float8_e4m3fn, their factors, float32: one number, or one for each row of a and for
+            each column of b; the second a list if b is one. Then b is the transpose of a contiguous matrix, or several,
+            and a bias is bfloat16.
         float8: how bfloat16 matrices are rounded to float8 before the GEMM, `Float8()`.
         out: the result's memory, or a list like the result, where no gradients are recorded, and no other tensor's. If
             it is contiguous and N a multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
@@ -102,7 +102,7 @@ def all_gather_matmul(
         be differentiated, but with `scales`: `matmul_reduce_scatter` is its backward.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     a, *weights = as_autocast(a, *b) if isinstance(b, Sequence) else as_autocast(a, b)
@@ -193,7 +193,7 @@ def _scaled(
     activation: str,
     gated: bool,
 ) -> list[torch.Tensor]:
-    """As `_operator`, of float8 matrices; a scale for each row of a, and for each column of all weights."""
+    """`_operator` of float8 matrices; a scale for each row of a, and for each column of all weights."""
     return _made(a, weights, bias, keeps, (of_a, of_b), group, activation, gated)
 
 
@@ -233,7 +233,7 @@ def _products(
     gated: bool,
     places: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """The results, and behind them the gathered rows if asked to keep them."""
+    """The results, followed by the gathered rows if they are to be kept."""
     columns, ending = tuple(w.shape[1] for w in weights), 2.5 if gated else 2.0 if activation else 0.0
     job = ways.Job("all_gather", a.shape[0], columns, a.shape[1], a.dtype, gated, ending)
     if a.nbytes and not ways.overlaps(job, team):
@@ -370,7 +370,7 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     across = weights[0].t() if len(weights) == 1 else torch.cat([w.t() for w in weights])
     da = operator_of("matmul_reduce_scatter")(joined, across, None, ctx.group, of_gradients(ctx.float8))
     gathered = operator_of("all_gather")(a, 0, ctx.group)
-    # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
+    # The transpose of (N, K), the layout of a torch.nn.Linear's weight.
     db = [(grad.t() @ gathered).t() for grad in grads]
     return da, db, joined.sum(0) if ctx.biased else None, None, None, None, None, None
 

@@ -23,7 +23,7 @@ from tilescale.ops.products import (
 def program(size: int, of: Product, gathers: bool, slices: int = 1) -> Any:
     """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there.
 
-    `slices`: of columns, in which the rows of a shard of one chunk travel.
+    `slices`: number of slices of columns in which the rows of a shard of one chunk are sent.
     """
     rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
     products = 2 if of.gated else 1
@@ -63,7 +63,7 @@ def program(size: int, of: Product, gathers: bool, slices: int = 1) -> Any:
 
 
 def in_turns(size: int, of: Product, blocks: int, gathers: bool, known: int | None = None) -> Any:
-    """As `program`, persistent: as many blocks as run at once iterate over the tiles.
+    """`program` as a persistent grid: as many blocks as run at once iterate over the tiles.
 
     A block loads the next tile while it stores this one. As many blocks again take the rows of others. `known`: the
     rows of a shard, if it is for no other number.

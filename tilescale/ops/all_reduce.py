@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """All-reduce: the sum of the ranks' tensors, or their maximum or minimum, on every rank.
 
-By `T.allreduce`, for which the machine model chooses the algorithm. Its kernels were at least as fast as every other
-way from 4 KiB to 256 MiB (docs/collectives.md), so no copy queue takes part.
+By `T.allreduce`, for which the machine model chooses the algorithm. Its kernels were at least as fast as every
+alternative from 4 KiB to 256 MiB (docs/collectives.md), so no copy queue takes part.
 """
 
 from typing import Any
@@ -39,15 +39,15 @@ def all_reduce(
             around as PyTorch's.
         op: "sum", "max" or "min", element by element. A NaN of any rank stays.
         out: the result's memory, where no gradients are recorded; `a` itself for a sum in place.
-        wire: None, or "float8_e4m3fn" for a sum: parts and their sums travel in float8, each 128 numbers with a scale;
-            see docs/operators/float8.md for the error. bfloat16, float16 and float32, ranks of one node.
+        wire: None, or "float8_e4m3fn" for a sum: parts and their sums are sent in float8, each 128 numbers with a
+            scale; see docs/operators/float8.md for the error. bfloat16, float16 and float32, ranks of one node.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
         A tensor like `a`. A sum can be differentiated: its backward is the sum of the gradients.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=COMBINES)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """All-reduce, residual and RMSNorm (Zhang and Sennrich, arXiv:1910.07467), as they follow one another in a transformer.
 
-Of few rows one kernel makes all of it (`T.allreduce_rms_norm`): two kernels one after the other take longer to start
-than the data to travel. Others are summed as a whole, by the fastest algorithm for their size; then blocks add the
-residual and normalise, each row in one pass. Blocks that normalise parts of the sum as a copy queue brings them were
-slower: 72 us for 8 MiB and 727 for 128 MiB on two H200, where the sum alone takes 31 and 387.
+For few rows one kernel does all of it (`T.allreduce_rms_norm`): two consecutive kernels take longer to start than the
+transfer. More rows are summed as a whole, by the fastest algorithm for their size; then blocks add the residual and
+normalise, each row in one pass. Blocks that normalise parts of the sum as a copy queue brings them were slower: 72 us
+for 8 MiB and 727 for 128 MiB on two H200, where the sum alone takes 31 and 387.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ LARGEST = 8 << 20
 """Bytes that a rank sends in one kernel at most: its lines take longer for more than plain messages and a norm."""
 
 STEP = 512 << 10
-"""Bytes that a network moves in the time of a second step, some 1.5 us: the limit of what a rank sends in one step."""
+"""Bytes that a network moves in the time of a second step, some 1.5 us: the most that a rank sends in one step."""
 
 COLUMNS = 1024
 """Columns that the threads of a block load at once."""
@@ -67,7 +67,7 @@ def all_reduce_rms_norm(
         can be differentiated.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     flat, given = checked(a, weight, residual, SUMS, eps, weight_offset)
@@ -83,7 +83,7 @@ def checked(
     eps: float,
     weight_offset: float,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The rows and their residual as matrices. Raises ArgumentError for what is not supported."""
+    """The rows and their residual as matrices. Raises ArgumentError for unsupported ones."""
     check_tensor("a", a, served=served)
     features = a.shape[-1] if a.ndim else 0
     if not features or features % MULTIPLE or features > 2 * TILE:
@@ -105,7 +105,7 @@ def checked(
 def _operator(
     a: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, weight_offset: float, group: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of matrices: the normalised rows, and what they are made of."""
+    """The normalised rows of matrices, and the sums that they are made of."""
     normed, y = torch.empty_like(a, memory_format=torch.contiguous_format), a.new_empty(a.shape)
     if not a.shape[0]:
         return normed, y
@@ -177,7 +177,7 @@ def round_to(y, dtype):
 
 @T.macro
 def normalise(y, R, W, Out, Y, row, M, N, has_residual, eps, offset):
-    """From a tile of rounded sums, zero beyond N: the rows of Y and Out, as far as there are rows."""
+    """Normalise a tile of rounded sums, zero beyond N, into the existing rows of Y and Out."""
     high, wide = y.shape
     squares, total = T.alloc((high, wide), "float32", level="l0"), T.alloc((high,), "float32", level="l0")
     if has_residual:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""All-reduce, residual and RMSNorm, whose rows are quantized to float8 for the product behind them.
+"""All-reduce, residual and RMSNorm, with rows quantized to float8 for the next GEMM.
 
-Where one kernel makes the norm, it quantizes as well, from what is in its registers. Elsewhere PyTorch quantizes its
-result.
+Where one kernel makes the norm, it quantizes as well, from its registers. Elsewhere PyTorch quantizes its result.
 """
 
 from typing import Any
@@ -53,7 +52,7 @@ def all_reduce_rms_norm_float8(
         scale with which its largest magnitude, or 1e-12, becomes 448.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     flat, given = checked(a, weight, residual, PRODUCTS, eps, weight_offset)
@@ -87,7 +86,7 @@ def _operator(
     weight_offset: float,
     group: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of matrices: quantized rows, scales that were found, what the rows are made of, and the rows as they are."""
+    """Quantized rows of matrices, computed scales, the sums that the rows are made of, and the unquantized rows."""
     quantized, scales, y, normed = _empty(a, scaling, return_normed)
     if not a.shape[0]:
         return quantized, scales, y, normed

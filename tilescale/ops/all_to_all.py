@@ -2,8 +2,8 @@
 """All-to-all: part j of every rank's tensor goes to rank j.
 
 Cut along one dimension and joined along another it changes what a tensor is split by: from tokens to heads and back, as
-Ulysses attention does (Jacobs et al., arXiv:2309.14509). Parts of large tensors are sent as they lie there, and put
-where the result has them as they arrive: nothing is transposed before or after. Small ones are, around one kernel, as
+Ulysses attention does (Jacobs et al., arXiv:2309.14509). Parts of large tensors are sent in their layout, and copied
+into the result as they arrive, without a transposition before or after. Small ones are transposed around one kernel, as
 long as a copy queue takes longer by the machine model.
 """
 
@@ -28,7 +28,7 @@ from tilescale.ops.workspace import workspace_of
 @collective
 @plain_calls_repeat
 def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = None) -> torch.Tensor:
-    """Cut every rank's tensor along a dimension, and join what the others have for this rank along one. Collective.
+    """Cut every rank's tensor along a dimension, and join the parts addressed to this rank along one. Collective.
 
     Args:
         a: of the same shape on all ranks; the extent of `cut` is a multiple of their number.
@@ -41,7 +41,7 @@ def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = N
         can be differentiated: its backward is the same with both dimensions exchanged.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=BYTES)
@@ -98,10 +98,10 @@ _operator.register_autograd(_backward, setup_context=_setup)
 
 
 def program(size: int, width: int, dtype: str, chunk: int, is_whole: bool) -> Any:
-    """The queue sends each part to its owner, as it lies; blocks put what has arrived where the result has it.
+    """The queue sends each part to its owner, in its layout; blocks copy arrived parts into the result.
 
-    A part is P times Q rows of A, one behind the other in the inbox, and P2 times Q2 rows of C in the same order. About
-    `chunk` rows travel together: some of the P, or some of the Q if `is_whole`, which means that P is 1.
+    A part is P times Q rows of A, consecutive in the inbox, and P2 times Q2 rows of C in the same order. About `chunk`
+    rows are sent together: some of the P, or some of the Q if `is_whole`, which means that P is 1.
     """
     P, Q, P2, Q2 = (T.dynamic(name) for name in ("P", "Q", "P2", "Q2"))
     high = tile_rows(width)

@@ -26,7 +26,7 @@ from tilescale.ops.repeated import not_recorded
 def all_to_all_v(
     a: torch.Tensor, sent: Any, received: Sequence[int] | None = None, *, most: int | None = None, group: Any = None
 ) -> Any:
-    """Rows to each rank, one part after the other, and what the others have for this one. Collective.
+    """Send rows to each rank, one part after the other, and receive the rows addressed to this one. Collective.
 
     Args:
         a: (rows, ...); first those for rank 0, then those for rank 1, and so on.
@@ -45,7 +45,7 @@ def all_to_all_v(
         are first and the others are anything. It can be differentiated: its backward sends the gradients back.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         OutOfBoundsError: a later call's, or `synchronize`'s: more rows come than `received` or `most` says. Fewer are
             not found out: the last rows of the result are anything then.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
@@ -145,7 +145,7 @@ def _as_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes of an element -> what is moved."""
+"""Bytes of an element -> the type that is moved."""
 
 
 @lru_cache(256)

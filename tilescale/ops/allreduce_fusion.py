@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """`flashinfer.comm.allreduce_fusion`, the fused all-reduce that vLLM and SGLang call, over TileScale's operators.
 
-The arguments are FlashInfer's (0.7), so that a caller changes where it imports the function from, and what it makes a
-workspace with. Patterns of float4, and those of experts, are not supported.
+The arguments are FlashInfer's (0.7), so that a caller changes only the import of the function, and of the workspace.
+Patterns of float4, and those of experts, are not supported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AllReduceFusionPattern:
 
 
 _STATIC, _GROUPS, _ROWS = (2, 4), (8, 9), (10, 11)
-"""Patterns that quantize, by what has a scale; the second of each gives the norm, too."""
+"""Patterns that quantize, by the extent of a scale; the second of each also returns the norm."""
 
 _QUANTIZED, _WITH_NORM = (*_STATIC, *_GROUPS, *_ROWS), (_STATIC[1], _GROUPS[1], _ROWS[1])
 
@@ -54,7 +54,7 @@ class AllReduceFusionWorkspace:
         self.world_size, self.rank = size_of(self.group), rank_of(self.group)
 
     def is_buffer_size_sufficient(self, *shape: Any, **options: Any) -> bool:
-        """Always: operators make their workspaces for what comes."""
+        """True: operators make their workspaces on demand."""
         return True
 
     def destroy(self) -> None:
@@ -130,7 +130,8 @@ def allreduce_fusion(
         The sum, the norm, or the quantized norm.
 
     Raises:
-        ArgumentError: another pattern, arguments that a pattern has no use for, or what the operators refuse.
+        ArgumentError: another pattern, arguments that a pattern does not use, or arguments that the operators do not
+            support.
     """
     if pattern not in (0, 1, *_QUANTIZED):
         raise ArgumentError(f"pattern is {pattern}", hint=f"supported: 0, 1, {', '.join(map(str, _QUANTIZED))}")

@@ -219,14 +219,14 @@ def unread(dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torc
 
 
 def operand(b: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """The right operand of a product as it lies in memory, and whether that is its transpose, (N, K)."""
+    """The right operand of a GEMM as stored in memory, and whether that is its transpose, (N, K)."""
     if not b.is_contiguous() and (across := b.t()).is_contiguous():
         return dense(across), True
     return dense(b), False
 
 
 def operands(matrices: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
-    """As `operand`, of several that have to lie alike."""
+    """`operand` for several matrices that need the same layout."""
     found = [operand(b) for b in matrices]
     if len({transposed for _, transposed in found}) == 1:
         return [right for right, _ in found], found[0][1]

@@ -51,7 +51,7 @@ def gradients(
         grad, out: (batch, tokens, heads, D): the result, and its gradient.
         given: q, k and v.
         sums: (batch, PARTS, heads, tokens / PARTS): log2 of the sum of each query's weights.
-        how: causal, zigzag, ring, and what scores are multiplied with before 2 ** score.
+        how: causal, zigzag, ring, and the factor of scores before 2 ** score.
     """
     (batch, tokens, heads, dim), of_keys = grad.shape, given[1].shape[2]
     half = tokens // PARTS
@@ -139,7 +139,7 @@ def program(
 
 @T.macro
 def wait_for_others(returned, step, ring):
-    """On a ring, until what the ranks before add to the gradients of the same keys is here."""
+    """On a ring, wait for the contributions of the previous ranks to the gradients of the same keys."""
     with T.Scale("device"):
         if ring:
             if step > 1:
@@ -148,7 +148,7 @@ def wait_for_others(returned, step, ring):
 
 @T.macro
 def send_part(parts, inbox, returned, step, size, ring):
-    """The queue sends what this rank adds to the gradients of keys to their owner, or round the ring.
+    """Send this rank's contribution to the gradients of keys to their owner, or round the ring, by the queue.
 
     The next rank on the ring has the same keys a step later, and after the last one they are its own.
     """

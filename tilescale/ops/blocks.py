@@ -12,5 +12,5 @@ def turns_of(block: Any, blocks: Any, items: Any) -> Any:
 
 
 def turns_of_first(block: Any, blocks: Any, items: Any) -> Any:
-    """The same where only the first `blocks` of a grid do."""
+    """Trip count of a block where only the first `blocks` of a grid take items."""
     return T.if_then_else(block < blocks, turns_of(block, blocks, items), 0)

@@ -26,7 +26,7 @@ def broadcast(a: torch.Tensor, root: int = 0, *, group: Any = None) -> torch.Ten
         A tensor like `a`. It can be differentiated: the root's gradient is the sum of those of all ranks.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=BYTES)

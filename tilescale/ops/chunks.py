@@ -28,7 +28,8 @@ TILE = 128
 
 
 def chunks(rows: int, row_bytes: int, team: Team) -> list[slice]:
-    """Rows that travel together, in chunks of one size but for the last; one chunk of what is small, or in a node."""
+    """Rows that are sent together, in chunks of one size but for the last; one chunk of a small tensor, or within a
+    node."""
     if rows * row_bytes <= WHOLE_BYTES or not whole_tensors.spans_nodes(team):
         return [slice(0, rows)]
     machine = current_machine()

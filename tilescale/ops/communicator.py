@@ -21,7 +21,7 @@ from tilescale.ops.whole_tensors import is_split
 class Communicator:
     """Collectives of one group, from any thread, in and out of CUDA graphs.
 
-    No tensor has to be registered: inputs and results lie anywhere in device memory.
+    No tensor has to be registered: inputs and results are anywhere in device memory.
 
     Attributes:
         disabled: whether the group has one rank, or ranks on several nodes; every result is then `None`.
@@ -44,11 +44,11 @@ class Communicator:
         return all_reduce(x, out=out, group=self.group)
 
     def custom_all_reduce(self, x: torch.Tensor) -> torch.Tensor | None:
-        """The sum as a new tensor; None where `should_custom_ar` says no."""
+        """The sum as a new tensor; None where `should_custom_ar` is false."""
         return self.all_reduce(x) if self.should_custom_ar(x) else None
 
     def custom_all_gather(self, x: torch.Tensor) -> torch.Tensor | None:
-        """The rows of all ranks, one rank after the other; None where `should_custom_ar` says no."""
+        """The rows of all ranks, one rank after the other; None where `should_custom_ar` is false."""
         return all_gather(x, 0, group=self.group) if self.should_custom_ar(x) else None
 
     def custom_reduce_scatter(self, x: torch.Tensor) -> torch.Tensor | None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Attention of one new token for each sequence, whose keys lie over the ranks: context-parallel decode.
+"""Attention of one new token for each sequence, with keys split over the ranks: context-parallel decode.
 
-Every rank attends to its own keys, in so many parts that they fill the device (Flash-Decoding). Partial outputs and the
-log-sum of their weights travel in one message, and are merged where they arrive, in the order of ranks. Keys and values
-may lie in pages, and be float8: see key_cache.py.
+Every rank attends to its own keys, in enough parts to fill the device (Flash-Decoding). Partial outputs and the log-sum
+of their weights are sent in one message, and are merged where they arrive, in the order of ranks. Keys and values may
+be paged, and be float8: see key_cache.py.
 """
 
 import math
@@ -47,7 +47,7 @@ from tilescale.ops.softmax import NOTHING, base2, begin, log_sum, mean, softmax_
 from tilescale.ops.workspace import workspace_of
 
 HEADS = 64
-"""Query heads of a block: what the tensor cores multiply at least."""
+"""Query heads of a block: the smallest multiple for tensor cores."""
 
 THREADS = 256
 
@@ -58,8 +58,8 @@ TOGETHER = 8
 """Parts of the keys that are merged at once, at most."""
 
 TERMS, ROOM = 3, MULTIPLE
-"""Numbers of the outputs' type that a log-sum is sent as, each the rounding of what those before leave, and what is
-left free for them: float32 has 24 significant bits, bfloat16 8."""
+"""Number of terms of the outputs' type that a log-sum is sent as, each the rounding of the rest, and the columns
+reserved for them: float32 has 24 significant bits, bfloat16 8."""
 
 LEAST = -3e4
 """The least log-sum that is sent: float16 has it, and its weight is 0 next to any other."""
@@ -88,13 +88,12 @@ def flash_decode(
             type or float8_e4m3fn. `heads` is a multiple of the key heads; D and DV are multiples of 64, up to 576 and
             512. With a block table (pages, page size, key heads, D) and DV: page sizes are multiples of 16 up to 256,
             each page is contiguous, and pages of keys and of values may alternate in one tensor.
-        lengths: (batch,), int32: how many of this rank's keys count, any number from 0; all of them, if it is more.
-            What lies behind them, in the cache or in the last page, is finite.
+        lengths: (batch,), int32: the number of this rank's keys that count, from 0; all of them, if it is more. Entries
+            after them, in the cache or in the last page, must be finite.
         block_table: (batch, pages), int32: this rank's pages of each sequence, in order, with as many columns on all
-            ranks. Entries behind the last key are not read: -1, or anything.
-        k_scale, v_scale: what a float8 cache is multiplied with, float32, positive: one number, or one for each key
-            head; None is 1.
-        scale: what scores are multiplied with; None is 1 / sqrt(D).
+            ranks. Entries after the last key are not read and may have any value.
+        k_scale, v_scale: factors of a float8 cache, float32, positive: one number, or one for each key head; None is 1.
+        scale: factor of scores; None is 1 / sqrt(D).
         own_heads: whether a rank gets its own heads only, which takes less to send; all ranks have equally many.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
@@ -102,7 +101,7 @@ def flash_decode(
         (batch, heads, DV), or (batch, heads / ranks, DV).
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     q, k, v = as_autocast(q, k, v)
@@ -143,15 +142,15 @@ def mla_decode(
         cache: (batch, keys, D), this rank's part: keys of all heads, whose first `value_dim` columns are the values; of
             the type of q or float8_e4m3fn. With a block table (pages, page size, D).
         lengths, block_table, own_heads, group: as for `flash_decode`.
-        cache_scale: what a float8 cache is multiplied with, one float32 number, positive; None is 1.
+        cache_scale: factor of a float8 cache, one float32 number, positive; None is 1.
         value_dim: multiples of 64, as is D: 512 and 576 in DeepSeek's models.
-        scale: what scores are multiplied with; None is 1 / sqrt(D).
+        scale: factor of scores; None is 1 / sqrt(D).
 
     Returns:
         (batch, heads, value_dim), or (batch, heads / ranks, value_dim).
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     q, cache = as_autocast(q, cache)
@@ -256,8 +255,8 @@ def program(
 ) -> Any:
     """A grid for `splits` parts of the keys; then one of `blocks`, as many as a device holds, exchanges and merges.
 
-    So the second one alone has to do with other devices. A block merges what has come for the heads whose parts it has
-    merged before. As messages are few, a rank has one flag for all that another one sends.
+    So the second one alone communicates with other devices. A block merges the messages for the heads whose local parts
+    it has merged. As messages are few, a rank has one flag for all messages of another rank.
     """
     batch, keys, pages, width = (T.dynamic(name) for name in ("batch", "keys", "pages", "width"))
     shape = (pages, of_k.page, of_keys) if of_k.page else (batch, keys, of_keys)
@@ -418,7 +417,7 @@ def merge_received(inbox, Out, arrived, block, blocks, high, batch, rank, own_he
 
 @T.macro
 def pack(packed, acc, top, total):
-    """Outputs, and behind them the log-sum, as numbers each of which rounds what is left."""
+    """Outputs, followed by the log-sum, as terms each of which rounds the rest."""
     high, value_dim = acc.shape
     left = T.alloc((high,), "float32", level="l0")
     for i, j in T.Parallel(high, value_dim):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""DTensors in and out: operators work on shards, and a DTensor says how its shards lie over a mesh.
+"""DTensors in and out: operators work on shards, and a DTensor gives the placement of its shards over a mesh.
 
-An operator takes DTensors that lie as it takes shards, and gives one that lies as its result does. It moves nothing to
-make them fit: how tensors lie is the user's decision, `redistribute` says it.
+An operator takes DTensors with the placement of its shards, and returns one with the placement of its result. It moves
+nothing to make them fit: placement is the user's decision, by `redistribute`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def takes_dtensors(result: int | None, **inputs: int | None) -> Callable[[Callab
     """Let a function of shards, with an argument `group`, take DTensors of one mesh of one dimension.
 
     Args:
-        result: the dimension along which the result lies over the ranks; None: each has it whole, as it has the second
+        result: the dimension along which the result is split over the ranks; None: it is replicated, as is the second
             of two results.
         inputs: the same of the arguments that may be DTensors, or lists of them. Plain tensors among them are shards.
 
-    The function raises ArgumentError for a DTensor that lies otherwise, or on another mesh.
+    The function raises ArgumentError for a DTensor with another placement, or on another mesh.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ class Lies:
 
     @classmethod
     def of(cls, x: Any) -> Lies:
-        """As this one."""
+        """The placement of a DTensor."""
         return cls(x.device_mesh, x.placements, x.shape, x.stride())
 
     def made_of(self, shard: Any) -> Any:
@@ -80,9 +80,9 @@ class Lies:
 def brought(name: str, x: Any, dim: int | None, group: str) -> Any:
     """Input of a layer: this rank's part of a DTensor, along a dimension or whole (None); other values unchanged.
 
-    Of what all have whole, each has a part of the gradient: PyTorch adds these up where they are needed, once for all
-    layers. If it lies otherwise it is brought there, as PyTorch's own parallel layers do. Raises ArgumentError for one
-    that lies on other ranks than the group's, or that cannot be split evenly among them.
+    For a replicated tensor each rank has a part of the gradient: PyTorch adds these up where they are needed, once for
+    all layers. A tensor with another placement is redistributed, as by PyTorch's own parallel layers. Raises
+    ArgumentError for one on ranks other than the group's, or that cannot be split evenly among them.
     """
     if not is_dtensor(x):
         return x

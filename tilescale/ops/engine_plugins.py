@@ -48,7 +48,7 @@ def _dispatch_custom_allreduce(group: Any, device: Any) -> type[Communicator]:
 
 
 def _module_with(slot: str, name: str) -> ModuleType:
-    """The engine's module that has what is replaced."""
+    """The engine's module that has the replaced name."""
     try:
         module = import_module(name)
         getattr(module, slot)
@@ -61,7 +61,7 @@ def _module_with(slot: str, name: str) -> ModuleType:
 
 
 class _Logged(Communicator):
-    """A communicator whose group's first rank says so in the engine's log."""
+    """A communicator whose group's first rank reports itself in the engine's log."""
 
     engine: str
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Experts of a model over the ranks: in place of the experts of a block, a module that has this rank's.
 
-Routers, shared experts and all else of a block stay what they are. So this supports every block whose experts take
-tokens, the experts of each token and their weights, as those of transformers do.
+Routers, shared experts and the rest of a block are unchanged. So this supports every block whose experts take tokens,
+the experts of each token and their weights, as those of transformers do.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def parallelize_experts(
 
     Experts are modules of `transformers` with `gate_up_proj` (experts, 2 * inner, features) and `down_proj` (experts,
     features, inner), and SiLU between them. Each becomes a `ParallelExperts` with this rank's part of the parameters,
-    under the same names. Each rank passes tokens of its own: parameters outside of experts have the gradients of these
+    under the same names. Each rank passes its own tokens: parameters outside of experts have the gradients of these
     alone, as in data parallelism.
 
     Args:
@@ -88,7 +88,7 @@ def parallelize_experts(
 
 
 def _part(parameter: nn.Parameter, size: int, rank: int) -> nn.Parameter:
-    """This rank's part, in memory of its own."""
+    """This rank's part, in separate memory."""
     mine = parameter.detach().chunk(size)[rank].clone()
     return nn.Parameter(mine, requires_grad=parameter.requires_grad)
 
@@ -103,6 +103,6 @@ def _is_experts(module: nn.Module) -> bool:
 
 
 def _is_silu(function: Any) -> bool:
-    """Whether it is SiLU, by what it computes: libraries have classes of their own."""
+    """Whether a function is SiLU, tested by its values: libraries have separate classes."""
     x = torch.linspace(-4, 4, 17)
     return callable(function) and torch.equal(function(x), nn.functional.silu(x))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Grouped GEMMs of SwiGLU experts, with the activation in their epilogues.
 
-Rows lie as `moe_dispatch` gives them, each tile those of one expert. An expert's `gate_up` has the rows of its gate,
-then those that the gate multiplies.
+Rows are in the order of `moe_dispatch`, each tile has those of one expert. An expert's `gate_up` has the rows of its
+gate, then those that the gate multiplies.
 """
 
 import math

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Tensors of any shape as parts of rows of a fixed width, as the programs of the collectives take them.
 
-A width that programs know lets them move 16 bytes at a time; how many rows there are they learn with the call. Each
-view costs the host a part of what a small collective takes: a tensor that needs no padding is seen as rows at once.
+A width that is known to programs lets them move 16 bytes at a time; the number of rows is an argument of the call. Each
+view costs the host a part of the time of a small collective: a tensor that needs no padding is seen as rows at once.
 """
 
 import math
@@ -28,7 +28,7 @@ CHUNKS = 1024
 
 
 def place_in(out: torch.Tensor | None, dim: int) -> torch.Tensor | None:
-    """A result's memory, where what comes rank by rank lies there as it comes; None where it does not."""
+    """A result's memory, where it is in the order in which parts of ranks arrive; None where it is not."""
     return out if out is not None and dim == 0 and dense(out) is out else None
 
 

@@ -90,7 +90,7 @@ def of_gradients(recipe: str) -> str:
 def rounded(
     a: torch.Tensor, weights: list[torch.Tensor], recipe: str
 ) -> tuple[torch.Tensor, list[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """The operands in float8, and what they are multiplied with: for each row of a, and for each column of all weights.
+    """The operands in float8, and their factors: for each row of a, and for each column of all weights.
 
     Each weight is the transpose of a contiguous matrix, as tensor cores take it.
     """

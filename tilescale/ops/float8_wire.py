@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Collectives whose numbers travel as float8: groups of 128 with a scale each, sums in float32.
+"""Collectives that send numbers as float8: groups of 128 with a scale each, sums in float32.
 
 One kernel quantizes, sends, sums and dequantizes, so that a tensor is read and written once. One persistent block per
 SM processes its tiles, one iteration after the other, so that the network and the memory are busy at the same time;
@@ -53,7 +53,7 @@ END, NEXT = 448.0, 240.0
 
 
 def check_wire(wire: Any, a: torch.Tensor, group: str) -> None:
-    """Raises ArgumentError unless numbers of `a` can travel so between the ranks of a group."""
+    """Raise ArgumentError unless numbers of `a` can be sent as float8 between the ranks of a group."""
     if wire != WIRE:
         raise ArgumentError(f"wire is {wire!r}", hint=f"supported: {WIRE!r}, or None for numbers as they are")
     check_tensor("a", a, served=SUMS)

@@ -63,8 +63,8 @@ def matmul_all_reduce(
         b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear). It is copied
             in each call where K or N is not a multiple of 8, of 16 in float8.
         bias: (N,), the same on all ranks.
-        scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
-            of a and for each column of b. Then b is the transpose of a contiguous matrix.
+        scales: where a and b are float8_e4m3fn, their factors, float32: one number, or one for each row of a and for
+            each column of b. Then b is the transpose of a contiguous matrix.
         float8: how bfloat16 matrices are rounded to float8 before the GEMM, `Float8()`.
         out: the result's memory, where no gradients are recorded, and no other tensor's. If it is contiguous and N a
             multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
@@ -72,11 +72,10 @@ def matmul_all_reduce(
 
     Returns:
         (..., N), of the type of a, bfloat16 for float8. It can be differentiated, but with `scales`: the gradient of
-        the result is taken to be the same on all ranks, as it is where all go on with the same in a tensor-parallel
-        layer.
+        the result is assumed to be the same on all ranks, as in a tensor-parallel layer.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     outer = a.shape[:-1] if isinstance(a, torch.Tensor) and a.ndim > 2 else None

@@ -78,8 +78,8 @@ def matmul_reduce_scatter(
         b: (K, N), contiguous or the transpose of a contiguous matrix (`weight.t()` of a torch.nn.Linear). It is copied
             in each call where K or N is not a multiple of 8, of 16 in float8.
         bias: (N,), the same on all ranks.
-        scales: where a and b are float8_e4m3fn, what they are multiplied with, float32: one number, or one for each row
-            of a and for each column of b. Then b is the transpose of a contiguous matrix.
+        scales: where a and b are float8_e4m3fn, their factors, float32: one number, or one for each row of a and for
+            each column of b. Then b is the transpose of a contiguous matrix.
         float8: how bfloat16 matrices are rounded to float8 before the GEMM, `Float8()`.
         out: the result's memory, where no gradients are recorded, and no other tensor's. If it is contiguous and N a
             multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
@@ -90,7 +90,7 @@ def matmul_reduce_scatter(
         `all_gather_matmul` is its backward.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     a, b, bias = as_autocast(a, b, bias)
@@ -192,7 +192,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
     how = True, ctx.group, "", False, of_gradients(ctx.float8)
     da, gathered = operator_of("all_gather_matmul")(grad, [b.t()], None, *how)
-    # As the transpose of (N, K), which is how the weight of a torch.nn.Linear lies.
+    # The transpose of (N, K), the layout of a torch.nn.Linear's weight.
     db = (gathered.t() @ a).t()
     return da, db, gathered.sum(0) if ctx.biased else None, None, None
 
@@ -201,7 +201,7 @@ _operator.register_autograd(_backward, setup_context=_setup)
 
 
 def in_turns(size: int, of: Product, blocks: int, known: int | None = None) -> Any:
-    """As `program`, persistent: as many blocks as run at once iterate over the tiles.
+    """`program` as a persistent grid: as many blocks as run at once iterate over the tiles.
 
     A block loads the next tile while it stores this one. `known`: the rows of a shard, if it is for no other number.
     """
@@ -256,7 +256,8 @@ def in_turns(size: int, of: Product, blocks: int, known: int | None = None) -> A
 
 
 def program(size: int, of: Product) -> Any:
-    """Others' rows go into `parts`, which the queue sends; own rows, with what is in `inbox`, into the result."""
+    """Remote rows go into `parts`, which the queue sends; local rows, added to the parts in `inbox`, into the
+    result."""
     N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
     kind, scales = ("float32", ((size, rows), (N,))) if of.scaled else (dtype, ((1, 1), (1,)))
 
@@ -319,7 +320,7 @@ def send_parts(parts, inbox, done, arrived, rank, size, rows, of):
 
 @T.macro
 def add_arrived(total, inbox, arrived, rank, size, m, n, rows, N, part):
-    """total += what the others have sent of one tile, in the order of the ranks before this one."""
+    """total += the other ranks' parts of one tile, in the order of the ranks before this one."""
     for step in T.serial(1, size):
         source = (rank + size - step) % size  # the rank before was the first to send here
         T.wait(arrived[source, m // CHUNK], ">=", 1)
@@ -328,7 +329,7 @@ def add_arrived(total, inbox, arrived, rank, size, m, n, rows, N, part):
 
 @T.macro
 def add_part(total, parts, source, m, n, rows, N, tile):
-    """total += parts[source, m:, n:], in float32, by way of a tile in shared memory.
+    """total += parts[source, m:, n:], in float32, through a tile in shared memory.
 
     A row beyond the last one is that again, and leads nowhere: with a condition, loads would wait for one another.
     """

@@ -63,6 +63,6 @@ def uninstall() -> None:
 
 
 def _set(value: Any) -> None:
-    """In this thread, and as the default of others: autograd's, in which inductor compiles backwards."""
+    """Set it in this thread, and as the default of others: autograd's, in which inductor compiles backwards."""
     config._config["post_grad_custom_pre_pass"].default = value
     config.post_grad_custom_pre_pass = value

@@ -158,7 +158,7 @@ for _pattern in NORMS:
 def _replace(
     name: str, wait: Node, old: list[Node], fused: Callable[..., list[Any]], *args: Any, before: Node | None = None
 ) -> None:
-    """Put what a function makes of the arguments' values in place of nodes, unless an operator refuses them."""
+    """Replace nodes by the traced function of the arguments' values, unless an operator refuses them."""
     flat, structure = pytree.tree_flatten(args)
     nodes = [x for x in flat if isinstance(x, Node)]
 
@@ -206,7 +206,7 @@ def _product(node: Node) -> Node | None:
 
 
 def _keeps_rows(node: Node) -> bool:
-    """Whether it is a view with the columns of what it views, so with its rows, one after the other."""
+    """Whether a node is a view that keeps the columns, and so the rows, in order."""
     return node.target in VIEWS and bool(node.meta["val"].shape[-1] == node.args[0].meta["val"].shape[-1])
 
 
@@ -260,7 +260,7 @@ def _dim(node: Node) -> int:
 
 
 def _residual_sum(y: Node) -> tuple[Node, Node | None] | None:
-    """The all-reduce whose sum y is, with what is added to it, if it has no other use."""
+    """The all-reduce whose sum y is, with the residual added to it, if it has no other use."""
     if wait := _summed(y):
         return wait, None
     if y.target is not aten.add.Tensor or y.kwargs:
@@ -284,7 +284,7 @@ def _is_cast(node: Node) -> bool:
 
 
 def _overlaps(x: Node, group: str) -> bool:
-    """Whether what an all-reduce sums is a GEMM that is better overlapped with it."""
+    """Whether the input of an all-reduce is a GEMM that is better overlapped with it."""
     product = _product(x)
     if product is None:
         return False

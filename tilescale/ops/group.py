@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Ranks of an operator: PyTorch's groups as teams of the job.
 
-Operators of `torch.library` take no objects, so a group travels as its name; the job's own is "".
+Operators of `torch.library` take no objects, so a group is passed by its name; the job's group is "".
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Products of the rows of each expert with its own weights, as `moe_dispatch` lays them out.
 
-A tile of rows is of one expert, so a block looks up whose it is, and multiplies as in any product. What is behind the
-last expert's rows costs blocks that end at once. Weights in float8 have a scale for each square of 128, their rows one
-for each 128 columns (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3.2): sums of 128 are scaled, and added
-up in float32.
+A tile of rows is of one expert, so a block looks up the expert, and multiplies as in any GEMM. Tiles after the last
+expert's rows cost blocks that end at once. Weights in float8 have a scale for each square of 128, their rows one for
+each 128 columns (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3.2): sums of 128 are scaled, and added up
+in float32.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ COLUMNS = 256
 """Columns of a block's tile; half as many where they do not divide N."""
 
 STAGES = 3
-"""Steps that are loaded ahead: the result does not lie where they were, as there is a condition around them."""
+"""Pipeline stages: the result does not reuse their memory, as there is a condition around them."""
 
 
 def grouped_matmul(
@@ -52,7 +52,7 @@ def grouped_matmul(
         but for float8.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
     """
     x, b = as_autocast(x, b)
     check_tensor("x", x, 2, (*PRODUCTS, torch.float8_e4m3fn))
@@ -123,7 +123,7 @@ def _scaled(
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """A matrix whose first columns are x: x, or what it is the front of, as where tokens came with their scales."""
+    """The matrix whose first columns are x: x, or the wider matrix that tokens and their scales arrived in."""
     stride = x.stride(0)
     is_front = x.stride(1) == 1 and stride % UNIT_BYTES == 0 and x.storage_offset() == 0
     if is_front and x.untyped_storage().nbytes() >= x.shape[0] * stride * x.itemsize:
@@ -153,7 +153,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, b, counts, owners = ctx.saved_tensors
     dx = _operator(grad, b.mT, counts, owners)
-    # As the transposes of (N, K), which is how weights lie.
+    # The transposes of (N, K), the layout of weights.
     db = _outer(grad, x, counts).mT
     return dx, db, None, None
 
@@ -242,7 +242,7 @@ def load_left(tile, source, begin, left, column, width, room):
 
 
 def scaled_program(N: int, K: int, stride: int, dtype: str) -> Any:
-    """As `program`, of float8: what each square adds is scaled."""
+    """`program` in float8: the contribution of each square is scaled."""
     room, experts, wide = T.dynamic("room"), T.dynamic("experts"), SQUARE
 
     @T.prim_func

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Halo exchange: the border slices of a tensor that is cut along some dimensions, with the ranks next to this one.
 
-Each dimension is a batch of at most two messages each way. The dimensions follow one another, and what the earlier ones
-brought is a part of the later borders, so corners arrive without messages of their own.
+Each dimension is a batch of at most two messages in each direction. The dimensions follow one another, and slices
+received in earlier ones are a part of the later borders, so corners need no separate messages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def halo_exchange(
         back to where they are from. In place `a`, whose ends beyond the first and the last rank stay as they are.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=BYTES)
@@ -111,8 +111,8 @@ def _next_to(ends: list[torch.Tensor], periodic: bool, group: str) -> list[torch
     rank, size = rank_of(group), size_of(group)
     sides = [side for side in (0, 1) if periodic or 0 <= rank - 1 + 2 * side < size]
     peers = {side: (rank - 1 + 2 * side) % size for side in sides}
-    # Between two ranks that are on both sides of each other, the first message is that to the rank before: what it
-    # brings comes from the rank after.
+    # Between two ranks that are on both sides of each other, the first message is that to the rank before: its
+    # counterpart comes from the rank after.
     sends = [Send(ends[side], peers[side]) for side in sides]
     receives = [Recv(ends[side], peers[side]) for side in reversed(sides)]
     came = batch_send_recv([*sends, *receives], group=group)

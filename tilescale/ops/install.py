@@ -9,7 +9,7 @@ from tilescale.ops.symm_mem import IMPLEMENTATIONS, PATTERNS, installed
 
 
 def main() -> None:
-    """Replace the operators, print what runs for each, and put them back."""
+    """Replace the operators, print the implementation of each, and restore them."""
     with installed():
         for name, implementation in IMPLEMENTATIONS.items():
             schema = getattr(torch.ops.symm_mem, name).default._schema

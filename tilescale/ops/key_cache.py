@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The keys and values that decoding reads: contiguous or in pages, of the queries' type or float8 with scales.
 
-Pages lie as in vLLM and FlashInfer: a block table names those of each sequence, in any order, and the pages of keys and
-of values may alternate in one tensor. Tiles of float8 are converted on chip; scales of keys are applied to the scores,
-those of values to the output.
+Pages are laid out as in vLLM and FlashInfer: a block table names those of each sequence, in any order, and the pages of
+keys and of values may alternate in one tensor. Tiles of float8 are converted on chip; scales of keys are applied to the
+scores, those of values to the output.
 """
 
 import math
@@ -123,7 +123,7 @@ def table_of(table: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
 
 
 def scales_of_heads(scale: torch.Tensor | None, heads: int, of: Cache, q: torch.Tensor) -> torch.Tensor:
-    """The scale of each head of keys, (heads,), 1 where none is given; what is not read where there are none."""
+    """The scale of each head of keys, (heads,), 1 by default; an unread dummy without scales."""
     if not of.is_narrow:
         return unread(torch.float32, q.device)[0]
     return q.new_ones(heads, dtype=torch.float32) if scale is None else dense(scale.reshape(-1).expand(heads))
@@ -137,7 +137,7 @@ def room_for_keys(cache: Any, table: Any, of: Cache) -> Any:
 def load_keys(
     cache: Any, table: Any, b: Any, at: Any, count: Any, head: Any, columns: slice, tile: Any, of: Cache
 ) -> None:
-    """Columns of the keys of a step, in a program. Entries of the table behind the last key are not read."""
+    """Columns of the keys of a step, in a program. Entries of the table after the last key are not read."""
     if not of.page:
         load_contiguous(cache, b, at, head, columns, tile)
         return

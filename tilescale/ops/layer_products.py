@@ -159,13 +159,13 @@ side_input_gradient.register_autograd(_side_gradient_backward, setup_context=_si
 
 
 def _joined(weights: list[torch.Tensor]) -> torch.Tensor:
-    """The rows of all matrices: those in memory where they lie one behind the other, else a copy."""
+    """The rows of all matrices: a view where they are adjacent in memory, else a copy."""
     found = _adjacent(weights)
     return torch.cat(weights) if found is None else found
 
 
 def _adjacent(parts: list[torch.Tensor]) -> torch.Tensor | None:
-    """The rows of all tensors, where they lie one behind the other in memory."""
+    """The rows of all tensors, where they are adjacent in memory."""
     first, *others = parts
     ends = first
     for other in others:
@@ -184,8 +184,8 @@ def _lies_behind(x: torch.Tensor, other: torch.Tensor) -> bool:
 def row_parallel(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: str, sequence: bool, float8: str
 ) -> torch.Tensor:
-    """The sum over the ranks of what a layer with weight (N, K) makes of (..., tokens, K): of this rank's tokens, or of
-    all (not `sequence`)."""
+    """The sum over the ranks of a layer's outputs, with weight (N, K), for (..., tokens, K): of this rank's tokens, or
+    of all (not `sequence`)."""
     _tell_of_float32(x.dtype)
     how = {"bias": bias, "float8": recipe_of(float8), "group": group}
     if not sequence:

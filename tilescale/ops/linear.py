@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Linear layers whose weights lie over the ranks of a group, as tensor parallelism cuts them (Megatron-LM).
+"""Linear layers whose weights are split over the ranks of a group, by tensor parallelism (Megatron-LM).
 
-Between layers the tokens lie over the ranks (sequence parallelism, arXiv:2205.05198), so a column-parallel layer begins
-with a gather, and a row-parallel one ends with a reduce-scatter; both are hidden behind the product.
+Between layers the tokens are split over the ranks (sequence parallelism, arXiv:2205.05198), so a column-parallel layer
+begins with a gather, and a row-parallel one ends with a reduce-scatter; both are overlapped with the GEMM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tilescale.ops.siblings import Siblings
 
 TOKENS, FEATURES = -2, -1
-"""The dimensions that lie over the ranks between layers, and inside of a pair of them."""
+"""The dimensions that are split over the ranks between layers, and inside of a pair of them."""
 
 
 class ParallelLinear(nn.Linear):
@@ -32,7 +32,8 @@ class ParallelLinear(nn.Linear):
 
     Attributes:
         group: the name of the group whose ranks share the weight.
-        sequence: whether the tokens lie over the ranks outside of the pair of layers; else every rank has them all.
+        sequence: whether the tokens are split over the ranks outside of the pair of layers; else every rank has them
+            all.
         float8: how products are rounded to float8; None for those of the weight's type.
         keep_gathered: whether a column-parallel layer keeps the gathered tokens for its backward pass.
     """
@@ -67,7 +68,7 @@ class ParallelLinear(nn.Linear):
             group: a process group, a slice of a DeviceMesh, or None for all ranks of the job. With a mesh parameters
                 become DTensors, as PyTorch's own plans make them: optimisers, norms of gradients and checkpoints see
                 whole tensors.
-            sequence: whether the tokens lie over the ranks outside of the pair of layers.
+            sequence: whether the tokens are split over the ranks outside of the pair of layers.
             float8: how products are rounded to float8, `Float8()`, of a layer in bfloat16; None for no rounding.
             src_data_rank: the rank of the mesh whose parameters all take, as for
                 `torch.distributed.tensor.distribute_tensor`; None if they are alike already: each takes its own.
@@ -92,14 +93,14 @@ class ParallelLinear(nn.Linear):
     def adopt(
         cls, linear: nn.Linear, group: Any, sequence: bool, float8: Float8 | None = None, keep_gathered: bool = False
     ) -> Any:
-        """As `shard`, of a layer whose features are this rank's, and whose parameters are, or will be, their parts."""
+        """`shard` for a layer whose features are this rank's, and whose parameters are, or will be, their parts."""
         linear.__class__ = cls
         linear.group, linear.sequence = group_name(group), sequence  # type: ignore[assignment]
         linear.float8, linear.keep_gathered = float8, keep_gathered  # type: ignore[assignment]
         return linear
 
     def _given(self, x: torch.Tensor, dim: int | None) -> torch.Tensor:
-        """This rank's part of the input, which lies along a dimension over the ranks; None: each has it whole.
+        """This rank's part of the input, which is split along a dimension over the ranks; None: it is replicated.
 
         Raises ArgumentError unless it has tokens, features of this layer, and the type of its weight.
         """
@@ -117,12 +118,12 @@ class ParallelLinear(nn.Linear):
         return as_autocast(local_tensor(self.weight), local_tensor(self.bias))
 
     def operands(self) -> list[Any]:
-        """The same for operators, which take a DTensor as its shard."""
+        """The weight and bias for operators, which take a DTensor as its shard."""
         given = [self.weight, self.bias]
         return self.parts() if torch.is_autocast_enabled(self.weight.device.type) else given
 
     def extra_repr(self) -> str:
-        """The shard's features, whether tokens lie over the ranks, and what is rounded."""
+        """The shard's features, whether tokens are split over the ranks, and the rounding."""
         rounds = "" if self.float8 is None else f", float8={self.float8.scaling}"
         return f"{super().extra_repr()}, sequence={self.sequence}{rounds}"
 
@@ -130,8 +131,8 @@ class ParallelLinear(nn.Linear):
 class ColumnParallelLinear(ParallelLinear):
     """A linear layer of which each rank has some of the outputs.
 
-    It takes (..., tokens / ranks, in_features) if the tokens lie over the ranks, else (..., tokens, in_features), and
-    gives (..., tokens, out_features / ranks). Several layers with one input share what they can: see `gather_once`.
+    It takes (..., tokens / ranks, in_features) if the tokens are split over the ranks, else (..., tokens, in_features),
+    and gives (..., tokens, out_features / ranks). Several layers with one input share the gather: see `gather_once`.
     """
 
     cut = 0
@@ -165,8 +166,8 @@ class ColumnParallelLinear(ParallelLinear):
 class RowParallelLinear(ParallelLinear):
     """A linear layer of which each rank has some of the inputs.
 
-    It takes (..., tokens, in_features / ranks), and gives (..., tokens / ranks, out_features) if the tokens lie over
-    the ranks, else (..., tokens, out_features) on every rank. The bias is the same on all ranks.
+    It takes (..., tokens, in_features / ranks), and gives (..., tokens / ranks, out_features) if the tokens are split
+    over the ranks, else (..., tokens, out_features) on every rank. The bias is the same on all ranks.
     """
 
     cut = 1

@@ -53,7 +53,7 @@ class Router:
             bias: (experts,), is added to the scores that experts are chosen by, not to their weights; or None.
 
         Raises:
-            ArgumentError: an argument is not supported: names it, and what is supported.
+            ArgumentError: an unsupported argument; names it, and the supported ones.
         """
         check_tensor("logits", logits, 2, SUMS)
         tokens, experts = logits.shape

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Mixture of experts: tokens to the ranks of their experts, and their results back, weighted and summed.
 
-A token crosses the network once for each rank that it needs, and is spread to its experts' rows there; what it becomes
-is summed there first, and crosses back once. One is the other's backward.
+A token crosses the network once for each rank that it needs, and is copied to its experts' rows there; their outputs
+are summed there first, and cross back once. Dispatch and combine are each other's backward.
 """
 
 from typing import Any
@@ -25,14 +25,14 @@ def moe_dispatch(x: torch.Tensor, routing: Routing, scales: torch.Tensor | None 
     Args:
         x: (tokens, features): bfloat16, float16, float32, or float8 with scales; rows of a multiple of 16 bytes.
         routing: of these tokens, from `moe_route`.
-        scales: (tokens, n), float32: travel with the tokens.
+        scales: (tokens, n), float32: are sent with the tokens.
 
     Returns:
         (room, features), rows at the positions of `routing`; other rows are undefined. With scales also
         theirs, (room, n); both are parts of one tensor. Without scales, the gradient is `moe_combine` without weights.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("x", x, 2, (*SUMS, *SCALED))
@@ -66,7 +66,7 @@ def moe_combine(y: torch.Tensor, routing: Routing, weights: torch.Tensor | None 
         (tokens, features). It can be differentiated: its backward is `moe_dispatch`.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("y", y, 2, SUMS)

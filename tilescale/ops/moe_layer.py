@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A layer of SwiGLU experts that lie over the ranks, as one operator.
+"""A layer of SwiGLU experts that are split over the ranks, as one operator.
 
-Forward: the tables that tokens travel by, the tokens to their experts, the first GEMM with SwiGLU in its epilogue, the
-second GEMM, the weighted sums back where the tokens came from. Backward makes the same journeys for the gradients. All
-sizes are on the device, so a call is programs one after the other, without an operation of PyTorch between them.
+Forward: the routing tables, the tokens to their experts, the first GEMM with SwiGLU in its epilogue, the second GEMM,
+the weighted sums back to the ranks of the tokens. Backward makes the same transfers for the gradients. All sizes are on
+the device, so a call is programs one after the other, without an operation of PyTorch between them.
 """
 
 from typing import Any
@@ -60,8 +60,8 @@ def moe_layer(
         router: how experts are chosen from logits.
         bias: (experts,), with logits: see `Router.choose`.
         shared: gate_up (2 * n, features) and down (features, n) of an expert that all tokens take, on every rank.
-        replicas: (experts, n), int32 or int64: which of the ranks' experts stand for each one that can be chosen, with
-            -1 behind them. Tokens are distributed over them.
+        replicas: (experts, n), int32 or int64: the ranks' experts that replicate each one that can be chosen, followed
+            by -1. Tokens are distributed over them.
         most: tokens that any rank has at most, the same on all ranks. Left out, all have equally many.
         room: rows for the choices of all ranks that fall on this one's experts, each of which takes a multiple of 128;
             the same on all ranks. Choices beyond it are dropped, those of the last experts first. Left out, there is
@@ -72,7 +72,7 @@ def moe_layer(
         Like x. With `room`: it, and how many choices of each expert of this rank were dropped, int32.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     x, gate_up, down = as_autocast(x, gate_up, down)
@@ -161,7 +161,7 @@ def _layer(
     keeps: bool,
     group: str,
 ) -> list[torch.Tensor]:
-    """The sums, and how many choices were dropped; then what a backward needs, if it `keeps` that."""
+    """The sums, and the number of dropped choices; then the tensors saved for a backward, with `keeps`."""
     team, (experts, features, inner) = team_of(group), down.shape
     of_rows, counts, dropped, *tables = made_tables(chosen, weights, experts, most, room, team)
     owners, order, sent, received, places, before = tables
@@ -203,7 +203,7 @@ def _gradients(
     down: torch.Tensor,
     group: str,
 ) -> list[torch.Tensor]:
-    """Those of x, of the weights of choices, in float32, of gate_up and of down."""
+    """The gradients of x, of the weights of choices, in float32, of gate_up and of down."""
     team, tokens, (experts, features, inner) = team_of(group), grad.shape[0], down.shape
     of_rows, counts, owners, order, sent, received, places, before = tables
     room, dtype = rows.shape[0], dtype_of(rows)

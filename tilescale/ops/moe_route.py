@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Mixture of experts: where tokens go, and where they lie there, from the experts that they chose.
+"""Mixture of experts: destinations and rows of tokens, from the experts that they chose.
 
 Every rank receives all ranks' choices, by one small gather, and computes all tables itself. So a token is sent once to
 each rank that it needs, independent of the number of its experts there (as DeepEP does, DeepSeek-V3 technical report,
@@ -73,7 +73,7 @@ def moe_route(
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     name = group_name(group)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Mixture of experts: the tables that tokens travel by, from the experts that the tokens of all ranks chose.
+"""Mixture of experts: the routing tables, from the experts that the tokens of all ranks chose.
 
 Choices are handled in chunks. A first grid sends every chunk to all ranks, and counts in each chunk the choices of each
 local expert. A second grid sums the counts of the chunks before its own, which gives the row of each choice. The host
@@ -57,7 +57,7 @@ def made_tables(
 
 
 def _padded(x: torch.Tensor, rows: int, value: int) -> torch.Tensor:
-    """The numbers of a matrix, with rows behind it."""
+    """The numbers of a matrix, with further rows of `value`."""
     missing = rows - x.shape[0]
     return (torch.nn.functional.pad(x, (0, 0, 0, missing), value=value) if missing else dense(x)).view(-1)
 

@@ -20,7 +20,7 @@ from tilescale.ops.dtensors import Lies, is_dtensor
 from tilescale.ops.repeated import Repeated, recorders
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}
-"""Classes of tensors that are what they seem."""
+"""Classes of plain tensors."""
 
 _Call = Callable[[Sequence[Any]], Any]
 """Calls an operator, or its function, with all arguments."""
@@ -45,12 +45,12 @@ class Operator:
         _known[name] = self
 
     def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
-        """As that of `torch.library.custom_op`."""
+        """Register a fake implementation, as `torch.library.custom_op` does."""
         torch.library.register_fake(f"tilescale::{self.name}", fake, lib=_library)
         return fake
 
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
-        """As that of `torch.library.custom_op`; backward goes on with the machine of the call."""
+        """Register a backward, as `torch.library.custom_op` does; it runs with the machine of the call."""
 
         def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             keep_machine(ctx)
@@ -60,12 +60,12 @@ class Operator:
 
     @property
     def is_seen(self) -> bool:
-        """Whether a compiler, a mode, or a profiler is to see it, and not only what it computes."""
+        """Whether a compiler, a mode, or a profiler has to observe the call."""
         return torch.compiler.is_compiling() or somebody_looks()
 
     def __call__(self, *given: Any) -> Any:
-        """Call it with all of its arguments, in order. A DTensor among them stands for its shard, and its gradient is a
-        DTensor that lies as it does."""
+        """Call it with all of its arguments, in order. A DTensor among them is replaced by its shard, and its gradient
+        is a DTensor with the same placement."""
         if self.is_seen:
             return self._dispatched(*map(_shard, given))
         tensors = _tensors(given)
@@ -104,7 +104,7 @@ class Operator:
         return tuple(made) if self._gives_list else made
 
     def gradients(self, ctx: Any, grads: Sequence[Any]) -> Sequence[Any]:
-        """Those of all arguments: a list for a list. Raises RuntimeError if it has no backward."""
+        """The gradients of all arguments: a list for a list. Raises RuntimeError if it has no backward."""
         if self._setup is None:
             raise RuntimeError(f"tilescale::{self.name} has no backward")
         kept = tuple([(name, x) for name, x in ctx.__dict__.items() if name not in _OURS])
@@ -128,7 +128,7 @@ _OURS = {"machine", "operator", "counts", "lies"}
 
 
 def _gives_no_views(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose results may be changed in place: of views of its own tensors autograd does not allow that."""
+    """A function whose results may be changed in place: autograd forbids that for views of its own tensors."""
 
     def call(*given: Any) -> Any:
         made = function(*given)
@@ -174,7 +174,8 @@ _apply = super(torch.autograd.Function, _Differentiated).apply
 
 
 def keep_machine(ctx: Any) -> None:
-    """Keep the current machine for `with_machine`; a compiler that traces has none, what it makes asks when it runs."""
+    """Keep the current machine for `with_machine`; under a compiler's trace there is none, and its graph asks when it
+    runs."""
     ctx.machine = None if torch.compiler.is_compiling() else current_machine()
 
 

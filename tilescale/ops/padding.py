@@ -48,12 +48,13 @@ def trimmed(made: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def _more(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A matrix with further rows and columns of zeros, which lies as before, the transpose of a contiguous one too."""
+    """A matrix with further rows and columns of zeros, in its previous layout, also the transpose of a contiguous
+    one."""
     if x.t().is_contiguous() and not x.is_contiguous():
         return as_moved(pad, x.t(), (0, rows, 0, columns)).t()
     return as_moved(pad, x, (0, columns, 0, rows))
 
 
 def _spread(vector: torch.Tensor, widths: Sequence[int], more: Sequence[int]) -> torch.Tensor:
-    """A number for each column of several weights, with further zeros behind those of each."""
+    """A number for each column of several weights, with further zeros after those of each."""
     return torch.cat([pad(part, (0, n)) for part, n in zip(vector.split(list(widths)), more, strict=True)])

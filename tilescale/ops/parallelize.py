@@ -30,7 +30,7 @@ from tilescale.ops.siblings import gather_once, lay_side_by_side
 from tilescale.ops.token_wise import work_on_shards
 
 TOKENS = (1, -2)
-"""Ways to say along which dimension of (batch, tokens, features) the tokens lie over the ranks."""
+"""Dimensions of (batch, tokens, features) by which the tokens may be split over the ranks."""
 
 
 def parallelize_module(
@@ -45,8 +45,8 @@ def parallelize_module(
     """Parallelise a model as `torch.distributed.tensor.parallel.parallelize_module` does, in place, by the same plan.
 
     Args:
-        module: the model. What counts is the data type of its computation: bfloat16 or float16 parameters, or float32
-            ones under torch.autocast or under FSDP2's `MixedPrecisionPolicy(param_dtype=...)`.
+        module: the model. The data type of its computation has to be supported: bfloat16 or float16 parameters, or
+            float32 ones under torch.autocast or under FSDP2's `MixedPrecisionPolicy(param_dtype=...)`.
         device_mesh: a DeviceMesh of one dimension; None is the current one, `with mesh:`.
         parallelize_plan: a module's name -> ParallelStyle; names may have wildcards. Or the style of the module itself.
         src_data_rank: the rank of the mesh whose parameters all take; None if they are alike already.
@@ -119,7 +119,7 @@ def _current_mesh() -> Any:
 
 
 def _by_module(module: nn.Module, plan: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The style of each module that the plan names, and what of the plan names none: PyTorch warns of it."""
+    """The style of each module that the plan names, and the plan's entries that name none: PyTorch warns of them."""
     found: dict[str, Any] = {}
     unresolved = {}
     for pattern, style in plan.items():
@@ -137,7 +137,7 @@ class _Shard:
     """The layer of ours that implements a style.
 
     Attributes:
-        sequence: whether the tokens lie over the ranks outside of it.
+        sequence: whether the tokens are split over the ranks outside of it.
         block: the name of the module whose gather moves into it, if there is one.
     """
 
@@ -200,7 +200,7 @@ def _is_linear_style(style: Any) -> bool:
 
 
 def _is_own_style(style: Any) -> bool:
-    """Whether it is PyTorch's class itself, of which is known what it can shard."""
+    """Whether it is PyTorch's class itself, whose shardings are known."""
     return _is_linear_style(style) and type(style).__module__.startswith("torch.")
 
 
@@ -236,7 +236,7 @@ def _gathers(style: Any) -> bool:
 
 
 def _feeds_columns(block: str, module: nn.Module, styles: Mapping[str, Any]) -> bool:
-    """Whether all column-parallel layers of a block can gather by themselves."""
+    """Whether all column-parallel layers of a block can gather without the block's style."""
     from torch.distributed.tensor.parallel import ColwiseParallel
 
     inside = {n: s for n, s in styles.items() if _is_inside(n, block) and isinstance(s, ColwiseParallel)}
@@ -250,7 +250,7 @@ def _is_inside(name: str, block: str) -> bool:
 
 
 def _without_gather(style: Any) -> Any:
-    """The block's input says how it lies, and stays where it is."""
+    """The style with the placement of the block's input unchanged."""
     from torch.distributed.tensor.parallel import PrepareModuleInput
 
     of_names = style.input_kwarg_layouts if style.with_kwargs else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Plain calls of a public function that repeat: done as recorded, without checks and choices that their form decides.
 
-What a function asks of its arguments, and how it calls its operator, takes the host as long as all that comes behind.
+Argument checks and the operator's call take the host as long as everything after them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def plain_calls_repeat(function: F) -> F:
 
 
 def _are_plain(given: Any, found: list[torch.Tensor]) -> bool:
-    """Whether all tensors among arguments, and in lists there, have data of their own; finds them in order."""
+    """Whether all tensors among arguments, and in lists there, own their data; finds them in order."""
     for x in given:
         kind = x.__class__
         if kind in PLAIN:

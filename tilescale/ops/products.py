@@ -9,7 +9,7 @@ import tilescale.language as T
 from tilescale.hda.current import current_machine
 
 CHUNK = 512
-"""Rows that travel together: enough for a copy engine's full rate, and soon there (1024 and 2048 were slower)."""
+"""Rows that are sent together: enough for a copy engine's full rate, and soon there (1024 and 2048 were slower)."""
 
 GROUP = 8
 """Rows of tiles that are rasterized together: the operands of a wave of blocks then fit into the L2 cache."""
@@ -31,13 +31,13 @@ CHUNKS = 128
 """Flags for the chunks of one shard."""
 
 DEPTH = 64
-"""Columns of a step of two-byte numbers: 128 bytes, as wide as tiles lie in shared memory without conflicts."""
+"""Columns of a step of two-byte numbers: 128 bytes, the widest conflict-free layout of tiles in shared memory."""
 
 RESULT_BYTES = 2
-"""Of an element of a result."""
+"""Bytes of an element of a result."""
 
 SLICE_BYTES = 4096
-"""Of a row of a slice of columns, at least: a copy engine takes longer over shorter rows."""
+"""Least bytes of a row of a slice of columns: a copy engine takes longer over shorter rows."""
 
 BARRIERS = 1024
 """Bytes of shared memory for barriers, at most."""
@@ -120,9 +120,9 @@ class Product:
         N, K: columns, and the inner dimension.
         dtype: of a. Float8 is scaled by a number for each row of a and for each column of b.
         tiles: how it is cut.
-        transposed: whether b lies as (N, K).
+        transposed: whether b is stored as (N, K).
         biased: whether a bias is added.
-        activation: what is applied then; "" for nothing.
+        activation: its name in the epilogue; "" for none.
         gated: whether there are two matrices b, and the activation of the first product gates the second one.
         other: the type of b; "" for that of a. Float8 comes in two types.
     """
@@ -164,7 +164,7 @@ class Product:
 
     @property
     def chunk(self) -> int:
-        """Rows of a that travel together: as many bytes of each type."""
+        """Rows of a that are sent together: as many bytes of each type."""
         return 2 * CHUNK if self.scaled else CHUNK
 
     @property
@@ -196,7 +196,7 @@ TILINGS = (
 def compiled_rows(rows: int) -> int | None:
     """The rows of a shard for which a persistent program is compiled; None: for any number of them.
 
-    Whole chunks are what is trained with, and known rows save the arithmetic of tails, 2 to 7 % of a large product.
+    Training uses whole chunks, and known rows save the arithmetic of tails, 2 to 7 % of a large GEMM.
     """
     return None if rows % CHUNK else rows
 
@@ -225,7 +225,7 @@ def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) 
 
 
 def slices(rows: int, shards: int, tiles: Tiling, N: int, row_bytes: int) -> int:
-    """Slices of columns in which a shard of a travels. One, where tiles follow others: then rows come in chunks.
+    """Slices of columns in which a shard of a is sent. One for a persistent grid: its rows arrive in chunks.
 
     Tiles that all run at once would wait for their rows as long as the last ones of a chunk take: 512 rows of each of
     two H200, N 3584, K 8192, take 126 us. With slices they begin when the first one is there: 106 us with four.
@@ -281,7 +281,7 @@ def beside_stores(of: Product) -> Product:
 
 
 def in_parts(tiles: Tiling, rows: int) -> Tiling:
-    """The tiles, in two groups at least where a shard has several chunks: one travels while the next is multiplied.
+    """The tiles, in two groups at least where a shard has several chunks: one is sent while the next is multiplied.
 
     1024 rows of each of two H200, N 8192, K 3584: a product and its reduce-scatter take 193 us, as one group 219.
     """
@@ -316,7 +316,7 @@ def multiply(A, shard, m, B, n, a, b, c, K, tiles, transposed, arrived=None, ste
 
 @T.macro
 def multiply_by_two(A, shard, m, B, Up, n, a, b, up, c, c_up, K, tiles, transposed, arrived=None, steps=0):
-    """As `multiply`, of two matrices of one shape: a step of A is loaded once."""
+    """`multiply` for two matrices of one shape: a step of A is loaded once."""
     depth = int(a.shape[1])
     for k in T.Pipelined(T.ceildiv(K, depth), num_stages=tiles.stages):
         await_columns(arrived, shard, k, steps)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Calls of operators that repeat: what a function does for tensors of a form is recorded, then done again at once.
+"""Recorded calls of operators: the steps of a function for tensors of a form are recorded, then replayed.
 
 The host takes longer over choosing kernels, allocating, and viewing tensors as programs want them than a device takes
-for what is small. All that depends on the form of a call alone.
+for small ones. These steps depend on the form of a call alone.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Matrices rounded to float8, each row or the whole with a scale of its own.
+"""Matrices rounded to float8, with a scale for each row or for the whole.
 
 Rows are read once: a block keeps its rows in registers, finds the largest magnitude of each, and rounds them. Elements
 that share a scale with other blocks are read twice, for the largest magnitude and to be rounded, and are transposed
@@ -30,7 +30,7 @@ MAGNITUDE = 0x7FFF
 """The bits of a bfloat16 number without its sign."""
 
 FRACTION = 23
-"""Bits of a float32 number behind its exponent."""
+"""Bits of the fraction of a float32 number."""
 
 BFLOAT = 16
 """By how many bits a number is shorter in bfloat16."""
@@ -48,7 +48,7 @@ HELD, ROW_HELD = 64, 128
 """Numbers that a thread keeps of several rows, and of a single one, at most."""
 
 THREADS, MOST_THREADS = 128, 1024
-"""Of a block, at least and at most."""
+"""Least and largest number of threads of a block."""
 
 TALL = 64
 """Rows of a block, at most."""
@@ -174,7 +174,7 @@ def tiles_program(rows: int | None, columns: int, kind: str, across: bool, each:
     """
     rows, (high, wide), most = T.dynamic("rows") if rows is None else rows, TILE, largest(kind)
     shape, tile = ((columns, rows), (wide, high)) if across else ((rows, columns), (high, wide))
-    count = tile[0] if across else 1  # so that threads get what lies side by side in Q
+    count = tile[0] if across else 1  # so that threads get adjacent elements of Q
 
     @T.prim_func
     def round_tiles(

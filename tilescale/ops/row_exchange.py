@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Table-driven exchange of rows, and sums of processed rows: unequal exchanges, and those of experts.
 
-Blocks move the rows, as only the device knows which ones. The first blocks of a grid only send, one tile after the
-other, into the inboxes of others, and raise a flag behind each; the blocks after them take what has arrived, and first
-what is their own. So networks and memory are busy at the same time, and blocks that wait hold up no sender.
+Blocks move the rows, as their indices are device-side. The first blocks of a grid only send, one tile after the other,
+into the inboxes of others, and raise a flag after each; the blocks after them receive, local rows first. So networks
+and memory are busy at the same time, and waiting blocks hold up no sender.
 """
 
 from typing import Any
@@ -23,20 +23,20 @@ TILE, PIECE = 8192, 4096
 """Words that one block moves at once, and of one row, at most: eight times 16 bytes in flight for each thread."""
 
 SUMMED, SUMMED_PIECE = 4096, 2048
-"""The same of elements that are summed up: for each thread twice 16 bytes of all copies are in flight, or as many as a
+"""The same for elements that are summed: for each thread twice 16 bytes of all copies are in flight, or as many as a
 row's divisors allow. Measured on two H200, 4096 rows of 7168: 225 us, with half as many 230."""
 
 SENDERS, SUMMING_SENDERS = 128, 256
-"""Blocks that send rows, and that send sums: as many as fill the network, the others have what is left."""
+"""Blocks that send rows, and that send sums: enough to fill the network; the other blocks get the rest."""
 
 RESIDENT, SUMMING_RESIDENT = 3, 4
-"""Blocks of both kinds that a multiprocessor is to hold at once: what they load meanwhile hides the latency."""
+"""Resident blocks of both kinds on an SM: their concurrent loads hide the latency."""
 
 MANY_ROWS = 64
 """Rows of a tile, at least, where the threads do not share it evenly."""
 
 CHUNKS = 256
-"""Flags for what one rank sends to another one."""
+"""Flags for the chunks that one rank sends to another one."""
 
 UNIT_BYTES = 16
 """Rows are a multiple of this number of bytes: a thread's load or store."""
@@ -132,7 +132,7 @@ def load_rows(rows, which, X, order, owner, first, column, most):
 
 @T.macro
 def load_places(which, places, received, source, first, most):
-    """The places of a tile of what comes from a rank; -1 for a row beyond the last one."""
+    """The places of a tile of rows from a rank; -1 for a row beyond the last one."""
     for i, c in T.Parallel(which.shape[0], which.shape[1]):
         place = places[source, T.min(first + i, most - 1), c]
         which[i, c] = T.if_then_else(first + i < received[source], place, -1)

@@ -31,7 +31,7 @@ def scatter(a: torch.Tensor, root: int = 0, dim: int = 0, *, group: Any = None) 
         backward.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     check_tensor("a", a, served=BYTES)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Tensors from one rank to another: a batch of messages of a group in one exchange, or one message of two ranks.
 
-A batch is an exchange of unequal parts: what goes to a rank is packed into one part, message after message, each a
+A batch is an exchange of unequal parts: messages to a rank are packed into one part, message after message, each a
 whole number of 16 bytes. So no order of a list can deadlock.
 """
 
@@ -50,13 +50,13 @@ def batch_send_recv(messages: Sequence[Send | Recv], *, group: Any = None) -> li
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        What has come, for each `Recv` in order. It can be differentiated where a tensor of the batch requires a
+        The received tensors, for each `Recv` in order. It can be differentiated where a tensor of the batch requires a
         gradient, be it a `like`: the gradients go back as another batch, so all ranks call `backward`.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
-        RankMismatchError: emulated ranks send what is not received. On GPUs messages that do not fit are not found,
-            unless more comes than is received: then a later call, or `synchronize`, raises OutOfBoundsError.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
+        RankMismatchError: emulated ranks send messages that are not received. On GPUs mismatched messages are not
+            found, unless more is sent than received: then a later call, or `synchronize`, raises OutOfBoundsError.
         WaitTimeoutError, RankFailedError: as for a call of any kernel.
     """
     name = group_name(group)
@@ -91,16 +91,16 @@ def _check_message(argument: str, message: Any, group: str) -> None:
 def send(a: torch.Tensor, to: int, *, group: Any = None) -> None:
     """Send a tensor to another rank, which calls `ops.recv`. Only these two ranks take part.
 
-    Messages between two ranks meet in order. As with other collectives, both ranks have to come to the call: where many
-    ranks exchange, use `ops.batch_send_recv`, which needs no order.
+    Messages between two ranks are matched in order. As with other collectives, both ranks have to make the call: where
+    many ranks exchange, use `ops.batch_send_recv`, which needs no order.
 
     Args:
-        a: what is sent. No gradients come back: those of `ops.batch_send_recv` do.
+        a: the tensor to send. It gets no gradients, unlike in `ops.batch_send_recv`.
         to: a rank of the group, not this one.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         UsageError: within a function that torch.compile compiles as a whole.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
@@ -118,15 +118,15 @@ def recv(like: torch.Tensor, source: int, *, group: Any = None) -> torch.Tensor:
     """Receive a tensor that another rank sends by `ops.send`. Only these two ranks take part.
 
     Args:
-        like: a tensor of the shape, type and device of what comes; it is not changed.
+        like: a tensor with the shape, type and device of the message; it is not changed.
         source: a rank of the group, not this one.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
-        What has come, as a new tensor.
+        The received data, as a new tensor.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         UsageError: within a function that torch.compile compiles as a whole.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
@@ -208,7 +208,7 @@ def _compare(
     sources: Sequence[int],
     team: Team,
 ) -> None:
-    """Raise RankMismatchError unless what emulated ranks send is what the others receive."""
+    """Raise RankMismatchError unless the emulated ranks' messages are those that the others receive."""
     mine = [_listed(zip(x, ranks, strict=True), team.size) for x, ranks in ((sent, to), (like, sources))]
     every = team.all_gather(mine) if team.size > 1 else [mine]
     for rank, (sends, _) in enumerate(every):
@@ -222,7 +222,7 @@ def _compare(
 
 
 def _listed(messages: Iterable[tuple[torch.Tensor, int]], size: int) -> list[list[tuple[int, str]]]:
-    """For each rank how many elements of which type its messages have."""
+    """For each rank the number and type of elements of its messages."""
     found: list[list[tuple[int, str]]] = [[] for _ in range(size)]
     for x, rank in messages:
         found[rank].append((x.numel(), str(x.dtype)))

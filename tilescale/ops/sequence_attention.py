@@ -53,14 +53,14 @@ def sequence_attention(
         causal: whether a token sees itself and those before it only.
         zigzag: whether this rank's tokens are those of `sequence_positions(..., zigzag=True)`, else as many in order.
         ring: whether keys and values go round by neighbours, else from all ranks to all ranks.
-        scale: what scores are multiplied with; None is 1 / sqrt(D).
+        scale: factor of scores; None is 1 / sqrt(D).
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
         A tensor like q. It can be differentiated.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     tensors, how = _checked(q, k, v, causal, zigzag, ring, scale)
@@ -80,7 +80,7 @@ def sequence_attention_forward(
     scale: float | None = None,
     group: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `sequence_attention`, with the logarithms that `sequence_attention_backward` takes. Collective.
+    """`sequence_attention` with the logarithms that `sequence_attention_backward` takes. Collective.
 
     Args:
         q, k, v, causal, zigzag, ring, scale, group: as for `sequence_attention`, but no DTensors.
@@ -90,7 +90,7 @@ def sequence_attention_forward(
         it: (batch, heads, tokens), float32. The former can be differentiated.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     tensors, how = _checked(q, k, v, causal, zigzag, ring, scale)
@@ -127,7 +127,7 @@ def sequence_attention_backward(
         The gradients of q, k and v.
 
     Raises:
-        ArgumentError: an argument is not supported: names it, and what is supported.
+        ArgumentError: an unsupported argument; names it, and the supported ones.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     tensors, how = _checked(q, k, v, causal, zigzag, ring, scale)
@@ -152,7 +152,7 @@ def sequence_attention_backward(
 def _checked(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, zigzag: bool, ring: bool, scale: float | None
 ) -> tuple[list[torch.Tensor], tuple[bool, bool, bool, float]]:
-    """q, k and v, and how operators take the rest. Raises ArgumentError for what they do not support."""
+    """q, k and v, and the operators' further arguments. Raises ArgumentError for unsupported ones."""
     check_flags(causal=causal, zigzag=zigzag, ring=ring)
     q, k, v = as_autocast(q, k, v)
     check_tensor("q", q, 4)

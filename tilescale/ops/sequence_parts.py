@@ -9,7 +9,7 @@ from typing import Any
 import tilescale.language as T
 
 PARTS = 2
-"""Parts of a rank's tokens: each lies together in the sequence."""
+"""Parts of a rank's tokens, each contiguous in the sequence."""
 
 THREADS = 256
 
@@ -24,7 +24,7 @@ def part_of(rank: Any, half: Any, size: int, zigzag: bool) -> Any:
 
 @T.macro
 def wait_for(arrived, step, size, batch):
-    """Until both halves of what the rank `step` before this one has are here."""
+    """Wait for both halves of the keys of the rank `step` before this one."""
     with T.Scale("device") as (rank, _):
         for h in T.serial(PARTS):
             T.wait(arrived[(rank + size - step) % size * PARTS + h], ">=", 2 * batch)
@@ -46,7 +46,7 @@ def first_seeing(mine: Any, theirs: Any, first: Any, half: Any, causal: bool) ->
 
 @T.macro
 def send_halves(K, V, GK, GV, arrived, rank, size, batch, ring):
-    """The queue sends both halves of K and V; one flag for each half counts what has come."""
+    """Send both halves of K and V by the queue; one flag for each half counts received parts."""
     for step in T.serial(1, size):
         for half, b in T.grid(PARTS, batch):
             send(K, GK, arrived, rank, size, step, half, b, 2 * b + 1, ring)
@@ -55,7 +55,8 @@ def send_halves(K, V, GK, GV, arrived, rank, size, batch, ring):
 
 @T.macro
 def send(own, gathered, arrived, rank, size, step, half, b, number, ring):
-    """The queue sends one half: to the rank `step` behind this one; or on a ring to the next one, what it has got."""
+    """Send one half by the queue: to the rank `step` after this one; or on a ring to the next one, the received
+    half."""
     place = (rank + size + 1 - step if ring else rank) % size * PARTS + half
     if ring:
         if step == 1:

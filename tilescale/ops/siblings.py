@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Layers with one input: what the first one that is called makes for all of them, the others take.
+"""Layers with one input: the first one that is called computes for all of them, the others take their results.
 
-Where tokens lie over the ranks, that is one gather; where each rank has them all, one product and one sum of gradients.
+Where tokens are split over the ranks, this saves gathers; where each rank has them all, GEMMs and sums of gradients.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def gather_once(*layers: ColumnParallelLinear) -> None:
             if one != other:
                 raise ArgumentError(f"layers[{i}] has {what} {one!r}, layers[0] {other!r}", hint="pass layers alike")
     if layers and not layers[0].sequence and layers[0].float8 is not None:
-        return  # each has scales of its own
+        return  # each layer has separate scales
     siblings = Siblings(list(layers))
     for layer in layers:
         object.__setattr__(layer, "_siblings", siblings)
@@ -91,7 +91,7 @@ class Siblings:
         return result
 
     def _result_in_graph(self, number: int, layer: ColumnParallelLinear, x: Any) -> torch.Tensor:
-        """The same where a compiler traces: results are kept with the tensor, which may be one of the graph's."""
+        """The result under a compiler's trace: results are kept with the tensor, which may be one of the graph's."""
         held = getattr(x, "_tilescale_results", ())
         for siblings, results in held:
             if siblings is self and number in results:

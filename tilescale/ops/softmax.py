@@ -30,7 +30,7 @@ def base2(scale: float | None, dim: int) -> float:
 
 @T.macro
 def begin(top, total, acc):
-    """No keys so far."""
+    """Initialize the state without keys."""
     T.clear(acc)
     T.clear(total)
     T.fill(top, NOTHING)
@@ -40,7 +40,7 @@ def begin(top, total, acc):
 def softmax_step(scores, top, total, acc, scale):
     """Online softmax (Milakov and Gimelshein, arXiv:1805.02867): the scores of a tile of keys become weights.
 
-    `top` and `total` are the maximum of all scores so far and the sum of all weights relative to it; `acc`, the
+    `top` and `total` are the maximum of all previous scores and the sum of all weights relative to it; `acc`, the
     weighted sum of values, is scaled down where the maximum has grown. A key of the tile counts in each row.
     """
     rows, columns = scores.shape

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""TileScale's operators behind the fused ones of PyTorch's symmetric memory.
+"""TileScale's operators in place of the fused ones of PyTorch's symmetric memory.
 
 Inductor's `_micro_pipeline_tp`, torchtitan's asynchronous tensor parallelism and the sequence-parallel passes of vLLM
 call four operators, `torch.ops.symm_mem.fused_*`. `install` replaces their CUDA implementations, so these programs run
@@ -39,8 +39,8 @@ def install(*, graphs: bool = False) -> None:
     Args:
         graphs: whether inductor, in all that `torch.compile` compiles from now on, also replaces functional collectives
             next to GEMMs and RMSNorms, as DTensors emit them: all-gather and GEMMs, GEMM and reduce-scatter or
-            all-reduce, all-reduce with residual and RMSNorm (both the same on all ranks). Unsupported ones stay as they
-            are. What was compiled keeps its operators after `uninstall`.
+            all-reduce, all-reduce with residual and RMSNorm (both the same on all ranks). Unsupported ones stay
+            unchanged. Compiled graphs keep their operators after `uninstall`.
     """
     global _library
     if graphs:
@@ -67,7 +67,7 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def installed(*, graphs: bool = False) -> Iterator[None]:
-    """`install` until the block ends; what was installed before stays."""
+    """`install` until the block ends; earlier installations stay."""
     operators, passes = _library is not None, _graphs
     install(graphs=graphs)
     try:
@@ -147,7 +147,7 @@ def _gather_scaled(
     out_dtypes: list[torch.dtype | None],
     use_fast_accum: list[bool],
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """The same of float8 matrices; a scale for the tensor, for each local row, or for each row of all ranks."""
+    """The gather and GEMMs in float8; a scale for the tensor, for each local row, or for each row of all ranks."""
     dtypes = _theirs()._maybe_convert_scalar_types_to_dtypes(out_dtypes)
     for result_scale, out_dtype in zip(result_scales, dtypes, strict=True):
         _check_result(result_scale, out_dtype)
@@ -194,7 +194,8 @@ def _scatter_scaled(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """The same of float8 matrices. The result is viewed as `output_shape`, dimension `orig_scatter_dim` of it split."""
+    """The GEMM and reduce-scatter in float8. The result is viewed as `output_shape`, dimension `orig_scatter_dim` of it
+    split."""
     _check_result(result_scale, out_dtype)
     dim = scatter_dim_after_maybe_reshape
     scale = A_scale if A_scale.numel() == 1 else A_scale.movedim(dim, 0).reshape(-1)

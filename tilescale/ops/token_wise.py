@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Modules that treat each token by itself, such as norms, where tokens lie over the ranks: they work on shards.
+"""Token-wise modules, such as norms, where tokens are split over the ranks: they work on shards.
 
 PyTorch's `SequenceParallel` lets each operation of such a module see DTensors, which takes the host longer than the
-device. A token's result depends on that token and on parameters that all ranks have, so the shard is enough. What a
-compiler traces stays PyTorch's: in a graph nothing of DTensors is left.
+device. A token's result depends on that token and on parameters that all ranks have, so the shard is enough. Under a
+compiler's trace the module stays PyTorch's: a graph has no DTensors.
 
 Each rank has a part of the gradient of such parameters. As PyTorch leaves it, AdamW's update sums it up three times.
 """
@@ -45,7 +45,7 @@ class _OnShards(nn.Module):
         from torch.distributed.tensor import Partial
 
         parts = self._parameters
-        # Each rank has a part of the gradient of what all have: that of its tokens.
+        # Each rank has a part of a replicated parameter's gradient: that of its tokens.
         shards = {name: each.to_local(grad_placements=[Partial()]) for name, each in parts.items() if each is not None}
         self.__dict__.update(shards)  # found before parameters are
         try:

@@ -26,7 +26,7 @@ class _Linear:
     kind: type[ParallelLinear]
 
     def install_forward(self, module: nn.Linear, mesh: Any) -> nn.Linear:
-        """Turn a module into the layer; its parameters are cut as the plan goes on.
+        """Turn a module into the layer; its parameters are cut later in the plan.
 
         Raises:
             ArgumentError: it is not a torch.nn.Linear, as where weights are quantised, or its features cannot be split

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Products whose collective comes before or behind them: PyTorch multiplies, a collective moves whole tensors.
+"""GEMMs with a collective before or after them: PyTorch multiplies, a collective moves whole tensors.
 
-For what is too small to overlap, and between nodes, where chunks of rows follow one another: see chunks.py.
+Used for GEMMs too small to overlap, and between nodes, where chunks of rows follow one another: see chunks.py.
 """
 
 from __future__ import annotations

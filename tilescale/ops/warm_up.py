@@ -21,12 +21,12 @@ def warm_up(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     Args:
         run: a `torch.nn.Module`, whose gradients are computed as well where it is in training mode and gradients are
             enabled, without touching any `.grad`; or a function, such as one of a forward and a backward.
-        args, kwargs: what it is called with.
+        args, kwargs: arguments of the call.
 
     Raises:
         ArgumentError: `run` cannot be called.
         UsageError: within another `warm_up`.
-        What the call itself raises, and what the compiler raises.
+        The errors of the call itself, and of the compiler.
     """
     if not callable(run):
         raise ArgumentError(f"run is {type(run).__name__}", hint="pass a model, or a function of a step")

@@ -85,13 +85,13 @@ class Job(NamedTuple):
     """A product with a collective.
 
     Attributes:
-        collective: "all_gather" in front of the product, "reduce_scatter" or "allreduce" behind it.
-        rows: of a rank's shard: of a, of the result, or of what it sums for all.
+        collective: "all_gather" before the GEMM, "reduce_scatter" or "allreduce" after it.
+        rows: of a rank's shard: of a, of the result, or of the part that it sums.
         columns: of each weight.
         K: the inner dimension, of this rank.
         dtype: of a.
         gated: whether there are two weights, whose tiles a block makes at once.
-        ending: how often PyTorch reads or writes what it multiplied, to apply what is fused otherwise.
+        ending: number of PyTorch's further reads or writes of the result, for an epilogue that is fused otherwise.
     """
 
     collective: str
@@ -104,7 +104,7 @@ class Job(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row that travels."""
+        """Bytes of a row that is sent."""
         return self.K * self.dtype.itemsize if self.collective == "all_gather" else sum(self.columns) * RESULT_BYTES
 
 
@@ -153,7 +153,7 @@ def _by_library(machine: Machine, job: Job, rows: int, N: int) -> float:
 
 
 def beside(machine: Machine, job: Job, ranks: int) -> float:
-    """Seconds of the product and of what moves meanwhile, chunks or tiles; infinite where nothing moves them."""
+    """Seconds of the GEMM and of concurrent chunks or tiles; infinite where nothing moves them."""
     if job.collective == "allreduce":
         return _through_tiles(machine, job, ranks)
     travel = _travel(machine, ranks, job.rows, job.row_bytes)
@@ -192,7 +192,7 @@ def _through_chunks(work: Work, travel: Travel, chunk: int) -> float:
 
 
 def _through_slices(work: Work, travel: Travel, slices: int) -> float:
-    """The same where all tiles run at once, which go through slices of columns as these come."""
+    """Seconds where all tiles run at once and iterate over slices of columns as these arrive."""
     each = travel.network.latency + travel.queue.seconds(travel.height * travel.row_bytes // slices, starts=0)
     last_shard = each * ((travel.parts - 2) * slices + 1 + np.arange(slices))
     return float(np.max(last_shard + work.tile * (1 - np.arange(slices) / slices)))

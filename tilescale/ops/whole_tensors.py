@@ -32,7 +32,7 @@ KEPT = 4096
 
 
 def spans_nodes(team: Team) -> bool:
-    """Whether no network of their own links all devices of a team, by the current machine."""
+    """Whether no network directly links all devices of a team, by the current machine."""
     return is_split(current_machine(), team.size)
 
 
@@ -61,7 +61,7 @@ def scattered(a: torch.Tensor, team: Team, into: torch.Tensor | None = None) -> 
 
 
 def exchanged(a: torch.Tensor, team: Team) -> torch.Tensor:
-    """Of contiguous tensors (ranks * rows, ...) the parts that are for this rank."""
+    """The parts of contiguous tensors (ranks * rows, ...) that are addressed to this rank."""
     compare_counts(a, team)
     result = torch.empty_like(a)
     x, y = _moved(a, torch.uint8), _moved(result, torch.uint8)

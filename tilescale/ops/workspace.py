@@ -72,8 +72,8 @@ class Workspace:
         return self._own.take(dtype, shapes)
 
     def was_read(self) -> None:
-        """After a call: what the current stream has read since of the symmetric part comes before what peers write in
-        the next call, also if this device makes that on another stream."""
+        """After a call: order the current stream's reads of the symmetric part before peers' writes of the next call,
+        also if this device makes that on another stream."""
         turns(self._device).extend()
 
     def _new_symmetric(self, nbytes: int) -> torch.Tensor:
@@ -179,7 +179,7 @@ def workspace(rows: int, features: int, dtype: torch.dtype | None = None, *, gro
 
 
 def needed(rows: int, features: int, dtype: torch.dtype) -> int:
-    """Bytes of a symmetric part for such a matrix, if it is sent or if it is the type of what a sum is made of."""
+    """Bytes of a symmetric part for such a matrix, if it is sent or if it is the type of a sum's terms."""
     features += -features % (2 * MULTIPLE)  # as padding.py has them
     return rows * features * max(dtype.itemsize, RESULT_BYTES) + _BESIDE * _ALIGNMENT
 
