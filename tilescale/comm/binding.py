@@ -76,21 +76,21 @@ def binding_of(env: Mapping[str, str], root: Path = Path("/sys")) -> Binding:
     interface = interface_to(env["MASTER_ADDR"]) if env.get("MASTER_ADDR") else None
     if rank >= len(gpus):
         return Binding(rank, interface=interface)
-    beside = [_cores_beside(gpu) for gpu in gpus[:ranks]]
-    cores = share_of_cores(beside, rank, os.sched_getaffinity(0))
+    nearby = [_cores_beside(gpu) for gpu in gpus[:ranks]]
+    cores = share_of_cores(nearby, rank, os.sched_getaffinity(0))
     return Binding(rank, cores, interface, adapters_beside(gpus[:ranks], root))
 
 
-def share_of_cores(beside: Sequence[frozenset[int]], rank: int, allowed: set[int]) -> tuple[int, ...]:
+def share_of_cores(nearby: Sequence[frozenset[int]], rank: int, allowed: set[int]) -> tuple[int, ...]:
     """This rank's part of the allowed cores next to its GPU; ranks whose GPUs have the same cores share them out.
 
     Args:
-        beside: for each local rank, the cores next to its GPU.
+        nearby: for each local rank, the cores next to its GPU.
         rank: the local rank.
         allowed: cores that this process may use; () is returned if they are too few for all.
     """
-    usable = sorted(beside[rank] & allowed)
-    sharing = [other for other, cores in enumerate(beside) if cores == beside[rank]]
+    usable = sorted(nearby[rank] & allowed)
+    sharing = [other for other, cores in enumerate(nearby) if cores == nearby[rank]]
     each = len(usable) // len(sharing)
     begin = sharing.index(rank) * each
     return tuple(usable[begin : begin + each])

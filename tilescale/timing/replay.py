@@ -44,20 +44,20 @@ class Replay:
         # How many units one is simulated for.
         self._units = 1
 
-    def run(self, tasks: Sequence[Task], beside: Sequence[Task] = ()) -> Timeline:
+    def run(self, tasks: Sequence[Task], engines: Sequence[Task] = ()) -> Timeline:
         """Simulate tasks that start together, and all that they start.
 
         Args:
             tasks: of the tensor-owning units.
-            beside: tasks of their engines.
+            engines: tasks of their engines.
 
         Raises:
             RuntimeError: tasks wait for what no recorded task does.
         """
-        if not beside and in_lockstep(tasks):
+        if not engines and in_lockstep(tasks):
             self._units = len(tasks)
         with no_cyclic_collection():
-            for task in (*(tasks if self._units == 1 else tasks[:1]), *beside):
+            for task in (*(tasks if self._units == 1 else tasks[:1]), *engines):
                 live = Live(task, None, None, task.engine or self.level, lambda: None)
                 live.ended = lambda live=live: self.land(live, lambda: None)
                 self._begin(live)
