@@ -17,7 +17,7 @@
     shift.py      grid, and copies to a peer: loops that go round a ring
     rotation.py   loops that begin with such copies
     turns.py      the position of a device phase among loops and grids
-    sides.py      the producer and consumer grids of a collective
+    producers_consumers.py      the producer and consumer grids of a collective
     sums.py       the grid that adds up arrived parts
     epilogue.py   local rows that are added up in their tiles' epilogues
     estimate.py   times in program order and overlapped, and the rows of a chunk
