@@ -16,7 +16,7 @@
     exchange.py   grid -> all_to_all -> grid
     shift.py      grid, and copies to a peer: loops that go round a ring
     rotation.py   loops that begin with such copies
-    turns.py      the position of a device phase among loops and grids
+    loop_context.py      the position of a device phase among loops and grids
     producers_consumers.py      the producer and consumer grids of a collective
     sums.py       the grid that adds up arrived parts
     epilogue.py   local rows that are added up in their tiles' epilogues

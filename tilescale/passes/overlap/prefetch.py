@@ -23,10 +23,10 @@ from tilescale.passes.overlap.edits import Edits, bound, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, in_order
 from tilescale.passes.overlap.gather import rows_of
 from tilescale.passes.overlap.legality import Site
+from tilescale.passes.overlap.loop_context import Turns, grids_of
 from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
-from tilescale.passes.overlap.turns import Turns, grids_of
 from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.passes.overlap.work import Work
 from tilescale.program.dependence import Dependence, Step

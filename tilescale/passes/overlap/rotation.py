@@ -13,7 +13,7 @@ from tilelang_core import rewrite as tir
 from tilescale.passes.overlap.chunks import flag, put, wait
 from tilescale.passes.overlap.edits import Edits
 from tilescale.passes.overlap.legality import Shift
-from tilescale.passes.overlap.turns import Turns, grids_of
+from tilescale.passes.overlap.loop_context import Turns, grids_of
 from tilescale.passes.overlap.uses import Uses
 from tilescale.program.model import Control, DevicePhase, Sequence, location
 
