@@ -6,7 +6,7 @@
     candidates.py schedules that are worth measuring
     legality.py   conditions under which a collective may be split
     rows.py       the rows of a tensor, which its parts consist of
-    uses.py       accesses of a grid to a tensor, and the rows that each program touches
+    access_maps.py       accesses of a grid to a tensor, and the rows that each program touches
     chunks.py     rows that are sent together, and their flags
     order.py      the order of a grid's tiles
     gather.py     all_gather -> grid

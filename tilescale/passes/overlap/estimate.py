@@ -20,10 +20,10 @@ from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.hda import Mechanism, Network
 from tilescale.passes.declined import Declined
+from tilescale.passes.overlap.access_maps import Uses
 from tilescale.passes.overlap.legality import Site
 from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import QUEUE, Move
-from tilescale.passes.overlap.uses import Uses
 from tilescale.passes.overlap.work import Work, bandwidth_of, last
 
 MOST_CHUNKS = 32

@@ -21,6 +21,7 @@ from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
 from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
+from tilescale.passes.overlap.access_maps import Use, Uses
 from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
 from tilescale.passes.overlap.edits import Edits, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, exchanged, in_order
@@ -30,7 +31,6 @@ from tilescale.passes.overlap.producers_consumers import check_some, counted, ma
 from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
-from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts, part_of
 from tilescale.program.dependence import Dependence, Step

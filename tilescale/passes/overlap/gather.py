@@ -17,6 +17,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
+from tilescale.passes.overlap.access_maps import Use, Uses
 from tilescale.passes.overlap.chunks import Chunks, flag, put
 from tilescale.passes.overlap.columns import overlap_columns
 from tilescale.passes.overlap.edits import Edits, located, rank_of
@@ -27,7 +28,6 @@ from tilescale.passes.overlap.producers_consumers import check_some, readers_of
 from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
-from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step

@@ -20,10 +20,10 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
+from tilescale.passes.overlap.access_maps import Use, Uses
 from tilescale.passes.overlap.edits import Edits, bound, rank_of
 from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.program.model import GridPhase, Launch, location
 from tilescale.program.operations import Rank, operation
 

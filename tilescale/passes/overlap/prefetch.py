@@ -18,6 +18,7 @@ from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
+from tilescale.passes.overlap.access_maps import Use, Uses
 from tilescale.passes.overlap.chunks import flag, put, signal
 from tilescale.passes.overlap.edits import Edits, bound, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, in_order
@@ -27,7 +28,6 @@ from tilescale.passes.overlap.loop_context import Turns, grids_of
 from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
-from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.passes.overlap.work import Work
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import Control, DevicePhase, GridPhase, Part, Sequence, location

@@ -14,6 +14,7 @@ from tilelang_core import ir
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
+from tilescale.passes.overlap.access_maps import Uses
 from tilescale.passes.overlap.estimate import pays
 from tilescale.passes.overlap.exchange import overlap_exchange
 from tilescale.passes.overlap.gather import overlap_gather
@@ -23,7 +24,6 @@ from tilescale.passes.overlap.rotation import grids_first
 from tilescale.passes.overlap.scatter import overlap_reduction
 from tilescale.passes.overlap.schedule import WIRES, Move, Schedule
 from tilescale.passes.overlap.shift import overlap_shift
-from tilescale.passes.overlap.uses import Uses
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
 from tilescale.program.dependence import Dependence, Step

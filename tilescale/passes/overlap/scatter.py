@@ -22,6 +22,7 @@ from tilelang_core.tiles import TileCopy
 from tilescale.cost.choose import TIE
 from tilescale.hda.units import format_time
 from tilescale.passes.declined import Declined
+from tilescale.passes.overlap.access_maps import Use, Uses
 from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
 from tilescale.passes.overlap.edits import Edits, located
 from tilescale.passes.overlap.epilogue import Tile, add_where_made, stored
@@ -32,7 +33,6 @@ from tilescale.passes.overlap.producers_consumers import counted, maker_of
 from tilescale.passes.overlap.rows import Rows
 from tilescale.passes.overlap.schedule import ANY, GRID, QUEUE, TILES, WIRES, Move
 from tilescale.passes.overlap.sums import COMBINED, Arrivals, copy, sum_of, tile_shape, whole
-from tilescale.passes.overlap.uses import Use, Uses
 from tilescale.passes.overlap.work import Work
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step

@@ -20,7 +20,7 @@ import numpy as np
 from tilelang_core import ir, tl
 from tilelang_core.tiles import regions_of
 from tilescale.hda import Machine
-from tilescale.passes.overlap.uses import Use, Uses
+from tilescale.passes.overlap.access_maps import Use, Uses
 from tilescale.program.grids import Unknown
 from tilescale.program.model import GridPhase, Launch, bytes_of
 
