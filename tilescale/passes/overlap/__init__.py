@@ -5,7 +5,7 @@
     schedule.py   the decision for each, as an object that can be edited and passed back
     candidates.py schedules that are worth measuring
     legality.py   conditions under which a collective may be split
-    rows.py       the rows of a tensor, which its parts consist of
+    partition.py       the rows of a tensor, which its parts consist of
     access_maps.py       accesses of a grid to a tensor, and the rows that each program touches
     chunks.py     rows that are sent together, and their flags
     order.py      the order of a grid's tiles

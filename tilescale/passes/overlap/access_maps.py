@@ -20,7 +20,7 @@ from tilelang_core import accesses, ir
 from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.rows import Box, Rows
+from tilescale.passes.overlap.partition import Box, Rows
 from tilescale.program.effects import Access, Completion, Surroundings, phases, statements
 from tilescale.program.grids import Grid, Unknown, grid_of
 from tilescale.program.model import GridPhase, Launch, Program, location

@@ -22,7 +22,7 @@ from tilescale.hda import Mechanism, Network
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Uses
 from tilescale.passes.overlap.legality import Site
-from tilescale.passes.overlap.rows import Rows
+from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.schedule import QUEUE, Move
 from tilescale.passes.overlap.work import Work, bandwidth_of, last
 

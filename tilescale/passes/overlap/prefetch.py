@@ -25,7 +25,7 @@ from tilescale.passes.overlap.estimate import Travel, in_order
 from tilescale.passes.overlap.gather import rows_of
 from tilescale.passes.overlap.legality import Site
 from tilescale.passes.overlap.loop_context import Turns, grids_of
-from tilescale.passes.overlap.rows import Rows
+from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.work import Work

@@ -10,7 +10,7 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Use, Uses
 from tilescale.passes.overlap.chunks import Chunks
 from tilescale.passes.overlap.legality import stands_alone, uses_after
-from tilescale.passes.overlap.rows import Rows
+from tilescale.passes.overlap.partition import Rows
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import DevicePhase, GridPhase, Launch, location
 
