@@ -22,5 +22,5 @@
     epilogue.py   local rows that are added up in their tiles' epilogues
     estimate.py   times in program order and overlapped, and the rows of a chunk
     work.py       times of a grid's tiles
-    edits.py      changes of a traced function
+    rewriter.py      changes of a traced function
 """

@@ -23,12 +23,12 @@ from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Use, Uses
 from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
-from tilescale.passes.overlap.edits import Edits, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, exchanged, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting, uses_after
 from tilescale.passes.overlap.order import Arrival, Departure, Order, is_in, stairs, tiles_in, with_tiles
 from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.producers_consumers import check_some, counted, maker_of, readers_of
+from tilescale.passes.overlap.rewriter import Edits, located, rank_of
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.work import Work

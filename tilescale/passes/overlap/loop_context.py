@@ -11,7 +11,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.errors import Location
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.edits import spread
+from tilescale.passes.overlap.rewriter import spread
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
 from tilescale.program.waiting import TRIED
 

@@ -21,8 +21,8 @@ from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Use, Uses
-from tilescale.passes.overlap.edits import Edits, bound, rank_of
 from tilescale.passes.overlap.partition import Rows
+from tilescale.passes.overlap.rewriter import Edits, bound, rank_of
 from tilescale.passes.overlap.schedule import Move
 from tilescale.program.model import GridPhase, Launch, location
 from tilescale.program.operations import Rank, operation

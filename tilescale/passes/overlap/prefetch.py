@@ -20,12 +20,12 @@ from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Use, Uses
 from tilescale.passes.overlap.chunks import flag, put, signal
-from tilescale.passes.overlap.edits import Edits, bound, located, rank_of
 from tilescale.passes.overlap.estimate import Travel, in_order
 from tilescale.passes.overlap.gather import rows_of
 from tilescale.passes.overlap.legality import Site
 from tilescale.passes.overlap.loop_context import Turns, grids_of
 from tilescale.passes.overlap.partition import Rows
+from tilescale.passes.overlap.rewriter import Edits, bound, located, rank_of
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.work import Work

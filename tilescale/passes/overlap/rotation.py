@@ -12,9 +12,9 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.passes.overlap.access_maps import Uses
 from tilescale.passes.overlap.chunks import flag, put, wait
-from tilescale.passes.overlap.edits import Edits
 from tilescale.passes.overlap.legality import Shift
 from tilescale.passes.overlap.loop_context import Turns, grids_of
+from tilescale.passes.overlap.rewriter import Edits
 from tilescale.program.model import Control, DevicePhase, Sequence, location
 
 

@@ -25,10 +25,10 @@ from tilescale.errors import one
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Use, Uses
 from tilescale.passes.overlap.chunks import flag, put, wait
-from tilescale.passes.overlap.edits import Edits
 from tilescale.passes.overlap.legality import Shift, synchronizes_programs
 from tilescale.passes.overlap.loop_context import Turns
 from tilescale.passes.overlap.partition import Rows
+from tilescale.passes.overlap.rewriter import Edits
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.work import Work
 from tilescale.program.dependence import Dependence, Step

@@ -15,7 +15,7 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.passes.overlap.chunks import Chunks, wait
-from tilescale.passes.overlap.edits import Edits, bound, rank_of
+from tilescale.passes.overlap.rewriter import Edits, bound, rank_of
 from tilescale.program.model import GridPhase, Launch
 
 COMBINED: dict[str, Callable[[Any, Any], Any]] = {
