@@ -18,7 +18,7 @@ from tests.ladder import NUMBERED, load
 from tests.overlap.support import H200, overlapped
 from tilescale.passes.overlap.estimate import Travel, reduced
 from tilescale.passes.overlap.rewrite import overlap
-from tilescale.passes.overlap.work import Work, last
+from tilescale.passes.overlap.tile_cost import Work, last
 
 
 @settings(max_examples=20, deadline=None)

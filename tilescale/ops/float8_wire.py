@@ -28,7 +28,7 @@ from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.rounding import FRACTION, largest, power
 from tilescale.ops.whole_tensors import compare_counts, spans_nodes
 from tilescale.ops.workspace import workspace_of
-from tilescale.passes.overlap.work import places_of
+from tilescale.passes.overlap.tile_cost import places_of
 
 WIRE = "float8_e4m3fn"
 

@@ -28,7 +28,7 @@ from tilescale.ops.flat import CHUNK_BYTES, dtype_name
 from tilescale.ops.products import CHUNK, RESULT_BYTES, Tiling, slices, summed_tiling, tiling
 from tilescale.ops.whole_tensors import is_split
 from tilescale.passes.overlap.estimate import Travel, reduced
-from tilescale.passes.overlap.work import Work, bandwidth_of, places_of, rate_of
+from tilescale.passes.overlap.tile_cost import Work, bandwidth_of, places_of, rate_of
 
 KEPT = 4096
 """Decisions that are kept, those used last."""

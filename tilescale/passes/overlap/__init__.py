@@ -21,6 +21,6 @@
     sums.py       the grid that adds up arrived parts
     epilogue.py   local rows that are added up in their tiles' epilogues
     estimate.py   times in program order and overlapped, and the rows of a chunk
-    work.py       times of a grid's tiles
+    tile_cost.py       times of a grid's tiles
     rewriter.py      changes of a traced function
 """

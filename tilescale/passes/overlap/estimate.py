@@ -24,7 +24,7 @@ from tilescale.passes.overlap.access_maps import Uses
 from tilescale.passes.overlap.legality import Site
 from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.schedule import QUEUE, Move
-from tilescale.passes.overlap.work import Work, bandwidth_of, last
+from tilescale.passes.overlap.tile_cost import Work, bandwidth_of, last
 
 MOST_CHUNKS = 32
 """Chunks of a part, at most."""

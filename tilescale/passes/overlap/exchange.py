@@ -31,7 +31,7 @@ from tilescale.passes.overlap.producers_consumers import check_some, counted, ma
 from tilescale.passes.overlap.rewriter import Edits, located, rank_of
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
-from tilescale.passes.overlap.work import Work
+from tilescale.passes.overlap.tile_cost import Work
 from tilescale.program.asynchronous import Parts, part_of
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import DevicePhase, location

@@ -28,7 +28,7 @@ from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.rewriter import Edits, bound, located, rank_of
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
-from tilescale.passes.overlap.work import Work
+from tilescale.passes.overlap.tile_cost import Work
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import Control, DevicePhase, GridPhase, Part, Sequence, location
 from tilescale.program.ops import BARRIER, WAIT

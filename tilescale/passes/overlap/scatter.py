@@ -33,7 +33,7 @@ from tilescale.passes.overlap.producers_consumers import counted, maker_of
 from tilescale.passes.overlap.rewriter import Edits, located
 from tilescale.passes.overlap.schedule import ANY, GRID, QUEUE, TILES, WIRES, Move
 from tilescale.passes.overlap.sums import COMBINED, Arrivals, copy, sum_of, tile_shape, whole
-from tilescale.passes.overlap.work import Work
+from tilescale.passes.overlap.tile_cost import Work
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import DevicePhase, GridPhase, location

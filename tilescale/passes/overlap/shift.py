@@ -30,7 +30,7 @@ from tilescale.passes.overlap.loop_context import Turns
 from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.rewriter import Edits
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.work import Work
+from tilescale.passes.overlap.tile_cost import Work
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.grids import Unknown, grid_of
 from tilescale.program.model import DevicePhase, location
