@@ -8,7 +8,7 @@
     partition.py       the rows of a tensor, which its parts consist of
     access_maps.py       accesses of a grid to a tensor, and the rows that each program touches
     chunks.py     rows that are sent together, and their flags
-    order.py      the order of a grid's tiles
+    tile_order.py      the order of a grid's tiles
     gather.py     all_gather -> grid
     prefetch.py   all_gather in a layer loop -> grid: one layer ahead
     columns.py    all_gather along columns -> grid

@@ -13,9 +13,9 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.overlap.access_maps import Use, Uses
-from tilescale.passes.overlap.order import Departure, Order
 from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.rewriter import bound, rank_of
+from tilescale.passes.overlap.tile_order import Departure, Order
 from tilescale.program.ops import COPY, SIGNAL, WAIT
 
 MOST_APART = 4

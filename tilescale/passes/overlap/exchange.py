@@ -25,13 +25,13 @@ from tilescale.passes.overlap.access_maps import Use, Uses
 from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, exchanged, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting, uses_after
-from tilescale.passes.overlap.order import Arrival, Departure, Order, is_in, stairs, tiles_in, with_tiles
 from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.producers_consumers import check_some, counted, maker_of, readers_of
 from tilescale.passes.overlap.rewriter import Edits, located, rank_of
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.tile_cost import Work
+from tilescale.passes.overlap.tile_order import Arrival, Departure, Order, is_in, stairs, tiles_in, with_tiles
 from tilescale.program.asynchronous import Parts, part_of
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import DevicePhase, location

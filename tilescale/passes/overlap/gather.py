@@ -22,13 +22,13 @@ from tilescale.passes.overlap.chunks import Chunks, flag, put
 from tilescale.passes.overlap.columns import overlap_columns
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, gathered, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting
-from tilescale.passes.overlap.order import Arrival, tiles_in, with_tiles
 from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
 from tilescale.passes.overlap.rewriter import Edits, located, rank_of
 from tilescale.passes.overlap.schedule import Move
 from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.tile_cost import Work
+from tilescale.passes.overlap.tile_order import Arrival, tiles_in, with_tiles
 from tilescale.program.asynchronous import Parts
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import location
