@@ -18,7 +18,7 @@
     rotation.py   loops that begin with such copies
     loop_context.py      the position of a device phase among loops and grids
     producers_consumers.py      the producer and consumer grids of a collective
-    sums.py       the grid that adds up arrived parts
+    arrival_reduce.py       the grid that adds up arrived parts
     epilogue.py   local rows that are added up in their tiles' epilogues
     estimate.py   times in program order and overlapped, and the rows of a chunk
     tile_cost.py       times of a grid's tiles

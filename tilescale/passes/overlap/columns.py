@@ -18,6 +18,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Use, Uses
+from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten
@@ -25,7 +26,6 @@ from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
 from tilescale.passes.overlap.rewriter import Edits, located, rank_of
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.tile_cost import Work
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import location

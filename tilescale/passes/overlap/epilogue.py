@@ -20,8 +20,8 @@ from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Use, Uses
+from tilescale.passes.overlap.arrival_reduce import Arrivals, copy, whole
 from tilescale.passes.overlap.rewriter import Edits, rank_of
-from tilescale.passes.overlap.sums import Arrivals, copy, whole
 from tilescale.program.model import bytes_of, location
 
 

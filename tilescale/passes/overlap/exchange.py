@@ -22,6 +22,7 @@ from tilelang_core.tiles import TileCopy
 from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Use, Uses
+from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, exchanged, in_order
 from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting, uses_after
@@ -29,7 +30,6 @@ from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.producers_consumers import check_some, counted, maker_of, readers_of
 from tilescale.passes.overlap.rewriter import Edits, located, rank_of
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.tile_cost import Work
 from tilescale.passes.overlap.tile_order import Arrival, Departure, Order, is_in, stairs, tiles_in, with_tiles
 from tilescale.program.asynchronous import Parts, part_of

@@ -18,6 +18,7 @@ from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Use, Uses
+from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import Chunks, flag, put
 from tilescale.passes.overlap.columns import overlap_columns
 from tilescale.passes.overlap.estimate import Travel, choose_chunk, gathered, in_order
@@ -26,7 +27,6 @@ from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
 from tilescale.passes.overlap.rewriter import Edits, located, rank_of
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.tile_cost import Work
 from tilescale.passes.overlap.tile_order import Arrival, tiles_in, with_tiles
 from tilescale.program.asynchronous import Parts

@@ -19,6 +19,7 @@ from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Use, Uses
+from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import flag, put, signal
 from tilescale.passes.overlap.estimate import Travel, in_order
 from tilescale.passes.overlap.gather import rows_of
@@ -27,7 +28,6 @@ from tilescale.passes.overlap.loop_context import Turns, grids_of
 from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.rewriter import Edits, bound, located, rank_of
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.sums import copy
 from tilescale.passes.overlap.tile_cost import Work
 from tilescale.program.dependence import Dependence, Step
 from tilescale.program.model import Control, DevicePhase, GridPhase, Part, Sequence, location

@@ -23,6 +23,7 @@ from tilescale.cost.choose import TIE
 from tilescale.hda.units import format_time
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import Use, Uses
+from tilescale.passes.overlap.arrival_reduce import COMBINED, Arrivals, copy, sum_of, tile_shape, whole
 from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
 from tilescale.passes.overlap.epilogue import Tile, add_where_made, stored
 from tilescale.passes.overlap.estimate import WORTH, Travel, choose_chunk, in_order, reduced
@@ -31,7 +32,6 @@ from tilescale.passes.overlap.partition import Rows
 from tilescale.passes.overlap.producers_consumers import counted, maker_of
 from tilescale.passes.overlap.rewriter import Edits, located
 from tilescale.passes.overlap.schedule import ANY, GRID, QUEUE, TILES, WIRES, Move
-from tilescale.passes.overlap.sums import COMBINED, Arrivals, copy, sum_of, tile_shape, whole
 from tilescale.passes.overlap.tile_cost import Work
 from tilescale.passes.overlap.tile_order import Departure, stairs, tiles_in, with_tiles
 from tilescale.program.asynchronous import Parts
