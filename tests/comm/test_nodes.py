@@ -17,7 +17,7 @@ import pytest
 
 from tilescale.comm.local_job import LocalJob
 from tilescale.comm.nodes import PORT, Ended, Failure, Others, Rendezvous, join, rendezvous_of
-from tilescale.comm.nodes.line import Line
+from tilescale.comm.nodes.channel import Line
 from tilescale.comm.rank_process import Place
 from tilescale.comm.trust.handshake import Hello
 from tilescale.comm.trust.key import KEY, NO_KEY, JobKey

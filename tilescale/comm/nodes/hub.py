@@ -13,7 +13,7 @@ import threading
 
 from tilescale.comm.admission import BACKLOG, Admission
 from tilescale.comm.liveness import receive
-from tilescale.comm.nodes.line import Line
+from tilescale.comm.nodes.channel import Line
 from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, Ended, Failure, News, Rendezvous
 from tilescale.comm.ports import Reserved
 from tilescale.comm.trust.handshake import new_nonce

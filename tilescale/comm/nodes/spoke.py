@@ -10,7 +10,7 @@ import threading
 import time
 
 from tilescale.comm.liveness import keep_alive, receive
-from tilescale.comm.nodes.line import Line
+from tilescale.comm.nodes.channel import Line
 from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, Ended, Failure, News, Rendezvous
 from tilescale.comm.ports import Ports
 from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
