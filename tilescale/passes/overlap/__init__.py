@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: MIT
 """Overlap of collectives with the grids around them, as a rewrite from programs to programs of the same language:
 
-    rewrite.py    one collective after the other: rewrites, exceptions, and reasons
-    schedule.py   the decision for each, as an object that can be edited and passed back
-    candidates.py schedules that are worth measuring
-    legality.py   conditions under which a collective may be split
-    partition.py       the rows of a tensor, which its parts consist of
-    access_maps.py       accesses of a grid to a tensor, and the rows that each program touches
-    chunks.py     rows that are sent together, and their flags
-    tile_order.py      the order of a grid's tiles
-    gather.py     all_gather -> grid
-    prefetch.py   all_gather in a layer loop -> grid: one layer ahead
-    columns.py    all_gather along columns -> grid
-    scatter.py    grid -> reduce_scatter, grid -> allreduce
-    exchange.py   grid -> all_to_all -> grid
-    shift.py      grid, and copies to a peer: loops that go round a ring
-    rotation.py   loops that begin with such copies
-    loop_context.py      the position of a device phase among loops and grids
-    producers_consumers.py      the producer and consumer grids of a collective
+    rewrite.py              one collective after the other: rewrites, exceptions, and reasons
+    schedule.py             the decision for each, as an object that can be edited and passed back
+    candidates.py           schedules that are worth measuring
+    legality.py             conditions under which a collective may be split
+    partition.py            the rows of a tensor, which its parts consist of
+    access_maps.py          accesses of a grid to a tensor, and the rows that each program touches
+    chunks.py               rows that are sent together, and their flags
+    tile_order.py           the order of a grid's tiles
+    gather.py               all_gather -> grid
+    prefetch.py             all_gather in a layer loop -> grid: one layer ahead
+    columns.py              all_gather along columns -> grid
+    scatter.py              grid -> reduce_scatter, grid -> allreduce
+    exchange.py             grid -> all_to_all -> grid
+    shift.py                grid, and copies to a peer: loops that go round a ring
+    rotation.py             loops that begin with such copies
+    loop_context.py         the position of a device phase among loops and grids
+    producers_consumers.py  the producer and consumer grids of a collective
     arrival_reduce.py       the grid that adds up arrived parts
-    epilogue.py   local rows that are added up in their tiles' epilogues
-    estimate.py   times in program order and overlapped, and the rows of a chunk
-    tile_cost.py       times of a grid's tiles
-    rewriter.py      changes of a traced function
+    epilogue.py             local rows that are added up in their tiles' epilogues
+    estimate.py             times in program order and overlapped, and the rows of a chunk
+    tile_cost.py            times of a grid's tiles
+    rewriter.py             changes of a traced function
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Estimated time of a collective and its grid, sequential and overlapped: a few numbers of the machine, no simulation.
 
-The time of the grid is that of its tiles (`work.py`). A chunk takes a latency and the time of its mechanism
+The time of the grid is that of its tiles (`tile_cost.py`). A chunk takes a latency and the time of its mechanism
 (`Mechanism.seconds`); its start-up is hidden by the chunks before it, so only that of the first counts. Overlapped, the
 grid processes the chunks in the order in which they arrive, or leave.
 """
