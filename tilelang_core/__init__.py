@@ -32,7 +32,7 @@
     recent.py    a bounded dictionary, for results that are recomputed often
     records.py   nodes of TIR, and Python objects with some, as bytes
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
-    falling.py   indices that fall, in a form that the stock compiler gets right
+    decreasing_index.py   indices that fall, in a form that the stock compiler gets right
     short_loops.py loops of at most one step, in a form that it leaves alone
     merged_remainders.py indices with several remainders, in a form that it does not merge
     uneven_copies.py copies between tiles of different extents, in a form that all instructions take

@@ -24,7 +24,7 @@ from tvm import tirx
 from tvm.arith import Analyzer
 
 from tilelang_core import logs, zero_trip_loops
-from tilelang_core.falling import with_rising_dividends
+from tilelang_core.decreasing_index import with_rising_dividends
 from tilelang_core.launches import binds_threads
 from tilelang_core.merged_remainders import keeping_remainders, with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags

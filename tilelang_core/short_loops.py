@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import tirx
 
-from tilelang_core.falling import loops_and_names, spelled_out
+from tilelang_core.decreasing_index import loops_and_names, spelled_out
 from tilelang_core.ir import constant, walk
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.rewrite import at, rewrite

@@ -12,7 +12,7 @@ from tvm.tirx.stmt_functor import post_order_visit, substitute
 
 import tilescale.language as T
 from tests.cuda.support import source
-from tilelang_core.falling import with_rising_dividends
+from tilelang_core.decreasing_index import with_rising_dividends
 
 EXTENT = 6
 
@@ -60,7 +60,7 @@ def test_they_keep_their_values(of_base: int, of_i: int, of_j: int, offset: int,
 
 
 def test_stock_still_gets_them_wrong():
-    """When this fails, `tilelang_core/falling.py` can be removed."""
+    """When this fails, `tilelang_core/decreasing_index.py` can be removed."""
     index = lambda base, i, j: (base - i) % 3  # noqa: E731
     want = [index(1, i, 0) for i in range(EXTENT) for _ in range(EXTENT)]
     assert indices(storing(index), 1) != want
