@@ -13,7 +13,7 @@ from tvm.tirx.stmt_functor import post_order_visit, substitute
 
 import tilescale.language as T
 from tests.cuda.support import source
-from tilelang_core.short_loops import with_kept_extents
+from tilelang_core.single_trip_loops import with_kept_extents
 
 BLOCKS = 12
 
@@ -57,7 +57,7 @@ def test_they_make_as_many_steps_as_before(slope: int, offset: int, divisor: int
 
 
 def test_stock_still_gets_them_wrong():
-    """When this fails, `tilelang_core/short_loops.py` can be removed."""
+    """When this fails, `tilelang_core/single_trip_loops.py` can be removed."""
     assert steps(looping(lambda block: block // 8)) == [1] * BLOCKS
 
 
