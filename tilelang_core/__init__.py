@@ -38,7 +38,7 @@
     uneven_copies.py copies between tiles of different extents, in a form that all instructions take
     loop_ranges.py the ranges of variables of loops and threads
     zero_trip_loops.py waits and barriers of loops and branches that are not executed
-    texts.py     rewrites of generated text, part of the key of compiled kernels
+    source_rewrites.py     rewrites of generated text, part of the key of compiled kernels
 
 It is a leaf: it knows nothing of `tilescale`. An upstream rename is mended here.
 """

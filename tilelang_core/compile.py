@@ -31,7 +31,7 @@ from tilelang_core.modules import COMPILE, with_flags
 from tilelang_core.recent import Recent
 from tilelang_core.rewrite import renamed
 from tilelang_core.single_trip_loops import with_kept_extents
-from tilelang_core.texts import Rewrite, keyed, through
+from tilelang_core.source_rewrites import Rewrite, keyed, through
 from tilelang_core.uneven_copies import with_like_extents
 
 __all__ = [

@@ -20,7 +20,7 @@ from tests.cuda.fakes import Device
 from tests.cuda.support import lowered
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilelang_core.texts import keyed
+from tilelang_core.source_rewrites import keyed
 from tilescale.backends.cuda.lowering.check import Check, GeneratedTextError
 from tilescale.backends.cuda.running import execute
 from tilescale.backends.cuda.support import DeviceLowered
