@@ -29,7 +29,7 @@
     mixed.py     GEMMs of both float8 types (installed likewise)
     files.py     files that are there as a whole or not at all
     native.py    C sources for TVM-FFI, compiled and loaded
-    recent.py    a bounded dictionary, for results that are recomputed often
+    lru.py    a bounded dictionary, for results that are recomputed often
     records.py   nodes of TIR, and Python objects with some, as bytes
     rewrite.py   rebuilding traced functions: new parameters, buffers and statements
     decreasing_index.py   indices that fall, in a form that the stock compiler gets right

@@ -26,9 +26,9 @@ from tvm.arith import Analyzer
 from tilelang_core import logs, zero_trip_loops
 from tilelang_core.decreasing_index import with_rising_dividends
 from tilelang_core.launches import binds_threads
+from tilelang_core.lru import Recent
 from tilelang_core.merged_remainders import keeping_remainders, with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
-from tilelang_core.recent import Recent
 from tilelang_core.rewrite import renamed
 from tilelang_core.single_trip_loops import with_kept_extents
 from tilelang_core.source_rewrites import Rewrite, keyed, through

@@ -25,7 +25,7 @@ from typing import Any
 from tilelang.language.eager import ast as eager_ast
 
 from tilelang_core import refused
-from tilelang_core.recent import Recent
+from tilelang_core.lru import Recent
 
 SCOPE_ATTR = "__tilelang_core_scope__"
 

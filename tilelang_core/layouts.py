@@ -12,7 +12,7 @@ from tilelang.layout import Fragment
 
 from tilelang_core import ir, logs
 from tilelang_core.compile import mended
-from tilelang_core.recent import Recent
+from tilelang_core.lru import Recent
 
 
 @dataclass(frozen=True)

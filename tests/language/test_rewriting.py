@@ -11,7 +11,7 @@ import pytest
 import tilescale.language as T
 from tilelang_core import compile as stock
 from tilelang_core import dialect
-from tilelang_core.recent import Recent
+from tilelang_core.lru import Recent
 
 TARGET = {"kind": "cuda", "arch": "sm_90a"}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilelang_core.recent import Recent
+from tilelang_core.lru import Recent
 from tilescale.backends.base import Compilation, Executable
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda.limits import check_threads, may_be_uneven
