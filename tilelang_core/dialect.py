@@ -24,7 +24,7 @@ from typing import Any
 
 from tilelang.language.eager import ast as eager_ast
 
-from tilelang_core import refused
+from tilelang_core import upstream_errors
 from tilelang_core.lru import Recent
 
 SCOPE_ATTR = "__tilelang_core_scope__"
@@ -104,7 +104,7 @@ class Mutator(_StockMutator):
 
     def visit_FunctionDef(self, node: ast.FunctionDef):  # noqa: N802
         result = super().visit_FunctionDef(node)
-        if self.filename.startswith(refused.TILELANG_ROOT):
+        if self.filename.startswith(upstream_errors.TILELANG_ROOT):
             result = _DropFileLines().visit(result)
         return result
 
@@ -165,4 +165,4 @@ def install() -> None:
     if eager_ast.DSLMutator is Mutator:
         return
     eager_ast.DSLMutator = Mutator
-    refused.install()
+    upstream_errors.install()

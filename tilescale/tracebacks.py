@@ -53,7 +53,7 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 def _is_of_a_program(error: BaseException, trace: TracebackType | None) -> bool:
     """Whether an error is of ours, was raised within a traced function, or is the call of one."""
-    seam = sys.modules.get("tilelang_core.refused")
+    seam = sys.modules.get("tilelang_core.upstream_errors")
     if isinstance(error, TileScaleError) or seam is None or not isinstance(error, Exception):
         return isinstance(error, TileScaleError)
     return str(error) == _CALLED or any(seam.is_traced(frame.f_code) for frame, _ in traceback.walk_tb(trace))

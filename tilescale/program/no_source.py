@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from types import FunctionType
 
-from tilelang_core import refused
+from tilelang_core import upstream_errors
 from tilescale.errors import Location, UsageError
 
 
@@ -21,4 +21,4 @@ def _no_source(func: FunctionType) -> NoSourceError:
     )
 
 
-refused.raises_without_source(_no_source)
+upstream_errors.raises_without_source(_no_source)
