@@ -26,7 +26,7 @@
     modules.py   CUDA modules: options for some, a callback for all (installed likewise)
     parameters.py parameters that share an annotation (installed likewise)
     ellipsis.py  indices with an Ellipsis (installed likewise)
-    mixed.py     GEMMs of both float8 types (installed likewise)
+    mixed_fp8.py     GEMMs of both float8 types (installed likewise)
     files.py     files that are there as a whole or not at all
     native.py    C sources for TVM-FFI, compiled and loaded
     lru.py    a bounded dictionary, for results that are recomputed often
@@ -48,12 +48,12 @@ from tilelang_core.version import TESTED, TileLangCacheError, TileLangVersionErr
 require_tilelang()
 load_tilelang()
 
-from tilelang_core import dialect, ellipsis, logs, mixed, modules, parameters  # noqa: E402
+from tilelang_core import dialect, ellipsis, logs, mixed_fp8, modules, parameters  # noqa: E402
 
 dialect.install()
 ellipsis.install()
 logs.install()
-mixed.install()
+mixed_fp8.install()
 modules.install()
 parameters.install()
 
