@@ -16,7 +16,7 @@ from trials import Case, checked, ours
 
 import tilescale.language as T
 from tilescale.ops import gemm_rs
-from tilescale.ops.blocks import turns_of
+from tilescale.ops.persistent import turns_of
 from tilescale.ops.products import TILINGS, Product, at_once, beside_stores, multiply, rescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
