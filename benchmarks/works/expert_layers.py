@@ -20,9 +20,9 @@ from trials import Case, checked
 import tilescale
 from tilescale import ops
 from tilescale.ops import expert_programs, grouped_gemm
-from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import dtype_of
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.tuning.race import Contender, Heat, Runner
 

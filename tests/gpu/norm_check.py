@@ -33,9 +33,9 @@ from tests.gpu.ranks import DEVICE, RANK, SHARED, SIZE, as_first, barrier, every
 from tilescale import ops  # noqa: E402
 from tilescale.backends.cuda.running.collectives import exchanges, normalised  # noqa: E402
 from tilescale.ops import whole_tensors  # noqa: E402
-from tilescale.ops.flat import dtype_of  # noqa: E402
 from tilescale.ops.group import team_of  # noqa: E402
 from tilescale.ops.kernels import kernel  # noqa: E402
+from tilescale.ops.layout import dtype_of  # noqa: E402
 from tilescale.program.norm import GROUP  # noqa: E402
 
 norm = import_module("tilescale.ops.all_reduce_rms_norm")

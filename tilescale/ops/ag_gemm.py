@@ -31,10 +31,10 @@ from tilescale.ops.arguments import (
     unread,
 )
 from tilescale.ops.dtensors import takes_dtensors
-from tilescale.ops.flat import delivered, dtype_of, room_for
 from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
+from tilescale.ops.layout import delivered, dtype_of, room_for
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.plain_calls import plain_calls_repeat

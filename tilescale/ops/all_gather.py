@@ -7,9 +7,9 @@ import torch
 
 from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import BYTES, as_moved, as_numbers, check_dim, check_out, check_tensor, dense
-from tilescale.ops.flat import delivered, join, place_in
 from tilescale.ops.float8_wire import all_gather_float8, check_wire
 from tilescale.ops.group import collective, group_name, size_of, team_of
+from tilescale.ops.layout import delivered, join, place_in
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 

@@ -15,8 +15,8 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.all_gather import all_gather
 from tilescale.ops.all_to_all_v import on_device
 from tilescale.ops.arguments import BYTES, as_moved, check_count, check_same, check_tensor
-from tilescale.ops.flat import more_rows
 from tilescale.ops.group import collective, group_name
+from tilescale.ops.layout import more_rows
 from tilescale.ops.repeated import not_recorded
 
 

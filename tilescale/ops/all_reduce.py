@@ -12,9 +12,9 @@ import torch
 from tilescale.errors import ArgumentError
 from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import COMBINES, check_out, check_tensor, dense
-from tilescale.ops.flat import delivered, place_in
 from tilescale.ops.float8_wire import all_reduce_float8, check_wire
 from tilescale.ops.group import collective, group_name, team_of
+from tilescale.ops.layout import delivered, place_in
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
 

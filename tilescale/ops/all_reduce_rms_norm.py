@@ -18,9 +18,9 @@ from tilescale.hda.current import current_machine
 from tilescale.language.norm import ROW_BYTES
 from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_number, check_tensor, dense
-from tilescale.ops.flat import THREADS, dtype_of
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import THREADS, dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 

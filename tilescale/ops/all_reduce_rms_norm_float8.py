@@ -12,9 +12,9 @@ import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_reduce_rms_norm import algorithm_of, checked
 from tilescale.ops.arguments import PRODUCTS, dense
-from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.program.norm import GROUP, LARGEST, LEAST

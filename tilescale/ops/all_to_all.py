@@ -16,9 +16,9 @@ import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_divides, check_tensor, dense
-from tilescale.ops.flat import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, join, split, tile_rows
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, join, split, tile_rows
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.ways import exchanges_as_a_whole

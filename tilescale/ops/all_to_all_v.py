@@ -13,9 +13,9 @@ from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops.all_to_all import all_to_all
 from tilescale.ops.arguments import BYTES, check_count, check_tensor, dense
-from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.repeated import not_recorded

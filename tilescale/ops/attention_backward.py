@@ -16,8 +16,8 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.ops.arguments import dense
-from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import dtype_of
 from tilescale.ops.sequence_parts import (
     COMPUTING,
     LOADING,

@@ -22,7 +22,6 @@ from tilescale.ops.arguments import (
     check_tensor,
     dense,
 )
-from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.key_cache import (
@@ -39,6 +38,7 @@ from tilescale.ops.key_cache import (
     stages,
     table_of,
 )
+from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator
 from tilescale.ops.persistent import turns_of_first
 from tilescale.ops.plain_calls import plain_calls_repeat

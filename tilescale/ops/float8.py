@@ -17,8 +17,8 @@ import torch
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import dense
-from tilescale.ops.flat import delivered
 from tilescale.ops.group import team_of
+from tilescale.ops.layout import delivered
 from tilescale.ops.operator import operator
 from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.rounding import rounded_rows

@@ -20,9 +20,9 @@ from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import SUMS, check_tensor, dense
-from tilescale.ops.flat import dtype_of, join, plain, split
 from tilescale.ops.group import size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import dtype_of, join, plain, split
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.rounding import FRACTION, largest, power

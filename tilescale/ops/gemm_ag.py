@@ -15,9 +15,9 @@ from tilescale.comm import Team
 from tilescale.errors import ArgumentError
 from tilescale.ops import ways
 from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product, dense, operand, unread
-from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
+from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import CHUNK, CHUNKS, ROWS, Product, add_bias, in_parts, multiply, tiling

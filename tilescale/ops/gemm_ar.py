@@ -24,10 +24,10 @@ from tilescale.ops.arguments import (
     unread,
 )
 from tilescale.ops.dtensors import takes_dtensors
-from tilescale.ops.flat import delivered, dtype_of, room_for
 from tilescale.ops.float8 import Float8, gradients_of_times, of_any_size, spelled
 from tilescale.ops.group import collective, group_name, size_of
 from tilescale.ops.kernels import chosen, kernel
+from tilescale.ops.layout import delivered, dtype_of, room_for
 from tilescale.ops.operator import operator
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.plain_calls import plain_calls_repeat

@@ -27,10 +27,10 @@ from tilescale.ops.arguments import (
     unread,
 )
 from tilescale.ops.dtensors import takes_dtensors
-from tilescale.ops.flat import dtype_of, room_for
 from tilescale.ops.float8 import Float8, of_any_size, of_gradients, spelled
 from tilescale.ops.group import collective, group_name, size_of
 from tilescale.ops.kernels import chosen, kernel
+from tilescale.ops.layout import dtype_of, room_for
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.plain_calls import plain_calls_repeat

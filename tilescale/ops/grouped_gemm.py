@@ -14,8 +14,8 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import MULTIPLE, PRODUCTS, as_autocast, check_tensor, dense, two_scales
-from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import local_kernel
+from tilescale.ops.layout import dtype_of
 from tilescale.ops.moe_route import Routing, check_routing
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.operator import operator

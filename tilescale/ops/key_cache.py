@@ -15,7 +15,7 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import NARROW, check_same, check_tensor, dense, unread
-from tilescale.ops.flat import dtype_of
+from tilescale.ops.layout import dtype_of
 
 KEYS = 64
 """Keys of a step."""

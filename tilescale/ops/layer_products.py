@@ -17,11 +17,11 @@ import torch
 
 from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.all_gather import all_gather
-from tilescale.ops.flat import plain
 from tilescale.ops.float8 import gradients_of_times, of_gradients, recipe_of
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import size_of
+from tilescale.ops.layout import plain
 from tilescale.ops.operator import operator, operator_of
 
 

@@ -11,8 +11,8 @@ import torch
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SCALED, SUMS, check_tensor, dense
-from tilescale.ops.flat import more_rows, row_bytes, rows_of_bytes
 from tilescale.ops.group import collective, team_of
+from tilescale.ops.layout import more_rows, row_bytes, rows_of_bytes
 from tilescale.ops.moe_route import Routing, check_routing
 from tilescale.ops.operator import operator
 from tilescale.ops.row_exchange import UNIT_BYTES, scatter_rows, sum_rows

@@ -14,9 +14,9 @@ from tilescale.errors import ArgumentError
 from tilescale.ops import expert_programs, grouped_gemm
 from tilescale.ops.arguments import MULTIPLE, as_autocast, check_count, check_like, check_tensor, dense
 from tilescale.ops.expert_programs import LEAST_COLUMNS
-from tilescale.ops.flat import dtype_of, more_rows
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import dtype_of, more_rows
 from tilescale.ops.moe_choice import Router
 from tilescale.ops.moe_route import check_choices, room_for
 from tilescale.ops.moe_tables import ALIGN, made_tables, new_tables, returned

@@ -13,8 +13,8 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.ops.arguments import dense
-from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import dtype_of
 from tilescale.ops.workspace import workspace_of
 
 ALIGN = 128

@@ -7,9 +7,9 @@ import torch
 
 from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import SUMS, check_dim, check_divides, check_out, check_tensor, dense
-from tilescale.ops.flat import delivered, place_in, split
 from tilescale.ops.float8_wire import check_wire, reduce_scatter_float8
 from tilescale.ops.group import collective, group_name, size_of, team_of
+from tilescale.ops.layout import delivered, place_in, split
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 

@@ -16,8 +16,8 @@ import torch
 import tilescale.language as T
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import dense
-from tilescale.ops.flat import dtype_name
 from tilescale.ops.kernels import local_kernel
+from tilescale.ops.layout import dtype_name
 
 LEAST = 0x2B8CBCCC
 """The bits of the least that the largest magnitude is taken to be, 1e-12 in float32, as torchao has it: zeros have a

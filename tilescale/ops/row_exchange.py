@@ -12,8 +12,8 @@ import torch
 
 import tilescale.language as T
 from tilescale.comm import Team
-from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import dtype_of
 from tilescale.ops.persistent import turns_of_first
 from tilescale.ops.workspace import workspace_of
 

@@ -8,8 +8,8 @@ import torch
 from tilescale.ops import whole_tensors
 from tilescale.ops.all_to_all_v import exchange_rows, on_device
 from tilescale.ops.arguments import BYTES, as_moved, check_dim, check_divides, check_rank, check_tensor, dense
-from tilescale.ops.flat import split
 from tilescale.ops.group import collective, group_name, rank_of, size_of, team_of
+from tilescale.ops.layout import split
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 

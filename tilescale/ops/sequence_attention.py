@@ -18,9 +18,9 @@ from tilescale.ops import attention_backward
 from tilescale.ops.arguments import as_autocast, check_count, check_flags, check_like, check_same, check_tensor, dense
 from tilescale.ops.attention_backward import LN2
 from tilescale.ops.dtensors import takes_dtensors
-from tilescale.ops.flat import dtype_of
 from tilescale.ops.group import collective, group_name, rank_of, size_of, team_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.sequence_parts import COMPUTING, LOADING, PARTS, THREADS, keys_seen, part_of, send_halves, wait_for

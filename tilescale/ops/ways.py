@@ -24,7 +24,7 @@ from tilescale.comm import Team
 from tilescale.cost.calibrated import in_force
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
-from tilescale.ops.flat import CHUNK_BYTES, dtype_name
+from tilescale.ops.layout import CHUNK_BYTES, dtype_name
 from tilescale.ops.products import CHUNK, RESULT_BYTES, Tiling, slices, summed_tiling, tiling
 from tilescale.ops.whole_tensors import is_split
 from tilescale.passes.overlap.estimate import Travel, reduced

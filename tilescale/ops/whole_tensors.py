@@ -20,8 +20,8 @@ from tilescale.errors import RankMismatchError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import SUMS
-from tilescale.ops.flat import dtype_of
 from tilescale.ops.kernels import kernel
+from tilescale.ops.layout import dtype_of
 from tilescale.runtime.kernel import Kernel
 
 BY_STORES = {"allreduce": ("one_shot", "two_shot")}
