@@ -392,7 +392,7 @@ def store_in_a_branch_of_one_warp(order):
                 if order == "barrier":
                     T.barrier()
                 if order in ("nothing", "barrier before", "barrier"):
-                    T.copy(row, Y[rank, 0:32])  # named: no fence, barrier before
+                    T.copy(row, Y[rank, 0:32])  # named: nothing, barrier before
 
     return program, alone((4, 32))
 

@@ -106,7 +106,7 @@ def test_a_loop_of_a_statement_takes_all_its_values(at: Any, expected: bool):
         ((5, 2), 6, True),
         ((5, 2), 1, False),
         ((0, 1), 0, True),
-        ((0, 0), 0, False),  # it has fewer iterations than are compared
+        ((0, 0), 0, False),  # it has no iteration
         ((0, LOADED), 63, True),  # as many iterations as are compared
         ((0, LOADED), 64, False),
         ((TILE, 2), 8, True),  # from the tile on

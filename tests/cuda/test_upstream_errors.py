@@ -56,7 +56,7 @@ def only_cleared() -> Any:
                 used = T.alloc((64, 64), "float32", level="l0")
                 unused = T.alloc((64, 64), "float32", level="l0")
                 T.clear(used)
-                T.clear(unused)  # and no other text
+                T.clear(unused)  # and nothing else
                 T.copy(used, X)
 
     return run

@@ -203,7 +203,7 @@ def value_that_differs(N, flags, tx):
         (not_the_first_units, "block", None, "the first thread of a block does not pass"),
         (element_of_a_tile, "block", "of a tile", "n[3] > 3"),
         (handed_on_from_iteration_to_iteration, "block", "handed on", "a > 3"),
-        (one_of_two_ways, "block", "two ways", "n > 3"),
+        (one_of_two_ways, "block", "two forms", "n > 3"),
         (iterations_of_each_thread, "block", "iterations", "N[tx]"),
         (what_a_loop_of_the_thread_has_set, "block", "last iteration", "n > 3"),
         (some_warps, "block", "some warps", "the first thread of a block does not pass: warp_rank > 2"),

@@ -161,7 +161,7 @@ def test_a_gather_of_what_nobody_has_written():
 
     with pytest.raises(UninitializedReadError, match=r"device \d, copy queue reads part\[1:8\]") as caught:
         tilescale.emulate(program, tensors(2, (2, 8)))
-    assert caught.value.where[0].line == line_of("reads nothing")
+    assert caught.value.where[0].line == line_of("no reads")
 
 
 # -- deadlocks ---------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_a_second_wait_for_the_same_and_one_behind_a_barrier():
                 T.copy(Y, X)
 
     report = tilescale.emulate(program, tensors(2, (8, 8), (8, 8), (2,)))
-    assert {where.line for _, where in report.redundant_waits} == {line_of("again"), line_of("behind a barrier")}
+    assert {where.line for _, where in report.redundant_waits} == {line_of("again"), line_of("after a barrier")}
     again = f"redundant wait for F: no access of this run needs it  test_redundant_waits.py:{line_of('again')}"
     assert again in str(report).splitlines() and again in report._repr_html_()
 
