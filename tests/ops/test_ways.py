@@ -121,13 +121,13 @@ def simulated(rows: int, N: int, K: int) -> float:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_estimates_agree_with_the_simulation(seed: int):
-    """Within 8 %, tails of chunks included, where the GEMM is long enough to hide the start of the queue."""
+    """Within 5 %, tails of chunks included, where the GEMM is long enough to hide the start of the queue."""
     random = Random(seed)
     rows, N, K = random.randrange(2048, 6144, 64), 2048 * random.randint(3, 4), 512 * random.randint(6, 8)
     machine = Machine.load("h200-sxm-8")
     with use_machine(machine):
         estimated = ways.beside(machine, job("reduce_scatter", 2 * rows, N, K), 2) * 1e6
-        assert estimated == pytest.approx(simulated(rows, N, K), rel=0.08)
+        assert estimated == pytest.approx(simulated(rows, N, K), rel=0.05)
 
 
 # -- all-to-alls -------------------------------------------------------------------------------------------------------
