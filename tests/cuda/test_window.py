@@ -310,7 +310,7 @@ def test_memory_is_that_of_resident_programs(monkeypatch: pytest.MonkeyPatch):
         made = lowered(large, MACHINE)
     (exchange,) = {a.shape for k in made.kernels for a in k.arguments if getattr(a, "name", "").startswith("exchange")}
     assert np.prod(exchange) * 4 < 600 << 20, "4 GiB with a place for each program"
-    assert any(re.search(r"\b528 places\b", note) for note in made.notes)
+    assert any(re.search(r"\b528 slots\b", note) for note in made.notes)
 
 
 @pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"])
