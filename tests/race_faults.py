@@ -18,7 +18,7 @@ def _row_faults(row: Mapping[str, Any]) -> Iterable[str]:
     if missing := [key for key in KEYS if key not in row]:
         yield f"has no {', '.join(missing)}"
         return
-    if unknown := row.keys() - {*KEYS, *RATES, "failed", "date"}:
+    if unknown := row.keys() - {*KEYS, *RATES, "failed", "date", "way"}:
         yield f"has {', '.join(sorted(unknown))}"
     if row["mode"] not in MODES:
         yield f"mode {row['mode']!r}"
