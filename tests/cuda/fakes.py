@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.cuda.support import lowered
-from tilescale.backends.cuda.running import execute, native, replay, streams
+from tilescale.backends.cuda.running import execute, native, replay, stream_order
 from tilescale.backends.cuda.running.collectives import exchanges
 from tilescale.backends.cuda.running.graph_nodes import Node
 from tilescale.backends.cuda.running.recording import layout
@@ -139,7 +139,7 @@ class Device:
         patch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda s: self.events.append(f"record {s}")))
         patch.setattr(torch.cuda, "current_stream", lambda device: self._stream())
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream, raising=False)
-        streams.turns.cache_clear()
+        stream_order.turns.cache_clear()
 
     def _stream(self) -> Any:
         class Stream(int):

@@ -17,7 +17,7 @@ from tests.cuda.support import lowered
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.branches import NOTE
 from tilescale.backends.cuda.lowering.program import Beside
-from tilescale.backends.cuda.running import beside
+from tilescale.backends.cuda.running import concurrent_grids
 from tilescale.backends.cuda.running.steps import KernelLaunch, run
 
 ROWS, SIZE, TILE = 4, 256, 64
@@ -141,9 +141,9 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     side = SimpleNamespace(stream="side", fork=lambda: log.append("fork"), join=lambda: log.append("join"))
     monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(beside, "side_stream", lambda device: side)
+    monkeypatch.setattr(concurrent_grids, "side_stream", lambda device: side)
     monkeypatch.setattr(
-        beside,
+        concurrent_grids,
         "grid_step",
         lambda own, name: lambda call: [KernelLaunch(lambda: log.append(f"{name} on {current[-1]}"), [])],
     )
@@ -157,5 +157,5 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 )
 def test_grids_of_one_are_launched_at_once(streams: list[str], spared: int, done: list[str]):
     own: Any = SimpleNamespace(spared=spared, device=None)
-    run(beside.beside_step(own, Beside(None, ("a", "b")))(None))
+    run(concurrent_grids.beside_step(own, Beside(None, ("a", "b")))(None))
     assert streams == done

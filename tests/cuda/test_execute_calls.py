@@ -16,7 +16,7 @@ import tilescale
 import tilescale.language as T
 from tests.cuda.fakes import Device
 from tilescale import backends
-from tilescale.backends.cuda.running import streams
+from tilescale.backends.cuda.running import stream_order
 from tilescale.backends.cuda.running.plans import KEPT, LAUNCHED_BEFORE
 from tilescale.errors import UnsupportedError, WaitTimeoutError
 from tilescale.ops.workspace import Workspace
@@ -335,11 +335,11 @@ def test_the_default_stream_needs_no_event_until_another_one_is_used(device: Dev
     own = device.program(put())
     given = [device.heap.zeros((64, 64), torch.float32) for _ in range(2)]
     for stream, events in (
-        (streams.DEFAULT, []),
-        (streams.DEFAULT, []),
+        (stream_order.DEFAULT, []),
+        (stream_order.DEFAULT, []),
         (9, ["record 0", "9 waits", "record 9"]),
-        (streams.DEFAULT, ["0 waits", "record 0"]),
-        (streams.DEFAULT, ["record 0"]),
+        (stream_order.DEFAULT, ["0 waits", "record 0"]),
+        (stream_order.DEFAULT, ["record 0"]),
     ):
         device.stream = stream
         own(given)

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.running import guard as running_guard
 from tilescale.backends.cuda.running import nccl
+from tilescale.backends.cuda.running import wait_guard as running_guard
 from tilescale.backends.cuda.running.agreement import on_all, once_per_node
 from tilescale.backends.cuda.running.barrier_kernel import Standing, purpose, site_of, standings
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
-from tilescale.backends.cuda.running.guard import Guard
-from tilescale.backends.cuda.running.streams import Idle, noted_failure, wait_idle
+from tilescale.backends.cuda.running.stream_order import Idle, noted_failure, wait_idle
 from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, decode
+from tilescale.backends.cuda.running.wait_guard import Guard
 from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.failure_log import Failure
 from tilescale.errors import (

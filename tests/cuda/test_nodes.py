@@ -18,7 +18,7 @@ from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.plan import plan
 from tilescale.backends.cuda.running import messages, nccl  # noqa: F401 - messages registers its steps
-from tilescale.backends.cuda.running.near import Near
+from tilescale.backends.cuda.running.peer_group import Near
 from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.steps import Call, run
 from tilescale.comm import AddressMap, Team, World

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tilescale.backends.cuda import running
-from tilescale.backends.cuda.running import own_streams, queue_watch, timeouts
+from tilescale.backends.cuda.running import queue_watch, streams, timeouts
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.queue_watch import Watch
 from tilescale.backends.cuda.running.timeouts import WaitRecords
@@ -52,16 +52,16 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(own_streams.driver, "call", made.call)
+    monkeypatch.setattr(streams.driver, "call", made.call)
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda number, device: (number, device))
     monkeypatch.setattr(torch.cuda, "Stream", None)
-    own_streams.past_waits.cache_clear()
+    streams.past_waits.cache_clear()
     yield made
-    own_streams.past_waits.cache_clear()
+    streams.past_waits.cache_clear()
 
 
 def test_each_stream_is_a_new_one_of_the_device(driver: Driver):
-    assert own_streams.own_stream(GPU) == (16, GPU)
+    assert streams.own_stream(GPU) == (16, GPU)
     assert CopyQueue(GPU).stream == (17, GPU)
     assert driver.made == [(1, 0), (1, -1)] and driver.contexts == []
 
@@ -88,7 +88,7 @@ def test_the_stream_of_the_caller_goes_on_after_what_the_queue_was_given(
 def test_a_refusal_leaves_the_context_as_it_was(driver: Driver):
     driver.refuses = True
     with pytest.raises(DeviceError):
-        own_streams.own_stream(GPU)
+        streams.own_stream(GPU)
     assert driver.contexts == []
 
 

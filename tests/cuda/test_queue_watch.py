@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.running import queue_watch, stream_memory, timeouts
-from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.queue_watch import Place, Watch
 from tilescale.backends.cuda.running.stream_memory import Condition, Word, Write
 from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, WaitRecords, decode
+from tilescale.backends.cuda.running.wait_guard import Guard
 
 LIMIT_S = 4.0
 """Bound of a kernel's wait; a stream's bound is twice that."""

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.running.recording import layout
-from tilescale.backends.cuda.running.streams import turns
+from tilescale.backends.cuda.running.stream_order import turns
 from tilescale.comm import SymmetricHeap, Team, init
 from tilescale.comm.heap.default import heap_for
 from tilescale.errors import ArgumentError, UsageError

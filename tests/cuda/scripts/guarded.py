@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 import tilescale  # noqa: E402
 from tilescale.backends.cuda.lowering.arguments import Site  # noqa: E402
 from tilescale.backends.cuda.running import timeouts  # noqa: E402
-from tilescale.backends.cuda.running.guard import Guard  # noqa: E402
+from tilescale.backends.cuda.running.wait_guard import Guard  # noqa: E402
 from tilescale.comm import default_heap  # noqa: E402
 from tilescale.errors import Location, RankFailedError, RankMismatchError, WaitTimeoutError  # noqa: E402
 

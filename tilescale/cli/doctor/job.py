@@ -135,7 +135,7 @@ def _nccl(world: World) -> Finding:
     if world.device.type == "cpu":
         return Finding("NCCL", None, "not in use without GPUs")
     from tilescale.backends.cuda.running import nccl
-    from tilescale.backends.cuda.running.streams import Idle
+    from tilescale.backends.cuda.running.stream_order import Idle
 
     found: list[float] = []
     adding = Idle(lambda: found.append(_added_up(world)))

@@ -10,8 +10,8 @@ from tilelang_core.compile import TextCompilation
 from tilescale.backends.base import Compilation
 from tilescale.backends.cuda.lowering.program import LoweredProgram
 from tilescale.backends.cuda.running.barrier_kernel import barrier_function
-from tilescale.backends.cuda.running.owner import Owner
 from tilescale.backends.cuda.running.phases import message_texts
+from tilescale.backends.cuda.running.program_context import Owner
 from tilescale.backends.cuda.text import REWRITES, check_of
 
 

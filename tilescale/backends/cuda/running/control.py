@@ -18,7 +18,7 @@ from tilescale.errors import Location
 from tilescale.program.formulas import one
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.owner import Owner
+    from tilescale.backends.cuda.running.program_context import Owner
 
 
 class HostValue:

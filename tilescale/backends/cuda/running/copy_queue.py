@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.cuda.running.own_streams import own_stream
+from tilescale.backends.cuda.running.streams import own_stream
 
 if TYPE_CHECKING:
     import torch

@@ -22,20 +22,20 @@ from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
 from tilescale.backends.cuda.running.agreement import facts, on_all, once_per_node
 from tilescale.backends.cuda.running.ahead import compilations
-from tilescale.backends.cuda.running.beside import beside_step
 from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
+from tilescale.backends.cuda.running.concurrent_grids import beside_step
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.grids import grid_step
-from tilescale.backends.cuda.running.guard import Guard
 from tilescale.backends.cuda.running.memory import Memory
-from tilescale.backends.cuda.running.near import Near, own_addresses, sizes_of
+from tilescale.backends.cuda.running.peer_group import Near, own_addresses, sizes_of
 from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.plans import Bind, Plan, Plans, standing_for
 from tilescale.backends.cuda.running.recording import Caller, current_recording, layout
 from tilescale.backends.cuda.running.replay import Given, kinds_of
 from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
-from tilescale.backends.cuda.running.streams import turns
+from tilescale.backends.cuda.running.stream_order import turns
 from tilescale.backends.cuda.running.sums import Sums
+from tilescale.backends.cuda.running.wait_guard import Guard
 from tilescale.backends.cuda.target import check_gpu, target_or_auto
 from tilescale.backends.cuda.text import REWRITES, STRIDE
 from tilescale.backends.cuda.upstream_errors import explained

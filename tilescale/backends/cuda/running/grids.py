@@ -19,7 +19,7 @@ from tilescale.program.grids import programs
 from tilescale.program.waiting import first_wait, waits_across
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.owner import Owner
+    from tilescale.backends.cuda.running.program_context import Owner
 
 
 def grid_step(own: Owner, grid: LoweredGrid) -> Step:

@@ -20,7 +20,7 @@ from tilescale.program.extents import agreed
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.owner import Owner
+    from tilescale.backends.cuda.running.program_context import Owner
 
 
 _FLAGS_APART = 128

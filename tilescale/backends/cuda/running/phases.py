@@ -28,7 +28,7 @@ from tilescale.program.operations import Collective, Copy, Rank
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.owner import Owner
+    from tilescale.backends.cuda.running.program_context import Owner
 
 _RULES: dict[tuple[str | None, str], Callable[[Owner, HostStep], Step]] = {}
 

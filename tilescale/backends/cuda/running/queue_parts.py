@@ -23,7 +23,7 @@ from tilescale.program.operations import Copy
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.owner import Owner
+    from tilescale.backends.cuda.running.program_context import Owner
 
 
 def at_home(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor, step: HostStep) -> list[Work]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.running import driver, stream_memory
-from tilescale.backends.cuda.running.own_streams import past_waits
 from tilescale.backends.cuda.running.stream_memory import Condition, Word, Write
+from tilescale.backends.cuda.running.streams import past_waits
 from tilescale.backends.cuda.running.timeouts import Kind
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tilescale.program import ops
 from tilescale.program.operations import Copy
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.owner import Owner
+    from tilescale.backends.cuda.running.program_context import Owner
 
 
 @runs(None, JOIN)

@@ -21,7 +21,7 @@ from tilescale.backends.cuda.running.steps import Call, Step, Work
 from tilescale.program import ops
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.owner import Owner
+    from tilescale.backends.cuda.running.program_context import Owner
 
 
 class QueuedMessages(Messages):

@@ -26,7 +26,7 @@ from tilescale.program.operations import Collective
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.owner import Owner
+    from tilescale.backends.cuda.running.program_context import Owner
 
 
 class Exchange:

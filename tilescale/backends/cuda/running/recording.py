@@ -26,9 +26,9 @@ from tilescale.comm import init
 from tilescale.errors import DeviceError
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.guard import Guard
     from tilescale.backends.cuda.running.native import Graph
-    from tilescale.backends.cuda.running.streams import Turns
+    from tilescale.backends.cuda.running.stream_order import Turns
+    from tilescale.backends.cuda.running.wait_guard import Guard
 
 _ALLOCATIONS = {
     torch.ops.aten.empty.memory_format,

@@ -21,8 +21,8 @@ import numpy as np
 from tilescale.backends.cuda.running import driver, native
 from tilescale.backends.cuda.running.graph_nodes import Node, nodes_of
 from tilescale.backends.cuda.running.native import Graph
-from tilescale.backends.cuda.running.own_streams import own_stream
 from tilescale.backends.cuda.running.steps import Work, run
+from tilescale.backends.cuda.running.streams import own_stream
 from tilescale.program.model import Program
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.running import stream_memory
-from tilescale.backends.cuda.running.own_streams import past_waits
 from tilescale.backends.cuda.running.stream_memory import Word
+from tilescale.backends.cuda.running.streams import past_waits
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.reach import Reach
 from tilescale.comm.heap.tensors import tensor_at

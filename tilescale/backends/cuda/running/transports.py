@@ -18,7 +18,7 @@ from tilescale.backends.cuda.running.steps import Work
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.owner import Owner
+    from tilescale.backends.cuda.running.program_context import Owner
 
 
 @dataclass(frozen=True)

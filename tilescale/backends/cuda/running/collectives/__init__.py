@@ -31,7 +31,7 @@ from tilescale.backends.cuda.running.collectives import (
 from tilescale.backends.cuda.running.collectives.exchanges import Forms, Use
 from tilescale.backends.cuda.running.collectives.kernels import Kernel
 from tilescale.backends.cuda.running.collectives.setting import Launcher, Stand
-from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.program_context import Owner
 
 _MODULES = {
     "one_shot": one_shot,

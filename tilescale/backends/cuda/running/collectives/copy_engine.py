@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
-from tilescale.backends.cuda.running.own_streams import own_stream
-from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.program_context import Owner
 from tilescale.backends.cuda.running.steps import Work
+from tilescale.backends.cuda.running.streams import own_stream
 
 if TYPE_CHECKING:
     import torch

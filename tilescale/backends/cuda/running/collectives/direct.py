@@ -9,7 +9,7 @@ from tilescale.backends.cuda.running.collectives import dense, unequal
 from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts, Use
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand
-from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.program_context import Owner
 
 if TYPE_CHECKING:
     import torch

@@ -28,7 +28,7 @@ from tilescale.backends.cuda.running.collectives.kernels import (
 )
 from tilescale.backends.cuda.running.collectives.setting import Stand, Team
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox, Shape
-from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.program_context import Owner
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.comm.heap.arena import round_up
 from tilescale.cost.operations import network_of

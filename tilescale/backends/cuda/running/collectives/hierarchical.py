@@ -18,7 +18,7 @@ from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts, Use
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
-from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.program_context import Owner
 from tilescale.backends.cuda.running.steps import run
 from tilescale.backends.cuda.running.transports import Message, Wait
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
 from tilescale.backends.cuda.running.nccl import group, moved, reduce_op
-from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.program_context import Owner
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.errors import OutOfBoundsError
 from tilescale.program.extents import UNFIT, unfit

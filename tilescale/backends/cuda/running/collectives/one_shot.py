@@ -9,7 +9,7 @@ from tilescale.backends.cuda.running.collectives import dense, normalised
 from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts, Use
 from tilescale.backends.cuda.running.collectives.kernels import combining
 from tilescale.backends.cuda.running.collectives.setting import Bound, Stand
-from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.program_context import Owner
 
 if TYPE_CHECKING:
     import torch

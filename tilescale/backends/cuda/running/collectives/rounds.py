@@ -27,7 +27,7 @@ from tilescale.backends.cuda.running.collectives.kernels import (
 )
 from tilescale.backends.cuda.running.collectives.setting import Bound, Launcher, Operands, Stand
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox
-from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.program_context import Owner
 from tilescale.backends.cuda.running.steps import Work, run
 from tilescale.collectives import Schedule, schedule
 from tilescale.collectives.estimate import shape_of

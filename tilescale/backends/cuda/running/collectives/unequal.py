@@ -25,7 +25,7 @@ from tilescale.backends.cuda.running.collectives.exchanges import (
 from tilescale.backends.cuda.running.collectives.kernels import THREADS, Kernel, functions, launch, moving
 from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand
 from tilescale.backends.cuda.running.collectives.workspaces import SLOTS, Shape
-from tilescale.backends.cuda.running.owner import Owner
+from tilescale.backends.cuda.running.program_context import Owner
 from tilescale.backends.cuda.running.steps import Work
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.near import Near
+    from tilescale.backends.cuda.running.peer_group import Near
 
 
 SLOTS = "slots"

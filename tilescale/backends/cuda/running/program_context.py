@@ -11,10 +11,10 @@ from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.check import Check
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
-from tilescale.backends.cuda.running.guard import Guard
-from tilescale.backends.cuda.running.near import Near
+from tilescale.backends.cuda.running.peer_group import Near
 from tilescale.backends.cuda.running.steps import Work
 from tilescale.backends.cuda.running.sums import Sums
+from tilescale.backends.cuda.running.wait_guard import Guard
 from tilescale.comm import Team, World
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.errors import Location

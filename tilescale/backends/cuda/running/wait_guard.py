@@ -18,7 +18,7 @@ from tilescale.backends.cuda.running.barrier_kernel import RankBarrier, standing
 from tilescale.backends.cuda.running.diagnosis import Scene, error_for
 from tilescale.backends.cuda.running.queue_watch import Watch
 from tilescale.backends.cuda.running.steps import Work
-from tilescale.backends.cuda.running.streams import Idle, noted_failure, wait_idle
+from tilescale.backends.cuda.running.stream_order import Idle, noted_failure, wait_idle
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm import Team, World
 from tilescale.comm.call import Call

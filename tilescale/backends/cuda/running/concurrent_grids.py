@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.program import Beside
 from tilescale.backends.cuda.running.grids import grid_step
-from tilescale.backends.cuda.running.own_streams import own_stream
 from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work, in_order
+from tilescale.backends.cuda.running.streams import own_stream
 
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.owner import Owner
+    from tilescale.backends.cuda.running.program_context import Owner
 
 
 class SideStream:
