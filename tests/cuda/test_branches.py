@@ -15,8 +15,8 @@ import tilescale
 import tilescale.language as T
 from tests.cuda.support import lowered
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.branches import NOTE
 from tilescale.backends.cuda.lowering.program import Beside
+from tilescale.backends.cuda.lowering.split_grid import NOTE
 from tilescale.backends.cuda.running import concurrent_grids
 from tilescale.backends.cuda.running.steps import KernelLaunch, run
 

@@ -16,7 +16,7 @@ from tests.cuda import node_programs as programs
 from tests.cuda.support import bodies, lowered, program
 from tilescale.backends.base import Target
 from tilescale.backends.cuda import headers, support
-from tilescale.backends.cuda.lowering import between
+from tilescale.backends.cuda.lowering import internode
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
@@ -97,7 +97,7 @@ def test_what_shares_memory_needs_no_library(machine: str):
 
 
 def test_a_wire_without_it_is_refused(machine: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(between, "path_between", lambda target: SimpleNamespace(mechanisms=()))
+    monkeypatch.setattr(internode, "path_between", lambda target: SimpleNamespace(mechanisms=()))
     with pytest.raises(UnsupportedError, match="of programs between devices(.|\n)*has no mechanism 'nvshmem'"):
         notes(programs.barrier("device", SIZES["device"]), machine)
 

@@ -22,7 +22,7 @@ from tests.cuda.lowered_ranks import Job, Rank
 from tests.cuda.support import lowered
 from tests.cuda.test_thread_groups import interpret_on_all, kernel
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering import window
+from tilescale.backends.cuda.lowering import workspace_slots
 from tilescale.backends.cuda.lowering.arguments import Workspace
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 
@@ -106,7 +106,7 @@ def _call(job: Job, tensors: Sequence[Sequence[np.ndarray]], choose: random.Rand
 
 @pytest.fixture(autouse=True)
 def _few_places(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(window, "held", lambda *_: PLACES)
+    monkeypatch.setattr(workspace_slots, "held", lambda *_: PLACES)
     monkeypatch.setattr(lowered_ranks, "FUNCTIONS", FUNCTIONS)
     with tilescale.use_machine(MACHINE):
         yield

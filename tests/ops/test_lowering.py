@@ -14,7 +14,7 @@ from tilelang.cuda.op.gemm.gemm_wgmma import GemmWGMMA
 
 from tests.cuda.support import notes, ptxas, source
 from tests.cuda.support import program as taken
-from tilescale.backends.cuda.lowering import branches
+from tilescale.backends.cuda.lowering import split_grid
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
@@ -69,7 +69,7 @@ def loaded(stages: int) -> str:
     [
         (
             lambda: program("ag_gemm", 2, Product(512, 512, "bfloat16", LARGE, True, True), True),
-            [queued("A, G"), *WAITING, branches.NOTE],
+            [queued("A, G"), *WAITING, split_grid.NOTE],
         ),
         (
             lambda: program("ag_columns_gemm", 3, Product(512, 512, "bfloat16", LARGE, True, True)),
@@ -96,7 +96,7 @@ def loaded(stages: int) -> str:
                 2, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 4, True
             ),
             [queued("A, G"), KEPT, loaded(3), "compute -> next iteration: out; 1 stage"]
-            + [f"persistent {WAITING[0]}", f"{loaded(3)}, 1 T.wait by load", branches.NOTE],
+            + [f"persistent {WAITING[0]}", f"{loaded(3)}, 1 T.wait by load", split_grid.NOTE],
         ),
         (
             lambda: program("gemm_ar", 4, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 8),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.deferred import COMPLETE, FLUSH, LOADED, Kept
+from tilescale.backends.cuda.lowering.deferred_stores import COMPLETE, FLUSH, LOADED, Kept
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.markers import sync
 from tilescale.backends.cuda.lowering.registry import lowers

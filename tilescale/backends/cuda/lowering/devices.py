@@ -241,7 +241,7 @@ class DeviceStage(Signature):
 
     @property
     def is_shared(self) -> bool:
-        """Whether programs share slots in the workspaces of collectives and barriers (window.py)."""
+        """Whether programs share slots in the workspaces of collectives and barriers (workspace_slots.py)."""
         return self.phase.window is not None and self.phase.groups is None and not self.phase.graph.added
 
     @property

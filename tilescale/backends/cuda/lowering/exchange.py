@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Collectives of programs on tiles: every device sends its part to each peer, all synchronize, each combines.
 
-A workspace on every device has a slot for each sender, for each resident program (window.py), double-buffered: programs
-that are one collective ahead write the other half, and none can be two ahead, because each collective is a barrier.
+A workspace on every device has a slot for each sender, for each resident program (workspace_slots.py), double-buffered:
+programs that are one collective ahead write the other half, and none can be two ahead, because each collective is a
+barrier.
 Partial sums are sent in the tile's type and added in the order of ranks in float32 (float64 for float64, the type
 itself for integers), so all devices get the same bits. Between devices that do not all share memory, NVSHMEM puts parts
 that have been laid out in a local workspace: by peer memory inside a node, over the network to others.

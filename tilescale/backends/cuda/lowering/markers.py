@@ -22,7 +22,7 @@ UNIT = "tilescale.unit"
 """AttrStmt key: the statements inside are executed by a unit inside the program (`Executing`)."""
 
 CARRIER = "carrier"
-"""Annotation of an operation between devices that do not all share memory: the library that executes it (between.py).
+"""Annotation of an operation between devices that do not all share memory: the library that executes it (internode.py).
 """
 
 CARRIED = frozenset((ops.COPY.name, ops.SIGNAL.name, ops.ATOMIC_ADD.name, *ops.COLLECTIVES))

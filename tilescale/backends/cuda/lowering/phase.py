@@ -15,7 +15,7 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.arguments import Parameters
-from tilescale.backends.cuda.lowering.deferred import Kept
+from tilescale.backends.cuda.lowering.deferred_stores import Kept
 from tilescale.backends.cuda.lowering.role_graph.graph import RoleGraph
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import copy_choice

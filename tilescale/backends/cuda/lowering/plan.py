@@ -21,15 +21,15 @@ from tilelang_core import ir, tl, trace
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import is_region, regions_of
 from tilescale.backends.cuda.lowering import implemented
-from tilescale.backends.cuda.lowering.between import carried
 from tilescale.backends.cuda.lowering.combine import fold
+from tilescale.backends.cuda.lowering.device_phase_grids import THREADS, Grids, is_known, with_args
 from tilescale.backends.cuda.lowering.host_step import JOIN, QUEUE, QUEUE_BETWEEN, HostStep
+from tilescale.backends.cuda.lowering.internode import carried
 from tilescale.backends.cuda.lowering.markers import by_nvshmem
 from tilescale.backends.cuda.lowering.messages import Around, level_of
 from tilescale.backends.cuda.lowering.phase import Target
 from tilescale.backends.cuda.lowering.queued import Queued
 from tilescale.backends.cuda.lowering.reach import BY_BOTH, BY_MESSAGES, share_memory, split
-from tilescale.backends.cuda.lowering.spread import THREADS, Grids, is_known, with_args
 from tilescale.backends.cuda.lowering.tile import Tile
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import UnsupportedError

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering import branches, implemented, stages
+from tilescale.backends.cuda.lowering import implemented, split_grid, stages
 from tilescale.backends.cuda.lowering.arguments import Site
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
@@ -111,12 +111,12 @@ class _Lowering:
         """A grid, or those of its branches."""
         found = [(phase, launch)]
         if phase is not self.within:
-            found = branches.apart(phase, launch, self.program, self.target.machine)
+            found = split_grid.apart(phase, launch, self.program, self.target.machine)
         made = tuple(self._grid(*one, around) for one in found)
         # The plan has notes for the parts of a device phase.
         if any(launch.grid is own.grid for own in self.program.launches):
             self.notes += [note for grid in made for note in grid.kernel.notes]
-            self.notes += [branches.NOTE] if len(made) > 1 else []
+            self.notes += [split_grid.NOTE] if len(made) > 1 else []
         return made[0] if len(made) == 1 else Beside(phase.stmt, made)
 
     def _grid(self, phase: GridPhase, launch: Launch, around: tuple[ir.Var, ...]) -> LoweredGrid:

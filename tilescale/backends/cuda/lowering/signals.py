@@ -10,7 +10,7 @@ from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.arguments import SlotShift
 from tilescale.backends.cuda.lowering.completion import C_TYPES, published, signal_kind
-from tilescale.backends.cuda.lowering.deferred import KEPT
+from tilescale.backends.cuda.lowering.deferred_stores import KEPT
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, BY_PRODUCER_FUNCTION, BY_THREAD
 from tilescale.backends.cuda.lowering.reach import split

@@ -14,26 +14,26 @@ from tilescale.backends.cuda.lowering import (  # noqa: F401 - they register the
     completion,
     exchange,
     hazards,
+    hierarchical,
     peer_atomics,
     polling,
-    rails,
     signals,
 )
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
 from tilescale.backends.cuda.lowering.copies import nvshmem, peer_memory  # noqa: F401 - they register their rules
 from tilescale.backends.cuda.lowering.copies.rows import with_loaded_extents
 from tilescale.backends.cuda.lowering.devices import DeviceStage
+from tilescale.backends.cuda.lowering.dynamic_trip_count import shortened
 from tilescale.backends.cuda.lowering.groups import barriers
 from tilescale.backends.cuda.lowering.groups import stage as groups
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed
 from tilescale.backends.cuda.lowering.role_graph import split
-from tilescale.backends.cuda.lowering.role_graph.assignment import without_single_turns
+from tilescale.backends.cuda.lowering.role_graph.role_assignment import without_single_turns
 from tilescale.backends.cuda.lowering.role_graph.stage import lower as in_roles
 from tilescale.backends.cuda.lowering.statements import is_of_unit
-from tilescale.backends.cuda.lowering.unknown_ends import shortened
-from tilescale.backends.cuda.lowering.window import in_turns, window
+from tilescale.backends.cuda.lowering.workspace_slots import in_turns, window
 
 
 def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:

@@ -14,7 +14,7 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.copies.rows import LOADED, nest
-from tilescale.backends.cuda.lowering.deferred import KEPT, NO_SIGNAL
+from tilescale.backends.cuda.lowering.deferred_stores import KEPT, NO_SIGNAL
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.markers import AHEAD, BARRIER, by_nvshmem
 from tilescale.backends.cuda.lowering.phase import Phase

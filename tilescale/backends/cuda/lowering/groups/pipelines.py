@@ -23,7 +23,6 @@ from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.clones import Clone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
-from tilescale.backends.cuda.lowering.groups.handover import Handover, parts_of
 from tilescale.backends.cuda.lowering.groups.loops import (
     Around,
     Loop,
@@ -33,6 +32,7 @@ from tilescale.backends.cuda.lowering.groups.loops import (
     used_binds,
 )
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
+from tilescale.backends.cuda.lowering.groups.tile_handoff import Handover, parts_of
 from tilescale.backends.cuda.lowering.groups.unit import Unit
 from tilescale.backends.cuda.lowering.markers import acquired, by_producer, loading
 from tilescale.backends.cuda.lowering.role_graph import mbarriers

@@ -21,7 +21,7 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm
-from tilescale.backends.cuda.lowering.deferred import is_sent
+from tilescale.backends.cuda.lowering.deferred_stores import is_sent
 from tilescale.backends.cuda.lowering.markers import Executing, by_nvshmem, executed
 from tilescale.backends.cuda.lowering.role_graph.graph import COMMUNICATE, COMPUTE, STORE, Channel
 from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_scalar, orders, reads_memory, tiles_named

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The stage of roles: whether stock TileLang gives the loop of a phase a producer though its statements have an order.
 
-`assignment.py` proposes which waits and loads are the producer's. In a persistent loop `persistent.py` says so.
+`role_assignment.py` proposes which waits and loads are the producer's. In a persistent loop `persistent_ws.py` says so.
 Elsewhere TileLang is to find them, and whether it moves exactly these is known once the phase is lowered, so that is
 asked here: where it does not, the phase keeps one role. Phases whose threads or programs take branches of their own
 always do.
@@ -19,9 +19,9 @@ from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.kernel import lower as kernel
 from tilescale.backends.cuda.lowering.markers import is_gate
 from tilescale.backends.cuda.lowering.phase import Phase, Roles
-from tilescale.backends.cuda.lowering.role_graph import persistent
-from tilescale.backends.cuda.lowering.role_graph.assignment import assign
+from tilescale.backends.cuda.lowering.role_graph import persistent_ws
 from tilescale.backends.cuda.lowering.role_graph.graph import RoleGraph
+from tilescale.backends.cuda.lowering.role_graph.role_assignment import assign
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined, must_keep_order, orders
 from tilescale.backends.cuda.target import target_for
 
@@ -48,7 +48,7 @@ def _agreed(phase: Phase, made: LoweredKernel) -> LoweredKernel | None:
     """A kernel whose roles are those that were proposed for it; None if TileLang would give it others."""
     machine = phase.target.machine
     graph = replace(phase.graph.with_registers(machine), is_persistent=True)
-    func = persistent.scheduled(made.func, graph, machine)
+    func = persistent_ws.scheduled(made.func, graph, machine)
     if func is not None:
         return replace(made, func=func, notes=(*phase.notes, *graph.lines()))
     is_ours = phase.graph.has_epilogue or phase.roles.early

@@ -21,7 +21,7 @@ from typing import Any
 from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import data_of
-from tilescale.backends.cuda.lowering.deferred import Deferral, flush
+from tilescale.backends.cuda.lowering.deferred_stores import Deferral, flush
 from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, by_producer
 from tilescale.backends.cuda.lowering.phase import Phase, Roles
 from tilescale.backends.cuda.lowering.reach import BULK
@@ -29,7 +29,7 @@ from tilescale.backends.cuda.lowering.role_graph.epilogue import Ending, ending,
 from tilescale.backends.cuda.lowering.role_graph.gates import in_first_iteration, is_lasting, waits_in
 from tilescale.backends.cuda.lowering.role_graph.graph import COMMUNICATE, COMPUTE, LOAD, Channel, Role, RoleGraph
 from tilescale.backends.cuda.lowering.role_graph.loads import Load
-from tilescale.backends.cuda.lowering.senders import Senders
+from tilescale.backends.cuda.lowering.send_pipeline import Senders
 from tilescale.backends.cuda.lowering.statements import (
     acquires,
     flat,

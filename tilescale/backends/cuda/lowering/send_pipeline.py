@@ -21,7 +21,7 @@ from typing import Any
 from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
-from tilescale.backends.cuda.lowering.deferred import NO_SIGNAL, complete, loaded, noted
+from tilescale.backends.cuda.lowering.deferred_stores import NO_SIGNAL, complete, loaded, noted
 from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, PEERS, Channel
 from tilescale.backends.cuda.lowering.statements import flat, is_bulk_store, tiles_named
 from tilescale.program import ops
