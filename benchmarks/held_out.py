@@ -34,7 +34,7 @@ from tilescale.cost.choose import MEASURED_TIE, first_of_the_fastest  # noqa: E4
 from tilescale.cost.measured import DATA, Collective, Measured  # noqa: E402
 from tilescale.hda import Machine  # noqa: E402
 from tilescale.hda.current import use_machine  # noqa: E402
-from tilescale.ops import ways  # noqa: E402
+from tilescale.ops import strategy  # noqa: E402
 
 FOLDER = ROOT / "benchmarks" / "results"
 RESULTS, PAGE = FOLDER / "held_out.json", ROOT / "docs" / "predictions.md"
@@ -65,13 +65,13 @@ class Case:
     """An operator of two ranks, its measured strategy, and the microseconds of that."""
 
     what: str
-    job: ways.Job
+    job: strategy.Job
     way: str
     us: float
 
     def estimated(self, machine: Machine, way: str = "") -> float:
         """Estimate microseconds of its strategy, or of another one, on a machine."""
-        return {BESIDE: ways.beside, IN_ORDER: ways.in_order}[way or self.way](machine, self.job, 2) * 1e6
+        return {BESIDE: strategy.beside, IN_ORDER: strategy.in_order}[way or self.way](machine, self.job, 2) * 1e6
 
 
 def operators(name: str) -> list[Case]:
@@ -85,7 +85,7 @@ def _case(row: dict[str, Any], way: str) -> Case:
     m, n, k = row["shape"]
     gated = row["work"] == "gated"
     columns = (n // 2, n // 2) if gated else (n,)
-    job = ways.Job(
+    job = strategy.Job(
         COLLECTIVES[row["work"]], -(-m // 2), columns, k, getattr(torch, row["dtype"]), gated, ENDING * gated
     )
     return Case(f"{row['work']}, {row['dtype']}, {m} x {n} x {k}", job, way, row["us"])

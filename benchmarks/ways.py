@@ -20,7 +20,7 @@ sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / 
 import fused  # noqa: E402 - found through the path above
 from suite import Suite, command  # noqa: E402
 
-from tilescale.ops import ways  # noqa: E402
+from tilescale.ops import strategy  # noqa: E402
 from tilescale.tuning.race import Contender, Heat, Runner  # noqa: E402
 
 WORKS = {"ag_gemm": fused.Gathered, "gated": fused.Gated, "gemm_rs": fused.Scattered, "gemm_ar": fused.Summed}
@@ -59,11 +59,11 @@ def _forced(work: Any, overlapped: bool) -> Callable[[], Runner]:
         made = work.operator()
 
         def call() -> Any:
-            ways.overlaps = lambda job, team: overlapped
+            strategy.overlaps = lambda job, team: overlapped
             return made.call()
 
         def check(seed: int) -> None:
-            ways.overlaps = lambda job, team: overlapped
+            strategy.overlaps = lambda job, team: overlapped
             made.check(seed)
 
         return Runner(call, check)

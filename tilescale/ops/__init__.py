@@ -29,7 +29,7 @@ operator.py                         what an operator of torch.library is, at the
 repeated.py plain_calls.py          calls that repeat, recorded: of operators, and of public functions
 products.py persistent.py layout.py row_exchange.py softmax.py sequence_parts.py    what programs share
 float8.py rounding.py               how products round bfloat16 to float8, forward and backward
-ways.py                             whether a product is overlapped
+strategy.py                         whether a product is overlapped
 whole_tensors.py unfused.py chunks.py    without overlap, and between nodes
 """
 

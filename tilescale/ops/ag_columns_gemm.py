@@ -13,7 +13,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import ways
+from tilescale.ops import strategy
 from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product, dense, operand, unread
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
@@ -62,8 +62,8 @@ def all_gather_columns_matmul(
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     """The product of the gathered columns."""
     team, (M, K), N = team_of(group), a.shape, b.shape[1]
-    job = ways.Job("all_gather", M, (N,), K, a.dtype)
-    if not M or K % DEPTH or N % MULTIPLE or not ways.overlaps(job, team):
+    job = strategy.Job("all_gather", M, (N,), K, a.dtype)
+    if not M or K % DEPTH or N % MULTIPLE or not strategy.overlaps(job, team):
         return product(operator_of("all_gather")(a, 1, group), b, bias, None)
     right, transposed = operand(b)
     space, result = workspace_of(team), a.new_empty(M, N)

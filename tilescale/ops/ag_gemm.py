@@ -3,7 +3,7 @@
 
 The copy queue sends this rank's rows to all ranks, chunk by chunk, while the grid multiplies them in place; rows of
 other ranks arrive in a workspace and are multiplied as they arrive. Local rows are not copied, and no SM moves data.
-Few rows are gathered first: see ways.py; between nodes chunk by chunk: see unfused.py.
+Few rows are gathered first: see strategy.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import torch
 
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import ways, whole_tensors
+from tilescale.ops import strategy, whole_tensors
 from tilescale.ops.ag_gemm_programs import in_turns, program
 from tilescale.ops.arguments import (
     as_autocast,
@@ -235,8 +235,8 @@ def _products(
 ) -> list[torch.Tensor]:
     """The results, followed by the gathered rows if they are to be kept."""
     columns, ending = tuple(w.shape[1] for w in weights), 2.5 if gated else 2.0 if activation else 0.0
-    job = ways.Job("all_gather", a.shape[0], columns, a.shape[1], a.dtype, gated, ending)
-    if a.nbytes and not ways.overlaps(job, team):
+    job = strategy.Job("all_gather", a.shape[0], columns, a.shape[1], a.dtype, gated, ending)
+    if a.nbytes and not strategy.overlaps(job, team):
         biases = [None] * len(weights) if bias is None else bias.split(columns)
         return gathered_products(a, weights, biases, scales, keeps, team, partial(_ended, activation, gated))
     results, gathered = _overlapped(a, weights, bias, scales, team, activation, gated, places)

@@ -21,7 +21,7 @@ from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import CHUNKS, THREADS, WIDTHS, chunk_rows, dtype_of, join, split, tile_rows
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.ways import exchanges_as_a_whole
+from tilescale.ops.strategy import exchanges_as_a_whole
 from tilescale.ops.workspace import workspace_of
 
 

@@ -13,7 +13,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import ways
+from tilescale.ops import strategy
 from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product, dense, operand, unread
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
@@ -60,8 +60,8 @@ def matmul_all_gather(
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     """The gathered columns."""
     team, (M, K), N = team_of(group), a.shape, b.shape[1]
-    job = ways.Job("reduce_scatter", M, (N,), K, a.dtype)  # each rank receives as much, and adds nothing
-    if not M or K % MULTIPLE or N % MULTIPLE or not ways.overlaps(job, team):
+    job = strategy.Job("reduce_scatter", M, (N,), K, a.dtype)  # each rank receives as much, and adds nothing
+    if not M or K % MULTIPLE or N % MULTIPLE or not strategy.overlaps(job, team):
         return operator_of("all_gather")(product(a, b, bias, None), 1, group)
     right, transposed = operand(b)
     (gathered,) = workspace_of(team).symmetric(a.dtype, (team.size, M, N))

@@ -2,7 +2,7 @@
 """Product and all-reduce: the sum of a @ b over the ranks, on every rank.
 
 A block sums the tile that it has multiplied with those of its peers, while it multiplies the next one, or others do.
-The smallest products are multiplied first: see ways.py; between nodes chunk by chunk: see unfused.py.
+The smallest products are multiplied first: see strategy.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import ways
+from tilescale.ops import strategy
 from tilescale.ops.arguments import (
     as_autocast,
     check_out,
@@ -121,8 +121,8 @@ def _summed(
 ) -> torch.Tensor:
     if not len(a):
         return a.new_empty(0, b.shape[1], dtype=result_type(a))
-    job = ways.Job("allreduce", -(-len(a) // team.size), (b.shape[1],), a.shape[1], a.dtype)
-    if not ways.overlaps(job, team):
+    job = strategy.Job("allreduce", -(-len(a) // team.size), (b.shape[1],), a.shape[1], a.dtype)
+    if not strategy.overlaps(job, team):
         return summed_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team, out)
 

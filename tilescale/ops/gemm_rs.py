@@ -4,7 +4,7 @@
 Rows of other ranks come first. They are multiplied into a workspace, chunk by chunk, and the copy queue sends each
 chunk to its owner when its tiles are done. Local rows come last, when the parts of the other ranks have arrived: they
 are added in float32 and in one order, so results have the same bits each time. Where a shard has several chunks, the
-grid is persistent. Few rows are multiplied first: see ways.py; between nodes chunk by chunk: see unfused.py.
+grid is persistent. Few rows are multiplied first: see strategy.py; between nodes chunk by chunk: see unfused.py.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm import Team
 from tilescale.errors import ArgumentError
-from tilescale.ops import ways
+from tilescale.ops import strategy
 from tilescale.ops.arguments import (
     as_autocast,
     check_divides,
@@ -129,8 +129,8 @@ def _scattered(
     team: Team,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    job = ways.Job("reduce_scatter", len(a) // team.size, (b.shape[1],), a.shape[1], a.dtype)
-    if len(a) and not ways.overlaps(job, team):
+    job = strategy.Job("reduce_scatter", len(a) // team.size, (b.shape[1],), a.shape[1], a.dtype)
+    if len(a) and not strategy.overlaps(job, team):
         return scattered_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team, out)
 

@@ -35,7 +35,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from tilescale.errors import ArgumentError
-from tilescale.ops import ways
+from tilescale.ops import strategy
 from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
 from tilescale.ops.arguments import PRODUCTS
 from tilescale.ops.gemm_ar import matmul_all_reduce
@@ -291,7 +291,8 @@ def _overlaps(x: Node, group: str) -> bool:
     a, b = (each.meta["val"] for each in product.args)
     rows, team = a.shape[0], team_of(group)
     expected = rows.node.hint if isinstance(rows, torch.SymInt) else rows
-    return ways.overlaps(ways.Job("allreduce", -(-expected // team.size), (b.shape[1],), a.shape[1], a.dtype), team)
+    job = strategy.Job("allreduce", -(-expected // team.size), (b.shape[1],), a.shape[1], a.dtype)
+    return strategy.overlaps(job, team)
 
 
 def _depends(node: Node, on: Node, through: Node) -> bool:

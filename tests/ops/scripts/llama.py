@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tilescale
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.ops import ways
+from tilescale.ops import strategy
 
 HIDDEN, HEADS, TOKENS, BATCH, VOCABULARY, LAYERS, STEPS, FLOAT8_STEPS = 64, 4, 16, 2, 48, 1, 20, 4
 WORLD = tilescale.init()
@@ -275,7 +275,7 @@ def check_whole_parameters(parallel: nn.Module, alone: nn.Module) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    ways._overlaps = lambda machine, job, ranks: True  # as if the model were large
+    strategy._overlaps = lambda machine, job, ranks: True  # as if the model were large
     torch.manual_seed(0)
     model = Llama().half()
     alone_model = copy.deepcopy(model)

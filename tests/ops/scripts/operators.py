@@ -11,7 +11,7 @@ import torch
 import tilescale
 from tilescale import ops
 from tilescale.errors import ArgumentError, RankMismatchError
-from tilescale.ops import ag_gemm, ways
+from tilescale.ops import ag_gemm, strategy
 
 WORLD = tilescale.init()
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -433,10 +433,10 @@ def check_errors_are_everyones():
 
 def run(names: dict[str, Any]) -> None:
     """All checks of a script, of what is small, and of what is overlapped as if it were large."""
-    by_estimate = ways._overlaps
+    by_estimate = strategy._overlaps
     for check in [value for name, value in names.items() if name.startswith("check_")]:
         for way in (by_estimate, lambda machine, job, ranks: True):
-            ways._overlaps = way
+            strategy._overlaps = way
             check()
         WORLD.barrier()
         if RANK == 0:
