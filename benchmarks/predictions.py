@@ -286,9 +286,10 @@ def with_tables(page: str, results: dict[str, Any], reasons: dict[str, str] = RE
         begin, end = f"<!-- measured: {group['name']} -->", "<!-- end -->"
         text = f"{begin}\n\n{table(group, reasons)}\n\n{end}"
         page = re.sub(f"{begin}.*?{end}", lambda _, text=text: text, page, flags=re.DOTALL)
-    for name, made in {"errors": errors(results), "accuracy": accuracy(results)}.items():
-        text = f"<!-- {name} -->\n\n{made}\n\n<!-- end -->"
-        page = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, text=text: text, page, flags=re.DOTALL)
+    for name, make in {"errors": errors, "accuracy": accuracy}.items():
+        if (begin := f"<!-- {name} -->") in page:
+            text = f"{begin}\n\n{make(results)}\n\n<!-- end -->"
+            page = re.sub(f"{begin}.*?<!-- end -->", lambda _, text=text: text, page, flags=re.DOTALL)
     rows = [row for group in results["groups"] for row in group["rows"]]
     said = {"share": f"{sum(map(is_close, rows))} of {len(rows)}", "mean": f"{mean_error(results['groups']):.1%}"}
     for name, text in said.items():

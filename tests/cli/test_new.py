@@ -67,7 +67,9 @@ def test_pytest_is_installed_first_where_it_is_missing(tmp_path: Path, monkeypat
     assert "python halo.py && python -m pip install pytest && python -m pytest" in made.output
 
 
-def test_the_tutorial_breaks_the_program_and_ends_with_a_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_tutorial_breaks_the_program_and_ends_with_a_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remedies: None
+):
     """In this process; the step that starts a job is what the first test does."""
     executed = []
 
