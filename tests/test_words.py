@@ -12,38 +12,8 @@ import pytest
 from tests import words
 
 PENDING: dict[str, dict[str, int]] = {
-    "pages": {
-        "beside": 5,
-        "fronted": 2,
-        "heading": 22,
-        "is no": 1,
-        "long sentence": 3,
-        "processor": 2,
-        "product": 5,
-        "rest on": 1,
-        "stand": 1,
-        "turn": 4,
-        "who": 8,
-    },
-    "backends": {
-        "beside": 4,
-        "fronted": 1,
-        "is no": 1,
-        "processor": 2,
-        "relative clause": 1,
-        "stand": 2,
-        "tell": 3,
-        "whatever": 4,
-    },
-    "tilescale": {
-        "fronted": 2,
-        "is no": 6,
-        "nobody": 1,
-        "product": 1,
-        "rest on": 1,
-        "room": 10,
-        "whatever": 1,
-    },
+    "backends": {"beside": 2, "processor": 2, "stand": 1},
+    "tilescale": {"nobody": 1},
 }
 """Tree -> how often it still breaks a rule. Numbers only decrease."""
 

@@ -51,7 +51,8 @@ RULES = {
         "fast. of float8 it is the product.",
     ),
     "is no": Rule(
-        r"\b(?<!there )(?:is|are|was|were) (?:none\b|no (?!longer|more|less|later|earlier|faster|slower|better|such))",
+        r"\b(?<!there )(?:is|are|was|were) (?:none\b(?! (?:or|where|for)\b)"
+        r"|no (?!longer|more|less|later|earlier|faster|slower|better|such))",
         "is not a",
         "a number that is no multiple of 16",
     ),
@@ -66,7 +67,9 @@ RULES = {
     "tell": Rule(r"\b(?:tells?|told|telling)\b", "notify, signal, pass, report", "a rank that is told"),
     "nobody": Rule(r"\b(?:no|any|every|some)body\b", "no rank, every device, other users", "nobody waits"),
     "who": Rule(
-        r"\b(?<!users )(?<!people )(?<!readers )who(?:m|ever)?\b", "the rank, the warp that", "who waits for it"
+        r"\b(?<!users )(?<!user )(?<!people )(?<!readers )(?<!anyone )(?<!attacker )who(?:m|ever)?\b",
+        "the rank, the warp that",
+        "who waits for it",
     ),
     "whatever": Rule(r"\b(?:what|wher|which)ever\b", "any", "whatever it holds"),
     "own": Rule(
@@ -80,9 +83,9 @@ RULES = {
         "GEMM",
         "the product of matrices",
     ),
-    "processor": Rule(r"\bprocessors?\b", "SM, CPU core", "a block on each processor"),
+    "processor": Rule(r"\bprocessors?\b(?! sharing)", "SM, CPU core", "a block on each processor"),
     "stand": Rule(r"\bst(?:ands?|ood)\b(?! in for| for| alone|-)", "is, has the position", "behind it stands a loop"),
-    "room": Rule(r"\broom\b(?!:)", "capacity, space", "no room for a tensor"),
+    "room": Rule(r"\broom\b(?![:,)]| /)", "capacity, space", "no room for a tensor"),
     "shall": Rule(r"\bshall\b", "must, does", "it shall run"),
     "so many": Rule(r"\bso many\b(?! \w+ that)", "the number, `n`", "a grid of so many blocks"),
     "on its way": Rule(
@@ -112,7 +115,8 @@ LONGEST_SENTENCE = 40
 """Words of a sentence on a page."""
 
 NO_HEADING = re.compile(
-    r"(?:what|who|whom|whose|when|where|which|while|that|those|if|as|in|on|at|of|for|by|to|too|with|without|behind|beside"
+    r"(?:what|who|whom|whose|when|where|which|while|that|those|if|as|on|at|of|for|by|to|too|with|without|behind|beside"
+    r"|in(?! (?:v?LLM|SGLang|torchtitan|transformers|a model))"
     r"|never|not|and|or|one|nowhere|whole|right|long|several)\b",
     re.IGNORECASE,
 )
@@ -214,8 +218,9 @@ def broken(texts: list[str], rules: dict[str, Rule]) -> dict[str, list[str]]:
 
 
 def long_sentences(texts: list[str]) -> list[str]:
-    """Sentences of paragraphs that are too long; a table's row is none."""
-    sentences = (s for text in texts if not text.startswith("|") for s in re.split(r"(?<=[.?!:;]) ", text))
+    """Sentences of paragraphs that are too long. Rows of tables and lists of links or names are not sentences."""
+    paragraphs = (text for text in texts if not text.startswith("|") and " · " not in text and "`` ``" not in text)
+    sentences = (s for text in paragraphs for s in re.split(r"(?<=[.?!:;]) ", text))
     return [sentence for sentence in sentences if len(sentence.split()) > LONGEST_SENTENCE]
 
 

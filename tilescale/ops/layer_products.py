@@ -52,7 +52,7 @@ def _(
 def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     x, weights, biases, ctx.group, ctx.float8, ctx.keeps = inputs
     ctx.biased, ctx.shape = bool(biases), x.shape
-    ctx.set_materialize_grads(False)  # of the kept rows, and of layers whose results are unused
+    ctx.set_materialize_grads(False)  # kept rows and unused results have none
     ctx.save_for_backward(output[-1] if ctx.keeps else x, *weights)
 
 

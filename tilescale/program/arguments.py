@@ -101,7 +101,7 @@ def check_present(program: Program, values: Sequence[Any], outputs: Sequence[int
         outputs: positions that the call fills.
 
     Raises:
-        ArgumentError: a tensor that the program uses is None.
+        ArgumentError: None for a tensor that the program uses.
     """
     absent = {i for i, value in enumerate(values) if value is None} - set(outputs)
     missing = absent & used_parameters(program) if absent else absent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Limits of every lowering for a number of threads: checked wherever a program for such a machine runs."""
+"""Limits of every lowering for a number of threads: checked by every back end for such a machine."""
 
 from __future__ import annotations
 

@@ -67,4 +67,4 @@ class Compiled:
 
 
 Kept = dict[Hashable, Compiled]
-"""The closures of one program, by what they depend on besides it. A run that fails does not give its closures back."""
+"""The closures of one program, by what else they depend on. A run that fails does not return its closures."""

@@ -134,7 +134,7 @@ def emulate_program(
     assumptions = Assumptions(assume, program, len(per_unit)) if assume is not None else None
     begin, given = perf_counter(), Given(program, per_unit) if watching else None
     faults = emulation_faults_told(lambda: first_line(program.func))
-    kept = kept if kept is not None and data else {}  # what is known of programs without data is of one run
+    kept = kept if kept is not None and data else {}  # closures without data keep state of one run
     key = tuple(extents), mesh, time, seed is None
     with faults, progress_bar(f"emulating {program.name}", progress) as advance:
         compiled = kept.pop(key, None)

@@ -358,9 +358,9 @@ class SymmetricHeap:
         largest = max((size for _, size in self._ledger.arena.free_pieces), default=0)
         waiting = f", {format_bytes(usage.pending)} released here but not by all ranks" if usage.pending else ""
         return HeapExhaustedError(
-            f"symmetric heap exhausted: asked for {format_bytes(nbytes)}; of {format_bytes(usage.mapped)} mapped, "
-            f"{format_bytes(usage.mapped - usage.used)} are free (largest piece {format_bytes(largest)}{waiting}), "
-            f"and the heap cannot grow: {refusal}",
+            f"symmetric heap exhausted: asked for {format_bytes(nbytes)}; {format_bytes(usage.mapped - usage.used)} of "
+            f"{format_bytes(usage.mapped)} mapped are free (largest piece {format_bytes(largest)}{waiting}), and "
+            f"the heap cannot grow: {refusal}",
             hint=refusal.hint,
             where=call.at("asks for it"),
         )

@@ -193,7 +193,7 @@ def _gone(travel: Travel, chunk: int, made: np.ndarray) -> list[float]:
 
 
 def by_estimate(times: Mapping[int, float]) -> list[int]:
-    """Rows of chunks in the order of estimated seconds; of those that are close to the least, the smallest is first."""
+    """Rows of chunks in the order of estimated seconds; the smallest is first among those close to the least."""
     limit = min(times.values()) * (1 + CLOSE)
     return sorted(times, key=lambda rows: (times[rows] > limit, rows if times[rows] <= limit else times[rows]))
 

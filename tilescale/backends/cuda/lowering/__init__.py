@@ -14,7 +14,7 @@ deferred_stores.py send_pipeline.py copies and signals completed one iteration l
 devices.py signature.py             the stage of devices, and the kernel's parameters
 operands.py                         peers, values and flag indices that are read from memory
 signals.py completion.py            rules: signals, waits and barriers, and completion of copies
-peer_atomics.py told.py             rules: additions at peers; values that one thread broadcasts to its unit
+peer_atomics.py broadcast.py        rules: additions at peers; values that one thread broadcasts to its unit
 polling.py                          atomic loads of whole units, and bounds of loops that poll or wait
 exchange.py                         rules: collectives of devices on tiles
 hierarchical.py                     rules: collectives between groups of devices that share memory

@@ -48,7 +48,7 @@ HARMLESS = re.compile(
 """Statements allowed between the end of a program's stores and the signal that publishes them."""
 STATIC = re.compile(r"^\s*__shared__ .*?([\w:]+) (\w+)((?:\[\d+\])+);", re.MULTILINE)
 TOLD, TOLD_BYTES = re.compile(r"\btilescale::tell<(\d+)"), 8
-"""A value that one thread broadcasts has its own shared memory (told.cuh)."""
+"""A value that one thread broadcasts has its own shared memory (broadcast.cuh)."""
 _BYTES = {
     "char": 1,
     "uchar": 1,

@@ -4,7 +4,7 @@
 Why: a tile operation is one statement of its unit, so it sees the stores of the statement before, by any threads. Stock
 TileLang synchronizes threads for shared memory alone, between loads and stores there but not between two stores nor
 everywhere across the ends of branches and units, and waits for a bulk store until its source may be reused. Before: a
-phase in which threads synchronize for tiles, signals and waits. After: the same with a barrier of the unit wherever a
+phase in which threads synchronize for tiles, signals and waits. After: the same with a barrier of the unit where a
 statement accesses memory that other threads have accessed since the last barrier, and one of the two writes it. Before
 the barrier bulk stores are completed, and after it bulk copies are ordered, where the two include such. A pipelined
 loop that loads its own stores runs in order. Declines nothing: a thread-dependent branch counts as one statement, so

@@ -8,13 +8,13 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilescale.backends.cuda.lowering.broadcast import broadcast_to_all
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.markers import BY_THREAD, by_nvshmem
 from tilescale.backends.cuda.lowering.reach import BULK, STORES
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.signals import first_of, place_of
 from tilescale.backends.cuda.lowering.statements import is_bulk_store
-from tilescale.backends.cuda.lowering.told import told_to_all
 from tilescale.program import ops
 from tilescale.program.operations import AtomicAdd
 
@@ -49,7 +49,7 @@ def _element(stage: DeviceStage, made: AtomicAdd) -> ir.Stmt:
     kind = f"tilescale::{_KINDS[str(buffer.dtype)]}, tilescale::{made.order.upper()}"
     fetch = _call(stage, made, f"tilescale::fetch_add<{kind}>", made.target, stage.expr(made.value), site)
     previous = _unused(stage, buffer) if made.previous is None else made.previous
-    return told_to_all(
+    return broadcast_to_all(
         stage,
         made.call,
         fetch,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Devices that reach each other's memory in the machine model, and the transport between the others.
 
-Why: peers have addresses inside a node, or wherever NVLink reaches, and nowhere else. Devices are numbered row-major,
+Why: peers have addresses inside a node, or where NVLink reaches, and nowhere else. Devices are numbered row-major,
 so those that share memory are consecutive: `Target.near` of them.
 """
 

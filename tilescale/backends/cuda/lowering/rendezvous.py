@@ -64,7 +64,7 @@ def needed(program: Program, body: Part, target: Target) -> Rendezvous:
     implementation: those of tiles write to their own double-buffered workspaces, the others end when all parts have
     arrived.
 
-    *Entry*: also wherever a device accesses another one, signals it, or waits, even if a barrier of the program comes
+    *Entry*: also where a device accesses another one, signals it, or waits, even if a barrier of the program comes
     first. The barrier detects ranks that make no such call, or make it with other tensors, before anything is written
     into them; and its count shows the watch of the copy queue that a replayed graph makes progress. Before NCCL,
     because NCCL's wait for a missing rank has no bound.

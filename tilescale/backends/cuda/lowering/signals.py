@@ -9,13 +9,13 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.arguments import SlotShift
+from tilescale.backends.cuda.lowering.broadcast import broadcast_to_all
 from tilescale.backends.cuda.lowering.completion import C_TYPES, published, signal_kind
 from tilescale.backends.cuda.lowering.deferred_stores import KEPT
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, BY_PRODUCER_FUNCTION, BY_THREAD
 from tilescale.backends.cuda.lowering.reach import split
 from tilescale.backends.cuda.lowering.registry import lowers
-from tilescale.backends.cuda.lowering.told import told_to_all
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.program import ops
 from tilescale.program.operations import Copy, Signal, Wait
@@ -183,7 +183,7 @@ def _wait_any(stage: DeviceStage, wait: Wait, site: int) -> ir.Stmt:
     count = ir.Cast("int64", stage.expr(extents[along]))
     name = "tilescale::wait_any_by_thread" if ir.attribute(wait.call, BY_THREAD) is not None else "tilescale::wait_any"
     found = _poll(stage, name, wait, wait.flag, site, stride, count, dtype="int32")
-    return told_to_all(stage, wait.call, found, wait.index, acquires=True)
+    return broadcast_to_all(stage, wait.call, found, wait.index, acquires=True)
 
 
 @lowers(ops.BARRIER.name)

@@ -63,7 +63,7 @@ Chain = tuple[Access, Any] | None
 class State:
     """The accesses to an element that a later one may race with; for reports also the write `before` the last one.
 
-    Of several accesses by one task the first is kept. `loads` are the atomic ones.
+    The first of several accesses by one task is kept. `loads` are the atomic ones.
     """
 
     write: Access | None = None

@@ -71,7 +71,7 @@ class Observer:
         """All tasks have ended without an error."""
 
     def begins(self, task: Task) -> None:
-        """A task was made, by `task.parent` or, where that is None, by the launch."""
+        """A task was made, by `task.parent`, or by the launch if there is no parent."""
 
     def joins(self, ended: Sequence[Task]) -> None:
         """The current task continues: all tasks that it had made and waited for have ended."""

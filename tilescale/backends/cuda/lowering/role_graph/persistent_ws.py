@@ -48,7 +48,7 @@ class _Around:
 
     @classmethod
     def of(cls, stmt: ir.Stmt) -> _Around | None:
-        """None: there is not one such loop, or more than scalars and what sets registers stands before it."""
+        """None: there is not one such loop, or more than scalars and what sets registers is before it."""
         stmts = flat(stmt)
         found = [i for i, s in enumerate(stmts) if ir.contains(s, is_pipelined)]
         if len(found) != 1:

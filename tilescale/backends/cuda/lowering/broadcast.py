@@ -22,7 +22,7 @@ _C_TYPES = {
 }  # fmt: skip
 
 
-def told_to_all(
+def broadcast_to_all(
     stage: DeviceStage,
     call: ir.Call,
     value: ir.PrimExpr,
@@ -45,7 +45,7 @@ def told_to_all(
     dtype = str(variable.dtype)
     if dtype not in _C_TYPES:
         raise stage.unsupported(f"a value of type {dtype} that one thread finds out for all")
-    stage.include("told.cuh")
+    stage.include("broadcast.cuh")
     place = f"{stage.next_number()}, {_C_TYPES[dtype]}"
     tell = stage.one_thread(tir.evaluate(tir.extern(f"tilescale::tell<{place}>", value)))
     told = ir.BufferStore(variable, tir.extern(f"tilescale::told<{place}>", dtype=dtype), list(index))
@@ -63,7 +63,7 @@ def _invoke_one(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     value = stage.expr(made.value)
     if made.result is not None:
         releases = ir.attribute(call, ONLY_ACQUIRES) is None
-        return told_to_all(stage, call, value, made.result, releases=releases, acquires=True)
+        return broadcast_to_all(stage, call, value, made.result, releases=releases, acquires=True)
     if ir.attribute(call, BY_THREAD) is not None:
         return tir.evaluate(value)
     completed = _completed(True)
