@@ -323,7 +323,7 @@ def test_kept_rows_are_read_in_the_turn_of_the_call(monkeypatch: pytest.MonkeyPa
     module, log = import_module("tilescale.ops.ag_gemm"), []
     gathered = torch.zeros(2, 3, 8)
     space, team = SimpleNamespace(was_read=lambda: log.append("read")), SimpleNamespace(rank=0, size=2)
-    monkeypatch.setattr(module.ways, "overlaps", lambda job, team: True)
+    monkeypatch.setattr(module.strategy, "overlaps", lambda job, team: True)
     monkeypatch.setattr(module, "_overlapped", lambda *given: ([], gathered))
     monkeypatch.setattr(module, "workspace_of", lambda team: space)
     for keeps in (False, True):

@@ -137,7 +137,7 @@ TARGETS = (
     _comm("admission", "test_liveness", "test_nodes"),
     _running("copy_queue", "test_own_streams", "test_execute_queue"),
     _running("replay", "test_replay"),
-    _running("guard", "test_execute_failures", functions=("barrier", "blame", "_scene")),
+    _running("wait_guard", "test_execute_failures", functions=("barrier", "blame", "_scene")),
     _overlap("scatter", "test_reductions", "test_reads_behind"),
     Target("arguments of operators", "tilescale/ops/arguments.py", ("tests/ops/test_arguments.py",)),
     Target("ledger of the heap", "tilescale/comm/heap/ledger.py", ("tests/comm/test_heap_arena.py",)),
