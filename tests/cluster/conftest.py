@@ -111,6 +111,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         found.up()
     except subprocess.CalledProcessError as error:
         found.down()
-        pytest.skip(f"this kernel lets nobody make network namespaces: {error.stderr.strip()}")
+        pytest.skip(f"this kernel does not permit network namespaces: {error.stderr.strip()}")
     yield found
     found.down()
