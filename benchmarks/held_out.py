@@ -53,8 +53,6 @@ CLOSE, REGRET = 0.2, 0.02
 LENGTHS = {"short": False, "long": True}
 COLLECTIVES = {"ag_gemm": "all_gather", "gated": "all_gather", "gemm_rs": "reduce_scatter", "gemm_ar": "allreduce"}
 BESIDE, IN_ORDER = "beside", "in order"
-ENDING = 2.5
-"""Memory passes of the activation of a gated layer, over both GEMMs."""
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
@@ -86,7 +84,7 @@ def _case(row: dict[str, Any], way: str) -> Case:
     gated = row["work"] == "gated"
     columns = (n // 2, n // 2) if gated else (n,)
     job = strategy.Job(
-        COLLECTIVES[row["work"]], -(-m // 2), columns, k, getattr(torch, row["dtype"]), gated, ENDING * gated
+        COLLECTIVES[row["work"]], -(-m // 2), columns, k, getattr(torch, row["dtype"]), gated, strategy.GATING * gated
     )
     return Case(f"{row['work']}, {row['dtype']}, {m} x {n} x {k}", job, way, row["us"])
 

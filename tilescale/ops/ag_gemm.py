@@ -234,7 +234,8 @@ def _products(
     places: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
     """The results, followed by the gathered rows if they are to be kept."""
-    columns, ending = tuple(w.shape[1] for w in weights), 2.5 if gated else 2.0 if activation else 0.0
+    columns = tuple(w.shape[1] for w in weights)
+    ending = strategy.GATING if gated else strategy.ACTIVATING if activation else 0.0
     job = strategy.Job("all_gather", a.shape[0], columns, a.shape[1], a.dtype, gated, ending)
     if a.nbytes and not strategy.overlaps(job, team):
         biases = [None] * len(weights) if bias is None else bias.split(columns)

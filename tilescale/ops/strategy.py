@@ -39,6 +39,9 @@ BEGINS = 2
 BESIDE = ("one_shot", "two_shot")
 """Algorithms of tiles that are summed."""
 
+GATING, ACTIVATING = 2.5, 2.0
+"""Further reads or writes of the result by PyTorch's kernels of a gated activation, and of another one."""
+
 SCALE_BYTES, PARTIAL_BYTES = 4, 4
 """Size of a row's scale, which is gathered as well, and of an element of a split of K."""
 
