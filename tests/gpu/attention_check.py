@@ -83,7 +83,10 @@ def check_decode_of_pages(only: slice) -> None:
         )
         scores = torch.einsum("bhgd,bkhd->bhgk", q.float().view(batch, of_keys, -1, dim), keys_of) * dim**-0.5
         scores.masked_fill_(~counts[:, None, None], -torch.inf)
-        want = torch.einsum("bhgk,bkhd->bhgd", scores.softmax(-1).nan_to_num(), values).view(batch, heads, value_dim)
+        shares = scores.softmax(-1).nan_to_num()
+        want, parts = (
+            torch.einsum("bhgk,bkhd->bhgd", shares, x).view(batch, heads, value_dim) for x in (values, values.abs())
+        )
         table = torch.where(needed, table, -1) if page else None
         if page and kind is not narrow:
             unused = torch.ones(count, dtype=torch.bool, device=DEVICE)
@@ -98,7 +101,7 @@ def check_decode_of_pages(only: slice) -> None:
             return ops.flash_decode(q, k, v, lengths, k_scale=of[0], v_scale=of[1], **how)
 
         title = f"decode of pages of {page}, {batch}x{heads}x{dim} {kind}"
-        runs(title, call, lambda c, want=want, title=title: compare(title, c, want))
+        runs(title, call, lambda c, want=want, parts=parts, title=title: compare(title, c, want, parts))
 
 
 def check_sequence_attention(only: slice) -> None:

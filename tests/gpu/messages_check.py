@@ -43,7 +43,8 @@ def check_batches(only: slice) -> None:
         sources = [after, before, RANK, before]
 
         def call(x=x, small=small, kinds=kinds, sources=sources) -> list[torch.Tensor]:
-            sends = [ops.Send(x, after), ops.Send(small, before), ops.Send(x, RANK), ops.Send(x, after)]
+            # In the receiver's order where both neighbours are one rank.
+            sends = [ops.Send(small, before), ops.Send(x, after), ops.Send(x, RANK), ops.Send(x, after)]
             return ops.batch_send_recv([*map(ops.Recv, kinds, sources), *sends])
 
         def check(came: list[torch.Tensor], wanted=wanted) -> None:
