@@ -106,132 +106,6 @@ def load_chunk(numbers, chosen, chunk, span):
 
 
 @T.macro
-def find_keys(keys, has, numbers, lowest, local, choices):
-    """Local expert of each choice, or -1, and whether a token has one; `lowest`: the rank's first expert."""
-    for i in T.Parallel(keys.shape[0]):
-        expert = numbers[i] - lowest
-        keys[i] = T.if_then_else((expert >= 0) & (expert < local), expert, -1)
-    for t in T.Parallel(has.shape[0]):
-        has[t] = 0
-    for c in T.serial(choices):
-        for t in T.Parallel(has.shape[0]):
-            if (t < tokens_of(choices)) & (keys[T.min(t * choices + c, keys.shape[0] - 1)] >= 0):
-                has[t] = 1
-
-
-@T.macro
-def rank_equal(within, keys, live):
-    """Number of equal keys before each key, of the first `live` ones."""
-    T.clear(within)
-    for j in T.serial(live):
-        for i in T.Parallel(within.shape[0]):
-            if (j < i) & (keys[j] == keys[i]):
-                within[i] += 1
-
-
-@T.macro
-def rank_marked(slots, within, has, live):
-    """Number of marked tokens before each token, of the first `live` ones."""
-    T.clear(within)
-    for j in T.serial(live):
-        for i in T.Parallel(within.shape[0]):
-            if j < i:
-                within[i] += has[j]
-    T.copy(within, slots)
-
-
-@T.macro
-def count_keys(found, keys, comes, goes, live, choices, local):
-    """Count the choices of each local expert, and the received and sent tokens."""
-    T.clear(found)
-    for j in T.serial(live):
-        for e in T.Parallel(found.shape[0]):
-            if keys[j] == e:
-                found[e] += 1
-    for t in T.serial(live // choices):
-        for e in T.Parallel(found.shape[0]):
-            found[e] += T.if_then_else(e == local, comes[t], T.if_then_else(e == local + 1, goes[t], 0))
-
-
-@T.macro
-def sum_counts(total, ahead, counted, begin, me, end, local):
-    """Sums over all chunks, and over those before chunk `me`; of tokens, over the chunks of one rank."""
-    keys, count = local + 2, counted.shape[0]
-    parts = max(1, CHUNK // keys)
-    sums, sums_ahead = (T.alloc((whole(parts * keys),), "int32", level="l0") for _ in range(2))
-    all_sums, all_ahead = (T.alloc((whole(parts * keys),), "int32", level="l1") for _ in range(2))
-    T.clear(sums)
-    T.clear(sums_ahead)
-    for n in T.serial(T.ceildiv(count, parts)):
-        for i in T.Parallel(sums.shape[0]):
-            number, key = n * parts + i // keys, i % keys
-            is_counted = (key < local) | ((number >= begin) & (number < end))
-            if (i < parts * keys) & (number < count) & is_counted:
-                sums[i] += counted[number, key]
-                sums_ahead[i] += T.if_then_else(number < me, counted[number, key], 0)
-    T.copy(sums, all_sums)
-    T.copy(sums_ahead, all_ahead)
-    for e in T.Parallel(keys):
-        total[e] = 0
-        ahead[e] = 0
-    for part in T.serial(parts):
-        for e in T.Parallel(keys):
-            total[e] += all_sums[part * keys + e]
-            ahead[e] += all_ahead[part * keys + e]
-
-
-@T.macro
-def sum_extents(begin, total, local):
-    """The first row of each expert."""
-    for e in T.Parallel(local):
-        begin[e] = 0
-    for c in T.serial(local):
-        for e in T.Parallel(local):
-            if c < e:
-                begin[e] += T.ceildiv(total[c], ALIGN) * ALIGN
-
-
-@T.macro
-def clear_part(W, places, order, source, chunk, chunks):
-    """Clear the entries that no choice writes later: rows without a choice, choices without a row, slots without a
-    token."""
-    room, size, most, choices = W.shape[0], int(places.shape[0]), places.shape[1], int(places.shape[2])
-    tokens, share, first = tokens_of(choices), T.alloc_var("int32"), T.alloc_var("int32")
-    share = T.ceildiv(room, size * chunks * CHUNK) * CHUNK
-    first = (source * chunks + chunk) * share
-    for n in T.serial(share // CHUNK):
-        for i in T.Parallel(CHUNK):
-            if first + n * CHUNK + i < room:
-                W[first + n * CHUNK + i] = 0
-    for i in T.Parallel(whole(choices)):
-        token = chunk * tokens + i // choices
-        if (i < tokens * choices) & (token < most):
-            places[source, token, i % choices] = -1
-    for t in T.Parallel(CHUNK):
-        if (t < tokens) & (chunk * tokens + t < most):
-            order[source, chunk * tokens + t] = 0
-
-
-@T.macro
-def tell_owners(counts, dropped, owners, total, begin, local):
-    """Write the number of rows of each expert, and the expert of each tile."""
-    tiles = owners.shape[0]
-    for e in T.Parallel(local):
-        kept = T.max(T.min(total[e], tiles * ALIGN - begin[e]), 0)
-        counts[e] = kept
-        dropped[e] = total[e] - kept
-    for n in T.serial(T.ceildiv(tiles, CHUNK)):
-        for i in T.Parallel(CHUNK):
-            if n * CHUNK + i < tiles:
-                owners[n * CHUNK + i] = -1
-        for e in T.serial(local):
-            for i in T.Parallel(CHUNK):
-                row = (n * CHUNK + i) * ALIGN
-                if (row < tiles * ALIGN) & (row >= begin[e]) & (row < begin[e] + total[e]):
-                    owners[n * CHUNK + i] = e
-
-
-@T.macro
 def send_weights(share, shares, in_weights, chunk, span, rank, home):
     """A chunk's weights, in front of its choices."""
     for i in T.Parallel(share.shape[0]):
@@ -240,32 +114,151 @@ def send_weights(share, shares, in_weights, chunk, span, rank, home):
 
 
 @T.macro
-def place_choices(places, W, in_weights, near, within, slot, begin, ahead, source, chunk, local, weighted):
-    """The rows of a chunk's choices, and their weights."""
-    choices = int(places.shape[2])
+def find_keys(near, far, comes, goes, in_chosen, chosen, rank, other, chunk, local, choices):
+    """The local expert here of each choice of a chunk from a rank, or -1, and there of each local choice.
+
+    `comes` and `goes` mark the first of a token's choices that has one.
+    """
+    span, count = tokens_of(choices) * choices, chosen.shape[0]
     for i in T.Parallel(near.shape[0]):
-        if near[i] >= 0:
-            row = begin[near[i]] + ahead[near[i]] + within[i]
-            if row < W.shape[0]:
-                places[source, ahead[local] + slot[i // choices], i % choices] = row
-                if weighted:
-                    W[row] = in_weights[source, chunk, i]
+        here = in_chosen[other, chunk, i] - rank * local
+        near[i] = T.if_then_else((here >= 0) & (here < local), here, -1)
+        at = chunk * span + i
+        there = T.cast(chosen[T.min(at, count - 1)], "int32") - other * local
+        far[i] = T.if_then_else((i < span) & (at < count) & (there >= 0) & (there < local), there, -1)
+    ahead_near, ahead_far = (T.alloc((near.shape[0],), "int32", level="l0") for _ in range(2))
+    for i in T.Parallel(near.shape[0]):
+        ahead_near[i] = 0
+        ahead_far[i] = 0
+        for c in T.serial(1, choices):
+            j = T.max(i - c, 0)
+            ahead_near[i] += T.if_then_else((c <= i % choices) & (near[j] >= 0), 1, 0)
+            ahead_far[i] += T.if_then_else((c <= i % choices) & (far[j] >= 0), 1, 0)
+        comes[i] = T.if_then_else((near[i] >= 0) & (ahead_near[i] == 0), 1, 0)
+        goes[i] = T.if_then_else((far[i] >= 0) & (ahead_far[i] == 0), 1, 0)
 
 
 @T.macro
-def place_tokens(before, order, goes, place, ahead, rank, first, alive):
-    """The slots of a chunk's tokens among those that go to a rank; `ahead`: those of the chunks before."""
-    for t in T.Parallel(goes.shape[0]):
-        if t < alive:
-            slot = ahead + place[t]
-            before[first + t, rank] = slot
-            if goes[t] > 0:
-                order[rank, slot] = first + t
+def count_keys(counted, found, near, comes, goes, number, live, local):
+    """Count the choices of each local expert in a chunk, and the received and sent tokens."""
+    for e in T.Parallel(found.shape[0]):
+        found[e] = 0
+        for j in T.serial(live):
+            token = T.if_then_else(e == local, comes[j], goes[j])
+            found[e] += T.if_then_else(e < local, T.if_then_else(near[j] == e, 1, 0), token)
+        if e < local + 2:
+            counted[number, e] = found[e]
+
+
+@T.macro
+def sum_counts(total, ahead, begin, counted, first, me, end, local):
+    """Sums over all chunks, and over those before chunk `me`; of tokens, over the chunks of one rank. And the first row
+    of each expert."""
+    keys, count = local + 2, counted.shape[0]
+    parts = max(1, CHUNK // keys)
+    width = whole(parts * keys)
+    part_sums, part_ahead = (T.alloc((width,), "int32", level="l1") for _ in range(2))
+    sums, sums_ahead = (T.alloc((width,), "int32", level="l0") for _ in range(2))
+    for i in T.Parallel(width):
+        sums[i] = 0
+        sums_ahead[i] = 0
+        for n in T.serial(T.ceildiv(count, parts)):
+            number, key = n * parts + i // keys, i % keys
+            is_counted = (key < local) | ((number >= first) & (number < end))
+            if (i < parts * keys) & (number < count) & is_counted:
+                sums[i] += counted[number, key]
+                sums_ahead[i] += T.if_then_else(number < me, counted[number, key], 0)
+        part_sums[i] = sums[i]
+        part_ahead[i] = sums_ahead[i]
+    for i in T.Parallel(width):
+        sums[i] = 0
+        sums_ahead[i] = 0
+        for part in T.serial(parts):
+            sums[i] += part_sums[part * keys + i % keys]
+            sums_ahead[i] += part_ahead[part * keys + i % keys]
+        if i < keys:
+            total[i] = sums[i]
+            ahead[i] = sums_ahead[i]
+    for i in T.Parallel(width):
+        sums[i] = 0
+        for e in T.serial(local):
+            sums[i] += T.if_then_else(e < i, T.ceildiv(total[e], ALIGN) * ALIGN, 0)
+        if i < local:
+            begin[i] = sums[i]
+
+
+@T.macro
+def clear_part(W, places, order, source, chunk, chunks):
+    """Clear the entries that no choice writes later: rows without a choice, choices without a row, slots without a
+    token."""
+    room, size, most, choices = W.shape[0], int(places.shape[0]), places.shape[1], int(places.shape[2])
+    tokens, share = tokens_of(choices), T.alloc_var("int32")
+    share = T.ceildiv(room, size * chunks * CHUNK)
+    for i in T.Parallel(whole(choices)):
+        for n in T.serial(share):
+            row = ((source * chunks + chunk) * share + n) * CHUNK + i
+            if (i < CHUNK) & (row < room):
+                W[row] = 0
+        token = chunk * tokens + i // choices
+        if (i < tokens * choices) & (token < most):
+            places[source, token, i % choices] = -1
+            order[source, token] = 0
+
+
+@T.macro
+def place_choices(tables, near, comes, goes, ahead, begin, other, chunk, live, local, weighted):
+    """The rows of a chunk's choices, and their weights; and the slots of a chunk's tokens among those that go to a
+    rank."""
+    places, W, in_weights, before, order = tables
+    choices, width = int(places.shape[2]), near.shape[0]
+    first = chunk * tokens_of(choices)
+    within, slot, place = (T.alloc((width,), "int32", level="l0") for _ in range(3))
+    for i in T.Parallel(width):
+        within[i] = 0
+        slot[i] = ahead[local]
+        place[i] = ahead[local + 1]
+        for j in T.serial(live):
+            within[i] += T.if_then_else((j < i) & (near[j] == near[i]), 1, 0)
+            slot[i] += T.if_then_else(j < i // choices * choices, comes[j], 0)
+            place[i] += T.if_then_else(j < i // choices * choices, goes[j], 0)
+        if near[i] >= 0:
+            row = begin[near[i]] + ahead[near[i]] + within[i]
+            if row < W.shape[0]:
+                places[other, slot[i], i % choices] = row
+                if weighted:
+                    W[row] = in_weights[other, chunk, i]
+        if (i < live) & (i % choices == 0):
+            before[first + i // choices, other] = place[i]
+        if goes[i] > 0:
+            order[other, place[i]] = first + i // choices
+
+
+@T.macro
+def tell_owners(counts, dropped, owners, total, begin, local):
+    """Write the number of rows of each expert, and the expert of each tile."""
+    tiles, owner = owners.shape[0], T.alloc((CHUNK,), "int32", level="l0")
+    for e in T.Parallel(local):
+        kept = T.max(T.min(total[e], tiles * ALIGN - begin[e]), 0)
+        counts[e] = kept
+        dropped[e] = total[e] - kept
+    for n in T.serial(T.ceildiv(tiles, CHUNK)):
+        for i in T.Parallel(CHUNK):
+            owner[i] = -1
+            for e in T.serial(local):
+                row = (n * CHUNK + i) * ALIGN - begin[e]
+                owner[i] += T.if_then_else((row >= 0) & (row < total[e]), e + 1, 0)
+            if n * CHUNK + i < tiles:
+                owners[n * CHUNK + i] = owner[i]
 
 
 def tables_program(size: int, local: int, choices: int, kind: str, weighted: bool) -> Any:
-    """The tables of every rank; `kind`: the type of choices, which may be `weighted`."""
-    numbers, chunks, most, room = T.dynamic("numbers"), T.dynamic("chunks"), T.dynamic("most"), T.dynamic("room")
+    """The tables of every rank; `kind`: the type of choices, which may be `weighted`.
+
+    Each step is one parallel loop, with serial loops inside: TileLang's layout inference takes time in the square of
+    the number of parallel loops that have buffers in common.
+    """
+    numbers, chunks, most = T.dynamic("numbers"), T.dynamic("chunks"), T.dynamic("most")
+    room, tiles = T.dynamic("room"), T.dynamic("tiles")
     tokens, width = tokens_of(choices), whole(choices)
     span, keys = tokens * choices, local + 2
 
@@ -279,7 +272,7 @@ def tables_program(size: int, local: int, choices: int, kind: str, weighted: boo
         W: T.Tensor((room,), "float32"),
         counts: T.Tensor((local,), "int32"),
         dropped: T.Tensor((local,), "int32"),
-        owners: T.Tensor((room // ALIGN,), "int32"),
+        owners: T.Tensor((tiles,), "int32"),
         order: T.Tensor((size, most), "int32"),
         sent: T.Tensor((size,), "int32"),
         received: T.Tensor((size,), "int32"),
@@ -290,46 +283,33 @@ def tables_program(size: int, local: int, choices: int, kind: str, weighted: boo
             arrived = T.alloc_flags((size,))
             T.assume(numbers >= 1)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                given, share = (T.alloc((width,), dtype, level="l0") for dtype in ("int32", "float32"))
-                near, far, comes, goes = (T.alloc((width,), "int32", level="l1") for _ in range(4))
                 live = T.alloc_var("int32")
                 live = T.min(span, numbers - chunk * span)
-                found = T.alloc((whole(keys),), "int32", level="l0")
-                load_chunk(given, chosen, chunk, span)
                 if z < size:
+                    given, share = (T.alloc((width,), dtype, level="l0") for dtype in ("int32", "float32"))
                     home = (rank + 1 + z) % size
+                    load_chunk(given, chosen, chunk, span)
                     if weighted:
                         send_weights(share, shares, in_weights, chunk, span, rank, home)
                     T.copy(given, in_chosen[rank, chunk, 0], dst=home, signal=arrived[rank])
                 else:
+                    near, far, comes, goes = (T.alloc((width,), "int32", level="l1") for _ in range(4))
+                    found = T.alloc((whole(keys),), "int32", level="l0")
                     source = z - size
                     clear_part(W, places, order, source, chunk, chunks)
-                    find_keys(far, goes, given, source * local, local, choices)
                     T.wait(arrived[source], ">=", chunks)
-                    T.copy(in_chosen[source, chunk, 0], given)
-                    find_keys(near, comes, given, rank * local, local, choices)
-                    count_keys(found, near, comes, goes, live, choices, local)
-                    for e in T.Parallel(whole(keys)):
-                        if e < keys:
-                            counted[source * chunks + chunk, e] = found[e]
+                    find_keys(near, far, comes, goes, in_chosen, chosen, rank, source, chunk, local, choices)
+                    count_keys(counted, found, near, comes, goes, source * chunks + chunk, live, local)
         with T.Kernel(device=size, block=(chunks, size), threads=CHUNK) as (chunk, other):
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                given, within = (T.alloc((width,), "int32", level="l0") for _ in range(2))
-                near, far, comes, goes, slot, place = (T.alloc((width,), "int32", level="l1") for _ in range(6))
+                near, far, comes, goes = (T.alloc((width,), "int32", level="l1") for _ in range(4))
                 total, ahead, begin = (T.alloc((keys,), "int32", level="l1") for _ in range(3))
                 live, end = (T.alloc_var("int32") for _ in range(2))
                 live, end = T.min(span, numbers - chunk * span), (other + 1) * chunks
-                sum_counts(total, ahead, counted, end - chunks, end - chunks + chunk, end, local)
-                sum_extents(begin, total, local)
-                load_chunk(given, chosen, chunk, span)
-                find_keys(far, goes, given, other * local, local, choices)
-                T.copy(in_chosen[other, chunk, 0], given)
-                find_keys(near, comes, given, rank * local, local, choices)
-                rank_marked(slot, within, comes, live // choices)
-                rank_marked(place, within, goes, live // choices)
-                rank_equal(within, near, live)
-                place_choices(places, W, in_weights, near, within, slot, begin, ahead, other, chunk, local, weighted)
-                place_tokens(before, order, goes, place, ahead[local + 1], other, chunk * tokens, live // choices)
+                sum_counts(total, ahead, begin, counted, end - chunks, end - chunks + chunk, end, local)
+                find_keys(near, far, comes, goes, in_chosen, chosen, rank, other, chunk, local, choices)
+                tables = places, W, in_weights, before, order
+                place_choices(tables, near, comes, goes, ahead, begin, other, chunk, live, local, weighted)
                 if chunk == 0:
                     for _ in T.Parallel(1):
                         received[other] = total[local]
