@@ -2,13 +2,16 @@
 """A layer of experts on GPUs: `torchrun --nproc-per-node 2 tests/gpu/moe_check.py`, arguments as for `ops_check.py`.
 
 Fresh random inputs, ranks out of step, workspaces and memory that results get full of NaN; results and gradients are
-compared with those of all experts in float32.
+compared with those of all experts in float32. Numbers of tokens are drawn from a seed, which is printed; `--seed=N`
+repeats them. All kernels are compiled at once beforehand.
 """
 
 from __future__ import annotations
 
 import functools
+import random as numbers
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,17 +20,25 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.gpu.ops_support import LATE_CYCLES, main, poison, random, runs, say  # noqa: E402
-from tests.gpu.ranks import DEVICE, RANK, SIZE, everyones, total  # noqa: E402
+from tests.gpu.ranks import DEVICE, RANK, SIZE, WORLD, everyones, total  # noqa: E402
 from tilescale import ops  # noqa: E402
 
-SHAPES = [
-    # tokens, features, inner, experts of a rank, choices
-    (1, 64, 64, 1, 1),
-    (7, 512, 192, 2, 2),
-    (16, 2048, 768, 32, 8),
-    (1000, 1024, 512, 4, 4),
-    (512, 2048, 768, 32, 8),
-]
+SMALL = 256, 128, 4, 2
+"""Features, inner, experts of a rank, choices."""
+
+KINDS = [(64, 64, 1, 1), SMALL, (2048, 768, 32, 8)]
+MOST = 1000
+"""Tokens of a rank, at most."""
+
+GIVEN = [word for word in sys.argv if word.startswith("--seed=")]
+SEED = int(GIVEN[0].partition("=")[2]) if GIVEN else WORLD.all_gather(time.time_ns() % 10**6)[0]
+
+
+def shapes() -> list[tuple[int, ...]]:
+    """One token, a few, and many, of every kind: tokens, features, inner, experts of a rank, choices."""
+    drawn = numbers.Random(SEED)
+    return [(tokens, *kind) for kind in KINDS for tokens in (1, drawn.randint(2, 128), drawn.randint(129, MOST))]
+
 
 ERROR, LARGEST = 0.012, 0.06
 """Error bounds relative to a result's norm, and to its largest element: roundings to bfloat16."""
@@ -92,9 +103,23 @@ class Layer:
 NAMES = "y", "of x", "of weights", "of gate_up", "of down"
 
 
+def check_compilation(_: slice) -> None:
+    """All kernels at once, on all CPU cores."""
+
+    def run() -> None:
+        for shape in shapes():
+            layer = Layer(*shape)
+            leaves = layer.leaves()
+            layer.call([t.detach() for t in leaves])
+            torch.autograd.grad(layer.call(leaves), leaves, layer.grad)
+
+    ops.warm_up(run)
+    say(f"PASS compilation, seed {SEED}")
+
+
 def check_forward(only: slice) -> None:
     """Eager, repeated, in a graph."""
-    for shape in SHAPES[only]:
+    for shape in shapes()[only]:
         layer, title = Layer(*shape), f"layer of experts {shape}"
         call = functools.partial(layer.call, [t.detach() for t in layer.leaves()])
         runs(title, call, functools.partial(near, title, want=layer.wanted()[0]))
@@ -105,7 +130,7 @@ def check_forward(only: slice) -> None:
 
 def check_backward(only: slice) -> None:
     """As often as calls are recorded, and in a graph."""
-    for shape in SHAPES[only]:
+    for shape in shapes()[only]:
         layer = Layer(*shape)
         want, leaves = layer.wanted(), layer.leaves()
 
@@ -127,7 +152,7 @@ def check_backward(only: slice) -> None:
 
 def check_routings(_: slice) -> None:
     """All to one expert, none to a rank, ties, none at all, the same expert twice."""
-    tokens, local, choices = 300, 4, 2
+    tokens, (_, _, local, choices) = 300, SMALL
     routes: dict[str, Callable[[], torch.Tensor]] = {
         "all to one": lambda: torch.full((tokens, choices), local * SIZE - 1, device=DEVICE),
         "none to the last rank": lambda: torch.rand(tokens, local, device=DEVICE).topk(choices).indices,
@@ -136,7 +161,7 @@ def check_routings(_: slice) -> None:
         "some": lambda: torch.randint(-2, local * SIZE + 2, (tokens, choices), device=DEVICE),
     }
     for name, chosen in routes.items():
-        layer = Layer(tokens, 256, 128, local, choices)
+        layer = Layer(tokens, *SMALL)
         layer.chosen = chosen()
         want, leaves = layer.wanted(), layer.leaves()
         for turn in range(3):
@@ -152,7 +177,7 @@ def check_routings(_: slice) -> None:
 def check_numbers_of_tokens(_: slice) -> None:
     """None on one rank, and others everywhere."""
     for tokens in (3 * RANK, 40 * (SIZE - 1 - RANK) + 1):
-        layer = Layer(tokens, 256, 128, 2, 2)
+        layer = Layer(tokens, *SMALL)
         leaves = layer.leaves()
         for turn in range(3):
             spoil()
@@ -166,24 +191,27 @@ def check_numbers_of_tokens(_: slice) -> None:
 
 def check_room(_: slice) -> None:
     """Dropped tokens are reported; the others are unchanged."""
-    layer = Layer(400, 256, 128, 2, 2)
+    layer = Layer(400, *SMALL)
     leaves = [t.detach() for t in layer.leaves()]
     whole, kept = layer.call(leaves), layer.call(leaves, room=100000)
     if not torch.equal(whole, kept[0]) or int(kept[1].sum()):
         raise ValueError("room for all drops some")
     _, dropped = layer.call(leaves, room=256)
-    here = [int((everyones(layer.chosen) == 2 * RANK + e).sum()) for e in range(2)]
-    first = -(-here[0] // 128) * 128
-    if dropped.tolist() != [max(here[0] - 256, 0), here[1] - max(min(256 - first, here[1]), 0)]:
-        raise ValueError(f"dropped is {dropped.tolist()} of {here}")
+    local, first, want = SMALL[2], 0, list[int]()
+    for expert in range(local):
+        here = int((everyones(layer.chosen) == local * RANK + expert).sum())
+        want.append(here - max(min(256 - first, here), 0))
+        first += -(-here // 128) * 128
+    if dropped.tolist() != want:
+        raise ValueError(f"dropped is {dropped.tolist()}, not {want}")
     say("PASS room")
 
 
 def check_routers(_: slice) -> None:
     """From logits, with gradients; float16; a shared expert."""
-    layer = Layer(200, 256, 128, 8, 4)
-    logits, bias = torch.randn(200, 8 * SIZE, device=DEVICE), torch.randn(8 * SIZE, device=DEVICE)
-    for router in (ops.Router(4), ops.Router(4, "sigmoid", groups=4, top_groups=2, scale=2.5)):
+    layer, experts = Layer(200, *SMALL), SMALL[2] * SIZE
+    logits, bias = torch.randn(200, experts, device=DEVICE), torch.randn(experts, device=DEVICE)
+    for router in (ops.Router(2), ops.Router(2, "sigmoid", groups=4, top_groups=2, scale=2.5)):
         given = logits.clone().requires_grad_()
         layer.chosen, weights = router.choose(given, bias)
         layer.weights = weights.detach()
@@ -198,4 +226,6 @@ def check_routers(_: slice) -> None:
 
 
 if __name__ == "__main__":
+    sys.argv[1:] = [word for word in sys.argv[1:] if word not in GIVEN]
+    torch.manual_seed(SEED + RANK)
     main({name: function for name, function in globals().items() if name.startswith("check_")})
