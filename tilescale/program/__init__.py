@@ -11,6 +11,7 @@
     model.py         launches, phases, parameters
     mesh.py          numbers, ranks and siblings of units of several levels
     effects.py       reads, writes, signals and waits of each statement, and its completion
+    tile_boxes.py    which elements of tensors each program of a grid touches
     regions.py       whether two accesses may touch the same element
     parallel_loops.py  which threads execute the iterations of parallel loops
     fragments.py     which threads hold the elements of tiles in registers, and share out what touches them

@@ -22,8 +22,8 @@ Chooser = Callable[[Callable[[str | Schedule], Kernel]], Kernel]
 """A function that takes the binding of a program with a schedule, and returns the kernel of the schedule that it
 chooses."""
 
-SCHEDULES = ("overlap", "sequential")
-"""Order of phases: overlapped where legal and faster, or sequential, which is always legal."""
+SCHEDULES = ("overlap", "sequential", "persistent")
+"""Order of phases: overlapped where legal and faster; sequential, which is always legal; or tasks of one launch."""
 
 
 def compile(  # noqa: A001 - TileLang's name
@@ -48,7 +48,8 @@ def compile(  # noqa: A001 - TileLang's name
         machine: a machine, a built-in name or a path; None means the current one.
         schedule: "overlap": collectives of whole tensors, and copies around a ring, run concurrently with the grids
             that produce or consume their data, where that is proven legal and the cost model predicts a gain.
-            "sequential": phases in program order. Or an edited `Kernel.moves` of the same program. Or
+            "sequential": phases in program order. "persistent": all grids and all-reduces as tasks of one launch, which
+            wait for each other tile by tile. Or an edited `Kernel.moves` of the same program. Or
             `tilescale.measured`, which measures the best few.
         wait_s: longest time in seconds that a wait for another device takes; None takes TILESCALE_WAIT_S (30 if unset).
         team: the ranks whose devices it runs on, each of which calls it; None for all ranks of the job.
@@ -62,6 +63,7 @@ def compile(  # noqa: A001 - TileLang's name
 
     Raises:
         UnknownMachineError, MachineFileError: as `Machine.load`.
+        UnsupportedError: `schedule="persistent"` of a program that cannot be one launch: why, and the line.
         UsageError: not a traced function, an unknown schedule or one of another program, a `wait_s` that is not
             positive, options of other types, a target that TileLang does not know, or a function traced for another
             machine that cannot be traced again.

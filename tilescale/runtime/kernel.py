@@ -26,6 +26,8 @@ from tilescale.passes.mod_analysis import written_parameters
 from tilescale.passes.overlap.legality import has_sites
 from tilescale.passes.overlap.rewrite import overlap
 from tilescale.passes.overlap.schedule import Schedule
+from tilescale.passes.persistent.rewrite import persistent
+from tilescale.passes.persistent.tasks import Tasks
 from tilescale.passes.pipeline import analyse
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import name_of, structure
@@ -73,8 +75,8 @@ class Kernel(DropIn):
         self.report: Any = None
         self._has_warned = False  # of tensors that GPUs need in symmetric memory
         self._written, self._asked = for_machine(func, machine), schedule
-        if isinstance(schedule, Schedule):
-            self._scheduled  # noqa: B018 - raises if it is one of another program
+        if isinstance(schedule, Schedule) or schedule == "persistent":
+            self._scheduled  # noqa: B018 - raises if the program has no such schedule
         self._known: dict[tuple[str, backends.Target], backends.Lowered] = {}
         self._call: Callable[..., Any] = self._first_call  # then the function that the first call chooses
 
@@ -97,14 +99,19 @@ class Kernel(DropIn):
 
     @property
     def moves(self) -> Schedule | None:
-        """Schedule of the collectives of whole tensors, with reasons; None with schedule="sequential"."""
-        return self._scheduled[1]
+        """Schedule of the collectives of whole tensors, with reasons; None with a named schedule but "overlap"."""
+        found = self._scheduled[1]
+        return found if isinstance(found, Schedule) else None
 
     @cached_property
-    def _scheduled(self) -> tuple[ir.PrimFunc, Schedule | None]:
+    def _scheduled(self) -> tuple[ir.PrimFunc, Schedule | Tasks | None]:
         """The program that runs, and its schedule."""
         if self._asked == "sequential":
             return self._written, None
+        if self._asked == "persistent":
+            self._analysed  # noqa: B018 - raises for mistakes in the program as written
+            with faults_told(self._written, lambda func: persistent(func, self.machine)):
+                return persistent(self._written, self.machine)
         given = self._asked if isinstance(self._asked, Schedule) else None
         if given is None and not has_sites(self._analysed):
             return self._written, Schedule()
@@ -150,7 +157,7 @@ class Kernel(DropIn):
             chosen = self._lowered(backends.generator()).notes
         except UnsupportedError:
             chosen = ()
-        return Text(describe(self.program, self.machine, chosen, self.moves))
+        return Text(describe(self.program, self.machine, chosen, self._scheduled[1]))
 
     @property
     def device(self) -> str:

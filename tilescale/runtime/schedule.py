@@ -9,6 +9,7 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilescale.hda import Machine
 from tilescale.passes.overlap.schedule import Schedule
+from tilescale.passes.persistent.tasks import Tasks
 from tilescale.program.asynchronous import is_asynchronous, owns_a_queue
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Parameter, Part, Program
 from tilescale.program.operations import Collective, Copy, operation, signalled
@@ -17,20 +18,24 @@ from tilescale.program.ops import ALL_OPS, RANK, VIEW
 _TILE_OP = tl.TILE_OPERATIONS
 
 
-def describe(program: Program, machine: Machine, chosen: Sequence[str] = (), moves: Schedule | None = None) -> str:
+def describe(
+    program: Program, machine: Machine, chosen: Sequence[str] = (), made: Schedule | Tasks | None = None
+) -> str:
     """Describe the devices' arguments, then each launch and phase in the order in which every device runs them.
 
     Args:
         chosen: which implementations a back end chooses, and why.
-        moves: the schedule of its collectives.
+        made: the schedule of its collectives, or its tasks.
     """
     lines = [
         f"{program.name} on {machine.name}, phase by phase",
         f"  each {machine.tensor_level.name} passes {', '.join(map(_parameter, program.parameters))}",
         *_Words(program, machine).part(program.body, "  "),
     ]
-    if moves is not None and moves.moves:
-        lines += ["  collectives", *(f"    {move}" for move in moves.moves)]
+    if isinstance(made, Schedule) and made.moves:
+        lines += ["  collectives", *(f"    {move}" for move in made.moves)]
+    if isinstance(made, Tasks):
+        lines += ["  tasks", *(f"    {line}" for line in made.lines)]
     if chosen:
         lines += ["  implementations on GPUs", *(f"    {note}" for note in chosen)]
     return "\n".join(lines)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: MIT
+"""Random chains of phases: one launch leaves the bits that launches in order leave, without races and deadlocks.
+
+`RANDOM_PROGRAMS=100` draws more of them.
+"""
+
+import os
+
+import pytest
+
+import tilescale
+from tests.persistent.chains import Chain, arguments
+from tilescale.hda import Machine
+from tilescale.passes.persistent.rewrite import persistent
+
+CHAINS = int(os.environ.get("RANDOM_PROGRAMS", "4"))
+
+
+@pytest.mark.parametrize("seed", range(CHAINS))
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_launch_leaves_the_same_bits(devices: int, seed: int, small: Machine):
+    with tilescale.use_machine(small):
+        chain = Chain(seed, devices).program()
+        func = chain.trace()
+    want = arguments(chain)
+    tilescale.emulate(func, want, machine=small, time=False, check="none")
+    fused, _ = persistent(func, small)
+    for order in (None, 1):
+        got = arguments(chain)
+        check = "none" if order else "all"
+        tilescale.emulate(fused, got, machine=small, time=False, schedule_seed=order, check=check)
+        for mine, expected in zip(got, want, strict=True):
+            assert all(a.equal(b) for a, b in zip(mine, expected, strict=True))

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""Tasks of one launch: what they wait for, and why a program is not fused."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tilescale.errors import RaceError, UnsupportedError
+from tilescale.hda import Machine
+from tilescale.passes.persistent import rewrite
+from tilescale.passes.persistent.rewrite import persistent
+
+
+@T.prim_func
+def halves(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((64, 32), "float32"), Z: T.Tensor((64, 32), "float32")):
+    with T.Kernel(8, threads=64) as row:
+        for i, j in T.Parallel(8, 32):
+            Y[row * 8 + i, j] = X[row * 8 + i, j] * 2
+    with T.Kernel(2, 4, threads=64) as (column, row):
+        for i, j in T.Parallel(16, 16):
+            Z[row * 16 + i, column * 16 + j] = Y[row * 16 + i, column * 16 + j] + 1
+
+
+@T.prim_func
+def in_one_kernel(X: T.Tensor((64, 32), "float32"), Z: T.Tensor((64, 32), "float32")):
+    with T.Kernel(device=2, block=8, threads=64) as row:
+        Y = T.alloc((64, 32), "float32", level="l2")
+        begin = row * 8
+        for i, j in T.Parallel(8, 32):
+            Y[begin + i, j] = X[begin + i, j] * 2
+        with T.Scale("device"):
+            T.allreduce(Y)
+        for i, j in T.Parallel(8, 32):
+            Z[begin + i, j] = Y[begin + i, j] + 1
+
+
+def ran(func: Any, shapes: list[tuple[int, ...]], devices: int, machine: Machine, **how: Any) -> list[torch.Tensor]:
+    """Tensors of the first device after a run."""
+    args = [[torch.arange(64.0 * 32).view(64, 32) % 7 + rank, *map(torch.zeros, shapes)] for rank in range(devices)]
+    tilescale.emulate(func, args, machine=machine, time=False, **how)
+    return args[0]
+
+
+def test_tasks_wait_for_the_chunks_that_they_read(small: Machine):
+    fused, tasks = persistent(halves, small)
+    (need,) = tasks.needs
+    assert need.counter.shape == (4,)
+    assert need.counter.arrivals.tolist() == [2, 2, 2, 2]
+    assert [p.first for p in tasks.placements] == [0, 3]
+    x, _, z = ran(fused, [(64, 32)] * 2, 1, small)
+    assert z.equal(2 * x + 1)
+
+
+def test_phases_of_one_kernel_share_its_workspace(small: Machine):
+    fused, tasks = persistent(in_one_kernel, small)
+    assert [need.earlier for need in tasks.needs] == [0, 1]
+    x, z = ran(fused, [(64, 32)], 2, small)
+    assert z.equal(2 * (x + x + 1) + 1)
+
+
+def test_a_missing_wait_is_a_race(small: Machine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rewrite, "needs_of", lambda *_: [])
+    fused, _ = persistent(halves, small)
+    with pytest.raises(RaceError):
+        ran(fused, [(64, 32)] * 2, 1, small, check="all")
+
+
+def test_a_dependence_through_another_phase_needs_no_wait(small: Machine):
+    @T.prim_func
+    def thrice(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((64, 32), "float32")):
+        with T.Kernel(8, threads=64) as row:
+            for i, j in T.Parallel(8, 32):
+                Y[row * 8 + i, j] = X[row * 8 + i, j] * 2
+        with T.Kernel(8, threads=64) as row:
+            for i, j in T.Parallel(8, 32):
+                X[row * 8 + i, j] = Y[row * 8 + i, j] * 2
+        with T.Kernel(4, threads=64) as row:
+            for i, j in T.Parallel(16, 32):
+                X[row * 16 + i, j] = X[row * 16 + i, j] + Y[row * 16 + i, j]
+
+    _, tasks = persistent(thrice, small)
+    assert [(need.earlier, need.later) for need in tasks.needs] == [(0, 1), (1, 2)]
+
+
+def test_an_index_in_memory_waits_for_the_whole_phase(small: Machine):
+    @T.prim_func
+    def gathered(X: T.Tensor((64, 32), "float32"), I: T.Tensor((64,), "int32"), Y: T.Tensor((64, 32), "float32")):  # noqa: E741
+        with T.Kernel(8, threads=64) as row:
+            for i, j in T.Parallel(8, 32):
+                X[row * 8 + i, j] = X[row * 8 + i, j] * 2
+        with T.Kernel(8, threads=64) as row:
+            for i, j in T.Parallel(8, 32):
+                Y[row * 8 + i, j] = X[I[row * 8 + i], j]
+
+    _, tasks = persistent(gathered, small)
+    assert [need.counter.arrivals.tolist() for need in tasks.needs] == [[8]]
+    assert "waits for all 8 tasks of phase 0" in str(tasks)
+
+
+def test_a_kernel_shows_its_tasks_and_can_be_called_again(small: Machine):
+    kernel = tilescale.compile(halves, machine=small, schedule="persistent")
+    assert kernel.moves is None
+    assert "phase 1, grid 2 x 4" in kernel.schedule
+    assert kernel.python.count("T.Kernel(") == 1
+    x, y, z = torch.ones(64, 32), torch.zeros(64, 32), torch.zeros(64, 32)
+    for factor in (1, 3):
+        kernel(x.fill_(factor), y, z)
+        assert z.eq(2 * factor + 1).all()
+
+
+@T.prim_func
+def barrier(X: T.Tensor((64, 32), "float32")):
+    with T.Kernel(device=2, block=8, threads=64) as row:
+        for i, j in T.Parallel(8, 32):
+            X[row * 8 + i, j] = 1
+        with T.Scale("device"):
+            T.barrier()
+
+
+@T.prim_func
+def loop(X: T.Tensor((64, 32), "float32")):
+    for _ in T.serial(3):
+        with T.Kernel(8, threads=64) as row:
+            for i, j in T.Parallel(8, 32):
+                X[row * 8 + i, j] = X[row * 8 + i, j] + 1
+
+
+@T.prim_func
+def threads(X: T.Tensor((64, 32), "float32")):
+    with T.Kernel(8, threads=64) as row:
+        for i, j in T.Parallel(8, 32):
+            X[row * 8 + i, j] = 1
+    with T.Kernel(8, threads=128) as row:
+        for i, j in T.Parallel(8, 32):
+            X[row * 8 + i, j] = 1
+
+
+@T.prim_func
+def signals(X: T.Tensor((64, 32), "float32"), F: T.Tensor((8,), "int32")):
+    with T.Kernel(8, threads=64) as row:
+        T.signal(F[row])
+        for i, j in T.Parallel(8, 32):
+            X[row * 8 + i, j] = 1
+
+
+@T.prim_func
+def numbers(X: T.Tensor((64, 32), "float32")):
+    with T.Kernel(device=2, block=8, threads=64) as row:
+        for i, j in T.Parallel(8, 32):
+            X[row * 8 + i, j] = T.rank("block")
+
+
+@pytest.mark.parametrize(
+    ("func", "line", "reason"),
+    [
+        (barrier, "T.barrier()", "a statement of the device between grids"),
+        (loop, "for _ in T.serial(3)", "a loop or branch around phases"),
+        (threads, "threads=128", "grids of 64 and of 128 threads"),
+        (signals, "T.signal(F[row])", "the program orders its units by itself"),
+        (numbers, 'T.rank("block")', "a program uses its number"),
+    ],
+)
+def test_a_program_that_is_not_fused_says_why(func: Any, line: str, reason: str, small: Machine):
+    with pytest.raises(UnsupportedError, match=reason) as raised:
+        tilescale.compile(func, machine=small, schedule="persistent")
+    text = inspect.getsource(inspect.getmodule(test_a_program_that_is_not_fused_says_why)).splitlines()
+    assert line in text[raised.value.where[0].line - 1]

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: MIT
+"""Fusion of a program's grids and collectives into one launch of persistent blocks: `schedule="persistent"`.
+
+    rewrite.py      the rewrite
+    phases.py       the grids of a program that become tasks, or why they cannot
+    collectives.py  collectives of whole tensors as grids of tiles
+    dependences.py  which tasks wait for which of earlier phases
+    counters.py     arrivals of the tasks of a phase, counted in device memory
+    placement.py    which block executes which task
+    task_body.py    the statements of a task
+    tasks.py        the schedule in words
+"""

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""The phases of a program that become tasks of one launch: grids, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.errors import Location
+from tilescale.hda import Machine
+from tilescale.passes.declined import Declined
+from tilescale.passes.overlap.legality import synchronizes_programs
+from tilescale.passes.overlap.tile_order import check_order
+from tilescale.passes.persistent.collectives import tiles_of
+from tilescale.program.effects import Surroundings
+from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, location
+from tilescale.program.operations import Collective, operation
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A phase: the program of one task, for a grid of tasks.
+
+    Attributes:
+        title: a name for reports.
+    """
+
+    phase: GridPhase
+    launch: Launch
+    title: str
+    where: Location | None
+
+
+@dataclass(frozen=True)
+class Phases:
+    """A program as the phases of one launch.
+
+    Attributes:
+        shared: values of a device that all phases use.
+    """
+
+    grids: tuple[Grid, ...]
+    shared: tuple[ir.Stmt, ...]
+    names: Surroundings
+
+
+def phases_of(program: Program, machine: Machine) -> Phases:
+    """The phases of a program.
+
+    Raises:
+        Declined: it cannot be fused.
+    """
+    found = _Finder(machine, Surroundings(program))
+    found.part(program.body, None)
+    _check_alike([grid.launch for grid in found.grids])
+    return Phases(tuple(found.grids), tuple(found.shared), found.names)
+
+
+class _Finder:
+    def __init__(self, machine: Machine, names: Surroundings):
+        self.machine, self.names = machine, names
+        self.grids: list[Grid] = []
+        self.shared: list[ir.Stmt] = []
+
+    def part(self, part: Part, launch: Launch | None) -> None:
+        if isinstance(part, Launch):
+            self.part(part.body, part)
+        elif isinstance(part, GridPhase):
+            assert launch is not None
+            self._grid(part, launch)
+        elif isinstance(part, DevicePhase):
+            for stmt in _flat(part.stmt):
+                self._device(stmt, launch)
+        elif isinstance(part, Control):
+            raise Declined("a loop or branch around phases", location(part.stmt))
+        else:
+            for inner in part.parts:
+                self.part(inner, launch)
+
+    def _grid(self, phase: GridPhase, launch: Launch) -> None:
+        phase = GridPhase(_without_block_order(phase.stmt))
+        if all(isinstance(stmt, ir.Bind) for stmt in _flat(phase.stmt)):
+            return
+        check_order(phase, launch, self.machine)
+        for stmt in ir.statements(phase.stmt):
+            self._check_unordered(stmt)
+        extents = " x ".join(map(str, launch.grid))
+        self.grids.append(Grid(phase, launch, f"grid {extents}", launch.where))
+
+    def _check_unordered(self, stmt: ir.Stmt) -> None:
+        """Raise Declined if a statement of a grid orders units, but for blocks of one number on all devices."""
+        effects = self.names.effects(stmt)
+        if effects.opaque:
+            raise Declined("a function from elsewhere may order units", location(stmt))
+        apart = any(access.at is not None for access in effects.accesses)
+        together = synchronizes_programs(effects, self.machine) and not self._is_of_devices(stmt)
+        if effects.flags or apart or together:
+            raise Declined("the program orders its units by itself", location(stmt))
+
+    def _is_of_devices(self, stmt: ir.Stmt) -> bool:
+        """Whether a statement is a collective of blocks of one number on all devices."""
+        made = operation(stmt.value) if isinstance(stmt, ir.Evaluate) else None
+        return isinstance(made, Collective) and self.machine.level(made.level).kind == "unit"
+
+    def _device(self, stmt: ir.Stmt, launch: Launch | None) -> None:
+        """A statement that a device executes."""
+        if tir.is_nothing(stmt):
+            return
+        if isinstance(stmt, ir.Bind) and not self.names.effects(stmt).accesses:
+            self.shared.append(stmt)
+            return
+        if launch is None or not self._is_of_devices(stmt):
+            raise Declined("a statement of the device between grids", location(stmt))
+        made = Collective.of(stmt.value)
+        phase, tiled = tiles_of(made, stmt, launch)
+        self.grids.append(Grid(phase, tiled, f"{made.name} of {_name(made.source)}", location(stmt)))
+
+
+def _check_alike(launches: Sequence[Launch]) -> None:
+    """Raise Declined if launches cannot share their blocks."""
+    if not launches:
+        raise Declined("no grid computes anything")
+    first = launches[0]
+    for launch in launches:
+        if launch.cluster_size > 1:
+            raise Declined("programs of a cluster stay together", launch.where)
+        if launch.barriers:
+            raise Declined("barriers in shared memory are of one launch", launch.where)
+        if any(ir.constant(extent) is None for extent in (*launch.grid, *(n for _, n in launch.extents))):
+            raise Declined("the extent of a grid is known at launch only", launch.where)
+        if launch.threads != first.threads:
+            raise Declined(f"grids of {first.thread_count} and of {launch.thread_count} threads", launch.where)
+
+
+def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
+    if isinstance(stmt, ir.SeqStmt):
+        for inner in stmt.seq:
+            yield from _flat(inner)
+    else:
+        yield stmt
+
+
+def _without_block_order(stmt: ir.Stmt) -> ir.Stmt:
+    """A phase whose blocks have their indices in order: tasks are placed anyway."""
+
+    def leave(node: Any) -> Any:
+        return node.body if isinstance(node, ir.AttrStmt) and str(node.attr_key) == tir.BLOCK_ORDER else None
+
+    return tir.rewrite(stmt, leave=leave)
+
+
+def _name(region: ir.Call) -> str:
+    return str(ir.region_parts(region)[0].name).removesuffix("_view")

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""The rewrite: from a program of several grids and collectives to one that launches once.
+
+Before: grids one after the other, each with its blocks, and collectives of whole tensors between them. After: one grid
+of persistent blocks. A block of the program as written is a task; counters in device memory order tasks that depend on
+each other. The result is a program of the language: it is printed, checked, emulated, timed and lowered as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilelang_core import ir
+from tilelang_core import rewrite as tir
+from tilescale.errors import UnsupportedError
+from tilescale.hda import Machine
+from tilescale.passes.declined import Declined
+from tilescale.passes.persistent.dependences import Need, needs_of
+from tilescale.passes.persistent.phases import Grid, Phases, phases_of
+from tilescale.passes.persistent.placement import Placement, placed
+from tilescale.passes.persistent.task_body import TaskWriter
+from tilescale.passes.persistent.tasks import Tasks
+from tilescale.passes.rematerialize import rematerialize
+from tilescale.passes.retrace import for_machine
+from tilescale.passes.structure import structure
+from tilescale.program.effects import Surroundings
+from tilescale.program.grids import grid_of
+from tilescale.program.model import Launch
+from tilescale.program.ops import FLAGS, IN_ORDER, SCALE
+from tilescale.program.tile_boxes import TileAccesses
+
+
+def persistent(func: ir.PrimFunc, machine: Machine) -> tuple[ir.PrimFunc, Tasks]:
+    """The program as one launch of persistent blocks, and its tasks.
+
+    Raises:
+        UnsupportedError: it cannot be fused: why, and the line.
+        PhaseError, ...: as `passes.pipeline.analyse`.
+    """
+    func = for_machine(func, machine)
+    program = rematerialize(structure(func, machine), machine)
+    try:
+        phases = phases_of(program, machine)
+    except Declined as reason:
+        raise UnsupportedError(
+            f'schedule="persistent": {reason.reason}',
+            hint="leave schedule= out, or write grids and T.allreduce of whole tensors, one after the other",
+            where=reason.where or program.launches[0].where,
+        ) from None
+    accesses = [_accesses(grid, phases.names, machine) for grid in phases.grids]
+    placements = placed([found.grid.count for found in accesses], machine)
+    needs = needs_of(accesses, phases.names)
+    return _launched(func, phases, placements, needs, machine), Tasks(phases.grids, tuple(placements), tuple(needs))
+
+
+def _accesses(grid: Grid, names: Surroundings, machine: Machine) -> TileAccesses:
+    values = grid_of(grid.phase, grid.launch, machine, {})
+    assert values is not None
+    return TileAccesses(grid.phase, grid.launch, names, values)
+
+
+def _launched(
+    func: ir.PrimFunc, phases: Phases, placements: Sequence[Placement], needs: Sequence[Need], machine: Machine
+) -> ir.PrimFunc:
+    """The function with its one launch."""
+    tasks = TaskWriter(needs, phases.names, machine)
+    block, first = ir.Var("block", "int32"), phases.grids[0].launch
+    threads = {axis: var for var, axis in first.thread_vars}
+    stmts = []
+    for number, (grid, placement) in enumerate(zip(phases.grids, placements, strict=True)):
+        task, body = tasks.task(number, grid)
+        body = ir.substitute(body, {var: threads[axis] for var, axis in grid.launch.thread_vars})
+        stmts.append(placement.loop(block, task, body))
+    shared = [_scale(machine.tensor_level.name, tir.sequence(phases.shared))] if phases.shared else []
+    body = tir.sequence([*shared, _scale(machine.program_level.name, tir.sequence(stmts))])
+    flags = [buffer for _, buffer in tasks.flags]
+    buffers = {buffer.data: buffer for grid in phases.grids for buffer in grid.launch.buffers}
+    nest = tir.launch_nest(
+        [(block, ir.IntImm("int32", placements[0].blocks))],
+        first.thread_vars,
+        [*buffers.values(), *flags],
+        _notes([grid.launch for grid in phases.grids], flags),
+        body,
+    )
+    root = ir.SBlock([], [], [], "root", nest)
+    return func.with_body(ir.SBlockRealize([], ir.IntImm("bool", 1), root))
+
+
+def _notes(launches: Sequence[Launch], flags: Sequence[ir.Buffer]) -> dict[str, Any]:
+    """Annotations of all launches together."""
+    notes: dict[str, Any] = {}
+    for launch in launches:
+        for key, value in launch.notes:
+            joins = isinstance(value, Mapping) and key in notes
+            notes[key] = {**notes[key], **value} if joins else dict(value) if isinstance(value, Mapping) else value
+    notes.pop(IN_ORDER, None)
+    notes[FLAGS] = {**notes.get(FLAGS, {}), **{buffer.data: ir.IntImm("int32", 1) for buffer in flags}}
+    return notes
+
+
+def _scale(level: str, stmt: ir.Stmt) -> ir.Stmt:
+    node = ir.StringImm(level)
+    return ir.AttrStmt(node, SCALE, node, stmt)
