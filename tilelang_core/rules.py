@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import re
+from collections.abc import Callable
 from typing import Any
 
 import tilelang.transform
@@ -19,6 +22,18 @@ __all__ = ["broken_rule", "counted_from_the_begin"]
 _MARK = "[Tilelang Semantic Check] "
 _OPERATION = re.compile(r'"ir\.Op\(.*?name="([^"]*)".*\)"')
 """The form in which its message prints an operation."""
+
+_COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.And, tirx.Or, tirx.Not)
+_NOT_BELOW_ZERO = (tirx.BufferLoad, tirx.StringImm, *_COMPARISONS)
+
+_LOWER_BOUNDS: dict[type, Callable[[float, float], float]] = {
+    tirx.Add: operator.add,
+    tirx.Mul: lambda a, b: a * b if a >= 0 and b >= 0 else -math.inf,
+    tirx.FloorDiv: lambda a, b: 0 if a >= 0 and b >= 0 else -math.inf,
+    tirx.Min: min,
+    tirx.Max: max,
+}
+"""Of two operands' lower bounds, that of the operation."""
 
 
 def broken_rule(func: tirx.PrimFunc) -> tuple[str, tirx.Stmt] | None:
@@ -48,9 +63,9 @@ def counted_from_the_begin(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _may_count_from_the_end(func: tirx.PrimFunc) -> bool:
-    """Whether an index is made of something that can be below zero."""
+    """Whether an index may be below zero in every run."""
     indices: list[tirx.PrimExpr] = []
-    values: dict[tirx.Var, tirx.PrimExpr] = {}
+    values: dict[tirx.Var, tirx.PrimExpr | float] = {}
 
     def collect(node: Any) -> None:
         if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
@@ -61,29 +76,36 @@ def _may_count_from_the_end(func: tirx.PrimFunc) -> bool:
             values[node.var] = node.value
 
     post_order_visit(func.body, collect)
-    return any(_may_be_negative(index, values) for index in indices)
+    return any(_least(index, values) < 0 for index in indices)
 
 
-def _may_be_negative(value: tirx.PrimExpr, values: dict[tirx.Var, tirx.PrimExpr]) -> bool:
-    """False if no negative number goes into it; values that a program reads or is given may be negative.
+def _least(value: tirx.PrimExpr | float, values: dict[tirx.Var, tirx.PrimExpr | float]) -> float:
+    """A lower bound, if what a program reads or is given is not below zero; else it is not so in every run.
 
     Args:
-        values: of variables; each that was looked at is taken out.
+        values: of variables; those that were looked at become their lower bounds.
     """
+    if isinstance(value, int | float):
+        return value
     if isinstance(value, tirx.IntImm):
-        return value.value < 0
+        return value.value
     if isinstance(value, tirx.Var):
-        known = values.pop(value, None)
-        return known is not None and _may_be_negative(known, values)
-    if isinstance(value, tirx.FloorMod):
-        return _may_be_negative(value.b, values)
-    if isinstance(value, tirx.Add | tirx.Mul | tirx.FloorDiv | tirx.Min | tirx.Max):
-        return _may_be_negative(value.a, values) or _may_be_negative(value.b, values)
+        values[value] = least = _least(values.get(value, 0), values)
+        return least
+    if isinstance(value, _NOT_BELOW_ZERO):
+        return 0
     if isinstance(value, tirx.Cast):
-        return _may_be_negative(value.value, values)
+        return _least(value.value, values)
+    if isinstance(value, tirx.Sub):
+        return _least(value.a, values) - value.b.value if isinstance(value.b, tirx.IntImm) else -math.inf
+    if isinstance(value, tirx.Select):
+        return min(_least(value.true_value, values), _least(value.false_value, values))
+    if isinstance(value, tirx.FloorMod):
+        return min(0, _least(value.b, values))
     if isinstance(value, tirx.Call):
-        return any(_may_be_negative(arg, values) for arg in value.args)
-    return not isinstance(value, tirx.BufferLoad | tirx.StringImm)
+        return min((_least(arg, values) for arg in value.args), default=0)
+    bound = _LOWER_BOUNDS.get(type(value))
+    return bound(_least(value.a, values), _least(value.b, values)) if bound else -math.inf
 
 
 def _statements(func: tirx.PrimFunc) -> list[tirx.Stmt]:

@@ -4,6 +4,7 @@
 import warnings
 
 import pytest
+import tilelang.transform
 import torch
 
 import tilescale
@@ -165,6 +166,22 @@ def test_negative_indices_count_from_the_end():
     args = [values(1, 8, dtype="int32"), ints(8)]
     tilescale.emulate(program, args)
     assert args[1].tolist() == [*args[0].flip(0)[:4].tolist(), -7, -7, -7, args[0][0]]
+
+
+def test_no_index_is_proved_negative_that_plainly_is_not(monkeypatch: pytest.MonkeyPatch):
+    """TileLang tries to prove it of every index of such a program, which took seconds of one of many conditions."""
+
+    @T.prim_func
+    def program(X: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "int32"), n: T.int32):
+        with T.Kernel(1, threads=32):
+            last = (n + 4 - 1) // 4
+            for i in T.Parallel(4):
+                Y[i] = X[T.if_then_else(i < n, i, 0) + T.Select(last < 2, 0, last)]
+
+    monkeypatch.setattr(tilelang.transform, "LegalizeNegativeIndex", lambda: pytest.fail("asked for"))
+    args = [values(1, 8, dtype="int32"), ints(8), 3]
+    tilescale.emulate(program, args)
+    assert args[1][:4].tolist() == args[0][[0, 1, 2, 0]].tolist()
 
 
 def test_what_is_guarded_and_misses_is_told():
