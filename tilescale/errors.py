@@ -79,8 +79,12 @@ def one(name: str) -> str:
 
 
 def unknown_attribute(module: str, name: str, names: Iterable[str]) -> AttributeError:
-    """Python's error for a missing attribute of a module, with a similar known name as the hint."""
-    return AttributeError(f"module {module!r} has no attribute {name!r}; {did_you_mean(name, names)}".rstrip("; "))
+    """Python's error for a missing attribute of a module, with a similar known name as the hint.
+
+    Tools ask for private names, some of them thousands of times; none is similar to a public one.
+    """
+    hint = "" if name.startswith("_") else did_you_mean(name, names)
+    return AttributeError(f"module {module!r} has no attribute {name!r}; {hint}".rstrip("; "))
 
 
 def print_in_short() -> None:
