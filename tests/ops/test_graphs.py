@@ -55,7 +55,7 @@ def test_another_pass_still_runs_first_and_is_put_back():
     config.post_grad_custom_pre_pass = other
     try:
         torch._dynamo.reset()
-        with ops.installed(graphs=True), config.patch(force_disable_caches=True):
+        with ops.installed(graphs=True), config.patch(fx_graph_cache=False):
             y = torch.compile(lambda x: (x @ x).sin().sum())(torch.randn(8, 8, requires_grad=True))
             backward = threading.Thread(target=y.backward, name="backward")  # as autograd runs it on GPUs
             backward.start()
