@@ -58,6 +58,7 @@ def test_ranks_share_out_what_is_lowered_before_a_kernel_is_compiled(monkeypatch
     log: list[str] = []
     world = SimpleNamespace(local_rank=1, local_size=2, barrier=lambda: log.append("barrier"))
     monkeypatch.setattr(ahead, "init", lambda: world)
+    monkeypatch.setattr(ahead, "processors", lambda: 2)
 
     def lower(number: int) -> None:
         log.append(f"lower {number}")
@@ -74,3 +75,21 @@ def test_ranks_share_out_what_is_lowered_before_a_kernel_is_compiled(monkeypatch
     ahead.compile_all([kernel(number) for number in range(5)])
     assert log[:3] == ["lower 1", "lower 3", "barrier"]
     assert log[3:] == [*(f"ask for {number}" for number in range(5)), "barrier"]
+
+
+def test_kernels_of_a_rank_are_lowered_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Each lowering leaves its program in the cache, in a process that this one does not wait for before the next."""
+    world = SimpleNamespace(local_rank=0, local_size=1, barrier=lambda: None)
+    monkeypatch.setattr(ahead, "init", lambda: world)
+    monkeypatch.setattr(ahead, "processors", lambda: 2)
+
+    def lower(number: int) -> None:
+        (tmp_path / f"{number} {os.getpid()}").touch()
+        while len(list(tmp_path.iterdir())) < 2:  # until the other one has begun
+            time.sleep(0.01)
+
+    kernels = [SimpleNamespace(lower=partial(lower, n), compilations=list, prepare=lambda: None) for n in range(2)]
+    ahead.compile_all(kernels)
+    numbers, processes = zip(*(path.name.split() for path in tmp_path.iterdir()), strict=True)
+    assert sorted(numbers) == ["0", "1"]
+    assert len({*processes, str(os.getpid())}) == 3

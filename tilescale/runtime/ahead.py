@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.processes import COMPILING, compile_missing, processors
+from tilescale.backends.processes import COMPILING, compile_missing, processors, run_in_processes
 from tilescale.comm import init
 from tilescale.errors import UsageError
 from tilescale.passes.mod_analysis import written_parameters
@@ -57,13 +57,11 @@ def compile_all(kernels: Sequence[Kernel]) -> None:
     Raises the errors of a kernel's first call, except those of its arguments.
     """
     world = init()
-    own = slice(world.local_rank, None, world.local_size)
-    for kernel in kernels[own]:
-        with contextlib.suppress(Exception):  # left to where all ranks ask for it
-            kernel.lower()
-    world.barrier()  # the others' are in the cache
+    own, most = slice(world.local_rank, None, world.local_size), processors() // world.local_size
+    run_in_processes([kernel.lower for kernel in kernels[own]], most)  # into the cache
+    world.barrier()
     compilations = [each for kernel in kernels for each in kernel.compilations()]
-    compile_missing(compilations[own], processors() // world.local_size, None if world.local_rank else COMPILING)
+    compile_missing(compilations[own], most, None if world.local_rank else COMPILING)
     world.barrier()
     for kernel in kernels:
         kernel.prepare()
