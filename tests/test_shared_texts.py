@@ -4,12 +4,12 @@
 from pathlib import Path
 
 from tests.shared_texts import SharedTexts
-from tilelang_core.compile import Generated
+from tilelang_core.compile import GeneratedText
 
 
 def test_a_text_is_found_by_other_processes(tmp_path: Path):
     one, other = SharedTexts(tmp_path), SharedTexts(tmp_path)
-    key, made = ("def f(): ...", "cuda", "{}"), Generated("text", 7)
+    key, made = ("def f(): ...", "cuda", "{}"), GeneratedText("text", 7)
     assert key not in other
     one[key] = made
     assert key in other and other[key] == made

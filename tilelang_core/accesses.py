@@ -37,7 +37,7 @@ _BREAK = tl.LOOP_BREAK
 
 
 @dataclass(frozen=True)
-class Access:
+class BufferAccess:
     """Some elements of a buffer that a statement reads or writes.
 
     Attributes:
@@ -54,7 +54,7 @@ class Access:
 
 
 @dataclass
-class Found:
+class DeclaredAccesses:
     """Accesses of a statement itself, without the statements inside it.
 
     Attributes:
@@ -64,20 +64,20 @@ class Found:
         opaque: whether it may read and write more than it says.
     """
 
-    accesses: list[Access] = field(default_factory=list)
+    accesses: list[BufferAccess] = field(default_factory=list)
     handed: list[tirx.Var] = field(default_factory=list)
     calls: list[tirx.Call] = field(default_factory=list)
     fixed: bool = False
     opaque: bool = False
 
 
-def accesses_of(node: Any, claims: Callable[[str], bool]) -> Found:
+def accesses_of(node: Any, claims: Callable[[str], bool]) -> DeclaredAccesses:
     """Reads and writes of a statement itself, or of an expression.
 
     Args:
         claims: names of operations that the caller knows better; they are listed, and not looked into.
     """
-    found = Found()
+    found = DeclaredAccesses()
     reader = _Reader(found, claims)
     if isinstance(node, tirx.BufferStore):
         found.accesses.append(_element(node.buffer, node.indices, WRITES))
@@ -97,13 +97,13 @@ def _own_expressions(node: Any) -> list[Any]:
     return [] if isinstance(node, tirx.Stmt) else [node]
 
 
-def _element(buffer: tirx.Buffer, indices: Iterable[Any], mask: int) -> Access:
+def _element(buffer: tirx.Buffer, indices: Iterable[Any], mask: int) -> BufferAccess:
     """One element; a vector of several counts as anywhere."""
     indices = tuple(indices)
     if any(isinstance(i, tirx.Ramp) or "x" in str(i.dtype) for i in indices):
-        return Access(buffer, None, None, bool(mask & READS), bool(mask & WRITES))
+        return BufferAccess(buffer, None, None, bool(mask & READS), bool(mask & WRITES))
     ones = tuple(tirx.IntImm("int32", 1) for _ in indices)
-    return Access(buffer, indices, ones, bool(mask & READS), bool(mask & WRITES))
+    return BufferAccess(buffer, indices, ones, bool(mask & READS), bool(mask & WRITES))
 
 
 def leaves_loop(node: Any) -> bool:
@@ -112,7 +112,7 @@ def leaves_loop(node: Any) -> bool:
 
 
 class _Reader:
-    def __init__(self, found: Found, claims: Callable[[str], bool]):
+    def __init__(self, found: DeclaredAccesses, claims: Callable[[str], bool]):
         self.found, self.claims = found, claims
 
     def expressions(self, exprs: Iterable[Any]) -> None:
@@ -149,7 +149,7 @@ class _Reader:
         reads = bool(mask & READS) or not overwrites and bool(mask & WRITES)
         extents = tuple(region.args[2:])
         self.found.fixed |= "barrier" in load.buffer.scope()
-        self.found.accesses.append(Access(load.buffer, tuple(load.indices), extents, reads, bool(mask & WRITES)))
+        self.found.accesses.append(BufferAccess(load.buffer, tuple(load.indices), extents, reads, bool(mask & WRITES)))
         self.expressions([*load.indices, *extents])
 
     def _tile_operation(self, call: tirx.Call, overwrites: bool) -> None:
@@ -181,11 +181,13 @@ class _Reader:
             return
         self.expressions(load.indices)
         if name == tl.ADDRESS_OF:
-            self.found.accesses.append(Access(load.buffer, None, None, reads=True, writes=True))
+            self.found.accesses.append(BufferAccess(load.buffer, None, None, reads=True, writes=True))
             return
         mask, one = int(call.args[2]), isinstance(call.args[1], tirx.IntImm) and int(call.args[1]) == 1
         access = _element(load.buffer, load.indices, mask)
-        self.found.accesses.append(access if one else Access(load.buffer, None, None, access.reads, access.writes))
+        self.found.accesses.append(
+            access if one else BufferAccess(load.buffer, None, None, access.reads, access.writes)
+        )
 
     def _other(self, call: tirx.Call, name: str) -> None:
         self.found.fixed = True
@@ -200,8 +202,8 @@ class _Reader:
                 self.expressions([arg])
 
 
-def _as_atomic(access: Access) -> Access:
-    return Access(access.buffer, access.begins, access.extents, access.reads, access.writes, atomic=access.writes)
+def _as_atomic(access: BufferAccess) -> BufferAccess:
+    return BufferAccess(access.buffer, access.begins, access.extents, access.reads, access.writes, atomic=access.writes)
 
 
 def span(begin: Any, extent: Any, ranges: dict[tirx.Var, tuple[Any, Any]]) -> tuple[Any, Any] | None:

@@ -26,7 +26,7 @@ from tvm.arith import Analyzer
 from tilelang_core import logs, zero_trip_loops
 from tilelang_core.decreasing_index import with_rising_dividends
 from tilelang_core.launches import binds_threads
-from tilelang_core.lru import Recent
+from tilelang_core.lru import LruCache
 from tilelang_core.merged_remainders import keeping_remainders, with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
 from tilelang_core.rewrite import renamed
@@ -36,8 +36,8 @@ from tilelang_core.uneven_copies import with_like_extents
 
 __all__ = [
     "JIT",
-    "Compilation",
-    "Generated",
+    "KernelCompilation",
+    "GeneratedText",
     "TextCompilation",
     "cache_folder",
     "checked_text",
@@ -53,7 +53,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedText:
     """Output of stock TileLang for a function: CUDA text, and bytes of dynamic shared memory at launch.
 
     Where the arguments say how many these are, it is the least.
@@ -63,7 +63,7 @@ class Generated:
     dynamic_shared: int
 
 
-_generated: Recent[Hashable, Generated] = Recent(128)
+_generated: LruCache[Hashable, GeneratedText] = LruCache(128)
 """The last functions that were lowered: the text of each and its attributes, the target, and options of passes."""
 
 _TEXT_HOOK = "tilelang_callback_cuda_postproc"
@@ -89,7 +89,7 @@ def generate(
     target: Any,
     pass_configs: dict[str, Any] | None = None,
     rewrites: Sequence[Rewrite] = (),
-) -> Generated:
+) -> GeneratedText:
     """Lower a function without compiling it; needs no GPU and no nvcc. `rewrites` have the last word on the text.
 
     The same function is lowered once, although its text is checked, measured for residency, and shown.
@@ -101,7 +101,7 @@ def generate(
     return replace(made, text=through(rewrites, made.text))
 
 
-def _kept(key: Hashable, make: Callable[[], Generated]) -> Generated:
+def _kept(key: Hashable, make: Callable[[], GeneratedText]) -> GeneratedText:
     """The cached result of a key. With a text callback of the user, always made anew."""
     if tvm_ffi.get_global_func(_TEXT_HOOK, allow_missing=True) is not None:
         return make()
@@ -120,10 +120,10 @@ def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return with_like_extents(with_kept_extents(with_rising_dividends(own)))
 
 
-def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> Generated:
+def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> GeneratedText:
     with logs.following(), keeping_remainders(), tvm.transform.PassContext(opt_level=3, config=config), target:
         lowered = tilelang.lower(mended(func), target=target)
-    return Generated(zero_trip_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
+    return GeneratedText(zero_trip_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
 
 
 def _dynamic_shared(device_mod: tvm.IRModule) -> int:
@@ -184,7 +184,7 @@ class TextCompilation:
 
 
 @dataclass(frozen=True)
-class Compilation:
+class KernelCompilation:
     """A kernel to compile, for the GPU at hand.
 
     Attributes:
@@ -210,7 +210,7 @@ class Compilation:
             with _text_through((*self._last, noted)):
                 return tilelang.compile(self._keyed, **self.options)
 
-    def pinned(self) -> Compilation:
+    def pinned(self) -> KernelCompilation:
         """The same compilation with a known target: "auto" asks CUDA, which a forked process must not."""
         given = self.options.get("target") or tilelang.env.get_default_target()
         return replace(self, options={**self.options, "target": determine_target(given, return_object=True)})
@@ -260,16 +260,15 @@ _DYNAMIC_SHARED = "\n// bytes of dynamic shared memory: "
 """The last line of the text of a kernel that was checked, before the number: the cache keeps no other place for it."""
 
 
-def checked_text(made: Generated) -> str:
+def checked_text(made: GeneratedText) -> str:
     """The text that nvcc gets after a passed check."""
     return f"{made.text}{_DYNAMIC_SHARED}{made.dynamic_shared}\n"
 
 
-def compiled(kernel: Any) -> Generated:
-    """The text that nvcc got for a kernel of a `Compilation` with a check, in this process or in the one that compiled
-    it."""
+def compiled(kernel: Any) -> GeneratedText:
+    """The text that nvcc compiled for a kernel of a `KernelCompilation` with a check, in any process."""
     text = kernel.get_kernel_source()
-    return Generated(text, int(text.rpartition(_DYNAMIC_SHARED)[2]))
+    return GeneratedText(text, int(text.rpartition(_DYNAMIC_SHARED)[2]))
 
 
 @contextlib.contextmanager
@@ -289,7 +288,7 @@ def _seen_by(check: Callable[[str, int], None]) -> Iterator[Rewrite]:
 
     engine.device_codegen = checked
     try:
-        yield lambda text: checked_text(Generated(text, shared))
+        yield lambda text: checked_text(GeneratedText(text, shared))
     finally:
         engine.device_codegen = stock_codegen
 

@@ -25,7 +25,7 @@ from typing import Any
 from tilelang.language.eager import ast as eager_ast
 
 from tilelang_core import upstream_errors
-from tilelang_core.lru import Recent
+from tilelang_core.lru import LruCache
 
 SCOPE_ATTR = "__tilelang_core_scope__"
 
@@ -47,7 +47,7 @@ class _Rewritten:
     hints: dict[str, Any]
 
 
-_rewritten: Recent[Hashable, _Rewritten] = Recent(64)
+_rewritten: LruCache[Hashable, _Rewritten] = LruCache(64)
 """The functions that were rewritten last, by their lines and the names that they close over."""
 
 

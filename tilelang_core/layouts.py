@@ -12,11 +12,11 @@ from tilelang.layout import Fragment
 
 from tilelang_core import ir, logs
 from tilelang_core.compile import mended
-from tilelang_core.lru import Recent
+from tilelang_core.lru import LruCache
 
 
 @dataclass(frozen=True)
-class Layout:
+class TileLayout:
     """Mapping of a tile's elements to memory.
 
     Attributes:
@@ -34,7 +34,7 @@ class Layout:
     replicated: bool
 
     @classmethod
-    def of(cls, given: Any) -> Layout:
+    def of(cls, given: Any) -> TileLayout:
         """A layout of TileLang's; of one that replicates elements, the first replica."""
         thread, first = None, {}
         if isinstance(given, Fragment):
@@ -49,10 +49,10 @@ def _variables(given: Any) -> tuple[ir.Var, ...]:
     return tuple(getattr(v, "var", v) for v in given.get_forward_vars())[: len(given.get_input_shape())]
 
 
-_inferred: Recent[tuple[ir.PrimFunc, str], dict[str, Layout]] = Recent(64)
+_inferred: LruCache[tuple[ir.PrimFunc, str], dict[str, TileLayout]] = LruCache(64)
 
 
-def inferred(func: ir.PrimFunc, target: Any) -> dict[str, Layout]:
+def inferred(func: ir.PrimFunc, target: Any) -> dict[str, TileLayout]:
     """The layouts of tiles that TileLang finds for a target, by name, but for names that several tiles have.
 
     A function that cannot be lowered has those that were found before the failure.
@@ -63,7 +63,7 @@ def inferred(func: ir.PrimFunc, target: Any) -> dict[str, Layout]:
     return _inferred[key]
 
 
-def _infer(func: ir.PrimFunc, target: Any) -> dict[str, Layout]:
+def _infer(func: ir.PrimFunc, target: Any) -> dict[str, TileLayout]:
     seen, config = _Inferred(), dict(func.attrs.get("tilelang_pass_configs", {})) if func.attrs else {}
     try:
         with logs.following(), tvm.transform.PassContext(opt_level=3, config=config, instruments=[seen]), target:
@@ -72,7 +72,7 @@ def _infer(func: ir.PrimFunc, target: Any) -> dict[str, Layout]:
         pass
     names = [str(data.name) for data, _ in seen.found]
     return {
-        name: Layout.of(given) for name, (_, given) in zip(names, seen.found, strict=True) if names.count(name) == 1
+        name: TileLayout.of(given) for name, (_, given) in zip(names, seen.found, strict=True) if names.count(name) == 1
     }
 
 

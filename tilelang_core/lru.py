@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-__all__ = ["Recent"]
+__all__ = ["LruCache"]
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class Recent(dict[Key, Value], Generic[Key, Value]):
+class LruCache(dict[Key, Value], Generic[Key, Value]):
     """A cache of at most `most` entries; a new entry evicts the oldest one."""
 
     def __init__(self, most: int):

@@ -9,7 +9,7 @@ from tilelang_core import ir, tl
 
 
 @dataclass(frozen=True)
-class WarpProduct:
+class WarpGemm:
     """`mma`: a GEMM of a warp's fragments, each a data variable and the position of a thread's first element.
 
     Attributes:
@@ -23,7 +23,7 @@ class WarpProduct:
     fragments: tuple[tuple[ir.Var, ir.PrimExpr], ...]
 
     @classmethod
-    def of(cls, call: ir.Call) -> WarpProduct:
+    def of(cls, call: ir.Call) -> WarpGemm:
         """A call of it."""
         shape, *words = (str(arg.value) for arg in call.args[:6])
         fragments = tuple((call.args[i], call.args[i + 1]) for i in (6, 8, 10))
@@ -70,7 +70,7 @@ class MatrixDescriptor:
 
 
 @dataclass(frozen=True)
-class WarpGroupProduct:
+class WarpGroupGemm:
     """`wgmma`: a GEMM of 64 rows by a warpgroup, with operands in shared memory; a may be in registers.
 
     Attributes:
@@ -91,7 +91,7 @@ class WarpGroupProduct:
     signs: tuple[int, int]
 
     @classmethod
-    def of(cls, call: ir.Call) -> WarpGroupProduct:
+    def of(cls, call: ir.Call) -> WarpGroupGemm:
         """A call of it."""
         in_registers = ir.op_name(call) == tl.PTX_WGMMA_RS
         majors = [None, *call.args[1:2]] if in_registers else call.args[1:3]
@@ -105,7 +105,7 @@ class WarpGroupProduct:
 
 
 @dataclass(frozen=True)
-class TensorMemoryProduct:
+class TensorMemoryGemm:
     """`tcgen05.mma`: a GEMM in tensor memory.
 
     Attributes:
@@ -126,7 +126,7 @@ class TensorMemoryProduct:
     is_special: bool
 
     @classmethod
-    def of(cls, call: ir.Call) -> TensorMemoryProduct:
+    def of(cls, call: ir.Call) -> TensorMemoryGemm:
         """A call of it."""
         _, a, a_at, b, b_at, total, total_at, form, adds, *special = call.args
         masks_and_blocks = [*special[:4], special[-1]]

@@ -17,7 +17,7 @@ from tvm_ffi import libinfo
 from tilelang_core.compile import cache_folder
 from tilelang_core.files import replacing
 
-__all__ = ["FOLDER", "Library", "compiler", "library"]
+__all__ = ["FOLDER", "NativeLibrary", "compiler", "library"]
 
 FOLDER = "native"
 """Folder of libraries in the cache."""
@@ -26,7 +26,7 @@ _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared")
 
 
 @dataclass(frozen=True)
-class Library:
+class NativeLibrary:
     """A loaded source.
 
     Attributes:
@@ -43,7 +43,7 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
-def library(text: str) -> Library:
+def library(text: str) -> NativeLibrary:
     """A C source, compiled where the cache does not have it.
 
     Raises:
@@ -54,7 +54,7 @@ def library(text: str) -> Library:
     path = cache_folder() / FOLDER / f"{name}.so"
     if not path.exists():
         _compile(text, headers, path)
-    return Library(tvm_ffi.load_module(str(path)), ctypes.CDLL(str(path)))
+    return NativeLibrary(tvm_ffi.load_module(str(path)), ctypes.CDLL(str(path)))
 
 
 def _compile(text: str, headers: tuple[str, ...], path: Path) -> None:

@@ -24,7 +24,7 @@ def operand_of(call: ir.Call) -> ir.PrimExpr:
 
 
 @dataclass(frozen=True)
-class Choice:
+class IfThenElse:
     """`T.if_then_else`."""
 
     condition: ir.PrimExpr
@@ -32,7 +32,7 @@ class Choice:
     otherwise: ir.PrimExpr
 
     @classmethod
-    def of(cls, call: ir.Call) -> Choice:
+    def of(cls, call: ir.Call) -> IfThenElse:
         """A call of it."""
         return cls(*call.args)
 

@@ -18,8 +18,8 @@ from tilelang_core.ir import op_name
 from tilelang_core.specialise import made_roles
 
 __all__ = [
-    "Duties", "Plan", "Role", "Transfer", "can_be_made", "named", "plan", "scheduled", "statements", "tiles",
-    "without_bulk_loads",
+    "Duties", "Role", "RoleSchedule", "RoleTransfer", "can_be_made", "named", "plan", "scheduled", "statements",
+    "tiles", "without_bulk_loads",
 ]  # fmt: skip
 
 _KEY = "tl.ws_schedule"
@@ -45,7 +45,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class RoleTransfer:
     """Tiles that one role fills in each iteration of a loop, and another one consumes.
 
     Attributes:
@@ -110,7 +110,7 @@ def scheduled(
     func: tirx.PrimFunc,
     body: tirx.Stmt,
     roles: Sequence[Role],
-    transfers: Sequence[Transfer],
+    transfers: Sequence[RoleTransfer],
     launch: Duties,
     loops: Mapping[str, Duties],
 ) -> tirx.PrimFunc:
@@ -140,7 +140,7 @@ def scheduled(
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoleSchedule:
     """A function's schedule, to look at.
 
     Attributes:
@@ -156,11 +156,11 @@ class Plan:
     named: Mapping[str, tirx.Stmt]
 
 
-def plan(func: tirx.PrimFunc) -> Plan:
+def plan(func: tirx.PrimFunc) -> RoleSchedule:
     """The schedule of a function; one without roles if it has none."""
     made, names = _root(func).annotations.get(_KEY), dict[str, tirx.Stmt]()
     if made is None:
-        return Plan((), {}, {}, {})
+        return RoleSchedule((), {}, {}, {})
 
     def visit(node: Any) -> None:
         notes = node.value.annotations if isinstance(node, tirx.Evaluate) else getattr(node, "annotations", {})
@@ -172,7 +172,7 @@ def plan(func: tirx.PrimFunc) -> Plan:
     stmt_functor.post_order_visit(func.body, visit)
     duties = {str(scope.id): {str(k): list(map(_step, v)) for k, v in scope.bodies.items()} for scope in made.scopes}
     root = duties.pop(WSScope.ROOT)
-    return Plan([str(role.name) for role in made.roles], root, duties, names)
+    return RoleSchedule([str(role.name) for role in made.roles], root, duties, names)
 
 
 def _step(step: Any) -> Any:

@@ -51,7 +51,7 @@ _without_source: list[Callable[[Any], OSError]] = []
 
 def install() -> None:
     """Observe the log of TileLang's builder, and its failures to read sources."""
-    logging.getLogger("tilelang.language.eager.builder").addFilter(_Refused())
+    logging.getLogger("tilelang.language.eager.builder").addFilter(_RewrittenErrors())
     utils.get_ast = _get_ast
 
 
@@ -67,7 +67,7 @@ def _get_ast(func: Any) -> Any:
         raise next((make(func) for make in _without_source), error) from None
 
 
-class _Refused(logging.Filter):
+class _RewrittenErrors(logging.Filter):
     """Drops rewritten sources, unless they are asked for; errors that do not end in the user's line get it."""
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -22,7 +22,7 @@ CORES = [frozenset(range(4))] * 2 + [frozenset(range(4, 8))] * 2
     ("rank", "allowed", "expected"),
     [(0, range(8), (0, 1)), (1, range(8), (2, 3)), (3, range(8), (6, 7)), (1, (1, 2, 3, 5), (2,)), (0, (1, 5), ())],
 )
-def test_ranks_share_the_cores_beside_their_gpus(rank: int, allowed, expected: tuple[int, ...]) -> None:
+def test_ranks_share_the_cores_near_their_gpus(rank: int, allowed, expected: tuple[int, ...]) -> None:
     assert share_of_cores(CORES, rank, set(allowed)) == expected
 
 
@@ -126,7 +126,7 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_ranks_share_the_adapters_beside_their_gpus(tmp_path: Path, monkeypatch, name: str) -> None:
+def test_ranks_share_the_adapters_near_their_gpus(tmp_path: Path, monkeypatch, name: str) -> None:
     gpus, adapters, expected = HOSTS[name]
     root = host(tmp_path, monkeypatch, gpus, adapters)
     for rank in range(len(gpus)):

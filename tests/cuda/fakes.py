@@ -17,8 +17,8 @@ import torch
 from tests.cuda.support import lowered
 from tilescale.backends.cuda.running import execute, native, replay, stream_order
 from tilescale.backends.cuda.running.collectives import exchanges
-from tilescale.backends.cuda.running.graph_nodes import Node
-from tilescale.backends.cuda.running.recording import layout
+from tilescale.backends.cuda.running.graph_nodes import CapturedNode
+from tilescale.backends.cuda.running.recording import recorded_memory
 from tilescale.comm import World
 from tilescale.errors import DeviceError
 
@@ -85,7 +85,7 @@ class Captured:
     """A captured graph, whose handles become invalid when the last reference to it is gone."""
 
     number: int
-    nodes: list[Node]
+    nodes: list[CapturedNode]
     instantiate: Callable[[], None]
 
     def raw_cuda_graph(self) -> int:
@@ -111,7 +111,7 @@ class Device:
         self.instantiated = 0
         self._alive: weakref.WeakValueDictionary[int, Captured] = weakref.WeakValueDictionary()
         self.heap, self.guard = Heap(), Guard(self.log)
-        patch.setattr(layout, "symmetric", [])  # another test's heap may have been where tensors are now
+        patch.setattr(recorded_memory, "symmetric", [])  # another test's heap may have been where tensors are now
         self.capturing = self.broken = False
         self.events: list[str] = []
         self.on_launch: Callable[..., None] = lambda name, *args: None
@@ -139,7 +139,7 @@ class Device:
         patch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda s: self.events.append(f"record {s}")))
         patch.setattr(torch.cuda, "current_stream", lambda device: self._stream())
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream, raising=False)
-        stream_order.turns.cache_clear()
+        stream_order.stream_order.cache_clear()
 
     def _stream(self) -> Any:
         class Stream(int):
@@ -176,7 +176,7 @@ class Device:
     def _instantiated(self) -> None:
         self.instantiated += 1
 
-    def _nodes_of(self, handle: int) -> list[Node]:
+    def _nodes_of(self, handle: int) -> list[CapturedNode]:
         if handle not in self._alive:
             raise DeviceError("cuGraphGetNodes: CUDA_ERROR_INVALID_VALUE")
         return self._alive[handle].nodes
@@ -214,11 +214,11 @@ class Device:
         return names
 
 
-def node(entry: Any) -> Node:
+def node(entry: Any) -> CapturedNode:
     """A launch as the node of a graph: tensors by their places."""
     name, *passed = (entry,) if isinstance(entry, str) else entry
     blocks = [ctypes.create_string_buffer(data, len(data)) for data in map(_passed, passed)]
-    return Node((name, *map(len, blocks)), blocks)
+    return CapturedNode((name, *map(len, blocks)), blocks)
 
 
 def _passed(x: Any) -> bytes:

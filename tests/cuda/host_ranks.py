@@ -22,10 +22,10 @@ import torch
 
 from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels, normalised, rounds, unequal
-from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
-from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
-from tilescale.backends.cuda.running.steps import Work, run
-from tilescale.backends.cuda.running.transports import Message
+from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective
+from tilescale.backends.cuda.running.collectives.workspaces import MessageWorkspaces
+from tilescale.backends.cuda.running.steps import StreamWork, run
+from tilescale.backends.cuda.running.transports import TensorMessage
 from tilescale.hda import Machine
 from tilescale.program.mesh import Mesh
 
@@ -45,14 +45,14 @@ class Launch:
     function: int
     blocks: int
     threads: int
-    exchange: kernels.Exchange
+    exchange: kernels.ExchangeArgument
     cluster: int = 1
 
 
 class Library:
     """Kernels, compiled for the host together."""
 
-    def __init__(self, made: Sequence[kernels.Kernel], folder: Path):
+    def __init__(self, made: Sequence[kernels.HeaderKernel], folder: Path):
         self._numbers = {kernel: number for number, kernel in enumerate(made)}
         functions = "".join(re.sub("#include <.*>", "", header(name)) + "\n" for name in HOST_HEADERS)
         parts = [f'#include "{HERE / "host_blocks.h"}"\n', functions, *map(self._entries, made)]
@@ -68,17 +68,17 @@ class Library:
         assert done.returncode == 0, done.stderr[:4000]
         self._loaded = ctypes.CDLL(str(shared))
 
-    def _entries(self, kernel: kernels.Kernel) -> str:
+    def _entries(self, kernel: kernels.HeaderKernel) -> str:
         """The kernels of a text under names of their own."""
         entries = kernel.text[kernel.text.index('extern "C" __global__') :]
         for aligned in (True, False):
             entries = entries.replace(f"{kernel.name(aligned)}(", f"{self._name(kernel, aligned)}(")
         return entries
 
-    def _name(self, kernel: kernels.Kernel, aligned: bool) -> str:
+    def _name(self, kernel: kernels.HeaderKernel, aligned: bool) -> str:
         return f"kernel_{self._numbers[kernel]}_{int(aligned)}"
 
-    def functions(self, kernel: kernels.Kernel) -> dict[bool, Any]:
+    def functions(self, kernel: kernels.HeaderKernel) -> dict[bool, Any]:
         """The addresses of a kernel, by whether tensors are aligned."""
         return {a: ctypes.cast(self._loaded[self._name(kernel, a)], ctypes.c_void_p).value for a in (True, False)}
 
@@ -86,14 +86,14 @@ class Library:
         """Each launch on a rank of its own, all at once."""
         count = len(launches)
         addresses = (ctypes.c_void_p * count)(*(launch.function for launch in launches))
-        packed = (kernels.Exchange * count)(*(launch.exchange for launch in launches))
+        packed = (kernels.ExchangeArgument * count)(*(launch.exchange for launch in launches))
         first = launches[0]
         self._loaded.run(addresses, packed, count, first.blocks, first.threads, first.cluster)
 
 
 def shorten(patch: pytest.MonkeyPatch, form: str, nbytes: int) -> None:
     """Parts of this size are still sent as short messages, of a form."""
-    patch.setattr(exchanges, "short", lambda own, stand, ranks: [exchanges.Short(form, nbytes)])
+    patch.setattr(exchanges, "short", lambda context, placed, ranks: [exchanges.ShortForm(form, nbytes)])
     patch.setitem(exchanges.SHARING, "lines", 2)  # as in host_blocks.h
 
 
@@ -151,7 +151,9 @@ class Post:
         """The transport of a rank."""
         return SimpleNamespace(exchange=partial(self._exchange, rank))
 
-    def _exchange(self, rank: int, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+    def _exchange(
+        self, rank: int, sends: Sequence[TensorMessage], receives: Sequence[TensorMessage]
+    ) -> Callable[[], None]:
         for message in sends:
             assert message.tensor.is_contiguous() and message.device != rank
             self._boxes[rank, message.device].put(message.tensor.clone())
@@ -175,11 +177,11 @@ class Ranks:
     """
 
     def __init__(
-        self, patch: pytest.MonkeyPatch, library: Library, sizes: dict[str, int], shift: int = 1, near: int = 0
+        self, patch: pytest.MonkeyPatch, library: Library, sizes: dict[str, int], shift: int = 1, group_size: int = 0
     ):
         self._library = library
         self.sizes, self.size = tuple(sizes.items()), torch.Size(sizes.values()).numel()
-        self.near = near or self.size
+        self.group_size = group_size or self.size
         self._post = Post(self.size)
         memory = torch.zeros(self.size, STRIDE, dtype=torch.uint8)
         self.reports = torch.zeros(self.size, 8, dtype=torch.int64)
@@ -214,18 +216,18 @@ class Ranks:
             team=SimpleNamespace(rank=rank, size=self.size),
             device=torch.device("cpu"),
             heap=heap,
-            near=SimpleNamespace(
+            peer_group=SimpleNamespace(
                 heap=heap, stride=STRIDE, shift=heap.addresses.slot(0), first=0, size=self.size,
                 everywhere=heap.peers, slot=heap.addresses.slot,
             ),
             sizes=self.sizes,
             target=SimpleNamespace(
-                machine=machine, sizes=self.sizes, mesh=Mesh(self.sizes), devices=self.size, near=self.near
+                machine=machine, sizes=self.sizes, mesh=Mesh(self.sizes), devices=self.size, group_size=self.group_size
             ),
-            between=self._post.of(rank),
+            transport=self._post.of(rank),
             sites=[],
             guard=guard,
-            exchanges=Workspaces(),
+            exchanges=MessageWorkspaces(),
             rank=lambda level: self.rank_at(rank, level),
             device_code=lambda text: text,
             barrier=lambda site: lambda: self._barrier.wait(),
@@ -237,9 +239,9 @@ class Ranks:
         finer = torch.Size(size for _, size in self.sizes[names.index(level) + 1 :]).numel()
         return rank // finer % dict(self.sizes)[level]
 
-    def collective(self, stand: Stand, algorithm: str) -> Callable[..., None]:
+    def collective(self, placed: PlacedCollective, algorithm: str) -> Callable[..., None]:
         """A collective as all ranks have it: a function of their operands, and of the ranks that call it if not all."""
-        bound = [LAUNCHERS[stand.made.name, algorithm](own, stand) for own in self.owners]
+        bound = [LAUNCHERS[placed.made.name, algorithm](own, placed) for own in self.owners]
 
         def call(operands: Sequence[Operands], ranks: Sequence[int] | None = None) -> None:
             called = range(self.size) if ranks is None else ranks
@@ -257,9 +259,9 @@ class Ranks:
         function: Any,
         blocks: int,
         threads: int,
-        exchange: kernels.Exchange,
+        exchange: kernels.ExchangeArgument,
         device: Any,
         follows: bool = False,
         cluster: int | None = None,
-    ) -> Work:
+    ) -> StreamWork:
         return lambda: self._together.launch(Launch(function, blocks, threads, exchange, cluster or 1))

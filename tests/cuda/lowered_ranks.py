@@ -90,15 +90,15 @@ class Rank:
         for (var, buffer), argument in pairs:
             if buffer is not None:
                 self.arrays[buffer.data] = self._tensor(argument, tensors)
-            elif isinstance(argument, arg.Rank):
+            elif isinstance(argument, arg.DeviceRank):
                 self.values[var] = rank
             else:
                 self.values[var] = SHIFT if isinstance(argument, arg.SlotShift) else 0
 
     def _tensor(self, argument: arg.Argument, tensors: Sequence[np.ndarray]) -> Any:
-        if isinstance(argument, arg.Given):
+        if isinstance(argument, arg.CallerArgument):
             return tensors[argument.position]
-        if not isinstance(argument, arg.Workspace):
+        if not isinstance(argument, arg.KernelWorkspace):
             return np.zeros(8, np.int64)
         own = argument.name, argument.shape, argument.dtype
         if not argument.peers:

@@ -10,8 +10,8 @@ import torch
 import tilescale.language as T
 from tilescale.backends.cuda.lowering.implemented import ON_TILES, Implementation, available
 from tilescale.backends.cuda.running.barrier_kernel import purpose, site_of
-from tilescale.backends.cuda.running.memory import Memory
-from tilescale.backends.cuda.running.steps import Call
+from tilescale.backends.cuda.running.memory import ProgramMemory
+from tilescale.backends.cuda.running.steps import ProgramCall
 from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES, Wanted
 from tilescale.hda.current import current_machine
 from tilescale.passes.pipeline import analyse
@@ -33,7 +33,7 @@ def digest(*tensors: torch.Tensor, reached: set[int] | None = None) -> int:
     positions = set(range(len(tensors))) if reached is None else reached
     program = SimpleNamespace(launches=(), parameters=(), body=Sequence(()))
     own = SimpleNamespace(program=program, reached=positions, heap=Heap)
-    return Memory(own, lambda: None).digest(Call(list(tensors)))
+    return ProgramMemory(own, lambda: None).digest(ProgramCall(list(tensors)))
 
 
 def test_a_digest_says_where_tensors_lie_and_what_they_are_like():
@@ -61,8 +61,8 @@ def test_a_digest_has_the_extents_that_are_one_number_for_all_ranks():
                 T.all_gather(X, Y)
 
     def of(*shapes: tuple[int, ...], program: Program) -> int:
-        memory = Memory(SimpleNamespace(program=program, reached=set(), heap=Heap), lambda: None)
-        return memory.digest(Call([], extents.solve(program.parameters, shapes)))
+        memory = ProgramMemory(SimpleNamespace(program=program, reached=set(), heap=Heap), lambda: None)
+        return memory.digest(ProgramCall([], extents.solve(program.parameters, shapes)))
 
     program = analyse(gather, current_machine())
     one, same, other = (of((8, 4), (16, 4), (n,), program=program) for n in (7, 7, 8))
@@ -86,7 +86,7 @@ def test_a_purpose_is_an_int32_that_names_its_place(site: int, call: int):
 @pytest.mark.parametrize("operation", ["allreduce", "all_gather"])
 def test_collectives_on_tiles_are_made_as_the_table_of_their_kind_says(form: str, operation: str):
     wanted, made = Wanted(operation, form, "device", (0, 1)), SimpleNamespace(name=operation, level="device")
-    target = SimpleNamespace(sizes=(("device", 2),), mesh=Mesh((("device", 2),)), devices=2, near=2)
+    target = SimpleNamespace(sizes=(("device", 2),), mesh=Mesh((("device", 2),)), devices=2, group_size=2)
     assert available(made, wanted, target).names == (ON_TILES[form][operation],)
 
 

@@ -15,7 +15,7 @@ import tilescale
 import tilescale.language as T
 from tests.cuda.support import lowered
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.program import Beside
+from tilescale.backends.cuda.lowering.program import ConcurrentGrids
 from tilescale.backends.cuda.lowering.split_grid import NOTE
 from tilescale.backends.cuda.running import concurrent_grids
 from tilescale.backends.cuda.running.steps import KernelLaunch, run
@@ -157,5 +157,5 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 )
 def test_grids_of_one_are_launched_at_once(streams: list[str], spared: int, done: list[str]):
     own: Any = SimpleNamespace(spared=spared, device=None)
-    run(concurrent_grids.beside_step(own, Beside(None, ("a", "b")))(None))
+    run(concurrent_grids.concurrent_grids_step(own, ConcurrentGrids(None, ("a", "b")))(None))
     assert streams == done

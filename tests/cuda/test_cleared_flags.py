@@ -18,8 +18,8 @@ from tests.cuda import programs
 from tests.cuda.fakes import Device
 from tests.cuda.host_text import on_host
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.lowering.rendezvous import Rendezvous
-from tilescale.backends.cuda.running.steps import Call
+from tilescale.backends.cuda.lowering.rendezvous import CallBarriers
+from tilescale.backends.cuda.running.steps import ProgramCall
 
 RANK_BYTES, REPORT = 4096, 3584
 LONG_NS, SHORT_NS = 250 * 10**9, 10**7
@@ -112,7 +112,7 @@ def _flags_seen(device: Device, own: Any, rows: int) -> list[int]:
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_small_kernel_with_a_rendezvous_clears_its_flags(device: Device, waits: bool):
     own = device.program(programs.put_with_own_flags(waits))
-    assert own._lowered.rendezvous == Rendezvous(True, not waits, inside=True, patience=3 if waits else 1)
+    assert own._lowered.rendezvous == CallBarriers(True, not waits, inside=True, patience=3 if waits else 1)
     assert _flags_seen(device, own, rows=64) == [0, 5, 5], "nothing but the kernel touches them"
     (text,) = (grid.kernel.func.script() for grid in own._lowered.grids)
     last = text[text.rindex("tilescale::") :]
@@ -149,6 +149,6 @@ def test_one_launch_zeroes_all_flags_of_a_program(device: Device):
     assert places == [0, 128, 256]
     for tensor in flags:
         tensor.fill_(7)
-    (zero,) = own.memory.zeroed(Call([]))
+    (zero,) = own.memory.zeroed(ProgramCall([]))
     zero()
     assert not any(tensor.any() for tensor in flags)

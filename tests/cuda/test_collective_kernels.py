@@ -14,7 +14,7 @@ from tilescale.backends.cuda.running import driver
 from tilescale.backends.cuda.running.collectives import exchanges
 from tilescale.backends.cuda.running.collectives.exchanges import (
     SHARING,
-    Room,
+    KernelCapacity,
     data_bytes,
     rows_grid,
     short_grid,
@@ -22,8 +22,8 @@ from tilescale.backends.cuda.running.collectives.exchanges import (
 )
 from tilescale.backends.cuda.running.collectives.kernels import (
     C_TYPES,
-    Exchange,
-    Kernel,
+    ExchangeArgument,
+    HeaderKernel,
     combining,
     launch,
     moving,
@@ -35,12 +35,12 @@ KIB, MIB, PROCESSORS = 1 << 10, 1 << 20, 132
 ORDERING = re.compile(r"\b(?:ld|st)\.(?:acquire|release|relaxed)[\w.]*|\bfence[\w.]*|\b(?:bar|barrier)\.[\w.]*")
 
 KERNELS = [
-    Kernel("reduce", "words", combining("bfloat16", "sum"), 3, ("true",)),
-    Kernel("reduce", "lines", combining("bfloat16", "sum"), 3, ("true",)),
-    Kernel("reduce_norm", "lines", normalising("bfloat16"), 2, ("2", "false", "tilescale::ROW"), (256, 2)),
-    Kernel("reduce_twice", "slots", combining("float32", "max"), 2),
-    Kernel("broadcast", "slots", moving("float16"), 3),
-    Kernel("reduce", "slots", combining("float8_e4m3", "sum"), 2, ("true",)),
+    HeaderKernel("reduce", "words", combining("bfloat16", "sum"), 3, ("true",)),
+    HeaderKernel("reduce", "lines", combining("bfloat16", "sum"), 3, ("true",)),
+    HeaderKernel("reduce_norm", "lines", normalising("bfloat16"), 2, ("2", "false", "tilescale::ROW"), (256, 2)),
+    HeaderKernel("reduce_twice", "slots", combining("float32", "max"), 2),
+    HeaderKernel("broadcast", "slots", moving("float16"), 3),
+    HeaderKernel("reduce", "slots", combining("float8_e4m3", "sum"), 2, ("true",)),
 ]
 
 
@@ -62,7 +62,7 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("kernel", KERNELS[:3], ids=lambda kernel: f"{kernel.function} {kernel.form}")
-def test_short_messages_need_no_fence(kernel: Kernel, aligned: bool, entries: dict[str, list[str]]):
+def test_short_messages_need_no_fence(kernel: HeaderKernel, aligned: bool, entries: dict[str, list[str]]):
     found = [what for what in entries[kernel.name(aligned)] if what != "bar.warp.sync"]
     of_cluster = {
         "barrier.cluster.arrive.release", "barrier.cluster.wait.acquire", "st.relaxed.cluster.shared",
@@ -77,14 +77,16 @@ def test_short_messages_need_no_fence(kernel: Kernel, aligned: bool, entries: di
 
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("kernel", KERNELS[1:3], ids=lambda kernel: kernel.function)
-def test_the_threads_of_a_line_store_and_load_together(kernel: Kernel, aligned: bool, entries: dict[str, list[str]]):
+def test_the_threads_of_a_line_store_and_load_together(
+    kernel: HeaderKernel, aligned: bool, entries: dict[str, list[str]]
+):
     found = entries[kernel.name(aligned)]
     at = [i for i, what in enumerate(found) if what.endswith("relaxed.sys.global.v2.u64")]
     assert at and all("bar.warp.sync" in found[max(0, i - 2) : i] for i in at), found
 
 
 @pytest.mark.parametrize("kernel", KERNELS[3:], ids=lambda kernel: kernel.function)
-def test_flags_are_told_after_a_barrier_and_a_fence(kernel: Kernel, entries: dict[str, list[str]]):
+def test_flags_are_told_after_a_barrier_and_a_fence(kernel: HeaderKernel, entries: dict[str, list[str]]):
     found = entries[kernel.name(True)]
     told = [i for i, x in enumerate(found) if x.startswith("st.relaxed")]
     assert told and all("fence.acq_rel.sys" in found[max(0, i - 2) : i] for i in told), found
@@ -100,14 +102,14 @@ def test_a_structure_is_packed_as_the_kernel_reads_it(tmp_path: Path):
         pytest.skip("g++ is not installed")
     text = KERNELS[0].text
     begin = text.index("struct Exchange {")
-    members = [name for name, _ in Exchange._fields_]
+    members = [name for name, _ in ExchangeArgument._fields_]
     offsets = "".join(f'std::printf("%zu ", offsetof(Exchange, {name}));' for name in members)
     program = f"typedef long i64;\n{text[begin : text.index('};', begin)]}}};\nint main() {{ {offsets} }}\n"
     source = tmp_path / "offsets.cpp"
     source.write_text(f"#include <cstddef>\n#include <cstdio>\n{program}", encoding="utf-8")
     subprocess.run(["g++", "-o", str(tmp_path / "offsets"), str(source)], check=True, capture_output=True, timeout=60)
     printed = subprocess.run([str(tmp_path / "offsets")], check=True, capture_output=True, text=True).stdout
-    assert [int(n) for n in printed.split()] == [getattr(Exchange, name).offset for name in members]
+    assert [int(n) for n in printed.split()] == [getattr(ExchangeArgument, name).offset for name in members]
 
 
 # -- launches ----------------------------------------------------------------------------------------------------------
@@ -145,7 +147,7 @@ def test_what_a_launch_asks_for(
     monkeypatch.setattr(driver, "function", lambda name: start)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
-    launch("function", 8, 192, Exchange(), torch.device("cuda", 0), follows, cluster)()
+    launch("function", 8, 192, ExchangeArgument(), torch.device("cuda", 0), follows, cluster)()
     assert found == [8, 192, 77, "function", wanted]
 
 
@@ -162,11 +164,13 @@ def test_grids_of_short_messages_have_room_for_all(nbytes: int, sharing: int, mo
     assert grid.slot >= 16 * sharing * -(-flags // grid.blocks) and grid.slot & (grid.slot - 1) == 0
 
 
-@pytest.mark.parametrize("room", [Room(PROCESSORS, 3, 256, 8), Room(PROCESSORS, 1, 512, 1)], ids=["clusters", "blocks"])
+@pytest.mark.parametrize(
+    "room", [KernelCapacity(PROCESSORS, 3, 256, 8), KernelCapacity(PROCESSORS, 1, 512, 1)], ids=["clusters", "blocks"]
+)
 @pytest.mark.parametrize("sharing", SHARING.values())
 @pytest.mark.parametrize("nbytes", [16, 120, 128, 2064, 12 * KIB, 16 * KIB, 32 * KIB])
 @pytest.mark.parametrize("rows", [1, 6, 132, 133, 512, 5000])
-def test_grids_of_rows_have_room_for_all(rows: int, nbytes: int, sharing: int, room: Room):
+def test_grids_of_rows_have_room_for_all(rows: int, nbytes: int, sharing: int, room: KernelCapacity):
     (blocks, threads, slot), cluster, part, each = rows_grid(rows, nbytes, 256, room, sharing)
     units = sharing * -(-part // data_bytes(sharing))
     assert blocks <= room.blocks and threads <= room.threads and threads % 32 == 0
@@ -180,7 +184,7 @@ def test_grids_of_rows_have_room_for_all(rows: int, nbytes: int, sharing: int, r
 
 def test_few_rows_have_many_processors():
     """12 and 16 KiB: of lines no block has fewer than 128 threads, and none more than 256."""
-    room = Room(PROCESSORS, 3, 256, 8)
+    room = KernelCapacity(PROCESSORS, 3, 256, 8)
     spreads = [rows_grid(rows, 12 * KIB, 256, room, 8) for rows in (1, 32, 138, 512)]
     assert [(*spread.grid[:2], spread.cluster) for spread in spreads] == [
         (4, 224, 4), (128, 224, 4), (396, 224, 4), (396, 224, 4)

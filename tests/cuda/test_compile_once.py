@@ -21,7 +21,7 @@ from tests.cuda.support import lowered
 from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilelang_core.source_rewrites import keyed
-from tilescale.backends.cuda.lowering.check import Check, GeneratedTextError
+from tilescale.backends.cuda.lowering.check import GeneratedTextError, KernelCheck
 from tilescale.backends.cuda.running import execute
 from tilescale.backends.cuda.support import DeviceLowered
 from tilescale.backends.cuda.target import target_for
@@ -72,11 +72,11 @@ def nvcc(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_check_sees_what_nvcc_gets(nvcc: list[str], monkeypatch: pytest.MonkeyPatch):
     seen: list[tuple[str, int]] = []
-    monkeypatch.setattr(Check, "__call__", lambda own, *given: seen.append(given))
+    monkeypatch.setattr(KernelCheck, "__call__", lambda own, *given: seen.append(given))
     made = two_grids()
     kernel = made.kernels[0]
     check = check_of(kernel, made.lowered.program, MACHINE)
-    stock.Compilation(kernel.func, REWRITES, check, {"target": TARGET}).run()
+    stock.KernelCompilation(kernel.func, REWRITES, check, {"target": TARGET}).run()
     shown = stock.generate(kernel.func, TARGET, None, REWRITES)
     assert seen == [(nvcc[0], shown.dynamic_shared)]
     assert nvcc == [stock.checked_text(shown)]
@@ -94,7 +94,7 @@ def test_what_fails_the_check_is_not_compiled(nvcc: list[str]):
         (lambda text: text.replace("float* X", "float* __restrict__ X"), GeneratedTextError, "__restrict__"),
     ):
         with pytest.raises(error, match=said):
-            stock.Compilation(kernel.func, (rewrite,), check, {"target": TARGET}).run()
+            stock.KernelCompilation(kernel.func, (rewrite,), check, {"target": TARGET}).run()
     assert nvcc == []
 
 
@@ -187,7 +187,7 @@ def test_kernels_of_messages_are_known_before_a_program_is_built(name: str, monk
 def test_a_sum_of_few_elements_has_a_kernel_of_messages(monkeypatch: pytest.MonkeyPatch):
     Device(monkeypatch)
     own = execute.DeviceProgram(lowered(sum_of(512), devices=2).lowered, {})
-    assert [type(job) for job in own.compilations()] == [stock.Compilation, stock.TextCompilation]
+    assert [type(job) for job in own.compilations()] == [stock.KernelCompilation, stock.TextCompilation]
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")

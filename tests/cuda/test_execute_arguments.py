@@ -14,7 +14,7 @@ import tilescale.language as T
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import put
 from tests.cuda.test_where_devices_synchronize import on_tensors, reduced
-from tilescale.backends.cuda.running.plans import Plans
+from tilescale.backends.cuda.running.plans import CallPlans
 from tilescale.errors import ArgumentError
 from tilescale.program.arguments import check_device
 
@@ -100,7 +100,7 @@ def test_a_tensor_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_no_program_takes_has_no_form():
-    told = Plans(lambda: False).told
+    told = CallPlans(lambda: False).told
     for wrong in (np.zeros(3), [1], ([1],), "x", object()):
         assert told([torch.zeros(3), wrong]) is None
     for right_ in (None, 1, 1.5, True, np.int64(3)):

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running import wait_guard as running_guard
 from tilescale.backends.cuda.running.agreement import on_all, once_per_node
-from tilescale.backends.cuda.running.barrier_kernel import Standing, purpose, site_of, standings
-from tilescale.backends.cuda.running.diagnosis import Scene, error_for
-from tilescale.backends.cuda.running.stream_order import Idle, noted_failure, wait_idle
-from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, decode
-from tilescale.backends.cuda.running.wait_guard import Guard
+from tilescale.backends.cuda.running.barrier_kernel import LastBarrier, purpose, site_of, standings
+from tilescale.backends.cuda.running.diagnosis import ReportContext, error_for
+from tilescale.backends.cuda.running.stream_order import IdleWait, noted_failure, wait_idle
+from tilescale.backends.cuda.running.timeouts import HEAD, ROW, WaitFailure, WaitReport, decode
+from tilescale.backends.cuda.running.wait_guard import WaitGuard
 from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.failure_log import Failure
 from tilescale.errors import (
@@ -32,25 +32,27 @@ from tilescale.errors import (
 )
 
 SITES = [
-    Site("T.wait(F >=)", Location("program.py", 12), "F", ">="),
-    Site("T.barrier of level 'device'", Location("program.py", 14)),
-    Site("the barrier at its entry", Location("program.py", 8)),
-    Site("the barrier at its exit", Location("program.py", 8)),
-    Site("T.copy(after=F >=)", Location("program.py", 16), "F", ">=", queued=True),
+    WaitSite("T.wait(F >=)", Location("program.py", 12), "F", ">="),
+    WaitSite("T.barrier of level 'device'", Location("program.py", 14)),
+    WaitSite("the barrier at its entry", Location("program.py", 8)),
+    WaitSite("the barrier at its exit", Location("program.py", 8)),
+    WaitSite("T.copy(after=F >=)", Location("program.py", 16), "F", ">=", queued=True),
 ]
 ENTRY, EXIT = 2, 3
 
 
-def scene(*standing: Standing, rank: int = 0, elsewhere: tuple = ()) -> Scene:
-    return Scene("gemm", rank, SITES, 3.0, standing, elsewhere)
+def scene(*standing: LastBarrier, rank: int = 0, elsewhere: tuple = ()) -> ReportContext:
+    return ReportContext("gemm", rank, SITES, 3.0, standing, elsewhere)
 
 
-def at(count: int, site: int = ENTRY) -> Standing:
-    return Standing(count, purpose(site, 77) & 0xFFFF_FFFF)
+def at(count: int, site: int = ENTRY) -> LastBarrier:
+    return LastBarrier(count, purpose(site, 77) & 0xFFFF_FFFF)
 
 
-def report(kind: Kind, rank: int = 0, site: int = 0, index: int = 5, expected: int = 2, seen: int = 1) -> Report:
-    return Report(rank, kind, site, (3, 0, 1), index, expected, seen)
+def report(
+    kind: WaitFailure, rank: int = 0, site: int = 0, index: int = 5, expected: int = 2, seen: int = 1
+) -> WaitReport:
+    return WaitReport(rank, kind, site, (3, 0, 1), index, expected, seen)
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -60,12 +62,12 @@ def test_complete_rows_become_reports():
     words = [0] * (HEAD + 3 * ROW)
     words[HEAD + ROW : HEAD + 2 * ROW] = [2, 0, 7, 11 | 5 << 31 | 3 << 47, 4, 9, -8, 0]
     words[HEAD + 2 * ROW] = 1  # being written
-    assert decode(words) == [Report(1, Kind.TIMEOUT, 7, (11, 5, 3), 4, 9, -8)]
+    assert decode(words) == [WaitReport(1, WaitFailure.TIMEOUT, 7, (11, 5, 3), 4, 9, -8)]
 
 
 def test_ranks_of_another_node_have_their_own_numbers():
-    seen = Scene("gemm", 1, SITES, 3.0, [at(2), at(2)], first=4)
-    error = error_for([report(Kind.ABSENT, rank=1, site=1, index=0)], seen)
+    seen = ReportContext("gemm", 1, SITES, 3.0, [at(2), at(2)], first=4)
+    error = error_for([report(WaitFailure.ABSENT, rank=1, site=1, index=0)], seen)
     assert "gemm on rank 5" in str(error) and "rank 4 did not arrive in time" in str(error)
     assert "rank 4 is in the call too" in str(error)
 
@@ -87,19 +89,19 @@ def test_a_purpose_holds_the_place_and_fits_a_word():
 def test_standings_of_words_that_have_wrapped():
     word = (0x8000_0005 << 32 | 7) - (1 << 64)  # as a signed 64-bit number
     (standing,) = standings([word])
-    assert standing == Standing(0x8000_0005, 7)
+    assert standing == LastBarrier(0x8000_0005, 7)
 
 
 def test_counts_wrap():
-    assert Standing(0xFFFF_FFFF, 0).behind(Standing(1, 0)) == 2
-    assert Standing(1, 0).behind(Standing(0xFFFF_FFFF, 0)) == -2
+    assert LastBarrier(0xFFFF_FFFF, 0).behind(LastBarrier(1, 0)) == 2
+    assert LastBarrier(1, 0).behind(LastBarrier(0xFFFF_FFFF, 0)) == -2
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_flag_that_does_not_come():
-    error = error_for([report(Kind.TIMEOUT)], scene(at(5), at(6, EXIT), at(3), at(0)))
+    error = error_for([report(WaitFailure.TIMEOUT)], scene(at(5), at(6, EXIT), at(3), at(0)))
     assert type(error) is WaitTimeoutError
     assert error.message.startswith(
         "gemm on rank 0, block (3, 0, 1): waited 3 s for F, element 5, >= 2; it is 1. The others: rank 1 has ended"
@@ -110,12 +112,12 @@ def test_a_flag_that_does_not_come():
 
 
 def test_a_copy_queue_that_waits_in_vain_is_no_block():
-    error = error_for([report(Kind.TIMEOUT, site=4)], scene(at(5), at(5)))
+    error = error_for([report(WaitFailure.TIMEOUT, site=4)], scene(at(5), at(5)))
     assert error.message.startswith("gemm on rank 0, copy queue: waited 6 s for F, element 5, >= 2; it is 1.")
 
 
 def test_a_program_without_barriers_knows_nothing_of_the_others():
-    error = error_for([report(Kind.ABSENT, site=1, index=1)], scene(Standing(0, 0), Standing(0, 0)))
+    error = error_for([report(WaitFailure.ABSENT, site=1, index=1)], scene(LastBarrier(0, 0), LastBarrier(0, 0)))
     assert type(error) is WaitTimeoutError and error.message.endswith(
         "T.barrier of level 'device': rank 1 did not arrive in time. The others: unknown, as there is no barrier of "
         "all ranks around this program"
@@ -123,29 +125,29 @@ def test_a_program_without_barriers_knows_nothing_of_the_others():
 
 
 def test_another_ranks_report_names_that_rank():
-    error = error_for([report(Kind.TIMEOUT, rank=1)], scene(at(6, EXIT), at(5)))
+    error = error_for([report(WaitFailure.TIMEOUT, rank=1)], scene(at(6, EXIT), at(5)))
     assert "gemm on rank 1" in error.message and "so rank 0 stopped too" in error.message
 
 
 def test_the_own_report_counts_first():
-    both = [report(Kind.TIMEOUT, rank=0, index=1), report(Kind.TIMEOUT, rank=1, index=2)]
+    both = [report(WaitFailure.TIMEOUT, rank=0, index=1), report(WaitFailure.TIMEOUT, rank=1, index=2)]
     assert "element 2" in error_for(both, scene(at(5), at(5), rank=1)).message
 
 
 def test_a_wait_explains_why_a_rank_does_not_come():
-    both = [report(Kind.ABSENT, rank=0, site=EXIT, index=1), report(Kind.TIMEOUT, rank=1)]
+    both = [report(WaitFailure.ABSENT, rank=0, site=EXIT, index=1), report(WaitFailure.TIMEOUT, rank=1)]
     error = error_for(both, scene(at(6, EXIT), at(5)))
     assert "gemm on rank 1, block" in error.message and "for F, element 5" in error.message
 
 
 def test_a_rank_that_does_not_come():
-    error = error_for([report(Kind.ABSENT, site=ENTRY, index=1)], scene(at(5), at(4, EXIT)))
+    error = error_for([report(WaitFailure.ABSENT, site=ENTRY, index=1)], scene(at(5), at(4, EXIT)))
     assert type(error) is WaitTimeoutError and "rank 1 did not arrive in time" in error.message
     assert "it was last at the barrier at its exit" in error.message
 
 
 def test_a_rank_that_waits_in_another_program():
-    absent = [report(Kind.ABSENT, site=ENTRY, index=1)]
+    absent = [report(WaitFailure.ABSENT, site=ENTRY, index=1)]
     error = error_for(absent, scene(at(5), at(4, EXIT), elsewhere=((1, "softmax"),)))
     assert type(error) is RankMismatchError and "rank 0 waits in 'gemm', rank 1 waits in 'softmax'" in error.message
     # A rank that is in this call has only gone on after it was stopped.
@@ -154,19 +156,19 @@ def test_a_rank_that_waits_in_another_program():
 
 
 def test_ranks_with_other_tensors_and_at_other_places():
-    same_place = report(Kind.DIFFERENT, site=ENTRY, index=1, seen=purpose(ENTRY, 78))
+    same_place = report(WaitFailure.DIFFERENT, site=ENTRY, index=1, seen=purpose(ENTRY, 78))
     error = error_for([same_place], scene(at(5), at(5)))
     assert type(error) is RankMismatchError and "different tensors" in error.message
-    other_place = report(Kind.DIFFERENT, site=1, index=1, seen=purpose(EXIT, 0))
+    other_place = report(WaitFailure.DIFFERENT, site=1, index=1, seen=purpose(EXIT, 0))
     assert "rank 1 at the barrier at its exit" in error_for([other_place], scene(at(5), at(5))).message
 
 
-def guard_of(program: str, ranks: tuple[int, ...], *counts: int) -> Guard:
+def guard_of(program: str, ranks: tuple[int, ...], *counts: int) -> WaitGuard:
     """This rank is number 2 of the job."""
-    guard = Guard.__new__(Guard)
+    guard = WaitGuard.__new__(WaitGuard)
     guard._program, guard.sites, guard._limit_ns = program, SITES, 10**9
     guard._near = guard._group = SimpleNamespace(rank=ranks.index(2), ranks=ranks)
-    guard.records = SimpleNamespace(beside=lambda tensor: tensor.tolist())
+    guard.records = SimpleNamespace(read_concurrently=lambda tensor: tensor.tolist())
     guard.ranks = SimpleNamespace(words=torch.tensor([count << 32 for count in counts]))
     return guard
 
@@ -186,12 +188,12 @@ def test_programs_of_other_ranks_are_told_in_the_numbers_of_this_one(monkeypatch
     monkeypatch.setattr(running_guard, "_guards", [whole, pair, apart])
     assert whole._scene().elsewhere == [(3, "pair")]
     assert pair._scene().elsewhere == [] and apart._scene().elsewhere == []
-    absent = [report(Kind.ABSENT, rank=2, site=ENTRY, index=3)]
+    absent = [report(WaitFailure.ABSENT, rank=2, site=ENTRY, index=3)]
     assert "rank 2 waits in 'whole', rank 3 waits in 'pair'" in error_for(absent, whole._scene()).message
 
 
 def test_an_index_outside_of_the_flags():
-    error = error_for([report(Kind.OUTSIDE, index=-1, expected=8)], scene(at(1), at(1)))
+    error = error_for([report(WaitFailure.OUTSIDE, index=-1, expected=8)], scene(at(1), at(1)))
     assert type(error) is OutOfBoundsError and "element -1 of 8" in error.message
 
 
@@ -310,7 +312,7 @@ class Device:
 
     def idle(self, failure: Failure | None = None, stopped: bool = False, grace_s: float = 0.2) -> bool:
         return wait_idle(
-            Idle(self.wait),
+            IdleWait(self.wait),
             failure=lambda: noted_failure(lambda: failure),
             stopped=lambda: stopped,
             stop=lambda: self.end("stop"),
@@ -372,7 +374,7 @@ def test_a_group_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatc
 def test_an_error_of_nccl_is_that_of_a_rank_that_died(looks: int, monkeypatch: pytest.MonkeyPatch):
     """The job may learn of it later than NCCL."""
     known = iter([*[None] * (looks - 1), Failure(1, "rank 1 disappeared")])
-    guard = Guard.__new__(Guard)
+    guard = WaitGuard.__new__(WaitGuard)
     guard._world = SimpleNamespace(failure=lambda: next(known))
     error = torch.distributed.DistBackendError("remote process exited")
     assert nccl.is_failure(error) and not nccl.is_failure(RuntimeError())
@@ -395,7 +397,7 @@ def test_what_a_kernel_raises_comes_through():
 
     with pytest.raises(RuntimeError, match="illegal"):
         wait_idle(
-            Idle(broken),
+            IdleWait(broken),
             failure=lambda: None,
             stopped=lambda: False,
             stop=lambda: None,

@@ -10,7 +10,7 @@ import pytest
 
 import tilescale.language as T
 from tilescale.backends.cuda.running import grids, occupancy
-from tilescale.backends.cuda.running.occupancy import Image, Room, check_beside, check_resident, resident
+from tilescale.backends.cuda.running.occupancy import KernelImage, Occupancy, check_resident, check_spared, resident
 from tilescale.errors import LaunchError, Location
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
@@ -168,26 +168,26 @@ def test_planes_of_a_grid_of_unknown_extent(sends: int):
 
 
 def test_a_grid_that_fits_is_accepted():
-    check_resident("crowd", 132, Room(132, 1, 132), Location("program.py", 3))
+    check_resident("crowd", 132, Occupancy(132, 1, 132), Location("program.py", 3))
 
 
 @pytest.mark.parametrize("asked", [265, None])
 def test_a_grid_that_does_not_fit_is_refused(asked: int | None):
     with pytest.raises(LaunchError, match="264 at once .2 on each of 132") as raised:
-        check_resident("crowd", asked, Room(264, 2, 132), Location("program.py", 3, "waits here"))
+        check_resident("crowd", asked, Occupancy(264, 2, 132), Location("program.py", 3, "waits here"))
     assert asked is None or f"a grid of {asked}" in raised.value.message
     assert raised.value.where[0].line == 3
 
 
 def test_a_grid_of_clusters_has_room_for_whole_ones():
-    room = Room(120, 1, 132, 8)
+    room = Occupancy(120, 1, 132, 8)
     check_resident("crowd", 120, room, Location("program.py", 3))
     with pytest.raises(LaunchError, match="120 at once .1 on each of 132 SMs, in whole clusters of 8"):
         check_resident("crowd", 128, room, Location("program.py", 3))
     # An SM that is taken breaks one cluster, at any position.
-    check_beside("crowd", 88, room, 4, Location("program.py", 3))
+    check_spared("crowd", 88, room, 4, Location("program.py", 3))
     with pytest.raises(LaunchError, match="the others hold 88 programs at once"):
-        check_beside("crowd", 89, room, 4, Location("program.py", 3))
+        check_spared("crowd", 89, room, 4, Location("program.py", 3))
 
 
 class Driver:
@@ -221,9 +221,9 @@ class Driver:
 
 def test_the_driver_says_how_many_clusters_a_device_holds(monkeypatch: pytest.MonkeyPatch):
     asked = Driver(monkeypatch).asked
-    assert resident(Image(b"code", "f", 256, 1024), 0) == Room(132, 1, 132)
+    assert resident(KernelImage(b"code", "f", 256, 1024), 0) == Occupancy(132, 1, 132)
     assert not any(name == "cuOccupancyMaxActiveClusters" for name, *_ in asked)
-    assert resident(Image(b"code", "f", 256, 1024, (4, 2, 1)), 0) == Room(120, 1, 132, 8)
+    assert resident(KernelImage(b"code", "f", 256, 1024, (4, 2, 1)), 0) == Occupancy(120, 1, 132, 8)
     ((_, _, launch),) = (each for each in asked if each[0] == "cuOccupancyMaxActiveClusters")
     assert (launch.gridDimX, launch.gridDimY, launch.gridDimZ) == (4, 2, 1)
     assert (launch.blockDimX, launch.sharedMemBytes, launch.numAttrs) == (256, 1024, 1)
@@ -240,7 +240,7 @@ def test_what_is_looked_at_is_compiled_as_the_kernel_is(monkeypatch: pytest.Monk
     monkeypatch.setattr(grids, "waits_across", lambda *given: Location("program.py", 3))
     monkeypatch.setattr(grids, "kernels", lambda text: iter([SimpleNamespace(name="f", threads=128)]))
     monkeypatch.setattr(grids, "programs", lambda launch, sizes: 1)
-    monkeypatch.setattr(occupancy, "resident", lambda image, device: Room(1, 1, 1))
+    monkeypatch.setattr(occupancy, "resident", lambda image, device: Occupancy(1, 1, 1))
     own = SimpleNamespace(
         sizes=(), spared=0, program=SimpleNamespace(name="f"), target=SimpleNamespace(machine=MACHINE),
         device=SimpleNamespace(index=0), on_all=lambda check: check(),

@@ -28,16 +28,16 @@ from tests.cuda.test_copy_queue import (
 )
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.host_step import HostStep
-from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.backends.cuda.lowering.plan import plan
 from tilescale.backends.cuda.running import queued, queued_exchange, stream_memory
 from tilescale.backends.cuda.running.control import loop
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.phases import host_step
-from tilescale.backends.cuda.running.queue_watch import Place
-from tilescale.backends.cuda.running.steps import Call, in_order, run
-from tilescale.backends.cuda.running.stream_memory import Condition, Word, rows
-from tilescale.backends.cuda.running.sums import Sums
+from tilescale.backends.cuda.running.queue_watch import QueueWait
+from tilescale.backends.cuda.running.steps import ProgramCall, in_order, run
+from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word, rows
+from tilescale.backends.cuda.running.sums import FlagSums
 from tilescale.errors import OutOfBoundsError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Control, Launch, Part, Sequence
@@ -101,10 +101,10 @@ class Device:
         self.reached: set[int] = set()
         self.named: set[int] = set()
         self.sites: list[Any] = []
-        self.sums = Sums()
+        self.sums = FlagSums()
         self.tensors, self.done = memory, []
         self.memory = SimpleNamespace(declare=lambda workspace: None, tensor=lambda w, call: memory[w.name][rank])
-        self.near = SimpleNamespace(everywhere=self._peers, slot=lambda p: p)
+        self.peer_group = SimpleNamespace(everywhere=self._peers, slot=lambda p: p)
         self.guard = SimpleNamespace(watch=SimpleNamespace(add=lambda stream, place: self.done.append(place)))
         self.queue: Any = Queue(self.done)
 
@@ -116,13 +116,13 @@ class Device:
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         """One call; what it did, addresses as (tensor, device, offset in bytes)."""
-        target = self.target = Target(Machine.load("h200-sxm-8"), self.sizes, 1 << 36)
+        target = self.target = LoweringTarget(Machine.load("h200-sxm-8"), self.sizes, 1 << 36)
         for module in (queued, queued_exchange):
             monkeypatch.setattr(module, "copy_queue", lambda device: self.queue)
         monkeypatch.setattr(stream_memory, "copy", lambda stream, part: self._copied(part))
         monkeypatch.setattr(stream_memory, "write", lambda stream, word, value: self._written(word, value))
         values = [self.tensors[p.name][self.team.rank] for p in self.program.parameters]
-        call = Call(values)
+        call = ProgramCall(values)
         run(in_order(self._steps(plan(self.program, target)[0]))(call))
         return self.done
 
@@ -320,7 +320,7 @@ def test_a_copy_waits_for_the_senders_flag(monkeypatch):
     device = Device(on_devices(after_the_grid), 1, there)
     started = device.run(monkeypatch)
     word = Word(there["done"][1].data_ptr(), 4)
-    assert started[:2] == ["start", Place(0, 0, Condition(word, ">=", 1))]
+    assert started[:2] == ["start", QueueWait(0, 0, WaitCondition(word, ">=", 1))]
     site = device.sites[0]
     assert site.flag == "done" and site.compare == ">=" and site.where.file.endswith("test_copy_queue.py")
     assert device.queue_waits
@@ -350,7 +350,7 @@ def test_what_waits_for_a_flag_is_added_after_the_kernels(monkeypatch):
     monkeypatch.setattr(device.queue, "flush", lambda: (before.extend(device.done), CopyQueue.flush(device.queue)))
     kinds = [what[0] if isinstance(what, tuple) else what for what in device.run(monkeypatch)]
     assert len(before) == 3 and kinds[:3] == ["start", "copy", "write"]
-    assert kinds[3] == "start" and isinstance(kinds[4], Place) and kinds[5:] == [
+    assert kinds[3] == "start" and isinstance(kinds[4], QueueWait) and kinds[5:] == [
         "copy", "write", "start", "copy", "write", "join"
     ]  # fmt: skip
 

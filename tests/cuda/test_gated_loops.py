@@ -226,9 +226,9 @@ def test_the_text_means_the_program(name: str, count: int):
     given = [y, y, b, c, flags, count, 1]
 
     def value(argument: Any, buffer: ir.Buffer | None) -> Any:
-        if isinstance(argument, arg.Given):
+        if isinstance(argument, arg.CallerArgument):
             return given[argument.position]
-        if isinstance(argument, arg.Peers):
+        if isinstance(argument, arg.PeerInstances):
             return given[argument.position][None].clone()
         return 0 if buffer is None else torch.zeros(ir.constants(buffer.shape), dtype=torch.int64)
 

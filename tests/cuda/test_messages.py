@@ -15,9 +15,9 @@ from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks, shorten
 from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical, rounds
-from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving, moving_units
-from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
-from tilescale.backends.cuda.running.timeouts import Kind
+from tilescale.backends.cuda.running.collectives.kernels import HeaderKernel, combining, moving, moving_units
+from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective
+from tilescale.backends.cuda.running.timeouts import WaitFailure
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.numerics.dtypes import to_numpy
 from tilescale.backends.emulator.operations import pieces
@@ -43,28 +43,28 @@ NARROW = ("float8_e4m3fn", "float8_e5m2")
 TYPES = [("float32", "max"), ("float16", "prod"), ("int32", "sum"), ("int8", "min")]
 
 
-def compiled() -> Iterator[Kernel]:
+def compiled() -> Iterator[HeaderKernel]:
     """All kernels that these tests run."""
     sums, moves = combining("bfloat16", "sum"), moving("bfloat16")
     for form in ("words", "lines", "slots"):
-        yield Kernel("reduce", form, sums, 3, ("true",))
-        yield Kernel("reduce", form, sums, 3, ("false",))
-        yield Kernel("reduce_twice", form, sums, 3)
-        yield Kernel("move", form, moves, 3, ("true",))
-        yield Kernel("move", form, moves, 3, ("false",))
-        yield Kernel("broadcast", form, moves, 3)
-    yield Kernel("move", "straight", moves, 3, ("true",))
-    yield Kernel("move", "straight", moves, 3, ("false",))
+        yield HeaderKernel("reduce", form, sums, 3, ("true",))
+        yield HeaderKernel("reduce", form, sums, 3, ("false",))
+        yield HeaderKernel("reduce_twice", form, sums, 3)
+        yield HeaderKernel("move", form, moves, 3, ("true",))
+        yield HeaderKernel("move", form, moves, 3, ("false",))
+        yield HeaderKernel("broadcast", form, moves, 3)
+    yield HeaderKernel("move", "straight", moves, 3, ("true",))
+    yield HeaderKernel("move", "straight", moves, 3, ("false",))
     for form in ("words", "lines", "slots"):
-        yield Kernel("reduce", form, sums, 2, ("true",))
-        yield Kernel("reduce_twice", form, sums, 2)
+        yield HeaderKernel("reduce", form, sums, 2, ("true",))
+        yield HeaderKernel("reduce_twice", form, sums, 2)
         for dtype, op in TYPES:
-            yield Kernel("reduce", form, combining(dtype, op), 2, ("true",))
+            yield HeaderKernel("reduce", form, combining(dtype, op), 2, ("true",))
         for dtype in NARROW:
-            yield Kernel("reduce_twice", form, combining(dtype, "sum"), 3)
+            yield HeaderKernel("reduce_twice", form, combining(dtype, "sum"), 3)
     for ranks in (2, 3, 4):
-        yield Kernel("play", "rounds", sums, ranks)
-        yield Kernel("play", "rounds", moving_units("bfloat16"), ranks)
+        yield HeaderKernel("play", "rounds", sums, ranks)
+        yield HeaderKernel("play", "rounds", moving_units("bfloat16"), ranks)
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,12 @@ def job(request: pytest.FixtureRequest, library: Library, monkeypatch: pytest.Mo
     return lambda **sizes: Ranks(monkeypatch, library, sizes)
 
 
-def stand(name: str, dtype: str = "bfloat16", op: str = "sum", level: str = "device", axis: int = 0) -> Stand:
+def stand(
+    name: str, dtype: str = "bfloat16", op: str = "sum", level: str = "device", axis: int = 0
+) -> PlacedCollective:
     reduction = {"reduction": op} if name in ("allreduce", "reduce_scatter") else {}  # others have none to ask for
     made = SimpleNamespace(name=name, level=level, axis=axis, call=None, norm=None, **reduction)
-    return Stand(made, None, dtype, None, lambda: None)
+    return PlacedCollective(made, None, dtype, None, lambda: None)
 
 
 def randoms(count: int, dtype: torch.dtype, shift: int = 0) -> torch.Tensor:
@@ -239,7 +241,7 @@ def test_groups_that_share_memory(name: str, library: Library, monkeypatch: pyte
     """Kernels inside two groups of three, messages between threads; chunks of 500 elements are long, tails short."""
     shorten(monkeypatch, "words", SHORT)
     monkeypatch.setattr(hierarchical, "chunk_bytes", lambda target: 1000)
-    six = Ranks(monkeypatch, library, {"device": 6}, shift=0, near=3)
+    six = Ranks(monkeypatch, library, {"device": 6}, shift=0, group_size=3)
     call = six.collective(stand(name), "hierarchical_direct")
     for count in (1, 2, 7, 150, 1300):
         check(call, name, count, 6, torch.bfloat16, shift=count % 2, numbers=whole_numbers)
@@ -268,7 +270,7 @@ def test_sums_have_the_bits_of_the_emulator(
     shorten(monkeypatch, "words", SHORT)
     monkeypatch.setattr(hierarchical, "chunk_bytes", lambda target: 1000)
     shape = (2, 3) if algorithm == "hierarchical_direct" else (4,) if (name, algorithm) in by_rounds() else (3,)
-    job, units = Ranks(monkeypatch, library, {"device": math.prod(shape)}, near=shape[-1]), math.prod(shape)
+    job, units = Ranks(monkeypatch, library, {"device": math.prod(shape)}, group_size=shape[-1]), math.prod(shape)
     call, plan = job.collective(stand(name), algorithm), schedule(name, algorithm, shape)
     for count in (48, 149):
         given = [randoms(count * (1 if name == "allreduce" else units), torch.bfloat16) for _ in range(units)]
@@ -385,5 +387,5 @@ def test_who_does_not_come_is_named(count: int, job: Callable[..., Ranks], monke
     call([Operands(x, x) for x in given], ranks=[0, 1])
     for rank in (0, 1):
         stopped, kind, site, absent = three.reports[rank, :4].tolist()
-        assert (stopped, kind - 1, site, absent) == (1, Kind.ABSENT, 0, 2)
+        assert (stopped, kind - 1, site, absent) == (1, WaitFailure.ABSENT, 0, 2)
         assert three.owners[rank].sites[0].what == "T.allreduce of level 'device'"

@@ -15,12 +15,12 @@ from tests.cuda.host_ranks import Post
 from tests.cuda.support import notes, program
 from tests.cuda.test_device_phases import steps
 from tilescale.backends.cuda.lowering.host_step import HostStep
-from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.backends.cuda.lowering.plan import plan
 from tilescale.backends.cuda.running import messages, nccl  # noqa: F401 - messages registers its steps
-from tilescale.backends.cuda.running.peer_group import Near
+from tilescale.backends.cuda.running.peer_group import PeerGroup
 from tilescale.backends.cuda.running.phases import host_step
-from tilescale.backends.cuda.running.steps import Call, run
+from tilescale.backends.cuda.running.steps import ProgramCall, run
 from tilescale.comm import AddressMap, Team, World
 from tilescale.comm.heap import default
 from tilescale.errors import LaunchError, PeerOutOfRangeError, UnsupportedError
@@ -58,11 +58,11 @@ def in_phase(statements: Any, level: str, sizes: dict[str, int]) -> Any:
 class Rank:
     """A rank that is a thread, and its view of all memory, of which it may access that of its node."""
 
-    def __init__(self, rank: int, target: Target, traced: Any, memory: list[torch.Tensor], post: Post):
+    def __init__(self, rank: int, target: LoweringTarget, traced: Any, memory: list[torch.Tensor], post: Post):
         self.program, self.target, self.sizes = traced, target, target.sizes
         self.team, self.device, self.is_alone = SimpleNamespace(rank=rank), torch.device("cpu"), False
-        self.near = SimpleNamespace(size=LOCAL, everywhere=self._everywhere, slot=self._slot)
-        self.between, self.reached, self.named, self._memory = post.of(rank), set(), set(), memory
+        self.peer_group = SimpleNamespace(size=LOCAL, everywhere=self._everywhere, slot=self._slot)
+        self.transport, self.reached, self.named, self._memory = post.of(rank), set(), set(), memory
         self.values = [tensor[rank] for tensor in memory]
 
     def rank(self, level: str) -> int:
@@ -77,7 +77,7 @@ class Rank:
         assert device // LOCAL == self.team.rank // LOCAL, "no memory of other nodes has an address"
         return device
 
-    def run(self, part: Any, call: Call) -> None:
+    def run(self, part: Any, call: ProgramCall) -> None:
         """The steps of the host in order; grids, which wait here for what has come already, are left out."""
         if isinstance(part, Launch):
             self.run(part.body, call)
@@ -97,13 +97,13 @@ class Rank:
 
 def run_all(func: Any, sizes: dict[str, int], machine: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Tensors of all ranks after a run on threads, and after one on the emulator."""
-    target, traced = Target(Machine.load(machine), tuple(sizes.items()), 1 << 36), program(func, machine)
+    target, traced = LoweringTarget(Machine.load(machine), tuple(sizes.items()), 1 << 36), program(func, machine)
     body, post = plan(traced, target)[0], Post(RANKS)
     memory = [torch.randn(RANKS, 8, 4), torch.zeros(RANKS, 8, 4), torch.zeros(RANKS, 4, dtype=torch.int32)]
     emulated = [tensor.clone() for tensor in memory]
     ranks = [Rank(rank, target, traced, memory, post) for rank in range(RANKS)]
     with ThreadPoolExecutor(RANKS) as pool:
-        for done in [pool.submit(own.run, body, Call(own.values)) for own in ranks]:
+        for done in [pool.submit(own.run, body, ProgramCall(own.values)) for own in ranks]:
             done.result(timeout=60)
     tilescale.emulate(func, [[tensor[rank] for tensor in emulated] for rank in range(RANKS)], check="none")
     return memory, emulated
@@ -195,23 +195,23 @@ def test_their_programs_between_nodes(name: str, machine: str):
 # -- where ranks are ---------------------------------------------------------------------------------------------------
 
 
-def near(ranks: tuple[int, ...], rank: int) -> tuple[Near, Team]:
+def near(ranks: tuple[int, ...], rank: int) -> tuple[PeerGroup, Team]:
     """A rank of four, and those that its heap has."""
     addresses = AddressMap(1 << 40, 1 << 20, 1 << 20, ranks.index(rank), tuple(range(len(ranks))))
     heap = SimpleNamespace(team=Team(ranks=ranks, rank=ranks.index(rank)), addresses=addresses)
     team = Team(ranks=tuple(range(RANKS)), rank=rank)
-    return Near.of(heap, team), team
+    return PeerGroup.of(heap, team), team
 
 
 def test_a_device_of_the_job_has_a_slot_in_the_heap_of_its_node():
     found, _ = near((2, 3), 3)
-    assert (found.first, found.size, found.is_everybody) == (2, 2, False)
+    assert (found.first, found.size, found.is_whole) == (2, 2, False)
     assert [found.slot(device) for device in (2, 3)] == [0, 1] == [(d + found.shift) % found.size for d in (2, 3)]
     for other in (1, 4):
         with pytest.raises(PeerOutOfRangeError):
             found.slot(other)
     everybody, _ = near((0, 1, 2, 3), 1)
-    assert everybody.is_everybody and everybody.shift == 0
+    assert everybody.is_whole and everybody.shift == 0
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_device_of_the_job_has_a_slot_in_the_heap_of_its_node():
 )
 def test_ranks_are_placed_as_the_machine_says(sizes: Any, ranks: Any, rank: int, found: str | None, machine: str):
     here, team = near(ranks, rank)
-    target = Target(Machine.load(machine), tuple(sizes.items()), 1 << 36)
+    target = LoweringTarget(Machine.load(machine), tuple(sizes.items()), 1 << 36)
     if found is None:
         here.check(team, target, None)
         return
@@ -239,8 +239,8 @@ def test_a_team_of_as_many_of_each_node_is_served(machine: str):
     """Nodes have the ranks 0 to 2 and 3 to 4: two of each are a team."""
     addresses = AddressMap(1 << 40, 1 << 20, 1 << 20, 1, (0, 1))
     team, heap = Team(ranks=(0, 1, 3, 4), rank=3), SimpleNamespace(team=Team(ranks=(3, 4), rank=1), addresses=addresses)
-    here = Near.of(heap, team)
-    here.check(team, Target(Machine.load(machine), tuple(FLAT.items()), 1 << 36), None)
+    here = PeerGroup.of(heap, team)
+    here.check(team, LoweringTarget(Machine.load(machine), tuple(FLAT.items()), 1 << 36), None)
     assert (here.first, here.size) == (2, 2)
 
 

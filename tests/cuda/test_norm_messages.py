@@ -12,11 +12,11 @@ import torch
 
 from tests.cuda.host_ranks import CLUSTER, LIMIT_NS, PROCESSORS, THREADS, Library, Ranks, shorten
 from tilescale.backends.cuda.running.collectives import exchanges, normalised
-from tilescale.backends.cuda.running.collectives.exchanges import SHARING, Room, rows_grid
-from tilescale.backends.cuda.running.collectives.kernels import Kernel, normalising
+from tilescale.backends.cuda.running.collectives.exchanges import SHARING, KernelCapacity, rows_grid
+from tilescale.backends.cuda.running.collectives.kernels import HeaderKernel, normalising
 from tilescale.backends.cuda.running.collectives.normalised import SCALINGS
-from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
-from tilescale.backends.cuda.running.timeouts import Kind
+from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective
+from tilescale.backends.cuda.running.timeouts import WaitFailure
 from tilescale.program.norm import GROUP, LARGEST, LEAST
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -33,7 +33,7 @@ ROWS = (1, 3, 4, 7, 2)
 """Clusters have one row, several, or none; a row has one block or two."""
 
 
-def compiled() -> Iterator[Kernel]:
+def compiled() -> Iterator[HeaderKernel]:
     """All kernels that these tests run."""
     for form, columns in COLUMNS.items():
         for units in sorted({*columns.values()}):
@@ -50,9 +50,9 @@ def compiled() -> Iterator[Kernel]:
                 yield kernel(form, "bfloat16", 2, units, twice, scaling)
 
 
-def kernel(form: str, dtype: str, ranks: int, units: int, twice: str, scaling: str | None = None) -> Kernel:
+def kernel(form: str, dtype: str, ranks: int, units: int, twice: str, scaling: str | None = None) -> HeaderKernel:
     bounds, flags = (THREADS, exchanges.ROW_BLOCKS[ranks]), (str(units), twice, f"tilescale::{SCALINGS[scaling]}")
-    return Kernel("reduce_norm", form, normalising(dtype), ranks, flags, bounds)
+    return HeaderKernel("reduce_norm", form, normalising(dtype), ranks, flags, bounds)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def job(
             monkeypatch.setattr(normalised, "WHOLE", GROUP)
         norm = SimpleNamespace(eps=EPS, columns=columns, scaling=scaling, offset=offset, power=power)
         collective = SimpleNamespace(name="allreduce", level="device", call=None, reduction="sum", norm=norm)
-        return made, made.collective(Stand(collective, None, dtype, None, lambda: None), algorithm)
+        return made, made.collective(PlacedCollective(collective, None, dtype, None, lambda: None), algorithm)
 
     make.form = request.param
     return make
@@ -136,7 +136,7 @@ def check(call: Any, ranks: int, shape: tuple[int, int], dtype: torch.dtype, shi
 @pytest.mark.parametrize("ranks", [2, SEVERAL])
 def test_rows_of_several_units_and_blocks(ranks: int, columns: int, job: Callable[..., Any]):
     several, call = job(ranks, columns)
-    spread = rows_grid(100, 2 * columns, 8, Room(PROCESSORS, 1, THREADS, CLUSTER), SHARING[job.form])
+    spread = rows_grid(100, 2 * columns, 8, KernelCapacity(PROCESSORS, 1, THREADS, CLUSTER), SHARING[job.form])
     assert spread.each == COLUMNS[job.form][columns]
     chance = random.Random(columns)
     for rows in ROWS:
@@ -236,7 +236,7 @@ def test_who_does_not_come_is_named(algorithm: str, job: Callable[..., Any], mon
     call([Operands(x, out, weight=weight, normed=out) for out in outs], ranks=[0, 1])
     for rank, out in enumerate(outs):
         stopped, kind, site, absent = three.reports[rank, :4].tolist()
-        assert (stopped, kind - 1, site) == (1, Kind.ABSENT, 0)
+        assert (stopped, kind - 1, site) == (1, WaitFailure.ABSENT, 0)
         assert absent == 2
         assert not out.any()
 

@@ -11,7 +11,7 @@ import torch
 from tilescale.backends.cuda import running
 from tilescale.backends.cuda.running import queue_watch, streams, timeouts
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
-from tilescale.backends.cuda.running.queue_watch import Watch
+from tilescale.backends.cuda.running.queue_watch import QueueWatch
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.errors import DeviceError
 
@@ -102,7 +102,7 @@ def test_all_programs_stop_and_look_by_one_stream(driver: Driver, monkeypatch: p
     team = SimpleNamespace(size=2, rank=0)
     heap = SimpleNamespace(team=team, device=GPU, addresses=addresses, zeros=lambda n, dtype: zeros(n, dtype=dtype))
     records = [WaitRecords(heap) for _ in range(40)]
-    watches = [Watch(each, 1, GPU, lambda: None, start=False) for each in records]
+    watches = [QueueWatch(each, 1, GPU, lambda: None, start=False) for each in records]
     assert {each._stream for each in (*records, *watches)} == {(16, GPU)} and len(driver.made) == 1
     assert timeouts.past_waits is queue_watch.past_waits
 

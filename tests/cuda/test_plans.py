@@ -7,13 +7,13 @@ from itertools import count
 
 import torch
 
-from tilescale.backends.cuda.running.plans import ALIGNED, KEPT, Plan, Plans
+from tilescale.backends.cuda.running.plans import ALIGNED, KEPT, CallPlan, CallPlans
 
 
 def test_calls_are_told_apart_by_all_that_kernels_see_but_for_places():
     x = torch.zeros(8, 64)
     others = [x[1:], x.T, x.view(torch.int32), x[:, :4], torch.zeros(513)[1:].view(8, 64)]
-    told = Plans(lambda: False).told
+    told = CallPlans(lambda: False).told
     forms = [told([t]).form for t in (x, *others)]
     assert len(set(forms)) == len(forms)
     elsewhere = torch.zeros(1024)
@@ -29,17 +29,17 @@ def test_calls_are_told_apart_by_all_that_kernels_see_but_for_places():
 
 def test_symmetric_places_are_a_part_of_the_form():
     x, y = torch.zeros(2, 8, 64)
-    told = Plans(lambda: False, (x.data_ptr(), x.data_ptr() + 2 * x.nbytes)).told
+    told = CallPlans(lambda: False, (x.data_ptr(), x.data_ptr() + 2 * x.nbytes)).told
     assert told([x]).form != told([y]).form
 
 
 def test_no_plan_ends_while_a_graph_is_captured():
     """Its own graph would be destroyed, which ends the caller's capture with an error."""
     capturing, numbers, kept = False, count(), []
-    plans = Plans(lambda: capturing)
+    plans = CallPlans(lambda: capturing)
 
     def keep() -> None:
-        plan = Plan([], can_repeat=True)
+        plan = CallPlan([], can_repeat=True)
         kept.append(weakref.ref(plan))
         plans.keep((next(numbers),), plan)
 

@@ -17,13 +17,13 @@ from tests.cuda.support import lowered, notes, program
 from tests.cuda.test_device_phases import steps
 from tests.cuda.test_execute_queue import Queue, move
 from tests.cuda.test_nodes import BY_NODE, FLAT, LOCAL, RANKS, Rank, machine  # noqa: F401 - a fixture
-from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.backends.cuda.lowering.plan import plan
 from tilescale.backends.cuda.lowering.queued import leads_out
 from tilescale.backends.cuda.running import occupancy, queued, queued_between, queued_exchange, stream_memory
-from tilescale.backends.cuda.running.queue_watch import Place
-from tilescale.backends.cuda.running.steps import Call
-from tilescale.backends.cuda.running.sums import Sums
+from tilescale.backends.cuda.running.queue_watch import QueueWait
+from tilescale.backends.cuda.running.steps import ProgramCall
+from tilescale.backends.cuda.running.sums import FlagSums
 from tilescale.errors import LaunchError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.waiting import first_wait
@@ -92,9 +92,9 @@ def copied(X, Y, flags, done, rank, size):
 class Far(Rank):
     """A rank with a copy queue, which does at once what is added to it."""
 
-    def __init__(self, rank: int, target: Target, traced: Any, memory: dict[str, torch.Tensor], post: Post):
+    def __init__(self, rank: int, target: LoweringTarget, traced: Any, memory: dict[str, torch.Tensor], post: Post):
         super().__init__(rank, target, traced, [memory[p.name] for p in traced.parameters], post)
-        self.memories, self.beside, self.sums, self.sites = memory, post.of(rank), Sums(), []
+        self.memories, self.queue_transport, self.sums, self.sites = memory, post.of(rank), FlagSums(), []
         self.named, self.queue_waits = set(), False
         self.world = SimpleNamespace(on_my_gpu=lambda other: other == rank)
         self.team.ranks = tuple(range(target.devices))
@@ -123,7 +123,7 @@ def run_all(
         word.address, value.to_bytes(word.nbytes, "little"), word.nbytes
     )
     monkeypatch.setattr(stream_memory, "write", written)
-    target, traced = Target(Machine.load(described), tuple(sizes.items()), 1 << 36), program(func, described)
+    target, traced = LoweringTarget(Machine.load(described), tuple(sizes.items()), 1 << 36), program(func, described)
     body, post = plan(traced, target)[0], Post(RANKS)
     memory = {
         "X": torch.randn(RANKS, units, ROWS, COLUMNS),
@@ -135,7 +135,7 @@ def run_all(
     emulated = [[memory[name][rank].clone() for name in "XYZ"] for rank in range(RANKS)]
     ranks = [Far(rank, target, traced, memory, post) for rank in range(RANKS)]
     with ThreadPoolExecutor(RANKS) as pool:
-        for done in [pool.submit(own.run, body, Call(own.values)) for own in ranks]:
+        for done in [pool.submit(own.run, body, ProgramCall(own.values)) for own in ranks]:
             done.result(timeout=60)
     tilescale.emulate(func, emulated)
     return memory, emulated, ranks
@@ -155,7 +155,7 @@ def test_every_rank_has_what_the_emulator_says(
         others = [unit for unit in range(units) if unit != me]
         assert torch.equal(memory["flags"][rank][others], flags[others]), f"flags of rank {rank}"
     if statements is copied:
-        assert all(isinstance(place, Place) for own in ranks for place in own.log) and ranks[0].log
+        assert all(isinstance(place, QueueWait) for own in ranks for place in own.log) and ranks[0].log
         assert all(own.queue_waits for own in ranks)
 
 
@@ -181,9 +181,9 @@ def test_a_grid_that_waits_leaves_processors(machine: str):  # noqa: F811
     made = lowered(queue_program(gathered, "device", FLAT, RANKS), machine, RANKS).lowered
     where = first_wait(made.grids[-1])
     assert where is not None and where.file == __file__
-    room = occupancy.Room(264, 2, 132)
-    occupancy.check_beside("f", 256, room, 4, where)
+    room = occupancy.Occupancy(264, 2, 132)
+    occupancy.check_spared("f", 256, room, 4, where)
     for asked in (257, None):
         with pytest.raises(LaunchError, match="4 of the 132 SMs; the others hold 256 programs") as caught:
-            occupancy.check_beside("f", asked, room, 4, where)
+            occupancy.check_spared("f", asked, room, 4, where)
         assert "launch at most 256 programs" in caught.value.hint

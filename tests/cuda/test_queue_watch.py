@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.running import queue_watch, stream_memory, timeouts
-from tilescale.backends.cuda.running.queue_watch import Place, Watch
-from tilescale.backends.cuda.running.stream_memory import Condition, Word, Write
-from tilescale.backends.cuda.running.timeouts import HEAD, ROW, Kind, Report, WaitRecords, decode
-from tilescale.backends.cuda.running.wait_guard import Guard
+from tilescale.backends.cuda.running.queue_watch import QueueWait, QueueWatch
+from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word, WordWrite
+from tilescale.backends.cuda.running.timeouts import HEAD, ROW, WaitFailure, WaitRecords, WaitReport, decode
+from tilescale.backends.cuda.running.wait_guard import WaitGuard
 
 LIMIT_S = 4.0
 """Bound of a kernel's wait; a stream's bound is twice that."""
@@ -42,7 +42,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     elsewhere."""
     monkeypatch.setattr(queue_watch, "past_waits", lambda device: None)
     records, state = Records(), SimpleNamespace(call=0, released=[], queue=[], go=None)
-    watch = Watch(records, int(LIMIT_S * 1e9), torch.device("cpu"), lambda: state.call, start=False)
+    watch = QueueWatch(records, int(LIMIT_S * 1e9), torch.device("cpu"), lambda: state.call, start=False)
 
     def write(stream: Any, word: Word, value: int) -> None:
         if word != watch._word:
@@ -54,12 +54,12 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     def go() -> None:
         state.queue.pop(0)
-        while state.queue and not isinstance(state.queue[0], Condition):
+        while state.queue and not isinstance(state.queue[0], WaitCondition):
             watch._now[0] = state.queue.pop(0)
 
     monkeypatch.setattr(stream_memory, "write", write)
 
-    def add(stream: Any, begun: Write, condition: Condition, over: Write) -> None:
+    def add(stream: Any, begun: WordWrite, condition: WaitCondition, over: WordWrite) -> None:
         write(stream, begun.word, begun.value)
         state.queue.append(condition)
         write(stream, over.word, over.value)
@@ -68,8 +68,8 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return SimpleNamespace(watch=watch, records=records, state=state, go=go)
 
 
-def place(site: int = 3, value: int = 2, compare: str = ">=") -> Place:
-    return Place(site, 5, Condition(FLAG, compare, value))
+def place(site: int = 3, value: int = 2, compare: str = ">=") -> QueueWait:
+    return QueueWait(site, 5, WaitCondition(FLAG, compare, value))
 
 
 def test_a_queue_that_waits_for_nothing_is_let_alone(scene):
@@ -81,7 +81,7 @@ def test_a_wait_that_takes_too_long_is_reported_once_and_then_ended(scene):
     for now in range(9):
         assert not scene.watch.look(now) and not scene.records.failed
     scene.watch.look(9)
-    assert scene.records.failed == [(Kind.TIMEOUT, 3, 5, 2, 1)] and scene.state.released == []
+    assert scene.records.failed == [(WaitFailure.TIMEOUT, 3, 5, 2, 1)] and scene.state.released == []
     assert scene.watch.look(9.1) and scene.state.released == [(FLAG, 2)]
     scene.go()
     assert not scene.watch.look(9.2) and len(scene.records.failed) == 1
@@ -109,9 +109,9 @@ def test_a_graph_that_is_replayed_comes_to_the_same_wait(scene):
 def test_a_guards_watch_sees_that_ranks_synchronize(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(queue_watch, "past_waits", lambda device: None)
     monkeypatch.setattr(queue_watch, "_watch", lambda watch: None)
-    guard = Guard.__new__(Guard)
+    guard = WaitGuard.__new__(WaitGuard)
     guard._limit_ns, guard._device = 1, torch.device("cpu")
-    guard.records = SimpleNamespace(beside=lambda tensor: tensor.tolist())
+    guard.records = SimpleNamespace(read_concurrently=lambda tensor: tensor.tolist())
     guard.ranks = SimpleNamespace(words=torch.tensor([3, 4]))
     assert guard.watch._progress() == [3, 4]
 
@@ -173,9 +173,9 @@ def test_the_hosts_report_is_as_a_kernels_on_all_devices(monkeypatch):
     records = WaitRecords.__new__(WaitRecords)
     records._heap = SimpleNamespace(team=SimpleNamespace(rank=1, size=3), peers=lambda words: memory)
     records._words, records._stream, records._stopped = memory[1], None, [0]
-    records.fail(Kind.TIMEOUT, 7, 5, 2, -1)
+    records.fail(WaitFailure.TIMEOUT, 7, 5, 2, -1)
     for device in range(3):
-        assert decode(memory[device].tolist()) == [Report(1, Kind.TIMEOUT, 7, (0, 0, 0), 5, 2, -1)]
+        assert decode(memory[device].tolist()) == [WaitReport(1, WaitFailure.TIMEOUT, 7, (0, 0, 0), 5, 2, -1)]
         mine = [at - device * (HEAD + 3 * ROW) for at in order[8 * device : 8 * device + 8]]
         assert mine[-2:] == [HEAD + ROW, 0] and memory[device, 0] == 2
     assert records.stopped and records.failed

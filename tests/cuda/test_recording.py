@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import fetched
 from tilescale.backends.cuda.running.plans import ALIGNED
-from tilescale.backends.cuda.running.recording import current_recording, layout
+from tilescale.backends.cuda.running.recording import current_recording, recorded_memory
 from tilescale.comm import world
 from tilescale.errors import WaitTimeoutError
 from tilescale.ops import repeated
@@ -211,7 +211,7 @@ def test_captured_calls_and_memory_that_is_replaced(device: Device):
     device.capturing = False
     function(drawn())
     assert function.calls == before + 1
-    layout.replaced()
+    recorded_memory.replaced()
     function(drawn())
     assert function.calls == before + 2
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.cuda.fakes import Device
-from tilescale.backends.cuda.running.replay import Given, Kind, Replay, Two, _code, kinds_of
+from tilescale.backends.cuda.running.replay import ArgumentKind, ArgumentPair, Arguments, GraphReplay, _code, kinds_of
 
 FIRST, SECOND, THIRD = 0x7000_0000_1000, 0x7000_0000_8000, 0x7000_0002_0000
 NBYTES = 4096
@@ -27,11 +27,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 class Calls:
     """Calls of one form: `passed` maps their arguments to those of their kernel."""
 
-    def __init__(self, device: Device, kinds: list[Kind], passed: Callable[..., list[Any]], *given: Any):
+    def __init__(self, device: Device, kinds: list[ArgumentKind], passed: Callable[..., list[Any]], *given: Any):
         self._device, self._passed, self.captures = device, passed, 0
-        self.graph = Replay(self._launches(given), given, kinds)
+        self.graph = GraphReplay(self._launches(given), given, kinds)
 
-    def _launches(self, given: Given) -> list[Any]:
+    def _launches(self, given: Arguments) -> list[Any]:
         self.captures += 1
         return [lambda: self._device._launched("kernel", *self._passed(*given))]
 
@@ -112,7 +112,7 @@ def test_a_graph_that_the_driver_refuses_to_set_serves_nobody(device: Device):
 )
 def test_tensors_side_by_side_do_not_overlap(apart: int, expected: list[tuple[int, int]]):
     one, other = ((place, place + apart) for place in (FIRST, SECOND))
-    assert Two(one, other, [NBYTES, NBYTES]).together() == expected
+    assert ArgumentPair(one, other, [NBYTES, NBYTES]).together() == expected
 
 
 def test_kinds_are_bytes_of_tensors_and_types_of_scalars_that_kernels_take():
@@ -140,5 +140,5 @@ def test_kinds_are_bytes_of_tensors_and_types_of_scalars_that_kernels_take():
         (None, 0xFF),
     ],
 )
-def test_c_converts_whole_numbers_and_wide_floats(kind: Kind, code: int):
+def test_c_converts_whole_numbers_and_wide_floats(kind: ArgumentKind, code: int):
     assert _code(kind) == code

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks, shorten
-from tilescale.backends.cuda.running.collectives.kernels import Kernel, moving
-from tilescale.backends.cuda.running.collectives.setting import Operands, Stand
-from tilescale.backends.cuda.running.timeouts import Kind
+from tilescale.backends.cuda.running.collectives.kernels import HeaderKernel, moving
+from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective
+from tilescale.backends.cuda.running.timeouts import WaitFailure
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -22,9 +22,11 @@ RANKS = (1, 2, 3)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    kernels = [Kernel("move_rows", "slots", moving("bfloat16"), ranks) for ranks in RANKS]
+    kernels = [HeaderKernel("move_rows", "slots", moving("bfloat16"), ranks) for ranks in RANKS]
     kernels += [
-        Kernel("move", form, moving("int32"), ranks, ("true",)) for ranks in RANKS[1:] for form in ("words", "slots")
+        HeaderKernel("move", form, moving("int32"), ranks, ("true",))
+        for ranks in RANKS[1:]
+        for form in ("words", "slots")
     ]
     return Library(tuple(kernels), tmp_path_factory.mktemp("host"))
 
@@ -35,9 +37,9 @@ def job(library: Library, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Ra
     return lambda ranks: Ranks(monkeypatch, library, {"device": ranks})
 
 
-def stand(counts: tuple[int, ...] = ()) -> Stand:
+def stand(counts: tuple[int, ...] = ()) -> PlacedCollective:
     made = SimpleNamespace(name="all_to_all_v", level="device", axis=0, call=None, counts=counts)
-    return Stand(made, None, "bfloat16", None, lambda: None)
+    return PlacedCollective(made, None, "bfloat16", None, lambda: None)
 
 
 def operands(counts: torch.Tensor, width: int, spare: int = 2, on_device: bool = True) -> list[Operands]:
@@ -113,7 +115,7 @@ def test_rows_without_room_are_reported(
         mine.sent[1] = -4
     call(given)
     stopped, kind, _, index, room, rows = three.reports[rank, :6].tolist()
-    assert (stopped, kind - 1, index, rows) == (1, Kind.ROWS, side, seen)
+    assert (stopped, kind - 1, index, rows) == (1, WaitFailure.ROWS, side, seen)
     assert room == len(given[rank].target if side else given[rank].source)
     if change == "target":
         assert torch.equal(mine.target[6:], beyond[6:]), "nothing is written beyond it"

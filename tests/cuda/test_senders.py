@@ -61,7 +61,7 @@ def interpreted(func: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     given[2] = torch.zeros(1, len(x) // HIGH, dtype=torch.int32)
 
     def value(argument: Any, buffer: ir.Buffer | None) -> Any:
-        if isinstance(argument, arg.Given | arg.Peers):
+        if isinstance(argument, arg.CallerArgument | arg.PeerInstances):
             return given[argument.position]
         return 0 if buffer is None else torch.zeros(ir.constants(buffer.shape), dtype=torch.int64)
 

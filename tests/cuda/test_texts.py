@@ -44,7 +44,7 @@ def program(loop: Any = 4) -> Any:
 def compiled(monkeypatch: pytest.MonkeyPatch, func: Any, rewrites: Any = ()) -> str:
     """Inputs of the key of TileLang's cache."""
     monkeypatch.setattr(tilelang, "compile", lambda func, **options: func.script(show_meta=True))
-    return stock.Compilation(func, tuple(rewrites)).run()
+    return stock.KernelCompilation(func, tuple(rewrites)).run()
 
 
 def test_a_rewrite_that_changes_anywhere_in_its_module_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -27,7 +27,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.groups.ranges import _Ranges
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
-from tilescale.backends.cuda.lowering.phase import Groups
+from tilescale.backends.cuda.lowering.phase import ThreadGroups
 from tilescale.errors import UnsupportedError
 
 
@@ -61,7 +61,9 @@ def plain(lowered: LoweredKernel) -> Any:
 def interpret(func: Any, values: Sequence[torch.Tensor]) -> None:
     """Run the first kernel of a single-device program as the plain TileLang function that it is."""
     lowered = kernel(func)
-    passed = [values[a.position] if isinstance(a, arg.Given) else torch.zeros(a.shape) for a in lowered.arguments]
+    passed = [
+        values[a.position] if isinstance(a, arg.CallerArgument) else torch.zeros(a.shape) for a in lowered.arguments
+    ]
     tilescale.emulate(plain(lowered), passed)
 
 
@@ -71,11 +73,11 @@ def interpret_on_all(func: Any, per_device: Sequence[Sequence[torch.Tensor]]) ->
     instances = [torch.stack(column) for column in zip(*per_device, strict=True)]
 
     def value(argument: Any, rank: int) -> Any:
-        if isinstance(argument, arg.Given):
+        if isinstance(argument, arg.CallerArgument):
             return instances[argument.position][rank]
-        if isinstance(argument, arg.Peers):
+        if isinstance(argument, arg.PeerInstances):
             return instances[argument.position]
-        return rank if isinstance(argument, arg.Rank) else 0
+        return rank if isinstance(argument, arg.DeviceRank) else 0
 
     for rank in range(len(per_device)):
         tilescale.emulate(plain(lowered), [value(argument, rank) for argument in lowered.arguments])
@@ -436,7 +438,7 @@ def test_an_interval_that_is_claimed_is_who_takes_the_branch(conditions: list[tu
         sides = (ir.IntImm("int32", number), tx) if mirrored else (tx, ir.IntImm("int32", number))
         test = kind(*sides)
         condition = test if condition is None else ir.And(condition, test)
-    found = _Ranges(launch, Groups(), 0, are_loaded=False)._split(condition, (0, 64))
+    found = _Ranges(launch, ThreadGroups(), 0, are_loaded=False)._split(condition, (0, 64))
 
     def holds(t: int) -> bool:
         return all(COMPARISONS[k](n, t) if m else COMPARISONS[k](t, n) for k, n, m in conditions)

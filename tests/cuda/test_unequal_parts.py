@@ -16,9 +16,9 @@ import tilescale.language as T
 from tests.collectives.test_accepted import NODES, host_steps
 from tests.cuda.support import lowered
 from tilescale.backends.cuda.running.collectives import nccl
-from tilescale.backends.cuda.running.collectives.setting import Operands, Stand, Team
-from tilescale.backends.cuda.running.diagnosis import Scene, error_for
-from tilescale.backends.cuda.running.timeouts import Kind, Report
+from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective, SiblingDevices
+from tilescale.backends.cuda.running.diagnosis import ReportContext, error_for
+from tilescale.backends.cuda.running.timeouts import WaitFailure, WaitReport
 from tilescale.errors import Location, OutOfBoundsError
 
 HERE = Location(__file__, 1, "")
@@ -55,8 +55,8 @@ def test_nccl_makes_it_between_nodes(tmp_path: Path):
 @pytest.mark.parametrize(("index", "text"), [(0, "sends -3 rows, src has 8"), (1, "gets -3 rows, dst has 8")])
 def test_rows_that_do_not_fit_are_an_error_of_the_line(index: int, text: str):
     site = SimpleNamespace(what="T.all_to_all_v of level 'device'", where=HERE)
-    scene = Scene("program", 0, [site], 1.0, [SimpleNamespace(count=1, behind=lambda other: 0)] * 2)
-    error = error_for([Report(1, Kind.ROWS, 0, (0, 0, 0), index, 8, -3)], scene)
+    scene = ReportContext("program", 0, [site], 1.0, [SimpleNamespace(count=1, behind=lambda other: 0)] * 2)
+    error = error_for([WaitReport(1, WaitFailure.ROWS, 0, (0, 0, 0), index, 8, -3)], scene)
     assert isinstance(error, OutOfBoundsError) and error.where[0] == HERE
     assert f"program on rank 1: T.all_to_all_v of level 'device': {text}; so rank 0 stopped too" in str(error)
 
@@ -90,8 +90,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
         ranks = len(operands)
         monkeypatch.setattr(torch.distributed, "all_to_all_single", Nccl(ranks).exchange)
         monkeypatch.setattr(nccl, "group", lambda own, level: own.number)
-        monkeypatch.setattr(Team, "of", lambda own, level: Team(own.number, ranks, 0, 1))
-        stand = Stand(SimpleNamespace(name="all_to_all_v", level="device", counts=counts), HERE, "bfloat16", None, None)
+        monkeypatch.setattr(SiblingDevices, "of", lambda own, level: SiblingDevices(own.number, ranks, 0, 1))
+        stand = PlacedCollective(
+            SimpleNamespace(name="all_to_all_v", level="device", counts=counts), HERE, "bfloat16", None, None
+        )
         owners = [SimpleNamespace(number=rank, reads_at=None) for rank in range(ranks)]
         works = [nccl.all_to_all_v(own, stand)(given) for own, given in zip(owners, operands, strict=True)]
         with ThreadPoolExecutor(ranks) as pool:

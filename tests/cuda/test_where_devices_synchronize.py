@@ -11,11 +11,11 @@ from tests.cuda import programs
 from tests.cuda.fakes import Device
 from tests.cuda.support import lowered
 from tests.cuda.test_execute_calls import put
-from tilescale.backends.cuda.lowering.rendezvous import Rendezvous
+from tilescale.backends.cuda.lowering.rendezvous import CallBarriers
 from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE
 
-NEVER, BEGIN = Rendezvous(False, False), Rendezvous(True, False)
-BOTH, INSIDE = Rendezvous(True, True), Rendezvous(True, True, inside=True)
+NEVER, BEGIN = CallBarriers(False, False), CallBarriers(True, False)
+BOTH, INSIDE = CallBarriers(True, True), CallBarriers(True, True, inside=True)
 
 
 @pytest.fixture
@@ -120,21 +120,21 @@ def waits_alone(X, Y, flags, rank, size):
         (on_tensors(met_and_copied), BOTH),
         (on_tensors(copied_then_perhaps_barrier), BOTH),
         (on_tensors(told), BOTH),
-        (on_tensors(waits_alone), Rendezvous(True, False, inside=True, patience=3)),
+        (on_tensors(waits_alone), CallBarriers(True, False, inside=True, patience=3)),
         (programs.sum_of_tiles(), NEVER),
         (programs.barrier(), NEVER),
         (programs.put_with_signal(), INSIDE),
         (put(), INSIDE),
-        (put(ends_with_barrier=True), Rendezvous(True, False, inside=True)),
+        (put(ends_with_barrier=True), CallBarriers(True, False, inside=True)),
         (put(rows=16 * 256, blocks=256), BOTH),
         (programs.steps(), BOTH),
-        (doubled_and_put(), Rendezvous(True, False, inside=True, patience=3)),
+        (doubled_and_put(), CallBarriers(True, False, inside=True, patience=3)),
         (doubled_and_put(shares_flags=True), BOTH),
-        (doubled_and_put(tells=True), Rendezvous(True, False, patience=3)),
+        (doubled_and_put(tells=True), CallBarriers(True, False, patience=3)),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_which_rendezvous_a_program_needs(func: Any, wanted: Rendezvous):
+def test_which_rendezvous_a_program_needs(func: Any, wanted: CallBarriers):
     assert lowered(func).lowered.rendezvous == wanted
 
 

@@ -23,7 +23,7 @@ from tests.cuda.support import lowered
 from tests.cuda.test_thread_groups import interpret_on_all, kernel
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering import workspace_slots
-from tilescale.backends.cuda.lowering.arguments import Workspace
+from tilescale.backends.cuda.lowering.arguments import KernelWorkspace
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 
 RANKS, PROGRAMS, PLACES, RESIDENT, EXTENT = 3, 8, 3, 5, 2
@@ -209,7 +209,7 @@ def test_turns_are_needed(lost: str, monkeypatch: pytest.MonkeyPatch):
 def places(func: Any, devices: int = RANKS) -> set[int]:
     """Leading extents of what a program's kernel has for its places."""
     (kernel,) = lowered(func, MACHINE, devices).kernels
-    own = [a for a in kernel.arguments if isinstance(a, Workspace)]
+    own = [a for a in kernel.arguments if isinstance(a, KernelWorkspace)]
     return {a.shape[0] for a in own if a.name.startswith(("barrier_epochs", "turns"))}
 
 
@@ -328,7 +328,7 @@ def test_a_device_alone_exchanges_nothing(collective: str):
                     getattr(T, collective)(x, y)
             T.copy(y, Y[b * 16, 0])
 
-    assert not any(isinstance(argument, Workspace) for argument in kernel(program).arguments)
+    assert not any(isinstance(argument, KernelWorkspace) for argument in kernel(program).arguments)
     x = torch.randn(64, 64)
     _, y = interpret_on_all(program, [[x, torch.full((64, 64), torch.nan)]])
     assert torch.equal(x, y[0])
@@ -344,4 +344,4 @@ def test_a_device_alone_may_synchronize():
                 T.barrier()
             X[b] = 1
 
-    assert any(isinstance(argument, Workspace) for argument in kernel(program).arguments), "its own count"
+    assert any(isinstance(argument, KernelWorkspace) for argument in kernel(program).arguments), "its own count"

@@ -37,7 +37,7 @@ from tilelang_core import compile as stock  # noqa: E402
 from tilescale.backends.base import Target  # noqa: E402
 from tilescale.backends.cuda import support  # noqa: E402
 from tilescale.backends.cuda.running.collectives import hierarchical  # noqa: E402
-from tilescale.backends.cuda.running.collectives.kernels import Kernel, combining, moving  # noqa: E402
+from tilescale.backends.cuda.running.collectives.kernels import HeaderKernel, combining, moving  # noqa: E402
 from tilescale.backends.cuda.text import REWRITES, check_of  # noqa: E402
 from tilescale.comm.heap import default  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
@@ -276,7 +276,7 @@ def compile_share(parts: Sequence[str], number: int, count: int, folder: Path) -
         target = Target.of(kernel.program, kernel.machine, None)
         for grid in support.lower(kernel.program, target).kernels:
             check = check_of(grid, kernel.program, kernel.machine)
-            stock.Compilation(grid.func, REWRITES, check).run()
+            stock.KernelCompilation(grid.func, REWRITES, check).run()
 
     for local in (1, 2):
         described = machine(local, folder)
@@ -290,7 +290,7 @@ def compile_share(parts: Sequence[str], number: int, count: int, folder: Path) -
     made += [("broadcast", element, ()) for element in sorted(moves)]
     for function, element, flags in made:
         for form in ("words", "slots"):
-            text = Kernel(function, form, element, 2, flags).text
+            text = HeaderKernel(function, form, element, 2, flags).text
             todo.append(lambda text=text: stock.device_code(text, "auto"))
     for make in todo[number::count]:
         make()

@@ -325,7 +325,7 @@ def choices(shape: tuple[int, int]) -> dict[str, tuple[Callable[[], Result], Cal
         return lambda: mock.patch.object(normalised, "rows_grid", limited)
 
     def form(name: str) -> Callable[[], Any]:
-        return lambda: mock.patch.object(exchanges, "short", lambda *_: [exchanges.Short(name, 1 << 40)])
+        return lambda: mock.patch.object(exchanges, "short", lambda *_: [exchanges.ShortForm(name, 1 << 40)])
 
     def in_order(*given: Any) -> Any:
         return start(*given[:5], False, *given[6:])

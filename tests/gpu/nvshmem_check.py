@@ -40,7 +40,7 @@ import tilescale  # noqa: E402
 from tilelang_core import compile as stock  # noqa: E402
 from tilescale import backends  # noqa: E402
 from tilescale.backends.cuda import nvshmem_link  # noqa: E402
-from tilescale.backends.cuda.lowering.phase import Target  # noqa: E402
+from tilescale.backends.cuda.lowering.phase import LoweringTarget  # noqa: E402
 from tilescale.backends.cuda.lowering.program import lower  # noqa: E402
 from tilescale.backends.cuda.text import REWRITES  # noqa: E402
 from tilescale.comm.heap import default_heap  # noqa: E402
@@ -106,7 +106,7 @@ class Job:
         """A program as lowered at its first call."""
         program, stride = kernel.program, default_heap().addresses.stride
         sizes = backends.Target.of(program, kernel.machine, self.size).sizes
-        return lower(program, Target(kernel.machine, sizes, stride, nvshmem=True).with_mapped(self.size))
+        return lower(program, LoweringTarget(kernel.machine, sizes, stride, nvshmem=True).with_mapped(self.size))
 
     def data(self, rank: int, launch: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Input of a rank for a launch."""

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.gpu.ops_support import compare, main, poison, random, say  # noqa: E402
 from tests.gpu.ranks import DEVICE, RANK, SIZE, barrier, everyones, total  # noqa: E402
 from tilescale import from_tensor, ops  # noqa: E402
-from tilescale.backends.cuda.running.replay import Replay  # noqa: E402
+from tilescale.backends.cuda.running.replay import GraphReplay  # noqa: E402
 from tilescale.ops import repeated  # noqa: E402
 from tilescale.ops.layer_products import column_parallel, row_parallel  # noqa: E402
 
@@ -30,7 +30,7 @@ LATE_CYCLES = 1_000_000
 
 Case = tuple[str, Callable[..., torch.Tensor], Callable[[], list[torch.Tensor]], Callable[..., torch.Tensor]]
 
-made: list[Replay] = []
+made: list[GraphReplay] = []
 """Every graph that a program has made for itself."""
 
 
@@ -236,13 +236,13 @@ def in_thread(x: torch.Tensor) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    build = Replay.__init__
+    build = GraphReplay.__init__
 
-    def counted(own: Replay, *given: object) -> None:
+    def counted(own: GraphReplay, *given: object) -> None:
         build(own, *given)
         made.append(own)
 
-    Replay.__init__ = counted  # type: ignore[method-assign]
+    GraphReplay.__init__ = counted  # type: ignore[method-assign]
     record = repeated.recorded
 
     def noted(*given: object) -> object:

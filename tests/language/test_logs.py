@@ -39,10 +39,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch):
 
 def test_information_is_off_until_our_logger_asks_for_it(compiled):
     logger = logging.getLogger("tilescale")
-    assert compiled(lambda: stock.Compilation(NOTHING).run()) == ["minds"]
+    assert compiled(lambda: stock.KernelCompilation(NOTHING).run()) == ["minds"]
     logger.setLevel("INFO")
     try:
-        assert compiled(lambda: stock.Compilation(NOTHING).run()) == ["begins", "minds"]
+        assert compiled(lambda: stock.KernelCompilation(NOTHING).run()) == ["begins", "minds"]
     finally:
         logger.setLevel(logging.NOTSET)
 
@@ -58,5 +58,5 @@ def test_our_users_are_not_advised_how_to_call_tilelang(compiled, monkeypatch: p
     monkeypatch.setattr(kernels, "_memory_cache", {"key": "the kernel"})
     again = partial(kernels.cached, NOTHING, target="c", verbose=False)
     monkeypatch.setattr(tilelang, "compile", lambda func: again())
-    assert compiled(lambda: stock.Compilation(NOTHING).run()) == []
+    assert compiled(lambda: stock.KernelCompilation(NOTHING).run()) == []
     assert len(compiled(again)) == 1

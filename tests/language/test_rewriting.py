@@ -11,7 +11,7 @@ import pytest
 import tilescale.language as T
 from tilelang_core import compile as stock
 from tilelang_core import dialect
-from tilelang_core.lru import Recent
+from tilelang_core.lru import LruCache
 
 TARGET = {"kind": "cuda", "arch": "sm_90a"}
 
@@ -22,7 +22,7 @@ def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     visit = dialect.Mutator.visit_FunctionDef
     monkeypatch.setattr(dialect.Mutator, "visit_FunctionDef", lambda self, n: names.append(n.name) or visit(self, n))
-    monkeypatch.setattr(dialect, "_rewritten", Recent(64))
+    monkeypatch.setattr(dialect, "_rewritten", LruCache(64))
     return names
 
 
@@ -84,7 +84,7 @@ def test_a_function_is_lowered_once(monkeypatch: pytest.MonkeyPatch):
     lowered = []
     lower = stock.tilelang.lower
     monkeypatch.setattr(stock.tilelang, "lower", lambda func, **how: lowered.append(how) or lower(func, **how))
-    monkeypatch.setattr(stock, "_generated", Recent(128))
+    monkeypatch.setattr(stock, "_generated", LruCache(128))
 
     def program(value: int) -> Any:
         @T.prim_func

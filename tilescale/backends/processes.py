@@ -29,7 +29,7 @@ STALL_S = 300.0
 _POLL_S = 0.1
 
 
-def processors() -> int:
+def cores() -> int:
     """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Adapters", "active_ports", "adapters_beside"]
+__all__ = ["Adapters", "active_ports", "adapters_near"]
 
 _NVSHMEM = ("NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_PE_MAPPING", "NVSHMEM_HCA_LIST")
 
@@ -52,7 +52,7 @@ class Adapters:
         return {name: value for name, value in wanted.items() if name not in env}
 
 
-def adapters_beside(gpus: Sequence[Path], root: Path) -> Adapters:
+def adapters_near(gpus: Sequence[Path], root: Path) -> Adapters:
     """The adapters of ranks.
 
     Args:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from tilescale.comm.adapters import Adapters, adapters_beside
+from tilescale.comm.adapters import Adapters, adapters_near
 from tilescale.hda.nvml import Accelerator, accelerators
 
 __all__ = ["Binding", "binding_of", "interface_to", "share_of_cores"]
@@ -76,9 +76,9 @@ def binding_of(env: Mapping[str, str], root: Path = Path("/sys")) -> Binding:
     interface = interface_to(env["MASTER_ADDR"]) if env.get("MASTER_ADDR") else None
     if rank >= len(gpus):
         return Binding(rank, interface=interface)
-    nearby = [_cores_beside(gpu) for gpu in gpus[:ranks]]
+    nearby = [_cores_near(gpu) for gpu in gpus[:ranks]]
     cores = share_of_cores(nearby, rank, os.sched_getaffinity(0))
-    return Binding(rank, cores, interface, adapters_beside(gpus[:ranks], root))
+    return Binding(rank, cores, interface, adapters_near(gpus[:ranks], root))
 
 
 def share_of_cores(nearby: Sequence[frozenset[int]], rank: int, allowed: set[int]) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ def _visible(env: Mapping[str, str]) -> Sequence[Accelerator]:
     return [gpus[int(number)] for number in numbers if int(number) < len(gpus)]
 
 
-def _cores_beside(gpu: Path) -> frozenset[int]:
+def _cores_near(gpu: Path) -> frozenset[int]:
     """The cores on a PCI device's side of the host; none where Linux does not say."""
     try:
         text = (gpu / "local_cpulist").read_text().strip()

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from tilescale.backends.cuda.running.native import PLACES, Forms
-from tilescale.backends.cuda.running.recording import Recorded, current_recording, layout, recorded
+from tilescale.backends.cuda.running.native import PLACES, CallForms
+from tilescale.backends.cuda.running.recording import Recorded, current_recording, recorded, recorded_memory
 from tilescale.comm.world import times_shrunk
 from tilescale.hda.current import current_machine
 
@@ -58,14 +58,14 @@ class Repeated:
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
-        self._tables: dict[Any, tuple[Forms, list[_Form]]] = {}
+        self._tables: dict[Any, tuple[CallForms, list[_Form]]] = {}
 
     def __call__(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
         """Call it; `tensors` are those among the arguments, and in lists, tuples and dictionaries there."""
         if not is_recorded(tensors) or any([x.is_neg() or x.is_conj() for x in tensors]):
             return self.function(*given)
         cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        key = id(current_machine()), times_shrunk(), layout.generation, cast, *[_other(x) for x in given]
+        key = id(current_machine()), times_shrunk(), recorded_memory.generation, cast, *[_other(x) for x in given]
         try:
             table = self._tables.get(key)
         except TypeError:  # an argument that is not supported, as the function says
@@ -73,7 +73,7 @@ class Repeated:
         if table is None:
             if len(self._tables) == KEPT:
                 self._tables.clear()
-            table = self._tables[key] = Forms(layout.symmetric), []
+            table = self._tables[key] = CallForms(recorded_memory.symmetric), []
         forms, known = table
         number = forms.find(forms.table, *tensors)
         if not number:

@@ -13,8 +13,8 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.running.recording import layout
-from tilescale.backends.cuda.running.stream_order import turns
+from tilescale.backends.cuda.running.recording import recorded_memory
+from tilescale.backends.cuda.running.stream_order import stream_order
 from tilescale.comm import SymmetricHeap, Team, init
 from tilescale.comm.heap.default import heap_for
 from tilescale.errors import ArgumentError, UsageError
@@ -74,7 +74,7 @@ class Workspace:
     def was_read(self) -> None:
         """After a call: order the current stream's reads of the symmetric part before peers' writes of the next call,
         also if this device makes that on another stream."""
-        turns(self._device).extend()
+        stream_order(self._device).extend()
 
     def _new_symmetric(self, nbytes: int) -> torch.Tensor:
         import torch
@@ -108,7 +108,7 @@ class _Part:
         if nbytes > self.nbytes:
             self._made.append(self._new(nbytes))
             self._views.clear()
-            layout.replaced()
+            recorded_memory.replaced()
             self.nbytes = nbytes
 
     def take(self, dtype: torch.dtype, shapes: tuple[Sequence[int], ...]) -> list[torch.Tensor]:

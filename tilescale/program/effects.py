@@ -188,7 +188,7 @@ class Surroundings:
         home = self.homes.get(root)
         return home is None or home.scope() == "global"
 
-    def resolved(self, access: accesses.Access, at: Peer | None = None) -> Access:
+    def resolved(self, access: accesses.BufferAccess, at: Peer | None = None) -> Access:
         """An access of TileLang's as one of the tensor or tile that its view refers to."""
         buffer, begins, extents = access.buffer, access.begins, access.extents
         while buffer.data in self.views:
@@ -212,7 +212,7 @@ class Surroundings:
         """A region argument of our operations as an access; "r", "w" or "rw"."""
         buffer, begins, extents = ir.region_parts(region)
         reads, writes = "r" in access, "w" in access
-        plain = accesses.Access(buffer, tuple(begins), tuple(extents), reads, writes, atomic)
+        plain = accesses.BufferAccess(buffer, tuple(begins), tuple(extents), reads, writes, atomic)
         return self.resolved(plain, at)
 
     def effects(self, stmt: ir.Stmt, *, on_device: bool = False) -> Effects:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from tilelang_core import ir, tl
-from tilelang_core.scalars import Choice
+from tilelang_core.scalars import IfThenElse
 
 Function = Callable[[Mapping[ir.Var, float]], Any]
 
@@ -101,7 +101,7 @@ def _function(expr: Any) -> Function:
             return lambda known: left(known) and right(known)
         return lambda known: left(known) or right(known)
     if ir.op_name(expr) == tl.IF_THEN_ELSE:
-        choice = Choice.of(expr)
+        choice = IfThenElse.of(expr)
         condition, then, otherwise = map(_function, (choice.condition, choice.then, choice.otherwise))
         return lambda known: then(known) if condition(known) else otherwise(known)
     return _of_two(expr)

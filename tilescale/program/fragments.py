@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import accesses, ir, tl
-from tilelang_core.layouts import Layout
+from tilelang_core.layouts import TileLayout
 from tilescale.program.formulas import formula, one
 from tilescale.program.parallel_loops import LENGTHS, VECTOR_BITS, is_fragment, lengths_of, loops_of, vector_lengths
 
@@ -50,12 +50,12 @@ def spread(steps: Iterable[tuple[ir.Stmt, int]]) -> frozenset[ir.Var]:
     return frozenset(data for data, is_even in found.items() if is_even)
 
 
-def accesses_in(stmt: ir.Stmt) -> list[accesses.Access]:
+def accesses_in(stmt: ir.Stmt) -> list[accesses.BufferAccess]:
     """Accesses of a statement and all inside it."""
     return [a for inner in ir.statements(stmt) for a in accesses.accesses_of(inner, lambda name: False).accesses]
 
 
-def _is_spread(step: ir.Stmt, fragments: list[accesses.Access], threads: int) -> bool:
+def _is_spread(step: ir.Stmt, fragments: list[accesses.BufferAccess], threads: int) -> bool:
     """Whether a step touches one fragment, all of it in order, by vectors of which all threads have as many."""
     shape = ir.constants(fragments[0].buffer.shape)
     alone = all(a.buffer.data.same_as(fragments[0].buffer.data) for a in fragments)
@@ -69,7 +69,7 @@ def _is_spread(step: ir.Stmt, fragments: list[accesses.Access], threads: int) ->
     return plain and all(_are(a.begins, [loop.loop_var for loop in loops]) for a in fragments)
 
 
-def is_whole(access: accesses.Access) -> bool:
+def is_whole(access: accesses.BufferAccess) -> bool:
     """Whether an access is of all of a buffer."""
     shape = ir.constants(access.buffer.shape)
     begins, extents = ir.constants(access.begins or ()), ir.constants(access.extents or ())
@@ -111,7 +111,7 @@ class Distribution:
         return cls(math.prod(ir.integer(loop.extent) for loop in loops), tuple(lengths)) if lengths else None
 
     @classmethod
-    def _of_copy(cls, step: ir.Stmt, found: list[accesses.Access], threads: int) -> Distribution | None:
+    def _of_copy(cls, step: ir.Stmt, found: list[accesses.BufferAccess], threads: int) -> Distribution | None:
         """The distribution of a copy between device and shared memory; None for another step, or one with an option."""
         if not isinstance(step, ir.Evaluate) or ir.op_name(step.value) != tl.COPY or step.value.annotations:
             return None
@@ -124,7 +124,7 @@ class Distribution:
         return None if others else cls(count, lengths, frozenset(access.buffer.data for access in shared))
 
     @classmethod
-    def by_layout(cls, step: ir.Stmt, layouts: Mapping[ir.Var, Layout]) -> Distribution | None:
+    def by_layout(cls, step: ir.Stmt, layouts: Mapping[ir.Var, TileLayout]) -> Distribution | None:
         """The distribution of a step that touches all of a fragment in order, by its layout; None if it replicates or
         has none."""
         loops = loops_of(step)

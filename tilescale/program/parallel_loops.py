@@ -29,12 +29,12 @@ def loops_of(nest: ir.Stmt) -> list[ir.For]:
     return loops
 
 
-def is_fragment(access: accesses.Access) -> bool:
+def is_fragment(access: accesses.BufferAccess) -> bool:
     """Whether an access is of a tile in registers; variables are not tiles."""
     return ir.scope_kind(access.buffer) == "fragment" and access.buffer.scope() != ir.VARIABLE
 
 
-def vector_lengths(loops: Sequence[ir.For], found: Sequence[accesses.Access], threads: int) -> list[int] | None:
+def vector_lengths(loops: Sequence[ir.For], found: Sequence[accesses.BufferAccess], threads: int) -> list[int] | None:
     """Numbers of iterations that a thread may execute at a time, ascending from 1; None where the layout of a fragment
     or an annotation decides which thread executes an iteration, or an extent is not a constant, or a loop does not
     begin at 0.
@@ -53,7 +53,7 @@ def vector_lengths(loops: Sequence[ir.For], found: Sequence[accesses.Access], th
     return lengths_of(math.prod(extents), found, threads)
 
 
-def lengths_of(count: int, found: Sequence[accesses.Access], threads: int) -> list[int]:
+def lengths_of(count: int, found: Sequence[accesses.BufferAccess], threads: int) -> list[int]:
     """The lengths for `count` iterations without other constraints on their distribution."""
     lanes = lambda length: -(-count // (threads * length)) * threads * length  # noqa: E731
     longest = VECTOR_BITS // min((ir.bits(str(access.buffer.dtype)) for access in found), default=VECTOR_BITS)

@@ -19,9 +19,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import tilescale  # noqa: E402
-from tilescale.backends.cuda.lowering.arguments import Site  # noqa: E402
+from tilescale.backends.cuda.lowering.arguments import WaitSite  # noqa: E402
 from tilescale.backends.cuda.running import timeouts  # noqa: E402
-from tilescale.backends.cuda.running.wait_guard import Guard  # noqa: E402
+from tilescale.backends.cuda.running.wait_guard import WaitGuard  # noqa: E402
 from tilescale.comm import default_heap  # noqa: E402
 from tilescale.errors import Location, RankFailedError, RankMismatchError, WaitTimeoutError  # noqa: E402
 
@@ -105,12 +105,12 @@ class Program:
     def __init__(self, name: str, limit_s: float = LIMIT_S):
         place = Location(__file__, 1)
         sites = [
-            Site("T.wait(F >=)", place, "F", ">="),
-            Site("the barrier at its entry", place),
-            Site("the barrier at its exit", place),
+            WaitSite("T.wait(F >=)", place, "F", ">="),
+            WaitSite("the barrier at its entry", place),
+            WaitSite("the barrier at its exit", place),
         ]
         world, heap = tilescale.init(), default_heap()
-        self.guard = Guard(name, world, heap, int(limit_s * 1e9), sites, lambda func: barrier_kernel, heap.team)
+        self.guard = WaitGuard(name, world, heap, int(limit_s * 1e9), sites, lambda func: barrier_kernel, heap.team)
         head = self.guard.records.device
         records[head.data_ptr()] = self.guard.records
         self.cleared = 0

@@ -19,7 +19,7 @@ import tilescale
 from tilelang_core import compile as stock
 from tilelang_core import records
 from tilelang_core.files import replacing
-from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.backends.cuda.lowering.program import LoweredProgram, lower
 from tilescale.backends.cuda.running.toolchain import objection
 from tilescale.cost.calibrated import origin
@@ -32,7 +32,7 @@ MOST = 4096
 _PACKAGES = ("tilescale", "tilelang_core")
 
 
-def cached(program: Program, target: Target) -> LoweredProgram:
+def cached(program: Program, target: LoweringTarget) -> LoweredProgram:
     """`lower`, read from disk on computers that run the program if it was lowered before. Raises as `lower`."""
     folder = stock.cache_folder() / "lowered"
     if not _runs_here() or not stock.keeps_kernels() or objection(folder) is not None:
@@ -51,7 +51,7 @@ def _runs_here() -> bool:
     return torch.cuda.is_available()
 
 
-def _digest(program: Program, target: Target) -> str:
+def _digest(program: Program, target: LoweringTarget) -> str:
     machine = target.machine.name, target.machine.digest, origin(target.machine)
     units = target.sizes, target.stride, target.nccl, target.nvshmem, target.mapped
     text = "\n".join(map(repr, (machine, units, settings(), _source())))

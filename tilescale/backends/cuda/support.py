@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilelang_core.lru import Recent
+from tilelang_core.lru import LruCache
 from tilescale.backends.base import Compilation, Executable
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda.limits import check_threads, may_be_uneven
 from tilescale.backends.cuda.lowered_cache import cached
 from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
-from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.backends.cuda.lowering.program import LoweredProgram
 from tilescale.backends.cuda.lowering.program import lower as lower_for
 from tilescale.backends.cuda.nvshmem_link import IMPL
@@ -57,7 +57,7 @@ def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:
         return DeviceLowered(cached(program, made))
 
 
-_even: Recent[Hashable, bool] = Recent(256)
+_even: LruCache[Hashable, bool] = LruCache(256)
 """Whether the tiles of a program can be distributed over threads, by function and machine; found by lowering it."""
 
 
@@ -93,10 +93,10 @@ def collectives(made: Collective, wanted: Wanted, target: AnyTarget) -> Availabl
     return implemented.available(made, wanted, _target(target))
 
 
-def _target(target: AnyTarget) -> Target:
+def _target(target: AnyTarget) -> LoweringTarget:
     sizes = tuple((name, size or DEVICES) for name, size in target.sizes)
     own = settings()
-    return Target(target.machine, sizes, STRIDE, nccl=not own.share_gpus, nvshmem=own.heap == IMPL)
+    return LoweringTarget(target.machine, sizes, STRIDE, nccl=not own.share_gpus, nvshmem=own.heap == IMPL)
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,10 @@ class PlainLowered:
         where = next((launch.where for launch in self.program.launches), None)
         return explained(self.program.func, lambda func: self._text(func, options), where)
 
-    def compilations(self, options: dict[str, Any]) -> list[stock.Compilation]:
+    def compilations(self, options: dict[str, Any]) -> list[stock.KernelCompilation]:
         """Its only kernel."""
         given = {k: v for k, v in options.items() if v is not None and k != "wait_s"}
-        return [stock.Compilation(self.program.func, options=given)]
+        return [stock.KernelCompilation(self.program.func, options=given)]
 
     def build(self, options: dict[str, Any]) -> Executable:
         """TileLang's own kernel, which checks arguments and allocates outputs.

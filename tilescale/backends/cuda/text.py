@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.check import Check
+from tilescale.backends.cuda.lowering.check import KernelCheck
 from tilescale.backends.cuda.lowering.gemm_waits import wait_for_gemms
 from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
@@ -24,9 +24,9 @@ REWRITES = one_array_each, whole_vectors, wait_for_gemms
 """Rewrites of stock TileLang's text before nvcc compiles it."""
 
 
-def check_of(kernel: LoweredKernel, program: Program, machine: Machine) -> Check:
+def check_of(kernel: LoweredKernel, program: Program, machine: Machine) -> KernelCheck:
     """The checks of the text of one kernel of a program."""
-    return Check.of(program.name, written_by_peers(program), kernel, machine)
+    return KernelCheck.of(program.name, written_by_peers(program), kernel, machine)
 
 
 def checked(
@@ -40,7 +40,7 @@ def checked(
         ShapeError, UnsupportedError: stock TileLang cannot lower it.
     """
 
-    def generate(func: ir.PrimFunc) -> stock.Generated:
+    def generate(func: ir.PrimFunc) -> stock.GeneratedText:
         return stock.generate(func, target, pass_configs, REWRITES)
 
     with explained(kernel.func, generate, program.launches[0].where):

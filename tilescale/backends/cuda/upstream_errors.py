@@ -19,7 +19,7 @@ _PACKAGES = ("tilescale", "tilelang_core")
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownError:
     """A known error of TileLang, by a part of its message, and its meaning; {0} is the first group of the part."""
 
     part: str
@@ -34,49 +34,49 @@ _EVEN = (
     "has three dimensions, let the extents be powers of two"
 )
 KNOWN = (
-    Known(
+    KnownError(
         r"No valid warp partition for T\.gemm: M=(\d+), N=(\d+) .*? by (\d+) warps",
         ShapeError,
         "T.gemm of {0} x {1}: {2} warps cannot share it out: each takes a multiple of 16 rows and of 8 columns",
         "launch fewer threads, or make the tile larger",
     ),
-    Known(
+    KnownError(
         r"no available layout found|Layout Layout\(.* has errors",
         ShapeError,
         "the elements of a tile in registers, or of three dimensions, cannot be distributed evenly over the threads",
         _EVEN,
     ),
-    Known(
+    KnownError(
         r"The layout for fragment (\w+) can not be inferred",
         UnsupportedError,
         "no operation on the tile {0} in registers determines which thread holds which of its elements",
         "read it (T.copy, T.Parallel, T.gemm, T.reduce_sum), or leave it out",
     ),
-    Known(
+    KnownError(
         r"Cannot lower a required shared-memory sync inside the then branch",
         UnsupportedError,
         "threads must synchronize inside a loop over a tile in shared memory that not all of them execute",
         "let the number of elements be a multiple of the number of threads, or write to another tile than is read",
     ),
-    Known(
+    KnownError(
         r"ReduceOp cannot lower a layout where",
         UnsupportedError,
         "the threads that hold the tile in registers, as T.gemm has left it, cannot reduce it along this dimension",
         "copy it into a tile in shared memory, and from there into another one in registers, and reduce that",
     ),
-    Known(
+    KnownError(
         r"XOR-butterfly AllReduce requires .*? power of two, got (\d+)",
         ShapeError,
         "the elements that are reduced to one lie on {0} threads, or so far apart, which is not a power of two",
         "let the extents of the tile, and the number of threads, be powers of two",
     ),
-    Known(
+    KnownError(
         r"Inconsistent layouts between src and dst in ReduceOp",
         UnsupportedError,
         "the result of a reduction lies on other threads than the tile that is reduced",
         "reduce into a tile of its own, and copy that",
     ),
-    Known(
+    KnownError(
         r"Not a canonical GMMA_\w+ layout",
         UnsupportedError,
         "T.gemm: the matrix instructions of this machine cannot read an operand of this shape from shared memory",

@@ -135,10 +135,10 @@ def _nccl(world: World) -> Finding:
     if world.device.type == "cpu":
         return Finding("NCCL", None, "not in use without GPUs")
     from tilescale.backends.cuda.running import nccl
-    from tilescale.backends.cuda.running.stream_order import Idle
+    from tilescale.backends.cuda.running.stream_order import IdleWait
 
     found: list[float] = []
-    adding = Idle(lambda: found.append(_added_up(world)))
+    adding = IdleWait(lambda: found.append(_added_up(world)))
     try:
         said = "" if adding.within(_NCCL_WITHIN_S) else f"no result within {_NCCL_WITHIN_S:g} s"
     except RuntimeError as error:

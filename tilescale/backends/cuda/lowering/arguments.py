@@ -11,28 +11,28 @@ from tilescale.errors import Location
 
 
 @dataclass(frozen=True)
-class Given:
+class CallerArgument:
     """A parameter of the program as the caller passes it: a tensor on this device, or a scalar."""
 
     position: int
 
 
 @dataclass(frozen=True)
-class Peers:
+class PeerInstances:
     """A parameter on all devices: its instances with one more leading dimension, the slot of the device."""
 
     position: int
 
 
 @dataclass(frozen=True)
-class Workspace:
+class KernelWorkspace:
     """Memory that the runtime owns for one kernel, initially zero.
 
     Attributes:
         name: unique within the program; kernels that name the same workspace share it.
         shape, dtype: of one device's instance; extents may be expressions known in a call.
         symmetric: whether peers write it.
-        peers: whether the kernel gets all devices' instances, like `Peers`.
+        peers: whether the kernel gets all devices' instances, like `PeerInstances`.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Workspace:
         return "@" not in self.name
 
     @classmethod
-    def of(cls, buffer: ir.Buffer, *, peers: bool = False) -> Workspace:
+    def of(cls, buffer: ir.Buffer, *, peers: bool = False) -> KernelWorkspace:
         """The program's allocation in device memory; all its phases share it."""
         shape = tuple(n if ir.constant(n) is None else ir.constant(n) for n in buffer.shape)
         return cls(buffer.name, shape, str(buffer.dtype), peers=peers)
 
 
 @dataclass(frozen=True)
-class Rank:
+class DeviceRank:
     """This device's rank at a level."""
 
     level: str
@@ -66,7 +66,7 @@ class SlotShift:
 
 
 @dataclass(frozen=True)
-class Limit:
+class WaitLimit:
     """Limit of a wait, in nanoseconds."""
 
 
@@ -89,7 +89,7 @@ class RendezvousCounts:
 
 
 @dataclass(frozen=True)
-class Purpose:
+class BarrierPurpose:
     """The purpose of a rank's barrier at a place; `checked`: including the facts that all ranks must agree on."""
 
     site: int
@@ -105,21 +105,21 @@ class HostVariable:
 
 Argument = (
     HostVariable
-    | Given
-    | Peers
-    | Workspace
-    | Rank
+    | CallerArgument
+    | PeerInstances
+    | KernelWorkspace
+    | DeviceRank
     | SlotShift
-    | Limit
+    | WaitLimit
     | WaitRecord
     | RendezvousWords
     | RendezvousCounts
-    | Purpose
+    | BarrierPurpose
 )
 
 
 @dataclass(frozen=True)
-class Site:
+class WaitSite:
     """A wait or signal, to decode a report of the device.
 
     Attributes:
@@ -136,7 +136,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class KernelParameters:
     """The parameters of one kernel.
 
     Attributes:
@@ -150,7 +150,7 @@ class Parameters:
 
     parameters: tuple[tuple[ir.Var, ir.Buffer | None], ...]
     arguments: tuple[Argument, ...]
-    sites: tuple[Site, ...]
+    sites: tuple[WaitSite, ...]
     reached: frozenset[int]
     libraries: frozenset[str]
     ahead: frozenset[str]

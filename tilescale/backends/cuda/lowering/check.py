@@ -66,17 +66,17 @@ class GeneratedTextError(RuntimeError):
 
 
 @dataclass
-class Node:
+class TextNode:
     """A statement, or a block with its statements; `text` is the statement, or the text before the brace."""
 
     text: str
     line: int
-    parent: Node | None = None
-    children: list[Node] = field(default_factory=list)
+    parent: TextNode | None = None
+    children: list[TextNode] = field(default_factory=list)
     is_block: bool = False
 
     @property
-    def around(self) -> list[Node]:
+    def around(self) -> list[TextNode]:
         """The blocks around it, innermost first, without the kernel itself."""
         found, at = [], self.parent
         while at is not None and at.parent is not None:
@@ -85,12 +85,12 @@ class Node:
         return found
 
     @property
-    def before(self) -> list[Node]:
+    def before(self) -> list[TextNode]:
         """Its siblings before it, the nearest first."""
         return self.parent.children[: self.position][::-1] if self.parent else []
 
     @property
-    def after(self) -> list[Node]:
+    def after(self) -> list[TextNode]:
         """Its siblings after it."""
         return self.parent.children[self.position + 1 :] if self.parent else []
 
@@ -105,7 +105,7 @@ class Node:
         """Whether it is a thread-dependent branch."""
         return self.is_block and ("threadIdx" in self.text or "tl_shuffle_elect" in self.text)
 
-    def leaves(self) -> Iterator[Node]:
+    def leaves(self) -> Iterator[TextNode]:
         """All statements in it, in order."""
         if not self.is_block:
             yield self
@@ -120,9 +120,9 @@ class KernelText:
     name: str
     parameters: str
     threads: int
-    body: Node
+    body: TextNode
 
-    def fail(self, what: str, node: Node) -> GeneratedTextError:
+    def fail(self, what: str, node: TextNode) -> GeneratedTextError:
         """The error for an invalid line."""
         return GeneratedTextError(f"{self.name}: {what}, in line {node.line} of the generated text: {node.text[:160]}")
 
@@ -166,7 +166,7 @@ def check_text(
 
 
 @dataclass(frozen=True)
-class Check:
+class KernelCheck:
     """The check of one kernel: its text, and the shared memory of one program of it.
 
     Attributes:
@@ -185,7 +185,7 @@ class Check:
     where: tuple[Location, ...] = field(repr=False)
 
     @classmethod
-    def of(cls, name: str, remote: frozenset[str], kernel: LoweredKernel, machine: Machine) -> Check:
+    def of(cls, name: str, remote: frozenset[str], kernel: LoweredKernel, machine: Machine) -> KernelCheck:
         """The check of a program's kernel, of which other devices write `remote`."""
         available = machine.capacity(machine.layer_for("shared").name)
         names, ahead, free = (tuple(sorted(group)) for group in (remote, kernel.ahead, kernel.free))
@@ -197,19 +197,19 @@ class Check:
         check_shared(self.name, dynamic_shared + static_shared_bytes(text), self.machine, self.where)
 
 
-def _check_read_only(kernel: KernelText, node: Node, remote: frozenset[str]) -> None:
+def _check_read_only(kernel: KernelText, node: TextNode, remote: frozenset[str]) -> None:
     names = set(re.findall(r"\w+", node.text))
     found = sorted(names & remote) or sorted(n for n in names if n.endswith("_peers"))
     if found:
         raise kernel.fail(f"a read-only load of {found[0]!r}, which other devices write", node)
 
 
-def _guard(node: Node) -> Node | None:
+def _guard(node: TextNode) -> TextNode | None:
     """The innermost thread-dependent branch around a statement."""
     return next((block for block in node.around if block.by_thread), None)
 
 
-def _check_guard(kernel: KernelText, node: Node) -> None:
+def _check_guard(kernel: KernelText, node: TextNode) -> None:
     """Check that one thread signals or waits, under no other condition than that it is this thread."""
     guard = _guard(node)
     if kernel.threads == 1:
@@ -224,12 +224,12 @@ def _check_guard(kernel: KernelText, node: Node) -> None:
         raise kernel.fail("a bounds predicate around a signal or wait", bounded[0])
 
 
-def _role(node: Node) -> tuple[int, ...]:
+def _role(node: TextNode) -> tuple[int, ...]:
     """The branches on the thread index around a statement, except tests that select one thread."""
     return tuple(id(b) for b in node.around if b.by_thread and not ONE_THREAD.search(b.text))
 
 
-def _check_wait(kernel: KernelText, node: Node, ahead: frozenset[str]) -> None:
+def _check_wait(kernel: KernelText, node: TextNode, ahead: frozenset[str]) -> None:
     """Check that after a wait all threads of its branch synchronize and order their bulk copies, and no other role
     issues bulk loads.
     """
@@ -250,7 +250,7 @@ def _check_wait(kernel: KernelText, node: Node, ahead: frozenset[str]) -> None:
                 raise kernel.fail(f"a wait outside the role that loads in line {leaf.line}", node)
 
 
-def _check_entry(kernel: KernelText, node: Node) -> None:
+def _check_entry(kernel: KernelText, node: TextNode) -> None:
     """Check that the role that loads from other devices is the one that waits until they have arrived."""
     role = _role(node)
     for leaf in kernel.body.leaves():
@@ -258,18 +258,18 @@ def _check_entry(kernel: KernelText, node: Node) -> None:
             raise kernel.fail(f"devices synchronize outside the role that loads from them in line {leaf.line}", node)
 
 
-def _is_of(load: Node, tensors: frozenset[str]) -> bool:
+def _is_of(load: TextNode, tensors: frozenset[str]) -> bool:
     """Whether a bulk load is from one of some tensors."""
     return bool({name.removesuffix("_desc") for name in re.findall(r"\w+", load.text)} & tensors)
 
 
-def _is_held_back(kernel: KernelText, load: Node) -> bool:
+def _is_held_back(kernel: KernelText, load: TextNode) -> bool:
     """Whether the producer waits before a load."""
     before = [leaf for leaf in kernel.body.leaves() if leaf.line < load.line and _role(leaf) == _role(load)]
     return any(GATE.search(leaf.text) or RELEASED.match(leaf.text) for leaf in before)
 
 
-def _check_gate(kernel: KernelText, node: Node, free: frozenset[str]) -> None:
+def _check_gate(kernel: KernelText, node: TextNode, free: frozenset[str]) -> None:
     """Check that a producer's wait is before every load of its loop, in all its threads, and that the waiting warp
     issues the loads; except for tensors that the wait does not order. Other loops have their own waits.
     """
@@ -292,7 +292,7 @@ def _check_gate(kernel: KernelText, node: Node, free: frozenset[str]) -> None:
             raise kernel.fail(f"a producer waits for what other threads load in line {load.line}", node)
 
 
-def _is_by_first_warp(load: Node) -> bool:
+def _is_by_first_warp(load: TextNode) -> bool:
     """Whether one thread of the first warp of its role issues a load."""
     heads = [block.text for block in load.around]
     if any(ELECTED in head for head in heads):
@@ -301,7 +301,7 @@ def _is_by_first_warp(load: Node) -> bool:
     return any(ELECTED_OF_WARP in head for head in heads) and any(end - WARP in begins for end in ends)
 
 
-def _check_signal(kernel: KernelText, node: Node) -> None:
+def _check_signal(kernel: KernelText, node: TextNode) -> None:
     """Backwards from a signal: the threads synchronize, and before this each has completed its stores."""
     guard = _guard(node)
     if guard is not None and any(_completes(inner) for inner in guard.children):
@@ -322,7 +322,7 @@ def _check_signal(kernel: KernelText, node: Node) -> None:
     raise kernel.fail("a signal before the stores that it publishes are complete", node)
 
 
-def _completes(node: Node) -> bool:
+def _completes(node: TextNode) -> bool:
     """Whether a thread completes its stores here, unless all threads have done so before they synchronized."""
     if DRAINING.match(node.text):
         guard = _guard(node)
@@ -331,7 +331,7 @@ def _completes(node: Node) -> bool:
     return COMPLETION.match(node.text) is not None
 
 
-def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
+def _check_issuer(kernel: KernelText, node: TextNode, guard: TextNode) -> None:
     """A signal by the thread that issued all bulk stores: it completes them, after all threads have synchronized."""
     completed = next(inner for inner in guard.children if _completes(inner))
     if completed.line > node.line:
@@ -348,7 +348,7 @@ def _check_issuer(kernel: KernelText, node: Node, guard: Node) -> None:
         raise kernel.fail("threads do not synchronize between their stores and a signal", node)
 
 
-def _check_kept(kernel: KernelText, node: Node) -> None:
+def _check_kept(kernel: KernelText, node: TextNode) -> None:
     """Check that a deferred signal is sent after the last iteration of its loop, and in each iteration before any
     statement that may wait.
     """
@@ -366,7 +366,7 @@ def _check_kept(kernel: KernelText, node: Node) -> None:
             raise kernel.fail("a signal that is kept back across a wait", node)
 
 
-def _check_harmless(kernel: KernelText, between: Node, signal: Node) -> None:
+def _check_harmless(kernel: KernelText, between: TextNode, signal: TextNode) -> None:
     for leaf in between.leaves():
         if not SYNC.match(leaf.text) and not HARMLESS.match(leaf.text):
             raise kernel.fail(f"a signal that does not wait for the statement in line {leaf.line}", signal)
@@ -414,9 +414,9 @@ def kernels(text: str) -> Iterator[KernelText]:
             yield KernelText(header[1], header[2], int(bounds[1]) if bounds else 1, body)
 
 
-def _tree(lines: list[str], first: int) -> Node:
+def _tree(lines: list[str], first: int) -> TextNode:
     """The blocks of the kernel whose first line has this index."""
-    root = at = Node(lines[first].strip(), first + 1, is_block=True)
+    root = at = TextNode(lines[first].strip(), first + 1, is_block=True)
     for number, line in enumerate(lines[first + 1 :], first + 2):
         statement = line.strip()
         if statement.startswith("}"):
@@ -424,12 +424,12 @@ def _tree(lines: list[str], first: int) -> Node:
                 return root
             at, statement = at.parent, statement[1:].strip()
         if statement.endswith("{"):
-            block = Node(statement[:-1].strip(), number, at, is_block=True)
+            block = TextNode(statement[:-1].strip(), number, at, is_block=True)
             if block.text.startswith("else"):
                 # The else branch of a test on the thread index is one too.
                 block.text = f"{block.text} ({at.children[-1].text})"
             at.children.append(block)
             at = block
         elif statement and not statement.startswith("//"):
-            at.children.append(Node(statement, number, at))
+            at.children.append(TextNode(statement, number, at))
     raise GeneratedTextError(f"a kernel without an end, in line {first + 1} of the generated text")

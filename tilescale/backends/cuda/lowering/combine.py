@@ -19,14 +19,14 @@ COMBINE = {
 }
 
 
-class Lowering(Protocol):
+class CombineStage(Protocol):
     """The stage that folds: it names the line of a construct without a lowering."""
 
     def unsupported(self, found: str) -> UnsupportedError:
         """The error to raise."""
 
 
-class Target(Protocol):
+class ResultTile(Protocol):
     """A tile for the result."""
 
     @property
@@ -49,7 +49,7 @@ class Target(Protocol):
         """Indices of an element of the tile in its buffer."""
 
 
-class Received(Protocol):
+class UnitTiles(Protocol):
     """The tiles of all units."""
 
     @property
@@ -84,7 +84,7 @@ def reduced(values: Sequence[Any], op: str, dtype: str, result: str) -> ir.PrimE
 
 
 def fold(
-    lowering: Lowering, combine: Combine, which: int, tiles: Sequence[Target], exchanges: Sequence[Received],
+    lowering: CombineStage, combine: Combine, which: int, tiles: Sequence[ResultTile], exchanges: Sequence[UnitTiles],
     store: Callable[[ir.PrimExpr, list[ir.Var]], ir.Stmt] | None = None,
 ) -> ir.Stmt:  # fmt: skip
     """tiles[which] = the user's combination of all units' values, in the order of ranks.

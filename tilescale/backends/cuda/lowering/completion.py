@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.deferred_stores import COMPLETE, FLUSH, LOADED, Kept
+from tilescale.backends.cuda.lowering.deferred_stores import COMPLETE, FLUSH, LOADED, DeferredSignal
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.markers import sync
 from tilescale.backends.cuda.lowering.registry import lowers
@@ -75,6 +75,6 @@ def _elected(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
     return ir.IfThenElse(tir.elected(threads), body, None)
 
 
-def _release(kept: Kept, address: ir.PrimExpr) -> ir.Stmt:
+def _release(kept: DeferredSignal, address: ir.PrimExpr) -> ir.Stmt:
     kind = signal_kind(ir.region_parts(kept.flag)[0], kept.op)
     return tir.evaluate(tir.extern(f"tilescale::release<{kind}>", address, ir.IntImm("int64", kept.value)))

@@ -39,7 +39,7 @@ LOADED = "tilescale.loaded"
 
 
 @dataclass(frozen=True)
-class Kept:
+class DeferredSignal:
     """A deferred signal: a variable has the flag's address, 0 for none.
 
     Attributes:
@@ -53,18 +53,18 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class _Later:
+class _LaterStatements:
     """The rest of an iteration after a statement: whether it needs all signals sent, or overwrites tiles."""
 
     bars_signals: bool = False
     writes_tiles: bool = False
 
-    def or_(self, other: _Later) -> _Later:
-        return _Later(self.bars_signals or other.bars_signals, self.writes_tiles or other.writes_tiles)
+    def or_(self, other: _LaterStatements) -> _LaterStatements:
+        return _LaterStatements(self.bars_signals or other.bars_signals, self.writes_tiles or other.writes_tiles)
 
 
 @dataclass
-class Deferral:
+class DeferredStores:
     """The end of one loop's body.
 
     Attributes:
@@ -74,12 +74,12 @@ class Deferral:
     """
 
     signals: bool
-    kept: list[Kept] = field(default_factory=list)
+    kept: list[DeferredSignal] = field(default_factory=list)
     tiles: list[ir.Buffer] = field(default_factory=list)
 
     def end(self, stmts: list[ir.Stmt]) -> list[ir.Stmt]:
         """The statements that end an iteration, after the flush of the previous iteration."""
-        made = self._list(stmts, _Later())[0]
+        made = self._list(stmts, _LaterStatements())[0]
         return [flush(), *made] if self.is_open else stmts
 
     @property
@@ -87,14 +87,14 @@ class Deferral:
         """Whether anything is deferred."""
         return bool(self.tiles or self.kept)
 
-    def _list(self, stmts: list[ir.Stmt], later: _Later) -> tuple[list[ir.Stmt], _Later]:
+    def _list(self, stmts: list[ir.Stmt], later: _LaterStatements) -> tuple[list[ir.Stmt], _LaterStatements]:
         made: list[ir.Stmt] = []
         for stmt in reversed(stmts):
             new, later = self._statement(stmt, later)
             made.insert(0, new)
         return made, later
 
-    def _statement(self, stmt: ir.Stmt, later: _Later) -> tuple[ir.Stmt, _Later]:
+    def _statement(self, stmt: ir.Stmt, later: _LaterStatements) -> tuple[ir.Stmt, _LaterStatements]:
         if isinstance(stmt, ir.SeqStmt) or is_region(stmt):
             made, later = self._list(flat(stmt), later)
             return tir.sequence(made), later
@@ -108,9 +108,9 @@ class Deferral:
         new = self._operation(stmt, later)
         if new is not None:
             return tir.at(new, stmt), later
-        return stmt, later.or_(_Later(ir.contains(stmt, orders), writes_tiles(stmt)))
+        return stmt, later.or_(_LaterStatements(ir.contains(stmt, orders), writes_tiles(stmt)))
 
-    def _operation(self, stmt: ir.Stmt, later: _Later) -> ir.Stmt | None:
+    def _operation(self, stmt: ir.Stmt, later: _LaterStatements) -> ir.Stmt | None:
         """A copy that is not awaited, or a deferred signal; None for all others."""
         if not is_sent(stmt):
             return None
@@ -134,12 +134,14 @@ class Deferral:
         """The deferred operations, as a channel to the next iteration."""
         return Channel("late", list(dict.fromkeys(self.tiles)), 1, COMPUTE, LATER, signals=len(self.kept))
 
-    def _kept(self, call: ir.Call, flag: ir.Call, value: ir.PrimExpr, op: str, later: _Later) -> ir.Stmt | None:
+    def _kept(
+        self, call: ir.Call, flag: ir.Call, value: ir.PrimExpr, op: str, later: _LaterStatements
+    ) -> ir.Stmt | None:
         """A copy or signal with its signal deferred, if it may be."""
         if not self.signals or later.bars_signals or ir.constant(value) is None:
             return None
         variable = tir.local_buffer(f"kept{len(self.kept)}", [1], "int64", "local.var")
-        self.kept.append(Kept(variable, flag, ir.integer(value), op))
+        self.kept.append(DeferredSignal(variable, flag, ir.integer(value), op))
         return tir.evaluate(noted(call, len(self.kept) - 1))
 
 

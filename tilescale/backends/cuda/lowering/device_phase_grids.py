@@ -25,7 +25,7 @@ ELEMENTS = 4096
 THREADS = 256
 
 
-class Grids:
+class DevicePhaseGrids:
     """Launches for a device phase.
 
     Attributes:

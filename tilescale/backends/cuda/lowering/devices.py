@@ -15,9 +15,9 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.arguments import Given, HostVariable, Parameters
+from tilescale.backends.cuda.lowering.arguments import CallerArgument, HostVariable, KernelParameters
 from tilescale.backends.cuda.lowering.implemented import ON_TILES
-from tilescale.backends.cuda.lowering.markers import Executing, acquired, by_nvshmem, executed, one_thread, sync
+from tilescale.backends.cuda.lowering.markers import ExecutingThreads, acquired, by_nvshmem, executed, one_thread, sync
 from tilescale.backends.cuda.lowering.operands import READING, read_before
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.registry import rule_for
@@ -53,7 +53,7 @@ class DeviceStage(Signature):
     def __init__(self, phase: Phase):
         super().__init__(phase)
         self.roles = phase.roles
-        self.executing: Executing | None = None
+        self.executing: ExecutingThreads | None = None
         self.headers: list[str] = []
         self.libraries: dict[str, str] = {}
         self.ordered = self.is_complete = self.in_parallel = False
@@ -75,7 +75,7 @@ class DeviceStage(Signature):
             headers=(*self.phase.headers, *self.headers),
             text=self.phase.text + "".join(self.libraries.values()),
             ordered=self.phase.ordered or self.ordered,
-            signature=Parameters(
+            signature=KernelParameters(
                 *kept, frozenset(self.reached), frozenset(self.libraries), frozenset(ahead), frozenset(free)
             ),
         )
@@ -105,7 +105,7 @@ class DeviceStage(Signature):
 
     def _marked(self, node: ir.AttrStmt) -> ir.Stmt | None:
         """A region of units, or a mark of an earlier stage."""
-        unit = Executing.of(node)
+        unit = ExecutingThreads.of(node)
         if unit is not None:
             outer, self.executing = self.executing, unit
             body = self.stmt(node.body)
@@ -184,7 +184,7 @@ class DeviceStage(Signature):
         if isinstance(node, ir.Var) and node in self.phase.sizes:
             return self.phase.sizes[node]
         if isinstance(node, ir.Var) and node in self._scalars:
-            return self.scalar(Given(self._scalars[node]), node.name, str(node.dtype))
+            return self.scalar(CallerArgument(self._scalars[node]), node.name, str(node.dtype))
         if isinstance(node, ir.Var) and node in self.phase.around:
             return self.scalar(HostVariable(node), node.name, str(node.dtype))
         if isinstance(node, ir.BufferLoad | ir.BufferStore) and node.buffer.scope() == "global":

@@ -24,7 +24,7 @@ from tilescale.backends.cuda.lowering.implemented import ON_TILES
 from tilescale.backends.cuda.lowering.markers import by_nvshmem
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.signals import barrier, epochs
-from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
+from tilescale.backends.cuda.lowering.tile import TileRegion, parts, whole_loops
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.collectives import TILES
 from tilescale.program import ops
@@ -42,7 +42,7 @@ of a tile's, which take more registers than the warpgroup has.
 """
 
 
-def tile_of(stage: DeviceStage, region: ir.Call) -> Tile:
+def tile_of(stage: DeviceStage, region: ir.Call) -> TileRegion:
     """A tile argument, on this device.
 
     Raises:
@@ -50,7 +50,7 @@ def tile_of(stage: DeviceStage, region: ir.Call) -> Tile:
     """
     buffer, _, _ = ir.region_parts(region)
     here = stage.local(buffer.data) if buffer.scope() == "global" else buffer
-    tile = replace(Tile.of(region, stage.expr), buffer=here)
+    tile = replace(TileRegion.of(region, stage.expr), buffer=here)
     if not tile.is_static:
         raise stage.unsupported(f"a collective on {tile.name!r}, whose extents are symbolic, has no CUDA lowering")
     return tile
@@ -71,7 +71,7 @@ def when(condition: Any, body: ir.Stmt) -> ir.Stmt:
     return ir.IfThenElse(condition.asobject() if hasattr(condition, "asobject") else condition, body, None)
 
 
-class Exchange:
+class TileExchange:
     """One collective of programs with the same index on all siblings of a level."""
 
     def __init__(self, stage: DeviceStage, call: ir.Call, part: list[int], dtype: str):
@@ -95,7 +95,7 @@ class Exchange:
         """The position of `sender`'s part in its receiver's workspace. The remainder proves it in bounds."""
         return (self.parity % 2 * self.stage.window + self.program) * self.devices + sender
 
-    def staged(self, tile: Tile) -> tuple[list[ir.Stmt], Tile]:
+    def staged(self, tile: TileRegion) -> tuple[list[ir.Stmt], TileRegion]:
         """A tile in its form for sending, and the statements before.
 
         A thread has a few neighbouring elements of a tile in registers. Sent from registers, packets are mostly
@@ -105,10 +105,10 @@ class Exchange:
             return [], tile
         buffer = tir.local_buffer(f"{self.name}_staged", tile.extents, tile.dtype, "shared.dyn")
         self.stage.tiles.append(buffer)
-        dense = Tile.whole(buffer)
+        dense = TileRegion.whole(buffer)
         return [tir.tile_call("copy", tile.region("r"), dense.region("w"))], dense
 
-    def _has_room(self, tile: Tile) -> bool:
+    def _has_room(self, tile: TileRegion) -> bool:
         """Whether shared memory has capacity for a tile with work for all threads, in addition to pipelines."""
         stage, machine = self.stage, self.stage.target.machine
         nbytes = bytes_of(tile.extents, tile.dtype) or 0
@@ -127,13 +127,13 @@ class Exchange:
     def _slot(self, peer: Any) -> ir.PrimExpr:
         return self.stage.slot(self.stage.device_number(self.level, peer))
 
-    def send(self, tile: Tile) -> list[ir.Stmt]:
+    def send(self, tile: TileRegion) -> list[ir.Stmt]:
         """Copy a tile of the part's extents to every peer."""
         if self.far:
             return [stored(tile.region("r"), *self._sent(1, 0)), *self._put(lambda peer: 0, 1)]
         return [self._send_tile(tile, peer) for peer in self._in_turn()]
 
-    def _send_tile(self, tile: Tile, peer: Any) -> ir.Stmt:
+    def _send_tile(self, tile: TileRegion, peer: Any) -> ir.Stmt:
         def piece(begins: list[Any], extents: list[int]) -> ir.Stmt:
             target = self.stage.workspace_peers(self.name, self.shape, self.dtype)
             where = [self._slot(peer), self._place(self.rank % self.devices), *begins]
@@ -141,7 +141,7 @@ class Exchange:
 
         return self._in_pieces(tile, piece)
 
-    def _in_pieces(self, tile: Tile, made: Callable[[list[Any], list[int]], ir.Stmt]) -> ir.Stmt:
+    def _in_pieces(self, tile: TileRegion, made: Callable[[list[Any], list[int]], ir.Stmt]) -> ir.Stmt:
         """A statement about a tile, split into pieces for which threads have registers."""
         unit, rows = self.stage.executing, tile.extents[0]
         pieces, rest = 1, [0] * (len(tile.extents) - 1)
@@ -183,7 +183,7 @@ class Exchange:
             moves.append(nvshmem.put_part(sent, received, pe))
         return [*moves, nvshmem.complete()]
 
-    def send_parts(self, source: Tile, axis: int) -> list[ir.Stmt]:
+    def send_parts(self, source: TileRegion, axis: int) -> list[ir.Stmt]:
         """Copy each part of a tile along an axis to its peer."""
         put = self._put(lambda peer: peer, self.devices) if self.far else []
         part, _ = parts(source, axis, self.devices)
@@ -206,7 +206,7 @@ class Exchange:
             place = [self._slot(peer), self._place(self.rank % self.devices), *index]
         return [tir.parallel(loops, source.extents, ir.BufferStore(target, value, place)), *put]
 
-    def take_parts(self, target: Tile, axis: int) -> list[ir.Stmt]:
+    def take_parts(self, target: TileRegion, axis: int) -> list[ir.Stmt]:
         """Copy the received parts into the parts of a tile along an axis."""
         part, begins = parts(target, axis, self.devices)
         if not target.in_registers:
@@ -231,7 +231,7 @@ class Exchange:
         begins = [self._place(sender), *[0] * len(self.part)]
         return tir.tile_call("copy", tir.region(here, begins, [1, *self.part], "r"), tile)
 
-    def combined(self, target: Tile, op: str) -> ir.Stmt:
+    def combined(self, target: TileRegion, op: str) -> ir.Stmt:
         """target = the combination of all received tiles."""
 
         def piece(begins: list[Any], extents: list[int]) -> ir.Stmt:
@@ -250,7 +250,7 @@ def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     if made.combine is not None:
         return _allreduce_function(stage, call, made.combine)
     tile = tile_of(stage, made.target)
-    exchange = Exchange(stage, call, tile.extents, tile.dtype)
+    exchange = TileExchange(stage, call, tile.extents, tile.dtype)
     before, dense = exchange.staged(tile)
     back = [] if dense is tile else [tir.tile_call("copy", dense.region("r"), tile.region("w"))]
     summed = exchange.combined(dense, made.reduction)
@@ -261,7 +261,7 @@ def _allreduce_function(stage: DeviceStage, call: ir.Call, combine: Combine) -> 
     """The user's combination: a fold over the ranks, in a loop nest for each tile."""
     made = Collective.of(call)
     tiles = [tile_of(stage, region) for region in made.tiles]
-    exchanges = [Exchange(stage, call, tile.extents, tile.dtype) for tile in tiles]
+    exchanges = [TileExchange(stage, call, tile.extents, tile.dtype) for tile in tiles]
     for other in exchanges[1:]:
         other.parity = exchanges[0].parity
     sends = [sent for e, t in zip(exchanges, tiles, strict=True) for sent in e.send(t)]
@@ -274,7 +274,7 @@ def _reduce_scatter(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
     part, _ = parts(source, axis, siblings(stage, made))
-    exchange = Exchange(stage, call, part, source.dtype)
+    exchange = TileExchange(stage, call, part, source.dtype)
     before, dense = exchange.staged(source)
     sends = [*before, exchange.begin(), *exchange.send_parts(dense, axis)]
     return tir.sequence([*sends, exchange.barrier(), exchange.combined(target, made.reduction)])
@@ -287,7 +287,7 @@ def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
         raise stage.unsupported("T.all_gather of a view has no CUDA lowering")
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
     part, _ = parts(target, axis, siblings(stage, made))
-    exchange = Exchange(stage, call, part, source.dtype)
+    exchange = TileExchange(stage, call, part, source.dtype)
     before, dense = exchange.staged(source)
     sends = exchange.send(dense)
     return tir.sequence([*before, exchange.begin(), *sends, exchange.barrier(), *exchange.take_parts(target, axis)])
@@ -298,7 +298,7 @@ def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
     part, _ = parts(source, axis, siblings(stage, made))
-    exchange = Exchange(stage, call, part, source.dtype)
+    exchange = TileExchange(stage, call, part, source.dtype)
     before, dense = exchange.staged(source)
     sends = [*before, exchange.begin(), *exchange.send_parts(dense, axis)]
     return tir.sequence([*sends, exchange.barrier(), *exchange.take_parts(target, axis)])
@@ -308,7 +308,7 @@ def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 def _broadcast(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     tile = tile_of(stage, made.target)
-    exchange = Exchange(stage, call, tile.extents, tile.dtype)
+    exchange = TileExchange(stage, call, tile.extents, tile.dtype)
     root = stage.expr(made.root)
     before, dense = exchange.staged(tile)
     sends = when(exchange.rank == root, tir.sequence(exchange.send(dense)))

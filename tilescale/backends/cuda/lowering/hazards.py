@@ -19,15 +19,23 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.arguments import Argument, Given, Peers, Workspace
+from tilescale.backends.cuda.lowering.arguments import Argument, CallerArgument, KernelWorkspace, PeerInstances
 from tilescale.backends.cuda.lowering.clusters.dsmem import BARRIER
 from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
-from tilescale.backends.cuda.lowering.markers import SYNC, Executing, is_loading, one_thread, sync
-from tilescale.backends.cuda.lowering.order_state import Need, State, completed, covers, fenced, merged, synced
+from tilescale.backends.cuda.lowering.markers import SYNC, ExecutingThreads, is_loading, one_thread, sync
+from tilescale.backends.cuda.lowering.order_state import (
+    AccessState,
+    RequiredOrder,
+    completed,
+    covers,
+    fenced,
+    merged,
+    synced,
+)
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined
-from tilescale.backends.cuda.lowering.thread_maps import Known
-from tilescale.backends.cuda.lowering.touches import Touch, Toucher
+from tilescale.backends.cuda.lowering.thread_maps import PhaseBuffers
+from tilescale.backends.cuda.lowering.touches import AccessCollector, MemoryAccess
 from tilescale.passes.structure import location
 
 _COMPLETES = ("tilescale::complete_stores", "tilescale::barrier", "tilescale::leave")
@@ -36,15 +44,15 @@ _ORDERS_ALL = ("tilescale::put", "tilescale::get", "tilescale::start_put")
 """
 
 
-class _Earlier(Exception):
+class _BarrierBefore(Exception):
     """A statement needs a barrier before it, or before the enclosing statement at a depth."""
 
-    def __init__(self, need: Need, depth: int):
+    def __init__(self, need: RequiredOrder, depth: int):
         super().__init__()
         self.need, self.depth = need, depth
 
 
-class _Dependent(Exception):
+class _DependentIterations(Exception):
     """Iterations of a pipelined loop depend on one another, by an access at a depth."""
 
     def __init__(self, depth: int):
@@ -53,7 +61,7 @@ class _Dependent(Exception):
 
 
 @dataclass(frozen=True)
-class _At:
+class _StatementContext:
     """Context of a statement.
 
     Attributes:
@@ -65,18 +73,18 @@ class _At:
         pipelined: the depth of the outermost enclosing pipelined loop; None without one.
     """
 
-    by: Executing
+    by: ExecutingThreads
     depth: int = 0
     unit: int = 0
     apart: int | None = None
     once: Any = None
     pipelined: int | None = None
 
-    def place(self, earlier: Touch) -> int:
+    def place(self, earlier: MemoryAccess) -> int:
         """The depth at which a barrier can be inserted between an earlier access and this statement."""
         return max(earlier.depth, self.unit) if covers(self.by, earlier.by) else earlier.depth
 
-    def inside(self, **changes: Any) -> _At:
+    def inside(self, **changes: Any) -> _StatementContext:
         """The context inside this statement."""
         return replace(self, depth=self.depth + 1, **changes)
 
@@ -114,15 +122,15 @@ class _Hazards:
         zero = ir.IntImm("int32", 0)
         self.running = {var: (zero, count) for var, count in zip(launch.programs, launch.grid, strict=True)}
         self.names = ThreadNames(launch)
-        everyone = Executing(0, launch.thread_count)
-        known = Known.of(self.phase.stmt, threads, everyone)
-        self.touches = Toucher(known, self.phase.target.machine.has("tma"), tensors)
+        everyone = ExecutingThreads(0, launch.thread_count)
+        known = PhaseBuffers.of(self.phase.stmt, threads, everyone)
+        self.touches = AccessCollector(known, self.phase.target.machine.has("tma"), tensors)
         whole = self.touches.of(self.phase.stmt, everyone, 0, None)
         self.loaded = {touch.access.root for touch in whole if touch.access.reads}
 
     def lowered(self) -> Phase:
         """The phase after this stage."""
-        whole = _At(Executing(0, self.phase.launch.thread_count))
+        whole = _StatementContext(ExecutingThreads(0, self.phase.launch.thread_count))
         body, _ = self.block(self.phase.stmt, {}, whole)
         found = list(dict.fromkeys(self.notes[s] for s in ir.statements(body) if s in self.notes))
         notes = (*self.phase.notes, *found)
@@ -130,7 +138,7 @@ class _Hazards:
 
     # -- statements --------------------------------------------------------------------------------------------------
 
-    def block(self, stmt: ir.Stmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
+    def block(self, stmt: ir.Stmt, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         """Statements in order, with the inserted barriers."""
         made: list[ir.Stmt] = []
         stmts = list(stmt.seq) if isinstance(stmt, ir.SeqStmt) else [stmt]
@@ -139,7 +147,7 @@ class _Hazards:
                 try:
                     new, after = self._statement(inner, state, at)
                     break
-                except _Earlier as found:
+                except _BarrierBefore as found:
                     if found.depth < at.depth:
                         raise
                     made.append(self._between(found.need, inner))
@@ -149,7 +157,7 @@ class _Hazards:
         is_same = len(made) == len(stmts) and all(a is b for a, b in zip(made, stmts, strict=True))
         return (stmt if is_same else tir.sequence(made)), state
 
-    def _statement(self, stmt: ir.Stmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
+    def _statement(self, stmt: ir.Stmt, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         if isinstance(stmt, ir.SeqStmt):
             return self.block(stmt, state, at)
         if isinstance(stmt, ir.IfThenElse):
@@ -166,11 +174,11 @@ class _Hazards:
             return self._branch(tir.at(alone, stmt), state, at)
         return stmt, self._leaf(stmt, state, at)
 
-    def _marked(self, stmt: ir.AttrStmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
+    def _marked(self, stmt: ir.AttrStmt, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         """A region of a unit, of the producer, or of no particular unit."""
         if is_loading(stmt):
             return stmt, state  # their loads are ordered where the producer is made
-        unit, before = Executing.of(stmt), state
+        unit, before = ExecutingThreads.of(stmt), state
         if unit is None:
             body, state = self.block(stmt.body, state, at)
         else:
@@ -178,7 +186,7 @@ class _Hazards:
             state = _left(_outside(state, at), before)
         return (stmt if body is stmt.body else _with_body(stmt, body)), state
 
-    def _branch(self, stmt: ir.IfThenElse, state: State, at: _At) -> tuple[ir.Stmt, State]:
+    def _branch(self, stmt: ir.IfThenElse, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         state = self._touched(self.touches.read([stmt.condition], stmt, at.by, at.depth, at.once), state, at)
         inner = at
         if self._tells_apart(stmt.condition):
@@ -202,19 +210,19 @@ class _Hazards:
 
         return self.names.tell_apart(condition) or ir.contains(condition, differs)
 
-    def _loop(self, stmt: Any, state: State, at: _At) -> tuple[ir.Stmt, State]:
+    def _loop(self, stmt: Any, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         """A loop, not pipelined if its loads may not be issued ahead."""
         if not is_pipelined(stmt):
             return self._turns(stmt, state, at)
         depth = at.depth + 1
         try:
             return self._turns(stmt, state, replace(at, pipelined=at.pipelined or depth))
-        except _Dependent as found:
+        except _DependentIterations as found:
             if found.depth < depth:
                 raise
             return self._turns(tir.at(in_order(stmt, stmt.body), stmt), state, at)
 
-    def _turns(self, stmt: Any, state: State, at: _At) -> tuple[ir.Stmt, State]:
+    def _turns(self, stmt: Any, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         """A loop: its body once after the statements before, once after an earlier iteration."""
         head = [stmt.condition] if isinstance(stmt, ir.While) else [stmt.min, stmt.extent]
         read = self.touches.read(head, stmt, at.by, at.depth, at.once)
@@ -235,7 +243,7 @@ class _Hazards:
         if isinstance(stmt, ir.While):
             body, turned = self._checked_again(stmt, body, turned, inner)
         body, after = self.block(body, turned, inner)
-        ended: State = {}
+        ended: AccessState = {}
         for k, t in after.items():
             key = k[:-1] if k[-1] == "turn" else k
             one = {key: t.after(stmt, bound) if t.depth > at.depth else t}
@@ -244,12 +252,14 @@ class _Hazards:
             ended = merged(ended, before)
         return (stmt if body is stmt.body else _with_body(stmt, body)), _outside(ended, at)
 
-    def _checked_again(self, stmt: ir.While, body: ir.Stmt, state: State, at: _At) -> tuple[ir.Stmt, State]:
+    def _checked_again(
+        self, stmt: ir.While, body: ir.Stmt, state: AccessState, at: _StatementContext
+    ) -> tuple[ir.Stmt, AccessState]:
         """The body of a `while`, followed by its condition."""
         read = self.touches.read([stmt.condition], stmt, at.by, at.depth, at.once)
         try:
             return body, self._touched(read, state, at)
-        except _Earlier as found:
+        except _BarrierBefore as found:
             if found.depth < at.depth:
                 raise
             ordered = tir.sequence([body, self._between(found.need, stmt)])
@@ -257,7 +267,7 @@ class _Hazards:
 
     # -- single statements -------------------------------------------------------------------------------------------
 
-    def _leaf(self, stmt: ir.Stmt, state: State, at: _At) -> State:
+    def _leaf(self, stmt: ir.Stmt, state: AccessState, at: _StatementContext) -> AccessState:
         """The state after a statement without inner statements, or whose inner ones are elements of it."""
         if isinstance(stmt, ir.Evaluate):
             name, function = ir.op_name(stmt.value), tir.extern_name(stmt.value) or ""
@@ -276,7 +286,7 @@ class _Hazards:
                 return fenced(state)
         return self._touched(self.touches.of(stmt, at.by, at.depth, at.once), self._loaded(stmt, state), at)
 
-    def _loaded(self, stmt: ir.Stmt, state: State) -> State:
+    def _loaded(self, stmt: ir.Stmt, state: AccessState) -> AccessState:
         """A state without stores to the tiles that a statement loads: stock TileLang orders them with the load or
         before the next store, by any threads.
         """
@@ -285,19 +295,20 @@ class _Hazards:
             return state
         return {k: t for k, t in state.items() if not (t.is_shared and t.access.writes and t.access.root in whole)}
 
-    def _published(self, state: State, by: Executing | None, at: _At) -> State:
-        """A state before units synchronize: some threads, or blocks. Raises `_Earlier` where bulk stores that others
-        may load then are not known to be complete.
+    def _published(self, state: AccessState, by: ExecutingThreads | None, at: _StatementContext) -> AccessState:
+        """A state before units synchronize: some threads, or blocks.
+
+        Raises `_BarrierBefore` where bulk stores that others may load then are not known to be complete.
         """
         for touch in state.values():
             is_open = touch.bulk and touch.access.writes and not touch.complete and touch.depth >= at.unit
             if is_open and touch.by != by and touch.access.root in self.loaded:
-                raise _Earlier(Need(complete=True, pairs=((touch, touch),)), at.depth)
+                raise _BarrierBefore(RequiredOrder(complete=True, pairs=((touch, touch),)), at.depth)
         return state
 
-    def _touched(self, touches: list[Touch], state: State, at: _At) -> State:
-        """A state with further accesses. Raises `_Earlier` if they need a barrier before them."""
-        need: Need | None = None
+    def _touched(self, touches: list[MemoryAccess], state: AccessState, at: _StatementContext) -> AccessState:
+        """A state with further accesses. Raises `_BarrierBefore` if they need a barrier before them."""
+        need: RequiredOrder | None = None
         for later in touches:
             is_load = later.bulk and later.access.reads
             self.ordered |= is_load and later.access.root in self.stored and not self.phase.graph.is_stock
@@ -309,20 +320,20 @@ class _Hazards:
                 is_ahead = at.pipelined is not None and earlier.depth >= at.pipelined
                 if is_ahead and later.is_shared:
                     continue  # each iteration in flight has its own tile
-                more = Need.of(earlier, later)
+                more = RequiredOrder.of(earlier, later)
                 if not (is_ahead or more) or not earlier.conflicts(later, self.running):
                     continue
                 if is_ahead:
-                    raise _Dependent(earlier.depth)
+                    raise _DependentIterations(earlier.depth)
                 if more is not None:
                     self.ordered |= is_load
                     need = more if need is None else need.with_(more)
         if need is not None:
-            raise _Earlier(need, min(at.place(earlier) for earlier, _ in need.pairs))
+            raise _BarrierBefore(need, min(at.place(earlier) for earlier, _ in need.pairs))
         self.stored |= {t.access.root for t in touches if t.access.writes}
         return {**state, **{t.key: t for t in touches}}
 
-    def _is_ours_to_order(self, earlier: Touch, later: Touch, at: _At) -> bool:
+    def _is_ours_to_order(self, earlier: MemoryAccess, later: MemoryAccess, at: _StatementContext) -> bool:
         """Whether stock TileLang may not order two accesses of shared memory: two stores, or a store and a load one of
         which is in a branch or a unit without the other. Roles order their channels, and slots their reuse.
         """
@@ -334,7 +345,7 @@ class _Hazards:
             return False
         return earlier.left or earlier.depth < max(at.unit, at.apart or 0)
 
-    def _between(self, need: Need, stmt: ir.Stmt) -> ir.Stmt:
+    def _between(self, need: RequiredOrder, stmt: ir.Stmt) -> ir.Stmt:
         """The barrier and completion needed before a statement, with a note."""
         steps = [tir.evaluate(tir.extern("tilescale::complete_stores"))] if need.complete else []
         steps += [sync()] if need.sync else []
@@ -343,7 +354,7 @@ class _Hazards:
         self.notes[steps[0]] = self._words(need)
         return tir.sequence(steps)
 
-    def _words(self, need: Need) -> str:
+    def _words(self, need: RequiredOrder) -> str:
         done = [
             *(["bulk stores are completed"] if need.complete else []),
             *(["threads synchronize"] if need.sync else []),
@@ -364,27 +375,29 @@ class _Hazards:
 
 def _is_ours(argument: Argument) -> bool:
     """Whether a tensor is a record, or a workspace of a collective, which orders its own accesses."""
-    return not isinstance(argument, Given | Peers) and not (isinstance(argument, Workspace) and argument.is_of_program)
+    return not isinstance(argument, CallerArgument | PeerInstances) and not (
+        isinstance(argument, KernelWorkspace) and argument.is_of_program
+    )
 
 
-def _executing(call: ir.Call) -> Executing | None:
+def _executing(call: ir.Call) -> ExecutingThreads | None:
     if not call.args:
         return None
     begin, threads = map(ir.integer, call.args)
-    return Executing(begin, threads)
+    return ExecutingThreads(begin, threads)
 
 
-def _apart(a: Executing, b: Executing) -> bool:
+def _apart(a: ExecutingThreads, b: ExecutingThreads) -> bool:
     """Whether two units have no thread in common: then the program orders them."""
     return a.begin + a.threads <= b.begin or b.begin + b.threads <= a.begin
 
 
-def _outside(state: State, at: _At) -> State:
+def _outside(state: AccessState, at: _StatementContext) -> AccessState:
     """A state as seen by the enclosing statement."""
     return {k: replace(t, depth=min(t.depth, at.depth)) for k, t in state.items()}
 
 
-def _left(state: State, before: State) -> State:
+def _left(state: AccessState, before: AccessState) -> AccessState:
     """A state in which accesses since `before` are in a branch or a unit that has ended."""
     return {k: t if k in before else replace(t, left=True) for k, t in state.items()}
 

@@ -28,16 +28,16 @@ from tilescale.backends.cuda.lowering.implemented import BETWEEN, shared_axis
 from tilescale.backends.cuda.lowering.reach import split
 from tilescale.backends.cuda.lowering.registry import lowers
 from tilescale.backends.cuda.lowering.signals import RAIL, barrier_inside, barrier_of_rail, epochs
-from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
+from tilescale.backends.cuda.lowering.tile import TileRegion, parts, whole_loops
 from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Combine
 
-Element = Callable[[list[Any]], Any]
+TileElement = Callable[[list[Any]], Any]
 """An element of a part by its indices in the part."""
 
 
-class Rails:
+class HierarchicalExchange:
     """One collective of programs with the same index on all siblings of a level.
 
     Attributes:
@@ -75,7 +75,7 @@ class Rails:
         """This device's instance of a workspace with `count` parts for each program."""
         return self.stage.workspace(f"{self._name}_{name}", self._shape(count), self.dtype)
 
-    def received(self, name: str, count: int, number: Any) -> Element:
+    def received(self, name: str, count: int, number: Any) -> TileElement:
         """Part `number` of a workspace of this device."""
         return lambda index: ir.BufferLoad(self.here(name, count), [self.at(count, number), *index])
 
@@ -96,13 +96,13 @@ class Rails:
         """Select the half of the workspaces: all devices of a rail count the same barriers."""
         return ir.Bind(self.parity, ir.BufferLoad(epochs(self.stage, self.level, RAIL), [self.program]) % 2)
 
-    def _each(self, value: Element, *places: tuple[ir.Buffer, list[Any]]) -> ir.Stmt:
+    def _each(self, value: TileElement, *places: tuple[ir.Buffer, list[Any]]) -> ir.Stmt:
         """Store every element of a part to several locations."""
         loops, held = tir.loop_variables(self.part), ir.Var("held", self.dtype)
         stores = [ir.BufferStore(buffer, held, [*first, *loops]) for buffer, first in places]
         return tir.parallel(loops, self.part, tir.sequence([ir.Bind(held, value(loops)), *stores]))
 
-    def scatter(self, source: Tile, axis: int, groups: int) -> list[ir.Stmt]:
+    def scatter(self, source: TileRegion, axis: int, groups: int) -> list[ir.Stmt]:
         """Part (g, p) of a tile along an axis goes to the device of position p here, to part (g, this device's
         position) of `near`.
         """
@@ -128,7 +128,7 @@ class Rails:
         for group in range(groups):
             senders = [self.received("near", count, group * self.inside + place) for place in range(self.inside)]
 
-            def total(index: list[Any], senders: list[Element] = senders) -> Any:
+            def total(index: list[Any], senders: list[TileElement] = senders) -> Any:
                 return reduced([sender(index) for sender in senders], op, self.dtype, self.dtype)
 
             moves.append(self._each(total, self.sent(groups, group)))
@@ -149,7 +149,7 @@ class Rails:
             moves.append(nvshmem.put_part(sent, received, number % self.stage.target.devices))
         return [*moves, nvshmem.complete()]
 
-    def total(self, op: str, result: str) -> Element:
+    def total(self, op: str, result: str) -> TileElement:
         """The sum of the parts received along the rail, as a value of a type."""
         groups = [self.received("rail", self.across, group) for group in range(self.across)]
         return lambda index: reduced([part(index) for part in groups], op, self.dtype, result)
@@ -158,11 +158,11 @@ class Rails:
         """The position of part `number` of `spread` at each device of the group."""
         return [self.to_peer("spread", count, number, place) for place in range(self.inside)]
 
-    def spread(self, value: Element, count: int, number: Any) -> ir.Stmt:
+    def spread(self, value: TileElement, count: int, number: Any) -> ir.Stmt:
         """Send a part to all devices of the group, into part `number` of `spread`."""
         return self._each(value, *self.to_all(count, number))
 
-    def take(self, name: str, count: int, target: Tile, axis: int) -> list[ir.Stmt]:
+    def take(self, name: str, count: int, target: TileRegion, axis: int) -> list[ir.Stmt]:
         """Copy the parts of a workspace into those of a tile along an axis."""
         part, begins = parts(target, axis, count)
         if not target.in_registers:
@@ -190,10 +190,10 @@ class Rails:
 
 
 @dataclass(frozen=True)
-class _Came:
+class _WorkspaceParts:
     """The parts of a workspace as the values of units, for a user's combination."""
 
-    rails: Rails
+    rails: HierarchicalExchange
     name: str
     devices: int
 
@@ -206,17 +206,19 @@ def _with_function(stage: DeviceStage, call: ir.Call, combine: Combine, axis: in
     """An all-reduce of tiles that belong together: a fold over the values inside, and then between groups."""
     tiles = [tile_of(stage, region) for region in Collective.of(call).tiles]
     shared = [replace(tile, extents=parts(tile, axis, inside)[0]) for tile in tiles]
-    several = [Rails(stage, call, part.extents, part.dtype) for part in shared]
+    several = [HierarchicalExchange(stage, call, part.extents, part.dtype) for part in shared]
     first = several[0]
     for other in several[1:]:
         other.parity = first.parity
 
-    def folded(name: str, devices: int, to: Callable[[Rails], Sequence[tuple[ir.Buffer, list[Any]]]]) -> list[ir.Stmt]:
-        came = [_Came(rails, name, devices) for rails in several]
+    def folded(
+        name: str, devices: int, to: Callable[[HierarchicalExchange], Sequence[tuple[ir.Buffer, list[Any]]]]
+    ) -> list[ir.Stmt]:
+        came = [_WorkspaceParts(rails, name, devices) for rails in several]
         made = []
         for which, rails in enumerate(several):
 
-            def store(value: ir.PrimExpr, index: list[ir.Var], rails: Rails = rails) -> ir.Stmt:
+            def store(value: ir.PrimExpr, index: list[ir.Var], rails: HierarchicalExchange = rails) -> ir.Stmt:
                 held = ir.Var("held", rails.dtype)
                 stores = [ir.BufferStore(buffer, held, [*at, *index]) for buffer, at in to(rails)]
                 return tir.sequence([ir.Bind(held, value), *stores])
@@ -224,7 +226,7 @@ def _with_function(stage: DeviceStage, call: ir.Call, combine: Combine, axis: in
             made.append(fold(stage, combine, which, shared, came, store))
         return made
 
-    def along(rails: Rails) -> list[ir.Stmt]:
+    def along(rails: HierarchicalExchange) -> list[ir.Stmt]:
         return rails.along_rail(lambda group: rails.sent(1, 0))
 
     pairs = list(zip(several, tiles, strict=True))
@@ -251,7 +253,7 @@ def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     if made.combine is not None:
         return _with_function(stage, call, made.combine, axis, groups.inside)
     tile = tile_of(stage, made.target)
-    rails = Rails(stage, call, parts(tile, axis, groups.inside)[0], tile.dtype)
+    rails = HierarchicalExchange(stage, call, parts(tile, axis, groups.inside)[0], tile.dtype)
     return tir.sequence(
         [
             rails.begin(),
@@ -271,7 +273,7 @@ def _allreduce(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 def _reduce_scatter(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
-    rails = Rails(stage, call, parts(source, axis, siblings(stage, made))[0], source.dtype)
+    rails = HierarchicalExchange(stage, call, parts(source, axis, siblings(stage, made))[0], source.dtype)
     return tir.sequence(
         [
             rails.begin(),
@@ -291,7 +293,7 @@ def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     if made.is_in_place:
         raise stage.unsupported("T.all_gather of a view has no CUDA lowering")
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
-    rails = Rails(stage, call, parts(target, axis, count)[0], source.dtype)
+    rails = HierarchicalExchange(stage, call, parts(target, axis, count)[0], source.dtype)
     buffer, first = rails.sent(1, 0)
     rest = [0] * len(rails.part)
     return tir.sequence(
@@ -314,7 +316,7 @@ def _all_gather(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made, count = Collective.of(call), siblings(stage, Collective.of(call))
     source, target, axis = tile_of(stage, made.source), tile_of(stage, made.target), made.axis
-    rails = Rails(stage, call, parts(source, axis, count)[0], source.dtype)
+    rails = HierarchicalExchange(stage, call, parts(source, axis, count)[0], source.dtype)
     near = rails.here("near", count)
     return tir.sequence(
         [
@@ -332,7 +334,7 @@ def _all_to_all(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
 def _broadcast(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     tile, root = tile_of(stage, made.target), stage.expr(made.root)
-    rails = Rails(stage, call, tile.extents, tile.dtype)
+    rails = HierarchicalExchange(stage, call, tile.extents, tile.dtype)
     buffer, first = rails.sent(1, 0)
     rest = [0] * len(rails.part)
     put = [

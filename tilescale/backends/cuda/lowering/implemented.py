@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.backends.cuda.lowering.reach import STORES, share_memory, split
 from tilescale.collectives import (
     PROGRAMS,
@@ -33,7 +33,7 @@ from tilescale.program.effects import statements
 from tilescale.program.model import GridPhase, Program, location
 from tilescale.program.operations import Collective, operation
 
-Condition = Callable[[Collective, Target], bool]
+Requirement = Callable[[Collective, LoweringTarget], bool]
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Implementation:
         normalises: whether it is for sums with normalized rows; else for all others.
     """
 
-    able: Condition
+    able: Requirement
     on_tiles: bool = False
     by_kernel: bool = False
-    on_request: Condition = lambda made, target: False
+    on_request: Requirement = lambda made, target: False
     normalises: bool = False
 
 
@@ -59,33 +59,33 @@ def _types(made: Collective) -> set[str]:
     return {str(ir.region_parts(tile)[0].dtype) for tile in made.tiles}
 
 
-def _is_constant(made: Collective, target: Target) -> bool:
+def _is_constant(made: Collective, target: LoweringTarget) -> bool:
     return all(ir.constant(n) is not None for tile in made.tiles for n in ir.region_parts(tile)[2])
 
 
-def _by_tiles(made: Collective, target: Target) -> bool:
+def _by_tiles(made: Collective, target: LoweringTarget) -> bool:
     """Requires a single level, whose devices share memory: programs synchronize with their counterparts on all devices.
     """
-    return _is_constant(made, target) and len(target.sizes) == 1 and target.near == target.devices
+    return _is_constant(made, target) and len(target.sizes) == 1 and target.group_size == target.devices
 
 
-def _by_tiles_in_place(made: Collective, target: Target) -> bool:
+def _by_tiles_in_place(made: Collective, target: LoweringTarget) -> bool:
     """Requirements of `_by_tiles` for a collective whose tiles are replaced by its results."""
     return made.is_in_place and _by_tiles(made, target)
 
 
-def _by_kernel(made: Collective, target: Target) -> bool:
+def _by_kernel(made: Collective, target: LoweringTarget) -> bool:
     """Requires peer memory, and elements of whole bytes to be moved, or combinable ones."""
     return share_memory(target, made.level) and _sends_inside(made, target)
 
 
-def _with_norm(made: Collective, target: Target) -> bool:
+def _with_norm(made: Collective, target: LoweringTarget) -> bool:
     """Requires several devices, and rows of constant length: each thread of a kernel has a constant part of a row."""
     norm, several = made.norm, target.mesh.count(made.level) > 1
     return several and norm is not None and norm.columns is not None and _by_kernel(made, target)
 
 
-def _sends_inside(made: Collective, target: Target) -> bool:
+def _sends_inside(made: Collective, target: LoweringTarget) -> bool:
     """Requirements among the peers that share memory."""
     network = network_of(made.call, target.machine, dict(target.sizes))
     reached = network is not None and network.mechanism(STORES) is not None
@@ -94,14 +94,14 @@ def _sends_inside(made: Collective, target: Target) -> bool:
     return reached and made.combine is None and len(types) == 1 and known
 
 
-def _by_rail(made: Collective, target: Target) -> bool:
+def _by_rail(made: Collective, target: LoweringTarget) -> bool:
     """Requires several groups that share memory, of several devices each: kernels inside them, NCCL between them."""
     groups = split(target, made.level)
     apart = groups is not None and groups.across > 1 and groups.inside > 1
     return apart and _has_nccl(made, target) and _sends_inside(made, target)
 
 
-def _by_levels(made: Collective, target: Target) -> bool:
+def _by_levels(made: Collective, target: LoweringTarget) -> bool:
     """Requirements for tiles of programs, which NVSHMEM sends between groups. Groups split an all-reduce."""
     groups = split(target, made.level)
     if groups is None or groups.across == 1 or groups.inside == 1:
@@ -116,18 +116,18 @@ def shared_axis(made: Collective, count: int) -> int | None:
     return shared.index(True) if True in shared else None
 
 
-def _has_nccl(made: Collective, target: Target) -> bool:
+def _has_nccl(made: Collective, target: LoweringTarget) -> bool:
     """Requires types that NCCL combines; for moves also other elements of whole bytes, as bytes."""
     known = {*records()["nccl"].dtypes}
     is_moved = made.op is None and all(ir.bits(dtype) % 8 == 0 for dtype in _types(made))
     return target.nccl and (is_moved or _types(made) <= known)
 
 
-def _drops_nan(made: Collective, target: Target) -> bool:
+def _drops_nan(made: Collective, target: LoweringTarget) -> bool:
     return records()["nccl"].is_kept_back(dict(target.sizes)[made.level], made.dtype, made.op)
 
 
-def _copied_by_host(made: Collective, target: Target) -> bool:
+def _copied_by_host(made: Collective, target: LoweringTarget) -> bool:
     """Requires a network with a mechanism that the host starts, peer addresses, and static sizes."""
     network = network_of(made.call, target.machine, dict(target.sizes))
     by_host = network is not None and any(m.started_by == "host" and m.put is not None for m in network.mechanisms)
@@ -198,7 +198,7 @@ def _played(name: str) -> tuple[Implementation, ...]:
     specialized kernels.
     """
 
-    def able(made: Collective, target: Target) -> bool:
+    def able(made: Collective, target: LoweringTarget) -> bool:
         if not _by_kernel(made, target):
             return False
         units = dict(target.sizes)[made.level]
@@ -236,13 +236,13 @@ IMPLEMENTED = frozenset(
 """All implementations, except users' functions on tiles: (operation, kind of collective, algorithm)."""
 
 
-def implementation(made: Collective, target: Target, name: str) -> Implementation | None:
+def implementation(made: Collective, target: LoweringTarget, name: str) -> Implementation | None:
     """The implementation of a collective of whole tensors by an algorithm; None if there is none."""
     ways = (way for way in ON_TENSORS[made.name, name] if way.normalises == (made.norm is not None))
     return next((way for way in ways if way.able(made, target)), None)
 
 
-def available(made: Collective, wanted: Wanted, target: Target) -> Available:
+def available(made: Collective, wanted: Wanted, target: LoweringTarget) -> Available:
     """The algorithms for a collective."""
     if wanted.form != TENSORS:
         flat = WITH_FUNCTION if wanted.function else ON_TILES[wanted.form][made.name]
@@ -255,7 +255,7 @@ def available(made: Collective, wanted: Wanted, target: Target) -> Available:
     return Available(tuple(dict.fromkeys([*gathers, *found])), on_request)
 
 
-def choice(made: Collective, target: Target, in_program: bool) -> Choice | None:
+def choice(made: Collective, target: LoweringTarget, in_program: bool) -> Choice | None:
     """The algorithm of a collective; None if there is none.
 
     Raises:
@@ -266,7 +266,7 @@ def choice(made: Collective, target: Target, in_program: bool) -> Choice | None:
     return select(target.machine, wanted, found, made.impl) if found.names else None
 
 
-def why_none(made: Collective, target: Target) -> str:
+def why_none(made: Collective, target: LoweringTarget) -> str:
     """The reason why there is no algorithm for a collective of whole tensors, as far as it is known."""
     others = sorted(_types(made) - {*ADDED})
     if made.op is None or not others or share_memory(target, made.level):
@@ -274,7 +274,7 @@ def why_none(made: Collective, target: Target) -> str:
     return f": between devices that share no memory {', '.join(ADDED)} are combined, not {', '.join(others)}"
 
 
-def check(program: Program, target: Target) -> None:
+def check(program: Program, target: LoweringTarget) -> None:
     """Reject algorithms that the collectives of programs do not have.
 
     Raises:

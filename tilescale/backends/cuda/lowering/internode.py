@@ -23,17 +23,17 @@ from tilescale.program.model import location
 from tilescale.program.operations import Collective, operation
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.lowering.phase import Target
+    from tilescale.backends.cuda.lowering.phase import LoweringTarget
 
 
-def carried(stmt: ir.Stmt, target: Target, where: Location | None) -> ir.Stmt:
+def carried(stmt: ir.Stmt, target: LoweringTarget, where: Location | None) -> ir.Stmt:
     """Statements of programs with NVSHMEM's operations marked; `where` is the line around them.
 
     Raises:
         UnsupportedError: an operation between devices that share no memory, without NVSHMEM; with its line.
     """
     at = where
-    if target.near == target.devices:
+    if target.group_size == target.devices:
         return stmt
 
     def enter(node: Any) -> None:
@@ -58,7 +58,7 @@ def carried(stmt: ir.Stmt, target: Target, where: Location | None) -> ir.Stmt:
     return tir.rewrite(stmt, enter=enter, leave=leave)
 
 
-def _check(call: ir.Call, level: str, target: Target, where: Location | None) -> None:
+def _check(call: ir.Call, level: str, target: LoweringTarget, where: Location | None) -> None:
     asked = ir.attribute(call, "impl") if ir.op_name(call) == ops.COPY.name else None
     if asked == IMPL:
         return  # a job with another heap reports it

@@ -10,7 +10,7 @@ from typing import Any
 from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.lowering.arguments import Argument, Parameters, Peers, Site
+from tilescale.backends.cuda.lowering.arguments import Argument, KernelParameters, PeerInstances, WaitSite
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.errors import Location
 from tilescale.program.model import Program
@@ -34,7 +34,7 @@ class LoweredKernel:
 
     func: ir.PrimFunc
     arguments: tuple[Argument, ...]
-    sites: tuple[Site, ...]
+    sites: tuple[WaitSite, ...]
     notes: tuple[str, ...]
     where: tuple[Location, ...] = ()
     reached: frozenset[int] = frozenset()
@@ -67,14 +67,14 @@ def lower(phase: Phase) -> LoweredKernel:
         signature.sites,
         (*phase.notes, *phase.graph.lines()),
         where=(phase.launch.where,) if phase.launch.where else (),
-        reached=signature.reached | {a.position for a in arguments if isinstance(a, Peers)},
+        reached=signature.reached | {a.position for a in arguments if isinstance(a, PeerInstances)},
         libraries=signature.libraries,
         ahead=signature.ahead,
         free=signature.free,
     )
 
 
-def _rules_out_producers(phase: Phase, signature: Parameters) -> bool:
+def _rules_out_producers(phase: Phase, signature: KernelParameters) -> bool:
     is_left = bool(signature.sites or phase.roles.tiles) and not phase.graph.is_stock
     return phase.ordered or is_left
 

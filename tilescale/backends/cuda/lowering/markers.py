@@ -19,7 +19,7 @@ shared memory are then visible to the others. Hardware barriers are assigned whe
 """
 
 UNIT = "tilescale.unit"
-"""AttrStmt key: the statements inside are executed by a unit inside the program (`Executing`)."""
+"""AttrStmt key: the statements inside are executed by a unit inside the program (`ExecutingThreads`)."""
 
 CARRIER = "carrier"
 """Annotation of an operation between devices that do not all share memory: the library that executes it (internode.py).
@@ -74,7 +74,7 @@ def by_nvshmem(node: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Executing:
+class ExecutingThreads:
     """The unit that executes a statement: a range of threads, with a unique name in the program."""
 
     begin: int
@@ -82,7 +82,7 @@ class Executing:
     name: str = ""
 
     @classmethod
-    def of(cls, stmt: ir.Stmt) -> Executing | None:
+    def of(cls, stmt: ir.Stmt) -> ExecutingThreads | None:
         """The unit of the statements inside `stmt`; None for all but `executed`."""
         if not isinstance(stmt, ir.AttrStmt) or str(stmt.attr_key) != UNIT:
             return None
@@ -90,7 +90,7 @@ class Executing:
         return cls(begin, threads, str(stmt.value.value))
 
 
-def executed(by: Executing, stmt: ir.Stmt) -> ir.Stmt:
+def executed(by: ExecutingThreads, stmt: ir.Stmt) -> ir.Stmt:
     """A statement that a unit executes."""
     threads = [ir.IntImm("int32", by.begin), ir.IntImm("int32", by.threads)]
     return ir.AttrStmt(threads, UNIT, ir.StringImm(by.name), stmt)
@@ -140,7 +140,7 @@ def is_grid_wait(stmt: Any) -> bool:
     return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.WAIT_FOR_KERNEL_BEFORE
 
 
-def sync(by: Executing | None = None) -> ir.Stmt:
+def sync(by: ExecutingThreads | None = None) -> ir.Stmt:
     """Synchronize the threads that execute it, or the named ones."""
     return tir.evaluate(tir.call(SYNC.name, *((by.begin, by.threads) if by is not None else ())))
 

@@ -19,7 +19,7 @@ from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.program import ops
 from tilescale.program.operations import Copy, Rank, Signal
 
-Condition = tuple[ir.PrimExpr, bool]
+BranchCondition = tuple[ir.PrimExpr, bool]
 """An expression, and the value it must have."""
 
 
@@ -32,7 +32,7 @@ class MessageStep(HostStep):
         ranks: the variables of a device's rank at a level.
     """
 
-    under: tuple[Condition, ...] = ()
+    under: tuple[BranchCondition, ...] = ()
     ranks: tuple[tuple[ir.Var, str], ...] = ()
 
 
@@ -43,12 +43,12 @@ def level_of(node: Any) -> str | None:
     return Signal.of(node).level if ir.op_name(node) == ops.SIGNAL.name else None
 
 
-class Around:
+class PlanContext:
     """Context of the statement that is being planned."""
 
     def __init__(self) -> None:
         self._control: list[ir.Stmt] = []
-        self._under: list[Condition] = []
+        self._under: list[BranchCondition] = []
 
     @contextmanager
     def inside(self, stmt: ir.Stmt) -> Iterator[None]:
@@ -58,7 +58,7 @@ class Around:
         self._control.pop()
 
     @contextmanager
-    def under(self, condition: Condition) -> Iterator[None]:
+    def under(self, condition: BranchCondition) -> Iterator[None]:
         """Under a condition that is evaluated for each device."""
         self._under.append(condition)
         yield

@@ -14,8 +14,8 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.arguments import Parameters
-from tilescale.backends.cuda.lowering.deferred_stores import Kept
+from tilescale.backends.cuda.lowering.arguments import KernelParameters
+from tilescale.backends.cuda.lowering.deferred_stores import DeferredSignal
 from tilescale.backends.cuda.lowering.role_graph.graph import RoleGraph
 from tilescale.cost.choose import Choice
 from tilescale.cost.operations import copy_choice
@@ -27,7 +27,7 @@ from tilescale.program.model import Launch, Program
 
 
 @dataclass(frozen=True)
-class Target:
+class LoweringTarget:
     """The target of a lowering.
 
     Attributes:
@@ -56,22 +56,22 @@ class Target:
         return Mesh(self.sizes)
 
     @cached_property
-    def near(self) -> int:
+    def group_size(self) -> int:
         """Number of consecutive devices with addresses for each other's memory, by the machine model."""
         return linked(self.machine, self.sizes)
 
     @property
     def slots(self) -> int:
         """Number of consecutive devices whose instances of a tensor lie next to each other for a program."""
-        return self.mapped or self.near
+        return self.mapped or self.group_size
 
-    def with_mapped(self, devices: int) -> Target:
+    def with_mapped(self, devices: int) -> LoweringTarget:
         """The target of a job in which `devices` devices have addresses for each other's memory."""
         return self if devices == self.slots else replace(self, mapped=devices)
 
 
 @dataclass(frozen=True)
-class Groups:
+class ThreadGroups:
     """Properties of the units inside a program, for later stages.
 
     Attributes:
@@ -86,7 +86,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Roles:
+class RolePhase:
     """A phase with role assignment.
 
     Attributes:
@@ -102,13 +102,13 @@ class Roles:
     stmt: ir.Stmt = field(default_factory=lambda: tir.sequence([]))
     graph: RoleGraph = RoleGraph()
     elects: bool = False
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[DeferredSignal, ...] = ()
     tiles: tuple[ir.Buffer, ...] = ()
     early: bool = False
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def declined(cls, stmt: ir.Stmt, reason: str) -> Roles:
+    def declined(cls, stmt: ir.Stmt, reason: str) -> RolePhase:
         """A phase in one role, and the reason."""
         return cls(stmt, notes=(f"T.Pipelined without a producer: {reason}",))
 
@@ -137,7 +137,7 @@ class Phase:
 
     program: Program
     launch: Launch
-    target: Target
+    target: LoweringTarget
     number: int
     stmt: ir.Stmt
     first_site: int = 0
@@ -148,11 +148,11 @@ class Phase:
     text: str = ""
     notes: tuple[str, ...] = ()
     ordered: bool = False
-    groups: Groups | None = None
+    groups: ThreadGroups | None = None
     graph: RoleGraph = RoleGraph()
-    roles: Roles = field(default_factory=Roles)
+    roles: RolePhase = field(default_factory=RolePhase)
     window: int | None = None
-    signature: Parameters | None = None
+    signature: KernelParameters | None = None
 
     @cached_property
     def sizes(self) -> dict[ir.Var, ir.PrimExpr]:

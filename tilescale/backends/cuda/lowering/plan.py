@@ -22,15 +22,15 @@ from tilelang_core import rewrite as tir
 from tilelang_core.tiles import is_region, regions_of
 from tilescale.backends.cuda.lowering import implemented
 from tilescale.backends.cuda.lowering.combine import fold
-from tilescale.backends.cuda.lowering.device_phase_grids import THREADS, Grids, is_known, with_args
+from tilescale.backends.cuda.lowering.device_phase_grids import THREADS, DevicePhaseGrids, is_known, with_args
 from tilescale.backends.cuda.lowering.host_step import JOIN, QUEUE, QUEUE_BETWEEN, HostStep
 from tilescale.backends.cuda.lowering.internode import carried
 from tilescale.backends.cuda.lowering.markers import by_nvshmem
-from tilescale.backends.cuda.lowering.messages import Around, level_of
-from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.backends.cuda.lowering.queued import Queued
+from tilescale.backends.cuda.lowering.messages import PlanContext, level_of
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
+from tilescale.backends.cuda.lowering.queued import QueuedOperations
 from tilescale.backends.cuda.lowering.reach import BY_BOTH, BY_MESSAGES, share_memory, split
-from tilescale.backends.cuda.lowering.tile import Tile
+from tilescale.backends.cuda.lowering.tile import TileRegion
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import UnsupportedError
 from tilescale.passes.structure import location
@@ -44,7 +44,7 @@ _HOST_CALLS = tl.HOST_ARITHMETIC
 _TILE_OPS = (tl.FILL, tl.COPY)
 
 
-def plan(program: Program, target: Target) -> tuple[Part, tuple[str, ...]]:
+def plan(program: Program, target: LoweringTarget) -> tuple[Part, tuple[str, ...]]:
     """The program's phases with device phases split, and notes on their mechanisms.
 
     Raises:
@@ -57,8 +57,8 @@ def plan(program: Program, target: Target) -> tuple[Part, tuple[str, ...]]:
     return body, tuple(planner.notes)
 
 
-class _Planner(Grids):
-    def __init__(self, program: Program, target: Target):
+class _Planner(DevicePhaseGrids):
+    def __init__(self, program: Program, target: LoweringTarget):
         super().__init__(program.launches[0])
         self.program, self.target = program, target
         self.notes: list[str] = []
@@ -66,11 +66,11 @@ class _Planner(Grids):
         known = zip(program.extents, target.sizes, strict=True)
         self._sizes = {var: ir.IntImm("int32", n) for (_, var), (_, n) in known if isinstance(var, ir.Var)}
         self._names = {v.data: p.name for p in program.parameters for v in p.views}
-        self._around = Around()
+        self._around = PlanContext()
 
     @cached_property
-    def _queue(self) -> Queued:
-        return Queued(self.program, self.target)
+    def _queue(self) -> QueuedOperations:
+        return QueuedOperations(self.program, self.target)
 
     # -- the tree of phases ------------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class _Planner(Grids):
 
     def _gather_and_fold(self, made: Collective, combine: Combine) -> list[Part]:
         """A user's combination: all devices' tensors gathered, then folded element by element."""
-        tiles = [Tile.of(region) for region in made.tiles]
+        tiles = [TileRegion.of(region) for region in made.tiles]
         devices = dict(self.target.sizes)[made.level]
         steps: list[Part] = []
         gathered = []

@@ -35,11 +35,11 @@ def bounded(phase: Phase) -> Phase:
         return phase
     values = Uniformity(phase.launch, phase.target.machine)
     values.look(phase.stmt)
-    made = _Polls(values.together)
+    made = _PollingRewrite(values.together)
     return replace(phase, stmt=made.stmt(phase.stmt), tiles=(*phase.tiles, *made.tiles))
 
 
-class _Polls:
+class _PollingRewrite:
     """The rewrite at work.
 
     Attributes:

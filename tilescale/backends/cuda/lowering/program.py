@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering import implemented, split_grid, stages
-from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
-from tilescale.backends.cuda.lowering.phase import Phase, Target
+from tilescale.backends.cuda.lowering.phase import LoweringTarget, Phase
 from tilescale.backends.cuda.lowering.plan import plan
-from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, needed, small_grid
+from tilescale.backends.cuda.lowering.rendezvous import CallBarriers, needed, small_grid
 from tilescale.program.extents import inside_expressions
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
 
@@ -31,7 +31,7 @@ class LoweredGrid(GridPhase):
 
 
 @dataclass(frozen=True)
-class Beside(GridPhase):
+class ConcurrentGrids(GridPhase):
     """A grid phase whose programs were split into several concurrent grids."""
 
     grids: tuple[LoweredGrid, ...]
@@ -49,10 +49,10 @@ class LoweredProgram:
     """
 
     program: Program
-    target: Target
+    target: LoweringTarget
     body: Part
-    rendezvous: Rendezvous
-    sites: tuple[Site, ...]
+    rendezvous: CallBarriers
+    sites: tuple[WaitSite, ...]
     notes: tuple[str, ...]
 
     @property
@@ -66,7 +66,7 @@ class LoweredProgram:
         return tuple(part for part in _leaves(self.body) if isinstance(part, HostStep))
 
 
-def lower(program: Program, target: Target) -> LoweredProgram:
+def lower(program: Program, target: LoweringTarget) -> LoweredProgram:
     """A program for a target.
 
     Raises:
@@ -86,10 +86,10 @@ def lower(program: Program, target: Target) -> LoweredProgram:
 @dataclass
 class _Lowering:
     program: Program
-    target: Target
-    rendezvous: Rendezvous
+    target: LoweringTarget
+    rendezvous: CallBarriers
     within: GridPhase | None
-    sites: list[Site] = field(default_factory=list)
+    sites: list[WaitSite] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     grids: int = 0
 
@@ -107,7 +107,7 @@ class _Lowering:
         assert launch is not None, "a grid is a launch's"
         return self._grids(part, launch, around)
 
-    def _grids(self, phase: GridPhase, launch: Launch, around: tuple[ir.Var, ...]) -> LoweredGrid | Beside:
+    def _grids(self, phase: GridPhase, launch: Launch, around: tuple[ir.Var, ...]) -> LoweredGrid | ConcurrentGrids:
         """A grid, or those of its branches."""
         found = [(phase, launch)]
         if phase is not self.within:
@@ -117,7 +117,7 @@ class _Lowering:
         if any(launch.grid is own.grid for own in self.program.launches):
             self.notes += [note for grid in made for note in grid.kernel.notes]
             self.notes += [split_grid.NOTE] if len(made) > 1 else []
-        return made[0] if len(made) == 1 else Beside(phase.stmt, made)
+        return made[0] if len(made) == 1 else ConcurrentGrids(phase.stmt, made)
 
     def _grid(self, phase: GridPhase, launch: Launch, around: tuple[ir.Var, ...]) -> LoweredGrid:
         inside = (*around, *inside_expressions(self.program))
@@ -136,7 +136,7 @@ def _leaves(part: Part) -> Iterator[Part]:
     elif isinstance(part, Sequence | Control):
         for inner in part.parts:
             yield from _leaves(inner)
-    elif isinstance(part, Beside):
+    elif isinstance(part, ConcurrentGrids):
         yield from part.grids
     else:
         yield part

@@ -16,7 +16,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.host_step import QUEUE, QUEUE_BETWEEN, HostStep
-from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.backends.cuda.lowering.reach import reached, share_memory, split
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import UnsupportedError
@@ -35,11 +35,11 @@ COMPARES = (">=", ">", "==")
 _ROUNDS = 4096
 """Iterations of loops that are evaluated with constants, over all devices; in further ones indices are unknown."""
 
-Word = tuple[int | None, ...]
+FlagWord = tuple[int | None, ...]
 """A flag: the device that owns it, and its indices; None for unknown ones."""
 
 
-class Queued:
+class QueuedOperations:
     """The asynchronous operations of a program.
 
     Attributes:
@@ -47,7 +47,7 @@ class Queued:
         any: whether at least one is for the queue.
     """
 
-    def __init__(self, program: Program, target: Target):
+    def __init__(self, program: Program, target: LoweringTarget):
         self._target, self._sizes = target, dict(target.sizes)
         self._zeroed = {data for launch in program.launches for data in launch.flags}
         self._raised = _raised(program, target)
@@ -129,7 +129,7 @@ class Queued:
 
 
 @dataclass
-class _At:
+class _DeviceContext:
     """Context of the walk over a program: a device, with the variables of known value."""
 
     device: int
@@ -139,19 +139,19 @@ class _At:
     """Whether the host knows the number of executions before the call."""
 
 
-class _Walk:
+class _SignalWalk:
     """The signals of a program, device by device."""
 
-    def __init__(self, target: Target):
+    def __init__(self, target: LoweringTarget):
         self.target = target
-        self.found: dict[ir.Var, dict[Any, set[Word]]] = {}
+        self.found: dict[ir.Var, dict[Any, set[FlagWord]]] = {}
         self._rounds = _ROUNDS
 
-    def raised(self, call: ir.Call, sender: Any, words: Iterator[Word], at: _At) -> None:
+    def raised(self, call: ir.Call, sender: Any, words: Iterator[FlagWord], at: _DeviceContext) -> None:
         data = ir.region_parts(signalled(operation(call))[0])[0].data
         self.found.setdefault(data, {}).setdefault(sender if at.counted else None, set()).update(words)
 
-    def part(self, part: Part, at: _At) -> None:
+    def part(self, part: Part, at: _DeviceContext) -> None:
         if isinstance(part, Launch):
             units = zip(part.extents, self.target.sizes, strict=True)
             open_ = {var: n for (_, var), (_, n) in units if isinstance(var, ir.Var)}
@@ -168,7 +168,7 @@ class _Walk:
             for inner in part.parts:
                 self.part(inner, at)
 
-    def stmt(self, stmt: ir.Stmt, at: _At) -> None:
+    def stmt(self, stmt: ir.Stmt, at: _DeviceContext) -> None:
         if isinstance(stmt, ir.Bind):
             value = self._bound(stmt.value, at)
             if value is not None:
@@ -181,10 +181,10 @@ class _Walk:
             for inner in ir.children(stmt):
                 self.stmt(inner, at)
 
-    def _go(self, inner: Any, at: _At) -> None:
+    def _go(self, inner: Any, at: _DeviceContext) -> None:
         (self.stmt if isinstance(inner, ir.Stmt) else self.part)(inner, at)
 
-    def _control(self, stmt: ir.Stmt, bodies: list[Any], at: _At) -> None:
+    def _control(self, stmt: ir.Stmt, bodies: list[Any], at: _DeviceContext) -> None:
         if not ir.contains(stmt, _signals):
             return
         decides = [stmt.min, stmt.extent] if isinstance(stmt, ir.For) else [stmt.condition]
@@ -202,12 +202,12 @@ class _Walk:
             for body in bodies:
                 self._go(body, replace(inside, known=dict(at.known)))
 
-    def _bound(self, value: Any, at: _At) -> int | None:
+    def _bound(self, value: Any, at: _DeviceContext) -> int | None:
         if ir.op_name(value) == ops.RANK.name:
             return at.ranks.get(Rank.of(value).level)
         return evaluate(value, at.known) if ir.is_pure(value) else None
 
-    def _operation(self, call: Any, at: _At) -> None:
+    def _operation(self, call: Any, at: _DeviceContext) -> None:
         found = operation(call)
         if isinstance(found, Signal):
             receiver = at.device if found.level is None else self._peer(found.level, found.peer, at)
@@ -221,15 +221,15 @@ class _Walk:
             row = None if first is None else first + at.ranks[found.level]
             self.raised(call, at.device, ((peer, *lead, row, None) for peer in peers), at)
 
-    def _index(self, flag: ir.Call, at: _At) -> list[int | None]:
+    def _index(self, flag: ir.Call, at: _DeviceContext) -> list[int | None]:
         return [evaluate(i, at.known) for i in ir.region_parts(flag)[1]]
 
-    def _peer(self, level: str, peer: Any, at: _At) -> int | None:
+    def _peer(self, level: str, peer: Any, at: _DeviceContext) -> int | None:
         rank = evaluate(peer, at.known)
         return None if rank is None else self.target.mesh.sibling(at.device, level, rank)
 
 
-def leads_out(part: Part, target: Target) -> bool:
+def leads_out(part: Part, target: LoweringTarget) -> bool:
     """Whether a copy queue sends messages to other nodes, which take SMs."""
     if isinstance(part, HostStep):
         made = None if isinstance(part.stmt, ir.Bind) else operation(part.call)
@@ -240,19 +240,19 @@ def leads_out(part: Part, target: Target) -> bool:
     return any(leads_out(inner, target) for inner in ([part.body] if isinstance(part, Launch) else part.parts))
 
 
-def _raised(program: Program, target: Target) -> dict[ir.Var, dict[Any, set[Word]]]:
+def _raised(program: Program, target: LoweringTarget) -> dict[ir.Var, dict[Any, set[FlagWord]]]:
     """Data of each tensor of flags: sender -> its signals. A sender None may signal anything at any time."""
-    walk = _Walk(target)
+    walk = _SignalWalk(target)
     for device in range(target.devices):
-        walk.part(program.body, _At(device, target.mesh.ranks(device)))
+        walk.part(program.body, _DeviceContext(device, target.mesh.ranks(device)))
     return walk.found
 
 
-def _shared(raised: Mapping[Any, set[Word]]) -> bool:
+def _shared(raised: Mapping[Any, set[FlagWord]]) -> bool:
     """Whether two senders may raise the same flag: flags with different known indices are distinct."""
     words = [(sender, word) for sender, of_sender in raised.items() for word in of_sender]
     known = [i for i in range(len(words[0][1])) if all(word[i] is not None for _, word in words)] if words else []
-    owners: dict[Word, Any] = {}
+    owners: dict[FlagWord, Any] = {}
     return any(owners.setdefault(tuple(word[i] for i in known), sender) != sender for sender, word in words)
 
 

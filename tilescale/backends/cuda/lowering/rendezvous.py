@@ -19,7 +19,7 @@ from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.implemented import ON_TENSORS
 from tilescale.backends.cuda.lowering.markers import by_nvshmem, sync
-from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.program import ops
 from tilescale.program.effects import phases
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program
@@ -40,7 +40,7 @@ cause.
 
 
 @dataclass(frozen=True)
-class Rendezvous:
+class CallBarriers:
     """The barriers of a call.
 
     Attributes:
@@ -57,7 +57,7 @@ class Rendezvous:
     patience: int = 1
 
 
-def needed(program: Program, body: Part, target: Target) -> Rendezvous:
+def needed(program: Program, body: Part, target: LoweringTarget) -> CallBarriers:
     """The barriers that a program needs; `body` has its planned device phases.
 
     `tilescale/program/rendezvous.py` finds what the order of accesses needs. Collectives have their own order in every
@@ -75,12 +75,12 @@ def needed(program: Program, body: Part, target: Target) -> Rendezvous:
     A single device needs neither.
     """
     if target.devices == 1:
-        return Rendezvous(False, False)
+        return CallBarriers(False, False)
     machine = target.machine
     entry = needs_rendezvous_at_entry(program, machine).needed
     entry = entry or involves_others(program, machine) or _has_collective_of_host(body)
     leaving = needs_rendezvous_at_exit(program, machine, dict(target.sizes))
-    return Rendezvous(
+    return CallBarriers(
         entry, leaving.needed, patience=1 if leaving.needed or leaving.synchronized or not entry else PATIENCE
     )
 
@@ -101,7 +101,7 @@ def _has_collective_of_host(part: Part) -> bool:
 # -- inside a kernel ---------------------------------------------------------------------------------------------------
 
 
-def small_grid(program: Program, body: Part, target: Target) -> GridPhase | None:
+def small_grid(program: Program, body: Part, target: LoweringTarget) -> GridPhase | None:
     """The grid of a planned program that contains its barriers: the only phase with other devices, and small enough;
     None if there is none.
 
@@ -111,7 +111,7 @@ def small_grid(program: Program, body: Part, target: Target) -> GridPhase | None
     missing rank must fail at the barrier, not in its wait. Devices that do not all share memory synchronize in two
     steps, which the host starts.
     """
-    if target.near != target.devices:
+    if target.group_size != target.devices:
         return None
     machine = target.machine
     phase = only_phase_with_others(replace(program, body=body), machine)
@@ -146,7 +146,7 @@ def _level_of_scale(node: Any) -> str | None:
     return str(node.value.value) if is_scale else None
 
 
-def enclosed(stage: DeviceStage, body: ir.Stmt, rendezvous: Rendezvous) -> ir.Stmt:
+def enclosed(stage: DeviceStage, body: ir.Stmt, rendezvous: CallBarriers) -> ir.Stmt:
     """The body of a grid with its own barriers: blocks enter before they access other devices, and leave at the end.
 
     It zeroes the flags at its end, for the next call: a separate launch takes a quarter of a small call.
@@ -158,8 +158,8 @@ def enclosed(stage: DeviceStage, body: ir.Stmt, rendezvous: Rendezvous) -> ir.St
     stride, slot = ir.IntImm("int64", stage.target.stride // 8), stage.slot(rank)
     limit, record = stage.limit(), stage.record()
     begin, end = stage.site(ENTRY), stage.site(EXIT)
-    came = stage.scalar(arg.Purpose(begin, checked=True), "at_entry", "int32")
-    goes = stage.scalar(arg.Purpose(end), "at_exit", "int32")
+    came = stage.scalar(arg.BarrierPurpose(begin, checked=True), "at_entry", "int32")
+    goes = stage.scalar(arg.BarrierPurpose(end), "at_exit", "int32")
 
     flags = _flags(stage)
     patience = limit * rendezvous.patience
@@ -204,7 +204,7 @@ def _until_remote(stage: DeviceStage, body: ir.Stmt) -> tuple[list[ir.Stmt], lis
         buffer.data
         for (_, buffer), argument in zip(stage.parameters, stage.arguments, strict=True)
         if buffer is not None
-        and (isinstance(argument, arg.Peers) or isinstance(argument, arg.Workspace) and argument.peers)
+        and (isinstance(argument, arg.PeerInstances) or isinstance(argument, arg.KernelWorkspace) and argument.peers)
     }
 
     def is_remote(node: Any) -> bool:

@@ -36,7 +36,7 @@ _CP_ASYNC = 16
 
 
 @dataclass
-class Senders:
+class SendPipelines:
     """The loops of one phase that only send.
 
     Attributes:
@@ -54,7 +54,7 @@ class Senders:
         return tir.rewrite(stmt, enter=lambda node: self._loop(node, stmt))
 
     def _loop(self, node: Any, phase: ir.Stmt) -> ir.Stmt | None:
-        found = _Sending.of(node) if isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL else None
+        found = _SendLoop.of(node) if isinstance(node, ir.For) and node.kind == ir.ForKind.SERIAL else None
         if found is None or not all(self.is_bulk(call) for call in found.copies):
             return None
         tile, _, _ = ir.region_parts(TileCopy.of(found.load).target)
@@ -100,7 +100,7 @@ def _has(stmt: ir.Stmt, loop: ir.For) -> bool:
 
 
 @dataclass(frozen=True)
-class _Sending:
+class _SendLoop:
     """A loop that loads a tile and sends it: its scalars, the load, and the sends."""
 
     loop: ir.For
@@ -111,7 +111,7 @@ class _Sending:
     count: int
 
     @staticmethod
-    def of(loop: ir.For) -> _Sending | None:
+    def of(loop: ir.For) -> _SendLoop | None:
         """The parts of a loop that only sends; None if it does anything else."""
         body = flat(loop.body)
         scalars = [s for s in body if isinstance(s, ir.Bind)]
@@ -124,7 +124,7 @@ class _Sending:
         count = _sum(_sends(s, tile, copies) for s in rest[1:])
         if not copies or count is None:
             return None
-        return _Sending(loop, tuple(scalars), load, tuple(rest[1:]), tuple(copies), count)
+        return _SendLoop(loop, tuple(scalars), load, tuple(rest[1:]), tuple(copies), count)
 
     def with_ring(self, ring: ir.Buffer, slots: int) -> ir.Stmt:
         """The loop, its tile in a slot of the ring."""

@@ -216,7 +216,7 @@ def barrier(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
     if groups is None:
         raise stage.unsupported(f"{what}, of which nodes have different numbers, has no CUDA lowering")
     rank = stage.rank(level)
-    if size == stage.target.devices == stage.target.near:
+    if size == stage.target.devices == stage.target.group_size:
         return _barrier_of(stage, what, level, "", size, "tilescale::barrier", [stage.slot(rank), rank, size])
     everybody = _siblings(stage, level, rank, size, ir.IntImm("int32", 0))
     if groups.across == 1:

@@ -10,14 +10,14 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.arguments import (
     Argument,
-    Given,
-    Limit,
-    Peers,
-    Rank,
-    Site,
+    CallerArgument,
+    DeviceRank,
+    KernelWorkspace,
+    PeerInstances,
     SlotShift,
+    WaitLimit,
     WaitRecord,
-    Workspace,
+    WaitSite,
 )
 from tilescale.backends.cuda.lowering.phase import Phase, Stage
 
@@ -33,7 +33,7 @@ class Signature(Stage):
         super().__init__(phase)
         self.parameters: list[tuple[ir.Var, ir.Buffer | None]] = []
         self.arguments: list[Argument] = []
-        self.sites: list[Site] = []
+        self.sites: list[WaitSite] = []
         self.reached: set[int] = set()
         self._known: dict[Argument, Any] = {}
 
@@ -73,16 +73,16 @@ class Signature(Stage):
 
     def limit(self) -> ir.Var:
         """Limit of a wait, in nanoseconds."""
-        return self.scalar(Limit(), "wait_limit", "int64")
+        return self.scalar(WaitLimit(), "wait_limit", "int64")
 
     def site(self, what: str, flag: str = "", compare: str = "") -> int:
         """The number of a new wait or signal."""
-        self.sites.append(Site(what, self.where, flag, compare))
+        self.sites.append(WaitSite(what, self.where, flag, compare))
         return self.phase.first_site + len(self.sites) - 1
 
     def rank(self, level: str) -> ir.Var:
         """This device's rank at a level."""
-        return self.scalar(Rank(level), f"{level}_rank", "int32")
+        return self.scalar(DeviceRank(level), f"{level}_rank", "int32")
 
     def slot(self, peer: Any) -> ir.PrimExpr:
         """A near device's slot in the heap's address range. The modulo also proves it in bounds."""
@@ -90,7 +90,7 @@ class Signature(Stage):
 
     def workspace(self, name: str, shape: tuple[int, ...], dtype: str, *, symmetric: bool = True) -> ir.Buffer:
         """This device's instance of memory that the runtime owns."""
-        return self.tensor(Workspace(self._own(name), shape, dtype, symmetric), name, shape, dtype)
+        return self.tensor(KernelWorkspace(self._own(name), shape, dtype, symmetric), name, shape, dtype)
 
     def _own(self, name: str) -> str:
         """A workspace's name within the program: a phase's internal one is unique."""
@@ -102,7 +102,9 @@ class Signature(Stage):
 
     def workspace_peers(self, name: str, shape: tuple[int, ...], dtype: str) -> ir.Buffer:
         """All devices' instances of it."""
-        return self.everywhere(Workspace(self._own(name), shape, dtype, peers=True), f"{name}_peers", shape, dtype)
+        return self.everywhere(
+            KernelWorkspace(self._own(name), shape, dtype, peers=True), f"{name}_peers", shape, dtype
+        )
 
     def everywhere(self, argument: Argument, name: str, shape: Any, dtype: str) -> ir.Buffer:
         """A tensor parameter of all near devices' instances: one more leading dimension, and the heap's stride."""
@@ -130,7 +132,7 @@ class Signature(Stage):
     def local(self, data: ir.Var) -> ir.Buffer:
         """This device's instance of a tensor."""
         position, buffer, shape, dtype, name = self._global(data)
-        argument = Workspace.of(buffer) if position is None else Given(position)
+        argument = KernelWorkspace.of(buffer) if position is None else CallerArgument(position)
         return self.tensor(argument, name, shape, dtype)
 
     def symmetric(self, data: ir.Var) -> ir.Buffer:
@@ -143,7 +145,7 @@ class Signature(Stage):
     def peers(self, data: ir.Var) -> ir.Buffer:
         """All devices' instances of a tensor."""
         position, buffer, shape, dtype, name = self._global(data)
-        argument = Workspace.of(buffer, peers=True) if position is None else Peers(position)
+        argument = KernelWorkspace.of(buffer, peers=True) if position is None else PeerInstances(position)
         return self.everywhere(argument, f"{name}_peers", shape, dtype)
 
     def far(self, buffer: ir.Buffer) -> ir.Buffer:

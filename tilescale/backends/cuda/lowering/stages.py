@@ -28,7 +28,7 @@ from tilescale.backends.cuda.lowering.groups import barriers
 from tilescale.backends.cuda.lowering.groups import stage as groups
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Phase
-from tilescale.backends.cuda.lowering.rendezvous import Rendezvous, enclosed
+from tilescale.backends.cuda.lowering.rendezvous import CallBarriers, enclosed
 from tilescale.backends.cuda.lowering.role_graph import split
 from tilescale.backends.cuda.lowering.role_graph.role_assignment import without_single_turns
 from tilescale.backends.cuda.lowering.role_graph.stage import lower as in_roles
@@ -36,7 +36,7 @@ from tilescale.backends.cuda.lowering.statements import is_of_unit
 from tilescale.backends.cuda.lowering.workspace_slots import in_turns, window
 
 
-def lower(phase: Phase, rendezvous: Rendezvous | None) -> LoweredKernel:
+def lower(phase: Phase, rendezvous: CallBarriers | None) -> LoweredKernel:
     """A phase as a kernel; `rendezvous` has the barriers of devices in it, if there are any.
 
     Raises:
@@ -54,7 +54,7 @@ def begun(phase: Phase) -> Phase:
     return replace(made, window=window(made))
 
 
-def devices(phase: Phase, rendezvous: Rendezvous | None) -> Phase:
+def devices(phase: Phase, rendezvous: CallBarriers | None) -> Phase:
     """A phase in which other devices appear only as memory."""
     stage = DeviceStage(phase)
     body = in_turns(stage, stage.stmt(phase.stmt))

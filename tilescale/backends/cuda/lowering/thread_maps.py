@@ -16,7 +16,7 @@ from typing import Any
 from tilelang_core import accesses, ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm
-from tilescale.backends.cuda.lowering.markers import Executing
+from tilescale.backends.cuda.lowering.markers import ExecutingThreads
 from tilescale.program.fragments import is_whole, spread, steps
 from tilescale.program.parallel_loops import is_fragment, loops_of, vector_lengths
 from tilescale.program.regions import Inside
@@ -26,7 +26,7 @@ _AXES = tuple(ir.Var(f"axis{axis}", "int32") for axis in range(8))
 
 
 @dataclass(frozen=True)
-class Known:
+class PhaseBuffers:
     """Properties of a phase's buffers, from its statements.
 
     Attributes:
@@ -40,7 +40,7 @@ class Known:
     steady: frozenset[ir.Var] = frozenset()
 
     @classmethod
-    def of(cls, stmt: ir.Stmt, threads: Mapping[ir.Var, int], by: Executing) -> Known:
+    def of(cls, stmt: ir.Stmt, threads: Mapping[ir.Var, int], by: ExecutingThreads) -> PhaseBuffers:
         """The properties of all statements of a phase."""
         return cls(threads, _held(stmt, by), _steady(stmt))
 
@@ -74,7 +74,7 @@ class ThreadMap:
         return replace(self, place=tuple(n if n is None else ir.substitute(n, dict(new)) for n in self.place))
 
 
-def of_index(access: Any, known: Known) -> ThreadMap | None:
+def of_index(access: Any, known: PhaseBuffers) -> ThreadMap | None:
     """The map of a statement that all threads execute; None if several threads may access one element."""
     (thread,) = known.threads if len(known.threads) == 1 else (None,)
     if thread is None:
@@ -83,7 +83,7 @@ def of_index(access: Any, known: Known) -> ThreadMap | None:
     return ThreadMap(("index",), place) if any(n is not None for n in place) else None
 
 
-def of_copy(found: Iterable[accesses.Access], known: Known) -> ThreadMap | None:
+def of_copy(found: Iterable[accesses.BufferAccess], known: PhaseBuffers) -> ThreadMap | None:
     """The map of a copy between a tensor and a whole fragment with known holders: by element of the fragment."""
     tensors, fragments = _by_kind(found)
     if len(tensors) != 1 or len(fragments) != 1 or not is_whole(fragments[0]):
@@ -101,7 +101,7 @@ def of_copy(found: Iterable[accesses.Access], known: Known) -> ThreadMap | None:
 
 
 def of_loops(
-    nest: ir.For, found: list[accesses.Access], known: Known, threads: int
+    nest: ir.For, found: list[accesses.BufferAccess], known: PhaseBuffers, threads: int
 ) -> Callable[[Any], ThreadMap | None]:
     """The map of each access of a nest of parallel loops."""
     loops = loops_of(nest)
@@ -116,7 +116,7 @@ def of_loops(
     return lambda access: _map(rule, [ir.substitute(n, names) for n in access.begins or ()], sizes, bound, known)
 
 
-def _held(stmt: ir.Stmt, by: Executing) -> frozenset[ir.Var]:
+def _held(stmt: ir.Stmt, by: ExecutingThreads) -> frozenset[ir.Var]:
     """Data variables of fragments whose elements each belong to one thread: accumulators of GEMMs, and spread
     fragments.
     """
@@ -126,7 +126,7 @@ def _held(stmt: ir.Stmt, by: Executing) -> frozenset[ir.Var]:
 
 
 def _unit(stmt: ir.Stmt) -> int | None:
-    unit = Executing.of(stmt)
+    unit = ExecutingThreads.of(stmt)
     return unit.threads if unit is not None else None
 
 
@@ -148,7 +148,7 @@ def _is_variable(buffer: ir.Buffer) -> bool:
 
 
 def _rule(
-    nest: ir.For, loops: list[ir.For], found: list[accesses.Access], held: frozenset[ir.Var], threads: int
+    nest: ir.For, loops: list[ir.For], found: list[accesses.BufferAccess], held: frozenset[ir.Var], threads: int
 ) -> tuple[tuple[Any, ...] | None, list[int]]:
     """The distribution of a nest, and the order of its loops for it."""
     variables = [loop.loop_var for loop in loops]
@@ -173,7 +173,7 @@ def _order(begins: tuple[Any, ...] | None, variables: list[ir.Var]) -> list[int]
     return order if len(order) == len(found) and sorted(order) == list(range(len(variables))) else None
 
 
-def _vectors(nest: ir.For, variables: list[ir.Var], found: list[accesses.Access]) -> list[str] | None:
+def _vectors(nest: ir.For, variables: list[ir.Var], found: list[accesses.BufferAccess]) -> list[str] | None:
     """The factors that decide the vector width of a nest; None if its values matter in addition to its accesses."""
     names: dict[ir.Var, Any] = dict(zip(variables, _AXES, strict=False))
     said: set[str] = set()
@@ -200,7 +200,7 @@ def _unloaded(node: Any) -> Any:
 
 
 def _map(
-    rule: tuple[Any, ...], indices: Iterable[Any], extents: list[int], bound: set[ir.Var], known: Known
+    rule: tuple[Any, ...], indices: Iterable[Any], extents: list[int], bound: set[ir.Var], known: PhaseBuffers
 ) -> ThreadMap | None:
     """A map, if the index of an element determines the iteration; `bound` are names with a value in each iteration."""
     axes = _AXES[: len(extents)]
@@ -210,7 +210,7 @@ def _map(
     return ThreadMap(rule, place) if all(v in told or n == 1 for v, n in sizes.items()) else None
 
 
-def _told(index: Any, axes: tuple[ir.Var, ...], bound: set[ir.Var], known: Known) -> Any:
+def _told(index: Any, axes: tuple[ir.Var, ...], bound: set[ir.Var], known: PhaseBuffers) -> Any:
     """An index that depends on the iteration, and has the same value at each evaluation; None for others."""
     used = ir.variables(index)
     return ir.simplify(index, {}) if used & set(axes) and not used & bound and known.is_fixed(index) else None
@@ -246,7 +246,7 @@ def _alike(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _by_kind(found: Iterable[accesses.Access]) -> tuple[list[accesses.Access], list[accesses.Access]]:
+def _by_kind(found: Iterable[accesses.BufferAccess]) -> tuple[list[accesses.BufferAccess], list[accesses.BufferAccess]]:
     """Accesses of device memory, and of fragments."""
     listed = list(found)
     return [a for a in listed if a.buffer.scope() == "global"], [a for a in listed if is_fragment(a)]

@@ -16,7 +16,7 @@ def _same(expr: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Tile:
+class TileRegion:
     """A region of a buffer.
 
     Attributes:
@@ -31,14 +31,14 @@ class Tile:
     extents: list[Any]
 
     @classmethod
-    def of(cls, region: ir.Call, value: Callable[[Any], Any] = _same) -> Tile:
+    def of(cls, region: ir.Call, value: Callable[[Any], Any] = _same) -> TileRegion:
         """A region argument, `value` of its begins and extents."""
         buffer, begins, extents = ir.region_parts(region)
         known = [n if ir.constant(n) is None else ir.constant(n) for n in map(value, extents)]
         return cls(buffer, buffer.name, list(map(value, begins)), known)
 
     @classmethod
-    def whole(cls, buffer: ir.Buffer) -> Tile:
+    def whole(cls, buffer: ir.Buffer) -> TileRegion:
         """All of a buffer of constant extents."""
         shape = [ir.integer(n) for n in buffer.shape]
         return cls(buffer, buffer.name, [0] * len(shape), shape)
@@ -79,7 +79,7 @@ class Tile:
         return tir.parallel(loops, self.extents, ir.BufferStore(self.buffer, value(loops), self.at(loops)))
 
 
-def parts(whole: Tile, axis: int, count: int) -> tuple[list[int], list[list[int]]]:
+def parts(whole: TileRegion, axis: int, count: int) -> tuple[list[int], list[list[int]]]:
     """Extents of one of `count` parts along an axis, and the begin of each."""
     part = [n // count if a == axis else n for a, n in enumerate(whole.extents)]
     return part, [[i * part[a] if a == axis else 0 for a in range(len(part))] for i in range(count)]

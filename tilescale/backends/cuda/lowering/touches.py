@@ -14,16 +14,16 @@ from typing import Any, TypeAlias
 
 from tilelang_core import accesses, ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.markers import Executing
+from tilescale.backends.cuda.lowering.markers import ExecutingThreads
 from tilescale.backends.cuda.lowering.places import collide
-from tilescale.backends.cuda.lowering.thread_maps import Known, ThreadMap, of_copy, of_index, of_loops
+from tilescale.backends.cuda.lowering.thread_maps import PhaseBuffers, ThreadMap, of_copy, of_index, of_loops
 from tilescale.program.effects import Access
 from tilescale.program.regions import Inside, may_overlap
 
-Key: TypeAlias = tuple[Any, ...]
+AccessKey: TypeAlias = tuple[Any, ...]
 
 EVERY = "every thread"
-"""`Touch.thread` if all threads access the same element."""
+"""`MemoryAccess.thread` if all threads access the same element."""
 
 _DEEPEST = 3
 """Maximum depth to which names in an index are expanded: expressions grow with each."""
@@ -36,7 +36,7 @@ _OURS = "tilescale::"
 
 
 @dataclass(frozen=True)
-class Touch:
+class MemoryAccess:
     """Some elements that a statement accesses.
 
     Attributes:
@@ -52,15 +52,15 @@ class Touch:
         left: whether it is in a branch or a unit that has ended.
     """
 
-    key: Key
+    key: AccessKey
     access: Access
     inside: Inside
-    by: Executing
+    by: ExecutingThreads
     thread: Any
     generic: bool
     bulk: bool
     depth: int = 0
-    synced: Executing | None = None
+    synced: ExecutingThreads | None = None
     complete: bool = False
     fenced: bool = False
     left: bool = False
@@ -70,7 +70,7 @@ class Touch:
         """Whether it is an access to shared memory."""
         return ir.scope_kind(self.access.buffer) == "shared"
 
-    def conflicts(self, later: Touch, running: Mapping[ir.Var, tuple[Any, Any]]) -> bool:
+    def conflicts(self, later: MemoryAccess, running: Mapping[ir.Var, tuple[Any, Any]]) -> bool:
         """Whether a later access, in loops over `running`, must stay after this one if other threads make it."""
         one, other = self.access, later.access
         if not (one.writes or other.writes) or one.atomic and other.atomic:
@@ -79,7 +79,7 @@ class Touch:
             return False
         return one.reads or other.reads or collide(one, self.inside, other, later.inside, running)
 
-    def is_by_thread_of(self, later: Touch) -> bool:
+    def is_by_thread_of(self, later: MemoryAccess) -> bool:
         """Whether a later access of the same element is made by the same thread, in program order."""
         if self.bulk or later.bulk or (self.by.begin, self.by.threads) != (later.by.begin, later.by.threads):
             return False
@@ -90,7 +90,7 @@ class Touch:
         both = isinstance(self.thread, ThreadMap) and isinstance(later.thread, ThreadMap)
         return both and self.thread.agrees(later.thread)
 
-    def in_later_turn(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> Touch:
+    def in_later_turn(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> MemoryAccess:
         """An access in an earlier iteration of a loop, as seen by a later one; `bound` are the names that the loop
         binds.
         """
@@ -100,14 +100,14 @@ class Touch:
         one = ir.IntImm(str(loop.loop_var.dtype), 1)
         return self._without(bound)._with(loop.loop_var, loop.loop_var - ago, ago, (one, loop.loop_var - loop.min))
 
-    def after(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> Touch:
+    def after(self, loop: ir.Stmt, bound: Mapping[ir.Var, Any]) -> MemoryAccess:
         """An access in any iteration of a loop that has ended."""
         if not isinstance(loop, ir.For):
             return self._without(bound)
         turn = ir.Var(loop.loop_var.name, str(loop.loop_var.dtype))
         return self._without(bound)._with(loop.loop_var, turn, turn, (loop.min, loop.extent))
 
-    def _with(self, var: ir.Var, value: Any, runs: ir.Var, over: tuple[Any, Any]) -> Touch:
+    def _with(self, var: ir.Var, value: Any, runs: ir.Var, over: tuple[Any, Any]) -> MemoryAccess:
         """The access with a variable replaced by an expression of another one, which varies."""
         new = {var: value}
         old = self.inside
@@ -120,7 +120,7 @@ class Touch:
         access = replace(self.access, begins=begins, extents=extents)
         return replace(self, access=access, inside=inside, thread=thread)
 
-    def _without(self, bound: Mapping[ir.Var, Any]) -> Touch:
+    def _without(self, bound: Mapping[ir.Var, Any]) -> MemoryAccess:
         """The access where names no longer have their values: anywhere along dimensions that depend on memory."""
         begins, extents = self.access.begins, self.access.extents
         if begins is None or extents is None or not any(ir.variables(n) & bound.keys() for n in (*begins, *extents)):
@@ -145,7 +145,7 @@ def _spelled(expr: Any, bound: Mapping[ir.Var, Any]) -> Any:
 
 
 @dataclass
-class Toucher:
+class AccessCollector:
     """Collects the accesses of statements.
 
     Attributes:
@@ -154,11 +154,11 @@ class Toucher:
         buffers: data variable of each tensor of the program -> the tensor.
     """
 
-    known: Known
+    known: PhaseBuffers
     has_bulk: bool
     buffers: dict[ir.Var, ir.Buffer]
 
-    def of(self, stmt: ir.Stmt, by: Executing, depth: int, once: Any) -> list[Touch]:
+    def of(self, stmt: ir.Stmt, by: ExecutingThreads, depth: int, once: Any) -> list[MemoryAccess]:
         """The accesses of a statement and its inner statements.
 
         Args:
@@ -166,14 +166,14 @@ class Toucher:
         """
         inside = Inside.of(stmt)
         thread = self._thread(stmt, by, once)
-        made: list[Touch] = []
+        made: list[MemoryAccess] = []
         for found, is_bulk in self._accesses(stmt):
             access = _access(found)
             bulk = is_bulk and self.has_bulk and ir.scope_kind(access.buffer) == "global"
             generic = not (bulk and _is_bulk_only(stmt))
             who = thread(access) if not bulk else None
             key = (stmt, len(made))
-            made.append(Touch(key, *self._by_any_thread(access, inside), by, who, generic, bulk, depth))
+            made.append(MemoryAccess(key, *self._by_any_thread(access, inside), by, who, generic, bulk, depth))
         return made
 
     def _by_any_thread(self, access: Access, inside: Inside) -> tuple[Access, Inside]:
@@ -188,9 +188,11 @@ class Toucher:
         running = replace(inside, ranges={**inside.ranges, **ranges}, names={*inside.names, *own.values()})
         return replace(access, begins=begins, extents=extents), running
 
-    def read(self, exprs: Iterable[Any], like: ir.Stmt, by: Executing, depth: int, once: Any) -> list[Touch]:
+    def read(
+        self, exprs: Iterable[Any], like: ir.Stmt, by: ExecutingThreads, depth: int, once: Any
+    ) -> list[MemoryAccess]:
         """The accesses of expressions that a statement evaluates before its inner statements."""
-        made: list[Touch] = []
+        made: list[MemoryAccess] = []
         for expr in exprs:
             stmt = tir.at(ir.Evaluate(expr), like)
             made += [replace(t, key=(like, "head", *t.key[1:])) for t in self.of(stmt, by, depth, once)]
@@ -214,7 +216,7 @@ class Toucher:
 
     # -- what a statement touches ------------------------------------------------------------------------------------
 
-    def _accesses(self, stmt: ir.Stmt) -> Iterator[tuple[accesses.Access, bool]]:
+    def _accesses(self, stmt: ir.Stmt) -> Iterator[tuple[accesses.BufferAccess, bool]]:
         """Accesses of device and shared memory, and whether a bulk copy may make them."""
         for inner in ir.statements(stmt):
             for access in self._found(inner):
@@ -228,12 +230,12 @@ class Toucher:
                     only = replace(access, reads=False) if is_copy and access.writes else access
                     yield only, _may_be_bulk(inner, access)
 
-    def _found(self, node: Any) -> Iterator[accesses.Access]:
+    def _found(self, node: Any) -> Iterator[accesses.BufferAccess]:
         found = accesses.accesses_of(node, lambda name: name == tl.CALL_EXTERN)
         yield from found.accesses
         for data in found.handed:
             if data in self.buffers:
-                yield accesses.Access(self.buffers[data], None, None, reads=True, writes=True)
+                yield accesses.BufferAccess(self.buffers[data], None, None, reads=True, writes=True)
         for call in found.calls:
             name, passed = ir.extern_arguments(call)
             is_ours = name.startswith(_OURS)
@@ -243,7 +245,7 @@ class Toucher:
 
     # -- which thread ------------------------------------------------------------------------------------------------
 
-    def _thread(self, stmt: ir.Stmt, by: Executing, once: Any) -> Callable[[Any], Any]:
+    def _thread(self, stmt: ir.Stmt, by: ExecutingThreads, once: Any) -> Callable[[Any], Any]:
         """The thread of an access of a statement."""
         if once is not None:
             return lambda access: ThreadMap(("one", once))
@@ -257,7 +259,7 @@ class Toucher:
             return self._of_index
         return lambda access: None
 
-    def _of_index(self, access: Access | accesses.Access) -> Any:
+    def _of_index(self, access: Access | accesses.BufferAccess) -> Any:
         """The thread of an access by a statement that all threads execute: from its index, if it differs between
         threads.
         """
@@ -267,7 +269,7 @@ class Toucher:
         return EVERY if is_one else of_index(access, self.known)
 
 
-def _access(found: accesses.Access) -> Access:
+def _access(found: accesses.BufferAccess) -> Access:
     flags = found.reads, found.writes, found.atomic
     return Access(found.buffer.data, found.buffer, found.begins, found.extents, *flags)
 
@@ -308,7 +310,7 @@ def _is_bulk_only(stmt: ir.Stmt) -> bool:
     return isinstance(stmt, ir.Evaluate) and ir.op_name(stmt.value) == tl.TMA_COPY
 
 
-def _may_be_bulk(stmt: ir.Stmt, access: accesses.Access) -> bool:
+def _may_be_bulk(stmt: ir.Stmt, access: accesses.BufferAccess) -> bool:
     """Whether stock TileLang may make a bulk copy of a statement: one between device and shared memory."""
     if not isinstance(stmt, ir.Evaluate) or not _is_tile_operation(stmt) or ir.attribute(stmt.value, "disable_tma"):
         return False

@@ -20,7 +20,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.arguments import Workspace
+from tilescale.backends.cuda.lowering.arguments import KernelWorkspace
 from tilescale.backends.cuda.lowering.completion import published
 from tilescale.backends.cuda.lowering.devices import DeviceStage
 from tilescale.backends.cuda.lowering.phase import Phase
@@ -60,7 +60,7 @@ def in_turns(stage: DeviceStage, body: ir.Stmt) -> ir.Stmt:
     own = {
         buffer.data
         for (_, buffer), argument in zip(stage.parameters, stage.arguments, strict=True)
-        if buffer is not None and isinstance(argument, Workspace) and stage.is_own(argument.name)
+        if buffer is not None and isinstance(argument, KernelWorkspace) and stage.is_own(argument.name)
     }
 
     def uses_place(node: Any) -> bool:

@@ -5,24 +5,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang_core.compile import Compilation as KernelCompilation
+from tilelang_core.compile import KernelCompilation as KernelCompilation
 from tilelang_core.compile import TextCompilation
 from tilescale.backends.base import Compilation
 from tilescale.backends.cuda.lowering.program import LoweredProgram
 from tilescale.backends.cuda.running.barrier_kernel import barrier_function
 from tilescale.backends.cuda.running.phases import message_texts
-from tilescale.backends.cuda.running.program_context import Owner
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.text import REWRITES, check_of
 
 
-def compilations(own: Owner, lowered: LoweredProgram, target: Any) -> list[Compilation]:
+def compilations(context: ProgramContext, lowered: LoweredProgram, target: Any) -> list[Compilation]:
     """The kernels of its grids, except those that call a library, which are compiled once the library is there; and
     those of its barriers and messages, which programs of a job share. `target`: the compilation target of the messages'
     texts.
     """
-    machine, kernels = own.target.machine, [grid.kernel for grid in lowered.grids if not grid.kernel.libraries]
-    made = [KernelCompilation(k.func, REWRITES, check_of(k, own.program, machine), own.options) for k in kernels]
-    if not own.is_alone:
-        made.append(KernelCompilation(barrier_function(own.near.size, own.near.stride), REWRITES, None, own.options))
-    texts = dict.fromkeys(text for step in lowered.host_steps for text in message_texts(own, step))
+    machine, kernels = context.target.machine, [grid.kernel for grid in lowered.grids if not grid.kernel.libraries]
+    made = [
+        KernelCompilation(k.func, REWRITES, check_of(k, context.program, machine), context.options) for k in kernels
+    ]
+    if not context.is_alone:
+        made.append(
+            KernelCompilation(
+                barrier_function(context.peer_group.size, context.peer_group.stride), REWRITES, None, context.options
+            )
+        )
+    texts = dict.fromkeys(text for step in lowered.host_steps for text in message_texts(context, step))
     return [*made, *(TextCompilation(text, target) for text in texts)]

@@ -15,7 +15,7 @@ from tilelang_core import stock as T
 from tilelang_core import tl
 from tilelang_core.compile import entry
 from tilescale.backends.cuda.lowering.kernel import prelude
-from tilescale.backends.cuda.running.steps import Work
+from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.reach import Reach
@@ -36,13 +36,13 @@ def site_of(word: int, sites: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class Standing:
+class LastBarrier:
     """A rank's last barrier: the count, and the purpose."""
 
     count: int
     purpose: int
 
-    def behind(self, other: "Standing") -> int:
+    def behind(self, other: "LastBarrier") -> int:
         """Number of barriers that this rank has not reached and another one has. Counts wrap at 2^32."""
         return (other.count - self.count + (1 << 31)) % (1 << 32) - (1 << 31)
 
@@ -70,7 +70,7 @@ class RankBarrier:
         self.counts: torch.Tensor = torch.zeros(3, dtype=torch.int32, device=heap.device)
         self._slot, self._rank = heap.addresses.slot(team.rank), team.rank
 
-    def barrier(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> Work:
+    def barrier(self, site: int, call: int, limit_ns: int, records: WaitRecords) -> StreamWork:
         """A launch that adds a barrier to the current stream. `call` is a digest of the facts that all ranks must agree
         on.
         """
@@ -84,9 +84,9 @@ class RankBarrier:
         self.counts.zero_()
 
 
-def standings(words: list[int]) -> list[Standing]:
+def standings(words: list[int]) -> list[LastBarrier]:
     """Each rank's last barrier, from the words of a device."""
-    return [Standing(word >> 32 & 0xFFFF_FFFF, word & 0xFFFF_FFFF) for word in words]
+    return [LastBarrier(word >> 32 & 0xFFFF_FFFF, word & 0xFFFF_FFFF) for word in words]
 
 
 @cache

@@ -11,15 +11,15 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.lowering.program import Beside
+from tilescale.backends.cuda.lowering.program import ConcurrentGrids
 from tilescale.backends.cuda.running.grids import grid_step
-from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work, in_order
+from tilescale.backends.cuda.running.steps import CallStep, KernelLaunch, ProgramCall, StreamWork, in_order
 from tilescale.backends.cuda.running.streams import own_stream
 
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.program_context import Owner
+    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 class SideStream:
@@ -51,25 +51,25 @@ def side_stream(device: torch.device) -> SideStream:
     return SideStream(device)
 
 
-def beside_step(own: Owner, beside: Beside) -> Step:
+def concurrent_grids_step(context: ProgramContext, grids: ConcurrentGrids) -> CallStep:
     """Concurrent grids as a step; sequential ones where grids that wait leave SMs to the queue. Collective, and raises,
     as `grid_step`.
     """
-    steps = [grid_step(own, grid) for grid in beside.grids]
-    if own.spared:
+    steps = [grid_step(context, grid) for grid in grids.grids]
+    if context.spared:
         return in_order(steps)
 
-    def bind(call: Call) -> list[Work]:
+    def bind(call: ProgramCall) -> list[StreamWork]:
         first, *others = (step(call) for step in steps)
         if not first:
             return first  # no programs
-        side = side_stream(own.device)
+        side = side_stream(context.device)
         moved = [_on(side, work) for each in others for work in each]
         return [side.fork, *first, *moved, side.join]
 
     return bind
 
 
-def _on(side: SideStream, work: Work) -> Work:
+def _on(side: SideStream, work: StreamWork) -> StreamWork:
     assert isinstance(work, KernelLaunch), "a grid is a launch"
     return replace(work, stream=side.stream)

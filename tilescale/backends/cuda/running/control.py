@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.running.phases import Part
-from tilescale.backends.cuda.running.steps import Call, Step, Work, run
+from tilescale.backends.cuda.running.phases import TensorRegion
+from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork, run
 from tilescale.errors import Location
 from tilescale.program.formulas import one
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import Owner
+    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 class HostValue:
     """An expression of the program that the host computes in a call."""
 
-    def __init__(self, own: Owner, expr: ir.PrimExpr, where: Location | None):
-        self._own = own
-        self._reads: list[tuple[ir.Var, Part]] = []
+    def __init__(self, context: ProgramContext, expr: ir.PrimExpr, where: Location | None):
+        self._context = context
+        self._reads: list[tuple[ir.Var, TensorRegion]] = []
         self._expr = tir.rewrite(ir.Evaluate(expr), enter=self._read).value
         if self._reads:
-            own.reads_at = where
+            context.reads_at = where
 
     def _read(self, node: Any) -> ir.Var | None:
         if not isinstance(node, ir.BufferLoad):
             return None
         var = ir.Var(f"{node.buffer.name}_element", str(node.dtype))
-        self._reads.append((var, Part(self._own, node)))
+        self._reads.append((var, TensorRegion(self._context, node)))
         return var
 
     @property
@@ -43,29 +43,29 @@ class HostValue:
         """Whether it does not depend on device memory."""
         return not self._reads
 
-    def __call__(self, call: Call) -> int:
+    def __call__(self, call: ProgramCall) -> int:
         """Its value at the stream's present position. Waits for the device if it reads device memory.
 
         Raises:
             WaitTimeoutError, OutOfBoundsError, RankMismatchError, RankFailedError: as waiting for the device does.
         """
         if self._reads:
-            if self._own.queue is not None:
-                self._own.queue.flush()
-            self._own.synchronize()
+            if self._context.queue is not None:
+                self._context.queue.flush()
+            self._context.synchronize()
         for var, part in self._reads:
             call.variables[var] = part.local(call).item()
         return call.evaluate(self._expr)
 
 
-def loop(own: Owner, stmt: ir.For, body: Step, where: Location | None) -> Step:
+def loop(context: ProgramContext, stmt: ir.For, body: CallStep, where: Location | None) -> CallStep:
     """A counted loop."""
-    begin, extent = HostValue(own, stmt.min, where), HostValue(own, stmt.extent, where)
+    begin, extent = HostValue(context, stmt.min, where), HostValue(context, stmt.extent, where)
     var = one(stmt.loop_var)
 
-    def rounds(call: Call) -> list[Work]:
+    def rounds(call: ProgramCall) -> list[StreamWork]:
         first = begin(call)
-        launches: list[Work] = []
+        launches: list[StreamWork] = []
         for value in range(first, first + extent(call)):
             call.variables[var] = value
             launches += body(call)
@@ -74,11 +74,11 @@ def loop(own: Owner, stmt: ir.For, body: Step, where: Location | None) -> Step:
     return rounds if begin.is_known and extent.is_known else _when_reached(rounds)
 
 
-def loop_while(own: Owner, stmt: ir.While, body: Step, where: Location | None) -> Step:
+def loop_while(context: ProgramContext, stmt: ir.While, body: CallStep, where: Location | None) -> CallStep:
     """A loop with a condition."""
-    condition = HostValue(own, stmt.condition, where)
+    condition = HostValue(context, stmt.condition, where)
 
-    def bind(call: Call) -> list[Work]:
+    def bind(call: ProgramCall) -> list[StreamWork]:
         at = call.later()
 
         def launch() -> None:
@@ -90,11 +90,13 @@ def loop_while(own: Owner, stmt: ir.While, body: Step, where: Location | None) -
     return bind
 
 
-def branch(own: Owner, stmt: ir.IfThenElse, bodies: Sequence[Step], where: Location | None) -> Step:
+def branch(
+    context: ProgramContext, stmt: ir.IfThenElse, bodies: Sequence[CallStep], where: Location | None
+) -> CallStep:
     """One of two branches, or none."""
-    condition = HostValue(own, stmt.condition, where)
+    condition = HostValue(context, stmt.condition, where)
 
-    def taken(call: Call) -> list[Work]:
+    def taken(call: ProgramCall) -> list[StreamWork]:
         if condition(call):
             return bodies[0](call)
         return bodies[1](call) if len(bodies) > 1 else []
@@ -102,10 +104,10 @@ def branch(own: Owner, stmt: ir.IfThenElse, bodies: Sequence[Step], where: Locat
     return taken if condition.is_known else _when_reached(taken)
 
 
-def _when_reached(step: Step) -> Step:
+def _when_reached(step: CallStep) -> CallStep:
     """A step that is bound when the stream has reached it."""
 
-    def bind(call: Call) -> list[Work]:
+    def bind(call: ProgramCall) -> list[StreamWork]:
         at = call.later()
         return [lambda: run(step(at))]
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.running.barrier_kernel import Standing, site_of
+from tilescale.backends.cuda.lowering.arguments import WaitSite
+from tilescale.backends.cuda.running.barrier_kernel import LastBarrier, site_of
 from tilescale.backends.cuda.running.queue_watch import PATIENCE
-from tilescale.backends.cuda.running.timeouts import Kind, Report
+from tilescale.backends.cuda.running.timeouts import WaitFailure, WaitReport
 from tilescale.errors import OutOfBoundsError, RankMismatchError, TileScaleError, WaitTimeoutError
 from tilescale.program.extents import UNFIT, unfit
 
@@ -17,7 +17,7 @@ _RESET = "then kernel.reset() on all ranks lets it run again"
 
 
 @dataclass(frozen=True)
-class Scene:
+class ReportContext:
     """Context of the reports.
 
     Attributes:
@@ -32,9 +32,9 @@ class Scene:
 
     program: str
     rank: int
-    sites: Sequence[Site]
+    sites: Sequence[WaitSite]
     limit_s: float
-    standings: Sequence[Standing]
+    standings: Sequence[LastBarrier]
     elsewhere: Sequence[tuple[int, str]] = ()
     first: int = 0
 
@@ -43,7 +43,7 @@ class Scene:
         return f"rank {self.first + rank}"
 
 
-def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
+def error_for(reports: Sequence[WaitReport], scene: ReportContext) -> TileScaleError:
     """The error for a program whose waits have failed.
 
     If a rank is missing at a barrier because it hangs in a wait, the wait is reported; otherwise this rank's report
@@ -53,23 +53,23 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
         return WaitTimeoutError(
             f"{scene.program} on {scene.name(scene.rank)}: its waits were stopped before they ended", hint=_RESET
         )
-    first = min(reports, key=lambda report: (report.kind is Kind.ABSENT, report.rank != scene.rank, report.rank))
+    first = min(reports, key=lambda report: (report.kind is WaitFailure.ABSENT, report.rank != scene.rank, report.rank))
     site = scene.sites[first.site]
     where = None if site.where is None else replace(site.where, what=f"{scene.name(first.rank)} waits here")
     told = "" if first.rank == scene.rank else f"; so {scene.name(scene.rank)} stopped too"
     name = f"{scene.program} on {scene.name(first.rank)}"
-    if first.kind is Kind.OUTSIDE:
+    if first.kind is WaitFailure.OUTSIDE:
         return OutOfBoundsError(
             f"{name}, block {_block(first.block)}: {site.what}: element {first.index} of {first.expected}{told}",
             hint=f"correct the index of the flag; {_RESET}",
             where=None if site.where is None else replace(site.where, what="the flag's index"),
         )
-    if first.kind is Kind.ROWS:
+    if first.kind is WaitFailure.ROWS:
         found = unfit(first.index == 1, first.seen, first.expected)
         return OutOfBoundsError(f"{name}: {site.what}: {found}{told}", hint=f"{UNFIT}; {_RESET}", where=site.where)
-    if first.kind is Kind.DIFFERENT:
+    if first.kind is WaitFailure.DIFFERENT:
         return RankMismatchError(f"{name}: {_difference(first, scene)}{told}", hint=_mismatch_hint(), where=where)
-    if first.kind is Kind.ABSENT and (others := _waits_elsewhere(first.rank, scene)):
+    if first.kind is WaitFailure.ABSENT and (others := _waits_elsewhere(first.rank, scene)):
         return RankMismatchError(
             f"ranks call programs in different orders: {scene.name(scene.rank)} waits in {scene.program!r}, {others}",
             hint=_mismatch_hint(),
@@ -84,19 +84,19 @@ def error_for(reports: Sequence[Report], scene: Scene) -> TileScaleError:
     )
 
 
-def _waits_elsewhere(rank: int, scene: Scene) -> str:
+def _waits_elsewhere(rank: int, scene: ReportContext) -> str:
     """Ranks that are behind and wait in another program, with the program's name."""
     behind = [other for other, at in enumerate(scene.standings) if at.behind(scene.standings[rank]) > 0]
     elsewhere = [(other, program) for other, program in scene.elsewhere if other in behind]
     return ", ".join(f"{scene.name(other)} waits in {program!r}" for other, program in elsewhere)
 
 
-def _wait(report: Report, site: Site, scene: Scene) -> str:
-    if report.kind is Kind.ABSENT:
+def _wait(report: WaitReport, site: WaitSite, scene: ReportContext) -> str:
+    if report.kind is WaitFailure.ABSENT:
         return f": {site.what}: {scene.name(report.index)} did not arrive in time"
     who = "copy queue" if site.queued else f"block {_block(report.block)}"
     waited_s = scene.limit_s * (PATIENCE if site.queued else 1)
-    if report.kind is Kind.POLL:
+    if report.kind is WaitFailure.POLL:
         return f", {who}: polled {site.flag}, element {report.index}, for {waited_s:g} s; it stays {report.seen}"
     return (
         f", {who}: waited {waited_s:g} s for {site.flag}, element {report.index}, "
@@ -109,7 +109,7 @@ def _block(block: tuple[int, int, int]) -> str:
     return f"({', '.join(map(str, block[: last + 1]))})"
 
 
-def _difference(report: Report, scene: Scene) -> str:
+def _difference(report: WaitReport, scene: ReportContext) -> str:
     here = scene.sites[report.site].what
     place = site_of(report.seen, len(scene.sites))
     if place is not None and place != report.site:
@@ -124,7 +124,7 @@ def _mismatch_hint() -> str:
     return f"all ranks call the same programs, with the same symmetric tensors, in the same order; {_RESET}"
 
 
-def _others(waiting: int, scene: Scene) -> str:
+def _others(waiting: int, scene: ReportContext) -> str:
     """The progress of the other ranks, as seen from the waiting one."""
     if not scene.standings[waiting].count:
         return "unknown, as there is no barrier of all ranks around this program"

@@ -12,34 +12,34 @@ from tilelang_core import ir
 from tilescale.backends.base import Compilation
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowered_cache import cached
-from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.lowering.check import Check
+from tilescale.backends.cuda.lowering.arguments import WaitSite
+from tilescale.backends.cuda.lowering.check import KernelCheck
 from tilescale.backends.cuda.lowering.host_step import HostStep
-from tilescale.backends.cuda.lowering.phase import Target
-from tilescale.backends.cuda.lowering.program import Beside, LoweredGrid, LoweredProgram
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
+from tilescale.backends.cuda.lowering.program import ConcurrentGrids, LoweredGrid, LoweredProgram
 from tilescale.backends.cuda.lowering.queued import leads_out
 from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
 from tilescale.backends.cuda.running.agreement import facts, on_all, once_per_node
 from tilescale.backends.cuda.running.ahead import compilations
-from tilescale.backends.cuda.running.collectives.workspaces import Workspaces
-from tilescale.backends.cuda.running.concurrent_grids import beside_step
+from tilescale.backends.cuda.running.collectives.workspaces import MessageWorkspaces
+from tilescale.backends.cuda.running.concurrent_grids import concurrent_grids_step
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.grids import grid_step
-from tilescale.backends.cuda.running.memory import Memory
-from tilescale.backends.cuda.running.peer_group import Near, own_addresses, sizes_of
+from tilescale.backends.cuda.running.memory import ProgramMemory
+from tilescale.backends.cuda.running.peer_group import PeerGroup, own_addresses, sizes_of
 from tilescale.backends.cuda.running.phases import host_step
-from tilescale.backends.cuda.running.plans import Bind, Plan, Plans, standing_for
-from tilescale.backends.cuda.running.recording import Caller, current_recording, layout
-from tilescale.backends.cuda.running.replay import Given, kinds_of
-from tilescale.backends.cuda.running.steps import Call, Step, Work, in_order
-from tilescale.backends.cuda.running.stream_order import turns
-from tilescale.backends.cuda.running.sums import Sums
-from tilescale.backends.cuda.running.wait_guard import Guard
+from tilescale.backends.cuda.running.plans import Bind, CallPlan, CallPlans, standing_for
+from tilescale.backends.cuda.running.recording import ProgramState, current_recording, recorded_memory
+from tilescale.backends.cuda.running.replay import Arguments, kinds_of
+from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork, in_order
+from tilescale.backends.cuda.running.stream_order import stream_order
+from tilescale.backends.cuda.running.sums import FlagSums
+from tilescale.backends.cuda.running.wait_guard import WaitGuard
 from tilescale.backends.cuda.target import check_gpu, target_or_auto
 from tilescale.backends.cuda.text import REWRITES, STRIDE
 from tilescale.backends.cuda.upstream_errors import explained
-from tilescale.backends.processes import COMPILING, compile_missing, processors
+from tilescale.backends.processes import COMPILING, compile_missing, cores
 from tilescale.comm import Team, World, init
 from tilescale.comm.agreement import agree
 from tilescale.comm.heap import SymmetricHeap
@@ -85,27 +85,29 @@ class DeviceProgram:
         if "target" not in self.options:
             self.on_all(lambda: check_gpu(machine, self.device))
         self.sizes = sizes_of(self.program, self.team)
-        stride, mapped = (STRIDE, 1) if self.is_alone else (self.near.stride, self.near.size)
+        stride, mapped = (STRIDE, 1) if self.is_alone else (self.peer_group.stride, self.peer_group.size)
         by_nccl = not settings().share_gpus and nccl.joins(self.team, self.world)
         by_nvshmem = not self.is_alone and self.heap.provider == nvshmem_link.IMPL
-        self.target = Target(machine, self.sizes, stride, by_nccl, by_nvshmem).with_mapped(mapped)
+        self.target = LoweringTarget(machine, self.sizes, stride, by_nccl, by_nvshmem).with_mapped(mapped)
         if not self.is_alone:
             at = self.program.launches[0].where
-            self.on_all(lambda: self.near.check(self.team, self.target, at))
-        self.sites: list[Site] = []
+            self.on_all(lambda: self.peer_group.check(self.team, self.target, at))
+        self.sites: list[WaitSite] = []
         self._limit_ns = int((options.get("wait_s") or settings().wait_s) * 1e9)
-        self._turns = turns(self.device)
-        self._plans = Plans(lambda: self._turns.stream() is None, (0, 0) if self.is_alone else own_addresses(self.heap))
+        self._order = stream_order(self.device)
+        self._plans = CallPlans(
+            lambda: self._order.stream() is None, (0, 0) if self.is_alone else own_addresses(self.heap)
+        )
         self._lowered = lowered if lowered.target == self.target else cached(self.program, self.target)
-        layout.has(self._plans.symmetric)
-        self.memory = Memory(self, self._plans.clear)
-        self.exchanges = Workspaces()
-        self.sums = Sums()
+        recorded_memory.has(self._plans.symmetric)
+        self.memory = ProgramMemory(self, self._plans.clear)
+        self.exchanges = MessageWorkspaces()
+        self.sums = FlagSums()
         self.queue: CopyQueue | None = None  # once a step uses it
         self.queue_waits = False
         self.spared = 0
         self._transport: transports.Transport | None = None  # once a step uses it
-        self._beside: transports.Transport | None = None
+        self._queue_transport: transports.Transport | None = None
         self._is_loaded = False  # once a call was made
 
     def build(self) -> DeviceProgram:
@@ -121,12 +123,12 @@ class DeviceProgram:
         return SymmetricHeap(self.team, self.device) if self.is_alone else heap_for(self.team)
 
     @cached_property
-    def near(self) -> Near:
+    def peer_group(self) -> PeerGroup:
         """The devices that it shares memory with."""
-        return Near.of(self.heap, self.team)
+        return PeerGroup.of(self.heap, self.team)
 
     @property
-    def between(self) -> transports.Transport:
+    def transport(self) -> transports.Transport:
         """The transport to devices without shared memory. Collective: a build's first use opens it. Raises LaunchError.
         """
         if not self.target.nccl:
@@ -138,26 +140,26 @@ class DeviceProgram:
                 where=self.program.launches[0].where,
             )
         if self._transport is None:
-            self._transport = transports.of(self, self.near.size)
+            self._transport = transports.of(self, self.peer_group.size)
         return self._transport
 
     @property
-    def beside(self) -> transports.Transport:
+    def queue_transport(self) -> transports.Transport:
         """The transport of the copy queue. Collective: a build's first use opens it. Raises LaunchError."""
-        assert self.between
-        if self._beside is None:
-            self._beside = transports.of(self, self.near.size, beside=True)
-        return self._beside
+        assert self.transport
+        if self._queue_transport is None:
+            self._queue_transport = transports.of(self, self.peer_group.size, for_queue=True)
+        return self._queue_transport
 
     @cached_property
-    def guard(self) -> Guard:
+    def guard(self) -> WaitGuard:
         """The bounds of its waits. Collective at its first use."""
-        heap = self.heap if self.is_alone else self.near.heap
-        return Guard(self.program.name, self.world, heap, self._limit_ns, self.sites, self.compile, self.team)
+        heap = self.heap if self.is_alone else self.peer_group.heap
+        return WaitGuard(self.program.name, self.world, heap, self._limit_ns, self.sites, self.compile, self.team)
 
     def _build(self) -> None:
         self._plans.clear()
-        self._transport = self._beside = None
+        self._transport = self._queue_transport = None
         shapes = [extent for p in self.program.parameters for extent in p.shape if not isinstance(extent, int)]
         self._asked = {var for extent in shapes for var in ir.variables(extent)}
         self.sites[:] = self._lowered.sites
@@ -166,9 +168,9 @@ class DeviceProgram:
         self.fixed = self._plans.fixed = set()
         self.reached = {position for grid in self._lowered.grids for position in grid.kernel.reached}
         generation = nccl.generation()
-        if not self.is_alone and not self.near.is_everybody:
-            assert self.between  # opened now, where all ranks are
-        self.spared = transports.QUEUE_PROCESSORS if leads_out(self._lowered.body, self.target) else 0
+        if not self.is_alone and not self.peer_group.is_whole:
+            assert self.transport  # opened now, where all ranks are
+        self.spared = transports.QUEUE_SMS if leads_out(self._lowered.body, self.target) else 0
         self._compile_ahead()
         self._steps = self._step(self._lowered.body)
         self._generation = generation
@@ -176,7 +178,7 @@ class DeviceProgram:
         if not self._lowered.rendezvous.inside:
             at = self.program.launches[0].where
             self._entry, self._exit = len(self.sites), len(self.sites) + 1
-            self.sites += [Site(ENTRY, at), Site(EXIT, at)]
+            self.sites += [WaitSite(ENTRY, at), WaitSite(EXIT, at)]
 
     def rank(self, level: str) -> int:
         """This rank's rank at a level."""
@@ -184,7 +186,7 @@ class DeviceProgram:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _step(self, part: Part) -> Step:
+    def _step(self, part: Part) -> CallStep:
         if isinstance(part, Launch):
             return self._step(part.body)
         if isinstance(part, Parts):
@@ -193,12 +195,12 @@ class DeviceProgram:
             return self._control(part)
         if isinstance(part, LoweredGrid):
             return grid_step(self, part)
-        if isinstance(part, Beside):
-            return beside_step(self, part)
+        if isinstance(part, ConcurrentGrids):
+            return concurrent_grids_step(self, part)
         assert isinstance(part, HostStep)
         return host_step(self, part)
 
-    def _control(self, part: Control) -> Step:
+    def _control(self, part: Control) -> CallStep:
         stmt, where = part.stmt, location(part.stmt) or self.program.launches[0].where
         bodies = [self._step(p) for p in part.parts]
         if isinstance(stmt, ir.For):
@@ -207,15 +209,15 @@ class DeviceProgram:
             return control.loop_while(self, stmt, bodies[0], where)
         return control.branch(self, stmt, bodies, where)
 
-    def compile(self, func: ir.PrimFunc, check: Check | None = None) -> Any:
+    def compile(self, func: ir.PrimFunc, check: KernelCheck | None = None) -> Any:
         """The kernel; one rank of each node checks and compiles, the others find the result in the cache."""
         return once_per_node(self._group, self._is_first_of_node, partial(self._compiled, func, check))
 
-    def _compiled(self, func: ir.PrimFunc, check: Check | None) -> Any:
+    def _compiled(self, func: ir.PrimFunc, check: KernelCheck | None) -> Any:
         """The kernel. Raises ShapeError, UnsupportedError: stock TileLang cannot compile it."""
         generate = partial(stock.generate, target=self._code_target, pass_configs=self.options.get("pass_configs"))
         with explained(func, generate, self.program.launches[0].where):
-            return stock.Compilation(func, REWRITES, check, self.options).run()
+            return stock.KernelCompilation(func, REWRITES, check, self.options).run()
 
     def compilations(self) -> list[Compilation]:
         """The kernels, as far as they are known before the build."""
@@ -227,7 +229,7 @@ class DeviceProgram:
         jobs = self.compilations()
         if not stock.keeps_kernels():
             return
-        self.on_all(lambda: compile_missing(jobs[mine::many], processors() // many, None if mine else COMPILING))
+        self.on_all(lambda: compile_missing(jobs[mine::many], cores() // many, None if mine else COMPILING))
 
     @property
     def _number_in_node(self) -> tuple[int, int]:
@@ -253,13 +255,13 @@ class DeviceProgram:
         """Collective: run a check; an error on any rank is raised on all."""
         on_all(self._group, check)
 
-    def barrier(self, site: int) -> Work:
+    def barrier(self, site: int) -> StreamWork:
         """A launch that synchronizes all devices, in the order of the current stream."""
         return self._everybody(self.guard.barrier(site))
 
-    def _everybody(self, barrier: Work) -> Work:
+    def _everybody(self, barrier: StreamWork) -> StreamWork:
         """A barrier of the ranks that share memory, then one of the rail: on return all ranks have arrived."""
-        return barrier if self.near.is_everybody else transports.after(barrier, self.between.barrier)
+        return barrier if self.peer_group.is_whole else transports.after(barrier, self.transport.barrier)
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
@@ -267,7 +269,7 @@ class DeviceProgram:
         """Run on arguments of the form of an earlier call; False, and nothing done, on others. Raises as a call."""
         if self._generation != nccl.generation():
             return False
-        if (stream := self._turns.stream()) is not None and self._launched(values, stream):
+        if (stream := self._order.stream()) is not None and self._launched(values, stream):
             if (recording := current_recording()) is not None:
                 recording.launched(self._plans.graph(values), self._caller, stream)
             return True
@@ -280,22 +282,22 @@ class DeviceProgram:
         return True
 
     @cached_property
-    def _caller(self) -> Caller:
-        return Caller(self.guard if self._waits else None, self._turns, self._plans.symmetric)
+    def _caller(self) -> ProgramState:
+        return ProgramState(self.guard if self._waits else None, self._order, self._plans.symmetric)
 
     def _launched(self, values: Sequence[Any], stream: int) -> bool:
         """Whether C code knows the call; then it has been launched on the stream."""
         if not self._waits:
             return self._plans.launch(values, stream)
         self.guard.check()
-        self._turns.begin(stream)
+        self._order.begin(stream)
         try:
             is_known = self._plans.launch(values, stream)
         except BaseException as error:
             self._give_up(error)
             raise
         if is_known:
-            self._turns.end()
+            self._order.end()
         return is_known
 
     def __call__(self, values: list[Any]) -> None:
@@ -313,20 +315,20 @@ class DeviceProgram:
         for i in self._written & dense.keys():
             values[i].detach().copy_(dense[i])
 
-    def _run(self, plan: Plan | None, given: Given, values: Sequence[Any]) -> None:
+    def _run(self, plan: CallPlan | None, given: Arguments, values: Sequence[Any]) -> None:
         """Launch a plan's work, or bind these arguments to make it."""
         if (recording := current_recording()) is not None:
             recording.fail()
-        stream = self._turns.stream()
+        stream = self._order.stream()
         if stream is None:
             self._check_capture()
         if self._waits:
             self.guard.check()
             if plan is None and self._generation != nccl.generation():
                 self._build()
-        turn = stream if self._waits else None  # captured work has the order of its graph
-        if turn is not None:
-            self._turns.begin(turn)
+        ordered = stream if self._waits else None  # captured work has the order of its graph
+        if ordered is not None:
+            self._order.begin(ordered)
         try:
             if plan is not None:
                 bind: Bind = partial(self._bind, values)
@@ -337,12 +339,12 @@ class DeviceProgram:
             except BaseException as error:
                 if self.queue is not None:
                     self.queue.drop()
-                if turn is not None:  # captured work does not run now
+                if ordered is not None:  # captured work does not run now
                     self._give_up(error)
                 raise
         finally:
-            if turn is not None:
-                self._turns.end()
+            if ordered is not None:
+                self._order.end()
         if stream is None:
             self.memory.keep()
 
@@ -365,26 +367,26 @@ class DeviceProgram:
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
-    def _plan(self, values: Sequence[Any]) -> tuple[Plan, Given, Bind]:
+    def _plan(self, values: Sequence[Any]) -> tuple[CallPlan, Arguments, Bind]:
         """The plan of a new form, kept for later calls; with this call's arguments and launches."""
         launches = self._bind(values)  # the values read by binding define the form
         kinds, passed = kinds_of(self.program, values, self._plans.passed), self._plans.told(values)
         can_repeat, at_once = self.reads_at is None and not self.by_nccl, self.queue_waits and not self._is_loaded
-        plan, self._is_loaded = Plan(kinds, can_repeat=can_repeat, at_once=at_once), True
+        plan, self._is_loaded = CallPlan(kinds, can_repeat=can_repeat, at_once=at_once), True
         if passed is None:
             return plan, (), lambda: launches
         self._plans.keep(passed.form, plan)
         return plan, passed.given, lambda: launches
 
-    def _bind(self, values: Sequence[Any]) -> list[Work]:
+    def _bind(self, values: Sequence[Any]) -> list[StreamWork]:
         """The launches of a call on these arguments. Collective where it needs new memory."""
         known = bind(self.program, self.team.rank, values, self._open_sizes, self.device, self._written)
         staged = self.memory.staged(values)
         given = [standing_for(x) for x in values]
-        call = Call([staged.get(i, x) for i, x in enumerate(given)], known)
+        call = ProgramCall([staged.get(i, x) for i, x in enumerate(given)], known)
         self.memory.prepare(call)  # now: later this device may wait for a peer that waits for this memory
-        into: list[Work] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
-        out: list[Work] = [partial(given[i].copy_, staged[i]) for i in sorted(self._written & staged.keys())]
+        into: list[StreamWork] = [partial(copy.copy_, given[i]) for i, copy in staged.items()]
+        out: list[StreamWork] = [partial(given[i].copy_, staged[i]) for i in sorted(self._written & staged.keys())]
         begin, end = self._around(call)
         launches = [*into, *begin, *self._steps(call), *end, *out]
         if self.queue is not None:
@@ -392,7 +394,7 @@ class DeviceProgram:
         self._tell_apart(call)
         return launches
 
-    def _tell_apart(self, call: Call) -> None:
+    def _tell_apart(self, call: ProgramCall) -> None:
         """Let calls share a plan that differ only in scalars passed to kernels, not bound."""
         self._asked |= call.asked
         free = [i for i, p in enumerate(self.program.parameters) if p.buffer is None and p.var not in self._asked]
@@ -401,7 +403,7 @@ class DeviceProgram:
             self._plans.clear()
             self._plans.passed = passed
 
-    def _around(self, call: Call) -> tuple[list[Work], list[Work]]:
+    def _around(self, call: ProgramCall) -> tuple[list[StreamWork], list[StreamWork]]:
         """Begin and end of a call: zeroing of flags, barriers of all ranks. One kernel may do all of it."""
         rendezvous = self._lowered.rendezvous
         if rendezvous.inside:
@@ -430,7 +432,7 @@ class DeviceProgram:
             torch.cuda.synchronize(self.device)
 
     def reset(self) -> None:
-        """Collective: reset after a failed wait, with counters and workspaces of zero. Raises as `Guard.reset`."""
+        """Collective: reset after a failed wait, with counters and workspaces of zero. Raises as `WaitGuard.reset`."""
         if self._waits:
             self.guard.reset(self._clear)
         else:

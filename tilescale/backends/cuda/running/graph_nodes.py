@@ -32,12 +32,12 @@ _WITHOUT_TENSORS = ("EMPTY", "EVENT_RECORD", "WAIT_EVENT", "BATCH_MEM_OP")
 """Kinds of nodes without tensors of a call: flags that streams wait for and write do not move."""
 
 
-Block = ctypes.Array
+ParameterBytes = ctypes.Array
 """Writable bytes, with an address."""
 
 
 @dataclass(frozen=True)
-class Node:
+class CapturedNode:
     """A node of a captured graph.
 
     Attributes:
@@ -50,14 +50,14 @@ class Node:
     """
 
     same: tuple[Any, ...]
-    blocks: Sequence[Block] = ()
+    blocks: Sequence[ParameterBytes] = ()
     handle: int = 0
     parameters: int = 0
     context: int = 0
     kept: Any = None
 
 
-def nodes_of(graph: int) -> list[Node]:
+def nodes_of(graph: int) -> list[CapturedNode]:
     """The nodes of a captured graph, in capture order."""
     from cuda.bindings import driver as names
 
@@ -65,19 +65,19 @@ def nodes_of(graph: int) -> list[Node]:
     return [_node(handle) for handle in handles if int(handle)]
 
 
-def _node(handle: Any) -> Node:
+def _node(handle: Any) -> CapturedNode:
     kind = driver.call("cuGraphNodeGetType", handle).name.removeprefix("CU_GRAPH_NODE_TYPE_")
     if kind in _READ:
         return _READ[kind](handle)
-    return Node((kind,)) if kind in _WITHOUT_TENSORS else _unknown(kind)
+    return CapturedNode((kind,)) if kind in _WITHOUT_TENSORS else _unknown(kind)
 
 
-def _unknown(kind: str) -> Node:
+def _unknown(kind: str) -> CapturedNode:
     """A node that equals no other one."""
-    return Node((kind, object()))
+    return CapturedNode((kind, object()))
 
 
-def _kernel(handle: Any) -> Node:
+def _kernel(handle: Any) -> CapturedNode:
     found = driver.call("cuGraphKernelNodeGetParams", handle)
     sizes = _parameter_sizes(found.func)
     if sizes is None or not found.kernelParams:
@@ -87,7 +87,7 @@ def _kernel(handle: Any) -> Node:
     pointers = (ctypes.c_void_p * len(own))(*map(ctypes.addressof, own))
     found.kernelParams = ctypes.addressof(pointers)
     same = ("KERNEL", int(found.func), *(int(getattr(found, name)) for name in _LAUNCH))
-    return Node(same, own, int(handle), found.getPtr(), kept=(found, pointers))
+    return CapturedNode(same, own, int(handle), found.getPtr(), kept=(found, pointers))
 
 
 _sizes: dict[int, list[int] | None] = {}
@@ -112,20 +112,20 @@ def _asked_sizes(function: Any) -> list[int] | None:
     return sizes
 
 
-def _copy(handle: Any) -> Node:
+def _copy(handle: Any) -> CapturedNode:
     found = driver.call("cuGraphMemcpyNodeGetParams", handle)
     same = ("MEMCPY", *(int(getattr(found, name)) for name in _COPY))
     places = int(found.dstDevice), int(found.srcDevice)
     if found.Height > 1 or found.Depth > 1:  # it cannot be updated
-        return Node((*same, *places))
+        return CapturedNode((*same, *places))
     first = found.getPtr()
     blocks = [(ctypes.c_char * 8).from_address(first + at) for at in (_TARGET, _SOURCE)]
-    return Node(same, blocks, int(handle), first, int(driver.call("cuCtxGetCurrent")), found)
+    return CapturedNode(same, blocks, int(handle), first, int(driver.call("cuCtxGetCurrent")), found)
 
 
-def _fill(handle: Any) -> Node:
+def _fill(handle: Any) -> CapturedNode:
     found = driver.call("cuGraphMemsetNodeGetParams", handle)
-    return Node(("MEMSET", *(int(getattr(found, name)) for name in _FILL)))
+    return CapturedNode(("MEMSET", *(int(getattr(found, name)) for name in _FILL)))
 
 
 _READ = {"KERNEL": _kernel, "MEMCPY": _copy, "MEMSET": _fill}

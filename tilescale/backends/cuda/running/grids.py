@@ -13,16 +13,16 @@ from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.lowering.check import kernels
 from tilescale.backends.cuda.lowering.program import LoweredGrid
 from tilescale.backends.cuda.running import occupancy
-from tilescale.backends.cuda.running.steps import Call, KernelLaunch, Step, Work
+from tilescale.backends.cuda.running.steps import CallStep, KernelLaunch, ProgramCall, StreamWork
 from tilescale.backends.cuda.text import check_of
 from tilescale.program.grids import programs
 from tilescale.program.waiting import first_wait, waits_across
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import Owner
+    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
-def grid_step(own: Owner, grid: LoweredGrid) -> Step:
+def grid_step(context: ProgramContext, grid: LoweredGrid) -> CallStep:
     """A grid as a step. Collective: all ranks compile it, or find it compiled.
 
     Raises:
@@ -33,43 +33,43 @@ def grid_step(own: Owner, grid: LoweredGrid) -> Step:
     lowered, launch = grid.kernel, grid.launch
     by_nvshmem = nvshmem_link.IMPL in lowered.libraries
     if by_nvshmem:
-        own.on_all(lambda: nvshmem_link.prepare(own.heap, own.options, launch.where))
-    kernel = own.compile(lowered.func, check_of(lowered, own.program, own.target.machine))
-    _check_residency(own, grid, kernel)
+        context.on_all(lambda: nvshmem_link.prepare(context.heap, context.options, launch.where))
+    kernel = context.compile(lowered.func, check_of(lowered, context.program, context.target.machine))
+    _check_residency(context, grid, kernel)
     run = stock.entry(kernel)
     if by_nvshmem:
         run = nvshmem_link.started(run, launch.where)
     for argument in lowered.arguments:
-        if isinstance(argument, arg.Workspace):
-            own.memory.declare(argument)
+        if isinstance(argument, arg.KernelWorkspace):
+            context.memory.declare(argument)
     open_extents = [n for n in launch.grid if not ir.constant(n)]
 
-    def bind(call: Call) -> list[Work]:
+    def bind(call: ProgramCall) -> list[StreamWork]:
         if 0 in [call.known(n) for n in open_extents]:
             return []  # CUDA rejects empty grids
-        return [KernelLaunch(run, [own.memory.value(a, call) for a in lowered.arguments])]
+        return [KernelLaunch(run, [context.memory.value(a, call) for a in lowered.arguments])]
 
     return bind
 
 
-def _check_residency(own: Owner, grid: LoweredGrid, kernel: Any) -> None:
+def _check_residency(context: ProgramContext, grid: LoweredGrid, kernel: Any) -> None:
     """Check that a grid fits on the device: whole, if its programs wait for one another; next to the message kernels,
     if it waits for messages of the queue. Raises LaunchError.
     """
-    sizes, launch = dict(own.sizes), grid.launch
-    where = waits_across(grid, launch, own.program, own.target.machine, sizes)
-    waiting = first_wait(grid) if own.spared else None
+    sizes, launch = dict(context.sizes), grid.launch
+    where = waits_across(grid, launch, context.program, context.target.machine, sizes)
+    waiting = first_wait(grid) if context.spared else None
     if where is None and waiting is None:
         return
     def check() -> None:
         made = stock.compiled(kernel)
         text = next(kernels(made.text))
         code = stock.device_code(made.text, kernel.target, kernel.pass_configs, kernel.compile_flags or ())
-        image = occupancy.Image(code, text.name, text.threads, made.dynamic_shared, launch.cluster)
-        room = occupancy.resident(image, own.device.index)
+        image = occupancy.KernelImage(code, text.name, text.threads, made.dynamic_shared, launch.cluster)
+        room = occupancy.resident(image, context.device.index)
         if where is not None:
-            occupancy.check_resident(own.program.name, programs(launch, sizes), room, where)
+            occupancy.check_resident(context.program.name, programs(launch, sizes), room, where)
         if waiting is not None:
-            occupancy.check_beside(own.program.name, programs(launch, sizes), room, own.spared, waiting)
+            occupancy.check_spared(context.program.name, programs(launch, sizes), room, context.spared, waiting)
 
-    own.on_all(check)
+    context.on_all(check)

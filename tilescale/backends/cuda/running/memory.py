@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.running.barrier_kernel import purpose
-from tilescale.backends.cuda.running.steps import Call, Work
+from tilescale.backends.cuda.running.steps import ProgramCall, StreamWork
 from tilescale.program.extents import agreed
 
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.program_context import Owner
+    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 _FLAGS_APART = 128
@@ -63,7 +63,7 @@ class _Flags(NamedTuple):
     parts: dict[str, torch.Tensor]
 
 
-class Memory:
+class ProgramMemory:
     """Workspaces, and symmetric stand-ins for tensors that peers reach and that are not symmetric.
 
     Both are kept between calls, for the last few shapes, and allocated by all ranks when a call has a new shape.
@@ -71,31 +71,31 @@ class Memory:
     have captured live as long as the program: a graph may be replayed at any time.
     """
 
-    def __init__(self, own: Owner, changed: Callable[[], None]):
-        self._own = own
-        self._declared: dict[str, arg.Workspace] = {}
+    def __init__(self, context: ProgramContext, changed: Callable[[], None]):
+        self._context = context
+        self._declared: dict[str, arg.KernelWorkspace] = {}
         self._workspaces: dict[str, _LastFew[torch.Tensor]] = defaultdict(partial(_LastFew, changed))
         self._staged: dict[int, _LastFew[torch.Tensor]] = defaultdict(partial(_LastFew, changed))
         self._flags: _LastFew[_Flags] = _LastFew(changed)
         self._captured: dict[int, torch.Tensor] = {}  # by address
-        launches = own.program.launches
+        launches = context.program.launches
         self._flag_names = {b.name for launch in launches for b in launch.buffers if b.data in launch.flags}
 
-    def declare(self, workspace: arg.Workspace) -> None:
+    def declare(self, workspace: arg.KernelWorkspace) -> None:
         """A workspace that calls need."""
         self._declared.setdefault(workspace.name, workspace)
 
-    def tensor(self, workspace: arg.Workspace, call: Call) -> torch.Tensor:
+    def tensor(self, workspace: arg.KernelWorkspace, call: ProgramCall) -> torch.Tensor:
         """A workspace's instance on this device, as allocated by `prepare` for such a call."""
         name = workspace.name
         if name in self._flag_names:
             return self._flags[self._flag_shapes(call)].parts[name]
         return self._workspaces[name][self._shape(name, call)]
 
-    def _shape(self, name: str, call: Call) -> tuple[int, ...]:
+    def _shape(self, name: str, call: ProgramCall) -> tuple[int, ...]:
         return tuple(call.evaluate(n) for n in self._declared[name].shape)
 
-    def _flag_shapes(self, call: Call) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def _flag_shapes(self, call: ProgramCall) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple((name, self._shape(name, call)) for name in self._declared if name in self._flag_names)
 
     def _own_tensors(self) -> list[torch.Tensor]:
@@ -111,14 +111,14 @@ class Memory:
         for tensor in self._own_tensors():
             tensor.zero_()
 
-    def zeroed(self, call: Call) -> list[Work]:
+    def zeroed(self, call: ProgramCall) -> list[StreamWork]:
         """A launch that zeroes flags of `T.alloc_flags`, before the barrier at the entry: afterwards any rank may
         signal.
         """
         shapes = self._flag_shapes(call)
         return [self._flags[shapes].whole.zero_] if shapes else []
 
-    def prepare(self, call: Call) -> None:
+    def prepare(self, call: ProgramCall) -> None:
         """Allocate what a call needs, initially zero. Collective if its shape is new."""
         for name, made in self._declared.items():
             if name not in self._flag_names:
@@ -142,59 +142,59 @@ class Memory:
         import torch
 
         kind = getattr(torch, dtype)
-        if symmetric and not self._own.is_alone:
-            return self._own.heap.zeros(shape, kind)
-        return torch.zeros(shape, dtype=kind, device=self._own.device)
+        if symmetric and not self._context.is_alone:
+            return self._context.heap.zeros(shape, kind)
+        return torch.zeros(shape, dtype=kind, device=self._context.device)
 
     def staged(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Symmetric stand-ins, by position, for tensors that peers reach and that are not in the heap."""
-        reached = sorted(self._own.reached)
-        return {i: self._staging(i, values[i]) for i in reached if not self._own.heap.is_symmetric(values[i])}
+        reached = sorted(self._context.reached)
+        return {i: self._staging(i, values[i]) for i in reached if not self._context.heap.is_symmetric(values[i])}
 
     def _staging(self, position: int, tensor: torch.Tensor) -> torch.Tensor:
         def make() -> torch.Tensor:
-            name = self._own.program.parameters[position].name
+            name = self._context.program.parameters[position].name
             warnings.warn(
-                f"{self._own.program.name}: peers reach {name!r}, which is not a symmetric tensor: each call copies it "
-                "in and out. Allocate it with tilescale.empty, zeros or from_tensor to avoid the copies.",
+                f"{self._context.program.name}: peers reach {name!r}, which is not a symmetric tensor: each call "
+                "copies it in and out. Allocate it with tilescale.empty, zeros or from_tensor to avoid the copies.",
                 stacklevel=6,
             )
-            return self._own.heap.empty(tuple(tensor.shape), tensor.dtype)
+            return self._context.heap.empty(tuple(tensor.shape), tensor.dtype)
 
         return self._staged[position].get(tuple(tensor.shape), make)
 
-    def digest(self, call: Call) -> int:
+    def digest(self, call: ProgramCall) -> int:
         """Digest of the facts that all ranks must agree on: addresses and shapes of the tensors that peers reach; of
         the others the extents that the program names.
         """
-        tensors = [call.values[i] for i in sorted(self._own.reached)]
-        offset = self._own.heap.offset
+        tensors = [call.values[i] for i in sorted(self._context.reached)]
+        offset = self._context.heap.offset
         extents = [call.variables.get(var) for var in self._agreed]
         return zlib.crc32(repr([(offset(x), *x.shape, *x.stride()) for x in tensors] + extents).encode())
 
     @cached_property
     def _agreed(self) -> list[ir.Var]:
-        return [var for _, var in agreed(self._own.program)]
+        return [var for _, var in agreed(self._context.program)]
 
-    def value(self, argument: arg.Argument, call: Call) -> Any:
+    def value(self, argument: arg.Argument, call: ProgramCall) -> Any:
         """The value of a kernel's parameter in a call."""
-        return _VALUES[type(argument)](self, self._own, argument, call)
+        return _VALUES[type(argument)](self, self._context, argument, call)
 
-    def _workspace(self, workspace: arg.Workspace, call: Call) -> torch.Tensor:
+    def _workspace(self, workspace: arg.KernelWorkspace, call: ProgramCall) -> torch.Tensor:
         here = self.tensor(workspace, call)
-        return self._own.near.everywhere(here) if workspace.peers else here
+        return self._context.peer_group.everywhere(here) if workspace.peers else here
 
 
-_VALUES: dict[type, Callable[[Memory, Owner, Any, Call], Any]] = {
-    arg.Given: lambda memory, own, a, call: call.values[a.position],
-    arg.Peers: lambda memory, own, a, call: own.near.everywhere(call.values[a.position]),
-    arg.Workspace: lambda memory, own, a, call: memory._workspace(a, call),
-    arg.Rank: lambda memory, own, a, call: own.rank(a.level),
-    arg.SlotShift: lambda memory, own, a, call: own.near.shift,
-    arg.Limit: lambda memory, own, a, call: own.guard.limit_ns,
-    arg.WaitRecord: lambda memory, own, a, call: own.guard.records.device,
-    arg.RendezvousWords: lambda memory, own, a, call: own.guard.ranks.everywhere,
-    arg.RendezvousCounts: lambda memory, own, a, call: own.guard.ranks.counts,
-    arg.Purpose: lambda memory, own, a, call: purpose(a.site, memory.digest(call) if a.checked else 0),
-    arg.HostVariable: lambda memory, own, a, call: call.variables[a.var],
+_VALUES: dict[type, Callable[[ProgramMemory, ProgramContext, Any, ProgramCall], Any]] = {
+    arg.CallerArgument: lambda memory, context, a, call: call.values[a.position],
+    arg.PeerInstances: lambda memory, context, a, call: context.peer_group.everywhere(call.values[a.position]),
+    arg.KernelWorkspace: lambda memory, context, a, call: memory._workspace(a, call),
+    arg.DeviceRank: lambda memory, context, a, call: context.rank(a.level),
+    arg.SlotShift: lambda memory, context, a, call: context.peer_group.shift,
+    arg.WaitLimit: lambda memory, context, a, call: context.guard.limit_ns,
+    arg.WaitRecord: lambda memory, context, a, call: context.guard.records.device,
+    arg.RendezvousWords: lambda memory, context, a, call: context.guard.ranks.everywhere,
+    arg.RendezvousCounts: lambda memory, context, a, call: context.guard.ranks.counts,
+    arg.BarrierPurpose: lambda memory, context, a, call: purpose(a.site, memory.digest(call) if a.checked else 0),
+    arg.HostVariable: lambda memory, context, a, call: call.variables[a.var],
 }

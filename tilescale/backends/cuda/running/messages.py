@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.messages import MessageStep
 from tilescale.backends.cuda.lowering.reach import BY_MESSAGES
-from tilescale.backends.cuda.running.phases import Part, runs
-from tilescale.backends.cuda.running.steps import Call, Step, Work
-from tilescale.backends.cuda.running.transports import Message, Transport
+from tilescale.backends.cuda.running.phases import TensorRegion, runs
+from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
+from tilescale.backends.cuda.running.transports import TensorMessage, Transport
 from tilescale.errors import OutOfBoundsError
 from tilescale.program import ops
 from tilescale.program.mesh import Mesh
@@ -26,11 +26,11 @@ from tilescale.program.operations import Copy, Signal
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.program_context import Owner
+    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 @dataclass(frozen=True)
-class Transfer:
+class DeviceTransfer:
     """A transfer of one device: a copy, a signal, or a copy with a signal.
 
     Attributes:
@@ -42,93 +42,93 @@ class Transfer:
     sender: int
     receiver: int
     by_sender: bool
-    at: Call
+    at: ProgramCall
 
 
-class Messages:
+class DeviceMessages:
     """A copy or signal of a program."""
 
-    def __init__(self, own: Owner, step: MessageStep):
+    def __init__(self, context: ProgramContext, step: MessageStep):
         """Collective."""
-        self.own, self.step, self.between = own, step, own.between
+        self.context, self.step, self.transport = context, step, context.transport
         self.copy = Copy.of(step.call) if ir.op_name(step.call) == ops.COPY.name else None
         signal = None if self.copy is not None else Signal.of(step.call)
         made = self.copy or signal
         assert made is not None and made.level is not None, "the planner has found it to be one"
         self.level, self.peer = made.level, made.peer
-        self.source = Part(own, self.copy.source) if self.copy is not None else None
-        self.target = Part(own, self.copy.target) if self.copy is not None else None
+        self.source = TensorRegion(context, self.copy.source) if self.copy is not None else None
+        self.target = TensorRegion(context, self.copy.target) if self.copy is not None else None
         flag = self.copy.signal if self.copy is not None else signal.flag if signal is not None else None
-        self.flag = Part(own, flag) if flag is not None else None
+        self.flag = TensorRegion(context, flag) if flag is not None else None
         self.value, self.op = (made.value, made.op) if self.flag is not None else (None, None)
         self.by_sender = self.copy is None or self.copy.to_peer
-        if self.copy is not None and own.near.size > 1:
+        if self.copy is not None and context.peer_group.size > 1:
             (self.target if self.by_sender else self.source).reached()  # type: ignore[union-attr]
 
-    def bind(self, call: Call) -> list[Work]:
+    def bind(self, call: ProgramCall) -> list[StreamWork]:
         """The launches of this device in a call."""
-        mine = [t for t in self._transfers(call) if self.own.team.rank in (t.sender, t.receiver)]
+        mine = [t for t in self._transfers(call) if self.context.team.rank in (t.sender, t.receiver)]
         if not mine:
             return []
         copies = [work for t in mine for work in self._by_memory(t)]
         return [*copies, lambda: self._exchange(mine)]
 
-    def _transfers(self, call: Call) -> Iterator[Transfer]:
+    def _transfers(self, call: ProgramCall) -> Iterator[DeviceTransfer]:
         """The transfers of all devices, in the order of the executing devices."""
-        mesh = Mesh(self.own.sizes)
+        mesh = Mesh(self.context.sizes)
         for me in range(mesh.size):
             by_level = mesh.ranks(me)
             known = {**call.variables, **{var: by_level[level] for var, level in self.step.ranks}}
-            at = Call(call.values, known, call.asked)
+            at = ProgramCall(call.values, known, call.asked)
             if all(bool(at.evaluate(expr)) == value for expr, value in self.step.under):
                 peer = mesh.sibling(me, self.level, at.evaluate(self.peer))
-                yield Transfer(*((me, peer) if self.by_sender else (peer, me)), self.by_sender, at)
+                yield DeviceTransfer(*((me, peer) if self.by_sender else (peer, me)), self.by_sender, at)
 
-    def _is_near(self, transfer: Transfer) -> bool:
+    def _is_near(self, transfer: DeviceTransfer) -> bool:
         """Whether both ends share memory, according to the machine model."""
-        near = self.own.target.near
+        near = self.context.target.group_size
         return transfer.sender // near == transfer.receiver // near
 
-    def _by_memory(self, t: Transfer) -> list[Work]:
+    def _by_memory(self, t: DeviceTransfer) -> list[StreamWork]:
         """A copy between devices that share memory, by the executing device."""
         if self.source is None or self.target is None or not self._is_near(t):
             return []
-        if self.own.team.rank != (t.sender if t.by_sender else t.receiver):
+        if self.context.team.rank != (t.sender if t.by_sender else t.receiver):
             return []
         source = self.source.local(t.at) if t.by_sender else self.source.on(t.sender, t.at)
         target = self.target.on(t.receiver, t.at) if t.by_sender else self.target.local(t.at)
         return [lambda: target.copy_(source.reshape(target.shape))]
 
-    def _exchange(self, transfers: list[Transfer]) -> None:
+    def _exchange(self, transfers: list[DeviceTransfer]) -> None:
         """Send and receive, and raise the flags of received data."""
-        self.exchange(transfers, self.between)
+        self.exchange(transfers, self.transport)
         for t in transfers:
-            if t.receiver == self.own.team.rank:
+            if t.receiver == self.context.team.rank:
                 self._tell(t)
 
-    def exchange(self, transfers: list[Transfer], by: Transport) -> None:
+    def exchange(self, transfers: list[DeviceTransfer], by: Transport) -> None:
         """Send and receive, on the current stream."""
-        me = self.own.team.rank
-        sends: list[Message] = []
-        receives: list[tuple[Transfer, Message]] = []
+        me = self.context.team.rank
+        sends: list[TensorMessage] = []
+        receives: list[tuple[DeviceTransfer, TensorMessage]] = []
         for t in transfers:
             if t.sender == t.receiver or (self._is_near(t) and self.flag is None):
                 continue
             if t.sender == me:
-                sends.append(Message(self._sent(t), t.receiver))
+                sends.append(TensorMessage(self._sent(t), t.receiver))
             else:
-                receives.append((t, Message(self._room(t), t.sender)))
+                receives.append((t, TensorMessage(self._room(t), t.sender)))
         by.exchange(sends, [message for _, message in receives])()
         for t, message in receives:
             self._store(t, message.tensor)
 
-    def _sent(self, t: Transfer) -> torch.Tensor:
+    def _sent(self, t: DeviceTransfer) -> torch.Tensor:
         """The elements of a message; a dummy element for a pure signal."""
         if self.source is None or self._is_near(t):
             return self._token()
         return self.source.local(t.at).contiguous()
 
-    def _room(self, t: Transfer) -> torch.Tensor:
+    def _room(self, t: DeviceTransfer) -> torch.Tensor:
         """The buffer in which a message arrives: the target itself, where it is dense and of the same type."""
         if self.source is None or self.target is None or self._is_near(t):
             return self._token()
@@ -139,16 +139,16 @@ class Messages:
     def _token(self) -> torch.Tensor:
         import torch
 
-        return torch.zeros(1, dtype=torch.int32, device=self.own.device)
+        return torch.zeros(1, dtype=torch.int32, device=self.context.device)
 
-    def _store(self, t: Transfer, arrived: torch.Tensor) -> None:
+    def _store(self, t: DeviceTransfer, arrived: torch.Tensor) -> None:
         if self.target is None or self._is_near(t):
             return
         target = self.target.local(t.at)
         if target.data_ptr() != arrived.data_ptr():
             target.copy_(arrived)
 
-    def _tell(self, t: Transfer) -> None:
+    def _tell(self, t: DeviceTransfer) -> None:
         """Raise the flag of this device that a transfer names. Raises OutOfBoundsError."""
         if self.flag is None:
             return
@@ -164,10 +164,10 @@ class Messages:
 
 
 @runs(ops.COPY.name, BY_MESSAGES)
-def _copy(own: Owner, step: MessageStep) -> Step:
-    return Messages(own, step).bind
+def _copy(context: ProgramContext, step: MessageStep) -> CallStep:
+    return DeviceMessages(context, step).bind
 
 
 @runs(ops.SIGNAL.name, BY_MESSAGES)
-def _signal(own: Owner, step: MessageStep) -> Step:
-    return Messages(own, step).bind
+def _signal(context: ProgramContext, step: MessageStep) -> CallStep:
+    return DeviceMessages(context, step).bind

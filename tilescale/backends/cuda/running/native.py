@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from tilelang_core.native import FOLDER, Library, compiler, library
+from tilelang_core.native import FOLDER, NativeLibrary, compiler, library
 from tilescale.backends.cuda.native import source
 from tilescale.backends.cuda.running.toolchain import check_cache
 from tilescale.errors import DeviceError
@@ -24,7 +24,7 @@ PLACES = 64
 """Maximum number of arguments of a call with a form."""
 
 
-class Site(NamedTuple):
+class ReplaySite(NamedTuple):
     """Bytes that depend on an argument: their position, the offset added to the argument, and their number."""
 
     at: int
@@ -33,13 +33,13 @@ class Site(NamedTuple):
     nbytes: int
 
 
-class Node(NamedTuple):
+class ReplayNode(NamedTuple):
     """A node of a graph for the driver's update: handle, its parameters, the context of a copy (0 for a kernel)."""
 
     handle: int
     parameters: int
     context: int
-    sites: Sequence[Site]
+    sites: Sequence[ReplaySite]
 
 
 class _Site(ctypes.Structure):
@@ -93,7 +93,7 @@ class _Record(ctypes.Structure):
     _fields_ = (("steps", ctypes.POINTER(_Step)), ("count", ctypes.c_int64))
 
 
-class Graph:
+class ReplayGraph:
     """An instantiated graph, with its nodes' arguments."""
 
     def __init__(self, executable: int, given: Sequence[int], kinds: bytes):
@@ -104,7 +104,7 @@ class Graph:
         self._launch, self.address = _replays().plain.launch, ctypes.addressof(self._record)
         self.learn((), (), ())
 
-    def learn(self, nodes: Sequence[Node], known: Iterable[int], pairs: Sequence[tuple[int, int]]) -> None:
+    def learn(self, nodes: Sequence[ReplayNode], known: Iterable[int], pairs: Sequence[tuple[int, int]]) -> None:
         """Accept calls from now on that differ in the arguments at the `known` positions.
 
         Args:
@@ -145,7 +145,7 @@ class Graph:
         return int(self._launch(self.address, (ctypes.c_int64 * len(given))(*given), stream))
 
 
-class Forms:
+class CallForms:
     """Forms of calls with a nonzero number for each, such as the address of a graph.
 
     Attributes:
@@ -185,7 +185,7 @@ class Forms:
         self._plain.table_clear(self.table, *self._masks)
 
 
-class Source(NamedTuple):
+class ReplaySource(NamedTuple):
     """An argument of a graph: the address of a tensor, by its number, plus an offset; without a tensor (-1) only the
     offset.
     """
@@ -194,15 +194,15 @@ class Source(NamedTuple):
     offset: int
 
 
-class Step(NamedTuple):
+class ReplayStep(NamedTuple):
     """A graph with its arguments; or None, for a copy of `nbytes` bytes from the second source to the first one."""
 
-    graph: Graph | None
-    sources: Sequence[Source]
+    graph: ReplayGraph | None
+    sources: Sequence[ReplaySource]
     nbytes: int = 0
 
 
-class Record:
+class ReplayRecord:
     """Steps that are executed in order, all or none.
 
     Attributes:
@@ -210,7 +210,7 @@ class Record:
             status; and of `can_run(address, *tensors)`, which says whether it can run on tensors that begin with these.
     """
 
-    def __init__(self, steps: Sequence[Step]):
+    def __init__(self, steps: Sequence[ReplayStep]):
         sources = [(_Source * len(step.sources))(*(_Source(*each) for each in step.sources)) for step in steps]
         each = [
             _Step(step.graph.address if step.graph else None, at, len(at), step.nbytes)
@@ -239,7 +239,7 @@ def connect() -> None:
 
 
 @cache
-def _replays() -> Library:
+def _replays() -> NativeLibrary:
     """The compiled C code. Raises UntrustedCacheError, and DeviceError without a C compiler, if it is not in the cache.
     """
     check_cache(FOLDER)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tilescale.comm import Team, World
 
 
-class Member(Protocol):
+class NcclMember(Protocol):
     """The program on this rank's device, for groups; `by_nccl` becomes true once it has a group."""
 
     world: World
@@ -40,10 +40,10 @@ _EXIT_S, _ABORT_S = 5.0, 10.0
 KNOWN = frozenset(records()["nccl"].dtypes)
 """Types of elements that NCCL supports."""
 
-Groups = tuple[tuple[int, ...], ...]
+RankGroups = tuple[tuple[int, ...], ...]
 """Devices, or ranks of the job, by process group."""
 
-_groups: dict[tuple[Groups, int | None], Any] = {}
+_groups: dict[tuple[RankGroups, int | None], Any] = {}
 _generation = 0
 _aborted = False
 
@@ -74,21 +74,21 @@ def joins(team: Team, world: World) -> bool:
     return dist.distributed_c10d._get_default_group().bound_device_id is None
 
 
-def group(own: Member, level: str) -> Any:
+def group(member: NcclMember, level: str) -> Any:
     """The process group of the devices that are siblings at a level. Collective: all ranks request groups in the same
     order.
     """
-    return group_of(own, Mesh(own.sizes).groups(level))
+    return group_of(member, Mesh(member.sizes).groups(level))
 
 
-def group_of(own: Member, teams: Groups, processors: int | None = None) -> Any:
+def group_of(member: NcclMember, teams: RankGroups, sms: int | None = None) -> Any:
     """This device's process group among those of `teams`, which partition the devices. Collective, as `group`.
 
-    A group limited to `processors` SMs has its own order of operations, independent of the unlimited one's.
+    A group limited to `sms` SMs has its own order of operations, independent of the unlimited one's.
     """
-    own.by_nccl = True
-    ranks = tuple(tuple(own.team.ranks[device] for device in team) for team in teams)
-    return _group(own.world, own.team.ranks, ranks, processors)
+    member.by_nccl = True
+    ranks = tuple(tuple(member.team.ranks[device] for device in team) for team in teams)
+    return _group(member.world, member.team.ranks, ranks, sms)
 
 
 def group_of_all(world: World) -> Any:
@@ -96,29 +96,29 @@ def group_of_all(world: World) -> Any:
     return _group(world, world.ranks, (world.ranks,), None)
 
 
-def _group(world: World, among: tuple[int, ...], teams: Groups, processors: int | None) -> Any:
+def _group(world: World, among: tuple[int, ...], teams: RankGroups, sms: int | None) -> Any:
     """This rank's process group, which all ranks `among` those of the job make."""
     _start(world)
-    key = teams, processors
+    key = teams, sms
     if key not in _groups:
-        _groups[key] = _made(world, among, teams, _options(processors))
+        _groups[key] = _made(world, among, teams, _options(sms))
     return _groups[key]
 
 
-def _options(processors: int | None) -> dict[str, Any]:
+def _options(sms: int | None) -> dict[str, Any]:
     """Options of a group; kernels of one with a limit of SMs start before those of other work."""
     timeout = timedelta(seconds=settings().timeout_s)  # else that of NCCL's groups is PyTorch's
-    if processors is None:
+    if sms is None:
         return {"timeout": timeout}
     from torch.distributed import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options.config.max_ctas = processors
+    options.config.max_ctas = sms
     options._timeout = timeout
     return {"timeout": timeout, "pg_options": options}
 
 
-def _made(world: World, among: tuple[int, ...], teams: Groups, options: dict[str, Any]) -> Any:
+def _made(world: World, among: tuple[int, ...], teams: RankGroups, options: dict[str, Any]) -> Any:
     """This rank's new process group of the job's ranks."""
     import torch.distributed as dist
 

@@ -15,7 +15,7 @@ from tilescale.errors import LaunchError, Location
 
 
 @dataclass(frozen=True)
-class Image:
+class KernelImage:
     """A compiled kernel as the driver loads it.
 
     Attributes:
@@ -34,33 +34,33 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Room:
+class Occupancy:
     """Number of programs of a kernel that a GPU holds at once.
 
     Attributes:
         held: programs on the whole device.
         each: programs on one otherwise empty SM.
-        processors: SMs of the device.
+        sms: SMs of the device.
         cluster: programs that start together.
     """
 
     held: int
     each: int
-    processors: int
+    sms: int
     cluster: int = 1
 
     def __str__(self) -> str:
         whole = f", in whole clusters of {self.cluster}" if self.cluster > 1 else ""
-        return f"{self.held} at once ({self.each} on each of {self.processors} SMs{whole})"
+        return f"{self.held} at once ({self.each} on each of {self.sms} SMs{whole})"
 
-    def beside(self, spared: int) -> int:
+    def resident_with(self, spared: int) -> int:
         """Minimum number of programs if some SMs hold something else: each may break as many clusters as it holds
         programs.
         """
         return max(0, self.held - spared * self.each * self.cluster)
 
 
-def resident(image: Image, device: int) -> Room:
+def resident(image: KernelImage, device: int) -> Occupancy:
     """Number of programs of a kernel that a GPU holds at once, from the driver.
 
     Raises:
@@ -70,21 +70,21 @@ def resident(image: Image, device: int) -> Room:
 
     shared_limit = names.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     count = names.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-    processors = driver.call("cuDeviceGetAttribute", count, driver.call("cuDeviceGet", device))
+    sms = driver.call("cuDeviceGetAttribute", count, driver.call("cuDeviceGet", device))
     module, cluster = driver.call("cuModuleLoadData", image.code), math.prod(image.cluster)
     try:
         function = driver.call("cuModuleGetFunction", module, image.name.encode())
         driver.call("cuFuncSetAttribute", function, shared_limit, image.shared)
         each = driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, image.threads, image.shared)
-        held = each * processors
+        held = each * sms
         if cluster > 1:  # clusters lie inside one GPC, which may not hold a whole number of them
             held = cluster * driver.call("cuOccupancyMaxActiveClusters", function, _clusters(image))
     finally:
         driver.call("cuModuleUnload", module)
-    return Room(held, each, processors, cluster)
+    return Occupancy(held, each, sms, cluster)
 
 
-def _clusters(image: Image) -> Any:
+def _clusters(image: KernelImage) -> Any:
     """A launch of one cluster, in the driver's structure."""
     from cuda.bindings import driver as names
 
@@ -98,7 +98,7 @@ def _clusters(image: Image) -> Any:
     return made
 
 
-def check_resident(program: str, asked: int | None, room: Room, where: Location) -> None:
+def check_resident(program: str, asked: int | None, room: Occupancy, where: Location) -> None:
     """Reject a grid that cannot be wholly resident.
 
     Args:
@@ -117,7 +117,7 @@ def check_resident(program: str, asked: int | None, room: Room, where: Location)
         )
 
 
-def check_beside(program: str, asked: int | None, room: Room, spared: int, where: Location) -> None:
+def check_spared(program: str, asked: int | None, room: Occupancy, spared: int, where: Location) -> None:
     """Reject a grid that waits for messages and leaves their kernels no SM: a deadlock.
 
     Args:
@@ -126,12 +126,12 @@ def check_beside(program: str, asked: int | None, room: Room, spared: int, where
     Raises:
         LaunchError: it does not fit on the other SMs.
     """
-    left = room.beside(spared)
+    left = room.resident_with(spared)
     if asked is None or asked > left:
         grid = "of an extent that is not known before the launch" if asked is None else f"of {asked} programs"
         raise LaunchError(
             f"{program!r}: a grid {grid} waits for copies from other nodes, which NCCL makes on {spared} of the "
-            f"{room.processors} SMs; the others hold {left} programs at once, and a waiting program stays "
+            f"{room.sms} SMs; the others hold {left} programs at once, and a waiting program stays "
             "resident",
             hint=f"launch at most {left} programs, each doing several tiles in a loop",
             where=where,

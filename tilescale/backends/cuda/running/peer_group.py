@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.comm import Team
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.reach import Reach, reach
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Near:
+class PeerGroup:
     """The devices of a program that share a heap.
 
     Attributes:
@@ -34,7 +34,7 @@ class Near:
     devices: int
 
     @classmethod
-    def of(cls, heap: SymmetricHeap, team: Team) -> Near:
+    def of(cls, heap: SymmetricHeap, team: Team) -> PeerGroup:
         """The devices of a program that a team runs."""
         near = reach(heap)
         return cls(near, team.ranks.index(near.team.ranks[0]), team.size)
@@ -45,7 +45,7 @@ class Near:
         return self.heap.team.size
 
     @property
-    def is_everybody(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether all devices of the program share memory."""
         return self.size == self.devices
 
@@ -68,14 +68,14 @@ class Near:
         """These devices' instances of a symmetric tensor, by slot. Raises NotSymmetricError for another tensor."""
         return self.heap.peers(tensor)
 
-    def check(self, team: Team, target: Target, where: Location | None) -> None:
+    def check(self, team: Team, target: LoweringTarget, where: Location | None) -> None:
         """Check that ranks are placed as in the machine model.
 
         Raises:
             LaunchError: devices that share memory in the machine model do not share it here, or nodes differ in their
                 ranks.
         """
-        mine, n = team.rank, target.near
+        mine, n = team.rank, target.group_size
         block = range(mine // n * n, min(mine // n * n + n, self.devices))
         missing = [d for d in block if not self.first <= d < self.first + self.size]
         if missing:

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilescale.backends.cuda.running import driver
-from tilescale.backends.cuda.running.native import UNKNOWN, Forms, Graph
-from tilescale.backends.cuda.running.replay import Given, Kind, Replay
-from tilescale.backends.cuda.running.steps import Work, run
+from tilescale.backends.cuda.running.native import UNKNOWN, CallForms, ReplayGraph
+from tilescale.backends.cuda.running.replay import ArgumentKind, Arguments, GraphReplay
+from tilescale.backends.cuda.running.steps import StreamWork, run
 
 KEPT = 512
 """Maximum number of plans of one program, the most recently used; and of bound calls of each that cannot be a graph."""
@@ -41,11 +41,11 @@ _OTHERS = (int, float, np.generic, NoneType)
 
 _NUMBERS = {int, float, bool, NoneType}
 
-Bind = Callable[[], list[Work]]
+Bind = Callable[[], list[StreamWork]]
 """Binds a call; returns its launches."""
 
 
-class Passed(NamedTuple):
+class CallArguments(NamedTuple):
     """A call's arguments.
 
     Attributes:
@@ -54,13 +54,13 @@ class Passed(NamedTuple):
     """
 
     form: tuple[Any, ...]
-    given: Given
+    given: Arguments
 
 
-class Plan:
+class CallPlan:
     """The launches of calls of one form."""
 
-    def __init__(self, kinds: Sequence[Kind], *, can_repeat: bool, at_once: bool = False):
+    def __init__(self, kinds: Sequence[ArgumentKind], *, can_repeat: bool, at_once: bool = False):
         """Plan of calls with arguments of these kinds.
 
         Args:
@@ -69,11 +69,11 @@ class Plan:
         """
         self._kinds, self.can_repeat = kinds, can_repeat
         self._calls = LAUNCHED_BEFORE if at_once else 0
-        self._replay: Replay | None = None
-        self._bound: OrderedDict[Given, list[Work]] = OrderedDict()
-        self._elsewhere: OrderedDict[Given, Plan] = OrderedDict()
+        self._replay: GraphReplay | None = None
+        self._bound: OrderedDict[Arguments, list[StreamWork]] = OrderedDict()
+        self._elsewhere: OrderedDict[Arguments, CallPlan] = OrderedDict()
 
-    def launch(self, given: Given, bind: Bind, stream: int | None) -> None:
+    def launch(self, given: Arguments, bind: Bind, stream: int | None) -> None:
         """Put everything on the current stream, given by number; None if it is captured in the caller's graph."""
         if stream is None or not self.can_repeat:
             return run(self._launches(given, bind))
@@ -81,19 +81,19 @@ class Plan:
             self._calls += 1
             return run(self._launches(given, bind))
         if self._replay is None:
-            self._replay = Replay(self._launches(given, bind), given, self._kinds)
+            self._replay = GraphReplay(self._launches(given, bind), given, self._kinds)
             self._bound.clear()
         if self._replay.launch(given, bind, stream):
             return None
-        at_places = _lately(self._elsewhere, given, lambda: Plan(self._kinds, can_repeat=True))
+        at_places = _lately(self._elsewhere, given, lambda: CallPlan(self._kinds, can_repeat=True))
         at_places.launch(given, bind, stream)
 
     @property
-    def graph(self) -> Graph | None:
+    def graph(self) -> ReplayGraph | None:
         """The graph that C launches for all calls of the form that it accepts; None while there is no graph."""
         return self._replay.graph if self._replay is not None else None
 
-    def _launches(self, given: Given, bind: Bind) -> list[Work]:
+    def _launches(self, given: Arguments, bind: Bind) -> list[StreamWork]:
         return _lately(self._bound, given, bind)
 
 
@@ -107,7 +107,7 @@ def _lately(kept: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> A
     return kept[key]
 
 
-class Plans:
+class CallPlans:
     """The most recently used plans of one program.
 
     Attributes:
@@ -124,14 +124,14 @@ class Plans:
         self.fixed: set[int] = set()
         self.symmetric = symmetric
         self._is_capturing = is_capturing
-        self._forgotten: list[Plan] = []  # while a graph is captured, graphs may not be destroyed
+        self._forgotten: list[CallPlan] = []  # while a graph is captured, graphs may not be destroyed
         self._plain = (torch.Tensor, torch.nn.Parameter)
-        self._forms: Forms | None = None  # once there is a graph
-        self._graphs: dict[int, Graph] = {}
-        self._plans: OrderedDict[tuple[Any, ...], Plan] = OrderedDict()
-        self._last: Plan | None = None  # the last used: the others have their order
+        self._forms: CallForms | None = None  # once there is a graph
+        self._graphs: dict[int, ReplayGraph] = {}
+        self._plans: OrderedDict[tuple[Any, ...], CallPlan] = OrderedDict()
+        self._last: CallPlan | None = None  # the last used: the others have their order
 
-    def get(self, form: tuple[Any, ...]) -> Plan | None:
+    def get(self, form: tuple[Any, ...]) -> CallPlan | None:
         """The plan of calls of a form; None if there is none."""
         plan = self._plans.get(form)
         if plan is not None and plan is not self._last:
@@ -139,7 +139,7 @@ class Plans:
             self._last = plan
         return plan
 
-    def keep(self, form: tuple[Any, ...], plan: Plan) -> None:
+    def keep(self, form: tuple[Any, ...], plan: CallPlan) -> None:
         """From now on the plan of calls of a form."""
         self._plans[form] = self._last = plan
         self._forget([self._plans.popitem(last=False)[1]] if len(self._plans) > KEPT else [])
@@ -157,18 +157,18 @@ class Plans:
             raise driver.refused("cuGraphLaunch", -status)
         return status != UNKNOWN
 
-    def graph(self, values: Sequence[Any]) -> Graph | None:
+    def graph(self, values: Sequence[Any]) -> ReplayGraph | None:
         """The graph that `launch` launches for a call; None if there is no graph."""
         if self._forms is None or not self._are_plain(values):
             return None
         return self._graphs.get(self._forms.find(self._forms.table, *values))
 
-    def can_launch(self, plan: Plan, values: Sequence[Any]) -> None:
+    def can_launch(self, plan: CallPlan, values: Sequence[Any]) -> None:
         """Let `launch` handle calls like this one of the plan, if the plan is a graph."""
         if plan.graph is None or not self._are_plain(values):
             return
         if self._forms is None:
-            self._forms = Forms([self.symmetric])
+            self._forms = CallForms([self.symmetric])
         self._forms.keep(plan.graph.address, values, self.passed, self.fixed)
         self._graphs[plan.graph.address] = plan.graph
 
@@ -193,7 +193,7 @@ class Plans:
         if self._forms is not None:
             self._forms.clear()
 
-    def _forget(self, plans: Iterable[Plan]) -> None:
+    def _forget(self, plans: Iterable[CallPlan]) -> None:
         for plan in plans:
             self._forgotten.append(plan)
             if self._forms is not None and plan.graph is not None:
@@ -203,7 +203,7 @@ class Plans:
         if not self._is_capturing():
             self._forgotten.clear()
 
-    def told(self, values: Sequence[Any]) -> Passed | None:
+    def told(self, values: Sequence[Any]) -> CallArguments | None:
         """A call's form and arguments.
 
         None for arguments without a key: a tensor of a subclass without an address, such as a DTensor, and types that
@@ -224,7 +224,7 @@ class Plans:
                 given.append(x if i in self.passed else None)
             else:
                 return None
-        return Passed(tuple(form), tuple(given))
+        return CallArguments(tuple(form), tuple(given))
 
 
 def standing_for(value: Any) -> Any:

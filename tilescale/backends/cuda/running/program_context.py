@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.lowering.check import Check
-from tilescale.backends.cuda.lowering.phase import Target
+from tilescale.backends.cuda.lowering.arguments import WaitSite
+from tilescale.backends.cuda.lowering.check import KernelCheck
+from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
-from tilescale.backends.cuda.running.peer_group import Near
-from tilescale.backends.cuda.running.steps import Work
-from tilescale.backends.cuda.running.sums import Sums
-from tilescale.backends.cuda.running.wait_guard import Guard
+from tilescale.backends.cuda.running.peer_group import PeerGroup
+from tilescale.backends.cuda.running.steps import StreamWork
+from tilescale.backends.cuda.running.sums import FlagSums
+from tilescale.backends.cuda.running.wait_guard import WaitGuard
 from tilescale.comm import Team, World
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.errors import Location
@@ -23,11 +23,11 @@ from tilescale.program.model import Program
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.memory import Memory
+    from tilescale.backends.cuda.running.memory import ProgramMemory
     from tilescale.backends.cuda.running.transports import Transport
 
 
-class Owner(Protocol):
+class ProgramContext(Protocol):
     """The context in which a step is made and bound.
 
     Attributes:
@@ -53,9 +53,9 @@ class Owner(Protocol):
     device: torch.device
     is_alone: bool
     sizes: tuple[tuple[str, int], ...]
-    target: Target
-    sites: list[Site]
-    memory: Memory
+    target: LoweringTarget
+    sites: list[WaitSite]
+    memory: ProgramMemory
     reached: set[int]
     fixed: set[int]
     reads_at: Location | None
@@ -63,7 +63,7 @@ class Owner(Protocol):
     queue: CopyQueue | None
     queue_waits: bool
     spared: int
-    sums: Sums
+    sums: FlagSums
     exchanges: Any
 
     @property
@@ -71,25 +71,25 @@ class Owner(Protocol):
         """The memory that this device shares with others of the program."""
 
     @property
-    def near(self) -> Near:
+    def peer_group(self) -> PeerGroup:
         """The devices that it shares memory with."""
 
     @property
-    def between(self) -> Transport:
+    def transport(self) -> Transport:
         """The transport to devices without shared memory. Collective at its first use."""
 
     @property
-    def beside(self) -> Transport:
+    def queue_transport(self) -> Transport:
         """The transport of the copy queue, concurrent with the stream's work. Collective at its first use."""
 
     @property
-    def guard(self) -> Guard:
+    def guard(self) -> WaitGuard:
         """The bounds of its waits."""
 
     def rank(self, level: str) -> int:
         """This rank's rank at a level."""
 
-    def compile(self, func: ir.PrimFunc, check: Check | None = None) -> Any:
+    def compile(self, func: ir.PrimFunc, check: KernelCheck | None = None) -> Any:
         """A kernel. Collective."""
 
     def device_code(self, text: str) -> bytes:
@@ -98,7 +98,7 @@ class Owner(Protocol):
     def on_all(self, check: Callable[[], Any]) -> None:
         """Run a check; an error on any rank is raised on all. Collective."""
 
-    def barrier(self, site: int) -> Work:
+    def barrier(self, site: int) -> StreamWork:
         """A launch that synchronizes all devices, in the order of the current stream."""
 
     def synchronize(self) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
-from tilescale.backends.cuda.running.phases import Part
-from tilescale.backends.cuda.running.queue_watch import Place
-from tilescale.backends.cuda.running.steps import Call, Work
-from tilescale.backends.cuda.running.stream_memory import Condition, Word
-from tilescale.backends.cuda.running.transports import Message, Transport
+from tilescale.backends.cuda.running.phases import TensorRegion
+from tilescale.backends.cuda.running.queue_watch import QueueWait
+from tilescale.backends.cuda.running.steps import ProgramCall, StreamWork
+from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word
+from tilescale.backends.cuda.running.transports import TensorMessage, Transport
 from tilescale.errors import OutOfBoundsError, UnsupportedError
 from tilescale.program.asynchronous import Parts
 from tilescale.program.operations import Copy
@@ -23,10 +23,10 @@ from tilescale.program.operations import Copy
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.program_context import Owner
+    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
-def at_home(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor, step: HostStep) -> list[Work]:
+def at_home(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor, step: HostStep) -> list[StreamWork]:
     """A copy of the device to itself, by the main stream."""
 
     def join() -> None:
@@ -46,37 +46,41 @@ def to_itself(step: HostStep) -> UnsupportedError:
     )
 
 
-def wait_before(own: Owner, queue: CopyQueue, copy: Copy, step: HostStep) -> Callable[[Call], Work] | None:
+def wait_before(
+    context: ProgramContext, queue: CopyQueue, copy: Copy, step: HostStep
+) -> Callable[[ProgramCall], StreamWork] | None:
     """The wait of a copy before its start."""
     if copy.after is None:
         return None
-    condition, flag = copy.after, Part(own, copy.after.flag)
-    own.queue_waits = True
+    condition, flag = copy.after, TensorRegion(context, copy.after.flag)
+    context.queue_waits = True
     flag.stays()
     what = f"T.copy(after={flag.name} {condition.compare})"
-    own.sites.append(Site(what, step.where, flag.name, condition.compare, queued=True))
-    site = len(own.sites) - 1
+    context.sites.append(WaitSite(what, step.where, flag.name, condition.compare, queued=True))
+    site = len(context.sites) - 1
 
-    def wait(at: Call) -> Work:
+    def wait(at: ProgramCall) -> StreamWork:
         tensor, index = flag.tensor(at), flag.index(at)
-        awaited = Condition(word_of(tensor, index, step), condition.compare, at.evaluate(condition.value))
-        place = Place(site, _flat(index, tensor.shape), awaited)
-        return lambda: own.guard.watch.add(queue.stream, place)
+        awaited = WaitCondition(word_of(tensor, index, step), condition.compare, at.evaluate(condition.value))
+        place = QueueWait(site, _flat(index, tensor.shape), awaited)
+        return lambda: context.guard.watch.add(queue.stream, place)
 
     return wait
 
 
-def moved(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[Work]:
+def moved(queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[StreamWork]:
     """A copy to another GPU on a queue, of tensors of one shape."""
     parts = stream_memory.rows(out, given)
     return [partial(queue.add, partial(stream_memory.copy, queue.stream, part)) for part in parts]
 
 
-def moved_to(own: Owner, device: int, queue: CopyQueue, out: torch.Tensor, given: torch.Tensor) -> list[Work]:
+def moved_to(
+    context: ProgramContext, device: int, queue: CopyQueue, out: torch.Tensor, given: torch.Tensor
+) -> list[StreamWork]:
     """A copy to another device: on the queue; where the two share a GPU by the main stream, or through the host's
     memory, if the queue has to wait for a flag first.
     """
-    if not own.world.on_my_gpu(own.team.ranks[device]):
+    if not context.world.on_my_gpu(context.team.ranks[device]):
         return moved(queue, out, given)
     parts = stream_memory.rows(out, given)
     memory = queue.host_memory(max((part.width * part.height for part in parts), default=0))
@@ -94,12 +98,14 @@ def moved_to(own: Owner, device: int, queue: CopyQueue, out: torch.Tensor, given
     return [run]
 
 
-def told(queue: CopyQueue, word: Word, value: int) -> Work:
+def told(queue: CopyQueue, word: Word, value: int) -> StreamWork:
     """A write of a flag on a queue."""
     return partial(queue.add, partial(stream_memory.write, queue.stream, word, value))
 
 
-def exchange(queue: CopyQueue, by: Transport, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
+def exchange(
+    queue: CopyQueue, by: Transport, sends: Sequence[TensorMessage], receives: Sequence[TensorMessage]
+) -> StreamWork:
     """Messages on a queue: operations added after them start when they have arrived."""
     import torch
 

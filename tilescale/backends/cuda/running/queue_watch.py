@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.running import driver, stream_memory
-from tilescale.backends.cuda.running.stream_memory import Condition, Word, Write
+from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word, WordWrite
 from tilescale.backends.cuda.running.streams import past_waits
-from tilescale.backends.cuda.running.timeouts import Kind
+from tilescale.backends.cuda.running.timeouts import WaitFailure
 
 if TYPE_CHECKING:
     import torch
@@ -41,15 +41,15 @@ _DONE, _BUSY = 0, 600
 
 
 @dataclass(frozen=True)
-class Place:
+class QueueWait:
     """A wait of the queue: the number of its site, the flag's index in its tensor, and the condition."""
 
     site: int
     index: int
-    condition: Condition
+    condition: WaitCondition
 
 
-class Watch:
+class QueueWatch:
     """The waits that one program adds to the copy queue of a device.
 
     Attributes:
@@ -68,7 +68,7 @@ class Watch:
         _kept.append(pinned)
         self._now = pinned.numpy()
         self._word = Word.of(pinned, (0,))
-        self._places: list[Place] = []
+        self._places: list[QueueWait] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._serial = 0
         self._seen, self._since, self._call = 0, 0.0, None
@@ -76,12 +76,12 @@ class Watch:
         if start:
             _watch(self)
 
-    def add(self, stream: torch.cuda.Stream, place: Place) -> None:
+    def add(self, stream: torch.cuda.Stream, place: QueueWait) -> None:
         """Add a wait to a stream."""
         # Outside of graphs every wait has its own number, however often a program is called.
         self._serial += 1
-        begun = Write(self._word, self._serial << _NUMBER_BITS | self._number(place))
-        stream_memory.add(stream, begun, place.condition, Write(self._word, 0))
+        begun = WordWrite(self._word, self._serial << _NUMBER_BITS | self._number(place))
+        stream_memory.add(stream, begun, place.condition, WordWrite(self._word, 0))
 
     def is_lost(self) -> bool:
         """Whether the device is lost: then every call of the driver returns the same error."""
@@ -93,7 +93,7 @@ class Watch:
         """Whether the queue is in one of its waits, or the last one is still watched."""
         return bool(self._now[0]) or self._seen != 0
 
-    def _number(self, place: Place) -> int:
+    def _number(self, place: QueueWait) -> int:
         condition = place.condition
         exact = condition.value if condition.compare == "==" else None  # else the newest value satisfies all
         number = self._numbers.setdefault((place.site, condition.word, condition.compare, exact), len(self._places) + 1)
@@ -121,11 +121,11 @@ class Watch:
             self._overdue(place, now)
         return False
 
-    def _overdue(self, place: Place, now: float) -> None:
+    def _overdue(self, place: QueueWait, now: float) -> None:
         call = self._progress()
         if call == self._call:
             seen = self._records.read_at(place.condition.word)
-            self._records.fail(Kind.TIMEOUT, place.site, place.index, place.condition.value, seen)
+            self._records.fail(WaitFailure.TIMEOUT, place.site, place.index, place.condition.value, seen)
         else:
             # A graph that is replayed again and again reaches the same wait.
             self._since, self._call = now, call
@@ -134,13 +134,13 @@ class Watch:
 _kept: list[torch.Tensor] = []
 """Words that devices may still write after their owner is gone, because calls are queued."""
 
-_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
-_troubled: weakref.WeakSet[Watch] = weakref.WeakSet()
+_watches: weakref.WeakSet[QueueWatch] = weakref.WeakSet()
+_troubled: weakref.WeakSet[QueueWatch] = weakref.WeakSet()
 """Watches whose poll has failed, with a warning."""
 _thread: threading.Thread | None = None
 
 
-def _watch(watch: Watch) -> None:
+def _watch(watch: QueueWatch) -> None:
     global _thread
     _watches.add(watch)
     if _thread is None or not _thread.is_alive():
@@ -156,9 +156,10 @@ def _run() -> None:
         time.sleep(_RELEASE_S if ended else _LOOK_S)
 
 
-def _look(watch: Watch) -> bool:
-    """Call `Watch.look`. After any error the thread continues, because the next poll may end a wait, unless the device
-    is lost: its waits have ended then, and its next user gets the error.
+def _look(watch: QueueWatch) -> bool:
+    """Call `QueueWatch.look`. After any error the thread continues, because the next poll may end a wait.
+
+    A lost device is the exception: its waits have ended then, and its next user gets the error.
     """
     import torch
 

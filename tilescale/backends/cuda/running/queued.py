@@ -13,45 +13,49 @@ from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.host_step import JOIN, QUEUE, HostStep
 from tilescale.backends.cuda.running.copy_queue import copy_queue
-from tilescale.backends.cuda.running.phases import Part, device_of, runs
+from tilescale.backends.cuda.running.phases import TensorRegion, device_of, runs
 from tilescale.backends.cuda.running.queue_parts import at_home, moved_to, shaped, to_itself, told, wait_before, word_of
-from tilescale.backends.cuda.running.steps import Call, Step, Work
+from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
 from tilescale.program import ops
 from tilescale.program.operations import Copy
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import Owner
+    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 @runs(None, JOIN)
-def _join(own: Owner, step: HostStep) -> Step:
-    queue = own.queue = copy_queue(own.device)
+def _join(context: ProgramContext, step: HostStep) -> CallStep:
+    queue = context.queue = copy_queue(context.device)
     return lambda at: [queue.join]
 
 
 @runs(ops.COPY.name, QUEUE)
-def _copy(own: Owner, step: HostStep) -> Step:
+def _copy(context: ProgramContext, step: HostStep) -> CallStep:
     copy = Copy.of(step.call)
     op = copy.op
     assert op is not None  # without a flag it would not be on the queue
-    queue = own.queue = copy_queue(own.device)
-    source, target, flag = Part(own, copy.source), Part(own, copy.target), Part(own, copy.signal)
-    after = wait_before(own, queue, copy, step)
+    queue = context.queue = copy_queue(context.device)
+    source, target, flag = (
+        TensorRegion(context, copy.source),
+        TensorRegion(context, copy.target),
+        TensorRegion(context, copy.signal),
+    )
+    after = wait_before(context, queue, copy, step)
     for part in (target, flag):
         part.reached()
 
-    def bind(at: Call) -> list[Work]:
-        device = device_of(own, copy.level, at.evaluate(copy.peer))
+    def bind(at: ProgramCall) -> list[StreamWork]:
+        device = device_of(context, copy.level, at.evaluate(copy.peer))
         out = target.on(device, at)
         given = shaped(source.local(at), out)
         word = word_of(flag.tensor_on(device, at), flag.index(at), step)
-        value = own.sums.after(at, word, at.evaluate(copy.value), op)
+        value = context.sums.after(at, word, at.evaluate(copy.value), op)
         raised = told(queue, word, value)
-        if device == own.team.rank:
+        if device == context.team.rank:
             if after is not None:
                 raise to_itself(step)
             return [*at_home(queue, out, given, step), queue.start, raised]
         waits = [queue.hold, queue.start, partial(queue.add, after(at))] if after is not None else [queue.start]
-        return [*waits, *moved_to(own, device, queue, out, given), raised]
+        return [*waits, *moved_to(context, device, queue, out, given), raised]
 
     return bind

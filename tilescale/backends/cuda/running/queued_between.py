@@ -14,36 +14,36 @@ from typing import TYPE_CHECKING
 from tilescale.backends.cuda.lowering.host_step import QUEUE_BETWEEN
 from tilescale.backends.cuda.lowering.messages import MessageStep
 from tilescale.backends.cuda.running.copy_queue import copy_queue
-from tilescale.backends.cuda.running.messages import Messages, Transfer
+from tilescale.backends.cuda.running.messages import DeviceMessages, DeviceTransfer
 from tilescale.backends.cuda.running.phases import runs
 from tilescale.backends.cuda.running.queue_parts import at_home, moved, shaped, to_itself, told, wait_before, word_of
-from tilescale.backends.cuda.running.steps import Call, Step, Work
+from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
 from tilescale.program import ops
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.program_context import Owner
+    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
-class QueuedMessages(Messages):
+class QueuedMessages(DeviceMessages):
     """An asynchronous copy of a program."""
 
-    def __init__(self, own: Owner, step: MessageStep):
+    def __init__(self, context: ProgramContext, step: MessageStep):
         """Collective."""
-        super().__init__(own, step)
+        super().__init__(context, step)
         assert self.copy is not None and self.flag is not None, "the planner has found it to be one"
-        self._queue = own.queue = copy_queue(own.device)
-        self._beside = own.beside
-        self._after = wait_before(own, self._queue, self.copy, step)
+        self._queue = context.queue = copy_queue(context.device)
+        self._transport = context.queue_transport
+        self._after = wait_before(context, self._queue, self.copy, step)
         self.flag.reached()
 
-    def bind(self, call: Call) -> list[Work]:
+    def bind(self, call: ProgramCall) -> list[StreamWork]:
         """The launches of this device in a call."""
-        me = self.own.team.rank
+        me = self.context.team.rank
         mine = [t for t in self._transfers(call) if me in (t.sender, t.receiver)]
         sent = [t for t in mine if t.sender == me]
         if not mine:
             return []
-        done: list[Work] = [t for own in sent if own.receiver == me for t in self._kept(own)]
+        done: list[StreamWork] = [t for own in sent if own.receiver == me for t in self._kept(own)]
         if self._after is not None:
             done.append(self._queue.hold)  # on receivers, too: the queue waits for the senders
         done.append(self._queue.start)
@@ -56,7 +56,7 @@ class QueuedMessages(Messages):
         raised = [t for t in mine if (t.sender if self._is_near(t) else t.receiver) == me]
         return [*done, *(self._told(t, call) for t in raised)]
 
-    def _kept(self, t: Transfer) -> list[Work]:
+    def _kept(self, t: DeviceTransfer) -> list[StreamWork]:
         """A copy of the device to itself."""
         assert self.source is not None and self.target is not None
         if self._after is not None:
@@ -64,27 +64,27 @@ class QueuedMessages(Messages):
         out = self.target.local(t.at)
         return at_home(self._queue, out, shaped(self.source.local(t.at), out), self.step)
 
-    def _copied(self, t: Transfer) -> list[Work]:
+    def _copied(self, t: DeviceTransfer) -> list[StreamWork]:
         """A copy into the memory of a device."""
         assert self.source is not None and self.target is not None
         out = self.target.on(t.receiver, t.at)
         return moved(self._queue, out, shaped(self.source.local(t.at), out))
 
-    def _carried(self, far: list[Transfer]) -> None:
+    def _carried(self, far: list[DeviceTransfer]) -> None:
         """Messages on the queue, which continues when those for this device have arrived."""
         import torch
 
         with torch.cuda.stream(self._queue.stream):
-            self.exchange(far, self._beside)
+            self.exchange(far, self._transport)
 
-    def _told(self, t: Transfer, call: Call) -> Work:
+    def _told(self, t: DeviceTransfer, call: ProgramCall) -> StreamWork:
         assert self.flag is not None and self.op is not None
         flags = self.flag.tensor_on(t.receiver, t.at)
         word = word_of(flags, self.flag.index(t.at), self.step)
-        value = self.own.sums.after(call, word, t.at.evaluate(self.value), self.op)
+        value = self.context.sums.after(call, word, t.at.evaluate(self.value), self.op)
         return told(self._queue, word, value)
 
 
 @runs(ops.COPY.name, QUEUE_BETWEEN)
-def _copy(own: Owner, step: MessageStep) -> Step:
-    return QueuedMessages(own, step).bind
+def _copy(context: ProgramContext, step: MessageStep) -> CallStep:
+    return QueuedMessages(context, step).bind

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from tilescale.backends.cuda.lowering.host_step import QUEUE, HostStep
 from tilescale.backends.cuda.lowering.reach import reached
 from tilescale.backends.cuda.running.copy_queue import copy_queue
-from tilescale.backends.cuda.running.phases import Part, device_of, runs
+from tilescale.backends.cuda.running.phases import TensorRegion, device_of, runs
 from tilescale.backends.cuda.running.queue_parts import at_home, exchange, moved_to, part_of, shaped, told, word_of
-from tilescale.backends.cuda.running.steps import Call, Step, Work
-from tilescale.backends.cuda.running.transports import Message
+from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
+from tilescale.backends.cuda.running.transports import TensorMessage
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops
 from tilescale.program.asynchronous import Parts, flag_of
@@ -26,37 +26,39 @@ from tilescale.program.operations import Collective
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.program_context import Owner
+    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
-class Exchange:
+class QueuedExchange:
     """An asynchronous all-gather or all-to-all of a program."""
 
-    def __init__(self, own: Owner, step: HostStep):
+    def __init__(self, context: ProgramContext, step: HostStep):
         """Collective."""
         made = self._made = Collective.of(step.call)
-        self._own, self._step = own, step
-        self._queue = own.queue = copy_queue(own.device)
-        self._source, self._target, self._flags = (Part(own, tile) for tile in (made.source, made.target, made.flags))
-        self._size, self._rank = dict(own.sizes)[made.level], own.rank(made.level)
-        self._near = reached(own.target, made.level)
+        self._context, self._step = context, step
+        self._queue = context.queue = copy_queue(context.device)
+        self._source, self._target, self._flags = (
+            TensorRegion(context, tile) for tile in (made.source, made.target, made.flags)
+        )
+        self._size, self._rank = dict(context.sizes)[made.level], context.rank(made.level)
+        self._near = reached(context.target, made.level)
         self._parts = Parts.moved(made)
-        self._beside = own.beside if self._near < self._size else None
+        self._transport = context.queue_transport if self._near < self._size else None
         for part in (self._target, self._flags):
             part.reached()
 
-    def bind(self, at: Call) -> list[Work]:
+    def bind(self, at: ProgramCall) -> list[StreamWork]:
         """The launches of this device in a call: its own part, then its peers from the next one on, then other nodes.
         """
         mine, rows = self._part(self._rank, self._rank, at), self._given(self._rank, at)
         is_there = mine.data_ptr() == rows.data_ptr()
-        done: list[Work] = [] if is_there else at_home(self._queue, mine, rows, self._step)
+        done: list[StreamWork] = [] if is_there else at_home(self._queue, mine, rows, self._step)
         chunks = list(self._chunks(rows.shape[self._parts.rows]))
         done += [self._queue.start, *(self._told(self._rank, self._rank, n, at) for n, _, _ in chunks)]
         for peer in self._peers():
             for chunk in chunks:
                 done += self._copied(peer, self._rank, self._given(peer, at), chunk, at)
-        for chunk in chunks if self._beside is not None else ():
+        for chunk in chunks if self._transport is not None else ():
             done += self._between_nodes(chunk, at)
         return done
 
@@ -78,41 +80,43 @@ class Exchange:
         gathers = self._made.name == "all_gather"
         return [r for r in apart if not gathers or r % self._near == self._rank % self._near]
 
-    def _given(self, peer: int, at: Call) -> torch.Tensor:
+    def _given(self, peer: int, at: ProgramCall) -> torch.Tensor:
         """A peer's part of this device's data."""
         tensor = self._source.local(at)
         return tensor if self._made.name == "all_gather" else part_of(tensor, self._parts, peer, self._size)
 
-    def _part(self, on: int, sender: int, at: Call) -> torch.Tensor:
+    def _part(self, on: int, sender: int, at: ProgramCall) -> torch.Tensor:
         """A sender's part on a rank that shares memory."""
-        whole = self._target.on(device_of(self._own, self._made.level, on), at)
+        whole = self._target.on(device_of(self._context, self._made.level, on), at)
         return shaped(part_of(whole, self._parts, sender, self._size), self._given(self._rank, at))
 
     def _rows(self, part: torch.Tensor, chunk: tuple[int, int, int]) -> torch.Tensor:
         _, begin, count = chunk
         return part.narrow(self._parts.rows, begin, count)
 
-    def _copied(self, on: int, sender: int, given: torch.Tensor, chunk: tuple[int, int, int], at: Call) -> list[Work]:
+    def _copied(
+        self, on: int, sender: int, given: torch.Tensor, chunk: tuple[int, int, int], at: ProgramCall
+    ) -> list[StreamWork]:
         """A chunk of a sender's part into the memory of a rank, and its flag there."""
-        device = device_of(self._own, self._made.level, on)
+        device = device_of(self._context, self._made.level, on)
         pair = self._rows(self._part(on, sender, at), chunk), self._rows(given, chunk)
-        return [*moved_to(self._own, device, self._queue, *pair), self._told(on, sender, chunk[0], at)]
+        return [*moved_to(self._context, device, self._queue, *pair), self._told(on, sender, chunk[0], at)]
 
-    def _told(self, on: int, sender: int, number: int, at: Call) -> Work:
+    def _told(self, on: int, sender: int, number: int, at: ProgramCall) -> StreamWork:
         """The flag of a chunk on a rank."""
-        flags = self._flags.tensor_on(device_of(self._own, self._made.level, on), at)
+        flags = self._flags.tensor_on(device_of(self._context, self._made.level, on), at)
         word = word_of(flags, flag_of(self._flags.index(at), sender, number), self._step)
-        return told(self._queue, word, self._own.sums.after(at, word, 1, "add"))
+        return told(self._queue, word, self._context.sums.after(at, word, 1, "add"))
 
-    def _between_nodes(self, chunk: tuple[int, int, int], at: Call) -> list[Work]:
+    def _between_nodes(self, chunk: tuple[int, int, int], at: ProgramCall) -> list[StreamWork]:
         """A chunk to other nodes, and their chunks to this one; each is signalled, and of a gather forwarded, when all
         have arrived.
         """
-        assert self._beside is not None
+        assert self._transport is not None
         others = self._others()
         sends = [self._message(self._given(r, at), r, chunk) for r in others]
         receives = [self._message(self._part(self._rank, r, at), r, chunk) for r in others]
-        done: list[Work] = [partial(self._queue.add, exchange(self._queue, self._beside, sends, receives))]
+        done: list[StreamWork] = [partial(self._queue.add, exchange(self._queue, self._transport, sends, receives))]
         for sender in others:
             done.append(self._told(self._rank, sender, chunk[0], at))
             if self._made.name == "all_gather":
@@ -121,7 +125,7 @@ class Exchange:
                     done += self._copied(peer, sender, here, chunk, at)
         return done
 
-    def _message(self, part: torch.Tensor, rank: int, chunk: tuple[int, int, int]) -> Message:
+    def _message(self, part: torch.Tensor, rank: int, chunk: tuple[int, int, int]) -> TensorMessage:
         rows = self._rows(part, chunk)
         if not rows.is_contiguous():
             raise UnsupportedError(
@@ -129,10 +133,10 @@ class Exchange:
                 hint="give it tensors whose rows it moves as a whole",
                 where=self._step.where,
             )
-        return Message(rows, device_of(self._own, self._made.level, rank))
+        return TensorMessage(rows, device_of(self._context, self._made.level, rank))
 
 
 @runs(ops.ALL_GATHER.name, QUEUE)
 @runs(ops.ALL_TO_ALL.name, QUEUE)
-def _exchange(own: Owner, step: HostStep) -> Step:
-    return Exchange(own, step).bind
+def _exchange(context: ProgramContext, step: HostStep) -> CallStep:
+    return QueuedExchange(context, step).bind

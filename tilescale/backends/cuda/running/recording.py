@@ -21,14 +21,14 @@ from torch._C._dynamo.guards import _empty_strided_cuda  # type: ignore[attr-def
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilescale.backends.cuda.running import driver, nccl
-from tilescale.backends.cuda.running.native import PLACES, UNKNOWN, Record, Source, Step
+from tilescale.backends.cuda.running.native import PLACES, UNKNOWN, ReplayRecord, ReplaySource, ReplayStep
 from tilescale.comm import init
 from tilescale.errors import DeviceError
 
 if TYPE_CHECKING:
-    from tilescale.backends.cuda.running.native import Graph
-    from tilescale.backends.cuda.running.stream_order import Turns
-    from tilescale.backends.cuda.running.wait_guard import Guard
+    from tilescale.backends.cuda.running.native import ReplayGraph
+    from tilescale.backends.cuda.running.stream_order import StreamOrder
+    from tilescale.backends.cuda.running.wait_guard import WaitGuard
 
 _ALLOCATIONS = {
     torch.ops.aten.empty.memory_format,
@@ -38,7 +38,7 @@ _ALLOCATIONS = {
     torch.ops.aten.new_empty_strided.default,
 }
 
-Do = Callable[[list[torch.Tensor], int], bool]
+RecordedStep = Callable[[list[torch.Tensor], int], bool]
 """Adds its results to the tensors, or launches programs on a stream; false for unknown tensors."""
 
 _COPY = torch.ops.aten.copy_.default
@@ -46,21 +46,21 @@ _COPY = torch.ops.aten.copy_.default
 _DYNAMIC = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
-class Caller(NamedTuple):
+class ProgramState(NamedTuple):
     """The state of a program that its calls depend on.
 
     Attributes:
         guard: the bounds of its waits; None without waits.
-        turns: the order of streams.
+        order: the order of streams.
         symmetric: begin and end of the memory in which a tensor's address decides what is launched.
     """
 
-    guard: Guard | None
-    turns: Turns
+    guard: WaitGuard | None
+    order: StreamOrder
     symmetric: tuple[int, int]
 
 
-class View(NamedTuple):
+class RecordedView(NamedTuple):
     """A tensor by its number, among those of the caller and those made by steps; or a view of it."""
 
     number: int
@@ -91,13 +91,13 @@ class Recording(TorchDispatchMode):
         self._tensors: list[torch.Tensor] = list(tensors)  # the caller's, then those made by steps
         self._given = len(tensors)
         self._spans = [_span(x) for x in tensors]
-        self._made: list[Do] = []
+        self._made: list[RecordedStep] = []
         self._allocated: dict[int, int] = {}  # number of a tensor -> its allocation
         self._shaped: set[int] = set()  # tensors whose shapes an operation of PyTorch's takes
-        self._steps: list[Step] = []  # since the last operation of PyTorch's
-        self._later: list[Record] = []  # after anything that cannot be undone
+        self._steps: list[ReplayStep] = []  # since the last operation of PyTorch's
+        self._later: list[ReplayRecord] = []  # after anything that cannot be undone
         self._has_computed = self._launches = False
-        self._callers: set[Caller] = set()
+        self._callers: set[ProgramState] = set()
         self._streams: set[int] = set()
         self._spare: Any = None
 
@@ -117,7 +117,7 @@ class Recording(TorchDispatchMode):
         if not self._is_complete:
             return self._elsewhere(func, args, kwargs) if func in _ALLOCATIONS else func(*args, **kwargs)
         if func is _COPY and _is_plain_copy(*args):
-            self._steps.append(Step(None, [self._source(x.data_ptr()) for x in args[:2]], args[0].nbytes))
+            self._steps.append(ReplayStep(None, [self._source(x.data_ptr()) for x in args[:2]], args[0].nbytes))
             return func(*args, **kwargs)
         before = None if func in _ALLOCATIONS else self._template((args, kwargs))
         is_pure = not func._schema.is_mutable
@@ -159,7 +159,7 @@ class Recording(TorchDispatchMode):
         """The call does something that cannot be recorded."""
         self._is_complete = False
 
-    def launched(self, graph: Graph | None, caller: Caller, stream: int) -> None:
+    def launched(self, graph: ReplayGraph | None, caller: ProgramState, stream: int) -> None:
         """A program has launched a graph with its present arguments; None for anything else."""
         if graph is None:
             return self.fail()
@@ -171,24 +171,24 @@ class Recording(TorchDispatchMode):
         stay = [first <= number < end for number in graph.given]
         if not all(map(graph.knows, own)) or any(stay[i] for i, source in enumerate(sources) if source.tensor >= 0):
             self.fail()
-        self._steps.append(Step(graph, sources))
+        self._steps.append(ReplayStep(graph, sources))
         self._callers.add(caller)
         self._streams.add(stream)
 
     def _close(self) -> None:
         if not self._steps:
             return
-        record, self._steps = Record(self._steps), []
+        record, self._steps = ReplayRecord(self._steps), []
         if self._has_computed or self._launches:
             self._later.append(record)
         self._launches = True
         self._made.append(partial(_launch, record))
 
-    def _source(self, number: int) -> Source:
+    def _source(self, number: int) -> ReplaySource:
         for i, (first, end) in enumerate(self._spans):
             if first <= number < end:
-                return Source(i, number - first)
-        return Source(-1, number)
+                return ReplaySource(i, number - first)
+        return ReplaySource(-1, number)
 
     def _template(self, value: Any) -> Any:
         """An argument with its known tensors as views; unknown tensors stay as they are."""
@@ -201,16 +201,16 @@ class Recording(TorchDispatchMode):
             return type(value)(map(self._template, value))
         return {name: self._template(x) for name, x in value.items()} if isinstance(value, dict) else value
 
-    def _view(self, x: torch.Tensor) -> View | None:
+    def _view(self, x: torch.Tensor) -> RecordedView | None:
         first, end = _span(x)
         for i, (begin, behind) in enumerate(self._spans):
             if begin <= first and end <= behind and first < end:
                 base = self._tensors[i]
                 same = x.dtype is base.dtype and (x.shape, x.stride()) == (base.shape, base.stride())
                 if same and not x.is_neg():
-                    return View(i, None)
+                    return RecordedView(i, None)
                 self._is_complete &= not x.is_neg() and (x.dtype is base.dtype or base.is_contiguous())
-                return View(i, (x.dtype, x.shape, x.stride(), (first - begin) // x.dtype.itemsize))
+                return RecordedView(i, (x.dtype, x.shape, x.stride(), (first - begin) // x.dtype.itemsize))
             if first < behind and begin < end:  # partly outside of a known tensor
                 self.fail()
         return None
@@ -221,9 +221,9 @@ class Recording(TorchDispatchMode):
         results, few = self._results(made), len(self._tensors) <= PLACES
         if not self._is_complete or not few or self._overlap() or len(self._streams) != 1:
             return None
-        (turns,), guards = {caller.turns for caller in self._callers}, {caller.guard for caller in self._callers}
+        (order,), guards = {caller.order for caller in self._callers}, {caller.guard for caller in self._callers}
         bounded = [guard for guard in guards if guard is not None]
-        return Recorded(self._made, self._later, results, bounded, turns, nccl.generation())
+        return Recorded(self._made, self._later, results, bounded, order, nccl.generation())
 
     def _results(self, made: Any) -> Any:
         if isinstance(made, list | tuple):
@@ -235,7 +235,7 @@ class Recording(TorchDispatchMode):
             self.fail()
         return view
 
-    def _result(self, x: torch.Tensor) -> View | None:
+    def _result(self, x: torch.Tensor) -> RecordedView | None:
         """A result; if it is a whole allocation, it is allocated in its shape."""
         view = self._view(x)
         if view is None or view.form is None or view.number not in self._allocated.keys() - self._shaped:
@@ -246,7 +246,7 @@ class Recording(TorchDispatchMode):
             return view
         self._made[self._allocated[view.number]] = partial(_allocate, _allocation(x))
         self._shaped.add(view.number)
-        return View(view.number, None)
+        return RecordedView(view.number, None)
 
     def _overlap(self) -> bool:
         """Whether two of the caller's tensors share memory: an address in both is ambiguous."""
@@ -264,11 +264,11 @@ class Recorded:
         results: the results among the tensors.
     """
 
-    steps: Sequence[Do]
-    later: Sequence[Record]
+    steps: Sequence[RecordedStep]
+    later: Sequence[ReplayRecord]
     results: Any
-    guards: Sequence[Guard]
-    turns: Turns
+    guards: Sequence[WaitGuard]
+    order: StreamOrder
     generation: int
 
     def __call__(self, given: Sequence[torch.Tensor]) -> Any:
@@ -280,7 +280,7 @@ class Recorded:
         """
         tensors = list(given)
         with init().one_call:
-            stream = self.turns.stream()
+            stream = self.order.stream()
             if stream is None or self.generation != nccl.generation():
                 return None
             for record in self.later:
@@ -288,7 +288,7 @@ class Recorded:
                     return None
             for guard in self.guards:
                 guard.check()
-            self.turns.begin(stream)
+            self.order.begin(stream)
             try:
                 for step in self.steps:
                     if not step(tensors, stream):
@@ -298,7 +298,7 @@ class Recorded:
                     guard.records.stop()
                 raise
             finally:
-                self.turns.end()
+                self.order.end()
         return _filled(self.results, tensors)
 
 
@@ -315,7 +315,7 @@ def _compute(func: Any, template: Any, keeps: bool, tensors: list[torch.Tensor],
     return True
 
 
-def _launch(record: Record, tensors: list[torch.Tensor], stream: int) -> bool:
+def _launch(record: ReplayRecord, tensors: list[torch.Tensor], stream: int) -> bool:
     status = record.run(record.address, stream, *tensors)
     if status < UNKNOWN:
         raise driver.refused("cuGraphLaunch", -status)
@@ -324,7 +324,7 @@ def _launch(record: Record, tensors: list[torch.Tensor], stream: int) -> bool:
 
 def _filled(template: Any, tensors: Sequence[torch.Tensor]) -> Any:
     kind = template.__class__
-    if kind is View:
+    if kind is RecordedView:
         return template.of(tensors)
     if kind is tuple or kind is list:
         return kind([_filled(x, tensors) for x in template])
@@ -374,7 +374,7 @@ def recorded(function: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tu
     return made, recording.finished(made)
 
 
-class Layout:
+class RecordedMemory:
     """Memory that records refer to by address, in the whole process.
 
     Attributes:
@@ -397,4 +397,4 @@ class Layout:
             self.replaced()
 
 
-layout = Layout()
+recorded_memory = RecordedMemory()

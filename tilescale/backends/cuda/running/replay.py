@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tilescale.backends.cuda.running import driver, native
-from tilescale.backends.cuda.running.graph_nodes import Node, nodes_of
-from tilescale.backends.cuda.running.native import Graph
-from tilescale.backends.cuda.running.steps import Work, run
+from tilescale.backends.cuda.running.graph_nodes import CapturedNode, nodes_of
+from tilescale.backends.cuda.running.native import ReplayGraph
+from tilescale.backends.cuda.running.steps import StreamWork, run
 from tilescale.backends.cuda.running.streams import own_stream
 from tilescale.program.model import Program
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 _WORD = 8
 """Bytes of an address, and its alignment."""
 
-Given = tuple[Any, ...]
+Arguments = tuple[Any, ...]
 """The arguments of a call: the address of each tensor, the value of each scalar of kernels; None for others."""
 
-Kind = int | np.dtype | None
+ArgumentKind = int | np.dtype | None
 """Kind of an argument: the bytes of a tensor, or the type of a scalar."""
 
 
-def kinds_of(program: Program, values: Sequence[Any], passed: Container[int]) -> list[Kind]:
+def kinds_of(program: Program, values: Sequence[Any], passed: Container[int]) -> list[ArgumentKind]:
     """Kinds of a call's arguments, where those at some positions are scalars of kernels."""
-    found: list[Kind] = []
+    found: list[ArgumentKind] = []
     for i, (parameter, value) in enumerate(zip(program.parameters, values, strict=True)):
         if parameter.buffer is not None:
             found.append(0 if value is None else value.nbytes)
@@ -49,14 +49,14 @@ def kinds_of(program: Program, values: Sequence[Any], passed: Container[int]) ->
     return found
 
 
-def _type(name: str) -> Kind:
+def _type(name: str) -> ArgumentKind:
     try:
         return np.dtype(name)
     except TypeError:  # a type without a NumPy equivalent: it is not found in kernel arguments
         return None
 
 
-class Site(NamedTuple):
+class ArgumentSite(NamedTuple):
     """Bytes of a node that depend on an argument.
 
     Attributes:
@@ -73,24 +73,24 @@ class Site(NamedTuple):
     nbytes: int
 
 
-class Replay:
+class GraphReplay:
     """The graph of a call's launches, instantiated.
 
     Attributes:
         graph: the graph and its sites, for the launch in C.
     """
 
-    def __init__(self, launches: Sequence[Work], given: Given, kinds: Sequence[Kind]) -> None:
+    def __init__(self, launches: Sequence[StreamWork], given: Arguments, kinds: Sequence[ArgumentKind]) -> None:
         """Capture the launches; nothing runs yet."""
         self._graph = captured(launches)
         self._graph.instantiate()
         self._nodes, self._kinds = nodes_of(self._graph.raw_cuda_graph()), kinds
-        self._sites: list[set[Site]] = [set() for _ in self._nodes]
+        self._sites: list[set[ArgumentSite]] = [set() for _ in self._nodes]
         self._known: set[int] = set()  # positions whose sites are known
         self._is_fixed = False
-        self.graph = Graph(_executable(self._graph), _encoded(given, kinds), bytes(map(_code, kinds)))
+        self.graph = ReplayGraph(_executable(self._graph), _encoded(given, kinds), bytes(map(_code, kinds)))
 
-    def launch(self, given: Given, launches: Callable[[], Sequence[Work]], stream: int) -> bool:
+    def launch(self, given: Arguments, launches: Callable[[], Sequence[StreamWork]], stream: int) -> bool:
         """Replay it on a stream for a call; False, and nothing done, if it does not accept the call.
 
         PyTorch's replay also handles random numbers, and takes more time. `launches` binds the call; it is used for the
@@ -104,13 +104,13 @@ class Replay:
             return True
         return self._learn(passed, launches) and self._launched(passed, stream)
 
-    def _launched(self, passed: Given, stream: int) -> bool:
+    def _launched(self, passed: Arguments, stream: int) -> bool:
         status = self.graph.launch(passed, stream)
         if status < 0:
             raise driver.refused("cuGraphLaunch", -status)
         return status != native.UNKNOWN
 
-    def _learn(self, passed: Given, launches: Callable[[], Sequence[Work]]) -> bool:
+    def _learn(self, passed: Arguments, launches: Callable[[], Sequence[StreamWork]]) -> bool:
         """Find the differences from the launches of another call; False if there is nothing new, or more than addresses
         and scalars differ.
         """
@@ -119,7 +119,7 @@ class Replay:
         if changed <= self._known or self._is_fixed or self.graph.refused:
             return False
         again = captured(launches())  # its nodes live as long as it does
-        two = Two(was, passed, self._kinds)
+        two = ArgumentPair(was, passed, self._kinds)
         found = two.differences(self._nodes, nodes_of(again.raw_cuda_graph()))
         if found is None:
             self._is_fixed = True
@@ -128,7 +128,7 @@ class Replay:
             sites.update(more)
         self._known |= changed | set(two.addresses)
         nodes = [
-            native.Node(node.handle, node.parameters, node.context, [_at(node, site) for site in sites])
+            native.ReplayNode(node.handle, node.parameters, node.context, [_at(node, site) for site in sites])
             for node, sites in zip(self._nodes, self._sites, strict=True)
             if sites
         ]
@@ -136,17 +136,19 @@ class Replay:
         return True
 
 
-def _at(node: Node, site: Site) -> native.Site:
-    return native.Site(ctypes.addressof(node.blocks[site.block]) + site.at, site.offset, site.position, site.nbytes)
+def _at(node: CapturedNode, site: ArgumentSite) -> native.ReplaySite:
+    return native.ReplaySite(
+        ctypes.addressof(node.blocks[site.block]) + site.at, site.offset, site.position, site.nbytes
+    )
 
 
 @dataclass(frozen=True)
-class Two:
+class ArgumentPair:
     """The arguments of two calls."""
 
-    one: Given
-    other: Given
-    kinds: Sequence[Kind]
+    one: Arguments
+    other: Arguments
+    kinds: Sequence[ArgumentKind]
 
     @property
     def addresses(self) -> list[int]:
@@ -165,15 +167,17 @@ class Two:
     def _shift(self, position: int) -> int:
         return int(self.other[position] - self.one[position])
 
-    def differences(self, nodes: Sequence[Node], others: Sequence[Node]) -> list[list[Site]] | None:
+    def differences(
+        self, nodes: Sequence[CapturedNode], others: Sequence[CapturedNode]
+    ) -> list[list[ArgumentSite]] | None:
         """The arguments in each node's parameters; None if nodes differ in something else."""
         if [node.same for node in nodes] != [node.same for node in others]:
             return None
         found = [self._of_node(node, other) for node, other in zip(nodes, others, strict=True)]
         return None if None in found else found  # type: ignore[return-value]
 
-    def _of_node(self, node: Node, other: Node) -> list[Site] | None:
-        found: list[Site] = []
+    def _of_node(self, node: CapturedNode, other: CapturedNode) -> list[ArgumentSite] | None:
+        found: list[ArgumentSite] = []
         for number, pair in enumerate(zip(node.blocks, other.blocks, strict=True)):
             mine, theirs = map(bytes, pair)
             sites = self._scalar(number, mine, theirs) or self._places(number, mine, theirs)
@@ -182,13 +186,13 @@ class Two:
             found += sites
         return found
 
-    def _places(self, number: int, block: bytes, other: bytes) -> list[Site] | None:
+    def _places(self, number: int, block: bytes, other: bytes) -> list[ArgumentSite] | None:
         found, begin = [], 0
         for at in range(0, len(block) - len(block) % _WORD, _WORD):
             word, wanted = (int.from_bytes(part[at : at + _WORD], "little") for part in (block, other))
             position = self._owner(word, wanted)
             if position is not None:
-                found.append(Site(number, at, position, word - self.one[position], _WORD))
+                found.append(ArgumentSite(number, at, position, word - self.one[position], _WORD))
             elif word != wanted:
                 return None
             begin = at + _WORD
@@ -201,14 +205,14 @@ class Two:
                 return i
         return None
 
-    def _scalar(self, number: int, block: bytes, other: bytes) -> list[Site] | None:
+    def _scalar(self, number: int, block: bytes, other: bytes) -> list[ArgumentSite] | None:
         """The scalar in a parameter; None if it is not unique."""
         if block == other:
             return None
         scalars = [(i, kind.itemsize) for i, kind in enumerate(self.kinds) if isinstance(kind, np.dtype)]
         sized = [i for i, nbytes in scalars if nbytes == len(block)]
         found = [i for i in sized if [_low(x[i], len(block)) for x in (self.one, self.other)] == [block, other]]
-        return [Site(number, 0, found[0], 0, len(block))] if len(found) == 1 else None
+        return [ArgumentSite(number, 0, found[0], 0, len(block))] if len(found) == 1 else None
 
     def _nbytes(self, position: int) -> int:
         kind = self.kinds[position]
@@ -216,12 +220,12 @@ class Two:
         return kind
 
 
-def _encoded(given: Given, kinds: Sequence[Kind]) -> Given:
+def _encoded(given: Arguments, kinds: Sequence[ArgumentKind]) -> Arguments:
     """The arguments as 64-bit numbers: addresses, and scalars as the bytes that a kernel is passed."""
     return tuple(0 if x is None else _number(x, kind) for x, kind in zip(given, kinds, strict=True))
 
 
-def _number(value: Any, kind: Kind) -> int:
+def _number(value: Any, kind: ArgumentKind) -> int:
     if isinstance(kind, int):
         return int(value)
     made = np.asarray(value).astype(kind or np.dtype("float64"))
@@ -232,7 +236,7 @@ def _low(number: int, nbytes: int) -> bytes:
     return number.to_bytes(_WORD, "little", signed=True)[:nbytes]
 
 
-def _code(kind: Kind) -> int:
+def _code(kind: ArgumentKind) -> int:
     """C's encoding of an argument (native/replays.c)."""
     if not isinstance(kind, np.dtype):
         return _ADDRESS if isinstance(kind, int) else _OTHER
@@ -246,7 +250,7 @@ _NARROWEST = 4
 """Bytes of the narrowest float that C converts to."""
 
 
-def captured(launches: Sequence[Work]) -> torch.cuda.CUDAGraph:
+def captured(launches: Sequence[StreamWork]) -> torch.cuda.CUDAGraph:
     """The graph of launches, which do not run; not instantiated."""
     import torch
 

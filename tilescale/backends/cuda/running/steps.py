@@ -20,12 +20,12 @@ from tilescale.program.formulas import formula
 if TYPE_CHECKING:
     import torch
 
-Work = Callable[[], Any]
+StreamWork = Callable[[], Any]
 """Puts work on the current stream, and touches nothing else: a launch, a copy, a collective."""
 
 
 @dataclass
-class Call:
+class ProgramCall:
     """Arguments of a call, and values of host-level variables, which steps add to.
 
     `asked` are the variables on which bound work depends.
@@ -49,9 +49,9 @@ class Call:
         assert number is not None, f"{expr} is not known on the host"
         return number
 
-    def later(self) -> Call:
+    def later(self) -> ProgramCall:
         """This call with the present variables, for steps bound when the stream has reached them."""
-        return Call(self.values, dict(self.variables), self.asked)
+        return ProgramCall(self.values, dict(self.variables), self.asked)
 
 
 @dataclass(frozen=True)
@@ -72,23 +72,23 @@ class KernelLaunch:
             self.run(*self.arguments)
 
 
-Step = Callable[[Call], list[Work]]
+CallStep = Callable[[ProgramCall], list[StreamWork]]
 """A part of the program as a function of the call: its launches, in order."""
 
 
-def in_order(steps: list[Step]) -> Step:
+def in_order(steps: list[CallStep]) -> CallStep:
     """Steps one after the other."""
     return lambda call: [launch for step in steps for launch in step(call)]
 
 
-def copied(source: torch.Tensor, out: torch.Tensor) -> Work:
+def copied(source: torch.Tensor, out: torch.Tensor) -> StreamWork:
     """A launch that copies `source` to `out`, which has as many elements in the same order."""
     if source.shape == out.shape:
         return partial(out.copy_, source)
     return lambda: out.copy_(source.reshape(out.shape))  # reshaping may copy
 
 
-def run(launches: Iterable[Work]) -> None:
+def run(launches: Iterable[StreamWork]) -> None:
     """Work in order."""
     for launch in launches:
         launch()

@@ -49,7 +49,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Condition:
+class WaitCondition:
     """The condition of a stream's wait: `word compare value`, with `compare` one of ">=", ">", "=="."""
 
     word: Word
@@ -63,7 +63,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Write:
+class WordWrite:
     """A write of a number to a word, released: a reader of the number sees all earlier work of the stream."""
 
     word: Word
@@ -72,10 +72,10 @@ class Write:
 
 def write(stream: torch.cuda.Stream, word: Word, value: int) -> None:
     """Add a write to a stream. Raises DeviceError."""
-    add(stream, Write(word, value))
+    add(stream, WordWrite(word, value))
 
 
-def add(stream: torch.cuda.Stream, *operations: Write | Condition) -> None:
+def add(stream: torch.cuda.Stream, *operations: WordWrite | WaitCondition) -> None:
     """Add writes, and waits for conditions, to a stream; a batch takes little longer than one operation.
 
     Work added after a wait starts when its condition holds.
@@ -86,12 +86,12 @@ def add(stream: torch.cuda.Stream, *operations: Write | Condition) -> None:
     driver.call("cuStreamBatchMemOp", stream.cuda_stream, len(operations), [_parameters(o) for o in operations], 0)
 
 
-def _parameters(operation: Write | Condition) -> Any:
+def _parameters(operation: WordWrite | WaitCondition) -> Any:
     """The driver's parameters, a union of records."""
     from cuda.bindings import driver as names
 
     made, bits = names.CUstreamBatchMemOpParams(), 8 * operation.word.nbytes
-    if isinstance(operation, Condition):
+    if isinstance(operation, WaitCondition):
         name, record, number = "WAIT", made.waitValue, operation.enough
         flags = _CONDITIONS[operation.compare][0]
     else:
@@ -103,7 +103,7 @@ def _parameters(operation: Write | Condition) -> Any:
 
 
 @dataclass(frozen=True)
-class Rows:
+class StridedRows:
     """A copy of `height` rows of `width` bytes each: addresses, and bytes from a row to the next."""
 
     target: int
@@ -114,7 +114,7 @@ class Rows:
     source_pitch: int = 0
 
 
-def rows(target: torch.Tensor, source: torch.Tensor) -> list[Rows]:
+def rows(target: torch.Tensor, source: torch.Tensor) -> list[StridedRows]:
     """The copies of `source` to `target`, both of one type and shape."""
     size = width = target.element_size()
     outer: list[tuple[int, int, int]] = []
@@ -133,10 +133,10 @@ def rows(target: torch.Tensor, source: torch.Tensor) -> list[Rows]:
     places = [(target.data_ptr(), source.data_ptr())]
     for count, to, at in outer:
         places = [(a + i * to, b + i * at) for i in range(count) for a, b in places]
-    return [Rows(a, b, width, height, to_pitch, at_pitch) for a, b in places]
+    return [StridedRows(a, b, width, height, to_pitch, at_pitch) for a, b in places]
 
 
-def copy(stream: torch.cuda.Stream, part: Rows) -> None:
+def copy(stream: torch.cuda.Stream, part: StridedRows) -> None:
     """Add a copy to a stream. Raises DeviceError."""
     if part.height == 1:
         driver.call("cuMemcpyAsync", part.target, part.source, part.width, stream.cuda_stream)
@@ -151,7 +151,7 @@ def copy(stream: torch.cuda.Stream, part: Rows) -> None:
     driver.call("cuMemcpy2DAsync", shape, stream.cuda_stream)
 
 
-def by_host(part: Rows, memory: int) -> list[Rows]:
+def by_host(part: StridedRows, memory: int) -> list[StridedRows]:
     """The copies within one device's memory by copy engines: through host memory, by address."""
     there = replace(part, target=memory, target_pitch=part.width)
     return [there, replace(part, source=memory, source_pitch=part.width)]

@@ -23,7 +23,7 @@ DEFAULT = 0
 Guide, Stream Capture)."""
 
 
-class Turns:
+class StreamOrder:
     """Order of programs on one device: each follows the one before, on any stream.
 
     If they ran concurrently, one could hold the SMs here that another one holds on the peer, each waiting for the
@@ -93,12 +93,12 @@ class Turns:
 
 
 @cache
-def turns(device: torch.device) -> Turns:
+def stream_order(device: torch.device) -> StreamOrder:
     """The order of programs on a device of this process."""
-    return Turns(device)
+    return StreamOrder(device)
 
 
-class Idle:
+class IdleWait:
     """A wait until a device is idle, in a thread: CUDA has no wait with a timeout."""
 
     def __init__(self, wait: Callable[[], None]):
@@ -124,7 +124,7 @@ class Idle:
 
 
 def wait_idle(
-    idle: Idle,
+    idle: IdleWait,
     *,
     failure: Callable[[], TileScaleError | None],
     stopped: Callable[[], bool],

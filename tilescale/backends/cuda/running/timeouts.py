@@ -30,7 +30,7 @@ COMPLETE = 2
 STOPPED_BY_HOST = -1
 
 
-class Kind(IntEnum):
+class WaitFailure(IntEnum):
     """Causes of a failed wait, or of a signal that was not sent."""
 
     TIMEOUT = 0  # a flag did not reach its value
@@ -42,7 +42,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Report:
+class WaitReport:
     """The first failed wait of a rank.
 
     Attributes:
@@ -55,7 +55,7 @@ class Report:
     """
 
     rank: int
-    kind: Kind
+    kind: WaitFailure
     site: int
     block: tuple[int, int, int]
     index: int
@@ -63,14 +63,14 @@ class Report:
     seen: int
 
 
-def decode(words: Sequence[int]) -> list[Report]:
+def decode(words: Sequence[int]) -> list[WaitReport]:
     """The complete rows of an array, by rank."""
     reports = []
     for rank, begin in enumerate(range(HEAD, len(words), ROW)):
         state, kind, site, block, index, expected, seen = words[begin : begin + 7]
         if state == COMPLETE:
             at = (block & 0x7FFF_FFFF, block >> 31 & 0xFFFF, block >> 47 & 0xFFFF)
-            reports.append(Report(rank, Kind(kind), site, at, index, expected, seen))
+            reports.append(WaitReport(rank, WaitFailure(kind), site, at, index, expected, seen))
     return reports
 
 
@@ -119,7 +119,7 @@ class WaitRecords:
             self._words[:1].copy_(self._stop, non_blocking=True)  # by copy engine: kernels may fill all SMs
         self._stopped[0] = STOPPED_BY_HOST
 
-    def fail(self, kind: Kind, site: int, index: int, expected: int, seen: int) -> None:
+    def fail(self, kind: WaitFailure, site: int, index: int, expected: int, seen: int) -> None:
         """Report a wait of this rank that no kernel reports, on all devices, and stop all: `fail` of sync.cuh."""
         rank, ranks = self._heap.team.rank, self._heap.team.size
         row = HEAD + ROW * rank
@@ -136,13 +136,13 @@ class WaitRecords:
         import torch
 
         dtype = {4: torch.int32, 8: torch.int64}[word.nbytes]
-        return self.beside(tensor_at(word.address, (1,), (1,), dtype, self._heap.device, lambda: None))[0]
+        return self.read_concurrently(tensor_at(word.address, (1,), (1,), dtype, self._heap.device, lambda: None))[0]
 
-    def read(self) -> list[Report]:
+    def read(self) -> list[WaitReport]:
         """The failed waits of all ranks that this device knows, also while kernels run."""
-        return decode(self.beside(self._words))
+        return decode(self.read_concurrently(self._words))
 
-    def beside(self, tensor: torch.Tensor) -> list[int]:
+    def read_concurrently(self, tensor: torch.Tensor) -> list[int]:
         """The current numbers in a tensor on this device, also while kernels run."""
         import torch
 

@@ -13,50 +13,50 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilescale.backends.cuda.running import nccl
-from tilescale.backends.cuda.running.steps import Work
+from tilescale.backends.cuda.running.steps import StreamWork
 
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.program_context import Owner
+    from tilescale.backends.cuda.running.program_context import ProgramContext
 
 
 @dataclass(frozen=True)
-class Message:
+class TensorMessage:
     """A contiguous tensor on this device, sent to or received from a device, given by its number."""
 
     tensor: torch.Tensor
     device: int
 
 
-Wait = Callable[[], object]
+TransportWait = Callable[[], object]
 """Lets the current stream wait for started messages."""
 
 
 class Transport(Protocol):
     """Transport between groups of devices that share memory. A device's *rail* has one device of each group."""
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
+    def exchange(self, sends: Sequence[TensorMessage], receives: Sequence[TensorMessage]) -> TransportWait:
         """Start messages, after the current stream's work. Both devices of a pair list theirs in the same order."""
 
     def barrier(self) -> None:
         """Let the current stream wait until those of all devices of the rail have arrived here."""
 
 
-QUEUE_PROCESSORS = 4
+QUEUE_SMS = 4
 """SMs that NCCL's kernels of a copy queue may use: other work of the device leaves them free."""
 
 
-class Nccl:
+class NcclTransport:
     """NCCL, through torch.distributed."""
 
-    def __init__(self, own: Owner, group: int, processors: int | None):
-        """Collective. `group` devices of consecutive numbers share memory; kernels use at most `processors` SMs."""
-        devices = own.team.size
-        self._own, self._ranks = own, own.team.ranks
-        self._all = nccl.group_of(own, (tuple(range(devices)),), processors)
+    def __init__(self, context: ProgramContext, group: int, sms: int | None):
+        """Collective. `group` devices of consecutive numbers share memory; kernels use at most `sms` SMs."""
+        devices = context.team.size
+        self._context, self._ranks = context, context.team.ranks
+        self._all = nccl.group_of(context, (tuple(range(devices)),), sms)
         rails = tuple(tuple(range(place, devices, group)) for place in range(group))
-        self._rail = nccl.group_of(own, rails, processors)
+        self._rail = nccl.group_of(context, rails, sms)
         for made in (self._all, self._rail):
             self._connect(made)
 
@@ -64,7 +64,7 @@ class Nccl:
     def _token(self) -> torch.Tensor:
         import torch
 
-        return torch.zeros(1, dtype=torch.int32, device=self._own.device)
+        return torch.zeros(1, dtype=torch.int32, device=self._context.device)
 
     def _connect(self, group: Any) -> None:
         """Connect the group here, where all devices are: PyTorch connects a group in its first call, which may be
@@ -74,7 +74,7 @@ class Nccl:
 
         dist.all_reduce(self._token, group=group)
 
-    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Wait:
+    def exchange(self, sends: Sequence[TensorMessage], receives: Sequence[TensorMessage]) -> TransportWait:
         """See `Transport.exchange`: one batch of sends and receives."""
         import torch.distributed as dist
 
@@ -91,14 +91,14 @@ class Nccl:
         dist.all_reduce(self._token, dist.ReduceOp.MAX, group=self._rail)
 
 
-def of(own: Owner, group: int, *, beside: bool = False) -> Transport:
-    """The transport between groups of `group` devices that share memory; `beside` limits it to few SMs, with its own
+def of(context: ProgramContext, group: int, *, for_queue: bool = False) -> Transport:
+    """The transport between groups of `group` devices that share memory; `for_queue` limits it to few SMs, with its own
     order of operations, for use concurrent with the device's other work. Collective.
     """
-    return Nccl(own, group, QUEUE_PROCESSORS if beside else None)
+    return NcclTransport(context, group, QUEUE_SMS if for_queue else None)
 
 
-def after(first: Work, then: Work) -> Work:
+def after(first: StreamWork, then: StreamWork) -> StreamWork:
     """One after the other."""
 
     def both() -> Any:

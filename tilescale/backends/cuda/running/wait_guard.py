@@ -12,13 +12,13 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.barrier_kernel import RankBarrier, standings
-from tilescale.backends.cuda.running.diagnosis import Scene, error_for
-from tilescale.backends.cuda.running.queue_watch import Watch
-from tilescale.backends.cuda.running.steps import Work
-from tilescale.backends.cuda.running.stream_order import Idle, noted_failure, wait_idle
+from tilescale.backends.cuda.running.diagnosis import ReportContext, error_for
+from tilescale.backends.cuda.running.queue_watch import QueueWatch
+from tilescale.backends.cuda.running.steps import StreamWork
+from tilescale.backends.cuda.running.stream_order import IdleWait, noted_failure, wait_idle
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm import Team, World
 from tilescale.comm.call import Call
@@ -34,7 +34,7 @@ _NOTICE_S, _LOOK_S = 2.0, 0.05
 """
 
 
-class Guard:
+class WaitGuard:
     """The barriers and the failed waits of one program on one device.
 
     Attributes:
@@ -49,7 +49,7 @@ class Guard:
         world: World,
         heap: SymmetricHeap | Reach,
         limit_ns: int,
-        sites: list[Site],
+        sites: list[WaitSite],
         compile: Callable[[Any], Any],
         team: Team,
     ):
@@ -63,16 +63,18 @@ class Guard:
         _watch(self)
 
     @cached_property
-    def watch(self) -> Watch:
+    def watch(self) -> QueueWatch:
         """The bounds of the copy queue's waits."""
-        return Watch(self.records, self._limit_ns, self._device, lambda: self.records.beside(self.ranks.words))
+        return QueueWatch(
+            self.records, self._limit_ns, self._device, lambda: self.records.read_concurrently(self.ranks.words)
+        )
 
     @property
     def limit_ns(self) -> int:
         """The limit of a wait, in nanoseconds."""
         return self._limit_ns
 
-    def barrier(self, site: int, call: int = 0, patience: int = 3) -> Work:
+    def barrier(self, site: int, call: int = 0, patience: int = 3) -> StreamWork:
         """A launch that synchronizes all ranks, in the order of the current stream.
 
         Args:
@@ -122,19 +124,19 @@ class Guard:
         if gone is not None:
             raise gone from error
 
-    def _scene(self) -> Scene:
-        own = standings(self.records.beside(self.ranks.words))
+    def _scene(self) -> ReportContext:
+        own = standings(self.records.read_concurrently(self.ranks.words))
         numbers = {rank: number for number, rank in enumerate(self._near.ranks)}
         elsewhere = []
         for other in _guards:
             if other is not self:
-                known = standings(self.records.beside(other.ranks.words))
+                known = standings(self.records.read_concurrently(other.ranks.words))
                 mine = known[other._near.rank]
                 ahead = [rank for rank, at in zip(other._near.ranks, known, strict=True) if mine.behind(at) > 0]
                 elsewhere += [(numbers[rank], other._program) for rank in ahead if rank in numbers]
         limit_s = self._limit_ns / 1e9
         first = self._group.rank - self._near.rank
-        return Scene(self._program, self._near.rank, self.sites, limit_s, own, elsewhere, first)
+        return ReportContext(self._program, self._near.rank, self.sites, limit_s, own, elsewhere, first)
 
     def synchronize(self) -> None:
         """Wait until the device is idle. Raises as `check`; a rank's death ends the wait at once."""
@@ -146,7 +148,7 @@ class Guard:
 
         try:
             return wait_idle(
-                Idle(lambda: torch.cuda.synchronize(self._device)),
+                IdleWait(lambda: torch.cuda.synchronize(self._device)),
                 failure=self._failure,
                 stopped=lambda: self.records.stopped,
                 stop=_stop_all,
@@ -197,11 +199,11 @@ class Guard:
             self.records.stop()
 
 
-_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+_guards: weakref.WeakSet[WaitGuard] = weakref.WeakSet()
 _owner: int | None = None
 
 
-def _watch(guard: Guard) -> None:
+def _watch(guard: WaitGuard) -> None:
     global _owner
     _guards.add(guard)
     if _owner is None:

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tilelang_core import ir
-from tilelang_core.layouts import Layout, inferred
+from tilelang_core.layouts import TileLayout, inferred
 from tilescale.backends.base import text_target
 from tilescale.backends.emulator.checks.explain import VERBS
 from tilescale.backends.emulator.checks.shadow import Memory, Shadow
@@ -296,7 +296,7 @@ class _Layouts:
         self._run, self._launch = run, launch
 
     @cached_property
-    def found(self) -> dict[ir.Var, Layout]:
+    def found(self) -> dict[ir.Var, TileLayout]:
         """Layouts by data variable; empty without fragments, or without code for the machine."""
         if not any(b.scope() == "local.fragment" for b in self._launch.buffers):
             return {}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
-from tilelang_core.scalars import Choice
+from tilelang_core.scalars import IfThenElse
 from tilescale.backends.emulator.execute.frame import Frame, is_vector
 from tilescale.backends.emulator.interpret.access import element, python_int
 from tilescale.backends.emulator.interpret.closures import Closure
@@ -144,7 +144,7 @@ def _load(compiler: Compiler, expr: ir.BufferLoad) -> Closure:
 def _call(compiler: Compiler, expr: ir.Call) -> Closure:
     name = ir.op_name(expr)
     if name == tl.IF_THEN_ELSE:
-        choice = Choice.of(expr)
+        choice = IfThenElse.of(expr)
         return choose(compiler, choice.condition, choice.then, choice.otherwise, value_dtype(expr))
     rule = VALUES.get(name)
     if rule is not None:

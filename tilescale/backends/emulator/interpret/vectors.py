@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
-from tilelang_core.scalars import Choice, operand_of
+from tilelang_core.scalars import IfThenElse, operand_of
 from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
 from tilescale.backends.emulator.interpret.abstract import forgotten
 from tilescale.backends.emulator.interpret.access import Element, element, python_int
@@ -153,7 +153,7 @@ def _choose(compiler: Compiler, expr: Any, condition: Any, then: Any, otherwise:
 def _call(compiler: Compiler, expr: ir.Call) -> Closure:
     name = ir.op_name(expr)
     if name == tl.IF_THEN_ELSE:
-        choice = Choice.of(expr)
+        choice = IfThenElse.of(expr)
         return _choose(compiler, expr, choice.condition, choice.then, choice.otherwise)
     if name in VECTORS:
         return VECTORS[name](compiler, expr)

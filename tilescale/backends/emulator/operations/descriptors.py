@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
-from tilelang_core.layouts import Layout
+from tilelang_core.layouts import TileLayout
 from tilelang_core.matrices import MatrixDescriptor, bytes_behind, moved_descriptor
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.observe import READ
@@ -43,7 +43,7 @@ class Layouts:
     def __init__(self, compiler: Compiler, buffer: ir.Buffer):
         self.buffer = buffer
         given = dict(compiler.launch.notes).get("layout_map", {}).get(buffer.data)
-        self.layout = Layout.of(given) if given is not None else None
+        self.layout = TileLayout.of(given) if given is not None else None
         if self.layout is not None:
             self._slots = [compiler.slot(var) for var in self.layout.indices]
             self._position = compiler.expr(self.layout.position)

@@ -13,7 +13,7 @@ import re
 import numpy as np
 
 from tilelang_core import ir, tl
-from tilelang_core.matrices import WarpProduct
+from tilelang_core.matrices import WarpGemm
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, spread
 from tilescale.backends.emulator.interpret.abstract import forgotten
@@ -55,7 +55,7 @@ def fragments(depth: int, bits: int) -> tuple[Places, Places, Places]:
 
 @operation(tl.PTX_MMA)
 def _warp_product(compiler: Compiler, call: ir.Call) -> Closure:
-    made = WarpProduct.of(call)
+    made = WarpGemm.of(call)
     shape = _SHAPE.fullmatch(made.shape)
     buffers = [compiler.buffer_named(data) for data, _ in made.fragments]
     if shape is None or made.layouts != ("row", "col") or None in buffers:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
-from tilelang_core.matrices import TensorMemoryProduct
+from tilelang_core.matrices import TensorMemoryGemm
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.observe import READ, WRITE
@@ -32,7 +32,7 @@ _LANE = 16
 
 @operation(tl.PTX_TCGEN05_MMA_SS, tl.PTX_TCGEN05_MMA_TS)
 def _product(compiler: Compiler, call: ir.Call) -> Closure:
-    made = TensorMemoryProduct.of(call)
+    made = TensorMemoryGemm.of(call)
     if made.is_special:
         raise UnsupportedError(
             f"the emulator does not run {ir.op_name(call)} of two thread blocks, or with masks",

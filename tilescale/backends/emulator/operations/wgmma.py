@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir, tl
-from tilelang_core.matrices import WarpGroupProduct
+from tilelang_core.matrices import WarpGroupGemm
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame, active, spread, uniform
 from tilescale.backends.emulator.execute.observe import READ, WRITE
@@ -38,7 +38,7 @@ Operand = Callable[[Frame, int], np.ndarray]
 
 @operation(tl.PTX_WGMMA_SS, tl.PTX_WGMMA_RS)
 def _product(compiler: Compiler, call: ir.Call) -> Closure:
-    made = WarpGroupProduct.of(call)
+    made = WarpGroupGemm.of(call)
     shape = _SHAPE.fullmatch(made.shape)
     assert shape is not None, f"wgmma of shape {made.shape}"
     columns, depth = int(shape[1]), int(shape[2])

@@ -15,7 +15,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.clusters.unit import MEMBER, ClusterUnit
 from tilescale.backends.cuda.lowering.combine import fold, reduced
 from tilescale.backends.cuda.lowering.registry import lowers
-from tilescale.backends.cuda.lowering.tile import Tile, parts, whole_loops
+from tilescale.backends.cuda.lowering.tile import TileRegion, parts, whole_loops
 from tilescale.program import ops
 from tilescale.program.operations import Barrier, Collective, Combine
 
@@ -27,15 +27,17 @@ def _begun(cluster: ClusterUnit, call: ir.Call) -> Collective:
     return made
 
 
-def tile_of(cluster: ClusterUnit, region: ir.Call) -> Tile:
+def tile_of(cluster: ClusterUnit, region: ir.Call) -> TileRegion:
     """A tile argument; of a view of a cluster's tile, what this program holds of it."""
-    tile = Tile.of(cluster.region(region), cluster.expr)
+    tile = TileRegion.of(cluster.region(region), cluster.expr)
     if not tile.is_static:
         raise cluster.unsupported(f"a collective on {tile.name!r}, whose extents are symbolic, has no CUDA lowering")
     return tile
 
 
-def _shared(cluster: ClusterUnit, tile: Tile, target: Tile | None = None) -> tuple[Tile, list[ir.Stmt]]:
+def _shared(
+    cluster: ClusterUnit, tile: TileRegion, target: TileRegion | None = None
+) -> tuple[TileRegion, list[ir.Stmt]]:
     """A tile for peers to read: itself, or a copy of it in shared memory, with what makes the copy.
 
     The copy is for tiles in registers, and for those of which `target`, which changes meanwhile, is a part.
@@ -44,7 +46,7 @@ def _shared(cluster: ClusterUnit, tile: Tile, target: Tile | None = None) -> tup
         return tile, []
     staged = tir.local_buffer(f"{tile.name}_staged{cluster.next_number()}", tile.extents, tile.dtype, "shared.dyn")
     cluster.tiles.append(staged)
-    held = Tile.of(tir.region(staged, [0] * len(tile.extents), tile.extents, "rw"))
+    held = TileRegion.of(tir.region(staged, [0] * len(tile.extents), tile.extents, "rw"))
     return held, [tir.tile_call("copy", tile.region("r"), held.region("w"))]
 
 
@@ -69,7 +71,7 @@ def _allreduce(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
 class _Received:
     """A tile of all programs, as the fold over ranks reads it."""
 
-    def __init__(self, cluster: ClusterUnit, tile: Tile):
+    def __init__(self, cluster: ClusterUnit, tile: TileRegion):
         self.cluster, self.tile, self.devices = cluster, tile, cluster.size
 
     def received(self, sender: Any, loops: list[Any]) -> ir.PrimExpr:
@@ -86,7 +88,7 @@ def _allreduce_function(cluster: ClusterUnit, made: Collective, combine: Combine
         name = f"{tile.name}_combined{cluster.next_number()}"
         result = tir.local_buffer(name, tile.extents, tile.dtype, "local.fragment")
         cluster.tiles.append(result)
-        results.append(Tile.of(tir.region(result, [0] * len(tile.extents), tile.extents, "rw")))
+        results.append(TileRegion.of(tir.region(result, [0] * len(tile.extents), tile.extents, "rw")))
     received = [_Received(cluster, tile) for tile, _ in held]
     for which, tile in enumerate(tiles):
         folds.append(fold(cluster, combine, which, results, received))
@@ -118,7 +120,7 @@ def _all_gather(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     return tir.sequence([*down, *cluster.between_barriers([held], *takes)])
 
 
-def _take_parts(cluster: ClusterUnit, target: Tile, axis: int, wanted: Tile) -> list[ir.Stmt]:
+def _take_parts(cluster: ClusterUnit, target: TileRegion, axis: int, wanted: TileRegion) -> list[ir.Stmt]:
     """Copy the tile `wanted` of each program into the part of `target` along an axis that has its number."""
     part, begins = parts(target, axis, cluster.size)
     if target.in_registers:
@@ -127,7 +129,7 @@ def _take_parts(cluster: ClusterUnit, target: Tile, axis: int, wanted: Tile) -> 
         value = ir.Cast(target.dtype, value) if target.dtype != wanted.dtype else value
         return [tir.parallel(loops, target.extents, ir.BufferStore(target.buffer, value, target.at(loops)))]
     return [
-        cluster.move(Tile.of(target.region("w", begin, part)), wanted, sender, put=False)
+        cluster.move(TileRegion.of(target.region("w", begin, part)), wanted, sender, put=False)
         for sender, begin in enumerate(begins)
     ]
 
@@ -140,7 +142,7 @@ def _all_to_all(cluster: ClusterUnit, call: ir.Call) -> ir.Stmt:
     axis = made.axis
     part, _ = parts(source, axis, cluster.size)
     mine = [cluster.rank * part[a] if a == axis else 0 for a in range(len(part))]
-    wanted = Tile.of(held.region("r", mine, part))
+    wanted = TileRegion.of(held.region("r", mine, part))
     takes = _take_parts(cluster, target, axis, wanted)
     return tir.sequence([*down, *cluster.between_barriers([held], *takes)])
 

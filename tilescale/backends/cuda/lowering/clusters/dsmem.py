@@ -15,7 +15,7 @@ from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.markers import grid_wait
 from tilescale.backends.cuda.lowering.phase import Phase, Stage
-from tilescale.backends.cuda.lowering.tile import Tile
+from tilescale.backends.cuda.lowering.tile import TileRegion
 
 WORD = 16
 """Bytes of the widest access."""
@@ -29,7 +29,7 @@ COMBINE = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
 _ACCUMULATORS = {"float64": "double", "int64": "long", "uint64": "unsigned long", "int32": "int", "uint32": "unsigned"}
 
 
-class Cluster(Stage):
+class ClusterStage(Stage):
     """The stage of clusters at work: the cluster around a program.
 
     Attributes:
@@ -71,7 +71,7 @@ class Cluster(Stage):
         """Peers touch this tile from the program's beginning, and to its end or until its last use here."""
         self._reached[buffer] = self._reached.get(buffer, False) or to_the_end
 
-    def between_barriers(self, tiles: Iterable[Tile], *moves: ir.Stmt) -> list[ir.Stmt]:
+    def between_barriers(self, tiles: Iterable[TileRegion], *moves: ir.Stmt) -> list[ir.Stmt]:
         """Moves by which peers touch these tiles after one barrier and until another, and no longer."""
         return [self.barrier(), *moves, *(_in_use(tile.buffer) for tile in tiles), self.barrier()]
 
@@ -113,7 +113,7 @@ class Cluster(Stage):
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
-    def move(self, near: Tile, far: Tile, peer: Any, *, put: bool) -> ir.Stmt:
+    def move(self, near: TileRegion, far: TileRegion, peer: Any, *, put: bool) -> ir.Stmt:
         """Copy a tile to `far` of a peer, or from it; the caller orders it with what is around, and says when it is
         reached."""
         if [n for n in near.extents if n != 1] != [n for n in far.extents if n != 1]:
@@ -130,7 +130,7 @@ class Cluster(Stage):
             body = ir.BufferStore(near.buffer, _as_type(value, near.dtype), _at(near, loops))
         return tir.parallel(loops, extents, body)
 
-    def _move_words(self, near: Tile, far: Tile, peer: Any, way: str) -> ir.Stmt:
+    def _move_words(self, near: TileRegion, far: TileRegion, peer: Any, way: str) -> ir.Stmt:
         elements = self._together([near, far])
         width = elements * ir.bits(near.dtype) // 8
 
@@ -141,7 +141,7 @@ class Cluster(Stage):
 
         return self._each(far, elements, body, at_once=AT_ONCE)
 
-    def allreduce(self, tile: Tile, op: str) -> ir.Stmt:
+    def allreduce(self, tile: TileRegion, op: str) -> ir.Stmt:
         """Combine a tile of shared memory over the cluster in place: each program combines some words for all."""
         elements = self._together([tile])
         kind = f"tilescale::{COMBINE[op]}, {_ACCUMULATORS.get(tile.dtype, _small(tile.dtype))}, {elements}, {self.size}"
@@ -152,12 +152,12 @@ class Cluster(Stage):
 
         return self._each(tile, elements, body, split=True)
 
-    def element(self, tile: Tile, index: list[Any], peer: Any) -> ir.PrimExpr:
+    def element(self, tile: TileRegion, index: list[Any], peer: Any) -> ir.PrimExpr:
         """An element of a peer's tile."""
         here = tir.call(tl.ADDRESS_OF, ir.BufferLoad(tile.buffer, tile.at(index)))
         return tir.extern("tilescale::cluster_load", here, peer, dtype=tile.dtype)
 
-    def _together(self, tiles: list[Tile]) -> int:
+    def _together(self, tiles: list[TileRegion]) -> int:
         """Number of elements of one access: contiguous in every tile, and equally aligned."""
         bits = ir.bits(tiles[0].dtype)
         if bits % 8:
@@ -173,7 +173,7 @@ class Cluster(Stage):
         return most
 
     def _each(
-        self, tile: Tile, elements: int, body: Callable[..., ir.Stmt], *, split: bool = False, at_once: int = 1
+        self, tile: TileRegion, elements: int, body: Callable[..., ir.Stmt], *, split: bool = False, at_once: int = 1
     ) -> ir.Stmt:
         """`body` for each group of elements, distributed over threads.
 
@@ -240,18 +240,18 @@ def _is_shared(buffer: ir.Buffer) -> bool:
     return buffer.scope().startswith("shared")
 
 
-def _loops(tile: Tile) -> tuple[list[ir.Var], list[int]]:
+def _loops(tile: TileRegion) -> tuple[list[ir.Var], list[int]]:
     """Loop variables and extents of a tile, without those of extent 1."""
     extents = [n for n in tile.extents if n != 1]
     return [ir.Var(f"i{axis}", "int32") for axis in range(len(extents))], extents
 
 
-def _at(tile: Tile, loops: list[Any]) -> list[Any]:
+def _at(tile: TileRegion, loops: list[Any]) -> list[Any]:
     rest = iter(loops)
     return [b if n == 1 else b + next(rest) for b, n in zip(tile.begins, tile.extents, strict=True)]
 
 
-def _address(tile: Tile, loops: list[Any]) -> ir.PrimExpr:
+def _address(tile: TileRegion, loops: list[Any]) -> ir.PrimExpr:
     return tir.call(tl.ADDRESS_OF, ir.BufferLoad(tile.buffer, _at(tile, loops)))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm, TileCopy, data_of
-from tilescale.backends.cuda.lowering.clusters.ring import Load, Ring
+from tilescale.backends.cuda.lowering.clusters.ring import RingLoad, TileRing
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 from tilescale.backends.cuda.lowering.role_graph.loads import is_box
 from tilescale.backends.cuda.lowering.statements import tiles_named
@@ -26,7 +26,7 @@ from tilescale.program.operations import Rank
 def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
     """The loop with its loads ahead; None if it is not of that kind."""
     body = list(loop.body.seq) if isinstance(loop.body, ir.SeqStmt) else [loop.body]
-    loads: list[Load] = []
+    loads: list[RingLoad] = []
     while body:
         found = _loads(cluster, body[0])
         if found is None:
@@ -39,7 +39,7 @@ def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
         return None
     if _stored(cluster) & {load.source.data for load in loads}:
         return None  # other warps would load ahead of what the program stores
-    return Ring(cluster, loop, loads).statements(rest)
+    return TileRing(cluster, loop, loads).statements(rest)
 
 
 def _stored(cluster: ClusterUnit) -> set[ir.Var]:
@@ -66,14 +66,14 @@ def _calls(stmt: ir.Stmt) -> list[ir.Call]:
     return found
 
 
-def _loads(cluster: ClusterUnit, stmt: ir.Stmt) -> list[Load] | None:
+def _loads(cluster: ClusterUnit, stmt: ir.Stmt) -> list[RingLoad] | None:
     """The loads that a statement of the loop is, or None."""
     if not cluster.is_member_scale(stmt):
         load = _load(cluster, stmt, {})
         return None if load is None else [load]
     inner = list(stmt.body.seq) if isinstance(stmt.body, ir.SeqStmt) else [stmt.body]
     bound: dict[ir.Var, Any] = {}
-    loads: list[Load] = []
+    loads: list[RingLoad] = []
     for one in inner:
         if isinstance(one, ir.Bind):
             if not _is_inlined(cluster, one.value):
@@ -99,7 +99,7 @@ def _is_rank(cluster: ClusterUnit, value: Any) -> bool:
     return is_rank and cluster.target.machine.level(Rank.of(value).level).kind == "program"
 
 
-def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load | None:
+def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> RingLoad | None:
     call: Any = stmt.value if isinstance(stmt, ir.Evaluate) else None
     if ir.op_name(call) != tl.COPY:
         return None
@@ -122,7 +122,7 @@ def _load(cluster: ClusterUnit, stmt: ir.Stmt, bound: dict[ir.Var, Any]) -> Load
         begins = [cluster.first(b) for b in sides]
     if begins is None or known[-len(shape) :] != shape or not _is_bulk(cluster, source, tile):
         return None
-    return Load(tile.data, source, tuple(begins), tuple(known))
+    return RingLoad(tile.data, source, tuple(begins), tuple(known))
 
 
 def _first_begins(

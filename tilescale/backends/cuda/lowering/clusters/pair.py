@@ -14,9 +14,9 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Fill, Gemm, data_of
-from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
+from tilescale.backends.cuda.lowering.clusters.dsmem import ClusterStage
 from tilescale.backends.cuda.lowering.clusters.regions import regions, stored
-from tilescale.backends.cuda.lowering.clusters.sharding import Sharding
+from tilescale.backends.cuda.lowering.clusters.sharding import ClusterShards
 from tilescale.backends.cuda.lowering.role_graph import mbarriers
 from tilescale.program.shares import ROWS
 
@@ -26,13 +26,13 @@ IN_REGISTERS, IN_TENSOR_MEMORY, ZERO = 0, 1, 2
 """Location of an accumulator; initially registers, uninitialized."""
 
 
-class Pair:
+class BlockPair:
     """The pair of blocks of a cluster, and the accumulators of their products.
 
     An accumulator is in tensor memory, or in registers, or all zero and nowhere: a variable of the program says which.
     """
 
-    def __init__(self, cluster: Cluster, sharding: Sharding):
+    def __init__(self, cluster: ClusterStage, sharding: ClusterShards):
         self.cluster, self.sharding = cluster, sharding
         self._tensor: dict[ir.Var, ir.Buffer] = {}
         self._state: dict[ir.Var, ir.Buffer] = {}

@@ -23,7 +23,7 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.clusters.sharding import Shard
+from tilescale.backends.cuda.lowering.clusters.sharding import ClusterShard
 from tilescale.backends.cuda.lowering.clusters.unit import ClusterUnit
 from tilescale.backends.cuda.lowering.markers import loading, one_thread, sync
 from tilescale.backends.cuda.lowering.role_graph import mbarriers
@@ -32,7 +32,7 @@ from tilescale.backends.cuda.ptx import WARP
 
 
 @dataclass(frozen=True)
-class Load:
+class RingLoad:
     """One copy from memory into a whole tile of the cluster: where it begins, as the first program has it."""
 
     tile: ir.Var
@@ -41,10 +41,10 @@ class Load:
     extents: tuple[Any, ...]
 
 
-class Ring:
+class TileRing:
     """The loop of one pipeline: tiles, barriers and statements."""
 
-    def __init__(self, cluster: ClusterUnit, loop: ir.For, loads: list[Load]):
+    def __init__(self, cluster: ClusterUnit, loop: ir.For, loads: list[RingLoad]):
         self.cluster, self.loop, self.loads = cluster, loop, loads
         self.stages = max(ir.constant(loop.annotations.get("num_stages", 1)) or 1, 1)
         self.begin, self.extent = cluster.value(loop.min), cluster.value(loop.extent)
@@ -65,7 +65,7 @@ class Ring:
         ):  # TileLang lets all synchronize once these barriers are there, before the body.
             cluster.begun = True
 
-    def _ring(self, part: Shard) -> ir.Buffer:
+    def _ring(self, part: ClusterShard) -> ir.Buffer:
         local = part.local
         ring = tir.local_buffer(local.name, [self.stages, *local.shape], str(local.dtype), local.scope())
         tiles = self.cluster.tiles
@@ -181,7 +181,7 @@ class Ring:
         elected = tir.call(tl.ELECT, threads, dtype="bool")
         return tir.sequence([*copies, ir.IfThenElse(elected, mbarriers.arrive(self.full, stage), None)])
 
-    def _copy(self, load: Load, step: Any, stage: Any, full: ir.BufferLoad) -> ir.Stmt:
+    def _copy(self, load: RingLoad, step: Any, stage: Any, full: ir.BufferLoad) -> ir.Stmt:
         cluster, part, ring = self.cluster, self.whole[load.tile], self.rings[load.tile]
         at = {self.loop.loop_var: self.begin + step}
         begins = [cluster.expr(ir.substitute(b, at)) for b in load.begins]

@@ -13,7 +13,7 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm, data_of
-from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster
+from tilescale.backends.cuda.lowering.clusters.dsmem import ClusterStage
 from tilescale.backends.cuda.ptx import WARPGROUP
 from tilescale.program import ops
 from tilescale.program.model import location
@@ -25,7 +25,7 @@ SCOPES = (*ir.SHARED, "local.fragment")
 
 
 @dataclass(frozen=True)
-class Shard:
+class ClusterShard:
     """A program's shard of a tile of its cluster.
 
     Attributes:
@@ -45,7 +45,7 @@ class Shard:
         return indices if self.stage is None else [self.stage, *indices]
 
 
-class Sharding:
+class ClusterShards:
     """The shards of a cluster's tiles.
 
     Attributes:
@@ -54,10 +54,10 @@ class Sharding:
         results: tiles that two blocks multiply into as a pair.
     """
 
-    def __init__(self, cluster: Cluster):
+    def __init__(self, cluster: ClusterStage):
         self.cluster = cluster
         self.views: dict[ir.Var, TileView] = {}
-        self.shards: dict[ir.Var, Shard] = {}
+        self.shards: dict[ir.Var, ClusterShard] = {}
         self.results: list[ir.Buffer] = []
         self._dims: dict[ir.Var, int | None] = {}
         self._viewed: dict[ir.Var, set[int]] = {}
@@ -123,7 +123,7 @@ class Sharding:
         launch = self.cluster.launch
         return paired(self.cluster.target.machine, launch, tiles) and launch.thread_count % WARPGROUP == 0
 
-    def _shard(self, tile: ir.Buffer) -> Shard:
+    def _shard(self, tile: ir.Buffer) -> ClusterShard:
         viewed = self._viewed.get(tile.data, {0})
         if tile.data not in self._dims and len(viewed) > 1:
             raise self.cluster.unsupported(f"views that split {tile.name!r} along different dimensions")
@@ -136,4 +136,4 @@ class Sharding:
             share = shape[dim] = -(-shape[dim] // self.cluster.size)
         local = tir.local_buffer(tile.name, shape, str(tile.dtype), tile.scope())
         self.cluster.tiles.append(local)
-        return Shard(local, dim, share)
+        return ClusterShard(local, dim, share)

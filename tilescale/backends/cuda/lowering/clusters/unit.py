@@ -17,16 +17,16 @@ from typing import Any, TypeAlias
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import access_of, data_of
-from tilescale.backends.cuda.lowering.clusters.dsmem import Cluster, without_ends, without_repeats
-from tilescale.backends.cuda.lowering.clusters.pair import Pair
+from tilescale.backends.cuda.lowering.clusters.dsmem import ClusterStage, without_ends, without_repeats
+from tilescale.backends.cuda.lowering.clusters.pair import BlockPair
 from tilescale.backends.cuda.lowering.clusters.regions import access, regions, stored
-from tilescale.backends.cuda.lowering.clusters.sharding import Shard, Sharding
+from tilescale.backends.cuda.lowering.clusters.sharding import ClusterShard, ClusterShards
 from tilescale.backends.cuda.lowering.markers import is_loading, located
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.role_graph.graph import Channel, RoleGraph
 from tilescale.backends.cuda.lowering.role_graph.split import apart, cluster_graph
-from tilescale.backends.cuda.lowering.tile import Tile, parts
+from tilescale.backends.cuda.lowering.tile import TileRegion, parts
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.operations import Rank, TileView
@@ -39,7 +39,7 @@ Pipelined: TypeAlias = "Callable[[ClusterUnit, ir.For], list[ir.Stmt] | None]"
 """A loop with its loads ahead; None if it is not of that kind."""
 
 
-class ClusterUnit(Cluster):
+class ClusterUnit(ClusterStage):
     """The cluster around a program, and regions that it executes as one unit.
 
     Args:
@@ -55,12 +55,12 @@ class ClusterUnit(Cluster):
     def __init__(self, phase: Phase, pipelined: Pipelined):
         super().__init__(phase)
         self._pipelined = pipelined
-        self.sharding = Sharding(self)
+        self.sharding = ClusterShards(self)
         self.views, self.shards = self.sharding.views, self.sharding.shards
         self.bound: dict[ir.Var, Any] = {}
         self.loops = 0
         self.channels: list[Channel] = []
-        self.pair = Pair(self, self.sharding) if self.sharding.results else None
+        self.pair = BlockPair(self, self.sharding) if self.sharding.results else None
         self._in_member = False
 
     @cached_property
@@ -163,7 +163,7 @@ class ClusterUnit(Cluster):
             raise self.unsupported(f"an access to single elements of {node.buffer.name!r}, a cluster's tile")
         return self._on_element(node, part, part.dim, indices)
 
-    def _on_element(self, node: Any, part: Shard, dim: int, indices: list[Any]) -> Any:
+    def _on_element(self, node: Any, part: ClusterShard, dim: int, indices: list[Any]) -> Any:
         """A single element lies in the program whose share it is of."""
         self.reach(part.local)
         owner = indices[dim] // part.share
@@ -173,7 +173,7 @@ class ClusterUnit(Cluster):
             return tir.extern("tilescale::cluster_load", address, owner, dtype=str(node.dtype))
         return tir.evaluate(tir.extern("tilescale::cluster_store", address, owner, node.value))
 
-    def _held(self, view: TileView) -> tuple[Shard, list[Any]]:
+    def _held(self, view: TileView) -> tuple[ClusterShard, list[Any]]:
         """A program's shard of a view's tile, and the view's begin in it."""
         base, dim = view.base, view.axis
         part = self.shards[base.data]
@@ -296,10 +296,10 @@ class ClusterUnit(Cluster):
         """Fetch the others' shares of a tile that is whole in each program."""
         part, _ = self._held(view)
         self.notes.append(f"shares of {part.local.name}: fetched through distributed shared memory")
-        whole = Tile.whole(part.local)
+        whole = TileRegion.whole(part.local)
         self.reach(part.local)
         extents, begins = parts(whole, view.axis, self.size)
-        shares = [Tile.of(whole.region("rw", begin, extents)) for begin in begins]
+        shares = [TileRegion.of(whole.region("rw", begin, extents)) for begin in begins]
         # A program fetches its own share too, in place: a branch here would cost more.
         return [self.move(share, share, peer, put=False) for peer, share in enumerate(shares)]
 

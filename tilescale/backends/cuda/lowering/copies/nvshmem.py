@@ -28,7 +28,7 @@ Number: TypeAlias = int | ir.PrimExpr
 
 
 @dataclass(frozen=True)
-class Axis:
+class TileAxis:
     """One axis of a tile: its begin and extent, the tensor's size, and elements from index to index."""
 
     begin: Number
@@ -42,7 +42,7 @@ class Axis:
         return ir.constant(self.begin) == 0 and ir.constant(self.size) == self.extent
 
 
-ONE = Axis(0, 1, 1, 0)
+ONE = TileAxis(0, 1, 1, 0)
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class StridedTile:
     """
 
     buffer: ir.Buffer
-    axes: tuple[Axis, ...]
+    axes: tuple[TileAxis, ...]
     offset: Number = 0
     present: ir.PrimExpr | None = None
 
     @classmethod
     def of(cls, buffer: ir.Buffer, begins: Sequence[Any], extents: Sequence[int]) -> StridedTile:
         """The tile of a region of a dense tensor."""
-        axes: list[Axis] = []
+        axes: list[TileAxis] = []
         stride: Number = 1
         for begin, extent, size in reversed(list(zip(begins, extents, buffer.shape, strict=True))):
-            axes.insert(0, Axis(_number(begin), extent, _number(size), stride))
+            axes.insert(0, TileAxis(_number(begin), extent, _number(size), stride))
             stride = _number(size) * stride
         tile = cls(buffer, tuple(axis for axis in axes if axis.extent != 1))
         for axis in axes:
@@ -74,7 +74,7 @@ class StridedTile:
                 tile = tile.at(axis, 0)
         return tile
 
-    def at(self, axis: Axis, index: Any) -> StridedTile:
+    def at(self, axis: TileAxis, index: Any) -> StridedTile:
         """The tile at one index of one of its axes."""
         position, present = axis.begin + _number(index), self.present
         value, size = ir.constant(position), ir.constant(axis.size)
@@ -83,7 +83,7 @@ class StridedTile:
             present = inside if present is None else ir.And(present, inside)
         return replace(self, offset=self.offset + position * axis.stride, present=present)
 
-    def place(self, rows: Axis, columns: Axis) -> ir.PrimExpr:
+    def place(self, rows: TileAxis, columns: TileAxis) -> ir.PrimExpr:
         """Its arguments of the device functions."""
         size = _int64(rows.size)
         if self.present is not None:
@@ -195,7 +195,7 @@ def _moves(
     return [move, tir.evaluate(update)]
 
 
-def _joined(axes: list[tuple[Axis, Axis]]) -> list[tuple[Axis, Axis]]:
+def _joined(axes: list[tuple[TileAxis, TileAxis]]) -> list[tuple[TileAxis, TileAxis]]:
     """Two axes or more, the last one dense on both sides; consecutive axes without a gap are merged."""
     while len(axes) > 1 and all(_follow(*pair) for pair in zip(*axes[-2:], strict=True)):
         here, there = (_join(*pair) for pair in zip(*axes[-2:], strict=True))
@@ -205,10 +205,10 @@ def _joined(axes: list[tuple[Axis, Axis]]) -> list[tuple[Axis, Axis]]:
     return axes if len(axes) > 1 else [(ONE, ONE), *axes]
 
 
-def _follow(outer: Axis, inner: Axis) -> bool:
+def _follow(outer: TileAxis, inner: TileAxis) -> bool:
     step = ir.constant(inner.stride)
     return inner.whole and step is not None and ir.constant(outer.stride) == step * inner.extent
 
 
-def _join(outer: Axis, inner: Axis) -> Axis:
-    return Axis(outer.begin * inner.extent, outer.extent * inner.extent, outer.size * inner.extent, inner.stride)
+def _join(outer: TileAxis, inner: TileAxis) -> TileAxis:
+    return TileAxis(outer.begin * inner.extent, outer.extent * inner.extent, outer.size * inner.extent, inner.stride)

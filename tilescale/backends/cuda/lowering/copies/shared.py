@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tilelang_core import ir, trace
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.groups.clones import KIND, Clone
+from tilescale.backends.cuda.lowering.groups.clones import KIND, UnitClone
 from tilescale.backends.cuda.lowering.groups.collectives import in_steps, operand, slots_for
 from tilescale.backends.cuda.lowering.groups.slots import copied
 from tilescale.backends.cuda.lowering.registry import lowers
@@ -15,7 +15,7 @@ from tilescale.program.operations import Copy
 
 
 @lowers(ops.COPY.name, KIND)
-def _copy(clone: Clone, call: ir.Call) -> ir.Stmt:
+def _copy(clone: UnitClone, call: ir.Call) -> ir.Stmt:
     """A sibling's tile in memory is accessed in place; one in registers after a barrier of all units."""
     copy = Copy.of(call)
     moved = _direct(clone, copy) if operand(clone, copy.far).in_memory else _through_slots(clone, copy)
@@ -25,7 +25,7 @@ def _copy(clone: Clone, call: ir.Call) -> ir.Stmt:
     return tir.sequence([moved, clone.stmt(tir.evaluate(told))])
 
 
-def _direct(clone: Clone, copy: Copy) -> ir.Stmt:
+def _direct(clone: UnitClone, copy: Copy) -> ir.Stmt:
     peer = clone.expr(copy.peer)
     number = ir.constant(peer)
     if number is not None:
@@ -37,7 +37,7 @@ def _direct(clone: Clone, copy: Copy) -> ir.Stmt:
     return result
 
 
-def _to(clone: Clone, copy: Copy, number: int) -> ir.Stmt:
+def _to(clone: UnitClone, copy: Copy, number: int) -> ir.Stmt:
     buffer, begins, extents = ir.region_parts(copy.far)
     if clone.strided(copy.far):
         raise clone.stage.unsupported(f"a copy to or from a cyclic view of a sibling, {buffer.name!r}")
@@ -48,7 +48,7 @@ def _to(clone: Clone, copy: Copy, number: int) -> ir.Stmt:
     return clone.stmt(copied(*pair))
 
 
-def _through_slots(clone: Clone, copy: Copy) -> ir.Stmt:
+def _through_slots(clone: UnitClone, copy: Copy) -> ir.Stmt:
     if clone.apart:
         raise clone.stage.unsupported(
             "T.copy to or from the registers of a sibling that only some units reach; copy through a shared tile"

@@ -16,8 +16,8 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.headers import header
 from tilescale.backends.cuda.lowering.groups.ranges import HARDWARE_BARRIERS, check_ranges
 from tilescale.backends.cuda.lowering.groups.registers import marks
-from tilescale.backends.cuda.lowering.markers import SYNC, Executing
-from tilescale.backends.cuda.lowering.phase import Groups, Phase
+from tilescale.backends.cuda.lowering.markers import SYNC, ExecutingThreads
+from tilescale.backends.cuda.lowering.phase import Phase, ThreadGroups
 from tilescale.backends.cuda.ptx import WARP
 
 
@@ -27,9 +27,9 @@ def lower(phase: Phase) -> Phase:
     Raises:
         UnsupportedError: a tile that stock TileLang would not compute as written, with its line.
     """
-    groups, threads = phase.groups or Groups(), phase.launch.thread_count
+    groups, threads = phase.groups or ThreadGroups(), phase.launch.thread_count
     loading = phase.graph.added if phase.groups else 0
-    barriers = _Barriers(Executing(0, threads), threads + loading)
+    barriers = _Barriers(ExecutingThreads(0, threads), threads + loading)
     body = barriers.stmt(phase.stmt)
     taken = len(barriers.numbers)
     others = threads // groups.reducing - 1 if groups.reducing else 0
@@ -50,7 +50,7 @@ class _Barriers:
         numbers: (first thread, threads) of a synchronizing unit -> the hardware barrier.
     """
 
-    def __init__(self, whole: Executing, threads: int):
+    def __init__(self, whole: ExecutingThreads, threads: int):
         self.whole, self.threads = whole, threads
         self.executing = whole
         self.numbers: dict[tuple[int, int], int] = {}
@@ -60,7 +60,7 @@ class _Barriers:
         return tir.rewrite(stmt, enter=self._enter)
 
     def _enter(self, node: Any) -> ir.Stmt | None:
-        unit = Executing.of(node)
+        unit = ExecutingThreads.of(node)
         if unit is not None:
             outer, self.executing = self.executing, unit
             body = self.stmt(node.body)
@@ -71,9 +71,9 @@ class _Barriers:
         if not node.value.args:
             return self._barrier(self.executing)
         begin, threads = map(ir.integer, node.value.args)
-        return self._barrier(Executing(begin, threads))
+        return self._barrier(ExecutingThreads(begin, threads))
 
-    def _barrier(self, group: Executing) -> ir.Stmt:
+    def _barrier(self, group: ExecutingThreads) -> ir.Stmt:
         if self.executing.threads == self.whole.threads == self.threads:
             return tir.evaluate(tir.call(tl.STORAGE_SYNC, "shared", dtype="int32"))
         if group.threads == WARP:

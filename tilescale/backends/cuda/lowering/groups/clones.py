@@ -15,7 +15,7 @@ from tilelang_core import ir, tiles, tl, trace
 from tilelang_core import rewrite as tir
 from tilelang_core.scalars import NamedBarrier
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
-from tilescale.backends.cuda.lowering.groups.unit import Unit, branches
+from tilescale.backends.cuda.lowering.groups.unit import UnitThreads, branches
 from tilescale.backends.cuda.lowering.markers import THREADS_OWN, by_thread, located, sync
 from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.statements import must_keep_order
@@ -36,7 +36,7 @@ _ARRIVE = tl.ARRIVE_BARRIER
 _LEAVE_LOOPS = tl.LEAVE_LOOP
 
 
-class Clone:
+class UnitClone:
     """The statements of one unit.
 
     Args:
@@ -51,7 +51,9 @@ class Clone:
         loops: number of loops of the clone around it.
     """
 
-    def __init__(self, stage: GroupStage, unit: Unit, around: Clone | None = None, line: ir.Stmt | None = None):
+    def __init__(
+        self, stage: GroupStage, unit: UnitThreads, around: UnitClone | None = None, line: ir.Stmt | None = None
+    ):
         self.stage, self.unit = stage, unit
         self.values: dict[ir.Var, Any] = dict(around.values) if around else {}
         self.views: dict[ir.Var, TileView] = dict(around.views) if around else {}
@@ -172,7 +174,7 @@ class Clone:
         if level.threads == 1:
             return self._threads(stmt.body)
         units = self.unit.units(level)
-        return branches(self.stage.thread, units, [Clone(self.stage, unit, self).stmt(stmt.body) for unit in units])
+        return branches(self.stage.thread, units, [UnitClone(self.stage, unit, self).stmt(stmt.body) for unit in units])
 
     def _threads(self, body: ir.Stmt) -> ir.Stmt:
         """Every thread on its own: plain code, in which a barrier is one of the unit's threads."""
@@ -198,7 +200,7 @@ class Clone:
         unit = self.unit.at(name)
         return ir.IntImm("int32", unit.number if unit is not None else self.unit.begin // level.threads)
 
-    def rank_of(self, expr: Any, unit: Unit) -> int | None:
+    def rank_of(self, expr: Any, unit: UnitThreads) -> int | None:
         """The value of an expression on a sibling, if it is a constant."""
         while isinstance(expr, ir.PrimExpr) and (names := ir.variables(expr) & self.origins.keys()):
             expr = ir.substitute(expr, {var: self.origins[var] for var in names})
@@ -218,7 +220,7 @@ class Clone:
             return ir.BufferStore(buffer, node.value, indices)
         return None
 
-    def place(self, buffer: ir.Buffer, indices: Any, unit: Unit | None = None) -> tuple[ir.Buffer, list[Any]]:
+    def place(self, buffer: ir.Buffer, indices: Any, unit: UnitThreads | None = None) -> tuple[ir.Buffer, list[Any]]:
         """The location of an element that a unit (this one) names."""
         unit = unit or self.unit
         view = self.views.get(buffer.data)
@@ -238,7 +240,7 @@ class Clone:
                 raise self.stage.unsupported(f"a block-cyclic view of {base.name!r}")
         return self.place(base, [self.expr(b) + i for b, i in zip(begins, at, strict=True)], unit)
 
-    def _instance(self, buffer: ir.Buffer, unit: Unit) -> ir.Buffer:
+    def _instance(self, buffer: ir.Buffer, unit: UnitThreads) -> ir.Buffer:
         held = self.stage.distributions.of(buffer)
         if held is not None and held.axis is not None:
             return self.stage.whole_of(buffer, unit)
@@ -310,7 +312,7 @@ class Clone:
         return rule(self, call)
 
 
-class ThreadClone(Clone):
+class ThreadClone(UnitClone):
     """Statements that every thread of a unit runs on its own."""
 
     def _rank(self, name: str) -> Any:

@@ -13,16 +13,16 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.combine import fold, reduced
-from tilescale.backends.cuda.lowering.groups.clones import KIND, Clone
+from tilescale.backends.cuda.lowering.groups.clones import KIND, UnitClone
 from tilescale.backends.cuda.lowering.groups.results import COLUMNS, TURNS_ABOVE, has_halves
-from tilescale.backends.cuda.lowering.groups.slots import Slots, copied, gather
+from tilescale.backends.cuda.lowering.groups.slots import UnitSlots, copied, gather
 from tilescale.backends.cuda.lowering.registry import lowers
-from tilescale.backends.cuda.lowering.tile import Tile
+from tilescale.backends.cuda.lowering.tile import TileRegion
 from tilescale.program import ops
 from tilescale.program.operations import Collective
 
 
-def operand(clone: Clone, region: ir.Call) -> Tile:
+def operand(clone: UnitClone, region: ir.Call) -> TileRegion:
     """A tile argument, as the user wrote it.
 
     Raises:
@@ -32,26 +32,26 @@ def operand(clone: Clone, region: ir.Call) -> Tile:
     known = ir.constants(clone.expr(e) for e in extents)
     if known is None:
         raise clone.stage.unsupported(f"an exchange of {buffer.name!r} between units, whose extents are symbolic")
-    return Tile(buffer, buffer.name, begins, known)
+    return TileRegion(buffer, buffer.name, begins, known)
 
 
 @lowers(ops.BARRIER.name, KIND)
-def _barrier(clone: Clone, call: ir.Call) -> ir.Stmt:
+def _barrier(clone: UnitClone, call: ir.Call) -> ir.Stmt:
     return clone.unit.barrier()
 
 
-def in_steps(clone: Clone, *steps: ir.Stmt | None) -> ir.Stmt:
+def in_steps(clone: UnitClone, *steps: ir.Stmt | None) -> ir.Stmt:
     """Statements in the user's names, as this unit runs them; None for a barrier."""
     barrier = clone.unit.barrier()
     return tir.sequence([barrier if step is None else clone.stmt(step) for step in steps])
 
 
-def slots_for(clone: Clone, tile: Tile, **how: Any) -> Slots:
-    return Slots(clone.stage, clone.unit, tile.extents, tile.dtype, **how)
+def slots_for(clone: UnitClone, tile: TileRegion, **how: Any) -> UnitSlots:
+    return UnitSlots(clone.stage, clone.unit, tile.extents, tile.dtype, **how)
 
 
 @lowers(ops.ALLREDUCE.name, KIND, "one_shot")
-def _allreduce(clone: Clone, call: ir.Call) -> ir.Stmt:
+def _allreduce(clone: UnitClone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
     made = Collective.of(call)
     if made.combine is not None:
@@ -71,7 +71,7 @@ def _allreduce(clone: Clone, call: ir.Call) -> ir.Stmt:
     return in_steps(clone, slots.put(tile.region("r")), None, total, None)
 
 
-def _in_halves(clone: Clone, tile: Tile, op: str, enough: bool) -> ir.Stmt:
+def _in_halves(clone: UnitClone, tile: TileRegion, op: str, enough: bool) -> ir.Stmt:
     """Each of two units stores the other's half of the columns, and adds to its half; then they exchange the sums.
 
     Args:
@@ -80,7 +80,7 @@ def _in_halves(clone: Clone, tile: Tile, op: str, enough: bool) -> ir.Stmt:
     unit = clone.unit
     mine, half = unit.number, tile.extents[-1] // 2
     # Threads of a warp hold 8 rows: apart by 8 words they lie in different banks.
-    slots = Slots(clone.stage, unit, [*tile.extents[:-1], half], tile.dtype, apart=COLUMNS)
+    slots = UnitSlots(clone.stage, unit, [*tile.extents[:-1], half], tile.dtype, apart=COLUMNS)
 
     def part(number: int, access: str) -> ir.Call:
         return tir.region(tile.buffer, [*tile.begins[:-1], tile.begins[-1] + number * half], slots.shape, access)
@@ -97,7 +97,7 @@ def _in_halves(clone: Clone, tile: Tile, op: str, enough: bool) -> ir.Stmt:
     return in_steps(clone, *steps, None)
 
 
-def _in_turns(clone: Clone, tile: Tile, op: str) -> ir.Stmt:
+def _in_turns(clone: UnitClone, tile: TileRegion, op: str) -> ir.Stmt:
     """One after another lays its tile down and the first unit adds it, whose result then goes round."""
     slots, rank = slots_for(clone, tile, one=True), clone.unit.number
 
@@ -115,7 +115,7 @@ def _in_turns(clone: Clone, tile: Tile, op: str) -> ir.Stmt:
 
 
 @lowers(ops.ALL_GATHER.name, KIND, "direct")
-def _all_gather(clone: Clone, call: ir.Call) -> ir.Stmt:
+def _all_gather(clone: UnitClone, call: ir.Call) -> ir.Stmt:
     made = Collective.of(call)
     part = operand(clone, made.source)
     if not made.is_in_place:
@@ -130,7 +130,7 @@ def _all_gather(clone: Clone, call: ir.Call) -> ir.Stmt:
     return _gather_view(clone, part)
 
 
-def _gather_view(clone: Clone, part: Tile) -> ir.Stmt:
+def _gather_view(clone: UnitClone, part: TileRegion) -> ir.Stmt:
     """Gather the shares of a fragment: afterwards every unit has the whole tile in addition to its share."""
     view = clone.views.get(part.buffer.data)
     base = view.base if view is not None else part.buffer
@@ -145,7 +145,7 @@ def _gather_view(clone: Clone, part: Tile) -> ir.Stmt:
 
 
 @lowers(ops.REDUCE_SCATTER.name, KIND, "direct")
-def _reduce_scatter(clone: Clone, call: ir.Call) -> ir.Stmt:
+def _reduce_scatter(clone: UnitClone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
     made = Collective.of(call)
     source, target = operand(clone, made.source), operand(clone, made.target)
@@ -160,7 +160,7 @@ def _reduce_scatter(clone: Clone, call: ir.Call) -> ir.Stmt:
 
 
 @lowers(ops.ALL_TO_ALL.name, KIND, "direct")
-def _all_to_all(clone: Clone, call: ir.Call) -> ir.Stmt:
+def _all_to_all(clone: UnitClone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
     made = Collective.of(call)
     source, target = operand(clone, made.source), operand(clone, made.target)
@@ -175,7 +175,7 @@ def _all_to_all(clone: Clone, call: ir.Call) -> ir.Stmt:
 
 
 @lowers(ops.BROADCAST.name, KIND, "direct")
-def _broadcast(clone: Clone, call: ir.Call) -> ir.Stmt:
+def _broadcast(clone: UnitClone, call: ir.Call) -> ir.Stmt:
     _note(clone, call)
     made = Collective.of(call)
     tile = operand(clone, made.target)
@@ -185,7 +185,7 @@ def _broadcast(clone: Clone, call: ir.Call) -> ir.Stmt:
     return in_steps(clone, put, None, copied(slots.place(0, "r"), tile.region("r")), None)
 
 
-def _note(clone: Clone, call: ir.Call) -> None:
+def _note(clone: UnitClone, call: ir.Call) -> None:
     if clone.unit.number == 0:
         name = call.op.name.removeprefix("tilescale.")
         clone.stage.notes.append(f"T.{name} of level {clone.unit.level!r}: through shared memory")

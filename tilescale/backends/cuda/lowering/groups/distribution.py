@@ -29,7 +29,7 @@ ELEMENTWISE = (tl.COPY, *tl.ATOMICS_ON_TILES)
 
 
 @dataclass(frozen=True)
-class Distribution:
+class TileDistribution:
     """Distribution of a tile over the units of a level: each has a copy (no axis), or a share along an axis.
 
     Attributes:
@@ -43,11 +43,11 @@ class Distribution:
     cyclic: bool = False
     where: Location | None = None
 
-    def like(self, axis: int | None) -> Distribution:
+    def like(self, axis: int | None) -> TileDistribution:
         """The same units, another axis."""
-        return Distribution(self.level, self.count, axis, self.cyclic and axis is not None, self.where)
+        return TileDistribution(self.level, self.count, axis, self.cyclic and axis is not None, self.where)
 
-    def agrees(self, other: Distribution) -> bool:
+    def agrees(self, other: TileDistribution) -> bool:
         """Whether both say the same."""
         mine, theirs = ((h.level.name, h.axis, h.cyclic) for h in (self, other))
         return mine == theirs
@@ -101,7 +101,7 @@ def matching_axis(axis: int, extents: list[Any], others: list[Any]) -> int | Non
     return theirs[mine.index(axis)] if axis in mine and len(mine) == len(theirs) else None
 
 
-class Distributions:
+class TileDistributions:
     """Distributions of the tiles of one phase.
 
     Args:
@@ -110,7 +110,7 @@ class Distributions:
 
     def __init__(self, stage: Stage, owners: Mapping[ir.Var, Level]):
         self.stage, self.owners = stage, owners
-        self.held: dict[ir.Var, Distribution] = {}
+        self.held: dict[ir.Var, TileDistribution] = {}
         self.views: dict[ir.Var, TileView] = {}
         self._places: dict[ir.Var, Location | None] = {}
         self._statements: list[ir.Stmt] = []
@@ -126,7 +126,7 @@ class Distributions:
         self._direct_uses()
         self._spread()
 
-    def of(self, buffer: ir.Buffer) -> Distribution | None:
+    def of(self, buffer: ir.Buffer) -> TileDistribution | None:
         """Distribution of a tile; None if units do not hold it."""
         return self.held.get(buffer.data)
 
@@ -137,7 +137,7 @@ class Distributions:
             data = self.views[data].base.data
         return self.stage.phase.parameters_of_views.get(data, data)
 
-    def touched(self, node: Any) -> Distribution | None:
+    def touched(self, node: Any) -> TileDistribution | None:
         """Distribution of a tile that a statement names, preferring a split one."""
         found = [self.held[b.data] for b, _, _ in accesses(node) if b.data in self.held] if self.held else []
         return max(found, key=lambda h: h.axis is not None, default=None)
@@ -204,10 +204,12 @@ class Distributions:
         elif self.held.get(base.data):
             raise self.stage.unsupported(f"views of {base.name!r} as copies that units write and as shares")
 
-    def _at(self, level: Level, axis: int | None = None, cyclic: bool = False) -> Distribution:
-        return Distribution(level, self.stage.launch.thread_count // threads_of(level), axis, cyclic, self.stage.where)
+    def _at(self, level: Level, axis: int | None = None, cyclic: bool = False) -> TileDistribution:
+        return TileDistribution(
+            level, self.stage.launch.thread_count // threads_of(level), axis, cyclic, self.stage.where
+        )
 
-    def _hold(self, buffer: ir.Buffer, held: Distribution) -> bool:
+    def _hold(self, buffer: ir.Buffer, held: TileDistribution) -> bool:
         """Note a holding; whether it is new."""
         known = self.held.setdefault(buffer.data, held)
         if not known.agrees(held):
@@ -226,7 +228,7 @@ class Distributions:
                     self.stage.where = location(stmt) or self.stage.where
                     changed |= self._spread_to(stmt, held)
 
-    def _spread_to(self, stmt: ir.Stmt, held: Distribution) -> bool:
+    def _spread_to(self, stmt: ir.Stmt, held: TileDistribution) -> bool:
         name = ir.op_name(stmt.value) if isinstance(stmt, ir.Evaluate) else None
         if parallel_loops(stmt) or isinstance(stmt, ir.BufferStore):
             return self._nest(stmt, held)
@@ -238,7 +240,7 @@ class Distributions:
             return self._gemm(tiles.Gemm.of(stmt.value))
         return self._others(stmt, {}, held)
 
-    def _others(self, stmt: ir.Stmt, axes: dict[ir.Var, int], held: Distribution) -> bool:
+    def _others(self, stmt: ir.Stmt, axes: dict[ir.Var, int], held: TileDistribution) -> bool:
         """Fragments of a statement without a distribution yet: along an axis where one is known, else as copies."""
         changed = False
         for buffer, _, _ in accesses(stmt):
@@ -246,7 +248,7 @@ class Distributions:
                 changed |= self._hold(buffer, held.like(axes.get(buffer.data)))
         return changed
 
-    def _nest(self, stmt: ir.Stmt, held: Distribution) -> bool:
+    def _nest(self, stmt: ir.Stmt, held: TileDistribution) -> bool:
         var = self.split_loop(stmt)
         axes: dict[ir.Var, int] = {}
         for buffer, indices, _ in accesses(stmt):
@@ -276,7 +278,7 @@ class Distributions:
             found.append(index)
         return found[0] if found else None
 
-    def _copy(self, copy: tiles.TileCopy, held: Distribution) -> bool:
+    def _copy(self, copy: tiles.TileCopy, held: TileDistribution) -> bool:
         if not tiles.is_region(copy.source):
             return False
         changed = False

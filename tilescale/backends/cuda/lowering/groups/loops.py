@@ -28,15 +28,15 @@ from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
 from tilescale.backends.cuda.lowering.groups.unit import threads_of
 from tilescale.backends.cuda.lowering.role_graph.gates import (
-    Gates,
-    Step,
+    GatedStep,
+    LoadGates,
     flag_of,
     in_first_iteration,
     is_lasting,
     waits_in,
     waits_of,
 )
-from tilescale.backends.cuda.lowering.role_graph.loads import Load
+from tilescale.backends.cuda.lowering.role_graph.loads import ProducerLoad
 from tilescale.backends.cuda.lowering.statements import is_load, is_pipelined, is_pull, is_region, is_wait
 from tilescale.backends.cuda.ptx import WARPGROUP, most_threads
 from tilescale.hda import Level
@@ -47,12 +47,12 @@ from tilescale.program.dependence import Dependence
 from tilescale.program.effects import Effects
 from tilescale.program.footprint import stages_of
 
-Around: TypeAlias = "tuple[ir.For | ir.PrimExpr, ...]"
+EnclosingLoops: TypeAlias = "tuple[ir.For | ir.PrimExpr, ...]"
 """Serial loops, and conditions that hold, outermost first."""
 
 
 @dataclass(frozen=True)
-class Loop:
+class PipelinedLoop:
     """A pipelined loop, split into roles.
 
     Attributes:
@@ -68,8 +68,8 @@ class Loop:
 
     stmt: ir.For
     level: Level
-    around: Around
-    steps: tuple[Step, ...]
+    around: EnclosingLoops
+    steps: tuple[GatedStep, ...]
     released: bool
     moved: tuple[ir.Stmt, ...]
     binds: tuple[ir.Bind, ...]
@@ -77,9 +77,9 @@ class Loop:
     rest: tuple[ir.Stmt, ...]
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[ProducerLoad]:
         """Its copies from memory, of this device or of peers, into tiles."""
-        return [step for step in self.steps if isinstance(step, Load)]
+        return [step for step in self.steps if isinstance(step, ProducerLoad)]
 
     @property
     def gates(self) -> list[ir.Stmt]:
@@ -87,9 +87,9 @@ class Loop:
         return [step for step in self.steps if isinstance(step, ir.Stmt)]
 
     @property
-    def free(self) -> list[Load]:
+    def free(self) -> list[ProducerLoad]:
         """The loads in front of its first wait, which nothing orders but tiles, unless the loop is released."""
-        return [*itertools.takewhile(lambda step: isinstance(step, Load), self.steps)]
+        return [*itertools.takewhile(lambda step: isinstance(step, ProducerLoad), self.steps)]
 
     @property
     def waits(self) -> list[ir.Call]:
@@ -115,21 +115,23 @@ class Loop:
         return number
 
 
-def asynchronous(stage: GroupStage) -> list[Loop]:
+def asynchronous(stage: GroupStage) -> list[PipelinedLoop]:
     """The loops of a phase that can have a loader, in order."""
-    return _Search(stage).found
+    return _LoopSearch(stage).found
 
 
-class _Search:
+class _LoopSearch:
     def __init__(self, stage: GroupStage):
         self.stage, self.phase = stage, stage.phase.stmt
-        self.found: list[Loop] = []
+        self.found: list[PipelinedLoop] = []
         self._before: list[ir.Call] = []  # waits, barriers and collectives passed so far
         self._has_met_cluster = False
         if any(stage.level_of(stmt) is not None for stmt in ir.statements(self.phase)):
             self._walk(self.phase, [], ())
 
-    def _walk(self, stmt: ir.Stmt, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt] = ()) -> None:
+    def _walk(
+        self, stmt: ir.Stmt, binds: list[ir.Bind], around: EnclosingLoops, leading: Sequence[ir.Stmt] = ()
+    ) -> None:
         """Loops that all threads of a program reach together, in order; `leading` are the statements before in a list.
         """
         if isinstance(stmt, ir.SeqStmt):
@@ -154,7 +156,9 @@ class _Search:
             self._before += self._waits_for_others(stmt)
             self._has_met_cluster |= ir.contains(stmt, is_barrier)
 
-    def _loop(self, stmt: ir.For, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt] | None) -> None:
+    def _loop(
+        self, stmt: ir.For, binds: list[ir.Bind], around: EnclosingLoops, leading: Sequence[ir.Stmt] | None
+    ) -> None:
         """A loop of a program that has units; nothing leads to one to which they do not come together."""
         try:
             if leading is None:
@@ -164,7 +168,7 @@ class _Search:
         except Declined as reason:
             self.stage.notes.append(f"T.Pipelined over {stmt.loop_var.name} without a loader: {reason}")
 
-    def _check_room(self, around: Around) -> None:
+    def _check_room(self, around: EnclosingLoops) -> None:
         launch, machine = self.stage.launch, self.stage.target.machine
         threads = launch.thread_count
         if not machine.has("tma"):
@@ -172,7 +176,7 @@ class _Search:
         if self._has_met_cluster or any(ir.contains(loop, is_barrier) for loop in loops_of(around)):
             raise Declined("programs of a cluster synchronize in front of it, for which all threads have to come")
         if threads % WARPGROUP or threads + WARPGROUP > most_threads(machine):
-            raise Declined(f"a warpgroup that loads does not fit beside {threads} threads")
+            raise Declined(f"a warpgroup that loads does not fit next to {threads} threads")
 
     def _waits_for_others(self, stmt: ir.Stmt) -> list[ir.Call]:
         """The first wait for other programs or devices in a statement."""
@@ -189,32 +193,36 @@ class _Search:
 
     # -- one loop ------------------------------------------------------------------------------------------------------
 
-    def _taken_apart(self, stmt: ir.For, binds: list[ir.Bind], around: Around, leading: Sequence[ir.Stmt]) -> Loop:
+    def _taken_apart(
+        self, stmt: ir.For, binds: list[ir.Bind], around: EnclosingLoops, leading: Sequence[ir.Stmt]
+    ) -> PipelinedLoop:
         if set(stmt.annotations) != {specialise.STAGES}:
             raise Declined("it has a schedule of its own")
         body = self._statements(stmt.body)
         made = [(self._load(inner), inner) for inner in body]
         steps = [load or inner for load, inner in made if load is not None or is_wait(inner)]
         rest = [inner for load, inner in made if load is None and not is_wait(inner)]
-        if not any(isinstance(step, Load) for step in steps):
+        if not any(isinstance(step, ProducerLoad) for step in steps):
             raise Declined("it loads no whole tile in bulk")
         inner = [bind for bind in rest if isinstance(bind, ir.Bind)]
         level = self._level([s for s in rest if not isinstance(s, ir.Bind)])
-        self._check_waits(body, Gates(self._order, steps))
-        moved = self._moved(stmt, leading, Gates(self._order, steps))
-        gates = Gates(self._order, [*(in_first_iteration(stmt, wait) for wait in moved), *steps])
+        self._check_waits(body, LoadGates(self._order, steps))
+        moved = self._moved(stmt, leading, LoadGates(self._order, steps))
+        gates = LoadGates(self._order, [*(in_first_iteration(stmt, wait) for wait in moved), *steps])
         asked = [expr for node in (*around, stmt, *steps) for expr in expressions(node)]
         used = used_binds([*binds, *inner], asked)
         self._check_foreseen(stmt, around, used, asked)
         released = self._is_released(gates, stmt, around)
         own = tuple(bind for bind in inner if bind in used)
-        loop = Loop(stmt, level, around, gates.ordered(), released, tuple(moved), tuple(used), own, tuple(rest))
+        loop = PipelinedLoop(
+            stmt, level, around, gates.ordered(), released, tuple(moved), tuple(used), own, tuple(rest)
+        )
         self._check_alone(loop)
         self._before = [call for call in self._before if not any(call.same_as(wait) for wait in loop.waits)]
         return loop
 
-    def _load(self, stmt: ir.Stmt) -> Load | None:
-        load = Load.of(stmt, self.stage.phase)
+    def _load(self, stmt: ir.Stmt) -> ProducerLoad | None:
+        load = ProducerLoad.of(stmt, self.stage.phase)
         return load if load is not None and load.is_bulk(self.stage.phase) else None
 
     def _statements(self, stmt: ir.Stmt) -> list[ir.Stmt]:
@@ -239,7 +247,7 @@ class _Search:
             raise Declined("its units are no warpgroups, or of several levels")
         return level
 
-    def _check_waits(self, body: list[ir.Stmt], gates: Gates) -> None:
+    def _check_waits(self, body: list[ir.Stmt], gates: LoadGates) -> None:
         """The loader can make the waits in a loop."""
         works = [self.stage.level_of(inner) is not None for inner in body]
         first = works.index(True) if True in works else len(works)
@@ -250,7 +258,7 @@ class _Search:
         if not all(is_lasting(self._order, wait, self._effects) for wait in gates.waits):
             raise Declined("the program changes a flag for which it waits in it, and the wait would come too early")
 
-    def _moved(self, stmt: ir.For, leading: Sequence[ir.Stmt], gates: Gates) -> list[ir.Stmt]:
+    def _moved(self, stmt: ir.For, leading: Sequence[ir.Stmt], gates: LoadGates) -> list[ir.Stmt]:
         """The waits right in front of a loop that orders its loads: its first iteration can make them."""
         found: list[ir.Stmt] = []
         if not ir.proves(ir.GE(stmt.extent, 1), {}):
@@ -263,7 +271,7 @@ class _Search:
                 break
         return found
 
-    def _is_released(self, gates: Gates, stmt: ir.For, around: Around) -> bool:
+    def _is_released(self, gates: LoadGates, stmt: ir.For, around: EnclosingLoops) -> bool:
         """Whether its loads have to stay behind something in front of it, in an earlier turn of loops around it too."""
         again = [call for outer in loops_of(around)[:1] for call in self._waits_for_others(outer)]
         own = [*self._waits_for_others(stmt), *gates.waits]
@@ -274,7 +282,7 @@ class _Search:
             raise Declined("it may have no iteration in a turn of the loop around it, which waits for its loads")
         return released
 
-    def _check_foreseen(self, stmt: ir.For, around: Around, binds: list[ir.Bind], asked: list[Any]) -> None:
+    def _check_foreseen(self, stmt: ir.For, around: EnclosingLoops, binds: list[ir.Bind], asked: list[Any]) -> None:
         """The loader knows, as all threads do, how often a loop has been run through and which way the program goes."""
         threads = ThreadNames(self.stage.launch)
         for bind in binds:
@@ -302,7 +310,7 @@ class _Search:
     def _effects(self) -> Effects:
         return self._order.names.all_effects(self.phase)
 
-    def _check_alone(self, loop: Loop) -> None:
+    def _check_alone(self, loop: PipelinedLoop) -> None:
         """Nothing but its loads writes the tiles or their sources, and nothing outside names the tiles."""
         tiles = {tile.data for tile in loop.tiles}
         noted = any(isinstance(note, dict) and tiles & set(note) for _, note in self.stage.launch.notes)
@@ -332,23 +340,23 @@ class _Search:
         for buffer, _, writes in accesses(node):
             yield self.stage.distributions.base(buffer), writes
 
-    def _far(self, steps: Iterable[Step]) -> set[ir.Var]:
+    def _far(self, steps: Iterable[GatedStep]) -> set[ir.Var]:
         """The tensors that are loaded from peers."""
-        sources = [step.source for step in steps if isinstance(step, Load) and step.is_far]
+        sources = [step.source for step in steps if isinstance(step, ProducerLoad) and step.is_far]
         return {self.stage.distributions.base(ir.region_parts(source)[0]) for source in sources}
 
     def _read(self, nodes: Iterable[Any]) -> set[ir.Var]:
         return {data for node in nodes for expr in expressions(node) for data, _ in self._named(expr)}
 
 
-def loops_of(around: Around) -> list[ir.For]:
+def loops_of(around: EnclosingLoops) -> list[ir.For]:
     """The loops among enclosing statements."""
     return [outer for outer in around if isinstance(outer, ir.For)]
 
 
 def expressions(node: Any) -> list[ir.PrimExpr]:
     """The expressions of a load, a wait, the head of a loop or a condition."""
-    if isinstance(node, Load):
+    if isinstance(node, ProducerLoad):
         return [node.call]
     if isinstance(node, ir.For):
         return [node.min, node.extent]

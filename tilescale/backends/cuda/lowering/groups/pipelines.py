@@ -21,34 +21,34 @@ from typing import Any, TypeAlias
 
 from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.groups.clones import Clone
+from tilescale.backends.cuda.lowering.groups.clones import UnitClone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
 from tilescale.backends.cuda.lowering.groups.loops import (
-    Around,
-    Loop,
+    EnclosingLoops,
+    PipelinedLoop,
     asynchronous,
     expressions,
     loops_of,
     used_binds,
 )
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
-from tilescale.backends.cuda.lowering.groups.tile_handoff import Handover, parts_of
-from tilescale.backends.cuda.lowering.groups.unit import Unit
+from tilescale.backends.cuda.lowering.groups.tile_handoff import TileHandoff, parts_of
+from tilescale.backends.cuda.lowering.groups.unit import UnitThreads
 from tilescale.backends.cuda.lowering.markers import acquired, by_producer, loading
 from tilescale.backends.cuda.lowering.role_graph import mbarriers
 from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LOAD, Channel, Role, RoleGraph
-from tilescale.backends.cuda.lowering.role_graph.loads import Load
+from tilescale.backends.cuda.lowering.role_graph.loads import ProducerLoad
 from tilescale.backends.cuda.ptx import WARP, WARPGROUP
 
 ASYNCHRONOUS_PRODUCTS = "wgmma"
 """The capability of warpgroups that start products into registers and wait for them later."""
 
 
-Statements: TypeAlias = Callable[[Sequence[ir.Stmt], Unit, Clone, frozenset[ir.Var]], ir.Stmt]
+Statements: TypeAlias = Callable[[Sequence[ir.Stmt], UnitThreads, UnitClone, frozenset[ir.Var]], ir.Stmt]
 """One unit's part of statements, inside the clone of a loop, in which tiles are kept as they are."""
 
 
-class Pipelines:
+class UnitPipelines:
     """The asynchronous loops of a phase.
 
     Attributes:
@@ -65,7 +65,7 @@ class Pipelines:
         for number, loop in enumerate(self.loops):
             self._allocate(loop, f"_{number}" if number else "")
 
-    def _allocate(self, loop: Loop, number: str) -> None:
+    def _allocate(self, loop: PipelinedLoop, number: str) -> None:
         """The rings of a loop, and its barriers."""
         tiles = self.stage.tiles
         parts = self._parts[loop.stmt] = parts_of(self.stage, loop)
@@ -81,7 +81,7 @@ class Pipelines:
         if loop.released:
             self._released[loop.stmt] = mbarrier(f"released{number}", [threads])
 
-    def of(self, stmt: Any) -> Loop | None:
+    def of(self, stmt: Any) -> PipelinedLoop | None:
         """The asynchronous loop that a statement is."""
         return next((loop for loop in self.loops if loop.stmt.same_as(stmt)), None)
 
@@ -98,7 +98,7 @@ class Pipelines:
         graph = RoleGraph(roles, tuple(map(self._channel, self.loops)))
         return graph.with_registers(self.stage.target.machine)
 
-    def _channel(self, loop: Loop) -> Channel:
+    def _channel(self, loop: PipelinedLoop) -> Channel:
         # Loads of a loop without waits that is released come behind what the program waits for.
         free = loop.free if loop.gates or not loop.released else []
         sources = [(load.is_far, self.stage.distributions.base(ir.region_parts(load.source)[0])) for load in free]
@@ -110,9 +110,9 @@ class Pipelines:
 
     # -- units ---------------------------------------------------------------------------------------------------------
 
-    def work(self, loop: Loop, unit: Unit, statements: Statements) -> ir.Stmt:
+    def work(self, loop: PipelinedLoop, unit: UnitThreads, statements: Statements) -> ir.Stmt:
         """The loop of one unit, of whose body `statements` gives its part."""
-        clone = Clone(self.stage, unit)
+        clone = UnitClone(self.stage, unit)
         step = clone.values[loop.stmt.loop_var] = ir.Var(loop.stmt.loop_var.name, str(loop.stmt.loop_var.dtype))
         begin, extent = (clone.expr(n) for n in (loop.stmt.min, loop.stmt.extent))
         stage, turn = mbarriers.stage_of(_iterations(loop, clone.expr(loop.turn), extent, step - begin), loop.stages)
@@ -123,14 +123,14 @@ class Pipelines:
         waits = [mbarriers.wait(full, at, turn) for at in places]
         arrivals = [mbarriers.arrive(empty, at) for at in places]
         overlaps = self.stage.target.machine.has(ASYNCHRONOUS_PRODUCTS)
-        hand = Handover(waits, arrivals, overlaps, first=bool(loop.gates))
+        hand = TileHandoff(waits, arrivals, overlaps, first=bool(loop.gates))
         steps = hand.over(body, {tile.data: ir.integer(tile.shape[0]) // parts for tile in loop.tiles})
         body = self._on_rings(tir.sequence(steps), stage * parts)
         nest = tir.at(ir.For(step, begin, extent, ir.ForKind.SERIAL, body), loop.stmt)
         released = self._released.get(loop.stmt)
         return nest if released is None else tir.sequence([acquired(), mbarriers.arrive(released, 0), nest])
 
-    def _kept(self, loop: Loop) -> frozenset[ir.Var]:
+    def _kept(self, loop: PipelinedLoop) -> frozenset[ir.Var]:
         """The tiles that no unit writes in a loop."""
         named = [access for stmt in loop.rest for access in accesses(stmt)]
         bases = [(self.stage.distributions.base(buffer), writes) for buffer, _, writes in named]
@@ -158,10 +158,10 @@ class Pipelines:
         first = ir.simplify(self.stage.thread < self.stage.whole.threads + WARP, {})
         return [loading(ir.IfThenElse(first, tir.sequence([*map(self._load, self.loops)]), None))]
 
-    def _load(self, loop: Loop) -> ir.Stmt:
+    def _load(self, loop: PipelinedLoop) -> ir.Stmt:
         return self._within(loop, loop.around, {})
 
-    def _within(self, loop: Loop, around: Around, fresh: dict[ir.Var, Any]) -> ir.Stmt:
+    def _within(self, loop: PipelinedLoop, around: EnclosingLoops, fresh: dict[ir.Var, Any]) -> ir.Stmt:
         """A loop inside the rest of its enclosing statements; `fresh` are the loader's names so far."""
         if not around:
             return self._nest(loop, fresh)
@@ -175,7 +175,7 @@ class Pipelines:
         body = self._within(loop, tuple(rest), fresh)
         return tir.sequence([*binds, ir.For(var, begin, extent, ir.ForKind.SERIAL, body)])
 
-    def _nest(self, loop: Loop, fresh: dict[ir.Var, Any]) -> ir.Stmt:
+    def _nest(self, loop: PipelinedLoop, fresh: dict[ir.Var, Any]) -> ir.Stmt:
         binds = _named([bind for bind in loop.binds if bind not in loop.inner and bind.var not in fresh], fresh)
         step = fresh[loop.stmt.loop_var] = _again(loop.stmt.loop_var)
         begin, extent, turn = (ir.substitute(n, fresh) for n in (loop.stmt.min, loop.stmt.extent, loop.turn))
@@ -191,14 +191,14 @@ class Pipelines:
         comes = [] if released is None else [acquired(mbarriers.wait(released, 0, turn % 2))]
         return tir.sequence([*binds, *comes, nest])
 
-    def _issued(self, loop: Loop, place: Any, part: int, fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
+    def _issued(self, loop: PipelinedLoop, place: Any, part: int, fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
         """The loads of a part, which one thread issues; before the first part, the waits in front of them."""
         full = self._handed[loop.stmt][0]
         elected = tir.call(tl.ELECT, WARP, dtype="bool")
         result: list[ir.Stmt] = []
         copies: list[ir.Stmt] = []
         for step in loop.steps:
-            if isinstance(step, Load):
+            if isinstance(step, ProducerLoad):
                 copies.append(self._copy(step, ir.BufferLoad(full, [place]), place, part, fresh))
             elif part == 0:
                 result += [ir.IfThenElse(elected, tir.sequence(copies), None)] if copies else []
@@ -206,7 +206,9 @@ class Pipelines:
                 copies = []
         return [*result, ir.IfThenElse(elected, tir.sequence([*copies, mbarriers.arrive(full, place)]), None)]
 
-    def _copy(self, load: Load, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]) -> ir.Stmt:
+    def _copy(
+        self, load: ProducerLoad, full: ir.BufferLoad, place: Any, part: int, fresh: dict[ir.Var, Any]
+    ) -> ir.Stmt:
         load = load.under(fresh)
         source, begins, extents = ir.region_parts(load.source)
         tile = ir.region_parts(load.target)[0]
@@ -234,6 +236,6 @@ def _named(binds: Iterable[ir.Bind], fresh: dict[ir.Var, Any]) -> list[ir.Stmt]:
     return made
 
 
-def _iterations(loop: Loop, turn: Any, extent: Any, now: Any) -> Any:
+def _iterations(loop: PipelinedLoop, turn: Any, extent: Any, now: Any) -> Any:
     """Number of earlier iterations of a loop, including those in earlier iterations of the enclosing loops."""
     return turn * extent + now if loops_of(loop.around) else now

@@ -15,7 +15,7 @@ from tilelang_core import ir, tl
 from tilescale.backends.cuda.lowering.groups.distribution import accesses, is_fragment, parallel_loops
 from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
 from tilescale.backends.cuda.lowering.markers import is_loading
-from tilescale.backends.cuda.lowering.phase import Groups
+from tilescale.backends.cuda.lowering.phase import ThreadGroups
 from tilescale.errors import Location, UnsupportedError
 from tilescale.passes.structure import location
 from tilescale.program.model import Launch
@@ -38,7 +38,7 @@ STOCK_BARRIERS = 3
 """The first ones are taken: 0 by barriers of the block, 1 and 2 by reductions; stock TileLang counts on from 3."""
 
 
-def check_ranges(launch: Launch, groups: Groups, barriers: int, body: ir.Stmt, are_loaded: bool) -> None:
+def check_ranges(launch: Launch, groups: ThreadGroups, barriers: int, body: ir.Stmt, are_loaded: bool) -> None:
     """Raise UnsupportedError for a tile that stock TileLang would not compute as written.
 
     Args:
@@ -49,7 +49,7 @@ def check_ranges(launch: Launch, groups: Groups, barriers: int, body: ir.Stmt, a
 
 
 class _Ranges:
-    def __init__(self, launch: Launch, groups: Groups, barriers: int, are_loaded: bool):
+    def __init__(self, launch: Launch, groups: ThreadGroups, barriers: int, are_loaded: bool):
         self.launch, self.groups, self.barriers, self.are_loaded = launch, groups, barriers, are_loaded
         self.names = ThreadNames(launch)
         self.index = next((var for var, axis in launch.thread_vars if axis == 0), None)

@@ -19,26 +19,26 @@ from tilescale.backends.cuda.lowering.groups import slots
 from tilescale.backends.cuda.lowering.groups.clones import KIND
 from tilescale.backends.cuda.lowering.groups.distribution import (
     ELEMENTWISE,
-    Distribution,
+    TileDistribution,
     accesses,
     matching_axis,
     parallel_loops,
 )
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
-from tilescale.backends.cuda.lowering.groups.unit import Unit
+from tilescale.backends.cuda.lowering.groups.unit import UnitThreads
 from tilescale.backends.cuda.lowering.registry import lowers, rule_for
 
 _PARTIAL = {"sum": "sum", "abssum": "sum", "max": "max", "absmax": "max", "min": "min"}
 """Reductions that can be finished from partial results, and how those combine."""
 
 
-class Share:
+class UnitStatements:
     """One unit's part of the program's statements."""
 
-    def __init__(self, stage: GroupStage, unit: Unit):
+    def __init__(self, stage: GroupStage, unit: UnitThreads):
         self.stage, self.unit = stage, unit
 
-    def stmt(self, stmt: ir.Stmt, held: Distribution) -> ir.Stmt | None:
+    def stmt(self, stmt: ir.Stmt, held: TileDistribution) -> ir.Stmt | None:
         """The unit's part; None if it has none."""
         rank = self.unit.rank(held.level.name)
         if held.axis is None and self._is_half_stored(stmt):
@@ -78,14 +78,14 @@ class Share:
 
     # -- places ------------------------------------------------------------------------------------------------------
 
-    def _split(self, buffer: ir.Buffer) -> Distribution | None:
+    def _split(self, buffer: ir.Buffer) -> TileDistribution | None:
         held = self.stage.distributions.of(buffer)
         return held if held is not None and held.axis is not None else None
 
-    def _begin(self, held: Distribution, extent: int) -> int:
+    def _begin(self, held: TileDistribution, extent: int) -> int:
         return self.unit.rank(held.level.name) * (extent // held.count)
 
-    def _local(self, held: Distribution, buffer: ir.Buffer, indices: list[Any]) -> list[Any]:
+    def _local(self, held: TileDistribution, buffer: ir.Buffer, indices: list[Any]) -> list[Any]:
         """Indices of the whole tile as indices of the unit's share."""
         if held.axis is None:
             return indices
@@ -114,7 +114,7 @@ class Share:
 
         return tir.rewrite(stmt, leave=leave)
 
-    def _nest(self, stmt: ir.Stmt, held: Distribution) -> ir.Stmt:
+    def _nest(self, stmt: ir.Stmt, held: TileDistribution) -> ir.Stmt:
         loops = parallel_loops(stmt)
         var = self.stage.distributions.split_loop(stmt)
         assert var is not None
@@ -135,7 +135,7 @@ class Share:
 
     # -- regions -----------------------------------------------------------------------------------------------------
 
-    def _cut(self, region: ir.Call, axis: int | None, held: Distribution) -> ir.Call:
+    def _cut(self, region: ir.Call, axis: int | None, held: TileDistribution) -> ir.Call:
         """The unit's share of a region along one of its dimensions; all of it without."""
         buffer, begins, extents = ir.region_parts(region)
         if axis is not None:
@@ -185,7 +185,7 @@ class Share:
             return self._gathered(self._cut(source, cuts[0], held), cuts[0], held, target)
         return copy.between(self._cut(source, cuts[0], held), self._cut(target, cuts[1], held))
 
-    def _gathered(self, part: ir.Call, axis: int, held: Distribution, target: ir.Call) -> ir.Stmt:
+    def _gathered(self, part: ir.Call, axis: int, held: TileDistribution, target: ir.Call) -> ir.Stmt:
         buffer, begins, extents = ir.region_parts(target)
         return slots.gather(
             self.stage, self.unit, part, axis, tir.region(self.stage.copy_of(buffer, self.unit), begins, extents, "w")
@@ -274,7 +274,7 @@ class Share:
 
 
 for _name in ELEMENTWISE:
-    lowers(_name, KIND)(Share._copy)
-lowers(tl.FILL, KIND)(Share._fill)
-lowers(tl.REDUCE, KIND)(Share._reduce)
-lowers(tl.GEMM, KIND)(Share._gemm)
+    lowers(_name, KIND)(UnitStatements._copy)
+lowers(tl.FILL, KIND)(UnitStatements._fill)
+lowers(tl.REDUCE, KIND)(UnitStatements._reduce)
+lowers(tl.GEMM, KIND)(UnitStatements._gemm)

@@ -11,10 +11,10 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
-from tilescale.backends.cuda.lowering.groups.unit import Unit
+from tilescale.backends.cuda.lowering.groups.unit import UnitThreads
 
 
-class Slots:
+class UnitSlots:
     """Shared memory with a slot for each unit, which all barriers with the same slots use one after another.
 
     Args:
@@ -24,7 +24,7 @@ class Slots:
     def __init__(
         self,
         stage: GroupStage,
-        unit: Unit,
+        unit: UnitThreads,
         shape: Sequence[int],
         dtype: str,
         *,
@@ -78,20 +78,20 @@ def _as(region: ir.Call, access: str) -> ir.Call:
 
 
 def exchange(
-    stage: GroupStage, unit: Unit, region: ir.Call, loops: list[ir.Var], finish: Callable[[list[Any]], ir.Stmt]
+    stage: GroupStage, unit: UnitThreads, region: ir.Call, loops: list[ir.Var], finish: Callable[[list[Any]], ir.Stmt]
 ) -> ir.Stmt:
     """Every unit lays a tile down; then `finish` gets its element at `loops` from all of them."""
     buffer, _, extents = ir.region_parts(region)
-    slots = Slots(stage, unit, [ir.integer(n) for n in extents], str(buffer.dtype))
+    slots = UnitSlots(stage, unit, [ir.integer(n) for n in extents], str(buffer.dtype))
     return tir.sequence([slots.put(region), unit.barrier(), finish(slots.all(loops)), unit.barrier()])
 
 
-def gather(stage: GroupStage, unit: Unit, part: ir.Call, axis: int, target: ir.Call) -> ir.Stmt:
+def gather(stage: GroupStage, unit: UnitThreads, part: ir.Call, axis: int, target: ir.Call) -> ir.Stmt:
     """Every unit lays its part along an axis down; then it has the whole."""
     buffer, _, extents = ir.region_parts(part)
     extents = [ir.integer(n) for n in extents]
     whole = [n * unit.siblings if a == axis else n for a, n in enumerate(extents)]
-    slots = Slots(stage, unit, whole, str(buffer.dtype), one=True)
+    slots = UnitSlots(stage, unit, whole, str(buffer.dtype), one=True)
     begin = [unit.number * n if a == axis else 0 for a, n in enumerate(extents)]
     laid_down, taken = copied(part, slots.place(0, "w", begin, extents)), copied(slots.place(0, "r"), target)
     return tir.sequence([laid_down, unit.barrier(), taken, unit.barrier()])

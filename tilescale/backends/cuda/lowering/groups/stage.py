@@ -17,16 +17,16 @@ from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.copies import shared  # noqa: F401 - they register rules
 from tilescale.backends.cuda.lowering.groups import collectives  # noqa: F401 - likewise
-from tilescale.backends.cuda.lowering.groups.clones import Clone
+from tilescale.backends.cuda.lowering.groups.clones import UnitClone
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
-from tilescale.backends.cuda.lowering.groups.pipelines import Pipelines
+from tilescale.backends.cuda.lowering.groups.pipelines import UnitPipelines
 from tilescale.backends.cuda.lowering.groups.results import only_stored
-from tilescale.backends.cuda.lowering.groups.shares import Share
+from tilescale.backends.cuda.lowering.groups.shares import UnitStatements
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 from tilescale.backends.cuda.lowering.groups.threads import ThreadNames
-from tilescale.backends.cuda.lowering.groups.unit import Unit, branches
+from tilescale.backends.cuda.lowering.groups.unit import UnitThreads, branches
 from tilescale.backends.cuda.lowering.markers import sync
-from tilescale.backends.cuda.lowering.phase import Groups, Phase
+from tilescale.backends.cuda.lowering.phase import Phase, ThreadGroups
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined, must_keep_order
 from tilescale.hda import Level
 from tilescale.passes.structure import location
@@ -52,7 +52,7 @@ class _ThreadGroups(GroupStage):
     def __init__(self, phase: Phase):
         super().__init__(phase)
         self.used = False
-        self.pipelines = Pipelines(self)
+        self.pipelines = UnitPipelines(self)
         self.stored = only_stored(self)
         self._names = ThreadNames(self.launch)
         self._conditions = 0
@@ -66,7 +66,7 @@ class _ThreadGroups(GroupStage):
             tir.sequence([body, *self.pipelines.loader()]),
             graph=self.pipelines.graph if self.pipelines.loops else self.phase.graph,
             ordered=self.phase.ordered or self.used,
-            groups=Groups(self.reducing, self.held_in_words(), self.exclusive()),
+            groups=ThreadGroups(self.reducing, self.held_in_words(), self.exclusive()),
         )
 
     # -- statements of the program -----------------------------------------------------------------------------------
@@ -136,7 +136,11 @@ class _ThreadGroups(GroupStage):
         return tir.sequence([chain, sync()] if any(_in_memory(s)[0] for s in stmts) else [chain])
 
     def unit_statements(
-        self, stmts: Sequence[ir.Stmt], unit: Unit, around: Clone | None = None, kept: frozenset[ir.Var] = frozenset()
+        self,
+        stmts: Sequence[ir.Stmt],
+        unit: UnitThreads,
+        around: UnitClone | None = None,
+        kept: frozenset[ir.Var] = frozenset(),
     ) -> ir.Stmt:
         """One unit's part of a run of statements, with a barrier of all where memory asks for one.
 
@@ -149,7 +153,7 @@ class _ThreadGroups(GroupStage):
         for number, stmt in enumerate(stmts):
             self.where = location(stmt) or self.where
             result += [unit.barrier()] if number in barriers else []
-            clone, loop = Clone(self, unit, around, stmt), self.pipelines.of(stmt)
+            clone, loop = UnitClone(self, unit, around, stmt), self.pipelines.of(stmt)
             if loop is not None:
                 result.append(self.pipelines.work(loop, unit, self.unit_statements))
             elif isinstance(stmt, ir.AttrStmt):
@@ -160,7 +164,7 @@ class _ThreadGroups(GroupStage):
             else:
                 held = self.distributions.touched(stmt)
                 assert held is not None, "units execute it because they hold a tile of it"
-                part = Share(self, unit).stmt(stmt, held)
+                part = UnitStatements(self, unit).stmt(stmt, held)
                 result += [clone.stmt(part)] if part is not None else []
         return tir.sequence([*result, *([unit.barrier()] if len(stmts) in barriers else [])])
 

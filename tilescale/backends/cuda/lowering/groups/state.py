@@ -8,8 +8,8 @@ from functools import cached_property
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.groups.distribution import Distributions, parallel_loops
-from tilescale.backends.cuda.lowering.groups.unit import Unit
+from tilescale.backends.cuda.lowering.groups.distribution import TileDistributions, parallel_loops
+from tilescale.backends.cuda.lowering.groups.unit import UnitThreads
 from tilescale.backends.cuda.lowering.phase import Phase, Stage
 from tilescale.backends.cuda.ptx import WARP
 from tilescale.hda import Level
@@ -27,7 +27,7 @@ class GroupStage(Stage):
 
     def __init__(self, phase: Phase):
         super().__init__(phase)
-        self.whole = Unit("", 0, 0, self.launch.thread_count)
+        self.whole = UnitThreads("", 0, 0, self.launch.thread_count)
         levels = {data: self.target.machine.level(name) for data, name in self.launch.owners}
         self._owners = {data: level for data, level in levels.items() if level.kind == "thread_group"}
         self._buffers = {buffer.data: buffer for buffer in self.launch.buffers}
@@ -36,9 +36,9 @@ class GroupStage(Stage):
         self.reducing = 0
 
     @cached_property
-    def distributions(self) -> Distributions:
+    def distributions(self) -> TileDistributions:
         """Distributions of the program's tiles."""
-        return Distributions(self, self._owners)
+        return TileDistributions(self, self._owners)
 
     @property
     def thread(self) -> ir.Var:
@@ -59,7 +59,7 @@ class GroupStage(Stage):
         held = self.distributions.touched(stmt)
         return held.level if held is not None else None
 
-    def reduces(self, unit: Unit) -> None:
+    def reduces(self, unit: UnitThreads) -> None:
         """A unit reduces across its warps, at the same time as its siblings."""
         if unit.threads > WARP and unit.threads < self.whole.threads:
             self.reducing = max(self.reducing, unit.threads)
@@ -86,7 +86,7 @@ class GroupStage(Stage):
             self.tiles.append(self._made[key])
         return self._made[key]
 
-    def copy_of(self, buffer: ir.Buffer, unit: Unit) -> ir.Buffer:
+    def copy_of(self, buffer: ir.Buffer, unit: UnitThreads) -> ir.Buffer:
         """A unit's part of a tile: its copy or share, or its instance of a tile that units own."""
         held = self.distributions.of(buffer)
         level = held.level if held is not None else self.owner(buffer)
@@ -102,7 +102,7 @@ class GroupStage(Stage):
             scope = "local"
         return self.make((buffer.data, holder.name), f"{buffer.name}{holder.name}", shape, str(buffer.dtype), scope)
 
-    def whole_of(self, buffer: ir.Buffer, unit: Unit, *, gathered: bool = False) -> ir.Buffer:
+    def whole_of(self, buffer: ir.Buffer, unit: UnitThreads, *, gathered: bool = False) -> ir.Buffer:
         """All of a fragment that units hold as shares, on a unit: there after a T.all_gather of the shares.
 
         Raises:

@@ -16,14 +16,14 @@ from typing import Any
 from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
-from tilescale.backends.cuda.lowering.groups.loops import Loop
+from tilescale.backends.cuda.lowering.groups.loops import PipelinedLoop
 from tilescale.backends.cuda.lowering.groups.state import GroupStage
 
 ROWS = 16
 """Rows of a part are a multiple of what one matrix instruction takes of an inner dimension."""
 
 
-def parts_of(stage: GroupStage, loop: Loop) -> int:
+def parts_of(stage: GroupStage, loop: PipelinedLoop) -> int:
     """Into how many parts, along the rows, the tiles of a loop are handed over: one for each unit, or one."""
     parts = len(stage.whole.units(loop.level))
     rows = {ir.integer(tile.shape[0]) for tile in loop.tiles}
@@ -70,7 +70,7 @@ def _offset(stage: GroupStage, buffer: ir.Buffer, begin: Any, part: int) -> int 
 
 
 @dataclass(frozen=True)
-class Handover:
+class TileHandoff:
     """A unit's waits for the parts of its tiles, and their release.
 
     Attributes:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering.markers import Executing, acquired, executed, sync
+from tilescale.backends.cuda.lowering.markers import ExecutingThreads, acquired, executed, sync
 from tilescale.hda import Level
 
 
 @dataclass(frozen=True)
-class Unit:
+class UnitThreads:
     """The threads that execute a clone: one unit of a level of thread groups, or the whole program, which is around the
     others.
 
@@ -26,7 +26,7 @@ class Unit:
     begin: int
     threads: int
     siblings: int = 1
-    around: Unit | None = None
+    around: UnitThreads | None = None
 
     @property
     def name(self) -> str:
@@ -35,11 +35,11 @@ class Unit:
         return f"{outer}_{self.level}{self.number}" if self.around is not None else ""
 
     @property
-    def executing(self) -> Executing:
+    def executing(self) -> ExecutingThreads:
         """The unit as a mark of its statements."""
-        return Executing(self.begin, self.threads, self.name)
+        return ExecutingThreads(self.begin, self.threads, self.name)
 
-    def at(self, level: str) -> Unit | None:
+    def at(self, level: str) -> UnitThreads | None:
         """The unit of a level that this one is or lies in."""
         if self.level == level:
             return self
@@ -49,22 +49,22 @@ class Unit:
         """The rank of the unit of a level that this one is or lies in."""
         return self.inside(level).number
 
-    def inside(self, level: str) -> Unit:
+    def inside(self, level: str) -> UnitThreads:
         """The unit of a level that this one is or lies in, where there is one."""
         found = self.at(level)
         assert found is not None, f"{self.name} lies in no {level}"
         return found
 
-    def sibling(self, number: int) -> Unit:
+    def sibling(self, number: int) -> UnitThreads:
         """The unit of the same level and surroundings with another rank."""
         begin = self.begin + (number - self.number) * self.threads
-        return Unit(self.level, number, begin, self.threads, self.siblings, self.around)
+        return UnitThreads(self.level, number, begin, self.threads, self.siblings, self.around)
 
-    def units(self, level: Level) -> list[Unit]:
+    def units(self, level: Level) -> list[UnitThreads]:
         """The units of a finer level inside this one."""
         threads = threads_of(level)
         count, begins = self.threads // threads, range(self.begin, self.begin + self.threads, threads)
-        return [Unit(level.name, number, at, threads, count, self) for number, at in enumerate(begins)]
+        return [UnitThreads(level.name, number, at, threads, count, self) for number, at in enumerate(begins)]
 
     def barrier(self) -> ir.Stmt:
         """This unit and its siblings synchronize; what each wrote is then visible to the others, bulk copies
@@ -78,7 +78,7 @@ def threads_of(level: Level) -> int:
     return level.threads
 
 
-def branches(thread: ir.Var, units: Sequence[Unit], clones: Sequence[ir.Stmt]) -> ir.Stmt:
+def branches(thread: ir.Var, units: Sequence[UnitThreads], clones: Sequence[ir.Stmt]) -> ir.Stmt:
     """Clone i on unit i: an exclusive chain of branches, which TileLang runs side by side."""
     marked = [_executed(unit, clone) for unit, clone in zip(units, clones, strict=True)]
     result = marked[-1]
@@ -91,5 +91,5 @@ def branches(thread: ir.Var, units: Sequence[Unit], clones: Sequence[ir.Stmt]) -
     return result
 
 
-def _executed(unit: Unit, clone: ir.Stmt) -> ir.Stmt:
+def _executed(unit: UnitThreads, clone: ir.Stmt) -> ir.Stmt:
     return clone if unit.around is None or tir.is_nothing(clone) else executed(unit.executing, clone)

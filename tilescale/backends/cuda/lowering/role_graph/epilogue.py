@@ -22,7 +22,7 @@ from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import Gemm
 from tilescale.backends.cuda.lowering.deferred_stores import is_sent
-from tilescale.backends.cuda.lowering.markers import Executing, by_nvshmem, executed
+from tilescale.backends.cuda.lowering.markers import ExecutingThreads, by_nvshmem, executed
 from tilescale.backends.cuda.lowering.role_graph.graph import COMMUNICATE, COMPUTE, STORE, Channel
 from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_scalar, orders, reads_memory, tiles_named
 from tilescale.passes.declined import Declined
@@ -32,7 +32,7 @@ from tilescale.program.dependence import Dependence
 from tilescale.program.effects import Access, Effects
 from tilescale.program.operations import Copy
 
-BESIDE = "tilescale.beside"
+EPILOGUE_ROLE = "tilescale.epilogue_role"
 """AttrStmt key: dedicated threads execute the statements inside, concurrent with the consumers' next iteration."""
 
 COMMUNICATING, STORING = 128, 64
@@ -48,7 +48,7 @@ _SQUARE = 0
 
 
 @dataclass(frozen=True)
-class Ending:
+class LoopEpilogue:
     """The end of an iteration.
 
     Attributes:
@@ -66,25 +66,29 @@ class Ending:
     results: Channel | None = None
 
 
-def is_beside(node: object) -> bool:
+def is_in_epilogue_role(node: object) -> bool:
     """Whether a node is executed by the epilogue role."""
-    return isinstance(node, ir.AttrStmt) and str(node.attr_key) == BESIDE
+    return isinstance(node, ir.AttrStmt) and str(node.attr_key) == EPILOGUE_ROLE
 
 
-def _beside(
-    role: str, by: Executing, first: Sequence[ir.Stmt], rest: Sequence[ir.Stmt], tiles: tuple[ir.Buffer, ...] = ()
-) -> Ending:
+def _in_role(
+    role: str,
+    by: ExecutingThreads,
+    first: Sequence[ir.Stmt],
+    rest: Sequence[ir.Stmt],
+    tiles: tuple[ir.Buffer, ...] = (),
+) -> LoopEpilogue:
     """An end whose rest a role executes concurrently with the consumers; it takes the tiles that both name."""
     stmt = tir.sequence(rest)
-    marked = ir.AttrStmt(ir.StringImm(BESIDE), BESIDE, ir.StringImm(role), executed(by, stmt))
+    marked = ir.AttrStmt(ir.StringImm(EPILOGUE_ROLE), EPILOGUE_ROLE, ir.StringImm(role), executed(by, stmt))
     handed = sorted(tiles_named(tir.sequence(first)) & tiles_named(stmt), key=lambda tile: str(tile.name))
     results = Channel("results", handed, 1, COMPUTE, role)
-    return Ending([*first, tir.at(marked, rest[0])], tiles, threads=by.threads, results=results)
+    return LoopEpilogue([*first, tir.at(marked, rest[0])], tiles, threads=by.threads, results=results)
 
 
 def ending(
     phase: ir.Stmt, loop: ir.For, last: Sequence[ir.Stmt], order: Dependence, own: int, fits: bool = True
-) -> Ending:
+) -> LoopEpilogue:
     """The last statements of a loop's iteration, with those of a dedicated epilogue role marked, if one is possible.
 
     Args:
@@ -96,31 +100,31 @@ def ending(
     """
     at = next((i for i, stmt in enumerate(last) if ir.contains(stmt, _is_collective)), None)
     if at is not None:
-        return _communicated(Split(phase, loop, last, list(last[:at]), list(last[at:]), order), own, fits)
+        return _communicated(EpilogueSplit(phase, loop, last, list(last[:at]), list(last[at:]), order), own, fits)
     first, rest = _parts(last)
     rest = _with_scalars(rest, first)
     if not fits or not any(ir.contains(stmt, _signals) for stmt in rest):
-        return Ending(list(last))
+        return LoopEpilogue(list(last))
     try:
         _check_scalars(first, rest)
-        Split(phase, loop, last, first, rest, order).check_data()
+        EpilogueSplit(phase, loop, last, first, rest, order).check_data()
     except Declined:
-        return Ending(list(last))
-    return _beside(STORE, Executing(own - STORING, STORING), first, rest)
+        return LoopEpilogue(list(last))
+    return _in_role(STORE, ExecutingThreads(own - STORING, STORING), first, rest)
 
 
-def _communicated(split: Split, own: int, fits: bool) -> Ending:
+def _communicated(split: EpilogueSplit, own: int, fits: bool) -> LoopEpilogue:
     try:
         if not fits:
-            raise Declined("its tile has no room beside those that are loaded, or its loop is no persistent one")
+            raise Declined("its tile does not fit next to those that are loaded, or its loop is no persistent one")
         split.check()
         first, rest, tiles = split.through_shared_memory()
     except Declined as reason:
         collective = split.rest[0]
         name = str(ir.op_name(_calls(collective, _is_collective)[0])).removeprefix("tilescale.")
         note = f"T.{name}{_line(collective)} ends before the next tile is computed: {reason}"
-        return Ending(list(split.last), note=note)
-    return _beside(COMMUNICATE, Executing(own, COMMUNICATING), first, rest, tiles)
+        return LoopEpilogue(list(split.last), note=note)
+    return _in_role(COMMUNICATE, ExecutingThreads(own, COMMUNICATING), first, rest, tiles)
 
 
 def narrowed(stmt: ir.Stmt) -> ir.Stmt:
@@ -136,7 +140,7 @@ def narrowed(stmt: ir.Stmt) -> ir.Stmt:
 
 
 @dataclass(frozen=True)
-class Split:
+class EpilogueSplit:
     """The end of an iteration, `last`, in two parts: `first`, and `rest`, which overlaps the next iteration."""
 
     phase: ir.Stmt

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.groups.distribution import accesses
-from tilescale.backends.cuda.lowering.role_graph.loads import Load
+from tilescale.backends.cuda.lowering.role_graph.loads import ProducerLoad
 from tilescale.program import ops
 from tilescale.program.dependence import Dependence
 from tilescale.program.effects import Effects, Release
@@ -26,7 +26,7 @@ from tilescale.program.operations import Wait
 _LASTING = (">=", ">")
 """Comparisons with a flag that hold on while it only grows."""
 
-Step: TypeAlias = "Load | ir.Stmt"
+GatedStep: TypeAlias = "ProducerLoad | ir.Stmt"
 """A load, or a wait."""
 
 
@@ -65,13 +65,13 @@ def in_first_iteration(loop: ir.For, wait: ir.Stmt) -> ir.Stmt:
     return tir.at(ir.IfThenElse(ir.EQ(loop.loop_var, loop.min), wait, None), wait)
 
 
-def waits_of(steps: Iterable[Step]) -> list[ir.Call]:
+def waits_of(steps: Iterable[GatedStep]) -> list[ir.Call]:
     """The calls of `T.wait` among some steps."""
     return [call for step in steps if isinstance(step, ir.Stmt) for call in waits_in(step)]
 
 
 @dataclass(frozen=True)
-class Gates:
+class LoadGates:
     """The gates of one loop's loads.
 
     Attributes:
@@ -80,28 +80,28 @@ class Gates:
     """
 
     order: Dependence
-    steps: Sequence[Step]
+    steps: Sequence[GatedStep]
 
     @property
     def waits(self) -> list[ir.Call]:
         """The waits that the loader makes."""
         return waits_of(self.steps)
 
-    def ordered(self) -> tuple[Step, ...]:
+    def ordered(self) -> tuple[GatedStep, ...]:
         """The steps in the order in which the loader makes them: loads first that no wait in front of them orders."""
-        early: list[Step] = []
-        late: list[Step] = []
+        early: list[GatedStep] = []
+        late: list[GatedStep] = []
         passed: list[ir.Call] = []
         for step in self.steps:
             if isinstance(step, ir.Stmt):
                 passed += waits_in(step)
-            free = isinstance(step, Load) and not self._orders(passed, _read_by(step.call))
+            free = isinstance(step, ProducerLoad) and not self._orders(passed, _read_by(step.call))
             (early if free else late).append(step)
         return (*early, *late)
 
     def wait_for(self, calls: Iterable[ir.Call]) -> bool:
         """Whether loads, or what the waits read, have to stay behind other waits, barriers or collectives."""
-        nodes = [step.call if isinstance(step, Load) else step for step in self.steps]
+        nodes = [step.call if isinstance(step, ProducerLoad) else step for step in self.steps]
         flags = {flag_of(wait).data for wait in self.waits}
         return self._orders(calls, {data for node in nodes for data in _read_by(node)} | flags)
 

@@ -28,7 +28,7 @@ Role = schedule.Role
 
 
 @dataclass(frozen=True)
-class Channel(schedule.Transfer):
+class Channel(schedule.RoleTransfer):
     """Tiles that one role fills in each iteration of a loop, and another one takes.
 
     Attributes:

@@ -17,7 +17,7 @@ from tilescale.program.operations import Copy
 
 
 @dataclass(frozen=True)
-class Load:
+class ProducerLoad:
     """A copy into a tile in shared memory that can run ahead.
 
     Attributes:
@@ -29,7 +29,7 @@ class Load:
     is_far: bool
 
     @classmethod
-    def of(cls, stmt: ir.Stmt, phase: Phase) -> Load | None:
+    def of(cls, stmt: ir.Stmt, phase: Phase) -> ProducerLoad | None:
         """A statement's load; None if it is not such a copy."""
         if is_pull(stmt):
             call = ahead(phase, stmt.value)
@@ -51,7 +51,7 @@ class Load:
         """The tile."""
         return ir.region_parts(self.target)[0]
 
-    def under(self, names: Mapping[ir.Var, ir.PrimExpr]) -> Load:
+    def under(self, names: Mapping[ir.Var, ir.PrimExpr]) -> ProducerLoad:
         """The same in terms of other names."""
         return replace(self, call=ir.substitute(self.call, dict(names)))
 

@@ -21,7 +21,7 @@ from tilelang_core import ir, schedule, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.schedule import Duties
 from tilescale.backends.cuda.lowering.markers import is_gate
-from tilescale.backends.cuda.lowering.role_graph.epilogue import is_beside
+from tilescale.backends.cuda.lowering.role_graph.epilogue import is_in_epilogue_role
 from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LOAD, Channel, RoleGraph
 from tilescale.backends.cuda.lowering.statements import flat, is_fill, is_load, is_pipelined, loads_registers
 from tilescale.backends.cuda.ptx import WARPGROUP, most_threads
@@ -39,7 +39,7 @@ _ALIGNMENT = 1024
 
 
 @dataclass(frozen=True)
-class _Around:
+class _AroundLoop:
     """The statements of a list, one of which is or has the pipelined loop."""
 
     before: list[ir.Stmt]
@@ -47,7 +47,7 @@ class _Around:
     after: list[ir.Stmt]
 
     @classmethod
-    def of(cls, stmt: ir.Stmt) -> _Around | None:
+    def of(cls, stmt: ir.Stmt) -> _AroundLoop | None:
         """None: there is not one such loop, or more than scalars and what sets registers is before it."""
         stmts = flat(stmt)
         found = [i for i, s in enumerate(stmts) if ir.contains(s, is_pipelined)]
@@ -67,8 +67,8 @@ def scheduled(func: ir.PrimFunc, graph: RoleGraph, machine: Machine) -> ir.PrimF
         func: a lowered phase.
         graph: the roles.
     """
-    launch = _Around.of(schedule.statements(func))
-    turn = _Around.of(launch.loop.body) if launch is not None and not is_pipelined(launch.loop) else None
+    launch = _AroundLoop.of(schedule.statements(func))
+    turn = _AroundLoop.of(launch.loop.body) if launch is not None and not is_pipelined(launch.loop) else None
     if launch is None or turn is None or not is_pipelined(turn.loop) or graph.roles[0].threads % WARPGROUP:
         return None
     if not all(map(_is_scalar, launch.before)):
@@ -94,9 +94,9 @@ def _bytes(func: ir.PrimFunc, loaded: Channel) -> int:
     return sum(sizes) + _ALIGNMENT
 
 
-def _with_roles(func: ir.PrimFunc, launch: _Around, turn: _Around, graph: RoleGraph) -> ir.PrimFunc:
-    beside = [s for s in turn.after if is_beside(s)]
-    rest, exchange = _together([s for s in turn.after if s not in beside]), _together([s.body for s in beside])
+def _with_roles(func: ir.PrimFunc, launch: _AroundLoop, turn: _AroundLoop, graph: RoleGraph) -> ir.PrimFunc:
+    epilogue = [s for s in turn.after if is_in_epilogue_role(s)]
+    rest, exchange = _together([s for s in turn.after if s not in epilogue]), _together([s.body for s in epilogue])
     roles = {role.name for role in graph.roles}
     names, (steps, *results) = _Names(), [c for c in graph.channels if c.consumer in roles]
     body = names.given(flat(turn.loop.body), lambda s: "wait" if _waits(s) else "load" if is_load(s) else "step")

@@ -21,15 +21,15 @@ from typing import Any
 from tilelang_core import ir, specialise, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import data_of
-from tilescale.backends.cuda.lowering.deferred_stores import Deferral, flush
+from tilescale.backends.cuda.lowering.deferred_stores import DeferredStores, flush
 from tilescale.backends.cuda.lowering.markers import BY_PRODUCER, by_producer
-from tilescale.backends.cuda.lowering.phase import Phase, Roles
+from tilescale.backends.cuda.lowering.phase import Phase, RolePhase
 from tilescale.backends.cuda.lowering.reach import BULK
-from tilescale.backends.cuda.lowering.role_graph.epilogue import Ending, ending, narrowed
+from tilescale.backends.cuda.lowering.role_graph.epilogue import LoopEpilogue, ending, narrowed
 from tilescale.backends.cuda.lowering.role_graph.gates import in_first_iteration, is_lasting, waits_in
 from tilescale.backends.cuda.lowering.role_graph.graph import COMMUNICATE, COMPUTE, LOAD, Channel, Role, RoleGraph
-from tilescale.backends.cuda.lowering.role_graph.loads import Load
-from tilescale.backends.cuda.lowering.send_pipeline import Senders
+from tilescale.backends.cuda.lowering.role_graph.loads import ProducerLoad
+from tilescale.backends.cuda.lowering.send_pipeline import SendPipelines
 from tilescale.backends.cuda.lowering.statements import (
     acquires,
     flat,
@@ -55,17 +55,18 @@ from tilescale.program.footprint import stages_of
 from tilescale.program.model import Launch
 
 
-def assign(phase: Phase, beside: bool = True) -> Roles:
+def assign(phase: Phase, has_epilogue_role: bool = True) -> RolePhase:
     """The roles of a phase's statements.
 
     Args:
-        beside: whether a dedicated role may execute the epilogue while the consumers compute the next iteration.
+        has_epilogue_role: whether a dedicated role may execute the epilogue while the consumers compute the next
+            iteration.
     """
-    elects = _Whole(phase).elects
+    elects = _RolePhase(phase).elects
     machine = phase.target.machine
     is_bulk = lambda call: phase.choice(call).name == BULK  # noqa: E731
-    senders = Senders(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
-    roles = _Whole(replace(phase, stmt=senders.phase(phase.stmt)), beside).roles()
+    senders = SendPipelines(is_bulk, machine.capacity(machine.layer_for("shared").name) if elects else 0)
+    roles = _RolePhase(replace(phase, stmt=senders.phase(phase.stmt)), has_epilogue_role).roles()
     graph = replace(roles.graph, channels=(*roles.graph.channels, *senders.channels))
     rings = [tile for channel in senders.channels for tile in channel.tiles]
     return replace(roles, elects=elects, tiles=(*roles.tiles, *rings), graph=graph)
@@ -87,23 +88,23 @@ def without_single_turns(stmt: ir.Stmt, launch: Launch) -> ir.Stmt:
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _RolePhase:
     """One phase, and what holds in all of it."""
 
     phase: Phase
-    beside: bool = True
+    has_epilogue_role: bool = True
 
-    def roles(self) -> Roles:
+    def roles(self) -> RolePhase:
         """The roles of its loop, or of a loop around it, if it has an asynchronous order."""
         loops: list[ir.For] = []
         ir.walk(self.phase.stmt, lambda n: loops.append(n) if is_pipelined(n) else None)
         has_order = ir.contains(self.phase.stmt, orders)
         if not loops or not self.is_uniform or not (has_order or self._repeats(loops[0])):
-            return Roles(self.phase.stmt)
+            return RolePhase(self.phase.stmt)
         try:
             return self._specialised(loops)
         except Declined as reason:
-            return Roles.declined(self.phase.stmt, str(reason)) if has_order else Roles(self.phase.stmt)
+            return RolePhase.declined(self.phase.stmt, str(reason)) if has_order else RolePhase(self.phase.stmt)
 
     def _repeats(self, loop: ir.For) -> bool:
         """Whether a loop is inside a serial one."""
@@ -114,12 +115,12 @@ class _Whole:
 
         return ir.contains(self.phase.stmt, is_around)
 
-    def _specialised(self, loops: Sequence[ir.For]) -> Roles:
+    def _specialised(self, loops: Sequence[ir.For]) -> RolePhase:
         if not self.phase.target.machine.has("warp-specialization"):
             raise Declined(f"{self.phase.target.machine.name} has no warp specialisation")
         if len(loops) > 1:
             raise Declined(f"the phase has {len(loops)} such loops")
-        return _Placement(self, loops[0]).roles()
+        return _LoopPath(self, loops[0]).roles()
 
     @property
     def elects(self) -> bool:
@@ -158,7 +159,7 @@ class _Whole:
         return {self.phase.parameters_of_views.get(var, var) for var in data}
 
 
-class _Placement:
+class _LoopPath:
     """The path from a phase down to its pipelined loop, and the statements next to it.
 
     Attributes:
@@ -170,17 +171,17 @@ class _Placement:
         early: tensors that an iteration of the enclosing loop loads into registers at its begin.
     """
 
-    def __init__(self, whole: _Whole, loop: ir.For):
+    def __init__(self, whole: _RolePhase, loop: ir.For):
         self.whole, self.phase, self.loop = whole, whole.phase, loop
         self.gates: list[ir.Stmt] = []
         self.around: ir.For | None = None
         self.taken: ir.PrimExpr | None = None
-        self.left = Deferral(signals=True)
-        self.end = Ending([])
+        self.left = DeferredStores(signals=True)
+        self.end = LoopEpilogue([])
         self.early: set[ir.Var] = set()
         self._ends_alone = True
 
-    def roles(self) -> Roles:
+    def roles(self) -> RolePhase:
         """The roles, or the reason why there are none."""
         loads = self._check_body()
         own, pulled = (
@@ -200,7 +201,7 @@ class _Placement:
             stmt = tir.sequence([specialise.registers(load.registers, compute.registers), stmt])
         end, kept = self.end, tuple(self.left.kept)
         notes = (end.note,) if end.note else ()
-        return Roles(stmt, graph, kept=kept, tiles=end.tiles, early=bool(self.early), notes=notes)
+        return RolePhase(stmt, graph, kept=kept, tiles=end.tiles, early=bool(self.early), notes=notes)
 
     def _graph(self, channel: Channel) -> RoleGraph:
         """The roles, with a channel of what the loop loads."""
@@ -214,14 +215,14 @@ class _Placement:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def _check_body(self) -> list[Load]:
+    def _check_body(self) -> list[ProducerLoad]:
         """The loads of the loop; leading waits become gates, and copies from peers bulk copies where they can."""
         self.body = flat(self.loop.body)
         while self.body and is_wait(self.body[0]):
             if not is_movable(self.body[0]):
                 raise Declined("a wait in it depends on a variable that changes")
             self.gates.append(by_producer(self.body.pop(0)))
-        made = [(Load.of(s, self.phase), s) for s in self.body]
+        made = [(ProducerLoad.of(s, self.phase), s) for s in self.body]
         self.body = [s if load is None or not load.is_far else tir.at(ir.Evaluate(load.call), s) for load, s in made]
         loads = [load for load, _ in made if load is not None]
         rest = [s for load, s in made if load is None]
@@ -331,7 +332,7 @@ class _Placement:
     def _ended(self, around: ir.For, last: list[ir.Stmt]) -> list[ir.Stmt]:
         """The epilogue: concurrent with the next iteration, or deferred to it."""
         own = self.phase.launch.thread_count + specialise.PRODUCER_THREADS
-        self.end = ending(self.phase.stmt, around, last, self.whole.order, own, self.whole.beside)
+        self.end = ending(self.phase.stmt, around, last, self.whole.order, own, self.whole.has_epilogue_role)
         if self.end.results is None:
             return self.left.end(last)
         if self.end.results.consumer == COMMUNICATE:

@@ -86,7 +86,7 @@ class _Split:
     def in_place(self, body: ir.Stmt) -> ir.Stmt:
         """A body with its loads in place."""
         one = self.thread < self.compute.threads + WARP
-        return self._branch(_Loading(one).role(body), tir.rewrite(body, enter=_without_loads))
+        return self._branch(_ProducerStatements(one).role(body), tir.rewrite(body, enter=_without_loads))
 
     def at_the_end(self, stmt: ir.Stmt) -> ir.Stmt:
         """A program with its loads after all other statements. Their text is first: tiles after a loop may then share
@@ -112,7 +112,7 @@ def _without_loads(node: object) -> ir.Stmt | None:
     return tir.sequence([]) if is_loading(node) else None
 
 
-class _Loading:
+class _ProducerStatements:
     """The statements of the producer warps: one of them issues the loads, all of them run the barriers, in the
     enclosing loops and branches.
 

@@ -18,7 +18,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.kernel import lower as kernel
 from tilescale.backends.cuda.lowering.markers import is_gate
-from tilescale.backends.cuda.lowering.phase import Phase, Roles
+from tilescale.backends.cuda.lowering.phase import Phase, RolePhase
 from tilescale.backends.cuda.lowering.role_graph import persistent_ws
 from tilescale.backends.cuda.lowering.role_graph.graph import RoleGraph
 from tilescale.backends.cuda.lowering.role_graph.role_assignment import assign
@@ -28,8 +28,8 @@ from tilescale.backends.cuda.target import target_for
 
 def lower(phase: Phase, rest: Callable[[Phase], Phase]) -> LoweredKernel:
     """A phase in roles, as a kernel; `rest` are the stages between."""
-    for beside in (True, False):
-        proposal = proposed(phase, beside)
+    for has_epilogue_role in (True, False):
+        proposal = proposed(phase, has_epilogue_role)
         lowered = rest(proposal)
         made = kernel(lowered)
         if not proposal.graph.is_stock:
@@ -39,9 +39,9 @@ def lower(phase: Phase, rest: Callable[[Phase], Phase]) -> LoweredKernel:
         if not proposal.graph.has_epilogue:
             break
     if not ir.contains(phase.stmt, orders):
-        return kernel(rest(_with(phase, Roles(phase.stmt))))
+        return kernel(rest(_with(phase, RolePhase(phase.stmt))))
     reason = "stock TileLang would not move all its loads and waits there"
-    return kernel(rest(_with(phase, Roles.declined(phase.stmt, reason))))
+    return kernel(rest(_with(phase, RolePhase.declined(phase.stmt, reason))))
 
 
 def _agreed(phase: Phase, made: LoweredKernel) -> LoweredKernel | None:
@@ -65,16 +65,18 @@ def _fits(graph: RoleGraph, func: ir.PrimFunc, target: dict[str, str]) -> bool:
     return found == [len(graph.channels[0].tiles), graph.channels[0].gates, 0, 0]
 
 
-def proposed(phase: Phase, beside: bool = True) -> Phase:
-    """A phase with the roles that it has if TileLang agrees; `beside`: whether the epilogue may overlap the next
-    iteration.
+def proposed(phase: Phase, has_epilogue_role: bool = True) -> Phase:
+    """A phase with the roles that it has if TileLang agrees.
+
+    Args:
+        has_epilogue_role: whether the epilogue may overlap the next iteration.
     """
     if phase.ordered or phase.launch.cluster_size > 1:
-        return _with(phase, Roles(phase.stmt))
-    return _with(phase, assign(phase, beside))
+        return _with(phase, RolePhase(phase.stmt))
+    return _with(phase, assign(phase, has_epilogue_role))
 
 
-def _with(phase: Phase, roles: Roles) -> Phase:
+def _with(phase: Phase, roles: RolePhase) -> Phase:
     """A phase in roles; without a producer, loops that must keep their order do."""
     own = (*roles.tiles, *(kept.variable for kept in roles.kept))
     stmt = roles.stmt if roles.graph.is_stock else _in_one_role(roles.stmt)

@@ -28,10 +28,10 @@ from tilescale.backends.cuda.running.collectives import (
     two_shot,
     unequal,
 )
-from tilescale.backends.cuda.running.collectives.exchanges import Forms, Use
-from tilescale.backends.cuda.running.collectives.kernels import Kernel
-from tilescale.backends.cuda.running.collectives.setting import Launcher, Stand
-from tilescale.backends.cuda.running.program_context import Owner
+from tilescale.backends.cuda.running.collectives.exchanges import HeaderCall, MessageForms
+from tilescale.backends.cuda.running.collectives.kernels import HeaderKernel
+from tilescale.backends.cuda.running.collectives.setting import CollectiveLauncher, PlacedCollective
+from tilescale.backends.cuda.running.program_context import ProgramContext
 
 _MODULES = {
     "one_shot": one_shot,
@@ -44,17 +44,17 @@ _MODULES = {
 """Algorithm -> the module with a launcher of each operation's name."""
 
 
-def _launcher(operation: str, algorithm: str) -> Launcher:
+def _launcher(operation: str, algorithm: str) -> CollectiveLauncher:
     if algorithm in BY_ROUNDS.get(operation, ()):
         return rounds.launcher(algorithm)
-    found: Launcher = getattr(_MODULES[algorithm], operation)
+    found: CollectiveLauncher = getattr(_MODULES[algorithm], operation)
     return found
 
 
 LAUNCHERS = {key: _launcher(*key) for key in ON_TENSORS}
 """(operation, algorithm) -> its launcher."""
 
-_USES: dict[tuple[str, str], Callable[[Owner, Stand], Use]] = {
+_USES: dict[tuple[str, str], Callable[[ProgramContext, PlacedCollective], HeaderCall]] = {
     ("allreduce", "one_shot"): one_shot.use,
     ("allreduce", "two_shot"): two_shot.use,
     ("reduce_scatter", "direct"): direct.reducing,
@@ -64,11 +64,11 @@ _USES: dict[tuple[str, str], Callable[[Owner, Stand], Use]] = {
 }
 
 
-def kernels_of(own: Owner, stand: Stand, algorithm: str) -> list[Kernel]:
+def kernels_of(context: ProgramContext, placed: PlacedCollective, algorithm: str) -> list[HeaderKernel]:
     """Kernels of messages that a collective compiles, as far as they are known before it is bound."""
-    if (stand.made.name, algorithm) == ("all_to_all_v", "direct"):
-        return unequal.kernels(own, stand)
-    if stand.made.norm is not None:
-        return normalised.kernels(own, stand, steps=1 if algorithm == "one_shot" else 2)
-    use = _USES.get((stand.made.name, algorithm))
-    return [] if use is None else list(Forms(own, stand, use(own, stand)).kernels.values())
+    if (placed.made.name, algorithm) == ("all_to_all_v", "direct"):
+        return unequal.kernels(context, placed)
+    if placed.made.norm is not None:
+        return normalised.kernels(context, placed, steps=1 if algorithm == "one_shot" else 2)
+    use = _USES.get((placed.made.name, algorithm))
+    return [] if use is None else list(MessageForms(context, placed, use(context, placed)).kernels.values())

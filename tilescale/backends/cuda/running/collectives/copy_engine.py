@@ -10,65 +10,72 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.lowering.arguments import Site
-from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
-from tilescale.backends.cuda.running.program_context import Owner
-from tilescale.backends.cuda.running.steps import Work
+from tilescale.backends.cuda.lowering.arguments import WaitSite
+from tilescale.backends.cuda.running.collectives.setting import (
+    BoundCollective,
+    Operands,
+    PlacedCollective,
+    SiblingDevices,
+)
+from tilescale.backends.cuda.running.program_context import ProgramContext
+from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.cuda.running.streams import own_stream
 
 if TYPE_CHECKING:
     import torch
 
 
-def all_gather(own: Owner, stand: Stand) -> Bound:
+def all_gather(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_gather`. Collective."""
-    return _by_copies(own, stand, lambda given, size, peer: given)
+    return _by_copies(context, placed, lambda given, size, peer: given)
 
 
-def all_to_all(own: Owner, stand: Stand) -> Bound:
+def all_to_all(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_to_all`. Collective."""
-    return _by_copies(own, stand, lambda given, size, peer: given.chunk(size, stand.made.axis)[peer])
+    return _by_copies(context, placed, lambda given, size, peer: given.chunk(size, placed.made.axis)[peer])
 
 
-def broadcast(own: Owner, stand: Stand) -> Bound:
+def broadcast(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.broadcast`. Collective."""
-    team, barrier = Team.of(own, stand.made.level), _barrier(own, stand)
-    stand.written_by_peers()
+    team, barrier = SiblingDevices.of(context, placed.made.level), _barrier(context, placed)
+    placed.written_by_peers()
 
-    def bind(given: Operands) -> list[Work]:
-        everywhere = own.near.everywhere(given.target)
+    def bind(given: Operands) -> list[StreamWork]:
+        everywhere = context.peer_group.everywhere(given.target)
         peers = [given.root + step for step in range(1, team.size)] if team.rank == given.root else []
-        outs = [everywhere[own.near.slot(team.device(peer))] for peer in peers]
+        outs = [everywhere[context.peer_group.slot(team.device(peer))] for peer in peers]
         return [barrier, *(partial(out.copy_, given.target) for out in outs), barrier]
 
     return bind
 
 
-def _barrier(own: Owner, stand: Stand) -> Work:
-    own.sites.append(Site(stand.what, stand.where))
-    return own.barrier(len(own.sites) - 1)
+def _barrier(context: ProgramContext, placed: PlacedCollective) -> StreamWork:
+    context.sites.append(WaitSite(placed.what, placed.where))
+    return context.barrier(len(context.sites) - 1)
 
 
-def _by_copies(own: Owner, stand: Stand, cut: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Bound:
+def _by_copies(
+    context: ProgramContext, placed: PlacedCollective, cut: Callable[[torch.Tensor, int, int], torch.Tensor]
+) -> BoundCollective:
     """Copies of `cut(source, size, rank)` to each rank."""
-    team, axis, barrier = Team.of(own, stand.made.level), stand.made.axis, _barrier(own, stand)
-    stand.written_by_peers()
+    team, axis, barrier = SiblingDevices.of(context, placed.made.level), placed.made.axis, _barrier(context, placed)
+    placed.written_by_peers()
 
-    def bind(given: Operands) -> list[Work]:
-        everywhere = own.near.everywhere(given.target)
+    def bind(given: Operands) -> list[StreamWork]:
+        everywhere = context.peer_group.everywhere(given.target)
         share = given.target.shape[axis] // team.size
 
-        def copy(rank: int) -> Work:
-            out = everywhere[own.near.slot(team.device(rank))].narrow(axis, team.rank * share, share)
+        def copy(rank: int) -> StreamWork:
+            out = everywhere[context.peer_group.slot(team.device(rank))].narrow(axis, team.rank * share, share)
             return partial(out.copy_, cut(given.source, team.size, rank))
 
         others = [copy((team.rank + step) % team.size) for step in range(1, team.size)]
-        return [barrier, partial(_beside, own.device, copy(team.rank), others), barrier]
+        return [barrier, partial(_concurrently, context.device, copy(team.rank), others), barrier]
 
     return bind
 
 
-def _beside(device: torch.device, local: Work, others: list[Work]) -> None:
+def _concurrently(device: torch.device, local: StreamWork, others: list[StreamWork]) -> None:
     """Copies to others on the current stream, and a local one concurrently on another."""
     import torch
 

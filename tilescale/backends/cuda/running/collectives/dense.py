@@ -10,20 +10,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.running.collectives.setting import Operands
-from tilescale.backends.cuda.running.steps import Work, copied, run
+from tilescale.backends.cuda.running.steps import StreamWork, copied, run
 
 if TYPE_CHECKING:
     import torch
 
-Change = Callable[["torch.Tensor"], list[Work]]
+Change = Callable[["torch.Tensor"], list[StreamWork]]
 """A change of a contiguous tensor in place."""
 
-Exchange = Callable[["torch.Tensor", "torch.Tensor"], list[Work]]
+Exchange = Callable[["torch.Tensor", "torch.Tensor"], list[StreamWork]]
 """An exchange between contiguous tensors, from the first to the second, each cut into parts along the first dimension.
 """
 
 
-def in_place(given: Operands, change: Change) -> list[Work]:
+def in_place(given: Operands, change: Change) -> list[StreamWork]:
     """`change` for any target, into which the source is copied first."""
     tensor = given.target
     before = [] if given.source.data_ptr() == tensor.data_ptr() else [copied(given.source, tensor)]
@@ -45,7 +45,7 @@ def by_parts(axis: int, source: torch.Tensor, target: torch.Tensor) -> tuple[tor
     return whole.movedim(axis, 0), target.movedim(axis, 0)
 
 
-def along(axis: int, source: torch.Tensor, target: torch.Tensor, exchange: Exchange) -> list[Work]:
+def along(axis: int, source: torch.Tensor, target: torch.Tensor, exchange: Exchange) -> list[StreamWork]:
     """`exchange` for tensors cut along any dimension."""
     first, out = by_parts(axis, source, target)
     if first.is_contiguous() and out.is_contiguous():

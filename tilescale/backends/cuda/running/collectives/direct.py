@@ -6,88 +6,88 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.running.collectives import dense, unequal
-from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts, Use
+from tilescale.backends.cuda.running.collectives.exchanges import BlockMessages, HeaderCall, PartStrides
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
-from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand
-from tilescale.backends.cuda.running.program_context import Owner
+from tilescale.backends.cuda.running.collectives.setting import BoundCollective, Operands, PlacedCollective
+from tilescale.backends.cuda.running.program_context import ProgramContext
 
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.steps import Work
+    from tilescale.backends.cuda.running.steps import StreamWork
 
 
 all_to_all_v = unequal.all_to_all_v
 
 
-def reduce_scatter(own: Owner, stand: Stand) -> Bound:
+def reduce_scatter(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.reduce_scatter`. Collective."""
-    messages = Messages(own, stand, reducing(own, stand))
+    messages = BlockMessages(context, placed, reducing(context, placed))
 
-    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
-        return messages.between(source, target, Parts(target.nbytes, source.nbytes, source_step=target.nbytes))
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
+        return messages.between(source, target, PartStrides(target.nbytes, source.nbytes, source_step=target.nbytes))
 
-    return _along(stand, exchange)
+    return _along(placed, exchange)
 
 
-def all_gather(own: Owner, stand: Stand) -> Bound:
+def all_gather(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_gather`. Collective."""
-    messages = Messages(own, stand, gathering(own, stand))
+    messages = BlockMessages(context, placed, gathering(context, placed))
 
-    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
-        return messages.between(source, target, Parts(source.nbytes, target.nbytes, target_step=source.nbytes))
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
+        return messages.between(source, target, PartStrides(source.nbytes, target.nbytes, target_step=source.nbytes))
 
-    return _along(stand, exchange)
+    return _along(placed, exchange)
 
 
-def all_to_all(own: Owner, stand: Stand) -> Bound:
+def all_to_all(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_to_all`. Collective."""
-    messages = Messages(own, stand, exchanging(own, stand))
+    messages = BlockMessages(context, placed, exchanging(context, placed))
 
-    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
         part = source.nbytes // messages.team.size
-        return messages.between(source, target, Parts(part, source.nbytes, source_step=part, target_step=part))
+        return messages.between(source, target, PartStrides(part, source.nbytes, source_step=part, target_step=part))
 
-    return _along(stand, exchange)
+    return _along(placed, exchange)
 
 
-def broadcast(own: Owner, stand: Stand) -> Bound:
+def broadcast(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.broadcast`. Collective."""
-    messages = Messages(own, stand, broadcasting(own, stand))
+    messages = BlockMessages(context, placed, broadcasting(context, placed))
 
-    def bind(given: Operands) -> list[Work]:
-        def change(x: torch.Tensor) -> list[Work]:
-            return messages.between(x, x, Parts(x.nbytes, x.nbytes * messages.team.size), given.root)
+    def bind(given: Operands) -> list[StreamWork]:
+        def change(x: torch.Tensor) -> list[StreamWork]:
+            return messages.between(x, x, PartStrides(x.nbytes, x.nbytes * messages.team.size), given.root)
 
         return dense.in_place(given, change)
 
     return bind
 
 
-def reducing(own: Owner, stand: Stand) -> Use:
+def reducing(context: ProgramContext, placed: PlacedCollective) -> HeaderCall:
     """The function of the headers for a reduce-scatter."""
-    return Use("reduce", combining(stand.dtype, stand.made.reduction), _part(own, stand), ("false",))
+    return HeaderCall("reduce", combining(placed.dtype, placed.made.reduction), _part(context, placed), ("false",))
 
 
-def gathering(own: Owner, stand: Stand) -> Use:
+def gathering(context: ProgramContext, placed: PlacedCollective) -> HeaderCall:
     """The function of the headers for an all-gather."""
-    return Use("move", moving(stand.dtype), _part(own, stand), ("true",))
+    return HeaderCall("move", moving(placed.dtype), _part(context, placed), ("true",))
 
 
-def exchanging(own: Owner, stand: Stand) -> Use:
+def exchanging(context: ProgramContext, placed: PlacedCollective) -> HeaderCall:
     """The function of the headers for an all-to-all."""
-    return Use("move", moving(stand.dtype), _part(own, stand), ("false",))
+    return HeaderCall("move", moving(placed.dtype), _part(context, placed), ("false",))
 
 
-def broadcasting(own: Owner, stand: Stand) -> Use:
+def broadcasting(context: ProgramContext, placed: PlacedCollective) -> HeaderCall:
     """The function of the headers for a broadcast."""
-    return Use("broadcast", moving(stand.dtype), stand.nbytes)
+    return HeaderCall("broadcast", moving(placed.dtype), placed.nbytes)
 
 
-def _part(own: Owner, stand: Stand) -> int | None:
+def _part(context: ProgramContext, placed: PlacedCollective) -> int | None:
     """Bytes of a part of the whole tensor."""
-    return None if stand.nbytes is None else stand.nbytes // stand.team(own).size
+    return None if placed.nbytes is None else placed.nbytes // placed.team(context).size
 
 
-def _along(stand: Stand, exchange: dense.Exchange) -> Bound:
-    return lambda given: dense.along(stand.made.axis, given.source, given.target, exchange)
+def _along(placed: PlacedCollective, exchange: dense.Exchange) -> BoundCollective:
+    return lambda given: dense.along(placed.made.axis, given.source, given.target, exchange)

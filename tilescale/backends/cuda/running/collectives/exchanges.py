@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.lowering.reach import STORES
 from tilescale.backends.cuda.ptx import WARP
 from tilescale.backends.cuda.running.collectives.kernels import (
     THREADS,
     Element,
-    Exchange,
-    Kernel,
-    blocks_per_processor,
+    ExchangeArgument,
+    HeaderKernel,
+    blocks_per_sm,
     functions,
     launch,
     most_threads,
 )
-from tilescale.backends.cuda.running.collectives.setting import Stand, Team
-from tilescale.backends.cuda.running.collectives.workspaces import Inbox, Shape
-from tilescale.backends.cuda.running.program_context import Owner
-from tilescale.backends.cuda.running.steps import Work
+from tilescale.backends.cuda.running.collectives.setting import PlacedCollective, SiblingDevices
+from tilescale.backends.cuda.running.collectives.workspaces import Inbox, SlotShape
+from tilescale.backends.cuda.running.program_context import ProgramContext
+from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.comm.heap.arena import round_up
 from tilescale.cost.operations import network_of
 from tilescale.settings import settings
@@ -82,7 +82,7 @@ at 128 MiB, and lost 35 at 256.
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartStrides:
     """Layout of the exchanged parts.
 
     Attributes:
@@ -97,7 +97,7 @@ class Parts:
     target_step: int = 0
 
 
-class Grid(NamedTuple):
+class MessageGrid(NamedTuple):
     """A grid, and bytes of a slot."""
 
     blocks: int
@@ -105,39 +105,39 @@ class Grid(NamedTuple):
     slot: int
 
 
-def short_grid(nbytes: int, processors: int, sharing: int, most: int) -> Grid:
+def short_grid(nbytes: int, sms: int, sharing: int, most: int) -> MessageGrid:
     """The grid of short messages in which `sharing` threads share a flag: a thread for each unit, up to `most` threads
     in a block on each SM; for more units, each thread has several.
     """
     flags = -(-nbytes // data_bytes(sharing))
-    each = max(-(-flags * sharing // processors), FEWEST_THREADS)
+    each = max(-(-flags * sharing // sms), FEWEST_THREADS)
     threads = round_up(-(-each // -(-each // most)), WARP)
-    blocks = min(processors, -(-flags * sharing // threads))
-    return Grid(blocks, threads, power_of_two(-(-flags // blocks) * sharing * UNIT_BYTES))
+    blocks = min(sms, -(-flags * sharing // threads))
+    return MessageGrid(blocks, threads, power_of_two(-(-flags // blocks) * sharing * UNIT_BYTES))
 
 
-class Room(NamedTuple):
+class KernelCapacity(NamedTuple):
     """Capacity of a device for a kernel.
 
     Attributes:
-        processors: number of SMs.
-        per_processor: resident blocks of an SM.
+        sms: number of SMs.
+        per_sm: resident blocks of an SM.
         threads: maximum threads of a block.
         cluster: maximum blocks of a cluster.
     """
 
-    processors: int
-    per_processor: int
+    sms: int
+    per_sm: int
     threads: int
     cluster: int
 
     @property
     def blocks(self) -> int:
         """Resident blocks, in whole clusters."""
-        return self.processors * self.per_processor
+        return self.sms * self.per_sm
 
 
-class Spread(NamedTuple):
+class RowGrid(NamedTuple):
     """Distribution of rows over a grid.
 
     Attributes:
@@ -145,26 +145,26 @@ class Spread(NamedTuple):
         each: units of a row per thread.
     """
 
-    grid: Grid
+    grid: MessageGrid
     cluster: int
     part: int
     each: int
 
 
-def rows_grid(rows: int, nbytes: int, whole: int, room: Room, sharing: int) -> Spread:
+def rows_grid(rows: int, nbytes: int, whole: int, room: KernelCapacity, sharing: int) -> RowGrid:
     """The grid of short messages for rows of `nbytes` bytes, which clusters of blocks process one after another: on as
     many SMs as there are, up to a unit for each thread of few; parts are multiples of `whole` bytes.
     """
     units = -(-nbytes // data_bytes(sharing)) * sharing
     fewest, useful = power_of_two(-(-units // room.threads)), power_of_two(units // FEWEST_THREADS + 1) // 2
-    free = power_of_two(room.processors // rows + 1) // 2
+    free = power_of_two(room.sms // rows + 1) // 2
     cluster = min(room.cluster, max(fewest, min(free, useful), 1))
     part = round_up(-(-nbytes // cluster), whole)
     units = -(-part // data_bytes(sharing)) * sharing
     each = -(-units // room.threads)
     clusters = min(rows, room.blocks // cluster)
     slot = power_of_two(-(-rows // clusters) * units * UNIT_BYTES)
-    return Spread(Grid(clusters * cluster, round_up(-(-units // each), WARP), slot), cluster, part, each)
+    return RowGrid(MessageGrid(clusters * cluster, round_up(-(-units // each), WARP), slot), cluster, part, each)
 
 
 def data_bytes(sharing: int) -> int:
@@ -172,12 +172,12 @@ def data_bytes(sharing: int) -> int:
     return sharing * UNIT_BYTES - FLAG_BYTES
 
 
-def slots_grid(nbytes: int, blocks: int, peers: int) -> Grid:
+def slots_grid(nbytes: int, blocks: int, peers: int) -> MessageGrid:
     """The grid of long messages, of at most `blocks` blocks."""
     units = -(-nbytes // UNIT_BYTES)
     blocks = min(blocks, -(-units // THREADS))
     slot = power_of_two(-(-units // blocks) * UNIT_BYTES)
-    return Grid(blocks, THREADS, min(largest_slot(peers), max(SMALLEST_SLOT, slot)))
+    return MessageGrid(blocks, THREADS, min(largest_slot(peers), max(SMALLEST_SLOT, slot)))
 
 
 def largest_slot(peers: int) -> int:
@@ -190,31 +190,31 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-class Short(NamedTuple):
+class ShortForm(NamedTuple):
     """A form of short messages, and the largest part for which it is used."""
 
     form: str
     nbytes: float
 
 
-def short(own: Owner, stand: Stand, ranks: int) -> list[Short]:
+def short(context: ProgramContext, placed: PlacedCollective, ranks: int) -> list[ShortForm]:
     """Forms of short messages, small parts first.
 
     Words are used while their additional time is less than the agreement of a line's threads, a fraction of the
     latency. Then lines are used, or words where no network delivers lines atomically (as between ranks that share a
     GPU), while their additional time is less than the two steps of long messages.
     """
-    network = network_of(stand.made.call, own.target.machine, dict(own.sizes))
+    network = network_of(placed.made.call, context.target.machine, dict(context.sizes))
     stores = network.mechanism(STORES) if network is not None else None
     assert network is not None and stores is not None and stores.put, "the plan has asked for it"
     within = network.latency * stores.put / (ranks - 1)
     if WHOLE_LINES not in network.capabilities or settings().share_gpus:
-        return [Short("words", STEPS * within / ADDED["words"])]
-    return [Short("words", AGREEING * within / ADDED["words"]), Short("lines", STEPS * within / ADDED["lines"])]
+        return [ShortForm("words", STEPS * within / ADDED["words"])]
+    return [ShortForm("words", AGREEING * within / ADDED["words"]), ShortForm("lines", STEPS * within / ADDED["lines"])]
 
 
 @dataclass(frozen=True)
-class Use:
+class HeaderCall:
     """A collective's use of a function of the headers.
 
     Attributes:
@@ -230,68 +230,70 @@ class Use:
     flags: tuple[str, ...] = ()
 
 
-class Forms:
+class MessageForms:
     """The forms of messages for the parts of a collective."""
 
-    def __init__(self, own: Owner, stand: Stand, use: Use):
-        machine = own.target.machine
-        self.team, self.use = stand.team(own), use
+    def __init__(self, context: ProgramContext, placed: PlacedCollective, use: HeaderCall):
+        machine = context.target.machine
+        self.team, self.use = placed.team(context), use
         self.moves = use.function in MOVING
-        self.processors = machine.count(machine.program_level.name, machine.tensor_level.name)
-        self._short = short(own, stand, self.team.size) if self.team.size > 1 else []
+        self.sms = machine.count(machine.program_level.name, machine.tensor_level.name)
+        self._short = short(context, placed, self.team.size) if self.team.size > 1 else []
 
     def of(self, part: int) -> tuple[str, ...]:
         """The form for a part: the first that fits, or the last one where peers can store into its target."""
         for form, most in self._short:
             if part <= most:
                 return (form,)
-        blocks = self.processors * blocks_per_processor("slots", self.team.size)
+        blocks = self.sms * blocks_per_sm("slots", self.team.size)
         several = part > blocks * largest_slot(self.team.size - 1)
         return ("slots", "straight") if several and self.moves else ("slots",)
 
     @property
-    def kernels(self) -> dict[str, Kernel]:
+    def kernels(self) -> dict[str, HeaderKernel]:
         """The kernel of each form that a call may use; none for a team of one."""
         if self.team.size == 1:
             return {}
         use = self.use
         every = (*(form for form, _ in self._short), *self.of(sys.maxsize))
         forms = every if use.part is None else self.of(use.part)
-        return {form: Kernel(use.function, form, use.element, self.team.size, use.flags) for form in forms}
+        return {form: HeaderKernel(use.function, form, use.element, self.team.size, use.flags) for form in forms}
 
 
-class Messages:
+class BlockMessages:
     """A program's use of a function of the headers for one collective."""
 
-    def __init__(self, own: Owner, stand: Stand, use: Use):
+    def __init__(self, context: ProgramContext, placed: PlacedCollective, use: HeaderCall):
         """Collective."""
-        self._own, self._level = own, stand.made.level
-        self._forms = Forms(own, stand, use)
+        self._context, self._level = context, placed.made.level
+        self._forms = MessageForms(context, placed, use)
         self.team, self._sets = self._forms.team, SETS.get(use.function, 1)
         self._functions: dict[str, dict[bool, Any]] = {}
         self._blocks: dict[str, int] = {}
         if self.team.size == 1:
             return
-        own.sites.append(Site(stand.what, stand.where))
-        self._site = len(own.sites) - 1
+        context.sites.append(WaitSite(placed.what, placed.where))
+        self._site = len(context.sites) - 1
         for form, kernel in self._forms.kernels.items():
-            self._functions[form] = functions(own.device_code(kernel.text), kernel, own.device.index)
-            self._blocks[form] = self._forms.processors * kernel.blocks_per_processor
+            self._functions[form] = functions(context.device_code(kernel.text), kernel, context.device.index)
+            self._blocks[form] = self._forms.sms * kernel.blocks_per_sm
 
-    def between(self, source: torch.Tensor, target: torch.Tensor, parts: Parts, root: int = 0) -> list[Work]:
+    def between(
+        self, source: torch.Tensor, target: torch.Tensor, parts: PartStrides, root: int = 0
+    ) -> list[StreamWork]:
         """A launch that exchanges the parts of contiguous tensors. Collective if it needs a new workspace."""
         if parts.nbytes == 0:
             return []
         if self.team.size == 1:
             return [partial(target.copy_, source.view_as(target))]
-        own, (form, *straight) = self._own, self._forms.of(parts.nbytes)
+        context, (form, *straight) = self._context, self._forms.of(parts.nbytes)
         blocks = self._blocks[form]
         if form in SHARING:
             most = most_threads(form, self.team.size)
             grid, slots = short_grid(parts.nbytes, blocks, SHARING[form], most), SHORT_SLOTS
         else:
             grid, slots = slots_grid(parts.nbytes, blocks, self.team.size - 1), LONG_SLOTS
-        shape = Shape(self._level, self.team.size, self._sets, slots, blocks, grid.slot, form)
+        shape = SlotShape(self._level, self.team.size, self._sets, slots, blocks, grid.slot, form)
         exchange = self._exchange(shape, parts, root)
         exchange.source, exchange.target = source.data_ptr(), target.data_ptr()
         places = (exchange.source, exchange.target, parts.source_step, parts.target_step)
@@ -300,39 +302,39 @@ class Messages:
         if exchange.behind:
             (form,) = straight
         function, follows = self._functions[form][aligned], form in SHARING
-        return [launch(function, grid.blocks, grid.threads, exchange, own.device, follows)]
+        return [launch(function, grid.blocks, grid.threads, exchange, context.device, follows)]
 
-    def _behind(self, shape: Shape, target: torch.Tensor, parts: Parts) -> int:
+    def _behind(self, shape: SlotShape, target: torch.Tensor, parts: PartStrides) -> int:
         """Offset of the target from the workspace on its device, where peers may store into the target; 0 for nowhere.
         """
-        heap, slots = self._own.heap, self._own.exchanges.get(shape, self._own.near).slots
+        heap, slots = self._context.heap, self._context.exchanges.get(shape, self._context.peer_group).slots
         if not heap.is_symmetric(target) or parts.nbytes % UNIT_BYTES or parts.target_step % UNIT_BYTES:
             return 0
         units, rest = divmod(heap.offset(target) - heap.offset(slots), UNIT_BYTES)
         return 0 if rest else units
 
-    def _exchange(self, shape: Shape, parts: Parts, root: int) -> Exchange:
-        exchange = exchange_of(self._own, self.team, shape, self._site)
+    def _exchange(self, shape: SlotShape, parts: PartStrides, root: int) -> ExchangeArgument:
+        exchange = exchange_of(self._context, self.team, shape, self._site)
         exchange.bytes, exchange.total, exchange.root = parts.nbytes, parts.total, root
         exchange.source_step, exchange.target_step = parts.source_step, parts.target_step
         return exchange
 
 
-def exchange_of(own: Owner, team: Team, shape: Shape | Inbox, site: int) -> Exchange:
+def exchange_of(context: ProgramContext, team: SiblingDevices, shape: SlotShape | Inbox, site: int) -> ExchangeArgument:
     """A kernel's arguments except the tensors: a workspace, and the ranks. Collective if the workspace is new."""
-    workspace = own.exchanges.get(shape, own.near)
-    return Exchange(
+    workspace = context.exchanges.get(shape, context.peer_group)
+    return ExchangeArgument(
         workspace=workspace.first,
-        stride=own.near.stride,
+        stride=context.peer_group.stride,
         slot=shape.slot,
         counts=workspace.counts.data_ptr(),
-        report=own.guard.records.device.data_ptr(),
-        limit=own.guard.limit_ns,
+        report=context.guard.records.device.data_ptr(),
+        limit=context.guard.limit_ns,
         rank=team.rank,
-        first=team.first - own.near.first,
+        first=team.first - context.peer_group.first,
         step=team.step,
-        shift=own.near.shift,
-        devices=own.near.size,
+        shift=context.peer_group.shift,
+        devices=context.peer_group.size,
         blocks=shape.blocks,
         site=site,
     )

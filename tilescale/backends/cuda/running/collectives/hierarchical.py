@@ -15,33 +15,38 @@ from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.lowering.reach import chunk_bytes, split
 from tilescale.backends.cuda.running.collectives import dense
-from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts, Use
+from tilescale.backends.cuda.running.collectives.exchanges import BlockMessages, HeaderCall, PartStrides
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
-from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
-from tilescale.backends.cuda.running.program_context import Owner
+from tilescale.backends.cuda.running.collectives.setting import (
+    BoundCollective,
+    Operands,
+    PlacedCollective,
+    SiblingDevices,
+)
+from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import run
-from tilescale.backends.cuda.running.transports import Message, Wait
+from tilescale.backends.cuda.running.transports import TensorMessage, TransportWait
 
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.steps import Work
+    from tilescale.backends.cuda.running.steps import StreamWork
 
 
 @dataclass(frozen=True)
-class Groups:
+class DeviceGroups:
     """The groups of a collective's devices, relative to this device.
 
     Attributes:
-        stand: the collective inside this device's group.
+        placed: the collective inside this device's group.
         team: all devices.
         group: this device's group, of `across`; `place` is its position in the group, of `inside`.
         chunk: bytes of a message.
     """
 
-    own: Owner
-    stand: Stand
-    team: Team
+    context: ProgramContext
+    placed: PlacedCollective
+    team: SiblingDevices
     group: int
     across: int
     place: int
@@ -49,25 +54,25 @@ class Groups:
     chunk: int
 
     @classmethod
-    def of(cls, own: Owner, stand: Stand) -> Groups:
+    def of(cls, context: ProgramContext, placed: PlacedCollective) -> DeviceGroups:
         """The groups of a collective with several devices in each."""
-        found, team = split(own.target, stand.made.level), Team.of(own, stand.made.level)
+        found, team = split(context.target, placed.made.level), SiblingDevices.of(context, placed.made.level)
         assert found is not None and found.inside > 1, "the plan has asked for it"
         group, place = divmod(team.rank, found.inside)
-        near = Team(place, found.inside, team.device(group * found.inside), team.step)
-        inside = replace(stand, among=near, nbytes=None)
-        return cls(own, inside, team, group, found.across, place, found.inside, chunk_bytes(own.target))
+        near = SiblingDevices(place, found.inside, team.device(group * found.inside), team.step)
+        inside = replace(placed, among=near, nbytes=None)
+        return cls(context, inside, team, group, found.across, place, found.inside, chunk_bytes(context.target))
 
     def device(self, group: int, place: int) -> int:
         """The number of a device among all."""
         return self.team.device(group * self.inside + place)
 
-    def kernel(self, function: str, *flags: str) -> Messages:
+    def kernel(self, function: str, *flags: str) -> BlockMessages:
         """A function of the headers inside the group. Collective."""
         combines = function == "reduce"
-        dtype = self.stand.dtype
-        element = combining(dtype, self.stand.made.reduction) if combines else moving(dtype)
-        return Messages(self.own, self.stand, Use(function, element, None, flags))
+        dtype = self.placed.dtype
+        element = combining(dtype, self.placed.made.reduction) if combines else moving(dtype)
+        return BlockMessages(self.context, self.placed, HeaderCall(function, element, None, flags))
 
     def others(self) -> Iterator[tuple[int, int]]:
         """The groups to send to and to receive from, in each iteration."""
@@ -80,17 +85,20 @@ class Groups:
         for begin in range(0, elements, most):
             yield begin, min(most, elements - begin)
 
-    def swap(self, sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> Wait:
+    def swap(self, sent: torch.Tensor, to: int, received: torch.Tensor, source: int) -> TransportWait:
         """Start messages along the rail, to one group and from another."""
-        give, take = Message(sent, self.device(to, self.place)), Message(received, self.device(source, self.place))
-        return self.own.between.exchange([give], [take])
+        give, take = (
+            TensorMessage(sent, self.device(to, self.place)),
+            TensorMessage(received, self.device(source, self.place)),
+        )
+        return self.context.transport.exchange([give], [take])
 
-    def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> Wait:
+    def exchange(self, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> TransportWait:
         """Start messages along the rail to each other group, and from each."""
-        turns = list(self.others())
-        gives = [Message(sent[to], self.device(to, self.place)) for to, _ in turns]
-        takes = [Message(received[origin], self.device(origin, self.place)) for _, origin in turns]
-        return self.own.between.exchange(gives, takes)
+        ranks = list(self.others())
+        gives = [TensorMessage(sent[to], self.device(to, self.place)) for to, _ in ranks]
+        takes = [TensorMessage(received[origin], self.device(origin, self.place)) for _, origin in ranks]
+        return self.context.transport.exchange(gives, takes)
 
 
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
@@ -115,7 +123,7 @@ class RailSum:
     NCCL's all-reduce sends as much, but adds in another order and rounds each time.
     """
 
-    def __init__(self, groups: Groups, part: torch.Tensor):
+    def __init__(self, groups: DeviceGroups, part: torch.Tensor):
         """Start to gather shares."""
         self._groups = groups
         share = -(-part.numel() // groups.across)
@@ -129,7 +137,7 @@ class RailSum:
         """Sum this device's share once it has arrived, and start to send the sum."""
         self._wait()
         mine = self._shares[self._groups.group]
-        mine.copy_(combined(self._brought, self._groups.stand.made.reduction))
+        mine.copy_(combined(self._brought, self._groups.placed.made.reduction))
         self._wait = self._groups.exchange([mine] * self._groups.across, self._shares)
 
     def wait(self) -> None:
@@ -137,11 +145,11 @@ class RailSum:
         self._wait()
 
 
-def allreduce(own: Owner, stand: Stand) -> Bound:
+def allreduce(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.allreduce`: each device sums a part for its group, then the rail sums these, then all get all. Collective."""
-    groups = Groups.of(own, stand)
+    groups = DeviceGroups.of(context, placed)
     scatter, gather = groups.kernel("reduce", "false"), groups.kernel("move", "true")
-    own.between  # noqa: B018 - opened where all ranks are
+    context.transport  # noqa: B018 - opened where all ranks are
 
     def launch(flat: torch.Tensor) -> None:
         parts: list[tuple[torch.Tensor, torch.Tensor, RailSum]] = []
@@ -156,22 +164,22 @@ def allreduce(own: Owner, stand: Stand) -> Bound:
             total.wait()
             run(_gathered(gather, part, whole))
 
-    def change(x: torch.Tensor) -> list[Work]:
+    def change(x: torch.Tensor) -> list[StreamWork]:
         return [lambda: _padded(x.view(-1), groups.inside, launch)]
 
     return lambda given: dense.in_place(given, change)
 
 
-def reduce_scatter(own: Owner, stand: Stand) -> Bound:
+def reduce_scatter(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.reduce_scatter`: a group sums the parts of another group, and sends them there. Collective."""
-    groups = Groups.of(own, stand)
+    groups = DeviceGroups.of(context, placed)
     scatter = groups.kernel("reduce", "false")
-    own.between  # noqa: B018 - opened where all ranks are
+    context.transport  # noqa: B018 - opened where all ranks are
 
     def launch(source: torch.Tensor, target: torch.Tensor) -> None:
         whole, mine = source.view(groups.across, groups.inside, -1), target.view(-1)
         sums = mine.new_empty(groups.across, mine.numel())
-        waits: list[Wait] = []
+        waits: list[TransportWait] = []
         for begin, count in groups.chunks(mine.numel(), mine.itemsize):
             for to, origin in groups.others():
                 part = mine.new_empty(count)
@@ -181,22 +189,22 @@ def reduce_scatter(own: Owner, stand: Stand) -> Bound:
             run(_scattered(scatter, whole[groups.group, :, begin : begin + count], own_part))
         for wait in waits:
             wait()
-        mine.copy_(combined(sums, stand.made.reduction))
+        mine.copy_(combined(sums, placed.made.reduction))
 
-    return _along(stand, launch)
+    return _along(placed, launch)
 
 
-def all_gather(own: Owner, stand: Stand) -> Bound:
+def all_gather(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_gather`: parts along the rails; each group spreads what it receives. Collective."""
-    groups = Groups.of(own, stand)
+    groups = DeviceGroups.of(context, placed)
     gather = groups.kernel("move", "true")
-    own.between  # noqa: B018 - opened where all ranks are
+    context.transport  # noqa: B018 - opened where all ranks are
 
     def launch(source: torch.Tensor, target: torch.Tensor) -> None:
         mine, whole = source.view(-1), target.view(groups.across, groups.inside, -1)
         arrived = mine.new_empty(groups.across, mine.numel())
         chunks = list(groups.chunks(mine.numel(), mine.itemsize))
-        waits: list[tuple[int, slice, Wait]] = []
+        waits: list[tuple[int, slice, TransportWait]] = []
         for begin, count in chunks:
             part = slice(begin, begin + count)
             for to, origin in groups.others():
@@ -206,19 +214,19 @@ def all_gather(own: Owner, stand: Stand) -> Bound:
             wait()
             run(_gathered(gather, arrived[origin, part], whole[origin, :, part]))
 
-    return _along(stand, launch)
+    return _along(placed, launch)
 
 
-def all_to_all(own: Owner, stand: Stand) -> Bound:
+def all_to_all(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_to_all`: to the device of this group at the target's position, then along its rail. Collective."""
-    groups = Groups.of(own, stand)
+    groups = DeviceGroups.of(context, placed)
     exchange = groups.kernel("move", "false")
-    own.between  # noqa: B018 - opened where all ranks are
+    context.transport  # noqa: B018 - opened where all ranks are
 
     def launch(source: torch.Tensor, target: torch.Tensor) -> None:
         shape = (groups.across, groups.inside, -1)
         given, taken = source.view(shape), target.view(shape)
-        waits: list[tuple[torch.Tensor, torch.Tensor, Wait]] = []
+        waits: list[tuple[torch.Tensor, torch.Tensor, TransportWait]] = []
         for begin, count in groups.chunks(given.shape[-1], given.itemsize):
             part = slice(begin, begin + count)
             for to, origin in groups.others():
@@ -230,52 +238,52 @@ def all_to_all(own: Owner, stand: Stand) -> Bound:
             wait()
             place.copy_(received)
 
-    return _along(stand, launch)
+    return _along(placed, launch)
 
 
-def broadcast(own: Owner, stand: Stand) -> Bound:
+def broadcast(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.broadcast`: along the root's rail; each group spreads what it receives. Collective."""
-    groups = Groups.of(own, stand)
+    groups = DeviceGroups.of(context, placed)
     spread = groups.kernel("broadcast")
-    own.between  # noqa: B018 - opened where all ranks are
+    context.transport  # noqa: B018 - opened where all ranks are
 
     def launch(flat: torch.Tensor, root: int) -> None:
         home, place = divmod(root % groups.team.size, groups.inside)
         on_rail = groups.place == place
-        waits: list[tuple[torch.Tensor, Wait]] = []
+        waits: list[tuple[torch.Tensor, TransportWait]] = []
         for begin, count in groups.chunks(flat.numel(), flat.itemsize):
             part = flat[begin : begin + count]
             peers = [g for g in range(groups.across) if g != home] if groups.group == home else [home]
-            messages = [Message(part, groups.device(g, place)) for g in peers if on_rail]
+            messages = [TensorMessage(part, groups.device(g, place)) for g in peers if on_rail]
             ends = (messages, []) if groups.group == home else ([], messages)
-            waits.append((part, own.between.exchange(*ends)))
+            waits.append((part, context.transport.exchange(*ends)))
         for part, wait in waits:
             wait()
-            run(spread.between(part, part, Parts(part.nbytes, part.nbytes * groups.inside), place))
+            run(spread.between(part, part, PartStrides(part.nbytes, part.nbytes * groups.inside), place))
 
-    def bind(given: Operands) -> list[Work]:
+    def bind(given: Operands) -> list[StreamWork]:
         return dense.in_place(given, lambda x: [lambda: launch(x.view(-1), given.root)])
 
     return bind
 
 
-def _scattered(kernel: Messages, whole: torch.Tensor, part: torch.Tensor) -> list[Work]:
+def _scattered(kernel: BlockMessages, whole: torch.Tensor, part: torch.Tensor) -> list[StreamWork]:
     """A part of the sum of all `whole`, each of which has the parts of all devices, possibly with gaps between them."""
     rows = whole.view(kernel.team.size, -1) if whole.ndim == 1 else whole
-    return kernel.between(whole, part, Parts(part.nbytes, part.nbytes * len(rows), source_step=_step(rows)))
+    return kernel.between(whole, part, PartStrides(part.nbytes, part.nbytes * len(rows), source_step=_step(rows)))
 
 
-def _gathered(kernel: Messages, part: torch.Tensor, whole: torch.Tensor) -> list[Work]:
+def _gathered(kernel: BlockMessages, part: torch.Tensor, whole: torch.Tensor) -> list[StreamWork]:
     """All devices' parts, possibly with gaps between them."""
     rows = whole.view(kernel.team.size, -1) if whole.ndim == 1 else whole
-    return kernel.between(part, whole, Parts(part.nbytes, part.nbytes * len(rows), target_step=_step(rows)))
+    return kernel.between(part, whole, PartStrides(part.nbytes, part.nbytes * len(rows), target_step=_step(rows)))
 
 
-def _exchanged(kernel: Messages, given: torch.Tensor, taken: torch.Tensor) -> list[Work]:
+def _exchanged(kernel: BlockMessages, given: torch.Tensor, taken: torch.Tensor) -> list[StreamWork]:
     """Row r to device r, and row r from it."""
     nbytes = given.shape[-1] * given.itemsize
     return kernel.between(
-        given, taken, Parts(nbytes, nbytes * len(given), source_step=_step(given), target_step=_step(taken))
+        given, taken, PartStrides(nbytes, nbytes * len(given), source_step=_step(given), target_step=_step(taken))
     )
 
 
@@ -296,8 +304,8 @@ def _padded(flat: torch.Tensor, multiple: int, launch: Callable[[torch.Tensor], 
     flat.copy_(longer[: flat.numel()])
 
 
-def _along(stand: Stand, launch: Callable[[torch.Tensor, torch.Tensor], None]) -> Bound:
-    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+def _along(placed: PlacedCollective, launch: Callable[[torch.Tensor, torch.Tensor], None]) -> BoundCollective:
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
         return [lambda: launch(source, target)]
 
-    return lambda given: dense.along(stand.made.axis, given.source, given.target, exchange)
+    return lambda given: dense.along(placed.made.axis, given.source, given.target, exchange)

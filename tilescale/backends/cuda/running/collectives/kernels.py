@@ -74,7 +74,7 @@ def moving_units(dtype: str) -> Element:
     return types[size], "tilescale::SUM"
 
 
-def blocks_per_processor(form: str, ranks: int) -> int:
+def blocks_per_sm(form: str, ranks: int) -> int:
     """Blocks of a kernel that an SM should hold: two hide each other's fences, where registers allow it."""
     return 2 if form == "rounds" or (form in LONG and ranks <= 4) else 1
 
@@ -85,7 +85,7 @@ def most_threads(form: str, ranks: int) -> int:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class HeaderKernel:
     """One instance of a function of the headers.
 
     Attributes:
@@ -108,13 +108,13 @@ class Kernel:
         return f"{self.function}_{self.form}_{'aligned' if aligned else 'any'}"
 
     @property
-    def blocks_per_processor(self) -> int:
+    def blocks_per_sm(self) -> int:
         """Minimum number of its blocks on an SM."""
         return self._bounds[1]
 
     @property
     def _bounds(self) -> tuple[int, int]:
-        return self.bounds or (most_threads(self.form, self.ranks), blocks_per_processor(self.form, self.ranks))
+        return self.bounds or (most_threads(self.form, self.ranks), blocks_per_sm(self.form, self.ranks))
 
     @property
     def text(self) -> str:
@@ -132,8 +132,8 @@ class Kernel:
         )
 
 
-class Exchange(ctypes.Structure):
-    """A kernel's argument: `Exchange` of headers/messages.cuh, which documents its members."""
+class ExchangeArgument(ctypes.Structure):
+    """A kernel's argument: `ExchangeArgument` of headers/messages.cuh, which documents its members."""
 
     _fields_ = [
         *((name, ctypes.c_uint64) for name in ("source", "target")),
@@ -155,7 +155,7 @@ class Exchange(ctypes.Structure):
 
 
 @cache
-def functions(code: bytes, kernel: Kernel, device: int) -> dict[bool, Any]:
+def functions(code: bytes, kernel: HeaderKernel, device: int) -> dict[bool, Any]:
     """The kernels loaded on a device, for aligned and for other addresses.
 
     Raises:
@@ -171,7 +171,7 @@ def launch(
     function: Any,
     blocks: int,
     threads: int,
-    exchange: Exchange,
+    exchange: ExchangeArgument,
     device: torch.device,
     follows: bool = False,
     cluster: int | None = None,

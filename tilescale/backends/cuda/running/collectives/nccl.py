@@ -8,10 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilescale.backends.cuda.running.collectives import dense
-from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand, Team
+from tilescale.backends.cuda.running.collectives.setting import (
+    BoundCollective,
+    Operands,
+    PlacedCollective,
+    SiblingDevices,
+)
 from tilescale.backends.cuda.running.nccl import group, moved, reduce_op
-from tilescale.backends.cuda.running.program_context import Owner
-from tilescale.backends.cuda.running.steps import Work
+from tilescale.backends.cuda.running.program_context import ProgramContext
+from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.errors import OutOfBoundsError
 from tilescale.program.extents import UNFIT, unfit
 
@@ -19,56 +24,60 @@ if TYPE_CHECKING:
     import torch
 
 
-def allreduce(own: Owner, stand: Stand) -> Bound:
+def allreduce(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.allreduce`. Collective."""
     import torch.distributed as dist
 
-    op, team = reduce_op(stand.made.reduction), group(own, stand.made.level)
+    op, team = reduce_op(placed.made.reduction), group(context, placed.made.level)
     return lambda given: dense.in_place(given, lambda x: [partial(dist.all_reduce, x, op, group=team)])
 
 
-def broadcast(own: Owner, stand: Stand) -> Bound:
+def broadcast(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.broadcast`. Collective."""
     import torch.distributed as dist
 
-    team, ranks = group(own, stand.made.level), Team.of(own, stand.made.level)
+    team, ranks = group(context, placed.made.level), SiblingDevices.of(context, placed.made.level)
 
-    def bind(given: Operands) -> list[Work]:
-        root = own.team.ranks[ranks.device(given.root)]
+    def bind(given: Operands) -> list[StreamWork]:
+        root = context.team.ranks[ranks.device(given.root)]
         return dense.in_place(given, lambda x: [partial(dist.broadcast, moved(x), root, group=team)])
 
     return bind
 
 
-def reduce_scatter(own: Owner, stand: Stand) -> Bound:
+def reduce_scatter(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.reduce_scatter`. Collective."""
     import torch.distributed as dist
 
-    return _from_parts(own, stand, partial(dist.reduce_scatter_tensor, op=reduce_op(stand.made.reduction)))
+    return _from_parts(context, placed, partial(dist.reduce_scatter_tensor, op=reduce_op(placed.made.reduction)))
 
 
-def all_gather(own: Owner, stand: Stand) -> Bound:
+def all_gather(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_gather`. Collective."""
     import torch.distributed as dist
 
-    return _from_parts(own, stand, dist.all_gather_into_tensor)
+    return _from_parts(context, placed, dist.all_gather_into_tensor)
 
 
-def all_to_all(own: Owner, stand: Stand) -> Bound:
+def all_to_all(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_to_all`. Collective."""
     import torch.distributed as dist
 
-    return _from_parts(own, stand, dist.all_to_all_single)
+    return _from_parts(context, placed, dist.all_to_all_single)
 
 
-def all_to_all_v(own: Owner, stand: Stand) -> Bound:
+def all_to_all_v(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_to_all_v`: the host needs the number of rows, and waits for the device. Collective."""
     import torch
     import torch.distributed as dist
 
-    team, ranks, counts = group(own, stand.made.level), Team.of(own, stand.made.level), stand.made.counts
+    team, ranks, counts = (
+        group(context, placed.made.level),
+        SiblingDevices.of(context, placed.made.level),
+        placed.made.counts,
+    )
     if not counts:
-        own.reads_at = stand.where
+        context.reads_at = placed.where
 
     def told(given: Operands) -> list[list[int]]:
         """Number of rows to each rank, and from each."""
@@ -78,13 +87,13 @@ def all_to_all_v(own: Owner, stand: Stand) -> Bound:
         dist.all_to_all_single(arriving, given.sent, group=team)
         return torch.stack([given.sent, arriving]).tolist()
 
-    def bind(given: Operands) -> list[Work]:
-        def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+    def bind(given: Operands) -> list[StreamWork]:
+        def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
             return [partial(launch, source, target)]
 
         def launch(source: torch.Tensor, target: torch.Tensor) -> None:
             sent, arriving = told(given)
-            _check_rows(stand, (len(source), len(target)), sent, arriving)
+            _check_rows(placed, (len(source), len(target)), sent, arriving)
             given_rows, taken_rows = moved(source[: sum(sent)]), moved(target[: sum(arriving)])
             dist.all_to_all_single(taken_rows, given_rows, arriving, sent, group=team)
             if given.received is not None:
@@ -95,18 +104,18 @@ def all_to_all_v(own: Owner, stand: Stand) -> Bound:
     return bind
 
 
-def _check_rows(stand: Stand, room: tuple[int, int], sent: list[int], arriving: list[int]) -> None:
+def _check_rows(placed: PlacedCollective, room: tuple[int, int], sent: list[int], arriving: list[int]) -> None:
     for gets, counts in enumerate((sent, arriving)):
         if min(counts) < 0 or sum(counts) > room[gets]:
             found = unfit(bool(gets), counts, room[gets])
-            raise OutOfBoundsError(f"{stand.what}: {found}", hint=UNFIT, where=stand.where)
+            raise OutOfBoundsError(f"{placed.what}: {found}", hint=UNFIT, where=placed.where)
 
 
-def _from_parts(own: Owner, stand: Stand, exchange: Callable[..., Any]) -> Bound:
+def _from_parts(context: ProgramContext, placed: PlacedCollective, exchange: Callable[..., Any]) -> BoundCollective:
     """From one tensor to another: `exchange(out, source, group=)`."""
-    team = group(own, stand.made.level)
+    team = group(context, placed.made.level)
 
-    def launch(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+    def launch(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
         return [partial(exchange, moved(target), moved(source), group=team)]
 
-    return lambda given: dense.along(stand.made.axis, given.source, given.target, launch)
+    return lambda given: dense.along(placed.made.axis, given.source, given.target, launch)

@@ -11,33 +11,33 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running.collectives import exchanges
 from tilescale.backends.cuda.running.collectives.exchanges import (
     SHARING,
     SHORT_SLOTS,
     UNIT_BYTES,
-    Room,
-    Spread,
+    KernelCapacity,
+    RowGrid,
     exchange_of,
     rows_grid,
 )
-from tilescale.backends.cuda.running.collectives.kernels import Kernel, functions, launch, normalising
-from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand
-from tilescale.backends.cuda.running.collectives.workspaces import Shape
-from tilescale.backends.cuda.running.program_context import Owner
-from tilescale.backends.cuda.running.steps import Work
+from tilescale.backends.cuda.running.collectives.kernels import HeaderKernel, functions, launch, normalising
+from tilescale.backends.cuda.running.collectives.setting import BoundCollective, Operands, PlacedCollective
+from tilescale.backends.cuda.running.collectives.workspaces import SlotShape
+from tilescale.backends.cuda.running.program_context import ProgramContext
+from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.program.norm import GROUP
 
 if TYPE_CHECKING:
     import torch
 
 
-def allreduce(own: Owner, stand: Stand, steps: int) -> Bound:
+def allreduce(own: ProgramContext, stand: PlacedCollective, steps: int) -> BoundCollective:
     """`T.allreduce_rms_norm`. Collective."""
     rows = _Rows(own, stand, steps)
 
-    def bind(given: Operands) -> list[Work]:
+    def bind(given: Operands) -> list[StreamWork]:
         tensors = {name: getattr(given, name) for name in TENSORS}
         if not given.source.numel():
             return []
@@ -56,7 +56,7 @@ def allreduce(own: Owner, stand: Stand, steps: int) -> Bound:
     return bind
 
 
-def kernels(own: Owner, stand: Stand, steps: int) -> list[Kernel]:
+def kernels(own: ProgramContext, stand: PlacedCollective, steps: int) -> list[HeaderKernel]:
     """The kernel of each form that messages may have."""
     rows = _Shape(own, stand, steps)
     return [rows.kernel(form) for form in rows.forms]
@@ -76,7 +76,7 @@ SCALINGS = {None: "NOT_QUANTIZED", "tensor": "TENSOR", "row": "ROW", "group": "G
 class _Shape:
     """Rows of a sum, and their distribution for `steps` steps."""
 
-    def __init__(self, own: Owner, stand: Stand, steps: int):
+    def __init__(self, own: ProgramContext, stand: PlacedCollective, steps: int):
         norm, machine = stand.made.norm, own.target.machine
         assert norm is not None and norm.columns is not None, "the plan has asked for it"
         self.team, self.norm, self.steps, self._dtype = stand.team(own), norm, steps, stand.dtype
@@ -86,9 +86,9 @@ class _Shape:
         cluster = next((level.max_size or 1 for level in machine.levels if level.kind == "cluster"), 1)
         several = exchanges.ROW_BLOCKS.get(self.team.size, 1)
         self.room = (
-            Room(processors, several, exchanges.ROW_THREADS, cluster)
+            KernelCapacity(processors, several, exchanges.ROW_THREADS, cluster)
             if cluster > 1
-            else Room(processors, 1, exchanges.THREADS, 1)
+            else KernelCapacity(processors, 1, exchanges.THREADS, 1)
         )
         self._short = exchanges.short(own, stand, self.team.size)
         self.forms = [form for form, _ in self._short]
@@ -98,35 +98,35 @@ class _Shape:
         part = nbytes if self.steps == 1 else nbytes // self.team.size  # to each peer
         return next((form for form, most in self._short if part <= most), self.forms[-1])
 
-    def spread(self, form: str, rows: int) -> Spread:
+    def spread(self, form: str, rows: int) -> RowGrid:
         """The grid of a kernel, and the share of its blocks and threads in a row."""
         return rows_grid(rows, self.row, self._whole, self.room, SHARING[form])
 
-    def kernel(self, form: str) -> Kernel:
+    def kernel(self, form: str) -> HeaderKernel:
         """The kernel for a form of messages. Its threads have as many units as in the shape whose rows have the fewest
         blocks.
         """
         units = self.spread(form, self.room.blocks).each
         scaling = f"tilescale::{SCALINGS[self.norm.scaling]}"
         flags = str(units), str(self.steps == 2).lower(), scaling
-        bounds = self.room.threads, self.room.per_processor
-        return Kernel("reduce_norm", form, normalising(self._dtype), self.team.size, flags, bounds)
+        bounds = self.room.threads, self.room.per_sm
+        return HeaderKernel("reduce_norm", form, normalising(self._dtype), self.team.size, flags, bounds)
 
 
 class _Rows:
     """One such collective of a program."""
 
-    def __init__(self, own: Owner, stand: Stand, steps: int):
+    def __init__(self, own: ProgramContext, stand: PlacedCollective, steps: int):
         """Collective."""
         self._own, self._level, self._shape = own, stand.made.level, _Shape(own, stand, steps)
         self._functions: dict[str, dict[bool, Any]] = {}
         for form in self._shape.forms:
             kernel = self._shape.kernel(form)
             self._functions[form] = functions(own.device_code(kernel.text), kernel, own.device.index)
-        own.sites.append(Site(stand.what, stand.where))
+        own.sites.append(WaitSite(stand.what, stand.where))
         self._site = len(own.sites) - 1
 
-    def summed(self, tensors: Mapping[str, torch.Tensor | None]) -> Work:
+    def summed(self, tensors: Mapping[str, torch.Tensor | None]) -> StreamWork:
         """A launch that sums and normalizes the rows of contiguous tensors, by their names in `TENSORS`. Collective if
         it needs a new workspace.
         """
@@ -134,7 +134,7 @@ class _Rows:
         assert source is not None
         form, rows = of.form(source.nbytes), source.nbytes // of.row
         grid, cluster, part, _ = of.spread(form, rows)
-        shape = Shape(self._level, of.team.size, of.steps, SHORT_SLOTS, of.room.blocks, grid.slot, form)
+        shape = SlotShape(self._level, of.team.size, of.steps, SHORT_SLOTS, of.room.blocks, grid.slot, form)
         exchange = exchange_of(own, of.team, shape, self._site)
         places = {name: 0 if x is None else x.data_ptr() for name, x in tensors.items()}
         for name, place in places.items():

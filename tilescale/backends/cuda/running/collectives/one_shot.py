@@ -6,29 +6,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.running.collectives import dense, normalised
-from tilescale.backends.cuda.running.collectives.exchanges import Messages, Parts, Use
+from tilescale.backends.cuda.running.collectives.exchanges import BlockMessages, HeaderCall, PartStrides
 from tilescale.backends.cuda.running.collectives.kernels import combining
-from tilescale.backends.cuda.running.collectives.setting import Bound, Stand
-from tilescale.backends.cuda.running.program_context import Owner
+from tilescale.backends.cuda.running.collectives.setting import BoundCollective, PlacedCollective
+from tilescale.backends.cuda.running.program_context import ProgramContext
 
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.steps import Work
+    from tilescale.backends.cuda.running.steps import StreamWork
 
 
-def allreduce(own: Owner, stand: Stand) -> Bound:
+def allreduce(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.allreduce`, also with a norm. Collective."""
-    if stand.made.norm is not None:
-        return normalised.allreduce(own, stand, steps=1)
-    messages = Messages(own, stand, use(own, stand))
+    if placed.made.norm is not None:
+        return normalised.allreduce(context, placed, steps=1)
+    messages = BlockMessages(context, placed, use(context, placed))
 
-    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
-        return messages.between(source, target, Parts(source.nbytes, source.nbytes * messages.team.size))
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
+        return messages.between(source, target, PartStrides(source.nbytes, source.nbytes * messages.team.size))
 
     return lambda given: dense.along(0, given.source, given.target, exchange)
 
 
-def use(own: Owner, stand: Stand) -> Use:
+def use(context: ProgramContext, placed: PlacedCollective) -> HeaderCall:
     """The function of the headers for it."""
-    return Use("reduce", combining(stand.dtype, stand.made.reduction), stand.nbytes, ("true",))
+    return HeaderCall("reduce", combining(placed.dtype, placed.made.reduction), placed.nbytes, ("true",))

@@ -14,21 +14,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, exchange_of, power_of_two
 from tilescale.backends.cuda.running.collectives.kernels import (
     THREADS,
-    Kernel,
+    HeaderKernel,
     combining,
     functions,
     launch,
     moving_units,
 )
-from tilescale.backends.cuda.running.collectives.setting import Bound, Launcher, Operands, Stand
+from tilescale.backends.cuda.running.collectives.setting import (
+    BoundCollective,
+    CollectiveLauncher,
+    Operands,
+    PlacedCollective,
+)
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox
-from tilescale.backends.cuda.running.program_context import Owner
-from tilescale.backends.cuda.running.steps import Work, run
+from tilescale.backends.cuda.running.program_context import ProgramContext
+from tilescale.backends.cuda.running.steps import StreamWork, run
 from tilescale.collectives import Schedule, schedule
 from tilescale.collectives.estimate import shape_of
 from tilescale.collectives.play import arrivals
@@ -44,16 +49,16 @@ OWN = -1
 """A slot number that means the rank's own piece."""
 
 
-def launcher(algorithm: str) -> Launcher:
+def launcher(algorithm: str) -> CollectiveLauncher:
     """A launcher of an operation by the rounds of an algorithm. Collective."""
-    return lambda own, stand: _BOUND[stand.made.name](Played(own, stand, algorithm), stand)
+    return lambda context, placed: _BOUND[placed.made.name](RoundsKernel(context, placed, algorithm), placed)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Turn:
+class RankRound:
     """A rank's round: messages to send (receiver, piece, slot), and to combine (piece, slots)."""
 
     sends: list[tuple[int, int, int]] = field(default_factory=list)
@@ -80,9 +85,9 @@ def tables(plan: Schedule, root: int = 0) -> list[list[int]]:
     units, slots = plan.units, [0] * plan.units
     by_home = sorted(range(len(plan.home)), key=lambda piece: int(plan.home[piece]))
     places = {piece: place for place, piece in enumerate(by_home)}
-    turns: list[list[Turn]] = []
+    rounds: list[list[RankRound]] = []
     for r in plan.rounds:
-        turns.append(now := [Turn() for _ in range(units)])
+        rounds.append(now := [RankRound() for _ in range(units)])
         for (target, piece), (senders, combined) in arrivals(r).items():
             sent = taken = places.get(piece, piece)
             if plan.operation == "all_to_all":
@@ -95,44 +100,44 @@ def tables(plan: Schedule, root: int = 0) -> list[list[int]]:
                 now[target].hears.add((sender + root) % units)
             takes = [slot.get(unit, OWN) for unit in values]
             now[target].takes.append((taken, takes))
-    heads = [len(turns), max(slots)]
-    of_units = [[*heads, *(word for turn in turns for word in turn[unit].words())] for unit in range(units)]
+    heads = [len(rounds), max(slots)]
+    of_units = [[*heads, *(word for each in rounds for word in each[unit].words())] for unit in range(units)]
     return [of_units[(rank - root) % units] for rank in range(units)]
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 
-class Played:
+class RoundsKernel:
     """A program's use of an algorithm's rounds for one collective."""
 
-    def __init__(self, own: Owner, stand: Stand, algorithm: str):
+    def __init__(self, context: ProgramContext, placed: PlacedCollective, algorithm: str):
         """Collective."""
         import torch
 
-        made, machine = stand.made, own.target.machine
-        self._own, self._level, self.team = own, made.level, stand.team(own)
+        made, machine = placed.made, context.target.machine
+        self._context, self._level, self.team = context, made.level, placed.team(context)
         size = self.team.size
         if size == 1:
             return
-        extents = dict(own.sizes)
+        extents = dict(context.sizes)
         units, sizes = members(extents, made.level), dict(numbering(machine, extents))
         plan = schedule(made.name, algorithm, shape_of(machine, machine.tensor_level.name, units, sizes))
         every = [tables(plan, root)[self.team.rank] for root in (range(size) if made.name == "broadcast" else (0,))]
-        self._tables = [torch.tensor(table, dtype=torch.int32, device=own.device) for table in every]
+        self._tables = [torch.tensor(table, dtype=torch.int32, device=context.device) for table in every]
         self._rounds, self._slots = every[0][:2]
         self._pieces = size if made.name == "all_to_all" else plan.pieces
-        self._bytes = ir.bits(stand.dtype) // 8
+        self._bytes = ir.bits(placed.dtype) // 8
         adds_up = made.name in ("allreduce", "reduce_scatter")
-        element = combining(stand.dtype, made.reduction) if adds_up else moving_units(stand.dtype)
-        kernel = Kernel("play", "rounds", element, size)
-        self._functions: dict[bool, Any] = functions(own.device_code(kernel.text), kernel, own.device.index)
-        processors = machine.count(machine.program_level.name, machine.tensor_level.name)
-        self._blocks = processors * kernel.blocks_per_processor
-        own.sites.append(Site(stand.what, stand.where))
-        self._site = len(own.sites) - 1
+        element = combining(placed.dtype, made.reduction) if adds_up else moving_units(placed.dtype)
+        kernel = HeaderKernel("play", "rounds", element, size)
+        self._functions: dict[bool, Any] = functions(context.device_code(kernel.text), kernel, context.device.index)
+        sms = machine.count(machine.program_level.name, machine.tensor_level.name)
+        self._blocks = sms * kernel.blocks_per_sm
+        context.sites.append(WaitSite(placed.what, placed.where))
+        self._site = len(context.sites) - 1
 
-    def between(self, source: torch.Tensor, target: torch.Tensor, root: int = 0) -> list[Work]:
+    def between(self, source: torch.Tensor, target: torch.Tensor, root: int = 0) -> list[StreamWork]:
         """A launch that plays the rounds on contiguous tensors of equal bytes. Collective if it needs a new workspace.
         """
         if self.team.size == 1 or not target.nbytes:
@@ -149,45 +154,45 @@ class Played:
         aligned = even and source.data_ptr() % UNIT_BYTES == 0 and target.data_ptr() % UNIT_BYTES == 0
         works = []
         for offset in range(0, piece, chunk):
-            exchange = exchange_of(self._own, self.team, inbox, self._site)
+            exchange = exchange_of(self._context, self.team, inbox, self._site)
             exchange.source, exchange.target = source.data_ptr(), target.data_ptr()
             exchange.bytes, exchange.total, exchange.root = chunk, target.nbytes, root
             exchange.table = self._tables[root % len(self._tables)].data_ptr()
             exchange.offset, exchange.pieces = offset, pieces
-            works.append(launch(self._functions[aligned], blocks, THREADS, exchange, self._own.device))
+            works.append(launch(self._functions[aligned], blocks, THREADS, exchange, self._context.device))
         return works
 
 
-def _in_place(played: Played, stand: Stand) -> Bound:
+def _in_place(played: RoundsKernel, placed: PlacedCollective) -> BoundCollective:
     """An all-reduce, or a broadcast."""
 
-    def bind(given: Operands) -> list[Work]:
+    def bind(given: Operands) -> list[StreamWork]:
         return dense.in_place(given, lambda x: played.between(x, x, given.root))
 
     return bind
 
 
-def _all_gather(played: Played, stand: Stand) -> Bound:
-    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+def _all_gather(played: RoundsKernel, placed: PlacedCollective) -> BoundCollective:
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
         own = target.view(played.team.size, -1)[played.team.rank]
         return [partial(own.copy_, source.view(-1)), *played.between(target, target)]
 
-    return lambda given: dense.along(stand.made.axis, given.source, given.target, exchange)
+    return lambda given: dense.along(placed.made.axis, given.source, given.target, exchange)
 
 
-def _all_to_all(played: Played, stand: Stand) -> Bound:
-    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+def _all_to_all(played: RoundsKernel, placed: PlacedCollective) -> BoundCollective:
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
         size, rank = played.team.size, played.team.rank
         keep = partial(target.view(size, -1)[rank].copy_, source.view(size, -1)[rank])
         return [keep, *played.between(source, target)]
 
-    return lambda given: dense.along(stand.made.axis, given.source, given.target, exchange)
+    return lambda given: dense.along(placed.made.axis, given.source, given.target, exchange)
 
 
-def _reduce_scatter(played: Played, stand: Stand) -> Bound:
+def _reduce_scatter(played: RoundsKernel, placed: PlacedCollective) -> BoundCollective:
     """Partial sums lie in a copy of the source, which PyTorch allocates from its pool, also in a CUDA graph."""
 
-    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
         def add_up() -> None:
             sums = source.clone()
             run(played.between(sums, sums))
@@ -195,7 +200,7 @@ def _reduce_scatter(played: Played, stand: Stand) -> Bound:
 
         return [add_up]
 
-    return lambda given: dense.along(stand.made.axis, given.source, given.target, exchange)
+    return lambda given: dense.along(placed.made.axis, given.source, given.target, exchange)
 
 
 _BOUND = {

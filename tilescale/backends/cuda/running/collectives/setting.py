@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.running.program_context import Owner
-from tilescale.backends.cuda.running.steps import Work
+from tilescale.backends.cuda.running.program_context import ProgramContext
+from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.errors import Location
 from tilescale.program.mesh import Mesh
 from tilescale.program.operations import Collective
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stand:
+class PlacedCollective:
     """A collective at its place in a program.
 
     Attributes:
@@ -35,11 +35,11 @@ class Stand:
     dtype: str
     nbytes: int | None
     written_by_peers: Callable[[], None]
-    among: Team | None = None
+    among: SiblingDevices | None = None
 
-    def team(self, own: Owner) -> Team:
+    def team(self, context: ProgramContext) -> SiblingDevices:
         """The participating devices."""
-        return Team.of(own, self.made.level) if self.among is None else self.among
+        return SiblingDevices.of(context, self.made.level) if self.among is None else self.among
 
     @property
     def what(self) -> str:
@@ -66,15 +66,15 @@ class Operands:
     scales: torch.Tensor | None = None
 
 
-Bound = Callable[[Operands], list[Work]]
+BoundCollective = Callable[[Operands], list[StreamWork]]
 """The launches of a call with these operands."""
 
-Launcher = Callable[[Owner, Stand], Bound]
+CollectiveLauncher = Callable[[ProgramContext, PlacedCollective], BoundCollective]
 """An algorithm for an operation, bound when all ranks build the program. Collective."""
 
 
 @dataclass(frozen=True)
-class Team:
+class SiblingDevices:
     """The devices that are siblings at a level: rank r is device `first` + r * `step`."""
 
     rank: int
@@ -83,9 +83,9 @@ class Team:
     step: int
 
     @classmethod
-    def of(cls, own: Owner, level: str) -> Team:
+    def of(cls, context: ProgramContext, level: str) -> SiblingDevices:
         """This rank's team."""
-        mesh, me = Mesh(own.sizes), own.team.rank
+        mesh, me = Mesh(context.sizes), context.team.rank
         return cls(mesh.rank(me, level), mesh.count(level), mesh.sibling(me, level, 0), mesh.step(level))
 
     def device(self, rank: int) -> int:

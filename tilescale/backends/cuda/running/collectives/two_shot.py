@@ -9,34 +9,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilescale.backends.cuda.running.collectives import dense, normalised
-from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, Messages, Parts, Use
+from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, BlockMessages, HeaderCall, PartStrides
 from tilescale.backends.cuda.running.collectives.kernels import combining
-from tilescale.backends.cuda.running.collectives.setting import Bound, Stand
-from tilescale.backends.cuda.running.program_context import Owner
+from tilescale.backends.cuda.running.collectives.setting import BoundCollective, PlacedCollective
+from tilescale.backends.cuda.running.program_context import ProgramContext
 
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.steps import Work
+    from tilescale.backends.cuda.running.steps import StreamWork
 
 
-def allreduce(own: Owner, stand: Stand) -> Bound:
+def allreduce(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.allreduce`, also with a norm. Collective."""
-    if stand.made.norm is not None:
-        return normalised.allreduce(own, stand, steps=2)
-    ranks, messages = stand.team(own).size, Messages(own, stand, use(own, stand))
+    if placed.made.norm is not None:
+        return normalised.allreduce(context, placed, steps=2)
+    ranks, messages = placed.team(context).size, BlockMessages(context, placed, use(context, placed))
 
-    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+    def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
         part = _part(source.nbytes, ranks)
-        return messages.between(source, target, Parts(part, source.nbytes, source_step=part, target_step=part))
+        return messages.between(source, target, PartStrides(part, source.nbytes, source_step=part, target_step=part))
 
     return lambda given: dense.along(0, given.source, given.target, exchange)
 
 
-def use(own: Owner, stand: Stand) -> Use:
+def use(context: ProgramContext, placed: PlacedCollective) -> HeaderCall:
     """The function of the headers for it."""
-    part = None if stand.nbytes is None else _part(stand.nbytes, stand.team(own).size)
-    return Use("reduce_twice", combining(stand.dtype, stand.made.reduction), part)
+    part = None if placed.nbytes is None else _part(placed.nbytes, placed.team(context).size)
+    return HeaderCall("reduce_twice", combining(placed.dtype, placed.made.reduction), part)
 
 
 def _part(nbytes: int, ranks: int) -> int:

@@ -10,23 +10,23 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.cuda.lowering.arguments import Site
+from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import (
     LONG_SLOTS,
     UNIT_BYTES,
-    Forms,
-    Messages,
-    Parts,
-    Use,
+    BlockMessages,
+    HeaderCall,
+    MessageForms,
+    PartStrides,
     exchange_of,
     largest_slot,
 )
-from tilescale.backends.cuda.running.collectives.kernels import THREADS, Kernel, functions, launch, moving
-from tilescale.backends.cuda.running.collectives.setting import Bound, Operands, Stand
-from tilescale.backends.cuda.running.collectives.workspaces import SLOTS, Shape
-from tilescale.backends.cuda.running.program_context import Owner
-from tilescale.backends.cuda.running.steps import Work
+from tilescale.backends.cuda.running.collectives.kernels import THREADS, HeaderKernel, functions, launch, moving
+from tilescale.backends.cuda.running.collectives.setting import BoundCollective, Operands, PlacedCollective
+from tilescale.backends.cuda.running.collectives.workspaces import SLOTS, SlotShape
+from tilescale.backends.cuda.running.program_context import ProgramContext
+from tilescale.backends.cuda.running.steps import StreamWork
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 COUNT_BYTES = 4
 
 
-def all_to_all_v(own: Owner, stand: Stand) -> Bound:
+def all_to_all_v(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_to_all_v`. Collective."""
-    rows = _Rows(own, stand)
+    rows = _UnequalAllToAll(context, placed)
 
-    def bind(given: Operands) -> list[Work]:
-        def exchange(source: torch.Tensor, target: torch.Tensor) -> list[Work]:
+    def bind(given: Operands) -> list[StreamWork]:
+        def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
             return [*rows.told(given.sent), rows.exchanged(source, target, given.received)]
 
         return dense.along(0, given.source, given.target, exchange)
@@ -47,58 +47,60 @@ def all_to_all_v(own: Owner, stand: Stand) -> Bound:
     return bind
 
 
-class _Rows:
+class _UnequalAllToAll:
     """One such collective of a program."""
 
-    def __init__(self, own: Owner, stand: Stand):
+    def __init__(self, context: ProgramContext, placed: PlacedCollective):
         """Collective."""
         import torch
 
-        machine = own.target.machine
-        self._own, self._level, self._team = own, stand.made.level, stand.team(own)
+        machine = context.target.machine
+        self._context, self._level, self._team = context, placed.made.level, placed.team(context)
         size = self._team.size
-        self._gather = Messages(own, stand, counting(own, stand))
-        known = stand.made.counts or [0] * size * size
-        self._table: torch.Tensor = torch.tensor(known, dtype=torch.int32, device=own.device)
-        kernel = moving_rows(own, stand)
-        self._functions: dict[bool, Any] = functions(own.device_code(kernel.text), kernel, own.device.index)
-        processors = machine.count(machine.program_level.name, machine.tensor_level.name)
-        blocks = processors * kernel.blocks_per_processor
-        self._shape = Shape(self._level, size, 1, LONG_SLOTS, blocks, largest_slot(max(1, size - 1)), SLOTS)
-        own.sites.append(Site(stand.what, stand.where))
-        self._site = len(own.sites) - 1
+        self._gather = BlockMessages(context, placed, counting(context, placed))
+        known = placed.made.counts or [0] * size * size
+        self._table: torch.Tensor = torch.tensor(known, dtype=torch.int32, device=context.device)
+        kernel = moving_rows(context, placed)
+        self._functions: dict[bool, Any] = functions(context.device_code(kernel.text), kernel, context.device.index)
+        sms = machine.count(machine.program_level.name, machine.tensor_level.name)
+        blocks = sms * kernel.blocks_per_sm
+        self._shape = SlotShape(self._level, size, 1, LONG_SLOTS, blocks, largest_slot(max(1, size - 1)), SLOTS)
+        context.sites.append(WaitSite(placed.what, placed.where))
+        self._site = len(context.sites) - 1
 
-    def told(self, sent: torch.Tensor | None) -> list[Work]:
+    def told(self, sent: torch.Tensor | None) -> list[StreamWork]:
         """A launch that gathers the counts of all ranks, unless the program has them."""
         if sent is None:
             return []
-        return self._gather.between(sent, self._table, Parts(sent.nbytes, self._table.nbytes, target_step=sent.nbytes))
+        return self._gather.between(
+            sent, self._table, PartStrides(sent.nbytes, self._table.nbytes, target_step=sent.nbytes)
+        )
 
-    def exchanged(self, source: torch.Tensor, target: torch.Tensor, received: torch.Tensor | None) -> Work:
+    def exchanged(self, source: torch.Tensor, target: torch.Tensor, received: torch.Tensor | None) -> StreamWork:
         """A launch that exchanges rows by the table of counts. Collective if it needs a new workspace.
 
         Ranks may have tensors of different lengths: they need not agree on anything that depends on the length.
         """
         row = math.prod(source.shape[1:]) * source.itemsize
-        exchange = exchange_of(self._own, self._team, self._shape, self._site)
+        exchange = exchange_of(self._context, self._team, self._shape, self._site)
         exchange.source, exchange.target = source.data_ptr(), target.data_ptr()
         exchange.bytes, exchange.source_step, exchange.target_step = row, len(source), len(target)
         exchange.table = self._table.data_ptr()
         exchange.received = 0 if received is None else received.data_ptr()
         aligned = all(place % UNIT_BYTES == 0 for place in (exchange.source, exchange.target, row))
-        return launch(self._functions[aligned], self._shape.blocks, THREADS, exchange, self._own.device)
+        return launch(self._functions[aligned], self._shape.blocks, THREADS, exchange, self._context.device)
 
 
-def counting(own: Owner, stand: Stand) -> Use:
+def counting(context: ProgramContext, placed: PlacedCollective) -> HeaderCall:
     """The function of the headers that gathers the counts of all ranks."""
-    return Use("move", moving("int32"), stand.team(own).size * COUNT_BYTES, ("true",))
+    return HeaderCall("move", moving("int32"), placed.team(context).size * COUNT_BYTES, ("true",))
 
 
-def moving_rows(own: Owner, stand: Stand) -> Kernel:
+def moving_rows(context: ProgramContext, placed: PlacedCollective) -> HeaderKernel:
     """The function of the headers that exchanges rows."""
-    return Kernel("move_rows", "slots", moving(stand.dtype), stand.team(own).size)
+    return HeaderKernel("move_rows", "slots", moving(placed.dtype), placed.team(context).size)
 
 
-def kernels(own: Owner, stand: Stand) -> list[Kernel]:
+def kernels(context: ProgramContext, placed: PlacedCollective) -> list[HeaderKernel]:
     """All kernels of it."""
-    return [*Forms(own, stand, counting(own, stand)).kernels.values(), moving_rows(own, stand)]
+    return [*MessageForms(context, placed, counting(context, placed)).kernels.values(), moving_rows(context, placed)]

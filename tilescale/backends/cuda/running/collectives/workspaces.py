@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from tilescale.backends.cuda.running.peer_group import Near
+    from tilescale.backends.cuda.running.peer_group import PeerGroup
 
 
 SLOTS = "slots"
@@ -17,7 +17,7 @@ SLOTS = "slots"
 
 
 @dataclass(frozen=True)
-class Shape:
+class SlotShape:
     """Slots of one device.
 
     Attributes:
@@ -70,7 +70,7 @@ class Inbox:
 
 
 @dataclass(frozen=True)
-class Workspace:
+class MessageWorkspace:
     """A workspace of this device and its counts.
 
     Attributes:
@@ -84,20 +84,20 @@ class Workspace:
     first: int
 
 
-class Workspaces:
+class MessageWorkspaces:
     """The workspaces of one program, allocated at their first use."""
 
     def __init__(self) -> None:
-        self._made: dict[Shape | Inbox, Workspace] = {}
+        self._made: dict[SlotShape | Inbox, MessageWorkspace] = {}
 
-    def get(self, shape: Shape | Inbox, near: Near) -> Workspace:
+    def get(self, shape: SlotShape | Inbox, near: PeerGroup) -> MessageWorkspace:
         """The workspace of a shape, initially zero. Collective if it is new."""
         import torch
 
         if shape not in self._made:
             slots = near.heap.zeros((shape.nbytes,), torch.uint8)
             counts = torch.zeros(shape.blocks, dtype=torch.int32, device=near.heap.device)
-            self._made[shape] = Workspace(slots, counts, near.heap.peers(slots).data_ptr())
+            self._made[shape] = MessageWorkspace(slots, counts, near.heap.peers(slots).data_ptr())
         return self._made[shape]
 
     def clear(self) -> None:
