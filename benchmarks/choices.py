@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tilescale.backends.cuda.lowering.implemented import ON_TENSORS  # noqa: E402 - found through the path above
-from tilescale.collectives import TENSORS, Available, Wanted, select  # noqa: E402
+from tilescale.collectives import TENSORS, AvailableAlgorithms, CollectiveQuery, select  # noqa: E402
 from tilescale.collectives.select import seconds  # noqa: E402
 from tilescale.cost.choose import first_of_the_fastest  # noqa: E402
-from tilescale.cost.measured import DATA, Collective, Measured  # noqa: E402
+from tilescale.cost.measured import DATA, Measured, MeasuredCollective  # noqa: E402
 from tilescale.hda import Machine  # noqa: E402
 from tilescale.hda.current import use_machine  # noqa: E402
 from tilescale.tuning.probes import WHOLE, chosen_from  # noqa: E402
@@ -49,9 +49,9 @@ class Case:
     us: dict[str, float]
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> CollectiveQuery:
         """The call that asks `select` for an algorithm, as of a program of whole tensors."""
-        return Wanted(self.operation, TENSORS, "device", tuple(range(self.units)), (), self.nbytes, "bfloat16")
+        return CollectiveQuery(self.operation, TENSORS, "device", tuple(range(self.units)), (), self.nbytes, "bfloat16")
 
     def regret(self, chosen: str) -> float:
         """Loss of an algorithm, as a share of the fastest one's time."""
@@ -69,11 +69,13 @@ def cases(rows: Iterable[dict[str, Any]]) -> list[Case]:
             for key, us in found.items()]  # fmt: skip
 
 
-def points(known: Sequence[Case], date: str) -> list[Collective]:
+def points(known: Sequence[Case], date: str) -> list[MeasuredCollective]:
     """Points at the sizes that a calibration measures, as shipped."""
     source = f"{SOURCE}, {date[:10]}: median of ten rounds in turns"
     return [
-        Collective(operation=case.operation, algorithm=name, units=case.units, nbytes=case.nbytes, us=us, source=source)
+        MeasuredCollective(
+            operation=case.operation, algorithm=name, units=case.units, nbytes=case.nbytes, us=us, source=source
+        )
         for case in known
         if case.nbytes in WHOLE
         for name, us in case.us.items()
@@ -95,7 +97,7 @@ def able(machine: Machine, case: Case) -> list[str]:
 
 def by_points(machine: Machine, case: Case) -> str:
     """Choice of `select` with the shipped measurements: the one that programs get."""
-    return select(machine, case.wanted, Available(tuple(able(machine, case)))).name
+    return select(machine, case.wanted, AvailableAlgorithms(tuple(able(machine, case)))).name
 
 
 def by_description(machine: Machine, case: Case) -> str:

@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import choices  # noqa: E402 - found through the path above
 
 from tilescale.cost.choose import MEASURED_TIE, first_of_the_fastest  # noqa: E402
-from tilescale.cost.measured import DATA, Collective, Measured  # noqa: E402
+from tilescale.cost.measured import DATA, Measured, MeasuredCollective  # noqa: E402
 from tilescale.hda import Machine  # noqa: E402
 from tilescale.hda.current import use_machine  # noqa: E402
 from tilescale.ops import strategy  # noqa: E402
@@ -63,13 +63,13 @@ class Case:
     """An operator of two ranks, its measured strategy, and the microseconds of that."""
 
     what: str
-    job: strategy.Job
+    job: strategy.CollectiveGemm
     way: str
     us: float
 
     def estimated(self, machine: Machine, way: str = "") -> float:
         """Estimate microseconds of its strategy, or of another one, on a machine."""
-        return {BESIDE: strategy.beside, IN_ORDER: strategy.in_order}[way or self.way](machine, self.job, 2) * 1e6
+        return {BESIDE: strategy.overlapped, IN_ORDER: strategy.in_order}[way or self.way](machine, self.job, 2) * 1e6
 
 
 def operators(name: str) -> list[Case]:
@@ -83,7 +83,7 @@ def _case(row: dict[str, Any], way: str) -> Case:
     m, n, k = row["shape"]
     gated = row["work"] == "gated"
     columns = (n // 2, n // 2) if gated else (n,)
-    job = strategy.Job(
+    job = strategy.CollectiveGemm(
         COLLECTIVES[row["work"]], -(-m // 2), columns, k, getattr(torch, row["dtype"]), gated, strategy.GATING * gated
     )
     return Case(f"{row['work']}, {row['dtype']}, {m} x {n} x {k}", job, way, row["us"])
@@ -137,7 +137,7 @@ def unseen(machine: str) -> tuple[Measured, list[choices.Case]]:
     return replace(shipped, collectives=kept), list(_cases(p for p in shipped.collectives if p.nbytes in held))
 
 
-def _cases(points: Iterable[Collective]) -> Iterator[choices.Case]:
+def _cases(points: Iterable[MeasuredCollective]) -> Iterator[choices.Case]:
     found: dict[tuple[str, int, int], dict[str, float]] = {}
     for point in points:
         found.setdefault((point.operation, point.units, point.nbytes), {})[point.algorithm] = point.us

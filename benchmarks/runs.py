@@ -17,7 +17,7 @@ import trials
 from steps import Steps
 
 import tilescale
-from tilescale.tuning.race import Heat, Out, line, race, record
+from tilescale.tuning.race import ContenderFailed, Heat, line, race, record
 from tilescale.tuning.timers import TIMERS
 from tilescale.tuning.versions import machine, versions
 
@@ -82,4 +82,4 @@ class Run:
         """Build the next contender. Raises Out where no time is left for it."""
         steps.start(title, contender, what)
         if what == "build" and any(tilescale.init().all_gather(time.monotonic() > self._ends)):
-            raise Out("no time left")
+            raise ContenderFailed("no time left")

@@ -327,19 +327,19 @@ class JIT(JITImpl):
 
     `tracing()` is entered around everything that may trace and yields the key of the trace: templates and kernels are
     kept for each key, and for options. `finish(func, options)` makes the kernel of a traced function;
-    `no_outputs(out_idx)` the error of a function in eager style with positions of outputs. `beside` are options that
-    TileLang does not know.
+    `no_outputs(out_idx)` the error of a function in eager style with positions of outputs. `extra_options` are those
+    that TileLang does not know.
     """
 
     tracing: Callable[[], contextlib.AbstractContextManager[Hashable]]
     finish: Callable[[tirx.PrimFunc, dict[str, Any]], Any]
     no_outputs: Callable[[Any], Exception]
-    beside: Mapping[str, Any] = MappingProxyType({})
+    extra_options: Mapping[str, Any] = MappingProxyType({})
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
         with self.tracing() as purpose:
-            purpose = purpose, repr(self.pass_configs), tuple(self.beside.items())
+            purpose = purpose, repr(self.pass_configs), tuple(self.extra_options.items())
             caches = self.__dict__.setdefault("_caches", {}).setdefault(purpose, ({}, _CallFormCache(), {}))
             self._kernel_cache, self._call_form_cache, self.func.p1_cache = caches
             yield
@@ -370,7 +370,7 @@ class JIT(JITImpl):
             "verbose": self.verbose,
             "pass_configs": self.pass_configs,
             "compile_flags": self.compile_flags,
-            **self.beside,
+            **self.extra_options,
         }
         func = self.get_tir(*args, **kwargs)
         kernel = self.finish(func, options)

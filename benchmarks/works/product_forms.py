@@ -17,7 +17,7 @@ from trials import Case, checked, ours
 import tilescale.language as T
 from tilescale.ops import gemm_rs
 from tilescale.ops.persistent import turns_of
-from tilescale.ops.products import TILINGS, Product, at_once, beside_stores, multiply, rescale
+from tilescale.ops.products import TILINGS, GemmSpec, at_once, concurrent_stores, multiply, rescale
 from tilescale.tuning.race import Contender, Heat, Runner
 
 GROUP = 8
@@ -37,16 +37,16 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
 
 def forms(m: int, n: int, k: int, dtype: str) -> dict[str, Callable[[], Any]]:
     """Form -> the function that makes its program, with the arguments of `gemm_rs.program`."""
-    own = Product(n, k, dtype, TILINGS[0], transposed=True, biased=False)
+    own = GemmSpec(n, k, dtype, TILINGS[0], transposed=True, biased=False)
     return {
         "a block a tile": lambda: gemm_rs.program(1, own),
-        "in turns": lambda: gemm_rs.in_turns(1, beside_stores(own), at_once()),
-        "in turns, counted": lambda: counted(m, beside_stores(own), at_once()),
+        "in turns": lambda: gemm_rs.in_turns(1, concurrent_stores(own), at_once()),
+        "in turns, counted": lambda: counted(m, concurrent_stores(own), at_once()),
         "clusters": lambda: by_clusters(m, own),
     }
 
 
-def counted(m: int, of: Product, blocks: int) -> Any:
+def counted(m: int, of: GemmSpec, blocks: int) -> Any:
     """Persistent grid; each tile is signalled when it is stored, as for a sender."""
     tiles, kind = of.tiles, "float32" if of.scaled else of.dtype
     across, high = of.N // tiles.n, m // tiles.m
@@ -83,7 +83,7 @@ def counted(m: int, of: Product, blocks: int) -> Any:
     return product_counted
 
 
-def by_clusters(m: int, of: Product) -> Any:
+def by_clusters(m: int, of: GemmSpec) -> Any:
     """Clusters of two blocks with tiles below each other, which halve the loads of B; whole tiles only."""
     tiles, blocks, rows = of.tiles, 2, of.tiles.m
     high, kind = GROUP // blocks, "float32" if of.scaled else of.dtype

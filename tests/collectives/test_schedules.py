@@ -8,14 +8,14 @@ import math
 import numpy as np
 import pytest
 
-from tilescale.collectives import Schedule, names, schedule
+from tilescale.collectives import RoundSchedule, names, schedule
 from tilescale.errors import UnsupportedError, UsageError
 
 SHAPES = [(1,), (2,), (3,), (5,), (8,), (13,), (2, 2), (2, 3), (4, 8), (3, 1), (2, 3, 4)]
 OPERATIONS = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
-def begin(plan: Schedule) -> np.ndarray:
+def begin(plan: RoundSchedule) -> np.ndarray:
     """[unit, piece] -> initial value: random whole numbers for the unit's pieces, zero elsewhere."""
     rng = np.random.default_rng(plan.units)
     if plan.operation == "all_to_all":
@@ -31,7 +31,7 @@ def begin(plan: Schedule) -> np.ndarray:
     return held
 
 
-def play(plan: Schedule, held: np.ndarray) -> np.ndarray:
+def play(plan: RoundSchedule, held: np.ndarray) -> np.ndarray:
     """Data of every unit after the rounds; messages of a round are read before any arrives."""
     held = held.copy()
     for r in plan.rounds:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tilescale.collectives import TENSORS, TILES, Available, Wanted, select
+from tilescale.collectives import TENSORS, TILES, AvailableAlgorithms, CollectiveQuery, select
 from tilescale.collectives.select import everything, members, moved, numbering, seconds
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
@@ -15,16 +15,16 @@ H200 = Machine.load("h200-sxm-8")
 NVLINK = H200.network("device")
 
 
-def wanted(operation: str, units: int = 8, nbytes: int | None = MIB, form: str = TENSORS) -> Wanted:
-    return Wanted(operation, form, "device", tuple(range(units)), (), nbytes)
+def wanted(operation: str, units: int = 8, nbytes: int | None = MIB, form: str = TENSORS) -> CollectiveQuery:
+    return CollectiveQuery(operation, form, "device", tuple(range(units)), (), nbytes)
 
 
 def chosen(operation: str, *able: str, **how: object) -> str:
-    return select(H200, wanted(operation, **how), Available(able)).name
+    return select(H200, wanted(operation, **how), AvailableAlgorithms(able)).name
 
 
 def test_all_reduce_goes_in_one_step_while_latency_counts():
-    small = select(H200, wanted("allreduce", nbytes=64 * KIB), Available(("one_shot", "nccl")))
+    small = select(H200, wanted("allreduce", nbytes=64 * KIB), AvailableAlgorithms(("one_shot", "nccl")))
     assert small.name == "one_shot" and "nccl" in small.reason and "64 KiB" in small.reason
     assert chosen("allreduce", "one_shot", "nccl", nbytes=64 * MIB) == "nccl"
     assert chosen("allreduce", "one_shot", "nccl", nbytes=None) == "nccl"
@@ -35,23 +35,23 @@ def test_two_devices_never_send_more_in_one_step():
 
 
 def test_impl_is_honoured_or_an_error():
-    two = Available(("one_shot", "nccl"))
+    two = AvailableAlgorithms(("one_shot", "nccl"))
     assert str(select(H200, wanted("allreduce"), two, "nccl")) == "nccl (asked for)"
     with pytest.raises(UnsupportedError, match="impl='ring' of T.allreduce: available here: one_shot, nccl"):
         select(H200, wanted("allreduce"), two, "ring")
 
 
 def test_what_is_kept_for_requests_is_not_taken_without():
-    able = Available(("direct", "nccl"), frozenset({"direct"}))
+    able = AvailableAlgorithms(("direct", "nccl"), frozenset({"direct"}))
     assert select(H200, wanted("all_gather", nbytes=KIB), able).name == "nccl"
     assert select(H200, wanted("all_gather", nbytes=KIB), able, "direct").name == "direct"
 
 
 def test_without_a_choice_nothing_is_estimated():
-    assert select(H200, wanted("broadcast"), Available(("nccl",))).reason == "the only one"
+    assert select(H200, wanted("broadcast"), AvailableAlgorithms(("nccl",))).reason == "the only one"
     assert chosen("all_gather", "nccl", "copy_engine", units=1) == "nccl"
     nowhere = replace(H200, networks=())
-    assert select(nowhere, wanted("all_gather"), Available(("nccl", "direct"))).reason == "nothing to compare"
+    assert select(nowhere, wanted("all_gather"), AvailableAlgorithms(("nccl", "direct"))).reason == "nothing to compare"
 
 
 def test_every_copy_of_the_host_has_its_start_up():
@@ -77,7 +77,7 @@ def test_everything_is_what_the_machine_has_the_parts_of():
     assert "copy_engine" in everything(H200, wanted("all_gather")).names
     assert {"nccl", "copy_engine"}.isdisjoint(everything(H200, wanted("allreduce", form=TILES)).names)
     wafer = Machine.load("wafer-mesh")
-    cores = Wanted("allreduce", TILES, "core", tuple(range(1000)))
+    cores = CollectiveQuery("allreduce", TILES, "core", tuple(range(1000)))
     assert {"one_shot", "two_shot"} <= everything(wafer, cores).on_request
     assert "nccl" not in everything(wafer, replace(cores, form=TENSORS)).names
     assert "halving" not in everything(H200, wanted("reduce_scatter", units=6)).names

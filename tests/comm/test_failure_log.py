@@ -4,7 +4,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from tilescale.comm.failure_log import Failure, FailureLog, Status
+from tilescale.comm.failure_log import FailureLog, JobStatus, RankFailure
 
 
 class Records:
@@ -23,15 +23,15 @@ class Records:
 def test_ranks_that_leave_are_gone_or_fail_are_told_apart():
     records: Any = Records()
     one, other = FailureLog(records), FailureLog(records)
-    assert other.read() == Status()
+    assert other.read() == JobStatus()
     one.left(1)
-    assert other.read() == Status(left=frozenset({1}))
+    assert other.read() == JobStatus(left=frozenset({1}))
     one.gone(2)
     one.gone(0)
-    assert other.read() == Status(left=frozenset({1}), gone=frozenset({0, 2}))
+    assert other.read() == JobStatus(left=frozenset({1}), gone=frozenset({0, 2}))
     other.failed(3, "first")
     one.failed(0, "second")
-    assert one.read() == Status(frozenset({1}), frozenset({0, 2}), Failure(3, "first"))
+    assert one.read() == JobStatus(frozenset({1}), frozenset({0, 2}), RankFailure(3, "first"))
 
 
 def test_a_long_text_is_cut():

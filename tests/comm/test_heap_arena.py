@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tilescale.comm.heap.arena import ALIGNMENT, Arena, round_up
-from tilescale.comm.heap.ledger import Block, Ledger
+from tilescale.comm.heap.ledger import HeapBlock, Ledger
 
 UNIT = ALIGNMENT
 
@@ -100,7 +100,7 @@ class SeveralRanks(RuleBasedStateMachine):
     @initialize(ranks=st.integers(1, 4))
     def start(self, ranks: int) -> None:
         self.ledgers = [Ledger(ranks) for _ in range(ranks)]
-        self.held: list[dict[int, Block]] = [{} for _ in range(ranks)]
+        self.held: list[dict[int, HeapBlock]] = [{} for _ in range(ranks)]
         self.told: list[list[int]] = [[] for _ in range(ranks)]
         self.size = 0
 

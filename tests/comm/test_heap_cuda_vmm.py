@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from tilescale.comm import Team
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap import cuda_vmm
-from tilescale.comm.heap.group import Group
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.heap.host import _HostPages
-from tilescale.comm.heap.provider import Extent, Refused
+from tilescale.comm.heap.provider import Extent, HeapCannotGrow
 from tilescale.errors import DependencyError, DeviceError, TileScaleError, UnsupportedError
 
 MIB = 1 << 20
-CALL = Call.here("empty")
+CALL = CollectiveCall.here("empty")
 
 
 class Status(IntEnum):
@@ -134,7 +134,7 @@ def test_pages_are_shared_and_all_is_given_back(run_ranks, driver: Driver, hosts
     lock = threading.Lock()
 
     def work(team: Team) -> list[Extent]:
-        heap = cuda_vmm.CudaVmm.open(Group(team), device(team.rank), hosts, 600 * MIB, CALL)
+        heap = cuda_vmm.CudaVmm.open(HeapGroup(team), device(team.rank), hosts, 600 * MIB, CALL)
         extents = [heap.grow(5 * MIB, 0, CALL), heap.grow(300 * MIB, 251 * MIB, CALL)]
         view = heap.addresses
         for offset in (0, 255 * MIB, 257 * MIB):
@@ -158,10 +158,10 @@ def test_pages_are_shared_and_all_is_given_back(run_ranks, driver: Driver, hosts
 
 def test_a_rank_without_memory_leaves_all_as_they_were(run_ranks, driver: Driver) -> None:
     def work(team: Team) -> tuple[str, Extent]:
-        heap = cuda_vmm.CudaVmm.open(Group(team), device(team.rank), 1, 600 * MIB, CALL)
+        heap = cuda_vmm.CudaVmm.open(HeapGroup(team), device(team.rank), 1, 600 * MIB, CALL)
         team.barrier()
         driver.memory = 100 * MIB
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(HeapCannotGrow) as caught:
             heap.grow(300 * MIB, 0, CALL)
         team.barrier()
         smaller = heap.grow(30 * MIB, 0, CALL)  # the preferred chunk does not fit, what is needed does
@@ -176,9 +176,9 @@ def test_a_rank_without_memory_leaves_all_as_they_were(run_ranks, driver: Driver
 
 def test_a_gpu_that_cannot_reach_its_peer(run_ranks, driver: Driver) -> None:
     def work(team: Team) -> str:
-        heap = cuda_vmm.CudaVmm.open(Group(team), device(team.rank), 1, 64 * MIB, CALL)
+        heap = cuda_vmm.CudaVmm.open(HeapGroup(team), device(team.rank), 1, 64 * MIB, CALL)
         driver.broken["cuMemSetAccess"] = Status.CUDA_ERROR_NOT_SUPPORTED
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(HeapCannotGrow) as caught:
             heap.grow(MIB, 0, CALL)
         heap.close()
         return str(caught.value)
@@ -189,16 +189,16 @@ def test_a_gpu_that_cannot_reach_its_peer(run_ranks, driver: Driver) -> None:
 
 
 def test_capacity_is_a_limit(driver: Driver) -> None:
-    heap = cuda_vmm.CudaVmm.open(Group(Team(ranks=(0,), rank=0)), device(0), 1, 64 * MIB, CALL)
+    heap = cuda_vmm.CudaVmm.open(HeapGroup(Team(ranks=(0,), rank=0)), device(0), 1, 64 * MIB, CALL)
     assert heap.grow(MIB, 0, CALL) == Extent(0, 64 * MIB)
-    with pytest.raises(Refused, match="0 B of its capacity of 64 MiB") as caught:
+    with pytest.raises(HeapCannotGrow, match="0 B of its capacity of 64 MiB") as caught:
         heap.grow(3 * MIB, MIB, CALL)
     assert "TILESCALE_HEAP_BYTES=66MiB" in caught.value.hint
     heap.close()
 
 
 def test_a_device_that_never_gets_idle_is_left_alone(driver: Driver, monkeypatch) -> None:
-    heap = cuda_vmm.CudaVmm.open(Group(Team(ranks=(0,), rank=0)), device(0), 1, 64 * MIB, CALL)
+    heap = cuda_vmm.CudaVmm.open(HeapGroup(Team(ranks=(0,), rank=0)), device(0), 1, 64 * MIB, CALL)
     heap.grow(MIB, 0, CALL)
     monkeypatch.setattr(type(heap._pages), "is_idle_within", lambda _self, seconds: False)
     heap.close()

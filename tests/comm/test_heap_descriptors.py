@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap import descriptors
 from tilescale.comm.heap.descriptors import Mailbox, exchange, send
-from tilescale.comm.heap.group import Group
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.trust import same_user
 from tilescale.errors import LaunchError, RankFailedError
 
@@ -147,7 +147,7 @@ def test_a_peer_that_is_gone(mailbox: Mailbox) -> None:
 
 def test_the_wait_is_bounded_and_names_the_missing_rank(run_ranks) -> None:
     def work(team):
-        group, call = Group(team), Call.here("empty")
+        group, call = HeapGroup(team), CollectiveCall.here("empty")
         with closing(Mailbox()) as box:
             names = group.all_gather(call, box.name)
             if team.rank == 1:
@@ -161,7 +161,7 @@ def test_the_wait_is_bounded_and_names_the_missing_rank(run_ranks) -> None:
 
 def test_a_failure_elsewhere_explains_a_closed_mailbox(run_ranks) -> None:
     def work(team):
-        group, call, box = Group(team), Call.here("empty"), Mailbox()
+        group, call, box = HeapGroup(team), CollectiveCall.here("empty"), Mailbox()
         names = group.all_gather(call, box.name)
         box.close()
         team.barrier()

@@ -12,21 +12,21 @@ import pytest
 import torch
 
 from tilescale.comm import SymmetricHeap, Team
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap import nvshmem, provider
-from tilescale.comm.heap.group import Group
-from tilescale.comm.heap.host import Host
+from tilescale.comm.heap.group import HeapGroup
+from tilescale.comm.heap.host import HostProvider
 from tilescale.comm.heap.nvshmem import Nvshmem
-from tilescale.comm.heap.provider import Entry, Extent, Refused, register
+from tilescale.comm.heap.provider import Extent, HeapCannotGrow, ProviderEntry, register
 from tilescale.errors import DependencyError, RankMismatchError, UnsupportedError, UsageError
 from tilescale.settings import Settings
 
 ALONE = Team(ranks=(0,), rank=0)
-CALL = Call.here("empty")
+CALL = CollectiveCall.here("empty")
 MIB = 1 << 20
 
 
-class Fussy(Host):
+class Fussy(HostProvider):
     """A provider that one rank objects to."""
 
     @classmethod
@@ -39,7 +39,7 @@ class Fussy(Host):
     refuses: list[Any] = []
 
 
-class Broken(Host):
+class Broken(HostProvider):
     """A provider that fails when it is asked."""
 
     @classmethod
@@ -55,15 +55,15 @@ def providers(monkeypatch) -> None:
 
 
 def test_the_first_that_no_rank_objects_to(run_ranks, providers) -> None:
-    register(Entry("fussy", "cpu", "fussy_providers:Fussy"))
-    register(Entry("host", "cpu", "tilescale.comm.heap.host:Host"))
+    register(ProviderEntry("fussy", "cpu", "fussy_providers:Fussy"))
+    register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:Host"))
     Fussy.refuses = [UnsupportedError("not here", hint="go elsewhere")]  # the one rank that asks first
     assert run_ranks(2, lambda team: SymmetricHeap(team, "cpu").provider) == ["host", "host"]
     assert run_ranks(2, lambda team: SymmetricHeap(team, "cpu").provider) == ["fussy", "fussy"]
 
 
 def test_an_objection_to_the_wanted_one_is_raised_everywhere(run_ranks, providers) -> None:
-    register(Entry("fussy", "cpu", "fussy_providers:Fussy"))
+    register(ProviderEntry("fussy", "cpu", "fussy_providers:Fussy"))
     Fussy.refuses = [DependencyError("no package", hint="pip install it")]
     for outcome in run_ranks(2, lambda team: SymmetricHeap(team, "cpu", provider="fussy")):
         assert isinstance(outcome, DependencyError) and "pip install it" in str(outcome)
@@ -71,22 +71,22 @@ def test_an_objection_to_the_wanted_one_is_raised_everywhere(run_ranks, provider
 
 
 def test_none_works(providers) -> None:
-    register(Entry("broken", "cpu", "fussy_providers:Broken"))
-    register(Entry("absent", "cpu", "tilescale.comm.no_such_module:Nothing"))
+    register(ProviderEntry("broken", "cpu", "fussy_providers:Broken"))
+    register(ProviderEntry("absent", "cpu", "tilescale.comm.no_such_module:Nothing"))
     with pytest.raises(UnsupportedError) as caught:
         SymmetricHeap(ALONE, "cpu")
     assert "broken: RuntimeError: no such library (rank 0)" in str(caught.value) and "absent: " in str(caught.value)
 
 
 def test_names_are_taken_once(providers) -> None:
-    register(Entry("host", "cpu", "tilescale.comm.heap.host:Host"))
+    register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:Host"))
     with pytest.raises(UsageError, match="'host' exists"):
-        register(Entry("host", "cpu", "tilescale.comm.heap.host:Host"))
+        register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:Host"))
 
 
 def test_ranks_that_want_different_ones(run_ranks, providers) -> None:
-    register(Entry("a", "cpu", "tilescale.comm.heap.host:Host"))
-    register(Entry("b", "cpu", "tilescale.comm.heap.host:Host"))
+    register(ProviderEntry("a", "cpu", "tilescale.comm.heap.host:Host"))
+    register(ProviderEntry("b", "cpu", "tilescale.comm.heap.host:Host"))
     for outcome in run_ranks(2, lambda team: SymmetricHeap(team, "cpu", provider="ab"[team.rank])):
         assert isinstance(outcome, RankMismatchError) and "['a']" in str(outcome) and "['b']" in str(outcome)
 
@@ -101,8 +101,8 @@ def test_settings() -> None:
 
 
 def test_ranks_on_several_hosts_share_no_host_memory() -> None:
-    assert Host.objection(torch.device("cpu"), 1) is None
-    assert isinstance(Host.objection(torch.device("cpu"), 2), UnsupportedError)
+    assert HostProvider.objection(torch.device("cpu"), 1) is None
+    assert isinstance(HostProvider.objection(torch.device("cpu"), 2), UnsupportedError)
 
 
 @pytest.mark.skipif(sys.modules.get("nvshmem") is not None, reason="NVSHMEM is installed here")
@@ -173,13 +173,13 @@ def library(monkeypatch) -> Library:
 
 def test_nvshmem_from_start_to_end(library: Library) -> None:
     assert Nvshmem.objection(torch.device("cuda", 0), 1) is None
-    heap = Nvshmem.open(Group(ALONE), torch.device("cuda", 0), 1, 1024 * MIB, CALL)
+    heap = Nvshmem.open(HeapGroup(ALONE), torch.device("cuda", 0), 1, 1024 * MIB, CALL)
     settings = [("NVSHMEM_DISABLE_NVLS", "1"), ("NVSHMEM_DISABLE_NCCL", "1")]
     assert library.log[:4] == [*settings, ("on", 0), ("init", "id", 0, 1, "uid")]
     assert heap.extents == [Extent(0, 512 * MIB)] and heap.addresses.base % 512 == 0
     piece = heap.grow(3 * MIB, 2 * MIB, CALL)
     assert piece.nbytes == 512 * MIB and piece.offset >= 512 * MIB and piece.offset % 512 == 0
-    with pytest.raises(Refused, match="0 B of its capacity of 1 GiB"):
+    with pytest.raises(HeapCannotGrow, match="0 B of its capacity of 1 GiB"):
         heap.grow(MIB, 0, CALL)
     heap.close()
     frees = [entry[1] for entry in library.log if entry[0] == "free"]
@@ -187,10 +187,10 @@ def test_nvshmem_from_start_to_end(library: Library) -> None:
 
 
 def test_nvshmem_without_memory(library: Library) -> None:
-    heap = Nvshmem.open(Group(ALONE), torch.device("cuda", 0), 1, 4096 * MIB, CALL)
+    heap = Nvshmem.open(HeapGroup(ALONE), torch.device("cuda", 0), 1, 4096 * MIB, CALL)
     library.room = 100 * MIB
     assert heap.grow(3 * MIB, 0, CALL).nbytes == 4 * MIB, "what is needed, where the usual chunk does not fit"
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(HeapCannotGrow) as caught:
         heap.grow(300 * MIB, 0, CALL)
     assert "NVSHMEM_MAX_MEMORY_PER_GPU" in caught.value.hint
     heap.close()
@@ -198,16 +198,16 @@ def test_nvshmem_without_memory(library: Library) -> None:
 
 def test_nvshmem_that_the_user_started_stays(library: Library) -> None:
     library.status, library.n_pes = 2, lambda: 1
-    heap = Nvshmem.open(Group(ALONE), torch.device("cuda", 0), 1, 64 * MIB, CALL)
+    heap = Nvshmem.open(HeapGroup(ALONE), torch.device("cuda", 0), 1, 64 * MIB, CALL)
     heap.close()
     assert "finalize" not in library.log and not any(entry[0] == "init" for entry in library.log)
     library.n_pes = lambda: 8
     with pytest.raises(UnsupportedError, match="rank 0 of 8"):
-        Nvshmem.open(Group(ALONE), torch.device("cuda", 0), 1, 64 * MIB, CALL)
+        Nvshmem.open(HeapGroup(ALONE), torch.device("cuda", 0), 1, 64 * MIB, CALL)
 
 
 def test_nvshmem_chunk_in_another_place(library: Library) -> None:
-    heap = Nvshmem.open(Group(ALONE), torch.device("cuda", 0), 1, 1024 * MIB, CALL)
+    heap = Nvshmem.open(HeapGroup(ALONE), torch.device("cuda", 0), 1, 1024 * MIB, CALL)
     library.next = 0x1000
     with pytest.raises(UnsupportedError, match="outside of the range"):
         heap.grow(MIB, 0, CALL)

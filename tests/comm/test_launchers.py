@@ -18,7 +18,7 @@ from tilescale.comm.launchers import join, torchrun
 from tilescale.comm.launchers.base import Joined
 from tilescale.comm.launchers.mpi import Mpi
 from tilescale.comm.launchers.torchrun import STORE_PORT, Torchrun
-from tilescale.comm.ports import Reserved
+from tilescale.comm.ports import ReservedPorts
 from tilescale.comm.trust.key import KEY, NO_KEY
 from tilescale.comm.world import World
 from tilescale.errors import DependencyError, LaunchError
@@ -126,7 +126,7 @@ def listening(port: int) -> set[str]:
 
 
 def test_the_store_listens_at_one_address_alone() -> None:
-    reserved = Reserved(("127.0.0.1", 0))
+    reserved = ReservedPorts(("127.0.0.1", 0))
     port = reserved.ports.store
     assert listening(port) == {"0100007F"}
     assert not listening(reserved.ports.master), "torch.distributed may still listen there"
@@ -139,7 +139,7 @@ def test_the_store_listens_at_one_address_alone() -> None:
 
 def test_nobody_takes_the_port_of_the_store_before_rank_0_listens() -> None:
     """Another user may bind all ports, with the options for sharing them."""
-    reserved = Reserved(("127.0.0.1", 0))
+    reserved = ReservedPorts(("127.0.0.1", 0))
     for host in ("127.0.0.1", "0.0.0.0"):
         with socket.socket() as thief:
             thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tilescale.comm.local_job import LocalJob
-from tilescale.comm.nodes import PORT, Ended, Failure, Others, Rendezvous, join, rendezvous_of
-from tilescale.comm.nodes.channel import Line
-from tilescale.comm.rank_process import Place
+from tilescale.comm.nodes import PORT, JobEnded, LauncherRendezvous, NodeFailure, OtherNodes, join, rendezvous_of
+from tilescale.comm.nodes.channel import NodeChannel
+from tilescale.comm.rank_process import NodePlacement
 from tilescale.comm.trust.handshake import Hello
 from tilescale.comm.trust.key import KEY, NO_KEY, JobKey
 from tilescale.errors import ForgedMessageError, LaunchError, UsageError
@@ -27,9 +27,9 @@ TEXT = "ab" * 32
 GUARD_S = 280.0
 
 
-def rendezvous(nodes: int = 2) -> Rendezvous:
+def rendezvous(nodes: int = 2) -> LauncherRendezvous:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        return Rendezvous("127.0.0.1", server.getsockname()[1], 0, nodes, JobKey.from_text(TEXT))
+        return LauncherRendezvous("127.0.0.1", server.getsockname()[1], 0, nodes, JobKey.from_text(TEXT))
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
@@ -50,7 +50,7 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     return found
 
 
-def met(*ranks: int, where: Rendezvous | None = None) -> list[Others]:
+def met(*ranks: int, where: LauncherRendezvous | None = None) -> list[OtherNodes]:
     where = where or rendezvous(len(ranks))
     nodes = [replace(where, node=node) for node in range(len(ranks))]
     return at_once(*(lambda node=node, n=n: join(node, n, GUARD_S) for node, n in zip(nodes, ranks, strict=True)))
@@ -63,17 +63,17 @@ def test_ranks_are_given_out_in_the_order_of_nodes() -> None:
     assert nodes[1].reserved is None
     for node in nodes:
         node.ended()
-    assert [node.news.get(timeout=GUARD_S) for node in nodes] == [Ended()] * 3
+    assert [node.news.get(timeout=GUARD_S) for node in nodes] == [JobEnded()] * 3
 
 
 @pytest.mark.parametrize("origin", [0, 1])
 def test_the_first_failure_is_heard_everywhere_else(origin: int) -> None:
     nodes = met(1, 1, 1)
     nodes[2].ended()
-    nodes[origin].failed(Failure(7, "rank fails"))
+    nodes[origin].failed(NodeFailure(7, "rank fails"))
     others = [node for number, node in enumerate(nodes) if number != origin]
-    assert [node.news.get(timeout=GUARD_S) for node in others] == [Failure(7, "rank fails")] * 2
-    others[0].failed(Failure(8, "follows from it"))
+    assert [node.news.get(timeout=GUARD_S) for node in others] == [NodeFailure(7, "rank fails")] * 2
+    others[0].failed(NodeFailure(8, "follows from it"))
     assert nodes[origin].news.empty() and others[1].news.empty()
 
 
@@ -91,7 +91,7 @@ def test_the_same_place_serves_again() -> None:
     for _ in range(2):
         nodes = met(1, 1, where=where)
         assert [node.size for node in nodes] == [2, 2]
-        nodes[1].failed(Failure(1, "fails"))
+        nodes[1].failed(NodeFailure(1, "fails"))
         assert nodes[0].news.get(timeout=GUARD_S).code == 1
         nodes[1].close()
         after = waiting(lambda: join(replace(where, node=1), 1, GUARD_S))  # before node 0 has left
@@ -146,7 +146,7 @@ def test_nodes_that_do_not_come_are_named() -> None:
         join(rendezvous(3), 1, 0.01)
 
 
-def knocked(where: Rendezvous, words: bytes) -> socket.socket:
+def knocked(where: LauncherRendezvous, words: bytes) -> socket.socket:
     """A stranger's connection, made as soon as node 0 listens."""
     while True:
         try:
@@ -194,7 +194,7 @@ def test_messages_are_signed_numbered_and_short() -> None:
     key = JobKey.from_text(TEXT)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sent, received = Line(ours, key, 0, 1), Line(theirs, key, 1, 0)
+        sent, received = NodeChannel(ours, key, 0, 1), NodeChannel(theirs, key, 1, 0)
         sent.send(text="one")
         assert received.receive() == {"text": "one"}
         sent.send(text="two")
@@ -249,7 +249,7 @@ def run_nodes(script: str, *ranks: int) -> tuple[list[LocalJob], list[str]]:
     jobs = [
         LocalJob(
             ["sh", "-c", script],
-            Place(n, near.first, near.size, node, "127.0.0.1", near.ports, near.reserved),
+            NodePlacement(n, near.first, near.size, node, "127.0.0.1", near.ports, near.reserved),
             {},
             lambda rank, line, _: lines.append(f"[{rank}] {line}"),
             near,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tilescale.comm import Team, World, session
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.refusal import refuse, tells
 from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
@@ -88,9 +88,11 @@ def test_a_rank_that_has_done_its_part_may_go_on(run_ranks, monkeypatch, stays: 
 
     def work(team: Team):
         one = team._session
-        monkeypatch.setattr(one, "_last_call", lambda rank: ((0, 1, 2), 7, Call.here("barrier")) if rank == 1 else None)
+        monkeypatch.setattr(
+            one, "_last_call", lambda rank: ((0, 1, 2), 7, CollectiveCall.here("barrier")) if rank == 1 else None
+        )
         missing = (lambda: [1, 2]) if stays else (lambda: next(looks, [2]))
-        return one.wait(lambda: next(answers), missing, Call.here("gather", 0), (0, 1, 2))
+        return one.wait(lambda: next(answers), missing, CollectiveCall.here("gather", 0), (0, 1, 2))
 
     (outcome,) = run_ranks(1, work)
     assert isinstance(outcome, RankMismatchError) if stays else outcome == "all"
@@ -324,7 +326,7 @@ def test_a_rank_that_left_a_call_undone_is_a_call_ahead(run_ranks) -> None:
 
     def work(team: Team):
         if team.rank == 0:
-            team._session.rendezvous(team.ranks, Call.here("broadcast", 0))
+            team._session.rendezvous(team.ranks, CollectiveCall.here("broadcast", 0))
         team.broadcast(0, root=0)
 
     (_, behind) = run_ranks(2, work, timeout_s=3.0)

@@ -3,7 +3,15 @@
 
 from pathlib import Path
 
-from tilescale.cost.measured import Collective, Contention, Flag, Launch, Measured, Product, Wire
+from tilescale.cost.measured import (
+    Measured,
+    MeasuredCollective,
+    MeasuredContention,
+    MeasuredFlag,
+    MeasuredGemm,
+    MeasuredLaunch,
+    MeasuredTransfer,
+)
 
 CALIBRATION = Measured(
     machine="h200-sxm-8",
@@ -14,16 +22,16 @@ CALIBRATION = Measured(
     source="imagined",
     wires=(
         *(
-            Wire(mechanism="copy_engine", operation="put", nbytes=n, gb_s=n / (20e-6 + n / 200e9) / 1e9)
+            MeasuredTransfer(mechanism="copy_engine", operation="put", nbytes=n, gb_s=n / (20e-6 + n / 200e9) / 1e9)
             for n in (1 << 16, 1 << 20, 1 << 28)
         ),
-        Wire(mechanism="lsu", operation="put", gb_s=20.0, programs=1, spread=(19.0, 21.0)),
+        MeasuredTransfer(mechanism="lsu", operation="put", gb_s=20.0, programs=1, spread=(19.0, 21.0)),
     ),
-    flags=(Flag(nbytes=0, us=2.5),),
-    launches=(Launch(mode="graph", us=1.5),),
-    products=(Product(shape=(4096, 4096, 4096), dtype="bfloat16", by="cublas", us=250.0),),
-    collectives=(Collective(operation="allreduce", algorithm="nccl", units=2, nbytes=4096, us=10.0),),
-    contention=(Contention(mechanism="copy_engine", shape=(4096, 4096, 4096), dtype="bfloat16", ratio=1.04),),
+    flags=(MeasuredFlag(nbytes=0, us=2.5),),
+    launches=(MeasuredLaunch(mode="graph", us=1.5),),
+    products=(MeasuredGemm(shape=(4096, 4096, 4096), dtype="bfloat16", by="cublas", us=250.0),),
+    collectives=(MeasuredCollective(operation="allreduce", algorithm="nccl", units=2, nbytes=4096, us=10.0),),
+    contention=(MeasuredContention(mechanism="copy_engine", shape=(4096, 4096, 4096), dtype="bfloat16", ratio=1.04),),
 )
 
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilescale.cost.choose import Transfer, mechanism, transfer_time
+from tilescale.cost.choose import TileTransfer, mechanism, transfer_time
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine, Network
 
 KIB, MIB = 1 << 10, 1 << 20
-TILE = Transfer("put", "shared", 32 * KIB, 128)
-WHOLE = Transfer("put", "global", MIB, 256, whole=True, starters=("program", "host"))
+TILE = TileTransfer("put", "shared", 32 * KIB, 128)
+WHOLE = TileTransfer("put", "global", MIB, 256, whole=True, starters=("program", "host"))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_on_a_full_device_start_up_matters_little_and_the_first_described_is_tak
         (replace(TILE, programs=132, row_bytes=24), "tma: moves rows of multiples of 16 bytes, these are of 24"),
     ],
 )
-def test_bulk_copies_need_shared_memory_and_aligned_rows(nvlink: Network, wanted: Transfer, reason: str):
+def test_bulk_copies_need_shared_memory_and_aligned_rows(nvlink: Network, wanted: TileTransfer, reason: str):
     choice = mechanism(nvlink, wanted)
     assert choice.name == "lsu" and reason in choice.reason
     with pytest.raises(UnsupportedError, match="impl='tma': moves"):
@@ -78,7 +78,7 @@ def test_nothing_may_be_able(nvlink: Network):
 @given(nbytes=st.integers(1, 1 << 32), programs=st.integers(1, 200), row=st.sampled_from([1, 8, 16, 64]))
 def test_the_choice_is_within_the_tie_of_the_best(nbytes: int, programs: int, row: int):
     network = Machine.load("h200-sxm-8").network("device")
-    wanted = Transfer("put", "shared", nbytes, row, programs)
+    wanted = TileTransfer("put", "shared", nbytes, row, programs)
     times = {m.name: transfer_time(network, m, wanted) for m in network.mechanisms if m.started_by == "program"}
     if row % 16:
         del times["tma"]

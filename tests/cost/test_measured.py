@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cost.support import CALIBRATION, keep
-from tilescale.collectives import TENSORS, Available, Wanted, select
+from tilescale.collectives import TENSORS, AvailableAlgorithms, CollectiveQuery, select
 from tilescale.cost.calibrated import calibrated, fit, in_force, measured, origin
-from tilescale.cost.measured import DATA, Collective, Measured, Wire
+from tilescale.cost.measured import DATA, Measured, MeasuredCollective, MeasuredTransfer
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
 
@@ -109,13 +109,13 @@ def test_a_link_to_a_device_is_not_read(tmp_path: Path):
 def test_a_fit_finds_what_the_wires_follow(startup: float, rate: float):
     sizes = [1 << n for n in range(10, 31, 2)]
     points = [(n, n / (startup + n / rate)) for n in sizes]
-    wires = [Wire(mechanism="dma", operation="put", nbytes=n, gb_s=each / 1e9) for n, each in points]
+    wires = [MeasuredTransfer(mechanism="dma", operation="put", nbytes=n, gb_s=each / 1e9) for n, each in points]
     assert fit(wires) == (pytest.approx(startup, rel=1e-3), pytest.approx(rate, rel=1e-3))
 
 
 def test_one_size_says_nothing_of_the_start_up():
-    assert fit([Wire(mechanism="dma", operation="put", nbytes=MIB, gb_s=100)] * 3) == (None, 100e9)
-    assert fit([Wire(mechanism="dma", operation="put", gb_s=100)]) == (None, 100e9)
+    assert fit([MeasuredTransfer(mechanism="dma", operation="put", nbytes=MIB, gb_s=100)] * 3) == (None, 100e9)
+    assert fit([MeasuredTransfer(mechanism="dma", operation="put", gb_s=100)]) == (None, 100e9)
 
 
 def test_the_built_in_description_has_the_shipped_numbers():
@@ -161,7 +161,7 @@ def test_the_newest_calibration_is_in_force(environment, tmp_path: Path):
 def test_what_was_not_measured_anew_is_what_is_shipped(environment, tmp_path: Path):
     environment(TILESCALE_CACHE_DIR=str(tmp_path))
     shipped = measured(H200)
-    mine = Collective(operation="allreduce", algorithm="one_shot", units=2, nbytes=KIB, us=7.0)
+    mine = MeasuredCollective(operation="allreduce", algorithm="one_shot", units=2, nbytes=KIB, us=7.0)
     keep(tmp_path, replace(CALIBRATION, wires=(), flags=(), products=(), contention=(), collectives=(mine,)))
     environment(TILESCALE_CACHE_DIR=str(tmp_path))
     found = measured(H200)
@@ -187,8 +187,10 @@ def test_an_empty_calibration_hides_nothing(environment, tmp_path: Path):
 # -- choices -----------------------------------------------------------------------------------------------------------
 
 
-def curve(algorithm: str, *points: tuple[int, float]) -> list[Collective]:
-    return [Collective(operation="allreduce", algorithm=algorithm, units=2, nbytes=n, us=us) for n, us in points]
+def curve(algorithm: str, *points: tuple[int, float]) -> list[MeasuredCollective]:
+    return [
+        MeasuredCollective(operation="allreduce", algorithm=algorithm, units=2, nbytes=n, us=us) for n, us in points
+    ]
 
 
 def test_between_two_sizes_times_are_a_start_and_a_rate():
@@ -208,8 +210,8 @@ def test_types_are_curves_of_their_own():
 
 
 def test_the_choice_follows_what_was_measured(environment, tmp_path: Path):
-    able = Available(("one_shot", "two_shot"))
-    wanted = Wanted("allreduce", TENSORS, "device", (0, 1), (), 8 * KIB)
+    able = AvailableAlgorithms(("one_shot", "two_shot"))
+    wanted = CollectiveQuery("allreduce", TENSORS, "device", (0, 1), (), 8 * KIB)
     environment(TILESCALE_CACHE_DIR=str(tmp_path))
     assert select(H200, wanted, able).name == "one_shot"
     both = curve("one_shot", (KIB, 9.0), (MIB, 90.0)) + curve("two_shot", (KIB, 4.0), (MIB, 200.0))
@@ -221,4 +223,4 @@ def test_the_choice_follows_what_was_measured(environment, tmp_path: Path):
     # Without a measurement of one of them, and for other numbers of units, all are estimated.
     for other in (replace(wanted, nbytes=2 * MIB), replace(wanted, units=(0, 1, 2)), replace(wanted, nbytes=None)):
         assert select(H200, other, able).reason.startswith("estimated")
-    assert "measured" not in select(H200, wanted, Available(("one_shot", "two_shot", "nccl"))).reason
+    assert "measured" not in select(H200, wanted, AvailableAlgorithms(("one_shot", "two_shot", "nccl"))).reason

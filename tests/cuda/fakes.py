@@ -121,7 +121,7 @@ class Device:
         patch.setattr(execute, "init", lambda: world)
         patch.setattr(execute, "heap_for", lambda team: self.heap)
         patch.setattr(execute, "agree", lambda group, facts, code: None)
-        patch.setattr(execute, "Group", lambda world: None)
+        patch.setattr(execute, "HeapGroup", lambda world: None)
         patch.setattr(execute.DeviceProgram, "guard", self.guard)
         patch.setattr(execute.DeviceProgram, "on_all", lambda own, check: None)
         patch.setattr(execute.DeviceProgram, "_compile_ahead", lambda own: None)

@@ -12,7 +12,7 @@ from tilescale.backends.cuda.lowering.implemented import ON_TILES, Implementatio
 from tilescale.backends.cuda.running.barrier_kernel import purpose, site_of
 from tilescale.backends.cuda.running.memory import ProgramMemory
 from tilescale.backends.cuda.running.steps import ProgramCall
-from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES, Wanted
+from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES, CollectiveQuery
 from tilescale.hda.current import current_machine
 from tilescale.passes.pipeline import analyse
 from tilescale.program import extents
@@ -85,7 +85,7 @@ def test_a_purpose_is_an_int32_that_names_its_place(site: int, call: int):
 @pytest.mark.parametrize("form", [TILES, PROGRAMS, THREAD_GROUPS])
 @pytest.mark.parametrize("operation", ["allreduce", "all_gather"])
 def test_collectives_on_tiles_are_made_as_the_table_of_their_kind_says(form: str, operation: str):
-    wanted, made = Wanted(operation, form, "device", (0, 1)), SimpleNamespace(name=operation, level="device")
+    wanted, made = CollectiveQuery(operation, form, "device", (0, 1)), SimpleNamespace(name=operation, level="device")
     target = SimpleNamespace(sizes=(("device", 2),), mesh=Mesh((("device", 2),)), devices=2, group_size=2)
     assert available(made, wanted, target).names == (ON_TILES[form][operation],)
 
@@ -107,9 +107,9 @@ def test_algorithms_on_tensors_are_those_that_are_able_in_the_order_of_the_table
     }
     monkeypatch.setattr("tilescale.backends.cuda.lowering.implemented.ON_TENSORS", table)
     made = SimpleNamespace(name="allreduce", norm=None)
-    plain = available(made, Wanted("allreduce", TENSORS, "device", (0, 1)), None)
+    plain = available(made, CollectiveQuery("allreduce", TENSORS, "device", (0, 1)), None)
     assert plain.names == ("one_shot", "ring", "nccl") and plain.on_request == {"ring"}
     # Operations without a function gather, and apply the function afterwards.
-    assert available(made, Wanted("allreduce", TENSORS, "device", (0, 1), function=True), None).names == (
+    assert available(made, CollectiveQuery("allreduce", TENSORS, "device", (0, 1), function=True), None).names == (
         "nccl", "one_shot", "ring",
     )  # fmt: skip

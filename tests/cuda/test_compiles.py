@@ -17,7 +17,7 @@ from tilescale.errors import UnknownLevelError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
 from tilescale.ops import expert_programs, grouped_gemm, moe_tables, row_exchange
-from tilescale.ops.key_cache import Cache
+from tilescale.ops.key_cache import CacheLayout
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
@@ -61,7 +61,7 @@ def clusters() -> list[Any]:
     ]
 
 
-def decode(heads: int, of_keys: int, dim: int, value_dim: int, dtype: str, is_latent: bool, of: Cache) -> Any:
+def decode(heads: int, of_keys: int, dim: int, value_dim: int, dtype: str, is_latent: bool, of: CacheLayout) -> Any:
     """Attention of one token to keys in pages, by two ranks."""
     make = import_module("tilescale.ops.decode").program
     return make(2, heads, of_keys, dim, value_dim, 4, 8, dtype, is_latent, False, 0.1, of, of)
@@ -77,8 +77,8 @@ def operators() -> list[Any]:
         row_exchange.scatter_program(2, 3584, 8),
         row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),
         grouped_gemm.scaled_program(512, 512, 528, "float8_e4m3fn"),
-        decode(16, 4, 128, 128, "bfloat16", False, Cache("bfloat16", 16)),
-        decode(128, 1, 576, 512, "float16", True, Cache("float8_e4m3fn", 64)),
+        decode(16, 4, 128, 128, "bfloat16", False, CacheLayout("bfloat16", 16)),
+        decode(128, 1, 576, 512, "float16", True, CacheLayout("float8_e4m3fn", 64)),
     ]
 
 

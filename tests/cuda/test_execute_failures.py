@@ -21,7 +21,7 @@ from tilescale.backends.cuda.running.stream_order import IdleWait, noted_failure
 from tilescale.backends.cuda.running.timeouts import HEAD, ROW, WaitFailure, WaitReport, decode
 from tilescale.backends.cuda.running.wait_guard import WaitGuard
 from tilescale.comm.agreement import Facts, agree
-from tilescale.comm.failure_log import Failure
+from tilescale.comm.failure_log import RankFailure
 from tilescale.errors import (
     CollectiveNotReachedError,
     Location,
@@ -310,7 +310,7 @@ class Device:
         if how == self.needs:
             self.done.set()
 
-    def idle(self, failure: Failure | None = None, stopped: bool = False, grace_s: float = 0.2) -> bool:
+    def idle(self, failure: RankFailure | None = None, stopped: bool = False, grace_s: float = 0.2) -> bool:
         return wait_idle(
             IdleWait(self.wait),
             failure=lambda: noted_failure(lambda: failure),
@@ -329,7 +329,7 @@ def test_an_idle_device_ends_the_wait():
 def test_a_death_ends_the_wait_at_once():
     device, begin = Device(), time.monotonic()
     with pytest.raises(RankFailedError, match="rank 3 disappeared"):
-        device.idle(Failure(3, "rank 3 disappeared"))
+        device.idle(RankFailure(3, "rank 3 disappeared"))
     assert time.monotonic() - begin < 2 and device.calls == ["stop", "abort"]
 
 
@@ -373,7 +373,7 @@ def test_a_group_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("looks", [1, 3])
 def test_an_error_of_nccl_is_that_of_a_rank_that_died(looks: int, monkeypatch: pytest.MonkeyPatch):
     """The job may learn of it later than NCCL."""
-    known = iter([*[None] * (looks - 1), Failure(1, "rank 1 disappeared")])
+    known = iter([*[None] * (looks - 1), RankFailure(1, "rank 1 disappeared")])
     guard = WaitGuard.__new__(WaitGuard)
     guard._world = SimpleNamespace(failure=lambda: next(known))
     error = torch.distributed.DistBackendError("remote process exited")

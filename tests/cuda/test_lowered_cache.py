@@ -19,7 +19,7 @@ from tests.cuda.test_golden_text import PROGRAMS
 from tilescale.backends.cuda import lowered_cache
 from tilescale.backends.cuda.running import execute, queued, queued_exchange
 from tilescale.ops import ag_gemm_programs, whole_tensors
-from tilescale.ops.products import Product, at_once, beside_stores, tiling
+from tilescale.ops.products import GemmSpec, at_once, concurrent_stores, tiling
 from tilescale.settings import settings
 
 
@@ -61,17 +61,17 @@ def test_what_was_read_runs(lowerings: list[Any], monkeypatch: pytest.MonkeyPatc
     assert launched[0] == launched[1] != [] and len(lowerings) == 1
 
 
-def product(rows: int) -> Product:
+def product(rows: int) -> GemmSpec:
     """A GEMM of an operator, for two ranks with a number of rows each."""
-    return Product(2048, 1024, "bfloat16", tiling(rows, 2, 2048, True, 1), True, False)
+    return GemmSpec(2048, 1024, "bfloat16", tiling(rows, 2, 2048, True, 1), True, False)
 
 
 OPERATORS = {
     "ag_gemm": lambda: ag_gemm_programs.program(2, product(512), True, 1),
-    "ag_gemm_persistent": lambda: ag_gemm_programs.in_turns(2, beside_stores(product(2048)), at_once(), True, 2048),
+    "ag_gemm_persistent": lambda: ag_gemm_programs.in_turns(2, concurrent_stores(product(2048)), at_once(), True, 2048),
     "gemm_rs": lambda: import_module("tilescale.ops.gemm_rs").program(2, product(512)),
     "gemm_rs_persistent": lambda: import_module("tilescale.ops.gemm_rs").in_turns(
-        2, beside_stores(product(2048)), at_once()
+        2, concurrent_stores(product(2048)), at_once()
     ),
     "gemm_ar": lambda: import_module("tilescale.ops.gemm_ar").program(2, product(512), 0),
     "all_to_all": lambda: import_module("tilescale.ops.all_to_all").program(2, 64, "bfloat16", 1024, False),

@@ -249,7 +249,7 @@ def test_a_heap_is_of_those_that_can_share_memory(spans: bool, ranks: Any, monke
     world = World(ranks=(0, 1, 2, 3), rank=2, launcher="", node_of=(0, 0, 1, 1))
     monkeypatch.setattr(World, "device", torch.device("cpu"), raising=False)
     monkeypatch.setattr(default, "_spans", lambda device, nodes: spans and nodes == 2)
-    monkeypatch.setattr(default, "Group", lambda team: SimpleNamespace(all_gather=lambda call, value: [value] * 4))
+    monkeypatch.setattr(default, "HeapGroup", lambda team: SimpleNamespace(all_gather=lambda call, value: [value] * 4))
     assert default._sharing(world, world).ranks == ranks
     assert default._sharing(Team(ranks=(2, 3), rank=0), world).ranks == (2, 3)
 

@@ -18,7 +18,7 @@ from tests.cuda.support import bodies, lowered, notes, source
 from tilelang_core import compile as stock
 from tilelang_core import modules
 from tilescale.backends.cuda import nvshmem_link
-from tilescale.cost.choose import Transfer, mechanism
+from tilescale.cost.choose import TileTransfer, mechanism
 from tilescale.errors import DependencyError, UnsupportedError, UsageError
 from tilescale.hda import Machine
 
@@ -106,7 +106,7 @@ def test_no_machine_takes_it_unasked(name: str):
         way = network.mechanism("nvshmem")
         if way is None:
             continue
-        wanted = Transfer("put", "shared", 1 << 20, 2)
+        wanted = TileTransfer("put", "shared", 1 << 20, 2)
         assert mechanism(network, wanted).name != "nvshmem"
         alone = replace(network, mechanisms=(way,))
         with pytest.raises(UnsupportedError, match="on request"):

@@ -13,7 +13,7 @@ from tilelang import tvm
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.places import collide
 from tilescale.program.effects import Access
-from tilescale.program.regions import Inside
+from tilescale.program.regions import BoundVariables
 
 TILE, INNER, TURN, SIZE = (ir.Var(name, "int32") for name in ("tile", "inner", "turn", "size"))
 """A program number, a loop of a statement, a loop around it without the other statement, and an argument of the call.
@@ -47,9 +47,9 @@ def found(
 ) -> bool:
     """Relations in both orders; `inner` and `turn` are ranges of these loops of the first access."""
     ranges = {var: over(*given) for var, given in ((INNER, inner), (TURN, turn)) if given is not None}
-    inside, around = Inside(ranges, names=set(names)), {TILE: over(0, tiles)}
-    said = collide(one, inside, other, Inside(), around)
-    assert collide(other, Inside(), one, inside, around) == said
+    inside, around = BoundVariables(ranges, names=set(names)), {TILE: over(0, tiles)}
+    said = collide(one, inside, other, BoundVariables(), around)
+    assert collide(other, BoundVariables(), one, inside, around) == said
     return said
 
 

@@ -18,7 +18,7 @@ from tilescale.comm import world
 from tilescale.errors import WaitTimeoutError
 from tilescale.ops import repeated
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.repeated import TRIED, Repeated
+from tilescale.ops.repeated import TRIED, RecordedCalls
 
 ENOUGH = TRIED[2] + 1
 
@@ -36,7 +36,7 @@ class Counted:
     def __init__(self, device: Device, after: Callable[[torch.Tensor], Any] = lambda y: y):
         self.own, self.after, self.calls = device.program(fetched()), after, 0
         self.room = device.heap.zeros((64, 64), torch.float32)
-        self.repeated = Repeated(self._call)
+        self.repeated = RecordedCalls(self._call)
 
     def _call(self, x: torch.Tensor, *others: Any) -> Any:
         self.calls += 1
@@ -107,7 +107,7 @@ def test_a_recording_imports_no_compiler():
 @pytest.mark.parametrize("before", [0, ENOUGH])
 def test_a_graph_of_the_caller_holds_each_operation_once(device: Device, before: int):
     weight, counted, products = torch.randn(64, 64), Counted(device), 0
-    function = Repeated(lambda x: counted._call(x @ weight))
+    function = RecordedCalls(lambda x: counted._call(x @ weight))
 
     class Counting(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -126,7 +126,7 @@ def test_a_graph_of_the_caller_holds_each_operation_once(device: Device, before:
 
 def test_other_forms_and_other_arguments_are_told_apart(device: Device):
     seen: list[Any] = []
-    function = Repeated(lambda x, numbers: seen.append(numbers) or x + sum(numbers))
+    function = RecordedCalls(lambda x, numbers: seen.append(numbers) or x + sum(numbers))
     for numbers in ([1, 2], [3, 4]):
         for _ in range(ENOUGH):
             assert function((x := drawn(), numbers), [x]).equal(x + sum(numbers))
@@ -235,7 +235,7 @@ def test_tensors_that_lie_behind_one_another_are_a_form_of_their_own(device: Dev
         both = x.as_strided((128, 64), (64, 1)) if taken[-1] else torch.cat([x, y])
         return both + 0
 
-    function = Repeated(joined)
+    function = RecordedCalls(joined)
     for number in range(4 * ENOUGH):
         memory = drawn_rows(192)
         x, y = memory[:64], memory[64:128] if number % 2 else memory[128:]
@@ -254,7 +254,7 @@ def test_symmetric_tensors_of_the_caller_stay_where_they_are(device: Device):
         own([x, made])
         return made
 
-    function, x = Repeated(call), device.heap.zeros((64, 64), torch.float32)
+    function, x = RecordedCalls(call), device.heap.zeros((64, 64), torch.float32)
     for _ in range(ENOUGH):
         function((x,), [x])
     assert calls == ENOUGH

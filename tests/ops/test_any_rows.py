@@ -12,9 +12,9 @@ import torch
 
 import tilescale
 from tilelang_core import ir
-from tilescale.ops.products import CHUNK, Product, Tiling
+from tilescale.ops.products import CHUNK, GemmSpec, GemmTiling
 
-TILES = Tiling(64, 64, 1.0, stages=3, group=2)
+TILES = GemmTiling(64, 64, 1.0, stages=3, group=2)
 """Small, so that few rows have several groups of tiles, the last one smaller."""
 
 ROWS = [(1, 7), (2, 1), (2, 65), (2, 193), (3, 131), (4, 257), (5, 97), (7, 67), (8, 65)]
@@ -40,7 +40,7 @@ def cases(forms: Sequence[Any], scaled: Sequence[Any]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("rows", [1, 127, 128, 129, 1024, 1025, 1300, 3008, 4096])
 @pytest.mark.parametrize(("columns", "group"), [(1, 8), (42, 8), (7, 4)])
 def test_each_tile_is_made_once_group_by_group(rows: int, columns: int, group: int):
-    tiles, unknown = Tiling(128, 256, 1.0, group=group), ir.IntImm("int32", rows)
+    tiles, unknown = GemmTiling(128, 256, 1.0, group=group), ir.IntImm("int32", rows)
     width, high = columns * tiles.n - 3, -(-rows // tiles.m)
     found = [tuple(map(int, tiles.at(number, unknown, width))) for number in range(high * columns)]
     assert set(found) == {(m * tiles.m, n * tiles.n) for m in range(high) for n in range(columns)}
@@ -52,7 +52,7 @@ def test_each_tile_is_made_once_group_by_group(rows: int, columns: int, group: i
 
 
 def test_tiles_of_several_shards_follow_one_another():
-    tiles, rows = Tiling(64, 64, 1.0, group=2), 200
+    tiles, rows = GemmTiling(64, 64, 1.0, group=2), 200
     a_shard = int(tiles.count(rows, N))
     found = [tuple(map(int, tiles.of_shards(number, 3, rows, N))) for number in range(3 * a_shard)]
     one = [tuple(map(int, tiles.at(number, rows, N))) for number in range(a_shard)]
@@ -82,7 +82,7 @@ def unwritten(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 @pytest.mark.parametrize(("dtype", "form", "size", "rows"), cases(FORMS, FORMS[:1]))
 def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype: str, form: str):
-    of, made = Product(N, K, dtype, TILES, True, False), import_module("tilescale.ops.ag_gemm_programs")
+    of, made = GemmSpec(N, K, dtype, TILES, True, False), import_module("tilescale.ops.ag_gemm_programs")
     known = rows if form == "known" else None
     program = made.program(size, of, True) if form == "program" else made.in_turns(size, of, 3, True, known)
     a, b, scales = operands(size, rows, dtype)
@@ -102,7 +102,7 @@ def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype:
 
 @pytest.mark.parametrize(("dtype", "form", "size", "rows"), cases(FORMS, FORMS))
 def test_sums_of_any_number_of_rows_are_scattered(size: int, rows: int, dtype: str, form: str):
-    of, made = Product(N, K, dtype, TILES, True, True), import_module("tilescale.ops.gemm_rs")
+    of, made = GemmSpec(N, K, dtype, TILES, True, True), import_module("tilescale.ops.gemm_rs")
     known = rows if form == "known" else None
     program = made.program(size, of) if form == "program" else made.in_turns(size, of, 3, known)
     a, b, scales = operands(size, size * rows, dtype)
@@ -120,7 +120,7 @@ def test_sums_of_any_number_of_rows_are_scattered(size: int, rows: int, dtype: s
 
 @pytest.mark.parametrize(("dtype", "blocks", "size", "rows"), cases((0, 3), (0, 3)))
 def test_sums_of_any_number_of_rows_are_made_everywhere(size: int, rows: int, dtype: str, blocks: int):
-    of = Product(N, K, dtype, TILES, True, False)
+    of = GemmSpec(N, K, dtype, TILES, True, False)
     a, b, scales = operands(size, rows, dtype)
     one, per_device = torch.zeros(1, dtype=torch.bfloat16), []
     for r in range(size):

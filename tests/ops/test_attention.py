@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tilescale
-from tilescale.ops.key_cache import Cache
+from tilescale.ops.key_cache import CacheLayout
 from tilescale.ops.softmax import base2
 
 decode, sequence, backward = (
@@ -56,7 +56,7 @@ def test_decode(
     lengths[0][1] += size == 1  # some rank has a key
     merged, scale = heads // size if own_heads else heads, base2(None, dim)
     name = str(dtype).removeprefix("torch.")
-    how = splits, blocks, name, is_latent, own_heads, scale, *[Cache(name)] * 2
+    how = splits, blocks, name, is_latent, own_heads, scale, *[CacheLayout(name)] * 2
     program = decode.program(size, heads, of_keys, dim, value_dim, *how)
     per_device = [
         [q, k[r], k[r] if is_latent else v[r], lengths[r], *unread()]
@@ -109,7 +109,7 @@ def test_decode_of_pages_and_of_float8(
     q, scales = torch.randn(batch, heads, dim).to(dtype), torch.rand(2, of_keys) + 0.5
     caches = [[torch.randn(batch, most, of_keys, n).to(kind) for n in (dim, value_dim)] for _ in range(size)]
     k, v = zip(*[(k, k[..., :value_dim] if is_latent else v) for k, v in caches], strict=True)
-    of = Cache(str(kind).removeprefix("torch."), page, apart)
+    of = CacheLayout(str(kind).removeprefix("torch."), page, apart)
     inputs = [in_pages(x, lengths[r], page, width, apart) if page else x for r, x in enumerate(caches)]
     program = decode.program(
         size, heads, of_keys, dim, value_dim, splits, 3, name, is_latent, False, base2(None, dim), of, of

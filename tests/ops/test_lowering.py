@@ -18,14 +18,14 @@ from tilescale.backends.cuda.lowering import split_grid
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
-from tilescale.ops.key_cache import Cache
+from tilescale.ops.key_cache import CacheLayout
 from tilescale.ops.products import (
     BARRIERS,
     CHUNK,
     TILINGS,
-    Product,
-    Tiling,
-    beside_stores,
+    GemmSpec,
+    GemmTiling,
+    concurrent_stores,
     in_parts,
     slices,
     summed_tiling,
@@ -68,38 +68,38 @@ def loaded(stages: int) -> str:
     ("made", "said"),
     [
         (
-            lambda: program("ag_gemm", 2, Product(512, 512, "bfloat16", LARGE, True, True), True),
+            lambda: program("ag_gemm", 2, GemmSpec(512, 512, "bfloat16", LARGE, True, True), True),
             [queued("A, G"), *WAITING, split_grid.NOTE],
         ),
         (
-            lambda: program("ag_columns_gemm", 3, Product(512, 512, "bfloat16", LARGE, True, True)),
+            lambda: program("ag_columns_gemm", 3, GemmSpec(512, 512, "bfloat16", LARGE, True, True)),
             [queued("A, G"), *WAITING],
         ),
         (
-            lambda: program("gemm_rs", 2, Product(512, 512, "bfloat16", LARGE, False, True)),
+            lambda: program("gemm_rs", 2, GemmSpec(512, 512, "bfloat16", LARGE, False, True)),
             [queued("parts, inbox"), ROLES.format("", ""), loaded(4)],
         ),
         (
             lambda: import_module("tilescale.ops.gemm_rs").in_turns(
-                2, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 8
+                2, GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 8
             ),
             [queued("parts, inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
         ),
         (
             lambda: import_module("tilescale.ops.gemm_rs").in_turns(
-                2, Product(512, 512, "float8_e4m3fn", replace(LARGE, stages=3), True, False), 8
+                2, GemmSpec(512, 512, "float8_e4m3fn", replace(LARGE, stages=3), True, False), 8
             ),
             [queued("parts, inbox"), STORING, loaded(3), "compute -> store: out; 1 stage"],
         ),
         (
             lambda: import_module("tilescale.ops.ag_gemm").in_turns(
-                2, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 4, True
+                2, GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 4, True
             ),
             [queued("A, G"), KEPT, loaded(3), "compute -> next iteration: out; 1 stage"]
             + [f"persistent {WAITING[0]}", f"{loaded(3)}, 1 T.wait by load", split_grid.NOTE],
         ),
         (
-            lambda: program("gemm_ar", 4, Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 8),
+            lambda: program("gemm_ar", 4, GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), True, False), 8),
             ["T.allreduce of level 'device': one_shot through device memory"]
             + [SUMMING, loaded(3), "compute -> communicate: out; 1 stage"],
         ),
@@ -126,7 +126,7 @@ def test_queues_send_and_producers_load(made: Any, said: list[str]):
 @pytest.mark.parametrize("form", ["program", "in_turns"])
 def test_what_peers_have_sent_is_loaded_without_conditions(form: str):
     """Loads with a condition wait for one another: 8192 x 8192 x 3584 on two H100 took 5 % longer."""
-    of = Product(512, 512, "bfloat16", replace(LARGE, stages=3), True, False)
+    of = GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), True, False)
     made = import_module("tilescale.ops.gemm_rs")
     text = source(made.program(2, of) if form == "program" else made.in_turns(2, of, 8))
     (load,) = re.findall(r"^.*\(inbox \+.*$", text, re.MULTILINE)
@@ -135,11 +135,11 @@ def test_what_peers_have_sent_is_loaded_without_conditions(form: str):
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("tiles", TILINGS, ids=lambda tiles: f"{tiles.m}x{tiles.n}")
-def test_as_many_steps_are_loaded_ahead_as_there_is_room_for(tiles: Tiling, gated: bool):
+def test_as_many_steps_are_loaded_ahead_as_there_is_room_for(tiles: GemmTiling, gated: bool):
     machine = Machine.load("h200-sxm-8")
     with use_machine(machine):
-        of = Product(512, 512, "bfloat16", replace(tiles, n=tiles.n // (1 + gated)), True, False, gated=gated)
-        made = beside_stores(of)
+        of = GemmSpec(512, 512, "bfloat16", replace(tiles, n=tiles.n // (1 + gated)), True, False, gated=gated)
+        made = concurrent_stores(of)
     stored, room = 2 * made.tiles.m * made.tiles.n, machine.capacity("l1")
     taken = [stored + stages * made.step_bytes for stages in (made.tiles.stages, made.tiles.stages + 1)]
     assert taken[0] < room and (made.tiles.stages == tiles.stages or taken[1] > room - BARRIERS)
@@ -159,20 +159,20 @@ def test_tiles_that_are_summed_are_small_where_nothing_hides_their_sum():
 
 def test_columns_come_in_slices_where_all_tiles_run_at_once():
     with use_machine(Machine.load("h200-sxm-8")):
-        tiles = Tiling(128, 224, 1.0)
+        tiles = GemmTiling(128, 224, 1.0)
         assert slices(512, 2, tiles, 3584, 16384) == 4, "128 tiles, rows of a slice not shorter than they should be"
         assert slices(512, 2, tiles, 3808, 16384) == slices(513, 2, tiles, 3584, 16384) == 1, "tiles that follow others"
         assert slices(512, 2, tiles, 3584, 16256) == 1, "127 steps"
         assert slices(512, 2, tiles, 3584, 14336) == 2, "112 steps"
         assert slices(8, 2, tiles, 64, 100) == 1, "no whole steps"
-    of = Product(512, 1024, "bfloat16", LARGE, True, False)
+    of = GemmSpec(512, 1024, "bfloat16", LARGE, True, False)
     made = program("ag_gemm", 2, of, True, 4)
     assert "load -> compute: a, b; 4 stages, 1 T.wait by load" in notes(made)
     assert re.search(r"if \(\(k % 4\) == 0\) \{\s*(int [^;]*;\s*)*tilescale::wait_by_producer<", source(made))
 
 
 def test_gradients_in_e5m2_are_multiplied_with_weights_in_e4m3(monkeypatch: pytest.MonkeyPatch):
-    of = Product(256, 256, "float8_e5m2", TILINGS[-1], True, False, other="float8_e4m3fn")
+    of = GemmSpec(256, 256, "float8_e5m2", TILINGS[-1], True, False, other="float8_e4m3fn")
     assert "wgmma_ss<tl::DataType::kFloat8_e5m2, tl::DataType::kFloat8_e4m3," in source(program("gemm_rs", 2, of))
     monkeypatch.delattr(GemmWGMMA, "allow_f8f6f4_mixed_dtypes")
     with pytest.raises(UnsupportedError, match="Mixed-dtype"):  # otherwise tilelang_core/mixed.py can be removed
@@ -222,15 +222,15 @@ def test_rows_wait_for_blocks_of_lower_numbers_only():
         assert waits_across(phase, launch, taken_apart, machine, {"device": 2}) is None
 
 
-def of(n: int, k: int, tiles: Tiling, *how: bool, dtype: str = "bfloat16") -> Product:
-    return Product(n, k, dtype, tiles, *how)
+def of(n: int, k: int, tiles: GemmTiling, *how: bool, dtype: str = "bfloat16") -> GemmSpec:
+    return GemmSpec(n, k, dtype, tiles, *how)
 
 
 def made(module: str, function: str, *given: Any) -> Any:
     return lambda: getattr(import_module(f"tilescale.ops.{module}"), function)(*given)
 
 
-WIDE = (Cache("bfloat16"), Cache("bfloat16"))
+WIDE = (CacheLayout("bfloat16"), CacheLayout("bfloat16"))
 HEADS = ("bfloat16", False, True, 0.1)
 PERSISTENT = replace(LARGE, stages=3)
 OPERATORS = {
@@ -263,8 +263,8 @@ OPERATORS = {
     "rounding tiles": made("rounding", "tiles_program", None, 512, "float8_e4m3fn", True, True),
     "decode": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS, *WIDE),
     "latent": made("decode", "program", 2, 128, 1, 576, 512, 4, 8, "bfloat16", True, False, 0.1, *WIDE),
-    "pages": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS, *[Cache("bfloat16", 16, 2)] * 2),
-    "float8": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS, *[Cache("float8_e4m3fn", 48)] * 2),
+    "pages": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS, *[CacheLayout("bfloat16", 16, 2)] * 2),
+    "float8": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS, *[CacheLayout("float8_e4m3fn", 48)] * 2),
     "attention": made("sequence_attention", "program", 2, 1, 8, 4, 128, "bfloat16", True, True, True, 0.1),
     "backward": made("attention_backward", "program", 2, 1, 8, 4, 128, "bfloat16", True, True, True, 0.1),
     "backward, gathered": made("attention_backward", "program", 2, 1, 8, 4, 128, "bfloat16", False, False, False, 0.1),
@@ -300,5 +300,5 @@ def test_no_barrier_is_inserted_that_an_operator_does_not_need(name: str):
 )
 def test_keys_in_pages_come_as_bulk_copies(kind: str, page: int, loads: int):
     """As many for a step of 64 keys; of 64 columns where tensor cores read a part of a page as it comes."""
-    text = source(program("decode", 1, 4, 2, 128, 128, 2, 4, *HEADS, *[Cache(kind, page)] * 2))
+    text = source(program("decode", 1, 4, 2, 128, 128, 2, 4, *HEADS, *[CacheLayout(kind, page)] * 2))
     assert [len(re.findall(rf"tma_load\({x}_desc", text)) for x in "KV"] == [loads, loads]

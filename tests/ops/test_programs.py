@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tilescale
-from tilescale.ops.products import CHUNK, TILINGS, Product, Tiling
+from tilescale.ops.products import CHUNK, TILINGS, GemmSpec, GemmTiling
 
 SMALL = TILINGS[-1]
 
@@ -45,20 +45,20 @@ def operands(size: int, n: int, k: int, transposed: bool, dtype: torch.dtype) ->
         (2, 1, 8, 8, SMALL, False, False, "float16", 1),
         (2, 64, 64, 64, SMALL, True, False, "bfloat16", 1),
         (3, 70, 136, 96, SMALL, False, True, "float16", 1),
-        (2, CHUNK + 65, 72, 16, Tiling(128, 128, 1.0), True, True, "bfloat16", 1),
-        (2, 256, 448, 64, Tiling(128, 224, 1.0, group=2), True, False, "bfloat16", 1),
+        (2, CHUNK + 65, 72, 16, GemmTiling(128, 128, 1.0), True, True, "bfloat16", 1),
+        (2, 256, 448, 64, GemmTiling(128, 224, 1.0, group=2), True, False, "bfloat16", 1),
         (8, 9, 16, 24, SMALL, False, True, "bfloat16", 1),
         (3, 70, 136, 384, SMALL, True, True, "bfloat16", 3),
     ],
 )
 def test_all_gather_matmul(
-    size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str, slices: int
+    size: int, rows: int, n: int, k: int, tiles: GemmTiling, transposed: bool, biased: bool, dtype: str, slices: int
 ):
     kind = getattr(torch, dtype)
     a, bias = random(size * rows, k, dtype=kind), random(n, dtype=kind)
     b, lying = operands(size, n, k, transposed, kind)
     activation = {1: "relu", 2: "", 3: "silu", 8: "gelu_tanh"}[size]
-    of = Product(n, k, dtype, tiles, transposed, biased, activation)
+    of = GemmSpec(n, k, dtype, tiles, transposed, biased, activation)
     program = module("ag_gemm").program(size, of, True, slices)
     nobodys = [bias[:1].view(1, 1), bias[:1].view(1, 1), bias[:1]]  # no scales
     per_device = [
@@ -77,7 +77,7 @@ COLUMNS = [
     (1, 33, 72, 64, SMALL, True, True, "bfloat16"),
     (2, 1, 8, 128, SMALL, False, False, "float16"),
     (3, 70, 136, 64, SMALL, True, True, "float16"),
-    (2, CHUNK + 65, 72, 64, Tiling(128, 128, 1.0, group=2), False, True, "bfloat16"),
+    (2, CHUNK + 65, 72, 64, GemmTiling(128, 128, 1.0, group=2), False, True, "bfloat16"),
     (8, 9, 16, 64, SMALL, False, False, "bfloat16"),
 ]
 """Size, rows, N, K of a rank, tiles, whether b is transposed, whether there is a bias, the type."""
@@ -85,12 +85,12 @@ COLUMNS = [
 
 @pytest.mark.parametrize(("size", "rows", "n", "k", "tiles", "transposed", "biased", "dtype"), COLUMNS)
 def test_all_gather_columns_matmul(
-    size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str
+    size: int, rows: int, n: int, k: int, tiles: GemmTiling, transposed: bool, biased: bool, dtype: str
 ):
     kind = getattr(torch, dtype)
     a, bias = [random(rows, k, dtype=kind) for _ in range(size)], random(n, dtype=kind)
     b, lying = operands(size, n, size * k, transposed, kind)
-    program = module("ag_columns_gemm").program(size, Product(n, k, dtype, tiles, transposed, biased))
+    program = module("ag_columns_gemm").program(size, GemmSpec(n, k, dtype, tiles, transposed, biased))
     per_device = [
         [a[r], unwritten(size, rows, k, dtype=kind), lying[r], bias if biased else bias[:1]]
         + [unwritten(rows, n, dtype=kind)]
@@ -106,12 +106,12 @@ def test_all_gather_columns_matmul(
 
 @pytest.mark.parametrize(("size", "rows", "n", "k", "tiles", "transposed", "biased", "dtype"), COLUMNS)
 def test_matmul_all_gather(
-    size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str
+    size: int, rows: int, n: int, k: int, tiles: GemmTiling, transposed: bool, biased: bool, dtype: str
 ):
     kind = getattr(torch, dtype)
     a, bias = random(rows, k, dtype=kind), random(n, dtype=kind)
     b, lying = operands(size, n, k, transposed, kind)
-    program = module("gemm_ag").program(size, Product(n, k, dtype, tiles, transposed, biased))
+    program = module("gemm_ag").program(size, GemmSpec(n, k, dtype, tiles, transposed, biased))
     per_device = [
         [a[None], lying[r], bias if biased else bias[:1], unwritten(size, rows, n, dtype=kind)]
         + [unwritten(rows, size * n, dtype=kind)]
@@ -128,7 +128,7 @@ def test_matmul_all_gather(
 def test_a_gathered_product_in_turns(size: int, chunks: int, blocks: int, gated: bool):
     """Tiles that do not divide among the blocks, and columns that do not among tiles."""
     rows, n, k = chunks * CHUNK, 72, 24
-    of = Product(n, k, "bfloat16", Tiling(128, 64, 1.0, 3, 2), True, True, "silu", gated)
+    of = GemmSpec(n, k, "bfloat16", GemmTiling(128, 64, 1.0, 3, 2), True, True, "silu", gated)
     a, both = random(size * rows, k), [operands(2 if gated else 1, n, k, True, torch.bfloat16) for _ in range(size)]
     bias, one = random(2 * n if gated else n), a.view(-1)[:1]
     per_device = [
@@ -147,7 +147,7 @@ def test_a_gathered_product_in_turns(size: int, chunks: int, blocks: int, gated:
 def test_further_products_take_what_has_been_gathered(in_turns: bool):
     size, rows, n, k = 2, CHUNK if in_turns else 40, 64, 64
     a, (b, lying) = random(size * rows, k), operands(size, n, k, False, torch.bfloat16)
-    of, made = Product(n, k, "bfloat16", SMALL, False, False), module("ag_gemm")
+    of, made = GemmSpec(n, k, "bfloat16", SMALL, False, False), module("ag_gemm")
     program = made.in_turns(size, of, 5, False) if in_turns else made.program(size, of, False)
     gathered, one = a.view(size, rows, k), a.view(-1)[:1]
     nobodys = [one, one.view(1, 1), one.view(1, 1), one]  # no bias, no scales
@@ -176,7 +176,7 @@ def test_further_products_take_what_has_been_gathered(in_turns: bool):
 def test_a_product_gates_another(
     size: int, rows: int, n: int, k: int, transposed: bool, biased: bool, dtype: str, activation: str
 ):
-    kind, of = getattr(torch, dtype), Product(n, k, dtype, SMALL, transposed, biased, activation, True)
+    kind, of = getattr(torch, dtype), GemmSpec(n, k, dtype, SMALL, transposed, biased, activation, True)
     a, made = random(size * rows, k, dtype=kind), getattr(torch, of.result)
     both = [operands(2, n, k, transposed, kind) for _ in range(size)]
     bias, shares = random(2 * n, dtype=made), (torch.rand(size, rows), torch.rand(size, 2 * n))
@@ -203,7 +203,7 @@ def test_sums_of_scaled_products(form: str):
     rows = {"program": CHUNK + 70, "in_turns": CHUNK}[form]
     a, (b, lying) = [random(size * rows, k, dtype=dtype) for _ in range(size)], operands(size, n, k, True, dtype)
     scales = [(torch.rand(size, rows), torch.rand(n)) for _ in range(size)]
-    bias, of = random(n), Product(n, k, "float8_e4m3fn", Tiling(128, 128, 1.0, stages=3), True, True)
+    bias, of = random(n), GemmSpec(n, k, "float8_e4m3fn", GemmTiling(128, 128, 1.0, stages=3), True, True)
     made, shape = module("gemm_rs"), (size, rows, n)
     program = made.in_turns(size, of, 5) if form == "in_turns" else made.program(size, of)
     per_device = [
@@ -227,18 +227,18 @@ def scaled(a: list[torch.Tensor], b: list[torch.Tensor], scales: list[tuple[torc
         (1, 33, 72, 40, SMALL, True, True, "bfloat16"),
         (2, 1, 8, 8, SMALL, False, False, "float16"),
         (3, 70, 136, 96, SMALL, False, True, "float16"),
-        (2, CHUNK + 65, 72, 16, Tiling(128, 128, 1.0), True, True, "bfloat16"),
-        (2, 256, 448, 64, Tiling(128, 224, 1.0, group=2), True, False, "bfloat16"),
+        (2, CHUNK + 65, 72, 16, GemmTiling(128, 128, 1.0), True, True, "bfloat16"),
+        (2, 256, 448, 64, GemmTiling(128, 224, 1.0, group=2), True, False, "bfloat16"),
         (8, 9, 16, 24, SMALL, False, True, "bfloat16"),
     ],
 )
 def test_sums_of_products(
-    size: int, rows: int, n: int, k: int, tiles: Tiling, transposed: bool, biased: bool, dtype: str
+    size: int, rows: int, n: int, k: int, tiles: GemmTiling, transposed: bool, biased: bool, dtype: str
 ):
     kind, shape = getattr(torch, dtype), (size, rows, n)
     a, bias = [random(size * rows, k, dtype=kind) for _ in range(size)], random(n, dtype=kind)
     b, lying = operands(size, n, k, transposed, kind)
-    program = module("gemm_rs").program(size, Product(n, k, dtype, tiles, transposed, biased))
+    program = module("gemm_rs").program(size, GemmSpec(n, k, dtype, tiles, transposed, biased))
     scales = [bias[:1].view(1, 1), bias[:1]]  # none
     per_device = [
         [a[r].view(size, rows, k), lying[r], bias if biased else bias[:1], *scales]
@@ -255,19 +255,19 @@ def test_sums_of_products(
     ("size", "rows", "n", "k", "tiles", "blocks", "transposed", "biased", "dtype"),
     [
         (1, 33, 72, 40, SMALL, 0, True, True, "bfloat16"),
-        (2, 577, 72, 16, Tiling(128, 128, 1.0), 2, False, True, "bfloat16"),
+        (2, 577, 72, 16, GemmTiling(128, 128, 1.0), 2, False, True, "bfloat16"),
         (3, 70, 136, 96, SMALL, 4, True, False, "float16"),
-        (4, 256, 200, 144, Tiling(128, 64, 1.0, group=2, deep=2), 3, True, True, "bfloat16"),
+        (4, 256, 200, 144, GemmTiling(128, 64, 1.0, group=2, deep=2), 3, True, True, "bfloat16"),
         (8, 9, 16, 24, SMALL, 0, False, True, "bfloat16"),
-        (2, 140, 80, 48, Tiling(128, 128, 1.0, stages=3), 0, True, True, "float8_e4m3fn"),
-        (3, 300, 80, 48, Tiling(128, 64, 1.0, stages=3), 2, True, False, "float8_e4m3fn"),
+        (2, 140, 80, 48, GemmTiling(128, 128, 1.0, stages=3), 0, True, True, "float8_e4m3fn"),
+        (3, 300, 80, 48, GemmTiling(128, 64, 1.0, stages=3), 2, True, False, "float8_e4m3fn"),
     ],
 )
 def test_sums_of_products_everywhere(
-    size: int, rows: int, n: int, k: int, tiles: Tiling, blocks: int, transposed: bool, biased: bool, dtype: str
+    size: int, rows: int, n: int, k: int, tiles: GemmTiling, blocks: int, transposed: bool, biased: bool, dtype: str
 ):
     """With a block for each tile, and with a persistent grid. All devices get the same bits."""
-    kind, of = getattr(torch, dtype), Product(n, k, dtype, tiles, transposed, biased)
+    kind, of = getattr(torch, dtype), GemmSpec(n, k, dtype, tiles, transposed, biased)
     made = getattr(torch, of.result)
     a, bias = [random(rows, k, dtype=kind) for _ in range(size)], random(n, dtype=made)
     b, lying = operands(size, n, k, transposed, kind)
@@ -327,7 +327,7 @@ def test_tensors_whole(size: int, impl: str | None, n: int):
 def test_any_schedule_of_the_blocks_gives_the_same():
     size, rows, n, k = 3, 65, 64, 64
     a, (_, lying) = [random(size * rows, k) for _ in range(size)], operands(size, n, k, True, torch.bfloat16)
-    program = module("gemm_rs").program(size, Product(n, k, "bfloat16", SMALL, True, False))
+    program = module("gemm_rs").program(size, GemmSpec(n, k, "bfloat16", SMALL, True, False))
     one = a[0].view(-1)[:1]
     results = []
     for seed in (None, 1, 2):
@@ -346,8 +346,8 @@ def test_blocks_take_tiles_in_turns(blocks: int):
     size, rows, n, k = 3, CHUNK, 136, 64
     a, bias = [random(size * rows, k, dtype=torch.half) for _ in range(size)], random(n, dtype=torch.half)
     b, lying = operands(size, n, k, True, torch.half)
-    tiles = Tiling(128, 128, 1.0, stages=3, group=2)
-    program = module("gemm_rs").in_turns(size, Product(n, k, "float16", tiles, True, True), blocks)
+    tiles = GemmTiling(128, 128, 1.0, stages=3, group=2)
+    program = module("gemm_rs").in_turns(size, GemmSpec(n, k, "float16", tiles, True, True), blocks)
     shape = (size, rows, n)
     per_device = [
         [a[r].view(size, rows, k), lying[r], bias, bias[:1].view(1, 1), bias[:1]]

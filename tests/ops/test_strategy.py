@@ -17,15 +17,15 @@ from tilescale.hda.current import use_machine
 from tilescale.ops import gemm_rs, strategy
 from tilescale.ops.products import (
     SUM_TURNS,
-    Product,
+    GemmSpec,
     at_once,
-    beside_stores,
     compiled_rows,
+    concurrent_stores,
     in_parts,
     takes_turns,
     tiling,
 )
-from tilescale.ops.strategy import Job
+from tilescale.ops.strategy import CollectiveGemm
 from tilescale.tuning.places import simulated_us
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "ways.json"
@@ -33,8 +33,12 @@ TWO: Any = SimpleNamespace(size=2)
 COLLECTIVES = {"ag_gemm": "all_gather", "gated": "all_gather", "gemm_rs": "reduce_scatter", "gemm_ar": "allreduce"}
 
 
-def job(collective: str, m: int, n: int, k: int, *, gated: bool = False, dtype: torch.dtype = torch.bfloat16) -> Job:
-    return Job(collective, m // 2, (n // 2, n // 2) if gated else (n,), k, dtype, gated, 2.5 if gated else 0.0)
+def job(
+    collective: str, m: int, n: int, k: int, *, gated: bool = False, dtype: torch.dtype = torch.bfloat16
+) -> CollectiveGemm:
+    return CollectiveGemm(
+        collective, m // 2, (n // 2, n // 2) if gated else (n,), k, dtype, gated, 2.5 if gated else 0.0
+    )
 
 
 def measured() -> list[Any]:
@@ -51,7 +55,7 @@ def test_the_way_that_is_taken_was_the_faster_one(work: str, shape: tuple[int, i
     made, machine = job(COLLECTIVES[work], *shape, gated=work == "gated"), Machine.load("h200-sxm-8")
     with use_machine(machine):
         taken = "beside" if strategy.overlaps(made, TWO) else "in order"
-        estimates = {"beside": strategy.beside(machine, made, 2), "in order": strategy.in_order(machine, made, 2)}
+        estimates = {"beside": strategy.overlapped(machine, made, 2), "in order": strategy.in_order(machine, made, 2)}
     assert us[taken] <= 1.03 * min(us["beside"], us["in order"])
     for name, seconds in estimates.items():
         assert 0.8 < seconds * 1e6 / us[name] < 1.25
@@ -60,7 +64,7 @@ def test_the_way_that_is_taken_was_the_faster_one(work: str, shape: tuple[int, i
 def test_a_machine_without_a_copy_queue_overlaps_nothing():
     machine = Machine.load("cpu-node")
     with use_machine(machine):
-        assert strategy.beside(machine, job("all_gather", 8192, 4096, 4096), 2) == float("inf")
+        assert strategy.overlapped(machine, job("all_gather", 8192, 4096, 4096), 2) == float("inf")
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "allreduce"])
@@ -110,10 +114,10 @@ def test_scales_are_gathered_too():
 def simulated(rows: int, N: int, K: int) -> float:
     """Microseconds of the operator's program on two devices, by simulation."""
     tiles = in_parts(tiling(rows, 2, N, True), rows)
-    of = Product(N, K, "bfloat16", tiles, transposed=True, biased=False)
+    of = GemmSpec(N, K, "bfloat16", tiles, transposed=True, biased=False)
     program = gemm_rs.program(2, of)
     if takes_turns(rows, SUM_TURNS):
-        program = gemm_rs.in_turns(2, beside_stores(of), at_once(), compiled_rows(rows))
+        program = gemm_rs.in_turns(2, concurrent_stores(of), at_once(), compiled_rows(rows))
     shapes = (2, rows, K), (N, K), (1,), (1, 1), (1,), (2, rows, N), (2, rows, N), (rows, N)
     arguments = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
     return simulated_us(program, Machine.load("h200-sxm-8"), arguments)
@@ -126,7 +130,7 @@ def test_estimates_agree_with_the_simulation(seed: int):
     rows, N, K = random.randrange(2048, 6144, 64), 2048 * random.randint(3, 4), 512 * random.randint(6, 8)
     machine = Machine.load("h200-sxm-8")
     with use_machine(machine):
-        estimated = strategy.beside(machine, job("reduce_scatter", 2 * rows, N, K), 2) * 1e6
+        estimated = strategy.overlapped(machine, job("reduce_scatter", 2 * rows, N, K), 2) * 1e6
         assert estimated == pytest.approx(simulated(rows, N, K), rel=0.05)
 
 

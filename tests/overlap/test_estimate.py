@@ -16,9 +16,9 @@ import tilescale
 import tilescale.language as T
 from tests.ladder import NUMBERED, load
 from tests.overlap.support import H200, overlapped
-from tilescale.passes.overlap.estimate import Travel, reduced
+from tilescale.passes.overlap.estimate import RowTransport, reduced
 from tilescale.passes.overlap.rewrite import overlap
-from tilescale.passes.overlap.tile_cost import Work, last
+from tilescale.passes.overlap.tile_cost import TileWork, last
 
 
 @settings(max_examples=20, deadline=None)
@@ -33,11 +33,11 @@ def test_tiles_take_the_places_that_become_free_in_order(tiles: int, at_once: in
         here = ready[max(n for n in range(len(ready)) if n == 0 or n * tiles < (tile + 1) * len(ready))]
         ends.append(max(heapq.heappop(places), here) + 5)
         heapq.heappush(places, ends[-1])
-    assert Work(tiles, 5, at_once).done(ready).tolist() == ends
+    assert TileWork(tiles, 5, at_once).done(ready).tolist() == ends
 
 
 def test_a_chunk_is_made_with_the_last_tile_that_it_spans():
-    work = Work(tiles=6, tile=1.0, at_once=2)
+    work = TileWork(tiles=6, tile=1.0, at_once=2)
     assert work.seconds == 3 and work.made(3).tolist() == [1, 2, 3]
     assert work.made(4).tolist() == [work.done()[last(i, 4, 6)] for i in range(4)] == [1, 2, 3, 3]
 
@@ -46,8 +46,10 @@ def test_a_chunk_is_made_with_the_last_tile_that_it_spans():
 @pytest.mark.parametrize("chunk", [256, 1024])
 def test_a_grid_behind_adds_up_when_all_is_made_and_its_chunks_leave_late(everywhere: bool, chunk: int):
     network = H200.network("device")
-    travel = Travel(network, network.mechanism("copy_engine"), parts=2, height=1024, row_bytes=1 << 14, local=1e-12)
-    work = Work(tiles=512, tile=2e-5, at_once=128)
+    travel = RowTransport(
+        network, network.mechanism("copy_engine"), parts=2, height=1024, row_bytes=1 << 14, local=1e-12
+    )
+    work = TileWork(tiles=512, tile=2e-5, at_once=128)
     ends = [reduced(travel, chunk, work, everywhere=everywhere, behind=behind) for behind in (False, True)]
     assert work.seconds < ends[0] and (ends[0] <= ends[1] if everywhere else ends[0] < ends[1])
     assert ends[1] >= work.seconds + travel.adding(1024) + everywhere * travel.sending(chunk)
@@ -57,8 +59,10 @@ def test_a_grid_behind_adds_up_when_all_is_made_and_its_chunks_leave_late(everyw
 def test_programs_that_send_keep_their_places(parts: int):
     """Half of the tiles, or seven of eight, are sent: the time is that on the link, for either sender."""
     network = H200.network("device")
-    by_tiles = Travel(network, network.mechanism("lsu"), parts, 8192 // parts, 1 << 14, local=1e-12, by_tiles=True)
-    work = Work(tiles=2048, tile=2e-5, at_once=128)
+    by_tiles = RowTransport(
+        network, network.mechanism("lsu"), parts, 8192 // parts, 1 << 14, local=1e-12, by_tiles=True
+    )
+    work = TileWork(tiles=2048, tile=2e-5, at_once=128)
     sent = (parts - 1) / parts * (8192 << 14)
     ends = reduced(by_tiles, 128, work, everywhere=False, behind=False)
     assert ends == pytest.approx(work.seconds + by_tiles.queue.seconds(round(sent), starts=0), rel=0.1)
@@ -117,8 +121,8 @@ def test_a_grid_of_few_tiles_gains_nothing_and_the_estimate_knows():
     func = gather_then_multiply(4, 4096)
     changed, schedule = overlapped(func)
     (move,) = schedule.moves
-    assert move.in_order_s is not None and move.beside_s is not None
+    assert move.in_order_s is not None and move.overlapped_s is not None
     in_order, beside = (tilescale.emulate(f, data=False, machine=H200).time_us for f in (func, changed))
-    assert in_order < beside and move.in_order_s < move.beside_s
+    assert in_order < beside and move.in_order_s < move.overlapped_s
     assert move.in_order_s * 1e6 == pytest.approx(in_order, rel=0.1)
-    assert move.beside_s * 1e6 == pytest.approx(beside, rel=0.1)
+    assert move.overlapped_s * 1e6 == pytest.approx(beside, rel=0.1)

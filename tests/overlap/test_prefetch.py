@@ -170,4 +170,4 @@ def test_large_layers_are_faster_and_the_default_chooses_it():
     assert move.overlapped and "ahead" in kernel.schedule
     before, after = (tilescale.emulate(f, machine=H200, data=False).time_us for f in (func, kernel.ir))
     assert after < 0.92 * before
-    assert move.beside_s * 1e6 == pytest.approx(after, rel=0.25)
+    assert move.overlapped_s * 1e6 == pytest.approx(after, rel=0.25)

@@ -206,7 +206,7 @@ def test_a_ring_alone_is_overlapped():
 def test_a_shift_pays_beside_large_grids(size: int):
     """A ring of a GEMM: by the estimate only large parts take longer than the start of a queue operation."""
     (move,) = overlap(ring_product(size), H200)[1].moves
-    assert move.overlapped == (size > 256) == (move.beside_s < move.in_order_s)
+    assert move.overlapped == (size > 256) == (move.overlapped_s < move.in_order_s)
 
 
 def ring_product(size: int, devices: int = 4) -> Any:
@@ -266,4 +266,4 @@ def test_ring_attention_in_phases_goes_on_while_shares_travel():
 def test_ring_attention_of_long_sequences_is_overlapped_by_default():
     program = ring_attention.in_phases(4, 8, 4096, 128, tile=128, threads=256)
     (move,) = tilescale.compile(program, machine=H200).moves.moves
-    assert move.overlapped and move.beside_s < 0.9 * move.in_order_s
+    assert move.overlapped and move.overlapped_s < 0.9 * move.in_order_s

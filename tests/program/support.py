@@ -7,7 +7,7 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
-from tilescale.program.effects import Effects, Surroundings, statements
+from tilescale.program.effects import Effects, ProgramNames, statements
 from tilescale.program.model import DevicePhase, Program, location
 
 H200 = Machine.load("h200-sxm-8")
@@ -31,12 +31,12 @@ def marked(program: Program, mark: str) -> list[tuple[ir.Stmt, bool]]:
 def effects_at(program: Program, mark: str) -> Effects:
     """The effects of the statement of a marked line, with all inside it."""
     stmt, on_device = marked(program, mark)[0]
-    return Surroundings(program).all_effects(stmt, on_device=on_device)
+    return ProgramNames(program).all_effects(stmt, on_device=on_device)
 
 
 def text(program: Program, effects: Effects) -> list[str]:
     """Accesses in short: how, "atomic", whose instance, which region: "w X@device[0:8, 4:8]"."""
-    names = Surroundings(program).homes
+    names = ProgramNames(program).homes
     found = []
     for access in effects.accesses:
         how = ("r" if access.reads else "") + ("w" if access.writes else "") + ("a" if access.atomic else "")

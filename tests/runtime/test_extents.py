@@ -93,7 +93,7 @@ def test_an_extent_that_no_value_makes(size):
 def test_shapes_of_outputs_are_kept_for_some_choices_of_arguments(monkeypatch: pytest.MonkeyPatch):
     n = T.dynamic("n")
     program = SimpleNamespace(parameters=of_shapes((n,), (2 * n,)), func=None)
-    made = outputs.Outputs(program, [1], "cpu")
+    made = outputs.KernelOutputs(program, [1], "cpu")
     monkeypatch.setattr(outputs, "KEPT", 3)
     for _ in range(2):
         for extent in range(1, 7):

@@ -3,15 +3,15 @@
 
 import pytest
 
-from tilescale.timing.record import Part, Work, alone, pipelined, together
+from tilescale.timing.record import WorkPart, WorkStep, alone, pipelined, together
 
 
-def load(latency: float, seconds: float) -> Work:
-    return Work([Part("load", "transfer", None, {"memory": seconds})], latency)
+def load(latency: float, seconds: float) -> WorkStep:
+    return WorkStep([WorkPart("load", "transfer", None, {"memory": seconds})], latency)
 
 
-def product(seconds: float) -> Work:
-    return Work([Part("product", "compute", None, {"tensor": seconds})], 0.0)
+def product(seconds: float) -> WorkStep:
+    return WorkStep([WorkPart("product", "compute", None, {"tensor": seconds})], 0.0)
 
 
 TIMES = 11

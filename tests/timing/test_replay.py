@@ -3,32 +3,42 @@
 
 import pytest
 
-from tilescale.collectives.links import Link
+from tilescale.collectives.links import SharedLink
 from tilescale.hda.route import Endpoint
 from tilescale.timing.record import pipelined
-from tilescale.timing.replay import Replay
-from tilescale.timing.sharing import Events, Server
-from tilescale.timing.steps import Acquire, Fork, Launch, Owned, Part, Publish, Rendezvous, Task, Work
+from tilescale.timing.replay import Simulation
+from tilescale.timing.sharing import EventQueue, SharedResource
+from tilescale.timing.steps import (
+    AcquireStep,
+    ForkStep,
+    LaunchStep,
+    PublishStep,
+    RecordedTask,
+    RendezvousStep,
+    UnitResource,
+    WorkPart,
+    WorkStep,
+)
 
-WIRE = Link("wire", Endpoint("device", 0), Endpoint("device", 1))
-MEMORY = Owned(0, "memory")
-
-
-def work(seconds: float, resource="tensor", kind="compute", **more) -> Work:
-    return Work([Part(str(resource), kind, None, {resource: seconds})], **more)
-
-
-def simulate(*tasks: Task, places: int = 1, **values):
-    return Replay("device", "block", places, {"tensor": "compute", "memory": "memory"}, values).run(tasks)
-
-
-def device(*steps) -> Task:
-    return Task("device 0", 0, list(steps))
+WIRE = SharedLink("wire", Endpoint("device", 0), Endpoint("device", 1))
+MEMORY = UnitResource(0, "memory")
 
 
-def grid(*programs: list, places: int = 2, each: int = 1, group: int = 1, seconds: float = 0.0) -> Launch:
-    tasks = [Task(f"block {i}", 0, list(steps)) for i, steps in enumerate(programs)]
-    return Launch(places, each, group, seconds, "grid", None, tasks=tasks)
+def work(seconds: float, resource="tensor", kind="compute", **more) -> WorkStep:
+    return WorkStep([WorkPart(str(resource), kind, None, {resource: seconds})], **more)
+
+
+def simulate(*tasks: RecordedTask, places: int = 1, **values):
+    return Simulation("device", "block", places, {"tensor": "compute", "memory": "memory"}, values).run(tasks)
+
+
+def device(*steps) -> RecordedTask:
+    return RecordedTask("device 0", 0, list(steps))
+
+
+def grid(*programs: list, places: int = 2, each: int = 1, group: int = 1, seconds: float = 0.0) -> LaunchStep:
+    tasks = [RecordedTask(f"block {i}", 0, list(steps)) for i, steps in enumerate(programs)]
+    return LaunchStep(places, each, group, seconds, "grid", None, tasks=tasks)
 
 
 # -- sharing -----------------------------------------------------------------------------------------------------------
@@ -36,8 +46,8 @@ def grid(*programs: list, places: int = 2, each: int = 1, group: int = 1, second
 
 def test_a_server_shares_itself_evenly():
     """Three users of 1, 2 and 3 seconds: all share until the first has its second, then two, then one."""
-    events, ends = Events(), {}
-    server = Server(events)
+    events, ends = EventQueue(), {}
+    server = SharedResource(events)
     for seconds in (1.0, 2.0, 3.0):
         server.serve(seconds, lambda s=seconds: ends.setdefault(s, events.now))
     events.run()
@@ -47,8 +57,8 @@ def test_a_server_shares_itself_evenly():
 
 def test_shares_follow_weights():
     """A user with three times the weight of another one gets three quarters, then the other one gets all."""
-    events, ends = Events(), {}
-    server = Server(events)
+    events, ends = EventQueue(), {}
+    server = SharedResource(events)
     server.serve(3.0, lambda: ends.setdefault("heavy", events.now), weight=3)
     server.serve(3.0, lambda: ends.setdefault("light", events.now))
     events.run()
@@ -56,8 +66,8 @@ def test_shares_follow_weights():
 
 
 def test_a_late_user_slows_down_those_who_are_there():
-    events, ends = Events(), {}
-    server = Server(events)
+    events, ends = EventQueue(), {}
+    server = SharedResource(events)
     server.serve(2.0, lambda: ends.setdefault("first", events.now))
     events.at(1.0, lambda: server.serve(2.0, lambda: ends.setdefault("second", events.now)))
     events.run()
@@ -65,8 +75,8 @@ def test_a_late_user_slows_down_those_who_are_there():
 
 
 def test_work_after_idle_time_starts_from_then():
-    events, ends = Events(), []
-    server = Server(events)
+    events, ends = EventQueue(), []
+    server = SharedResource(events)
     for begin in (0.0, 5.0):
         events.at(begin, lambda: server.serve(1.0, lambda: ends.append(events.now)))
     events.run()
@@ -75,8 +85,8 @@ def test_work_after_idle_time_starts_from_then():
 
 def test_an_engine_of_a_device_weighs_as_much_as_all_its_programs():
     """Two programs and a copy queue share memory: the queue gets half of it while they need it."""
-    replay = Replay("device", "block", 2, {"memory": "memory"}, {})
-    copied = Task("queue", 0, [work(2.0, MEMORY, "transfer")], engine="copy queue")
+    replay = Simulation("device", "block", 2, {"memory": "memory"}, {})
+    copied = RecordedTask("queue", 0, [work(2.0, MEMORY, "transfer")], engine="copy queue")
     found = replay.run([device(grid([work(2.0, MEMORY)], [work(2.0, MEMORY)]))], [copied])
     ends = {span.engine: span.end_s for span in found.spans if span.name == str(MEMORY)}
     assert ends == {"copy queue": 4.0, "block 0": 6.0, "block 1": 6.0}
@@ -86,7 +96,9 @@ def test_an_engine_of_a_device_weighs_as_much_as_all_its_programs():
 
 
 def test_steps_follow_one_another_and_demands_of_one_step_do_not():
-    both = Work([Part("copy", "transfer", None, {MEMORY: 3.0}), Part("gemm", "compute", None, {"tensor": 2.0})])
+    both = WorkStep(
+        [WorkPart("copy", "transfer", None, {MEMORY: 3.0}), WorkPart("gemm", "compute", None, {"tensor": 2.0})]
+    )
     apart = simulate(device(work(3.0, MEMORY), grid([work(2.0)])))
     together = simulate(device(grid([both])))
     assert (apart.end_s, together.end_s) == (5.0, 3.0)
@@ -136,18 +148,18 @@ def test_thousands_of_programs_that_do_nothing():
 # -- waits -------------------------------------------------------------------------------------------------------------
 
 
-def signal(place="flag", delay=0.0) -> Publish:
-    return Publish(place, lambda value: value + 1, delay)
+def signal(place="flag", delay=0.0) -> PublishStep:
+    return PublishStep(place, lambda value: value + 1, delay)
 
 
-def wait(target: int, count=10**9, place="flag") -> Acquire:
-    return Acquire(place, count, f"flag >= {target}", None, lambda value: value >= target)
+def wait(target: int, count=10**9, place="flag") -> AcquireStep:
+    return AcquireStep(place, count, f"flag >= {target}", None, lambda value: value >= target)
 
 
 def test_a_wait_ends_when_the_value_has_come_in_simulated_time():
     """The one that signals last in the recorded run signals first here: a wait for one signal is over then."""
-    late, early = device(work(5.0, MEMORY), signal()), device(work(1.0, Owned(1, "memory")), signal())
-    waiter = device(wait(1), work(1.0, Owned(2, "third")))
+    late, early = device(work(5.0, MEMORY), signal()), device(work(1.0, UnitResource(1, "memory")), signal())
+    waiter = device(wait(1), work(1.0, UnitResource(2, "third")))
     found = simulate(late, early, waiter, flag=0)
     assert max(s.end_s for s in found.spans if "third" in s.name) == 2.0
     (line,) = found.waits
@@ -156,8 +168,8 @@ def test_a_wait_ends_when_the_value_has_come_in_simulated_time():
 
 def test_a_value_that_passes_by_counts_as_in_the_recorded_run():
     """A flag that is set to 1 and reset before the waiter looks: the recorded wait had ended after one publication."""
-    setter = device(Publish("flag", lambda _: 1), Publish("flag", lambda _: 0))
-    waiter = device(work(1.0, MEMORY), Acquire("flag", 1, "flag == 1", None, lambda value: value == 1))
+    setter = device(PublishStep("flag", lambda _: 1), PublishStep("flag", lambda _: 0))
+    waiter = device(work(1.0, MEMORY), AcquireStep("flag", 1, "flag == 1", None, lambda value: value == 1))
     assert simulate(setter, waiter, flag=0).end_s == 1.0
 
 
@@ -166,14 +178,15 @@ def test_signals_take_time_and_come_after_the_data():
     found = simulate(sender, device(wait(1)), flag=0)
     ends = {s.kind: s.end_s for s in found.spans}
     assert (ends["transfer"], ends["compute"], ends["sync"], ends["wait"]) == (1.0, 2.0, 2.0, 2.0)
-    assert [s.kind for s in simulate(sender, device(wait(1), work(3.0, Owned(1, "memory"))), flag=0).critical_path] == [
+    later = simulate(sender, device(wait(1), work(3.0, UnitResource(1, "memory"))), flag=0)
+    assert [s.kind for s in later.critical_path] == [
         "transfer", "sync", "compute",
     ]  # fmt: skip
 
 
 def test_what_runs_ahead_lands_before_it_is_published():
     """A copy of 3 s runs ahead, then an arrival: others see it after 3 s, the task itself goes on at once."""
-    sender = device(work(3.0, MEMORY, "transfer", ahead=9), signal(), work(1.0, Owned(1, "memory")))
+    sender = device(work(3.0, MEMORY, "transfer", ahead=9), signal(), work(1.0, UnitResource(1, "memory")))
     found = simulate(sender, device(wait(1)), flag=0)
     assert {s.kind: s.end_s for s in found.spans} == {"transfer": 3.0, "compute": 1.0, "wait": 3.0}
 
@@ -184,15 +197,16 @@ def test_waiting_for_what_never_comes_is_an_error():
 
 
 def test_a_rendezvous_begins_with_the_last_and_ends_for_all():
-    def rendezvous(rank: int, row: int) -> Rendezvous:
+    def rendezvous(rank: int, row: int) -> RendezvousStep:
         def made(rows):
             assert rows == (0, 1)
-            return Work([Part("allreduce", "collective", None, {WIRE: 2.0}, nbytes=64)], floor_s=1.0)
+            return WorkStep([WorkPart("allreduce", "collective", None, {WIRE: 2.0}, nbytes=64)], floor_s=1.0)
 
-        return Rendezvous("rendezvous", 2, rank, "wait for allreduce", None, made)
+        return RendezvousStep("rendezvous", 2, rank, "wait for allreduce", None, made)
 
     tasks = [
-        Task(f"device {row}", row, [work(1.0 + row, Owned(row, "memory")), rendezvous(row, row)]) for row in (1, 0)
+        RecordedTask(f"device {row}", row, [work(1.0 + row, UnitResource(row, "memory")), rendezvous(row, row)])
+        for row in (1, 0)
     ]
     found = simulate(*tasks)
     assert found.end_s == 4.0
@@ -205,14 +219,14 @@ def test_a_rendezvous_begins_with_the_last_and_ends_for_all():
 
 @pytest.mark.parametrize(("latency", "product", "slowest"), [(8.0, 1.0, "memory"), (1.0, 8.0, "tensor")])
 def test_the_critical_path_has_what_a_pipelined_loop_waits_for(latency: float, product: float, slowest: str):
-    load = work(0.1, Owned(0, "memory"), kind="transfer", floor_s=latency)
+    load = work(0.1, UnitResource(0, "memory"), kind="transfer", floor_s=latency)
     found = simulate(device(grid(pipelined([load, work(product)], 11, 2))))
     assert slowest in found.critical_path[-1].name
     assert found.critical_path[-1].end_s == found.end_s
 
 
 def test_forks_join_and_share_their_place():
-    sides = Fork([Task("left", 0, [work(1.0)]), Task("right", 0, [work(2.0)])])
+    sides = ForkStep([RecordedTask("left", 0, [work(1.0)]), RecordedTask("right", 0, [work(2.0)])])
     found = simulate(device(grid([sides, work(1.0)])))
     assert found.end_s == 4.0
     assert {s.engine for s in found.spans} == {"block 0/0", "block 0/1", "block 0"}
@@ -233,7 +247,9 @@ def test_uses_bound_and_utilization():
 def test_the_critical_path_goes_without_gaps_to_the_end():
     """A put is charged for its visibility: before a rendezvous, before a launch, and at the end."""
     put = work(1.0, WIRE, "transfer", tail_s=0.5)
-    rendezvous = Rendezvous("rendezvous", 1, 0, "wait for barrier", None, lambda _: work(0.25, Owned(0, "links")))
+    rendezvous = RendezvousStep(
+        "rendezvous", 1, 0, "wait for barrier", None, lambda _: work(0.25, UnitResource(0, "links"))
+    )
     for steps in [put, rendezvous], [put, grid([work(1.0)])], [grid([put])], [grid([put]), grid([put], seconds=0.5)]:
         found = simulate(device(*steps))
         path = found.critical_path

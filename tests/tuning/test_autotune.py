@@ -20,12 +20,12 @@ from tilescale.cli import main
 from tilescale.errors import UsageError
 from tilescale.tuning import autotune
 from tilescale.tuning.autotune import Autotuned
-from tilescale.tuning.checks import Check
-from tilescale.tuning.inputs import Fill, tensors_for
-from tilescale.tuning.places import Place, simulated_us
+from tilescale.tuning.checks import ResultCheck
+from tilescale.tuning.inputs import InputFill, tensors_for
+from tilescale.tuning.places import TimeSource, simulated_us
 from tilescale.tuning.race import Runner
-from tilescale.tuning.roles import Roles
-from tilescale.tuning.search import Search
+from tilescale.tuning.roles import ScheduleRoles
+from tilescale.tuning.search import ConfigSearch
 
 PROGRAMS = Path(programs.__file__)
 
@@ -33,13 +33,13 @@ PROGRAMS = Path(programs.__file__)
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the programs that were searched for."""
-    names, run = [], Search.run
+    names, run = [], ConfigSearch.run
 
-    def counted(self: Search, *given: Any) -> Any:
+    def counted(self: ConfigSearch, *given: Any) -> Any:
         names.append(self.name)
         return run(self, *given)
 
-    monkeypatch.setattr(Search, "run", counted)
+    monkeypatch.setattr(ConfigSearch, "run", counted)
     return names
 
 
@@ -90,7 +90,7 @@ def test_roles_are_configurations_too():
         for carrier in ("queue", "tiles"):
             jit = programs.scattered.jit
             by_hand = tilescale.compile(
-                jit.get_tir(2048, 1024, 512, rows=rows), schedule=Roles.of({"carrier": carrier})
+                jit.get_tir(2048, 1024, 512, rows=rows), schedule=ScheduleRoles.of({"carrier": carrier})
             )
             (move,) = by_hand.moves.moves
             assert move.overlapped and move.carrier == carrier
@@ -146,7 +146,7 @@ def test_parameters_are_those_of_tilelang():
 
 @pytest.mark.parametrize(("off", "most", "right"), [(0.001, 0.0, True), (1.0, 0.0, False), (1.0, 0.2, True)])
 def test_results_are_compared(off: float, most: float, right: bool):
-    check = Check(lambda x: 2 * x, None, 1e-2, 1e-2, most)
+    check = ResultCheck(lambda x: 2 * x, None, 1e-2, 1e-2, most)
 
     def kernel(x: torch.Tensor) -> torch.Tensor:
         y = 2 * x
@@ -164,9 +164,9 @@ def test_what_changes_its_arguments_is_compared_by_them():
     def add(x: torch.Tensor, y: torch.Tensor) -> None:
         y += x
 
-    Check(lambda x, y: y.add_(x), None, 1e-2, 1e-2, 0.0).run(add, [torch.ones(4), torch.ones(4)])
+    ResultCheck(lambda x, y: y.add_(x), None, 1e-2, 1e-2, 0.0).run(add, [torch.ones(4), torch.ones(4)])
     with pytest.raises(ValueError, match="wrong: 4 of 4 elements of output 1"):
-        Check(lambda x, y: y.sub_(x), None, 1e-2, 1e-2, 0.0).run(add, [torch.ones(4), torch.ones(4)])
+        ResultCheck(lambda x, y: y.sub_(x), None, 1e-2, 1e-2, 0.0).run(add, [torch.ones(4), torch.ones(4)])
 
 
 # -- measured ----------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Called(Place):
+class Called(TimeSource):
     """A place where kernels are called, as on GPUs: here the emulator runs them."""
 
     name = "calls"
@@ -196,7 +196,9 @@ class Called(Place):
     def timer(self, mode: str) -> Clock:
         return Clock()
 
-    def runner(self, program: tilescale.Kernel, fill: Fill | None = None, check: Check | None = None) -> Runner:
+    def runner(
+        self, program: tilescale.Kernel, fill: InputFill | None = None, check: ResultCheck | None = None
+    ) -> Runner:
         given = tensors_for(program, fill)
         return Runner(lambda: program(*given), lambda seed: check.run(program, given))
 

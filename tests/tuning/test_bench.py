@@ -16,7 +16,7 @@ from tilescale.cli import main
 from tilescale.hda import Machine
 from tilescale.tuning import bench, chart, curves
 from tilescale.tuning.places import here
-from tilescale.tuning.progress import Steps
+from tilescale.tuning.progress import ProgressSteps
 from tilescale.tuning.race import KEYS
 from tilescale.tuning.table import tables
 
@@ -63,7 +63,7 @@ def test_rows_of_both_works_have_the_form(monkeypatch: pytest.MonkeyPatch):
     small = {name: (operation, 512, 1024, program) for name, (operation, _, _, program) in bench.OPERATORS.items()}
     monkeypatch.setattr(bench, "OPERATORS", small)
     monkeypatch.setattr(bench, "SIZES", (4096,))
-    results = bench.bench(here(H200, 2), Steps(), ["collectives", "operators"], quick=True)
+    results = bench.bench(here(H200, 2), ProgressSteps(), ["collectives", "operators"], quick=True)
     assert faults(results) == [] and not [r for r in results["rows"] if "failed" in r]
     times = {(r["work"], r["contender"]): r["us"] for r in results["rows"]}
     assert {work for work, _ in times} == {"put", "allreduce", "all_gather", "ag_gemm", "gemm_rs", "gemm_ar"}

@@ -19,7 +19,7 @@ from tilescale.tuning import probes
 from tilescale.tuning.calibrate import calibrate, check, keep
 from tilescale.tuning.places import here
 from tilescale.tuning.probes import groups
-from tilescale.tuning.progress import Steps
+from tilescale.tuning.progress import ProgressSteps
 from tilescale.tuning.race import Runner
 
 H200 = Machine.load("h200-sxm-8")
@@ -28,7 +28,7 @@ H200 = Machine.load("h200-sxm-8")
 @pytest.fixture(scope="module")
 def quick() -> Measured:
     """A calibration of two units, in simulated time."""
-    return calibrate(here(H200, 2), Steps(), quick=True)
+    return calibrate(here(H200, 2), ProgressSteps(), quick=True)
 
 
 def test_simulated_points_are_those_of_the_machine(quick: Measured):
@@ -77,7 +77,7 @@ def test_on_devices_those_are_measured_that_a_program_is_given():
 
 
 def test_after_the_limit_nothing_new_is_begun():
-    found = calibrate(here(H200, 2), Steps(), quick=True, limit_s=-1.0)
+    found = calibrate(here(H200, 2), ProgressSteps(), quick=True, limit_s=-1.0)
     assert not any(getattr(found, kind) for kind in KINDS)
 
 
@@ -96,9 +96,11 @@ def test_who_cannot_make_an_operation_is_not_tried_at_its_other_sizes(monkeypatc
 
     able = probes.Probe("able", lambda: Runner(lambda: 3.0), lambda us, spread: us)
     both = (able, probes.Probe("refused", refuse, lambda us, spread: us))
-    made = [probes.Group("launches", f"{n} bytes", "graph", 1, both, of=of) for n in (1, 2) for of in ("sum", "gather")]
+    made = [
+        probes.ProbeGroup("launches", f"{n} bytes", "graph", 1, both, of=of) for n in (1, 2) for of in ("sum", "gather")
+    ]
     monkeypatch.setattr("tilescale.tuning.calibrate.groups", lambda place, quick: iter(made))
-    assert calibrate(here(H200, 2), Steps()).launches == (3.0,) * 4 and len(tried) == 2
+    assert calibrate(here(H200, 2), ProgressSteps()).launches == (3.0,) * 4 and len(tried) == 2
 
 
 def test_other_gpus_than_the_machines_are_an_error(monkeypatch: pytest.MonkeyPatch):

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from tilescale.errors import UsageError
-from tilescale.tuning.database import Database, Key, Trial, Tuned
+from tilescale.tuning.database import Database, DatabaseKey, Trial, Tuned
 from tilescale.tuning.files import save
 
-KEY = Key("matmul", "ab12", '{"M": 64}', "cd34", "h200-sxm-8 ef56", "2 x NVIDIA H200", (("tilescale", "0.1.0"),))
+KEY = DatabaseKey(
+    "matmul", "ab12", '{"M": 64}', "cd34", "h200-sxm-8 ef56", "2 x NVIDIA H200", (("tilescale", "0.1.0"),)
+)
 TRIALS = (Trial({"block": 64}, 3.0, 4.5, (4.0, 5.0)), Trial({"block": 32}, 9.0), Trial({"block": 0}, failed="zero"))
 FOUND = Tuned({"block": 64}, 4.5, False, "2026-11-22T10:00:00+00:00", TRIALS)
 
@@ -27,7 +29,7 @@ def test_what_is_written_is_read(tmp_path: Path):
     assert key["program"] == "matmul" and result["config"] == {"block": 64}
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Key)])
+@pytest.mark.parametrize("name", [field.name for field in fields(DatabaseKey)])
 def test_a_result_holds_for_its_own_key_alone(tmp_path: Path, name: str):
     database = Database(tmp_path)
     database.write(KEY, FOUND)

@@ -16,10 +16,10 @@ from tilescale.backends.cuda.running import nccl
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.tuning import places, search
-from tilescale.tuning.places import Place
-from tilescale.tuning.progress import Steps
+from tilescale.tuning.places import TimeSource
+from tilescale.tuning.progress import ProgressSteps
 from tilescale.tuning.race import Runner
-from tilescale.tuning.search import Search
+from tilescale.tuning.search import ConfigSearch
 
 ESTIMATES = {1: 10.0, 2: 20.0, 3: 30.0, 4: None, 5: 50.0}
 """By the number of a configuration; the cost model has no value for the fourth."""
@@ -53,7 +53,7 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Scripted(Place):
+class Scripted(TimeSource):
     """A place with that timer."""
 
     script: Script = field(default_factory=Script)
@@ -81,9 +81,9 @@ def number(config: dict[str, int]) -> int:
     return config["n"]
 
 
-def tuned(place: Place, *numbers: int, **how: Any) -> Any:
+def tuned(place: TimeSource, *numbers: int, **how: Any) -> Any:
     how.setdefault("build", lambda config: Runner(lambda: config["n"]))
-    return Search("program", [{"n": n} for n in numbers], number, rounds=3, **how).run(place, Steps())
+    return ConfigSearch("program", [{"n": n} for n in numbers], number, rounds=3, **how).run(place, ProgressSteps())
 
 
 def test_the_fastest_that_was_measured_wins(place: Scripted):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tilelang_core import ir
-from tilescale.collectives import Available, Wanted
+from tilescale.collectives import AvailableAlgorithms, CollectiveQuery
 from tilescale.collectives.select import everything
 from tilescale.errors import TileScaleError, UnsupportedError
 from tilescale.hda import Machine
@@ -131,8 +131,8 @@ class Backend:
     generates: bool = False
     serves: Callable[[Machine], bool] = lambda machine: False
     target: Callable[[Machine], Any] = lambda machine: None
-    collectives: Callable[[Collective, Wanted, Target], Available] = lambda made, wanted, target: everything(
-        target.machine, wanted
+    collectives: Callable[[Collective, CollectiveQuery, Target], AvailableAlgorithms] = lambda made, wanted, target: (
+        everything(target.machine, wanted)
     )
     check: Callable[[Program, Machine], None] = lambda program, machine: None
 
@@ -153,7 +153,7 @@ def generator() -> Backend:
     return next(b for b in _BACKENDS if b.generates)
 
 
-def available(made: Collective, wanted: Wanted, target: Target) -> Available:
+def available(made: Collective, wanted: CollectiveQuery, target: Target) -> AvailableAlgorithms:
     """The algorithms for a collective of a program: those of the back end that generates text for the machine; all
     known ones where no back end does, or where it has none.
 

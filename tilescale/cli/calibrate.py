@@ -107,9 +107,9 @@ def _rows(found: Measured) -> Iterator[tuple[str, ...]]:
     for made in found.collectives:
         what = f"{made.operation} {made.algorithm}"
         yield "collective", what, format_bytes(made.nbytes), f"{made.us:.4g} us", _spread(made.spread)
-    for beside in found.contention:
-        at = " x ".join(map(str, beside.shape))
-        yield "contention", f"GEMM with {beside.mechanism}", at, f"{beside.ratio:.3f} x", _spread(beside.spread)
+    for point in found.contention:
+        at = " x ".join(map(str, point.shape))
+        yield "contention", f"GEMM with {point.mechanism}", at, f"{point.ratio:.3f} x", _spread(point.spread)
 
 
 def _spread(spread: tuple[float, float] | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from tilescale.cli.names import Failure, MachineName, reported
+from tilescale.cli.names import CommandFailure, MachineName, reported
 from tilescale.hda import Machine
 from tilescale.hda.draw import terminal
 
@@ -96,11 +96,11 @@ def _show(found: Machine, svg: Path | None) -> None:
     from tilescale.hda.draw.svg import picture
 
     if svg.suffix != ".svg":
-        raise Failure(f"a machine is drawn as SVG: name the file {svg.with_suffix('.svg')}")
+        raise CommandFailure(f"a machine is drawn as SVG: name the file {svg.with_suffix('.svg')}")
     try:
         svg.write_text(picture(found), encoding="utf-8")
     except OSError as error:
-        raise Failure(f"{svg} cannot be written: {error.strerror}") from None
+        raise CommandFailure(f"{svg} cannot be written: {error.strerror}") from None
     click.echo(f"{found.name} drawn into {svg}")
 
 

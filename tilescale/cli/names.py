@@ -12,10 +12,10 @@ from click.shell_completion import CompletionItem
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
 
-__all__ = ["Failure", "MachineName", "machine_option", "reported"]
+__all__ = ["CommandFailure", "MachineName", "machine_option", "reported"]
 
 
-class Failure(click.ClickException):
+class CommandFailure(click.ClickException):
     """An error of the user: its message and hint, no traceback."""
 
     exit_code = 2
@@ -27,7 +27,7 @@ def reported() -> Iterator[None]:
     try:
         yield
     except TileScaleError as error:
-        raise Failure(str(error)) from None
+        raise CommandFailure(str(error)) from None
 
 
 class MachineName(click.ParamType):

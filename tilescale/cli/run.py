@@ -14,8 +14,8 @@ import click
 
 from tilescale.cli.names import MachineName
 from tilescale.comm.local_job import LocalJob, limit_behind
-from tilescale.comm.nodes import PORT, Rendezvous, join, rendezvous_of
-from tilescale.comm.rank_process import Place
+from tilescale.comm.nodes import PORT, LauncherRendezvous, join, rendezvous_of
+from tilescale.comm.rank_process import NodePlacement
 from tilescale.comm.trust.key import KEY, new_key
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine
@@ -114,14 +114,14 @@ def _check_room(machine: str, ranks: int) -> None:
 
 
 def _run(
-    command: list[str], ranks: int, env: dict[str, str], rendezvous: Rendezvous | None, keep_going: bool = False
+    command: list[str], ranks: int, env: dict[str, str], rendezvous: LauncherRendezvous | None, keep_going: bool = False
 ) -> int:
     """The exit code of a job. Raises LaunchError if the nodes do not find each other."""
     if rendezvous is None:
-        place, others, env = Place.on_one_node(ranks), None, env | {KEY: new_key()}
+        place, others, env = NodePlacement.on_one_node(ranks), None, env | {KEY: new_key()}
     else:
         others = join(rendezvous, ranks, Settings.from_env(env).timeout_s)
-        place = Place(
+        place = NodePlacement(
             ranks, others.first, others.size, rendezvous.node, rendezvous.host, others.ports, others.reserved
         )  # fmt: skip
     job = LocalJob(command, place, env, _Printer(place.size).show, others, keep_going)

@@ -17,7 +17,7 @@ import click
 
 from tilescale.cli import ranks as job
 from tilescale.cli.machine import console
-from tilescale.cli.names import Failure, machine_option, reported
+from tilescale.cli.names import CommandFailure, machine_option, reported
 from tilescale.errors import TileScaleError
 from tilescale.tracebacks import line_of
 
@@ -97,10 +97,12 @@ def find(program: str) -> Autotuned:
     known = {key: value for key, value in vars(module).items() if isinstance(value, Autotuned)}
     if not known:
         advice = "write @tilescale.autotune(configs=[...]) above @tilescale.jit"
-        raise Failure(f"{where} has no autotuned function: {advice}")
+        raise CommandFailure(f"{where} has no autotuned function: {advice}")
     if name not in known and (name or len(known) > 1):
         missing = f"no autotuned function {name!r}" if name else "several autotuned functions"
-        raise Failure(f"{where} has {missing}: say one of {', '.join(f'{where}:{function}' for function in known)}")
+        raise CommandFailure(
+            f"{where} has {missing}: say one of {', '.join(f'{where}:{function}' for function in known)}"
+        )
     return known.get(name) or next(iter(known.values()))
 
 
@@ -110,9 +112,9 @@ def _module(where: str) -> Any:
         try:
             return importlib.import_module(where)
         except ModuleNotFoundError as error:
-            raise Failure(f"{where} is neither a file nor a module: {error}") from None
+            raise CommandFailure(f"{where} is neither a file nor a module: {error}") from None
     if not path.exists():
-        raise Failure(f"there is no file {where}")
+        raise CommandFailure(f"there is no file {where}")
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
@@ -125,7 +127,7 @@ def _module(where: str) -> Any:
     except Exception as error:  # noqa: BLE001 - any exception of the user's file
         place = line_of(error)
         at = "" if place is None else f"\n    at {place}"
-        raise Failure(f"{where} cannot be loaded: {type(error).__name__}: {error}{at}") from None
+        raise CommandFailure(f"{where} cannot be loaded: {type(error).__name__}: {error}{at}") from None
     return module
 
 

@@ -19,7 +19,7 @@ WAIT = '                    T.wait(arrived[row], ">=", 1)\n'
 
 
 @dataclass(frozen=True)
-class Step:
+class TutorialStep:
     """A step of the tutorial.
 
     Attributes:
@@ -44,19 +44,19 @@ class Step:
 
 
 STEPS = (
-    Step(
+    TutorialStep(
         "Run the program",
         "The emulator runs four devices on this CPU. Its report shows what each sent, the simulated time on H200,\n"
         "and the critical path by lines of the program.",
     ),
-    Step(
+    TutorialStep(
         "Remove the wait",
         "A device now reads its inbox before the neighbour's row has arrived. On GPUs the result is sometimes wrong;\n"
         "the emulator reports an error with the line of the read and the line that is missing.",
         edits=((WAIT, ""),),
         fails=True,
     ),
-    Step(
+    TutorialStep(
         "Make it your kernel",
         "The wait is back, and the kernel computes a difference. From here on change what it computes and what its\n"
         "check expects.",
@@ -68,7 +68,7 @@ STEPS = (
             ("each_device_adds_what", "each_device_subtracts_what"),
         ),
     ),
-    Step(
+    TutorialStep(
         "Start it as a job",
         "The same file with one process for each rank: on GPUs where this machine has them, otherwise emulated.",
         words=("run", "-n", "2"),

@@ -18,8 +18,8 @@ estimate(machine, "device", "allreduce", "ring", 1 << 30).seconds
 
 from tilescale.collectives.estimate import Estimate, estimate
 from tilescale.collectives.record import FORMS, PROGRAMS, TENSORS, THREAD_GROUPS, TILES, Algorithm, form_of
-from tilescale.collectives.schedule import Round, Schedule
-from tilescale.collectives.select import Available, Wanted, select
+from tilescale.collectives.schedule import Round, RoundSchedule
+from tilescale.collectives.select import AvailableAlgorithms, CollectiveQuery, select
 from tilescale.collectives.table import algorithm, names, records, schedule
 
 __all__ = [
@@ -29,11 +29,11 @@ __all__ = [
     "TENSORS",
     "TILES",
     "Algorithm",
-    "Available",
+    "AvailableAlgorithms",
     "Estimate",
     "Round",
-    "Schedule",
-    "Wanted",
+    "RoundSchedule",
+    "CollectiveQuery",
     "algorithm",
     "estimate",
     "form_of",

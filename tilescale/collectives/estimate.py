@@ -16,9 +16,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilescale.collectives.links import CollectivePlan, Link
-from tilescale.collectives.routes import Bundle, Carriers, Routes
-from tilescale.collectives.schedule import Round, Schedule
+from tilescale.collectives.links import CollectivePlan, SharedLink
+from tilescale.collectives.routes import Carriers, RouteBundle, Routes
+from tilescale.collectives.schedule import Round, RoundSchedule
 from tilescale.collectives.table import algorithm as record_of
 from tilescale.hda import Machine, Mechanism
 
@@ -38,7 +38,7 @@ class Estimate(CollectivePlan):
 
     operation: str = ""
     rounds: int = 0
-    link_bytes: Mapping[Link, float] = field(default_factory=dict)
+    link_bytes: Mapping[SharedLink, float] = field(default_factory=dict)
 
 
 def estimate(
@@ -116,7 +116,7 @@ def _grouping(routes: Routes) -> tuple[int, ...]:
 
 
 def _evaluate(
-    routes: Routes, algorithm: str, plan: Schedule, nbytes: float, mechanism: str, parts: Sequence[int]
+    routes: Routes, algorithm: str, plan: RoundSchedule, nbytes: float, mechanism: str, parts: Sequence[int]
 ) -> Estimate:
     """Each distinct round once: the 2(n-1) rounds of a ring send the same amounts over the same links."""
     piece, of_parts = nbytes / plan.pieces, np.asarray(parts)
@@ -143,7 +143,7 @@ def _evaluate(
         busy[: len(cost.busy)] += times[key] * cost.busy
         moved[: len(cost.moved)] += times[key] * cost.moved
         sent += times[key] * cost.sent
-    links = {Link.of(routes.hops[i]): i for i in np.flatnonzero(moved)}
+    links = {SharedLink.of(routes.hops[i]): i for i in np.flatnonzero(moved)}
     return Estimate(
         algorithm,
         seconds=float(sum(times[key] * cost.seconds for key, cost in known.items())),
@@ -179,7 +179,9 @@ def _cost(routes: Routes, r: Round, size: np.ndarray, mechanism: str) -> _Cost:
     return _Cost(float(seconds.max()), busy, moved, np.bincount(r.source, size, minlength=len(routes.units)))
 
 
-def _carried(routes: Routes, bundle: Bundle, r: Round, size: np.ndarray, wanted: str) -> tuple[np.ndarray, np.ndarray]:
+def _carried(
+    routes: Routes, bundle: RouteBundle, r: Round, size: np.ndarray, wanted: str
+) -> tuple[np.ndarray, np.ndarray]:
     """For each message the start-up, and the share of its links' bandwidth that its mechanism reaches."""
     startup, share = np.zeros(len(size)), np.ones(len(size))
     by_source = np.bincount(r.source)[r.source]
@@ -209,7 +211,7 @@ def _offers(carriers: Carriers, wanted: str, starter: str) -> list[Mechanism]:
     return asked or started or able
 
 
-def _memory_seconds(routes: Routes, bundle: Bundle, r: Round, size: np.ndarray) -> np.ndarray:
+def _memory_seconds(routes: Routes, bundle: RouteBundle, r: Round, size: np.ndarray) -> np.ndarray:
     """For each unit the time its memory needs to read sent data, write received data, and combine."""
     machine, count = routes.machine, len(routes.units)
     layer = machine.layer(routes.carriers[bundle.carrier[0]].reaches)

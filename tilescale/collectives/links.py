@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tilescale.hda.route import Endpoint, Hop
 
 
-class Link(NamedTuple):
+class SharedLink(NamedTuple):
     """One directed link of a network: transfers that cross it share it."""
 
     network: str
@@ -18,9 +18,9 @@ class Link(NamedTuple):
     target: Endpoint
 
     @staticmethod
-    def of(hop: Hop) -> Link:
+    def of(hop: Hop) -> SharedLink:
         """The link of a hop of a route."""
-        return Link(hop.network, hop.source, hop.target)
+        return SharedLink(hop.network, hop.source, hop.target)
 
     def __str__(self) -> str:
         return f"{self.source} -> {self.target} ({self.network})"
@@ -41,4 +41,4 @@ class CollectivePlan:
     algorithm: str
     seconds: float
     nbytes: int
-    links: Mapping[Link, float]
+    links: Mapping[SharedLink, float]

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilescale.collectives.schedule import Round, Schedule
+from tilescale.collectives.schedule import Round, RoundSchedule
 
 Combine = Callable[[Sequence[Any]], Any]
 """Values of a piece in the order of ranks -> their combination."""
 
 
-def play(plan: Schedule, held: Sequence[dict[int, Any]], combine: Combine) -> None:
+def play(plan: RoundSchedule, held: Sequence[dict[int, Any]], combine: Combine) -> None:
     """Run all rounds.
 
     Args:

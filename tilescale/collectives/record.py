@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tilescale.collectives.schedule import SEGMENTS, Schedule
+from tilescale.collectives.schedule import SEGMENTS, RoundSchedule
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Level, Machine
 
@@ -65,7 +65,7 @@ class Algorithm:
 
     name: str
     title: str
-    schedules: Mapping[str, Callable[..., Schedule]]
+    schedules: Mapping[str, Callable[..., RoundSchedule]]
     forms: Iterable[str]
     segmented: frozenset[str] = frozenset()
     deterministic: bool = True
@@ -98,7 +98,7 @@ class Algorithm:
         drops = not self.keeps_nan and reduction in ("max", "min") and "float" in dtype
         return self.most < units or drops
 
-    def schedule(self, operation: str, shape: Shape, segments: int = SEGMENTS) -> Schedule:
+    def schedule(self, operation: str, shape: Shape, segments: int = SEGMENTS) -> RoundSchedule:
         """Its rounds.
 
         Raises:

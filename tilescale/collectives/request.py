@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilescale.collectives.record import PROGRAMS, THREAD_GROUPS, form_of
-from tilescale.collectives.select import Wanted, members, numbering
+from tilescale.collectives.select import CollectiveQuery, members, numbering
 from tilescale.cost.operations import region_bytes
 from tilescale.hda import Machine
 from tilescale.program.operations import Collective
@@ -14,7 +14,7 @@ from tilescale.program.operations import Collective
 
 def wanted_of(
     made: Collective, machine: Machine, extents: Mapping[str, int], in_program: bool, grid: Sequence[int] = ()
-) -> Wanted:
+) -> CollectiveQuery:
     """The request that an algorithm is chosen for.
 
     Args:
@@ -24,7 +24,7 @@ def wanted_of(
     """
     form = form_of(machine, machine.level(made.level), in_program)
     inside = form in (PROGRAMS, THREAD_GROUPS)
-    return Wanted(
+    return CollectiveQuery(
         made.name,
         form,
         made.level,

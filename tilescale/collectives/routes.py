@@ -16,7 +16,7 @@ import numpy as np
 
 from tilescale.collectives.schedule import Numbers
 from tilescale.hda import Endpoint, Hop, Machine, Mechanism, Network, Path
-from tilescale.hda.place import Place, locate
+from tilescale.hda.place import UnitPlace, locate
 from tilescale.hda.topology import dimensions, link_count
 
 GRIDS = ("ring", "mesh", "torus")
@@ -26,7 +26,7 @@ Sizes = tuple[tuple[str, int | tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Bundle:
+class RouteBundle:
     """Routes of several messages.
 
     Attributes:
@@ -65,7 +65,7 @@ class Routes:
         self._steps: dict[str, Numbers] = {}
         self.places = [locate(machine, level, int(unit), sizes) for unit in units]
 
-    def bundle(self, source: Numbers, target: Numbers) -> Bundle:
+    def bundle(self, source: Numbers, target: Numbers) -> RouteBundle:
         """The routes of messages from `source[i]` to `target[i]`, positions in `units`."""
         kinds = self._connecting(source, target)
         masks = np.unique(kinds)
@@ -100,7 +100,7 @@ class Routes:
             kinds |= linked.astype(np.int64) << bit
         return kinds
 
-    def _of_kind(self, kind: int, source: Numbers, target: Numbers) -> Bundle:
+    def _of_kind(self, kind: int, source: Numbers, target: Numbers) -> RouteBundle:
         networks = [net for bit, net in enumerate(self.machine.networks) if kind >> bit & 1]
         if networks and all(net.topology == "switch" for net in networks):
             return self._through_switch(kind, source, target)
@@ -127,10 +127,10 @@ class Routes:
 
     # -- pair by pair --------------------------------------------------------------------------------------------------
 
-    def _one_by_one(self, source: Numbers, target: Numbers) -> Bundle:
+    def _one_by_one(self, source: Numbers, target: Numbers) -> RouteBundle:
         found = [self._pair(int(a), int(b)) for a, b in zip(source, target, strict=True)]
         lengths = np.array([len(hops) for hops, _, _ in found])
-        return Bundle(
+        return RouteBundle(
             np.array([hop for hops, _, _ in found for hop in hops]),
             np.cumsum(lengths) - lengths,
             np.array([latency for _, latency, _ in found]),
@@ -144,7 +144,7 @@ class Routes:
             self._pairs[a, b] = [self._hop(hop) for hop in hops], path.latency, self._carrier(path)
         return self._pairs[a, b]
 
-    def _shared_memory(self, path: Path, place: Place) -> Hop:
+    def _shared_memory(self, path: Path, place: UnitPlace) -> Hop:
         """The hop through shared memory between thread groups of one program, for all of them together."""
         program = self.machine.program_level.name
         end = Endpoint(program, place[program])
@@ -152,10 +152,10 @@ class Routes:
 
     # -- through a switch ----------------------------------------------------------------------------------------------
 
-    def _through_switch(self, kind: int, source: Numbers, target: Numbers) -> Bundle:
+    def _through_switch(self, kind: int, source: Numbers, target: Numbers) -> RouteBundle:
         path, count = self._path(int(source[0]), int(target[0])), len(source)
         ways = np.stack([self._half(kind, side, source, target) for side in (0, 1)], axis=1)
-        return Bundle(
+        return RouteBundle(
             ways.ravel(), 2 * np.arange(count), np.full(count, path.latency), np.full(count, self._carrier(path))
         )
 
@@ -172,7 +172,7 @@ class Routes:
 
     # -- over a grid ---------------------------------------------------------------------------------------------------
 
-    def _over_grid(self, net: Network, source: Numbers, target: Numbers) -> Bundle:
+    def _over_grid(self, net: Network, source: Numbers, target: Numbers) -> RouteBundle:
         """Walk along the fastest dimension first, as `topology.route` does, with all messages at once."""
         count = self.places[0].size(net)
         dims = dimensions(net, count)
@@ -199,14 +199,14 @@ class Routes:
         links.append(self._port(net, goal, count, out=False))
         return self._as_bundle(np.concatenate(who), np.concatenate(links), source, target)
 
-    def _as_bundle(self, who: Numbers, links: Numbers, source: Numbers, target: Numbers) -> Bundle:
+    def _as_bundle(self, who: Numbers, links: Numbers, source: Numbers, target: Numbers) -> RouteBundle:
         known = links >= 0
         who, links = who[known], links[known]
         order = np.argsort(who, kind="stable")
         lengths = np.bincount(who, minlength=len(source))
         latencies = np.array([hop.latency for hop in self.hops])[links]
         carrier = self._carrier(self._path(int(source[0]), int(target[0])))
-        return Bundle(
+        return RouteBundle(
             links[order],
             np.cumsum(lengths) - lengths,
             np.bincount(who, latencies, minlength=len(source)),
@@ -239,7 +239,7 @@ class Routes:
         return self._steps[name]
 
 
-def _in_order(parts: Sequence[Bundle], order: Numbers) -> Bundle:
+def _in_order(parts: Sequence[RouteBundle], order: Numbers) -> RouteBundle:
     """One bundle of several; message i of their concatenation is message order[i]."""
     back = np.argsort(order)
     hops = np.concatenate([part.hops for part in parts])
@@ -248,7 +248,7 @@ def _in_order(parts: Sequence[Bundle], order: Numbers) -> Bundle:
     lengths = lengths[back]
     ends = np.cumsum(lengths)
     picked = np.repeat(begins - (ends - lengths), lengths) + np.arange(len(hops))
-    return Bundle(
+    return RouteBundle(
         hops[picked],
         ends - lengths,
         np.concatenate([part.latency for part in parts])[back],

@@ -77,7 +77,7 @@ class Round:
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class RoundSchedule:
     """A collective over `units` units by some algorithm.
 
     Attributes:

@@ -19,13 +19,20 @@ from tilescale.collectives.record import TENSORS, TILES, Algorithm
 from tilescale.collectives.routes import Sizes
 from tilescale.collectives.table import names, records
 from tilescale.cost.calibrated import in_force, measured
-from tilescale.cost.choose import MEASURED_TIE, UNKNOWN_BYTES, Choice, compared, first_of_the_fastest, size_text
+from tilescale.cost.choose import (
+    MEASURED_TIE,
+    UNKNOWN_BYTES,
+    MechanismChoice,
+    compared,
+    first_of_the_fastest,
+    size_text,
+)
 from tilescale.errors import NoPathError, UnsupportedError
 from tilescale.hda import Machine
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CollectiveQuery:
     """A collective to choose an algorithm for.
 
     Attributes:
@@ -53,7 +60,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Available:
+class AvailableAlgorithms:
     """Algorithms available for a collective.
 
     Attributes:
@@ -65,14 +72,14 @@ class Available:
     on_request: frozenset[str] = frozenset()
 
 
-def everything(machine: Machine, wanted: Wanted) -> Available:
+def everything(machine: Machine, wanted: CollectiveQuery) -> AvailableAlgorithms:
     """All algorithms whose requirements a machine meets, also those that no back end generates."""
     count = len(wanted.units)
     known = [records()[name] for name in names(wanted.operation, wanted.form)]
     fit = [r for r in known if r.against(count, wanted.dtype, wanted.reduction) is None]
     able = [r.name for r in fit if _is_there(machine, r)]
     kept = [name for name in able if records()[name].is_kept_back(count, wanted.dtype, wanted.reduction)]
-    return Available(tuple(able), frozenset(kept if len(kept) < len(able) else ()))
+    return AvailableAlgorithms(tuple(able), frozenset(kept if len(kept) < len(able) else ()))
 
 
 def _is_there(machine: Machine, record: Algorithm) -> bool:
@@ -83,7 +90,9 @@ def _is_there(machine: Machine, record: Algorithm) -> bool:
     return started and (not record.library or record.library in libraries)
 
 
-def select(machine: Machine, wanted: Wanted, available: Available, impl: str | None = None) -> Choice:
+def select(
+    machine: Machine, wanted: CollectiveQuery, available: AvailableAlgorithms, impl: str | None = None
+) -> MechanismChoice:
     """The algorithm of a collective: `impl` if it is given, else the fastest of those available.
 
     Raises:
@@ -96,22 +105,22 @@ def select(machine: Machine, wanted: Wanted, available: Available, impl: str | N
     if impl is not None:
         if impl not in available.names:
             raise refusal(wanted, impl, available)
-        return Choice(impl, "asked for")
+        return MechanismChoice(impl, "asked for")
     able = [name for name in available.names if name not in available.on_request] or [*available.names]
     if len(able) < 2 or len(wanted.units) == 1 or wanted.form not in (TENSORS, TILES):
-        return Choice(able[0], "the only one" if len(able) == 1 else "nothing to compare")
+        return MechanismChoice(able[0], "the only one" if len(able) == 1 else "nothing to compare")
     if known := measured_times(machine, wanted, able):
         best = first_of_the_fastest(known, MEASURED_TIE)
-        return Choice(best, compared(best, known, size_text(wanted.nbytes), "measured"))
+        return MechanismChoice(best, compared(best, known, size_text(wanted.nbytes), "measured"))
     try:
         times = [(name, seconds(machine, wanted, name)) for name in able]
     except NoPathError:
-        return Choice(able[0], "nothing to compare")
+        return MechanismChoice(able[0], "nothing to compare")
     best = first_of_the_fastest(times)
-    return Choice(best, compared(best, times, size_text(wanted.nbytes)))
+    return MechanismChoice(best, compared(best, times, size_text(wanted.nbytes)))
 
 
-def refusal(wanted: Wanted, impl: str, available: Available) -> UnsupportedError:
+def refusal(wanted: CollectiveQuery, impl: str, available: AvailableAlgorithms) -> UnsupportedError:
     """The error for an algorithm that a collective cannot be made by, which says why and lists the others."""
     reason = records()[impl].against(len(wanted.units), wanted.dtype, wanted.reduction)
     why = f"{reason}; " if reason is not None else ""
@@ -122,7 +131,7 @@ def refusal(wanted: Wanted, impl: str, available: Available) -> UnsupportedError
     )
 
 
-def measured_times(machine: Machine, wanted: Wanted, able: Sequence[str]) -> list[tuple[str, float]]:
+def measured_times(machine: Machine, wanted: CollectiveQuery, able: Sequence[str]) -> list[tuple[str, float]]:
     """Seconds of algorithms as they were measured on a machine; [] unless that is known of all of them.
 
     A measured time against an estimated one would compare the estimate's errors.
@@ -137,7 +146,7 @@ def measured_times(machine: Machine, wanted: Wanted, able: Sequence[str]) -> lis
     return known if len(known) == len(able) else []
 
 
-def seconds(machine: Machine, wanted: Wanted, name: str) -> float:
+def seconds(machine: Machine, wanted: CollectiveQuery, name: str) -> float:
     """Seconds of an algorithm between units that own tensors, or whose programs bring tiles of them."""
     nbytes: float = UNKNOWN_BYTES if wanted.nbytes is None else wanted.nbytes
     operation, nbytes = moved(wanted.operation, name, len(wanted.units), nbytes, wanted.function)

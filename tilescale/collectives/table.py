@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from tilescale.collectives import algorithms as family
 from tilescale.collectives.record import Algorithm
-from tilescale.collectives.schedule import SEGMENTS, Schedule
+from tilescale.collectives.schedule import SEGMENTS, RoundSchedule
 from tilescale.errors import UsageError
 
 
@@ -47,7 +47,7 @@ def algorithm(operation: str, name: str) -> Algorithm:
     return records()[name]
 
 
-def schedule(operation: str, name: str, shape: int | tuple[int, ...], segments: int = SEGMENTS) -> Schedule:
+def schedule(operation: str, name: str, shape: int | tuple[int, ...], segments: int = SEGMENTS) -> RoundSchedule:
     """The rounds of a collective.
 
     Args:

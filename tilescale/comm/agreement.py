@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 
-from tilescale.comm.call import Call
-from tilescale.comm.heap.group import Group
+from tilescale.comm.call import CollectiveCall
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.errors import RankMismatchError
 
 __all__ = ["Facts", "agree"]
@@ -34,13 +34,13 @@ class Facts:
     calibration: str = ""
 
 
-def agree(group: Group, facts: Facts, code: Callable[[], str]) -> None:
+def agree(group: HeapGroup, facts: Facts, code: Callable[[], str]) -> None:
     """Collective: all ranks call the same program. `code` is its text, which is compared where programs differ.
 
     Raises:
         RankMismatchError: they do not, or their choices follow other measurements; names both.
     """
-    call = Call.here("kernel")
+    call = CollectiveCall.here("kernel")
     everyone = group.all_gather(call, (facts, call.where))
     first = everyone[0][0]
     for rank, (other, place) in enumerate(everyone):
@@ -65,7 +65,7 @@ def _difference(first: Facts, other: Facts, rank: int, lines: Callable[[], str])
     )
 
 
-def _lines(group: Group, call: Call, code: Callable[[], str], rank: int) -> str:
+def _lines(group: HeapGroup, call: CollectiveCall, code: Callable[[], str], rank: int) -> str:
     """Collective: where the program of rank 0 and that of another one begin to differ."""
     texts = group.all_gather(call, code())
     lines = zip_longest(*(texts[r].splitlines() for r in (0, rank)), fillvalue="no more")

@@ -10,14 +10,14 @@ from types import FrameType
 
 from tilescale.errors import Location
 
-__all__ = ["Call"]
+__all__ = ["CollectiveCall"]
 
 _BETWEEN = ("tilescale", "torch")
 """Packages whose frames are between the user's line and the call: PyTorch's call the operators."""
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """A call of the collective `op`; `root` is a rank of its team, or None where there is none.
 
     Attributes:
@@ -30,7 +30,7 @@ class Call:
     refusal: str = ""
 
     @classmethod
-    def here(cls, op: str, root: int | None = None) -> Call:
+    def here(cls, op: str, root: int | None = None) -> CollectiveCall:
         """The call that is being made, placed at the innermost frame of the user."""
         frame = sys._getframe(1)
         while frame.f_back is not None and _package(frame) in _BETWEEN:
@@ -38,7 +38,7 @@ class Call:
         return cls(op, root, Location(frame.f_code.co_filename, frame.f_lineno))
 
     @classmethod
-    def from_json(cls, text: bytes | memoryview) -> Call:
+    def from_json(cls, text: bytes | memoryview) -> CollectiveCall:
         """The call that another rank described by `to_json`."""
         op, root, file, line, refusal = json.loads(bytes(text))
         return cls(op, root, Location(file, line), refusal)
@@ -47,11 +47,11 @@ class Call:
         """The call for other ranks."""
         return json.dumps([self.op, self.root, self.where.file, self.where.line, self.refusal]).encode()
 
-    def refused(self, error: str) -> Call:
+    def refused(self, error: str) -> CollectiveCall:
         """The call of a rank that raises `error` instead of taking part."""
         return replace(self, refusal=error)
 
-    def agrees_with(self, other: Call) -> bool:
+    def agrees_with(self, other: CollectiveCall) -> bool:
         """Whether both are the same collective, from any line of the program."""
         return (self.op, self.root) == (other.op, other.root)
 

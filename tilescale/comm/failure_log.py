@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from tilescale.comm.transport import Transport
 
-__all__ = ["Failure", "FailureLog", "Status"]
+__all__ = ["RankFailure", "FailureLog", "JobStatus"]
 
 _NAME = "failures"
 _LONGEST = 16 << 10  # characters of a failure's text
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """The first thing that went wrong in the job: the rank it happened on, and a sentence that names it."""
 
     rank: int
@@ -23,7 +23,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Status:
+class JobStatus:
     """Contents of the log.
 
     Attributes:
@@ -34,7 +34,7 @@ class Status:
 
     left: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
-    failure: Failure | None = None
+    failure: RankFailure | None = None
 
 
 class FailureLog:
@@ -55,11 +55,11 @@ class FailureLog:
         """Note a failure; the first one counts."""
         self._add("failed", rank, text[:_LONGEST])
 
-    def read(self) -> Status:
+    def read(self) -> JobStatus:
         """All notes written until now."""
         notes = [json.loads(bytes(record.payload)) for record in self._transport.log(_NAME)]
-        failures = [Failure(rank, text) for kind, rank, text in notes if kind == "failed"]
-        return Status(
+        failures = [RankFailure(rank, text) for kind, rank, text in notes if kind == "failed"]
+        return JobStatus(
             left=frozenset(rank for kind, rank, _ in notes if kind == "left"),
             gone=frozenset(rank for kind, rank, _ in notes if kind == "gone"),
             failure=failures[0] if failures else None,

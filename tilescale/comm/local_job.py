@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from tilescale.comm import rank_process
-from tilescale.comm.nodes import Failure, News, Others
-from tilescale.comm.rank_process import Place
+from tilescale.comm.nodes import News, NodeFailure, OtherNodes
+from tilescale.comm.rank_process import NodePlacement
 from tilescale.errors import JobError
 
 __all__ = ["LocalJob", "limit_behind"]
@@ -53,10 +53,10 @@ class LocalJob:
     def __init__(
         self,
         command: Sequence[str],
-        place: Place,
+        place: NodePlacement,
         env: Mapping[str, str],
         show: Print,
-        others: Others | None = None,
+        others: OtherNodes | None = None,
         keeps_going: bool = False,
     ):
         """Nothing starts before `run`.
@@ -115,7 +115,7 @@ class LocalJob:
             if isinstance(event, int):
                 running.discard(event)
                 if (code := self._code(event)) and not self._goes_on(running):
-                    self._fail(Failure(code, self._how_failed(event)), running)
+                    self._fail(NodeFailure(code, self._how_failed(event)), running)
                 elif not running and self._others is None:
                     return
                 elif not running:
@@ -123,8 +123,8 @@ class LocalJob:
             elif isinstance(event, OSError):
                 code = _NO_OUTPUT_CODE if event.errno == errno.EPIPE else _IO_ERROR_CODE
                 said = f"the output cannot be written any more ({event.strerror}), all ranks were ended"
-                self._fail(Failure(code, said), set())
-            elif isinstance(event, Failure):
+                self._fail(NodeFailure(code, said), set())
+            elif isinstance(event, NodeFailure):
                 self._finish(event, running)
             else:
                 return
@@ -133,12 +133,12 @@ class LocalJob:
         """Whether the job has not failed with a rank of it."""
         return self._keeps_going and (bool(running) or any(process.returncode == 0 for process in self._ranks))
 
-    def _fail(self, failure: Failure, running: set[int]) -> None:
+    def _fail(self, failure: NodeFailure, running: set[int]) -> None:
         if self._others is not None:
-            self._others.failed(Failure(failure.code, f"node {self._place.node}: {failure.text}"))
+            self._others.failed(NodeFailure(failure.code, f"node {self._place.node}: {failure.text}"))
         self._finish(failure, running)
 
-    def _finish(self, failure: Failure, running: set[int]) -> None:
+    def _finish(self, failure: NodeFailure, running: set[int]) -> None:
         deadline = time.monotonic() + _GRACE_S
         with contextlib.suppress(queue.Empty):
             while running:

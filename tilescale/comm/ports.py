@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tilescale.comm.admission import BACKLOG
 
-__all__ = ["Ports", "Reserved"]
+__all__ = ["Ports", "ReservedPorts"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Ports:
     master: int
 
 
-class Reserved:
+class ReservedPorts:
     """The sockets of both ports, on the node of rank 0.
 
     The store's port listens from the beginning, and rank 0 inherits it: another user cannot bind it in between. The

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilescale.comm.launchers.torchrun import STORE_FD, STORE_PORT
-from tilescale.comm.ports import Ports, Reserved
+from tilescale.comm.ports import Ports, ReservedPorts
 
-__all__ = ["Place", "start"]
+__all__ = ["NodePlacement", "start"]
 
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlacement:
     """Position of this node's ranks in their job.
 
     Attributes:
@@ -38,16 +38,18 @@ class Place:
     node: int
     host: str
     ports: Ports
-    reserved: Reserved | None
+    reserved: ReservedPorts | None
 
     @classmethod
-    def on_one_node(cls, ranks: int) -> Place:
+    def on_one_node(cls, ranks: int) -> NodePlacement:
         """The place of all ranks of a job that has no other nodes."""
-        reserved = Reserved(("127.0.0.1", 0))
+        reserved = ReservedPorts(("127.0.0.1", 0))
         return cls(ranks, 0, ranks, 0, "127.0.0.1", reserved.ports, reserved)
 
 
-def start(command: Sequence[str], env: Mapping[str, str], place: Place, local_rank: int) -> subprocess.Popen[str]:
+def start(
+    command: Sequence[str], env: Mapping[str, str], place: NodePlacement, local_rank: int
+) -> subprocess.Popen[str]:
     """Start a rank. It is killed when this process dies; rank 0 gets the socket to serve the job's store on.
 
     Call it in a thread that lives as long as the rank may: the kernel takes its end for that of the process.
@@ -66,7 +68,7 @@ def start(command: Sequence[str], env: Mapping[str, str], place: Place, local_ra
     )
 
 
-def _environment(env: Mapping[str, str], place: Place, local_rank: int) -> dict[str, str]:
+def _environment(env: Mapping[str, str], place: NodePlacement, local_rank: int) -> dict[str, str]:
     # A job inside a torchrun job is its own: it must not look for the outer one's store.
     inherited = {
         name: value for name, value in env.items() if not name.startswith("TORCHELASTIC_") and name != STORE_FD

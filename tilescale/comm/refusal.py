@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.errors import (
     DeviceError,
     ForgedMessageError,
@@ -66,7 +66,7 @@ def refuse(team: Team | None, op: str, error: BaseException) -> None:
     with contextlib.suppress(AttributeError):  # an error that takes no attributes is sent again
         error.__tilescale_raised_at__ = session.rank  # type: ignore[attr-defined]
     what = error.message if isinstance(error, TileScaleError) else str(error)
-    call = Call.here(op).refused(f"{type(error).__name__}: {what}".removesuffix(": "))
+    call = CollectiveCall.here(op).refused(f"{type(error).__name__}: {what}".removesuffix(": "))
     client = session.transport.client
     limit_s, client.limit_s = client.limit_s, min(client.limit_s, _TOLD_WITHIN_S)
     try:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tilescale.comm.call import Call
-from tilescale.comm.failure_log import Failure, FailureLog, Status
+from tilescale.comm.call import CollectiveCall
+from tilescale.comm.failure_log import FailureLog, JobStatus, RankFailure
 from tilescale.comm.liveness import LivenessConnection
 from tilescale.comm.liveness_server import LivenessServer
 from tilescale.comm.one_call import OneCall
@@ -71,7 +71,7 @@ class Session:
         """The session of the group that this rank is in now."""
         return self if self.successor is None else self.successor.latest
 
-    def rendezvous(self, ranks: tuple[int, ...], call: Call) -> str:
+    def rendezvous(self, ranks: tuple[int, ...], call: CollectiveCall) -> str:
         """Wait until all `ranks` have made their next call, and check that it is the same; returns a key for its data.
 
         Raises RankMismatchError if they call different collectives, RankFailedError if one does not come, UsageError
@@ -80,7 +80,7 @@ class Session:
         with self.one_call:
             return self._rendezvous(ranks, call)
 
-    def _rendezvous(self, ranks: tuple[int, ...], call: Call) -> str:
+    def _rendezvous(self, ranks: tuple[int, ...], call: CollectiveCall) -> str:
         if self.has_left:
             raise UsageError(
                 f"rank {self.rank} calls {call} after it has left the job: its script has ended",
@@ -109,7 +109,7 @@ class Session:
             raise _mismatch({self.rank: call, different[0]: calls[different[0]]})
         return key
 
-    def refuse(self, ranks: tuple[int, ...], call: Call) -> None:
+    def refuse(self, ranks: tuple[int, ...], call: CollectiveCall) -> None:
         """Notify the other `ranks` that this one makes no such call, as `call.refusal` says: theirs raises that.
 
         It stands for this rank's next call, or for the part that it still owes to the last one.
@@ -120,7 +120,7 @@ class Session:
             self._arrive(ranks, replace(call, refusal=call.refusal[:_LONGEST]))
             self._calls[ranks] = self._calls.get(ranks, 0) + 1
 
-    def _arrive(self, ranks: tuple[int, ...], call: Call) -> None:
+    def _arrive(self, ranks: tuple[int, ...], call: CollectiveCall) -> None:
         key, number = self._key(ranks), self._calls.get(ranks, 0)
         if self.rank == ranks[0]:
             self._kept.setdefault(ranks, []).append(key)
@@ -131,7 +131,7 @@ class Session:
         """Name of the next call of `ranks` in the store; it stays the same until all of them have arrived."""
         return f"call/{','.join(map(str, ranks))}/{self._calls.get(ranks, 0)}"
 
-    def receive(self, key: str, sender: int, call: Call, ranks: tuple[int, ...], readers: int = 1) -> Any:
+    def receive(self, key: str, sender: int, call: CollectiveCall, ranks: tuple[int, ...], readers: int = 1) -> Any:
         """Wait for the object that `sender` puts under `key`, in a call of `ranks`. Raises as `wait`."""
 
         def missing() -> list[int]:
@@ -141,7 +141,11 @@ class Session:
         return self.transport.take(key, sender, readers)
 
     def wait(
-        self, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]], call: Call, ranks: tuple[int, ...]
+        self,
+        ready: Callable[[], T | None],
+        missing: Callable[[], Iterable[int]],
+        call: CollectiveCall,
+        ranks: tuple[int, ...],
     ) -> T:
         """Ask `ready` until it gives something; `missing` names those of `ranks`, which call together, that it needs.
 
@@ -155,7 +159,11 @@ class Session:
             raise error.at(call.at(f"rank {self.rank} waits in {call}")).with_traceback(None) from None
 
     def _wait(
-        self, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]], call: Call, ranks: tuple[int, ...]
+        self,
+        ready: Callable[[], T | None],
+        missing: Callable[[], Iterable[int]],
+        call: CollectiveCall,
+        ranks: tuple[int, ...],
     ) -> T:
         start, pause = time.monotonic(), _FIRST_PAUSE_S
         while (value := ready()) is None:
@@ -176,7 +184,7 @@ class Session:
         return value
 
     def refusal(
-        self, ranks: tuple[int, ...], missing: Callable[[], Iterable[int]], call: Call
+        self, ranks: tuple[int, ...], missing: Callable[[], Iterable[int]], call: CollectiveCall
     ) -> RankMismatchError | None:
         """The error for `call` if one of the `missing` has refused it; this rank has then left it too."""
         here = self._arrived(self._key(ranks))
@@ -187,7 +195,7 @@ class Session:
         self._calls[ranks] = self._calls.get(ranks, 0) + 1
         return self._refused(refused[0], here[refused[0]], call)
 
-    def status(self) -> Status:
+    def status(self) -> JobStatus:
         """The failure log, with the end of rank 0, which only this rank can observe.
 
         Raises RankFailedError if the store has died or does not answer.
@@ -197,9 +205,9 @@ class Session:
             return status
         failure = status.failure
         if failure is None and 0 not in status.left:
-            failure = Failure(0, self._died(0))
+            failure = RankFailure(0, self._died(0))
             self.failure_log.failed(failure.rank, failure.text)
-        return Status(status.left, status.gone | {0}, failure)
+        return JobStatus(status.left, status.gone | {0}, failure)
 
     def rank_gone(self, rank: int) -> None:
         """Called at rank 0 when the connection of `rank` is cut: a failure, unless it had said that it leaves."""
@@ -222,10 +230,10 @@ class Session:
     def _died(self, rank: int) -> str:
         return f"{self.names[rank]} disappeared: it was killed, has crashed, or its host is out of reach"
 
-    def _arrived(self, key: str) -> dict[int, Call]:
-        return {record.rank: Call.from_json(record.payload) for record in self.transport.log(key)}
+    def _arrived(self, key: str) -> dict[int, CollectiveCall]:
+        return {record.rank: CollectiveCall.from_json(record.payload) for record in self.transport.log(key)}
 
-    def _stop_if_hopeless(self, status: Status, absent: list[int], call: Call) -> None:
+    def _stop_if_hopeless(self, status: JobStatus, absent: list[int], call: CollectiveCall) -> None:
         if status.failure is not None:
             raise RankFailedError(status.failure.text)
         left = [rank for rank in absent if rank in status.left]
@@ -234,15 +242,15 @@ class Session:
             self.failure_log.failed(left[0], text)  # so that all ranks name this one, not those that fail because of it
             raise RankFailedError(text)
 
-    def _last_call(self, rank: int) -> tuple[tuple[int, ...], int, Call] | None:
+    def _last_call(self, rank: int) -> tuple[tuple[int, ...], int, CollectiveCall] | None:
         name = f"at/{rank}"
         if not self.transport.has(name):
             return None
         ranks, number, call = json.loads(bytes(self.transport.value(name, rank)))
-        return tuple(ranks), number, Call.from_json(call.encode())
+        return tuple(ranks), number, CollectiveCall.from_json(call.encode())
 
     def _stop_if_elsewhere(
-        self, absent: list[int], missing: Callable[[], Iterable[int]], call: Call, team: tuple[int, ...]
+        self, absent: list[int], missing: Callable[[], Iterable[int]], call: CollectiveCall, team: tuple[int, ...]
     ) -> None:
         """A missing rank that is in a call which this rank has yet to join waits for us, as we do for it."""
         for rank in absent:
@@ -256,7 +264,7 @@ class Session:
                     raise self._refused(rank, other, call)
                 raise (_ahead if ranks == team else _mismatch)({self.rank: call, rank: other})
 
-    def _refused(self, rank: int, other: Call, call: Call) -> RankMismatchError:
+    def _refused(self, rank: int, other: CollectiveCall, call: CollectiveCall) -> RankMismatchError:
         error = RankMismatchError(
             f"{self.names[rank]} does not take part in {call}: {other.refusal}",
             hint="the error is that of the other rank; all ranks may go on with the next call",
@@ -265,7 +273,7 @@ class Session:
         error.__tilescale_raised_at__ = rank
         return error
 
-    def _overdue(self, absent: list[int], call: Call) -> RankFailedError:
+    def _overdue(self, absent: list[int], call: CollectiveCall) -> RankFailedError:
         who = ", ".join(self.names[rank] for rank in absent)
         last = {rank: self._last_call(rank) for rank in absent}
         return RankFailedError(
@@ -275,7 +283,7 @@ class Session:
         )
 
 
-def _mismatch(calls: dict[int, Call]) -> RankMismatchError:
+def _mismatch(calls: dict[int, CollectiveCall]) -> RankMismatchError:
     said = ", ".join(f"rank {rank} calls {call}" for rank, call in sorted(calls.items()))
     return RankMismatchError(
         f"ranks call different collectives: {said}",
@@ -284,7 +292,7 @@ def _mismatch(calls: dict[int, Call]) -> RankMismatchError:
     )
 
 
-def _ahead(calls: dict[int, Call]) -> RankMismatchError:
+def _ahead(calls: dict[int, CollectiveCall]) -> RankMismatchError:
     (rank, call), (other, its) = calls.items()
     return RankMismatchError(
         f"rank {other} is a call ahead of rank {rank}: it left {call} undone, and waits in {its}",

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.refusal import tells
 from tilescale.comm.session import Session
 from tilescale.comm.wire import encode
@@ -53,7 +53,7 @@ class Team:
     @tells(_itself)
     def barrier(self) -> None:
         """Wait until every rank of the team is here."""
-        self._rendezvous(Call.here("barrier"))
+        self._rendezvous(CollectiveCall.here("barrier"))
 
     @tells(_itself)
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
@@ -87,7 +87,7 @@ class Team:
     @tells(_itself)
     def all_gather(self, obj: Any) -> list[Any]:
         """The objects of all ranks in team order, on every rank."""
-        return self._all_gather(Call.here("all_gather"), obj)
+        return self._all_gather(CollectiveCall.here("all_gather"), obj)
 
     @tells(_itself)
     def run_at_root(self, payload: Any, fn: RootFunction, root: int = 0) -> Any:
@@ -102,7 +102,7 @@ class Team:
         """
         return self._run_at_root(self._call("run_at_root", root), payload, fn)
 
-    def _run_at_root(self, call: Call, payload: Any, fn: RootFunction) -> Any:
+    def _run_at_root(self, call: CollectiveCall, payload: Any, fn: RootFunction) -> Any:
         root = call.root or 0
         parts = self._outgoing(payload, root)
         key = self._rendezvous(call)
@@ -118,7 +118,7 @@ class Team:
             raise value
         return value
 
-    def _run(self, fn: RootFunction, payloads: list[Any], call: Call, key: str) -> Any:
+    def _run(self, fn: RootFunction, payloads: list[Any], call: CollectiveCall, key: str) -> Any:
         """This rank's (whether `fn` failed, result or error), after the others were sent theirs."""
         try:
             results = list(fn(payloads))
@@ -131,7 +131,7 @@ class Team:
             parts = self._encode_for_others([(True, picklable(error))] * self.size)
         return self._scatter(call, key, parts, answers)
 
-    def _gather(self, call: Call, key: str, parts: list[memoryview], own: Any) -> list[Any] | None:
+    def _gather(self, call: CollectiveCall, key: str, parts: list[memoryview], own: Any) -> list[Any] | None:
         if self.rank != (call.root or 0):
             self._open.transport.put(f"{key}/from{self.rank}", parts)
             return None
@@ -140,7 +140,9 @@ class Team:
             for rank, world_rank in enumerate(self.ranks)
         ]
 
-    def _scatter(self, call: Call, key: str, parts: list[list[memoryview]], objects: Sequence[Any] | None) -> Any:
+    def _scatter(
+        self, call: CollectiveCall, key: str, parts: list[list[memoryview]], objects: Sequence[Any] | None
+    ) -> Any:
         if objects is None or self.rank != (call.root or 0):
             return self._open.receive(f"{key}/to{self.rank}", self.ranks[call.root or 0], call, self.ranks)
         for rank in range(self.size):
@@ -148,7 +150,7 @@ class Team:
                 self._open.transport.put(f"{key}/to{rank}", parts[rank])
         return objects[self.rank]
 
-    def _all_gather(self, call: Call, obj: Any) -> list[Any]:
+    def _all_gather(self, call: CollectiveCall, obj: Any) -> list[Any]:
         if self.size == 1:
             return [obj]
         parts = encode(obj)
@@ -166,17 +168,17 @@ class Team:
         # Encoded before the exchange: an object that cannot be pickled is this rank's error alone.
         return encode(obj) if self.rank != root else []
 
-    def _call(self, op: str, root: int) -> Call:
+    def _call(self, op: str, root: int) -> CollectiveCall:
         if not 0 <= root < self.size:
             raise UsageError(f"root {root} of a team of {self.size} ranks", hint="roots count from 0 within the team")
-        return Call.here(op, root)
+        return CollectiveCall.here(op, root)
 
     @property
     def one_call(self) -> AbstractContextManager[None]:
         """Held by a call of this rank; entering it raises UsageError while another thread is in a call."""
         return nullcontext() if self._session is None else self._session.one_call
 
-    def _rendezvous(self, call: Call) -> str:
+    def _rendezvous(self, call: CollectiveCall) -> str:
         return "" if self.size == 1 else self._open.rendezvous(self.ranks, call)
 
     @property
@@ -187,7 +189,7 @@ class Team:
 
 def run_in_call(team: Team, name: str, payload: Any, fn: RootFunction) -> Any:
     """`team.run_at_root(payload, fn)` as a part of the user's call `name`: errors speak of that."""
-    return team._run_at_root(Call.here(name), payload, fn)
+    return team._run_at_root(CollectiveCall.here(name), payload, fn)
 
 
 def raised_at(error: BaseException) -> int | None:

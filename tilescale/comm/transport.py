@@ -13,7 +13,7 @@ from typing import Any
 
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.trust.key import JobKey
-from tilescale.comm.trust.records import Record, seal, unseal, unseal_one
+from tilescale.comm.trust.records import SignedRecord, seal, unseal, unseal_one
 from tilescale.comm.wire import decode
 
 __all__ = ["Transport"]
@@ -52,7 +52,7 @@ class Transport:
         """Whether there is a value, or a log."""
         return self.client.has(name)
 
-    def log(self, name: str) -> list[Record]:
+    def log(self, name: str) -> list[SignedRecord]:
         """The current records of a log."""
         return unseal(self._key, name, self.client.find(name) or b"")
 

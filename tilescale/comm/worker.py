@@ -14,7 +14,7 @@ __all__ = ["Worker"]
 _LOOK_S = 0.05
 
 
-class _Task:
+class _WorkerCall:
     """A call, and later its answer."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]):
@@ -40,7 +40,7 @@ class Worker:
     """A daemon thread that makes calls one after the other."""
 
     def __init__(self, name: str):
-        self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[_WorkerCall] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def call(self, function: Callable[..., Any], *args: Any, limit_s: float, hopeless: Callable[[], bool]) -> Any:
@@ -49,7 +49,7 @@ class Worker:
 
         The call itself continues after a TimeoutError, and later ones wait for it: the worker is then unusable.
         """
-        task = _Task(function, args)
+        task = _WorkerCall(function, args)
         self._tasks.put(task)
         end = time.monotonic() + limit_s
         while not task.done.wait(min(_LOOK_S, limit_s)):

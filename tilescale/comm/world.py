@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from tilescale import __version__
 from tilescale.comm import shutdown
-from tilescale.comm.call import Call
-from tilescale.comm.failure_log import Failure
+from tilescale.comm.call import CollectiveCall
+from tilescale.comm.failure_log import RankFailure
 from tilescale.comm.launchers import Joined, join
 from tilescale.comm.rendezvous import open_session
 from tilescale.comm.survivors import go_on
@@ -110,7 +110,7 @@ class World(Team):
         """The job's key-value store, for libraries of torch.distributed that join through one."""
         return _store_of_one() if self._session is None else self._session.transport.client.store
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> RankFailure | None:
         """The first failure in the job that is known by now; no communication with the other ranks.
 
         Raises RankFailedError if rank 0, or the launcher, is gone with all that was known.
@@ -198,7 +198,7 @@ def _enter(joined: Joined, timeout_s: float) -> World:
     everyone = Team(ranks=ranks, rank=joined.rank, _session=session)
     shutdown.install(session, joined.abort)
     name = f"rank {joined.rank} (pid {os.getpid()} on {socket.gethostname()})"
-    facts = everyone._all_gather(Call.here("init"), (joined.node, name, _versions()))
+    facts = everyone._all_gather(CollectiveCall.here("init"), (joined.node, name, _versions()))
     session.introduce([name for _, name, _ in facts])
     nodes = [node for node, _, _ in facts]
     _check_versions({name: versions for _, name, versions in facts})

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilescale.cost.measured import DATA, Flag, Launch, Measured, Product, Wire
+from tilescale.cost.measured import DATA, Measured, MeasuredFlag, MeasuredGemm, MeasuredLaunch, MeasuredTransfer
 from tilescale.errors import UsageError
 from tilescale.hda import Machine, Mechanism, Network
 from tilescale.hda.model import ComputeUnit, Level
@@ -138,13 +138,13 @@ def _network(network: Network, found: Measured) -> Network:
     names = {m.name for m in network.mechanisms}
     if not names & {wire.mechanism for wire in found.wires}:
         return network
-    smallest = min(found.flags, key=lambda flag: flag.nbytes, default=Flag(nbytes=0, us=network.latency / US))
+    smallest = min(found.flags, key=lambda flag: flag.nbytes, default=MeasuredFlag(nbytes=0, us=network.latency / US))
     latency = smallest.us * US if smallest.nbytes == 0 else network.latency
     mechanisms = tuple(_mechanism(m, network, latency, found.wires) for m in network.mechanisms)
     return replace(network, latency=latency, mechanisms=mechanisms)
 
 
-def _mechanism(mechanism: Mechanism, network: Network, latency: float, wires: Sequence[Wire]) -> Mechanism:
+def _mechanism(mechanism: Mechanism, network: Network, latency: float, wires: Sequence[MeasuredTransfer]) -> Mechanism:
     own = [wire for wire in wires if wire.mechanism == mechanism.name]
     alone = [wire.gb_s * GB for wire in own if wire.programs == 1]
     startup, rates = mechanism.startup, {}
@@ -160,7 +160,7 @@ def _mechanism(mechanism: Mechanism, network: Network, latency: float, wires: Se
     return replace(made, startup=startup, per_program=max(alone) if alone else mechanism.per_program)
 
 
-def fit(wires: Sequence[Wire]) -> tuple[float | None, float]:
+def fit(wires: Sequence[MeasuredTransfer]) -> tuple[float | None, float]:
     """Seconds before the first byte and bytes/s that fit transfers best: by the sum of the squares of relative errors.
 
     One size does not determine the seconds before the first byte: None, and the best rate.
@@ -184,11 +184,11 @@ def _level(level: Level, machine: Machine, found: Measured) -> Level:
     return replace(level, compute=tuple(_unit(unit, machine, found.products) for unit in level.compute))
 
 
-def _launch(launches: Sequence[Launch], described: float) -> float:
+def _launch(launches: Sequence[MeasuredLaunch], described: float) -> float:
     return min((launch.us * US for launch in launches if launch.mode == "graph"), default=described)
 
 
-def _unit(unit: ComputeUnit, machine: Machine, products: Sequence[Product]) -> ComputeUnit:
+def _unit(unit: ComputeUnit, machine: Machine, products: Sequence[MeasuredGemm]) -> ComputeUnit:
     """The unit with the share of its peak that large GEMMs reach, by their median."""
     largest = max((math.prod(product.shape) for product in products), default=0)
     large = [product for product in products if math.prod(product.shape) >= LARGE * largest]
@@ -196,7 +196,7 @@ def _unit(unit: ComputeUnit, machine: Machine, products: Sequence[Product]) -> C
     return replace(unit, efficiency=min(statistics.median(shares), 1.0)) if shares else unit
 
 
-def _shares(unit: ComputeUnit, machine: Machine, product: Product) -> Iterator[float]:
+def _shares(unit: ComputeUnit, machine: Machine, product: MeasuredGemm) -> Iterator[float]:
     """The share of a unit's peak in a GEMM, if this unit is the fastest at it."""
     rates = machine.rates(machine.tensor_level.name)
     peak = rates.get(unit.name, {}).get(product.dtype)

@@ -23,7 +23,7 @@ UNKNOWN_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Choice:
+class MechanismChoice:
     """A choice and its reason, as text for the user."""
 
     name: str
@@ -34,7 +34,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class TileTransfer:
     """A copy from or to another unit.
 
     Attributes:
@@ -63,7 +63,7 @@ class Transfer:
         return next((size for size in (self.nbytes, self.at_most) if size is not None), UNKNOWN_BYTES)
 
 
-def mechanism(network: Network, wanted: Transfer, impl: str | None = None) -> Choice:
+def mechanism(network: Network, wanted: TileTransfer, impl: str | None = None) -> MechanismChoice:
     """The mechanism for a transfer over a network: `impl` if given, else the fastest by the description.
 
     Raises:
@@ -74,7 +74,7 @@ def mechanism(network: Network, wanted: Transfer, impl: str | None = None) -> Ch
         reason = against[impl] if impl in against else f"{network.name} has no such mechanism"
         if reason is not None:
             raise UnsupportedError(f"impl={impl!r}: {reason}", hint="leave impl out, and the machine model chooses")
-        return Choice(impl, "asked for")
+        return MechanismChoice(impl, "asked for")
     able = [m for m in network.mechanisms if against[m.name] is None and not m.on_request]
     if not able:
         found = "; ".join(f"{name}: {reason or 'on request only'}" for name, reason in against.items())
@@ -85,10 +85,10 @@ def mechanism(network: Network, wanted: Transfer, impl: str | None = None) -> Ch
     times = [(m.name, transfer_time(network, m, wanted)) for m in able]
     best = first_of_the_fastest(times)
     others = [f"{name}: {reason}" for name, reason in against.items() if reason is not None]
-    return Choice(best, "; ".join([compared(best, times, size_text(wanted.nbytes, wanted.at_most)), *others]))
+    return MechanismChoice(best, "; ".join([compared(best, times, size_text(wanted.nbytes, wanted.at_most)), *others]))
 
 
-def reason_against(mechanism: Mechanism, wanted: Transfer) -> str | None:
+def reason_against(mechanism: Mechanism, wanted: TileTransfer) -> str | None:
     """Why a mechanism cannot make a transfer; None if it can."""
     if mechanism.rate(wanted.operation) is None:
         return f"offers no {wanted.operation}"
@@ -101,7 +101,7 @@ def reason_against(mechanism: Mechanism, wanted: Transfer) -> str | None:
     return None
 
 
-def transfer_time(network: Network, mechanism: Mechanism, wanted: Transfer) -> float:
+def transfer_time(network: Network, mechanism: Mechanism, wanted: TileTransfer) -> float:
     """Seconds until a transfer has arrived, each unit's programs sharing its links."""
     each = math.inf
     if not wanted.whole:

@@ -25,7 +25,7 @@ DATA = Path(__file__).with_name("data")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wire:
+class MeasuredTransfer:
     """A transfer between two units that own tensors.
 
     Attributes:
@@ -46,7 +46,7 @@ class Wire:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flag:
+class MeasuredFlag:
     """Time from one unit's store of `nbytes` and a flag until another one has seen them."""
 
     nbytes: int
@@ -56,7 +56,7 @@ class Flag:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class MeasuredLaunch:
     """Time of an empty grid. `mode`: "graph" for launches within a graph, "eager" for one by one."""
 
     mode: str
@@ -66,7 +66,7 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product:
+class MeasuredGemm:
     """A GEMM of `shape` (M, N, K) on one unit that owns tensors; `by`: its implementation, e.g. "cublas"."""
 
     shape: tuple[int, int, int]
@@ -78,7 +78,7 @@ class Product:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collective:
+class MeasuredCollective:
     """A collective of whole tensors.
 
     Attributes:
@@ -101,7 +101,7 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contention:
+class MeasuredContention:
     """A GEMM concurrent with copies of `mechanism`: its time with them through that without them."""
 
     mechanism: str
@@ -112,7 +112,9 @@ class Contention:
     source: str = ""
 
 
-Point = TypeVar("Point", Wire, Flag, Launch, Product, Collective, Contention)
+Point = TypeVar(
+    "Point", MeasuredTransfer, MeasuredFlag, MeasuredLaunch, MeasuredGemm, MeasuredCollective, MeasuredContention
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +138,12 @@ class Measured:
     versions: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
     simulated: bool = False
-    wires: tuple[Wire, ...] = ()
-    flags: tuple[Flag, ...] = ()
-    launches: tuple[Launch, ...] = ()
-    products: tuple[Product, ...] = ()
-    collectives: tuple[Collective, ...] = ()
-    contention: tuple[Contention, ...] = ()
+    wires: tuple[MeasuredTransfer, ...] = ()
+    flags: tuple[MeasuredFlag, ...] = ()
+    launches: tuple[MeasuredLaunch, ...] = ()
+    products: tuple[MeasuredGemm, ...] = ()
+    collectives: tuple[MeasuredCollective, ...] = ()
+    contention: tuple[MeasuredContention, ...] = ()
 
     @classmethod
     def load(cls, path: Path) -> Measured:
@@ -210,12 +212,12 @@ class Measured:
 
 
 KINDS: dict[str, type] = {
-    "wires": Wire,
-    "flags": Flag,
-    "launches": Launch,
-    "products": Product,
-    "collectives": Collective,
-    "contention": Contention,
+    "wires": MeasuredTransfer,
+    "flags": MeasuredFlag,
+    "launches": MeasuredLaunch,
+    "products": MeasuredGemm,
+    "collectives": MeasuredCollective,
+    "contention": MeasuredContention,
 }
 """Field of `Measured` -> the points in it."""
 
@@ -245,7 +247,7 @@ def _measured(text: dict[str, Any]) -> Measured:
 def _point(kind: type[Point], where: str, entry: Any) -> Point:
     """Raises ValueError for anything else, and for numbers of nothing, but for a flag without data."""
     point = made(kind, where, entry)
-    given = (value for name, value in vars(point).items() if (kind, name) != (Flag, "nbytes"))
+    given = (value for name, value in vars(point).items() if (kind, name) != (MeasuredFlag, "nbytes"))
     numbers = [n for value in given for n in (value if isinstance(value, tuple) else (value,))]
     if not all(n > 0 for n in numbers if isinstance(n, int | float)):
         raise ValueError(f"{where} has no value above 0: {numbers}")

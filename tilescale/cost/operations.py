@@ -9,7 +9,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.cost.calibrated import in_force
-from tilescale.cost.choose import Choice, Transfer, mechanism
+from tilescale.cost.choose import MechanismChoice, TileTransfer, mechanism
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine, Network
 from tilescale.program.model import bytes_of
@@ -23,7 +23,7 @@ def copy_choice(
     programs: int | None,
     starters: tuple[str, ...] = ("program", "host"),
     names: Mapping[ir.Var, ir.PrimExpr] | None = None,
-) -> Choice:
+) -> MechanismChoice:
     """The mechanism of a `T.copy` to or from another unit.
 
     Args:
@@ -45,7 +45,7 @@ def copy_choice(
 
 def _transfer(
     copy: Copy, programs: int, whole: tuple[str, ...] | None, names: Mapping[ir.Var, ir.PrimExpr]
-) -> Transfer:
+) -> TileTransfer:
     """The transfer of a copy; `whole` lists the possible initiators of a copy of whole tensors."""
     near_buffer, far_buffer = ir.region_parts(copy.near)[0], ir.region_parts(copy.far)[0]
     rows = math.gcd(_row_bytes(copy.near), _row_bytes(copy.far))
@@ -55,10 +55,12 @@ def _transfer(
     bounds = [_bytes_at_most(region, names) for region in (copy.near, copy.far)]
     at_most = min((bound for bound in bounds if bound is not None), default=None)
     if whole is None:
-        return Transfer(operation, ir.scope_kind(near_buffer), nbytes, rows, programs, at_most=at_most)
+        return TileTransfer(operation, ir.scope_kind(near_buffer), nbytes, rows, programs, at_most=at_most)
     # A grid is made for extents that are known.
     starters = ("host",) if nbytes is None else whole
-    return Transfer(operation, ir.scope_kind(near_buffer), nbytes, rows, whole=True, starters=starters, at_most=at_most)
+    return TileTransfer(
+        operation, ir.scope_kind(near_buffer), nbytes, rows, whole=True, starters=starters, at_most=at_most
+    )
 
 
 def _row_bytes(region: ir.Call) -> int:

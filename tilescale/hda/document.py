@@ -15,11 +15,11 @@ import yaml
 
 from tilescale.errors import Location, MachineFileError
 
-__all__ = ["Entry", "merge", "read"]
+__all__ = ["DocumentEntry", "merge", "read"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class DocumentEntry:
     """A value of a description: a scalar, a list of entries or a mapping of names to entries.
 
     `path` is the field in the user's notation, e.g. "memory.l1.capacity".
@@ -31,20 +31,22 @@ class Entry:
     path: str = ""
 
     @staticmethod
-    def of(value: object, file: str, path: str = "") -> Entry:
+    def of(value: object, file: str, path: str = "") -> DocumentEntry:
         """The entry of a plain value, as if it had been read from a file."""
         if isinstance(value, Mapping):
-            value = {key: Entry.of(below, file, f"{path}.{key}" if path else key) for key, below in value.items()}
+            value = {
+                key: DocumentEntry.of(below, file, f"{path}.{key}" if path else key) for key, below in value.items()
+            }
         elif isinstance(value, list):
-            value = [Entry.of(below, file, f"{path}[{i}]") for i, below in enumerate(value)]
-        return Entry(value, file, 1, path)
+            value = [DocumentEntry.of(below, file, f"{path}[{i}]") for i, below in enumerate(value)]
+        return DocumentEntry(value, file, 1, path)
 
     def problem(self, message: str, hint: str | None = None) -> MachineFileError:
         """Make an error with `message`, located at this entry."""
         name = self.path or "description"
         return MachineFileError(f"{name}: {message}", hint=hint, where=Location(self.file, self.line, name))
 
-    def find(self, path: str) -> Entry:
+    def find(self, path: str) -> DocumentEntry:
         """The entry at "a.b.c" below this one, or its deepest ancestor that exists."""
         here = self
         for key in path.split("."):
@@ -64,7 +66,7 @@ class _Reader:
     loader: yaml.SafeLoader = field(default_factory=lambda: yaml.SafeLoader(""))
     entries: int = 0
 
-    def entry(self, node: yaml.Node, line: int, path: str) -> Entry:
+    def entry(self, node: yaml.Node, line: int, path: str) -> DocumentEntry:
         """The entry of a node; `line` is that of its key.
 
         Raises:
@@ -72,27 +74,29 @@ class _Reader:
         """
         self.entries += 1
         if self.entries > MOST_ENTRIES:
-            raise Entry(None, self.file, line, path).problem(
+            raise DocumentEntry(None, self.file, line, path).problem(
                 f"a description has at most {MOST_ENTRIES} entries", hint="aliases (*name) repeat what they stand for"
             )
         if isinstance(node, yaml.MappingNode):
-            return Entry(self.mapping(node, path), self.file, line, path)
+            return DocumentEntry(self.mapping(node, path), self.file, line, path)
         if isinstance(node, yaml.SequenceNode):
             items = [self.entry(n, n.start_mark.line + 1, f"{path}[{i}]") for i, n in enumerate(node.value)]
-            return Entry(items, self.file, line, path)
+            return DocumentEntry(items, self.file, line, path)
         if ":" in node.value and node.tag.endswith((":int", ":float")):
-            return Entry(node.value, self.file, line, path)  # YAML 1.1 takes 1:30 for ninety
+            return DocumentEntry(node.value, self.file, line, path)  # YAML 1.1 takes 1:30 for ninety
         try:
-            return Entry(self.loader.construct_object(node), self.file, line, path)
+            return DocumentEntry(self.loader.construct_object(node), self.file, line, path)
         except ValueError as error:  # a number of thousands of digits, an invalid date
-            raise Entry(None, self.file, line, path).problem(f"not readable: {error}") from None
+            raise DocumentEntry(None, self.file, line, path).problem(f"not readable: {error}") from None
         except (yaml.YAMLError, LookupError, AttributeError):  # a tag that the text does not fit
             kind = node.tag.rpartition(":")[2]
-            raise Entry(None, self.file, line, path).problem(f"not readable as {kind}: {node.value!r}") from None
+            raise DocumentEntry(None, self.file, line, path).problem(
+                f"not readable as {kind}: {node.value!r}"
+            ) from None
 
-    def mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Entry]:
+    def mapping(self, node: yaml.MappingNode, path: str) -> dict[str, DocumentEntry]:
         """The entries of a mapping; raises MachineFileError for a key given twice."""
-        found: dict[str, Entry] = {}
+        found: dict[str, DocumentEntry] = {}
         for key_node, value_node in node.value:
             key, line = str(key_node.value), key_node.start_mark.line + 1
             below = self.entry(value_node, line, f"{path}.{key}" if path else key)
@@ -102,7 +106,7 @@ class _Reader:
         return found
 
 
-def _parse(path: Path) -> Entry:
+def _parse(path: Path) -> DocumentEntry:
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
@@ -116,7 +120,7 @@ def _parse(path: Path) -> Entry:
     except RecursionError:
         raise _too_deep(path) from None
     if not isinstance(node, yaml.MappingNode):
-        raise Entry(None, str(path), 1).problem("expected a mapping with `levels`, `memory` and `networks`")
+        raise DocumentEntry(None, str(path), 1).problem("expected a mapping with `levels`, `memory` and `networks`")
     try:
         return _Reader(str(path)).entry(node, 1, "")
     except RecursionError:
@@ -131,7 +135,7 @@ def _too_deep(path: Path) -> MachineFileError:
     )
 
 
-def merge(base: Entry, over: Entry) -> Entry:
+def merge(base: DocumentEntry, over: DocumentEntry) -> DocumentEntry:
     """`over` where it has a value, `base` elsewhere; an empty value removes the base's."""
     if not isinstance(base.value, dict) or not isinstance(over.value, dict):
         return over
@@ -144,7 +148,7 @@ def merge(base: Entry, over: Entry) -> Entry:
     return replace(over, value=merged)
 
 
-def read(path: Path, locate: Callable[[str, Path], Path | None]) -> Entry:
+def read(path: Path, locate: Callable[[str, Path], Path | None]) -> DocumentEntry:
     """The description at `path` with everything it extends.
 
     Args:
@@ -157,7 +161,7 @@ def read(path: Path, locate: Callable[[str, Path], Path | None]) -> Entry:
     return _read(path, locate, ())
 
 
-def _read(path: Path, locate: Callable[[str, Path], Path | None], seen: tuple[Path, ...]) -> Entry:
+def _read(path: Path, locate: Callable[[str, Path], Path | None], seen: tuple[Path, ...]) -> DocumentEntry:
     document = _parse(path)
     extends = document.value.pop("extends", None)
     if extends is None:

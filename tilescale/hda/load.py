@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tilescale.errors import MachineFileError, UnknownMachineError, check_type, did_you_mean
 from tilescale.hda import topology, units
-from tilescale.hda.document import Entry, merge, read
+from tilescale.hda.document import DocumentEntry, merge, read
 from tilescale.hda.machine import Machine
 from tilescale.hda.model import Network
 from tilescale.hda.reader import Reader
@@ -62,7 +62,7 @@ def derive(base: str, name: str, changes: Mapping[str, object]) -> Machine:
         name: the new machine's.
         changes: nested fields as in a description; None removes a section.
     """
-    document = merge(read(BUILT_IN / f"{base}.yaml", _locate), Entry.of(changes, f"<{name}>"))
+    document = merge(read(BUILT_IN / f"{base}.yaml", _locate), DocumentEntry.of(changes, f"<{name}>"))
     return _from_document(document, name, "")
 
 
@@ -70,7 +70,7 @@ def _load(path: Path) -> Machine:
     return _from_document(read(path, _locate), path.stem, str(path))
 
 
-def _from_document(document: Entry, name: str, file: str) -> Machine:
+def _from_document(document: DocumentEntry, name: str, file: str) -> Machine:
     reader = Reader(_program_clock(document))
     machine = reader.section(Machine, document, name=name, file=file)
     problems = reader.problems or list(check(machine, document))
@@ -82,7 +82,7 @@ def _from_document(document: Entry, name: str, file: str) -> Machine:
     return replace(machine, networks=networks, memory=memory)
 
 
-def _program_clock(document: Entry) -> float | None:
+def _program_clock(document: DocumentEntry) -> float | None:
     """The clock that per-clock quantities refer to; read first, since they may precede it."""
     levels = document.find("levels").value
     for level in levels.values() if isinstance(levels, dict) else ():

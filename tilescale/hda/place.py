@@ -13,13 +13,13 @@ from tilescale.hda.description import Description
 from tilescale.hda.model import Level, Network
 from tilescale.hda.units import format_count
 
-__all__ = ["Place", "locate"]
+__all__ = ["UnitPlace", "locate"]
 
 Sizes = Mapping[str, int | Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Place:
+class UnitPlace:
     """A unit and all units that hold it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Place:
         return number % self.size(net)
 
 
-def locate(machine: Description, level: str, number: int, sizes: Sizes) -> Place:
+def locate(machine: Description, level: str, number: int, sizes: Sizes) -> UnitPlace:
     """The place of unit `number` of `level` in a launch of `sizes`; see `Machine.path` for both.
 
     Raises:
@@ -77,15 +77,17 @@ def locate(machine: Description, level: str, number: int, sizes: Sizes) -> Place
         per_unit = math.ceil(launched / clusters[level])
         outer, inner = divmod(number, per_unit)
         first = locate(machine, program.name, outer * launched + inner * clusters[level], sizes)
-        return Place(machine, {k: v for k, v in first.numbers.items() if k != program.name}, first.spans, clusters)
+        return UnitPlace(machine, {k: v for k, v in first.numbers.items() if k != program.name}, first.spans, clusters)
     return _locate_unit(machine, here, number, sizes, clusters)
 
 
-def _inside(place: Place, level: str, number: int) -> Place:
-    return Place(place.machine, {level: number, **place.numbers}, place.spans, place.clusters)
+def _inside(place: UnitPlace, level: str, number: int) -> UnitPlace:
+    return UnitPlace(place.machine, {level: number, **place.numbers}, place.spans, place.clusters)
 
 
-def _locate_unit(machine: Description, here: Level, number: int, sizes: Sizes, clusters: Mapping[str, int]) -> Place:
+def _locate_unit(
+    machine: Description, here: Level, number: int, sizes: Sizes, clusters: Mapping[str, int]
+) -> UnitPlace:
     chain = [at for at in machine.levels[machine.index(here.name) :] if at.kind != "cluster"]
     rest, digits = number, {}
     for at in chain:
@@ -104,7 +106,7 @@ def _locate_unit(machine: Description, here: Level, number: int, sizes: Sizes, c
         outer = outer * spans[at.name] + digit
         numbers[at.name] = outer
     ordered = {name: numbers[name] for name in machine.level_names if name in numbers}
-    return Place(machine, ordered, spans, clusters)
+    return UnitPlace(machine, ordered, spans, clusters)
 
 
 def _built(machine: Description, at: Level, digit: int, sizes: Sizes) -> tuple[int, int]:

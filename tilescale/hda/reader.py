@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tilescale.errors import MachineFileError, did_you_mean
 from tilescale.hda import schema, units
-from tilescale.hda.document import Entry
+from tilescale.hda.document import DocumentEntry
 
 __all__ = ["Reader"]
 
@@ -31,7 +31,7 @@ class Reader:
         self.bandwidth: float | None = None
         self.problems: list[MachineFileError] = []
 
-    def section(self, cls: type[Section], entry: Entry, **given: Any) -> Section:
+    def section(self, cls: type[Section], entry: DocumentEntry, **given: Any) -> Section:
         """An instance of `cls` from a mapping; invalid fields are set to None and listed in `problems`."""
         fields = schema.of(cls)
         below = self._below(entry, fields)
@@ -49,7 +49,7 @@ class Reader:
         self.clock, self.bandwidth = outer
         return cls(**values)
 
-    def _below(self, entry: Entry, fields: Mapping[str, Any]) -> dict[str, Entry]:
+    def _below(self, entry: DocumentEntry, fields: Mapping[str, Any]) -> dict[str, DocumentEntry]:
         if not isinstance(entry.value, dict):
             self.problems.append(entry.problem(f"expected a section with {', '.join(fields)}, found {_show(entry)}"))
             return {}
@@ -59,9 +59,9 @@ class Reader:
                 self.problems.append(below.problem("there is no such field", hint=hint))
         return {name: below for name, below in entry.value.items() if name in fields}
 
-    def _read(self, entry: Entry, field: dataclasses.Field[Any]) -> Any:
+    def _read(self, entry: DocumentEntry, field: dataclasses.Field[Any]) -> Any:
         kind = field.metadata["kind"]
-        read: Callable[[Entry, Mapping[str, Any]], Any] = getattr(self, f"_{kind}", self._quantity)
+        read: Callable[[DocumentEntry, Mapping[str, Any]], Any] = getattr(self, f"_{kind}", self._quantity)
         try:
             return read(entry, field.metadata)
         except ValueError as error:
@@ -71,63 +71,63 @@ class Reader:
 
     # One method per kind of field that is not a quantity. A bare ValueError means "not what the schema describes".
 
-    def _quantity(self, entry: Entry, metadata: Mapping[str, Any]) -> float:
+    def _quantity(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> float:
         return units.parse(entry.value, metadata["kind"], self.clock)
 
-    def _text(self, entry: Entry, metadata: Mapping[str, Any]) -> str:
+    def _text(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> str:
         _expect(isinstance(entry.value, str | int | float) and not isinstance(entry.value, bool))
         return str(entry.value).strip()
 
     _level = _layer = _text
 
-    def _integer(self, entry: Entry, metadata: Mapping[str, Any]) -> int:
+    def _integer(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> int:
         _expect(type(entry.value) is int and 0 < entry.value <= schema.MOST)
         return int(entry.value)
 
-    def _boolean(self, entry: Entry, metadata: Mapping[str, Any]) -> bool:
+    def _boolean(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> bool:
         _expect(type(entry.value) is bool)
         return bool(entry.value)
 
-    def _fraction(self, entry: Entry, metadata: Mapping[str, Any]) -> float:
+    def _fraction(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> float:
         _expect(type(entry.value) in (int, float) and 0 < entry.value <= 1)
         return float(entry.value)
 
-    def _choice(self, entry: Entry, metadata: Mapping[str, Any]) -> str:
+    def _choice(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> str:
         _expect(entry.value in metadata["among"])
         return str(entry.value)
 
-    def _choices(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    def _choices(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> tuple[str, ...]:
         names = self._names(entry, metadata)
         _expect(set(names) <= set(metadata["among"]))
         return names
 
-    def _names(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    def _names(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> tuple[str, ...]:
         _expect(isinstance(entry.value, list) and all(isinstance(item.value, str) for item in entry.value))
         return tuple(item.value for item in entry.value)
 
-    def _integers(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    def _integers(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> tuple[int, ...]:
         _expect(isinstance(entry.value, list) and bool(entry.value))
         return tuple(self._integer(item, metadata) for item in entry.value)
 
-    def _pair(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[int, int]:
+    def _pair(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> tuple[int, int]:
         _expect(isinstance(entry.value, list) and [type(item.value) for item in entry.value] == [int, int])
         return entry.value[0].value, entry.value[1].value
 
-    def _rates(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    def _rates(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
         _expect(isinstance(entry.value, dict) and bool(entry.value))
         for dtype, item in entry.value.items():
             if not units.is_dtype(dtype):
                 self.problems.append(item.problem("there is no such data type", hint=f"such as {units.DTYPES}"))
         return tuple((dtype, self._rate_of(item)) for dtype, item in entry.value.items())
 
-    def _rate_of(self, entry: Entry) -> float:
+    def _rate_of(self, entry: DocumentEntry) -> float:
         try:
             return units.parse(entry.value, "rate", self.clock)
         except ValueError as error:
             self.problems.append(entry.problem(f"{error}, found {_show(entry)}"))
             return 0.0
 
-    def _share(self, entry: Entry, metadata: Mapping[str, Any]) -> float:
+    def _share(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> float:
         text = entry.value
         if not isinstance(text, str) or not text.rstrip().endswith("%"):
             return units.parse(text, "bandwidth", self.clock)
@@ -135,14 +135,14 @@ class Reader:
         _expect(0 < percent <= 100)
         return percent / 100 * (self.bandwidth or 0.0)
 
-    def _section(self, entry: Entry, metadata: Mapping[str, Any]) -> Any:
+    def _section(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> Any:
         return self.section(metadata["of"], entry)
 
-    def _named(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _named(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> tuple[Any, ...]:
         _expect(isinstance(entry.value, dict))
         return tuple(self.section(metadata["of"], below, name=name) for name, below in entry.value.items())
 
-    def _list(self, entry: Entry, metadata: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _list(self, entry: DocumentEntry, metadata: Mapping[str, Any]) -> tuple[Any, ...]:
         _expect(isinstance(entry.value, list))
         return tuple(self.section(metadata["of"], below) for below in entry.value)
 
@@ -152,7 +152,7 @@ def _expect(holds: bool) -> None:
         raise ValueError
 
 
-def _show(entry: Entry) -> str:
+def _show(entry: DocumentEntry) -> str:
     if isinstance(entry.value, dict):
         return "a section"
     if isinstance(entry.value, list):

@@ -17,7 +17,7 @@ from tilescale.errors import NoPathError, UnsupportedError
 from tilescale.hda import query, topology
 from tilescale.hda.description import Description
 from tilescale.hda.model import Mechanism, Network
-from tilescale.hda.place import Place, locate
+from tilescale.hda.place import UnitPlace, locate
 
 __all__ = ["Endpoint", "Hop", "Path", "path"]
 
@@ -157,7 +157,7 @@ def _typical_time(hops: tuple[Hop, ...]) -> float:
     return sum(hop.latency for hop in hops) + TYPICAL_BYTES / min(hop.bandwidth for hop in hops)
 
 
-def _between_thread_groups(machine: Description, level: str, a: int, b: int, at_a: Place, at_b: Place) -> Path:
+def _between_thread_groups(machine: Description, level: str, a: int, b: int, at_a: UnitPlace, at_b: UnitPlace) -> Path:
     program = machine.program_level.name
     if at_a[program] != at_b[program]:
         raise NoPathError(
@@ -168,7 +168,7 @@ def _between_thread_groups(machine: Description, level: str, a: int, b: int, at_
     return Path(level, a, b, (), layer.bandwidth or float("inf"), layer.latency, (), layer.name)
 
 
-def _through(machine: Description, level: str, net: Network, at_a: Place, at_b: Place) -> tuple[Hop, ...]:
+def _through(machine: Description, level: str, net: Network, at_a: UnitPlace, at_b: UnitPlace) -> tuple[Hop, ...]:
     """The route over one network, or () where it does not connect the two."""
     if net.level not in at_a or at_a[net.level] == at_b[net.level]:
         return ()
@@ -193,7 +193,7 @@ def _through(machine: Description, level: str, net: Network, at_a: Place, at_b: 
     )
 
 
-def _search(machine: Description, level: str, at_a: Place, at_b: Place) -> tuple[Hop, ...]:
+def _search(machine: Description, level: str, at_a: UnitPlace, at_b: UnitPlace) -> tuple[Hop, ...]:
     """The shortest route over several networks, or () if there is none."""
     apart = [name for name in at_a if at_a[name] != at_b[name]]
     physical = [n for n in machine.networks if n.level in apart and machine.level(n.level).kind == "unit"]
@@ -232,7 +232,7 @@ def _all_hops(machine: Description, net: Network) -> Iterator[Hop]:
             yield Hop(net.name, units[i], units[j], topology.width(net, i, j), net.latency)
 
 
-def _no_path(machine: Description, level: str, a: int, b: int, at_a: Place, at_b: Place) -> NoPathError:
+def _no_path(machine: Description, level: str, a: int, b: int, at_a: UnitPlace, at_b: UnitPlace) -> NoPathError:
     hints = []
     for net in machine.networks:
         if net.level in at_a and net.within is not None and at_a[net.within] != at_b[net.within]:

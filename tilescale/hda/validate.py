@@ -10,7 +10,7 @@ from keyword import iskeyword
 from tilescale.errors import MachineFileError, one
 from tilescale.hda import query
 from tilescale.hda.description import Description
-from tilescale.hda.document import Entry
+from tilescale.hda.document import DocumentEntry
 from tilescale.hda.model import KINDS, OPERATIONS, Level, MemoryLayer, Network
 
 __all__ = ["check"]
@@ -34,7 +34,7 @@ TAKEN = ("threads", "prelude", "cluster_dims", "in_order")
 _NEEDED = {"thread_group": "threads", "program": "count", "cluster": "max_size", "unit": "count"}
 
 
-def check(machine: Description, document: Entry) -> Iterator[MachineFileError]:
+def check(machine: Description, document: DocumentEntry) -> Iterator[MachineFileError]:
     """Every problem of a machine whose fields are right one by one; each names its file, line and field."""
     found = list(_levels(machine, document))
     yield from found
@@ -47,7 +47,7 @@ def check(machine: Description, document: Entry) -> Iterator[MachineFileError]:
         yield from _network(machine, net, document.find(f"networks.{net.name}"))
 
 
-def _levels(machine: Description, document: Entry) -> Iterator[MachineFileError]:
+def _levels(machine: Description, document: DocumentEntry) -> Iterator[MachineFileError]:
     for level in machine.levels:
         entry = document.find(f"levels.{level.name}")
         if not level.name.isidentifier() or iskeyword(level.name) or level.name in TAKEN:
@@ -64,7 +64,7 @@ def _levels(machine: Description, document: Entry) -> Iterator[MachineFileError]
     yield from _group_sizes(machine, document.find("levels"))
 
 
-def _level_order(machine: Description, levels: Entry) -> Iterator[MachineFileError]:
+def _level_order(machine: Description, levels: DocumentEntry) -> Iterator[MachineFileError]:
     programs = [level.name for level in machine.levels if level.kind == "program"]
     if len(programs) != 1:
         named = f"found {', '.join(programs)}" if programs else "found none"
@@ -77,7 +77,7 @@ def _level_order(machine: Description, levels: Entry) -> Iterator[MachineFileErr
             )
 
 
-def _group_sizes(machine: Description, levels: Entry) -> Iterator[MachineFileError]:
+def _group_sizes(machine: Description, levels: DocumentEntry) -> Iterator[MachineFileError]:
     groups = [level for level in machine.levels if level.kind == "thread_group" and level.threads]
     for fine, coarse in zip(groups, groups[1:], strict=False):
         if not _multiple(coarse.threads, fine.threads):
@@ -90,13 +90,13 @@ def _multiple(coarse: int | None, fine: int | None) -> bool:
     return bool(coarse and fine and coarse > fine and coarse % fine == 0)
 
 
-def _named(level: str | None, levels: Sequence[Level], entry: Entry, what: str) -> Iterator[MachineFileError]:
+def _named(level: str | None, levels: Sequence[Level], entry: DocumentEntry, what: str) -> Iterator[MachineFileError]:
     names = [at.name for at in levels]
     if level is not None and level not in names:
         yield entry.problem(f"expected {what}: {', '.join(names) or 'there is none'}; found {level!r}")
 
 
-def _layer(machine: Description, layer: MemoryLayer, entry: Entry) -> Iterator[MachineFileError]:
+def _layer(machine: Description, layer: MemoryLayer, entry: DocumentEntry) -> Iterator[MachineFileError]:
     owners = [level for level in machine.levels if level.kind in ("program", "unit")]
     groups = [level for level in machine.levels if level.kind == "thread_group"]
     yield from _named(layer.level, owners, entry.find("level"), "a program or unit level of this machine")
@@ -109,7 +109,7 @@ def _layer(machine: Description, layer: MemoryLayer, entry: Entry) -> Iterator[M
         yield entry.find("sustained").problem("more than the layer's peak `bandwidth`")
 
 
-def _layers(machine: Description, document: Entry) -> Iterator[MachineFileError]:
+def _layers(machine: Description, document: DocumentEntry) -> Iterator[MachineFileError]:
     memory = document.find("memory")
     for scope in ("fragment", "shared", "global"):
         holders = [layer.name for layer in machine.memory if scope in layer.scopes]
@@ -119,7 +119,7 @@ def _layers(machine: Description, document: Entry) -> Iterator[MachineFileError]
             )
 
 
-def _network(machine: Description, net: Network, entry: Entry) -> Iterator[MachineFileError]:
+def _network(machine: Description, net: Network, entry: DocumentEntry) -> Iterator[MachineFileError]:
     linked = [level for level in machine.levels if level.kind != "thread_group"]
     yield from _named(
         net.level, linked, entry.find("level"), "a level of this machine that is not of kind thread_group"
@@ -141,7 +141,7 @@ def _network(machine: Description, net: Network, entry: Entry) -> Iterator[Machi
     yield from _mechanisms(net, entry.find("mechanisms"))
 
 
-def _mechanisms(net: Network, entry: Entry) -> Iterator[MachineFileError]:
+def _mechanisms(net: Network, entry: DocumentEntry) -> Iterator[MachineFileError]:
     if not net.mechanisms:
         yield entry.problem("expected at least one mechanism")
     for mechanism in net.mechanisms:
@@ -154,7 +154,7 @@ def _mechanisms(net: Network, entry: Entry) -> Iterator[MachineFileError]:
                 yield here.find(operation).problem("more than the network's `bandwidth`, which is the peak")
 
 
-def _links(machine: Description, net: Network, entry: Entry) -> Iterator[MachineFileError]:
+def _links(machine: Description, net: Network, entry: DocumentEntry) -> Iterator[MachineFileError]:
     count = query.count(machine, net.level, net.within)
     if (net.topology in ("mesh", "torus")) != bool(net.dims):
         yield entry.find("dims").problem("a mesh or torus needs `dims`, and nothing else has them")

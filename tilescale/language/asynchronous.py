@@ -15,7 +15,7 @@ from tilescale.hda.units import format_count
 from tilescale.language.checks import check_alike, expanded
 from tilescale.language.context import Context, extents_of, here, plain
 from tilescale.language.signal import check_comparison, flag_region, flag_value, flags_region
-from tilescale.program.asynchronous import Parts, owns_a_queue, part_of
+from tilescale.program.asynchronous import PartLayout, owns_a_queue, part_of
 from tilescale.program.ops import RANK
 
 
@@ -86,7 +86,7 @@ def check_fixed(context: Context, regions: Sequence[ir.Call], values: Sequence[A
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 
-def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int, chunk: Any) -> Parts:
+def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call, dim: int, chunk: Any) -> PartLayout:
     """Check the tensors of a started collective, and return the layout of its parts.
 
     Raises:
@@ -122,9 +122,9 @@ def check_parts(context: Context, level: Level, source: ir.Call, target: ir.Call
     return check(context, level, source, target, axis)
 
 
-def _check_gather(context: Context, level: Level, source: ir.Call, target: ir.Call, axis: int) -> Parts:
+def _check_gather(context: Context, level: Level, source: ir.Call, target: ir.Call, axis: int) -> PartLayout:
     part, whole = extents_of(source), extents_of(target)
-    parts, size = Parts.of(part, whole, axis), context.extent(level)
+    parts, size = PartLayout.of(part, whole, axis), context.extent(level)
     wanted = parts.whole(part, size)
     if not _may_be(whole, wanted):
         raise ShapeError(
@@ -138,7 +138,7 @@ def _check_gather(context: Context, level: Level, source: ir.Call, target: ir.Ca
     return parts
 
 
-def _check_exchange(context: Context, level: Level, source: ir.Call, target: ir.Call, axis: int) -> Parts:
+def _check_exchange(context: Context, level: Level, source: ir.Call, target: ir.Call, axis: int) -> PartLayout:
     a, b = extents_of(source), extents_of(target)
     size = context.extent(level)
     left = ir.constant(ir.int_node(a[axis]) % ir.int_node(size))
@@ -156,10 +156,10 @@ def _check_exchange(context: Context, level: Level, source: ir.Call, target: ir.
             hint="give the result a tensor of its own",
             where=here(),
         )
-    return Parts.of(part_of(a, size, axis), a, axis)
+    return PartLayout.of(part_of(a, size, axis), a, axis)
 
 
-def _check_own(level: Level, parts: Parts, source: ir.Call, target: ir.Call) -> None:
+def _check_own(level: Level, parts: PartLayout, source: ir.Call, target: ir.Call) -> None:
     """Check that a part in place is at its position."""
     (buffer, mine, part), (other, whole, _) = ir.region_parts(source), ir.region_parts(target)
     if buffer.data != other.data:
@@ -175,7 +175,7 @@ def _check_own(level: Level, parts: Parts, source: ir.Call, target: ir.Call) -> 
         )
 
 
-def _own(name: str, parts: Parts, part: list[Any]) -> str:
+def _own(name: str, parts: PartLayout, part: list[Any]) -> str:
     rows = part[parts.rows]
     joined = ["rank", f"0:{rows}"] if parts.slots else [f"rank * {rows} : (rank + 1) * {rows}"]
     return f"{name}[{', '.join([*[':'] * parts.lead, *joined, *[':'] * (len(part) - parts.rows - 1)])}]"

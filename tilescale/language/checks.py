@@ -23,7 +23,7 @@ from tilescale.errors import (
 from tilescale.hda import Level, Network
 from tilescale.hda.query import advice_at_the_end
 from tilescale.language.context import Context, here, plain
-from tilescale.program.grids import Grid, Unknown
+from tilescale.program.grids import GridValues, UnknownValue
 from tilescale.program.operations import Rank
 from tilescale.program.ops import RANK, REDUCTIONS
 
@@ -195,8 +195,8 @@ def check_whole_warps(context: Context) -> None:
     known = {var: number // step % n for var, step, n in zip(indices, steps, extents, strict=False)}
     for condition in trace.conditions():
         try:
-            taken = np.broadcast_to(Grid(context.threads, known).value(expanded(condition), {}), number.shape)
-        except Unknown:
+            taken = np.broadcast_to(GridValues(context.threads, known).value(expanded(condition), {}), number.shape)
+        except UnknownValue:
             continue
         split = [w for w in np.split(taken, range(warp, context.threads, warp)) if w.any() != w.all()]
         if split and taken.dtype == bool:

@@ -20,7 +20,7 @@ from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, Product, add_bias, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, GemmSpec, add_bias, tiling
 from tilescale.ops.unfused import product
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
@@ -62,7 +62,7 @@ def all_gather_columns_matmul(
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     """The product of the gathered columns."""
     team, (M, K), N = team_of(group), a.shape, b.shape[1]
-    job = strategy.Job("all_gather", M, (N,), K, a.dtype)
+    job = strategy.CollectiveGemm("all_gather", M, (N,), K, a.dtype)
     if not M or K % DEPTH or N % MULTIPLE or not strategy.overlaps(job, team):
         return product(operator_of("all_gather")(a, 1, group), b, bias, None)
     right, transposed = operand(b)
@@ -77,7 +77,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
 
 @chosen
 def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Kernel:
-    return kernel(program, team, Product(N, K, dtype, tiling(rows, 1, N, transposed), transposed, biased))
+    return kernel(program, team, GemmSpec(N, K, dtype, tiling(rows, 1, N, transposed), transposed, biased))
 
 
 @_operator.register_fake
@@ -102,7 +102,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def program(size: int, of: Product) -> Any:
+def program(size: int, of: GemmSpec) -> Any:
     """A tile goes through the local part of the inner dimension, then through those of others. `of.K`: of a part."""
     N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
 

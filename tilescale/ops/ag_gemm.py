@@ -41,10 +41,10 @@ from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
     ROWS,
     TURNS,
-    Product,
+    GemmSpec,
     at_once,
-    beside_stores,
     compiled_rows,
+    concurrent_stores,
     slices,
     takes_turns,
     tiling,
@@ -236,7 +236,7 @@ def _products(
     """The results, followed by the gathered rows if they are to be kept."""
     columns = tuple(w.shape[1] for w in weights)
     ending = strategy.GATING if gated else strategy.ACTIVATING if activation else 0.0
-    job = strategy.Job("all_gather", a.shape[0], columns, a.shape[1], a.dtype, gated, ending)
+    job = strategy.CollectiveGemm("all_gather", a.shape[0], columns, a.shape[1], a.dtype, gated, ending)
     if a.nbytes and not strategy.overlaps(job, team):
         biases = [None] * len(weights) if bias is None else bias.split(columns)
         return gathered_products(a, weights, biases, scales, keeps, team, partial(_ended, activation, gated))
@@ -304,9 +304,9 @@ def _kernel(
     gated: bool,
 ) -> Kernel:
     tiles = tiling(rows, team.size, N, transposed, 1 + gated)
-    of = Product(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
+    of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
     if takes_turns(rows, TURNS) and not of.scaled:
-        return kernel(in_turns, team, beside_stores(of), at_once(), gathers, compiled_rows(rows))
+        return kernel(in_turns, team, concurrent_stores(of), at_once(), gathers, compiled_rows(rows))
     return kernel(program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1)
 
 

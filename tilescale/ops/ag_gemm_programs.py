@@ -10,7 +10,7 @@ import tilescale.language as T
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.products import (
     CHUNKS,
-    Product,
+    GemmSpec,
     activate,
     add_bias,
     gate,
@@ -20,7 +20,7 @@ from tilescale.ops.products import (
 )
 
 
-def program(size: int, of: Product, gathers: bool, slices: int = 1) -> Any:
+def program(size: int, of: GemmSpec, gathers: bool, slices: int = 1) -> Any:
     """Own rows first, then those of the others as they arrive; or, if it does not gather, as they are there.
 
     `slices`: number of slices of columns in which the rows of a shard of one chunk are sent.
@@ -62,7 +62,7 @@ def program(size: int, of: Product, gathers: bool, slices: int = 1) -> Any:
     return all_gather_matmul
 
 
-def in_turns(size: int, of: Product, blocks: int, gathers: bool, known: int | None = None) -> Any:
+def in_turns(size: int, of: GemmSpec, blocks: int, gathers: bool, known: int | None = None) -> Any:
     """`program` as a persistent grid: as many blocks as run at once iterate over the tiles.
 
     A block loads the next tile while it stores this one. As many blocks again take the rows of others. `known`: the
@@ -122,7 +122,7 @@ def send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices=1):
                 T.copy(A[0, :, first:last], G[rank, :, first:last], dst=(rank + step) % size, signal=arrived[rank, i])
 
 
-def tiles_of(of: Product) -> tuple[Any, ...]:
+def tiles_of(of: GemmSpec) -> tuple[Any, ...]:
     """On-chip tiles of a block: pipeline stages of a and b, sums, the stored tile; b and sums again if it is gated."""
     tiles = of.tiles
     a = T.alloc((tiles.m, of.depth), of.dtype, level="l1")

@@ -43,13 +43,13 @@ def received_first(parts: list[slice], collective: Callable[[slice], Any], work:
     """Apply work to the result of a collective, chunk by chunk; the next chunk's collective runs concurrently."""
     if len(parts) == 1:
         return [work(collective(parts[0]))]
-    beside, made = _Beside(), []
+    side, made = _ConcurrentStream(), []
     for part in parts:
-        with beside.stream():
-            brought = beside.keep(collective(part))
-        beside.main_waits()
+        with side.stream():
+            brought = side.keep(collective(part))
+        side.main_waits()
         made.append(work(brought))
-    beside.main_waits()
+    side.main_waits()
     return made
 
 
@@ -59,17 +59,17 @@ def sent_after(
     """The rows that a collective makes of what work made, chunk by chunk; work on the next one is done meanwhile."""
     if len(parts) == 1:
         return collective(work(parts[0]), parts[0])
-    beside, rows = _Beside(), []
+    side, rows = _ConcurrentStream(), []
     for part in parts:
-        made = beside.keep(work(part))
-        beside.waits_for_main()
-        with beside.stream():
+        made = side.keep(work(part))
+        side.waits_for_main()
+        with side.stream():
             rows.append(collective(made, part))
-    beside.main_waits()
+    side.main_waits()
     return torch.cat(rows)
 
 
-class _Beside:
+class _ConcurrentStream:
     """A stream of collectives concurrent with the current one; tensors shared by the two are kept alive."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.key_cache import (
     KEYS,
-    Cache,
+    CacheLayout,
     cache_of,
     check_cache,
     check_scale,
@@ -250,8 +250,8 @@ def program(
     is_latent: bool,
     own_heads: bool,
     scale: float,
-    of_k: Cache,
-    of_v: Cache,
+    of_k: CacheLayout,
+    of_v: CacheLayout,
 ) -> Any:
     """A grid for `splits` parts of the keys; then one of `blocks`, as many as a device holds, exchanges and merges.
 

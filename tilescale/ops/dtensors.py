@@ -54,7 +54,7 @@ def is_dtensor(x: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Lies:
+class DTensorPlacement:
     """Placement of a DTensor, by which a shard becomes another DTensor."""
 
     mesh: Any
@@ -63,7 +63,7 @@ class Lies:
     stride: Any
 
     @classmethod
-    def of(cls, x: Any) -> Lies:
+    def of(cls, x: Any) -> DTensorPlacement:
         """The placement of a DTensor."""
         return cls(x.device_mesh, x.placements, x.shape, x.stride())
 

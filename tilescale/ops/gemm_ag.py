@@ -20,7 +20,7 @@ from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.products import CHUNK, CHUNKS, ROWS, Product, add_bias, in_parts, multiply, tiling
+from tilescale.ops.products import CHUNK, CHUNKS, ROWS, GemmSpec, add_bias, in_parts, multiply, tiling
 from tilescale.ops.unfused import product
 from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
@@ -60,7 +60,7 @@ def matmul_all_gather(
 def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group: str) -> torch.Tensor:
     """The gathered columns."""
     team, (M, K), N = team_of(group), a.shape, b.shape[1]
-    job = strategy.Job("reduce_scatter", M, (N,), K, a.dtype)  # each rank receives as much, and adds nothing
+    job = strategy.CollectiveGemm("reduce_scatter", M, (N,), K, a.dtype)  # each rank receives as much, and adds nothing
     if not M or K % MULTIPLE or N % MULTIPLE or not strategy.overlaps(job, team):
         return operator_of("all_gather")(product(a, b, bias, None), 1, group)
     right, transposed = operand(b)
@@ -75,7 +75,7 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
 @chosen
 def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Kernel:
     tiles = in_parts(tiling(rows, 1, N, transposed), rows)
-    return kernel(program, team, Product(N, K, dtype, tiles, transposed, biased))
+    return kernel(program, team, GemmSpec(N, K, dtype, tiles, transposed, biased))
 
 
 @_operator.register_fake
@@ -99,7 +99,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def program(size: int, of: Product) -> Any:
+def program(size: int, of: GemmSpec) -> Any:
     """Blocks that multiply into `G`, from where the queue sends, and blocks that put all columns into the result."""
     N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
 

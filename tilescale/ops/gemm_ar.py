@@ -33,7 +33,7 @@ from tilescale.ops.persistent import turns_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import (
     ROWS,
-    Product,
+    GemmSpec,
     add_bias,
     multiply,
     rescale,
@@ -121,7 +121,7 @@ def _summed(
 ) -> torch.Tensor:
     if not len(a):
         return a.new_empty(0, b.shape[1], dtype=result_type(a))
-    job = strategy.Job("allreduce", -(-len(a) // team.size), (b.shape[1],), a.shape[1], a.dtype)
+    job = strategy.CollectiveGemm("allreduce", -(-len(a) // team.size), (b.shape[1],), a.shape[1], a.dtype)
     if not strategy.overlaps(job, team):
         return summed_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team, out)
@@ -149,7 +149,7 @@ def _overlapped(
 @chosen
 def _kernel(team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool) -> Kernel:
     tiles, blocks = summed_tiling(rows, N, team.size)
-    return kernel(program, team, Product(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1]), blocks)
+    return kernel(program, team, GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1]), blocks)
 
 
 @_operator.register_fake
@@ -178,7 +178,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def program(size: int, of: Product, blocks: int) -> Any:
+def program(size: int, of: GemmSpec, blocks: int) -> Any:
     """The tiles of the sum, each by one block on every rank: `blocks` persistent blocks, or with 0 one block for each
     tile."""
     N, K, tiles, rows = of.N, of.K, of.tiles, T.dynamic("rows")

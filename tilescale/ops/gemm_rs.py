@@ -40,11 +40,11 @@ from tilescale.ops.products import (
     ROWS,
     SCALED_TURNS,
     SUM_TURNS,
-    Product,
+    GemmSpec,
     add_bias,
     at_once,
-    beside_stores,
     compiled_rows,
+    concurrent_stores,
     in_parts,
     load_scales,
     multiply,
@@ -129,7 +129,7 @@ def _scattered(
     team: Team,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    job = strategy.Job("reduce_scatter", len(a) // team.size, (b.shape[1],), a.shape[1], a.dtype)
+    job = strategy.CollectiveGemm("reduce_scatter", len(a) // team.size, (b.shape[1],), a.shape[1], a.dtype)
     if len(a) and not strategy.overlaps(job, team):
         return scattered_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team, out)
@@ -163,9 +163,9 @@ def _overlapped(
 @chosen
 def _kernel(team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool) -> Kernel:
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
-    of = Product(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
+    of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
     if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
-        return kernel(in_turns, team, beside_stores(of), at_once(), compiled_rows(rows))
+        return kernel(in_turns, team, concurrent_stores(of), at_once(), compiled_rows(rows))
     return kernel(program, team, of)
 
 
@@ -200,7 +200,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def in_turns(size: int, of: Product, blocks: int, known: int | None = None) -> Any:
+def in_turns(size: int, of: GemmSpec, blocks: int, known: int | None = None) -> Any:
     """`program` as a persistent grid: as many blocks as run at once iterate over the tiles.
 
     A block loads the next tile while it stores this one. `known`: the rows of a shard, if it is for no other number.
@@ -255,7 +255,7 @@ def in_turns(size: int, of: Product, blocks: int, known: int | None = None) -> A
     return matmul_reduce_scatter_in_turns
 
 
-def program(size: int, of: Product) -> Any:
+def program(size: int, of: GemmSpec) -> Any:
     """Remote rows go into `parts`, which the queue sends; local rows, added to the parts in `inbox`, into the
     result."""
     N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")

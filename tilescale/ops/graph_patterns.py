@@ -291,7 +291,7 @@ def _overlaps(x: Node, group: str) -> bool:
     a, b = (each.meta["val"] for each in product.args)
     rows, team = a.shape[0], team_of(group)
     expected = rows.node.hint if isinstance(rows, torch.SymInt) else rows
-    job = strategy.Job("allreduce", -(-expected // team.size), (b.shape[1],), a.shape[1], a.dtype)
+    job = strategy.CollectiveGemm("allreduce", -(-expected // team.size), (b.shape[1],), a.shape[1], a.dtype)
     return strategy.overlaps(job, team)
 
 

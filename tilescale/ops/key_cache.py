@@ -33,7 +33,7 @@ PAGES = (16, 256)
 """Keys of a page, at least and at most: multiples of the first, as tensor cores multiply."""
 
 
-class Cache(NamedTuple):
+class CacheLayout(NamedTuple):
     """Memory layout of a cache.
 
     Attributes:
@@ -103,14 +103,14 @@ def check_scale(name: str, scale: torch.Tensor | None, cache_name: str, cache: t
         raise ArgumentError(f"{name} has {scale.numel()} numbers", hint=f"give one for all, or {heads}")
 
 
-def cache_of(x: torch.Tensor, table: torch.Tensor | None) -> Cache:
+def cache_of(x: torch.Tensor, table: torch.Tensor | None) -> CacheLayout:
     """Memory layout of a checked cache."""
     if table is None:
-        return Cache(dtype_of(x))
-    return Cache(dtype_of(x), x.shape[1], x.stride(0) // x[0].numel() if len(x) > 1 else 1)
+        return CacheLayout(dtype_of(x))
+    return CacheLayout(dtype_of(x), x.shape[1], x.stride(0) // x[0].numel() if len(x) > 1 else 1)
 
 
-def in_memory(x: torch.Tensor, of: Cache) -> torch.Tensor:
+def in_memory(x: torch.Tensor, of: CacheLayout) -> torch.Tensor:
     """A cache as programs take it, with the pages between its own, if there are some."""
     if of.apart != 1:
         x = x.as_strided(((len(x) - 1) * of.apart + 1, *x.shape[1:]), (x[0].numel(), *x.stride()[1:]))
@@ -122,20 +122,20 @@ def table_of(table: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
     return unread(torch.int32, q.device)[1] if table is None else dense(table)
 
 
-def scales_of_heads(scale: torch.Tensor | None, heads: int, of: Cache, q: torch.Tensor) -> torch.Tensor:
+def scales_of_heads(scale: torch.Tensor | None, heads: int, of: CacheLayout, q: torch.Tensor) -> torch.Tensor:
     """The scale of each head of keys, (heads,), 1 by default; an unread dummy without scales."""
     if not of.is_narrow:
         return unread(torch.float32, q.device)[0]
     return q.new_ones(heads, dtype=torch.float32) if scale is None else dense(scale.reshape(-1).expand(heads))
 
 
-def room_for_keys(cache: Any, table: Any, of: Cache) -> Any:
+def room_for_keys(cache: Any, table: Any, of: CacheLayout) -> Any:
     """Keys that a sequence has at most, in a program."""
     return table.shape[1] * of.page if of.page else cache.shape[1]
 
 
 def load_keys(
-    cache: Any, table: Any, b: Any, at: Any, count: Any, head: Any, columns: slice, tile: Any, of: Cache
+    cache: Any, table: Any, b: Any, at: Any, count: Any, head: Any, columns: slice, tile: Any, of: CacheLayout
 ) -> None:
     """Columns of the keys of a step, in a program. Entries of the table after the last key are not read."""
     if not of.page:
@@ -148,7 +148,7 @@ def load_keys(
         load_of_page(cache, table, b, at, count, head, columns.start + column, tile, (row, high), (column, each), of)
 
 
-def stages(of: Cache, is_latent: bool) -> int:
+def stages(of: CacheLayout, is_latent: bool) -> int:
     """Steps whose keys are on chip at once."""
     return 1 if is_latent and of.together <= FEW and not of.is_narrow else 2
 

@@ -21,7 +21,7 @@ from tilescale.ops.layer_products import column_parallel, row_parallel, side_by_
 from tilescale.ops.operator import keep_machine, operator_of, with_machine
 
 if TYPE_CHECKING:
-    from tilescale.ops.siblings import Siblings
+    from tilescale.ops.siblings import SiblingResults
 
 TOKENS, FEATURES = -2, -1
 """The dimensions that are split over the ranks between layers, and inside of a pair of them."""
@@ -136,7 +136,7 @@ class ColumnParallelLinear(ParallelLinear):
     """
 
     cut = 0
-    _siblings: Siblings | None = None
+    _siblings: SiblingResults | None = None
 
     @collective
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ class ColumnParallelLinear(ParallelLinear):
         if self.sequence:
             return _gathered(self._given(x, TOKENS), layers)
         given = self._given(x, None)
-        given = given if is_dtensor(x) else _Everywhere.apply(given, self.group)
+        given = given if is_dtensor(x) else _ReplicatedInput.apply(given, self.group)
         if len(layers) == 1:
             return [_times(given, *self.parts(), self.float8)]
         weights, biases = _operands(layers)
@@ -218,7 +218,7 @@ def _part(whole: nn.Parameter, cut: int | None, group: Any, source: int | None) 
     return nn.Parameter(part, requires_grad=whole.requires_grad)
 
 
-class _Everywhere(torch.autograd.Function):
+class _ReplicatedInput(torch.autograd.Function):
     """A replicated input of layers that are split over the ranks: its gradient is the sum of the ranks' gradients."""
 
     @staticmethod

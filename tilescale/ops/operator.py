@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from tilescale.hda.current import current_machine, use_machine
-from tilescale.ops.dtensors import Lies, is_dtensor
-from tilescale.ops.repeated import Repeated, recorders
+from tilescale.ops.dtensors import DTensorPlacement, is_dtensor
+from tilescale.ops.repeated import RecordedCalls, recorders
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 """Classes of plain tensors."""
@@ -39,7 +39,7 @@ class Operator:
         _library.impl(name, self._called_by_dispatcher, "Autograd")
         self.name, self.function = name, _gives_no_views(function)
         self._dispatched = getattr(torch.ops.tilescale, name).default
-        self._repeated, self._repeated_backward = Repeated(self.function), Repeated(self._gradients)
+        self._repeated, self._repeated_backward = RecordedCalls(self.function), RecordedCalls(self._gradients)
         self._setup: Callable[..., None] | None = None
         self._gives_list = False
         _known[name] = self
@@ -149,7 +149,7 @@ def operator_of(name: str) -> Operator:
     return _known[name]
 
 
-class _Differentiated(torch.autograd.Function):
+class _AutogradStep(torch.autograd.Function):
     """A call of an operator as one step of autograd: that of `torch.library` takes the host several times as long."""
 
     @staticmethod
@@ -157,7 +157,7 @@ class _Differentiated(torch.autograd.Function):
         ctx: Any, operator: Operator, call: _Call, given: Sequence[Any], *tensors: torch.Tensor
     ) -> Any:
         ctx.operator, ctx.counts = operator, list(map(_count, given))
-        ctx.lies = [None if x.__class__ in PLAIN or not is_dtensor(x) else Lies.of(x) for x in tensors]
+        ctx.lies = [None if x.__class__ in PLAIN or not is_dtensor(x) else DTensorPlacement.of(x) for x in tensors]
         return operator.differentiated(ctx, call, [_shard(x) for x in given] if any(ctx.lies) else given)
 
     @staticmethod
@@ -169,7 +169,7 @@ class _Differentiated(torch.autograd.Function):
         return None, None, None, *(x if lies is None else lies.made_of(x) for x, lies in pairs)
 
 
-_apply = super(torch.autograd.Function, _Differentiated).apply
+_apply = super(torch.autograd.Function, _AutogradStep).apply
 """Without the check for functorch's tensors, which cannot occur at this call."""
 
 

@@ -94,8 +94,8 @@ def parallelize_module(
         made = shard.kind.shard(module.get_submodule(name), mesh, sequence=shard.sequence, **how)
         if shard.kind is ColumnParallelLinear and (shard.block is not None or not shard.sequence):
             # Layers that get all tokens are assumed to be siblings with one input, until a call shows otherwise.
-            beside = name.rpartition(".")[0], made.in_features, made.bias is None
-            siblings[shard.block if shard.sequence else beside].append(made)
+            single = name.rpartition(".")[0], made.in_features, made.bias is None
+            siblings[shard.block if shard.sequence else single].append(made)
     for layers in siblings.values():
         gather_once(*layers)
         lay_side_by_side(*layers)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from tilescale.ops.operator import PLAIN, differentiates, somebody_looks
-from tilescale.ops.repeated import Repeated
+from tilescale.ops.repeated import RecordedCalls
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,7 +24,7 @@ def plain_calls_repeat(function: F) -> F:
     Calls that a compiler, autograd, a mode or a profiler is to see are those of the function, and so are calls with
     tensors of another class.
     """
-    repeated = Repeated(lambda args, options: function(*args, **options))
+    repeated = RecordedCalls(lambda args, options: function(*args, **options))
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:

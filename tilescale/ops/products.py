@@ -50,7 +50,7 @@ ROWS = CHUNK * CHUNKS
 
 
 @dataclass(frozen=True)
-class Tiling:
+class GemmTiling:
     """Tile shape of a GEMM.
 
     Attributes:
@@ -113,7 +113,7 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class Product:
+class GemmSpec:
     """A GEMM of an operator without its rows: a @ b, and its epilogue.
 
     Attributes:
@@ -130,7 +130,7 @@ class Product:
     N: int
     K: int
     dtype: str
-    tiles: Tiling
+    tiles: GemmTiling
     transposed: bool
     biased: bool
     activation: str = ""
@@ -184,12 +184,12 @@ class Product:
 
 
 TILINGS = (
-    Tiling(128, 256, 1.0),
-    Tiling(128, 224, 0.97),
-    Tiling(128, 192, 0.95),
-    Tiling(128, 128, 0.85),
-    Tiling(64, 128, 0.6),
-    Tiling(64, 64, 0.45),
+    GemmTiling(128, 256, 1.0),
+    GemmTiling(128, 224, 0.97),
+    GemmTiling(128, 192, 0.95),
+    GemmTiling(128, 128, 0.85),
+    GemmTiling(64, 128, 0.6),
+    GemmTiling(64, 64, 0.45),
 )
 
 
@@ -207,7 +207,7 @@ def at_once() -> int:
     return machine.count(machine.program_level.name, machine.tensor_level.name)
 
 
-def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) -> Tiling:
+def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) -> GemmTiling:
     """The tiles with which a product of `shards` times `rows` rows and N columns takes the least time in waves.
 
     `products`: how many of one shape a block makes at once, which share its registers.
@@ -216,7 +216,7 @@ def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) 
     shares = [(t, replace(t, n=t.n // products)) for t in TILINGS]
     fits = [(t, own) for t, own in shares if own.n % 64 == 0 or (transposed and N % own.n == 0)]
 
-    def time(choice: tuple[Tiling, Tiling]) -> float:
+    def time(choice: tuple[GemmTiling, GemmTiling]) -> float:
         whole, own = choice
         tiles = shards * math.ceil(rows / own.m) * math.ceil(N / own.n)
         return math.ceil(tiles / blocks) * whole.m * whole.n / whole.rate
@@ -224,7 +224,7 @@ def tiling(rows: int, shards: int, N: int, transposed: bool, products: int = 1) 
     return min(fits, key=time)[1]
 
 
-def slices(rows: int, shards: int, tiles: Tiling, N: int, row_bytes: int) -> int:
+def slices(rows: int, shards: int, tiles: GemmTiling, N: int, row_bytes: int) -> int:
     """Slices of columns in which a shard of a is sent. One for a persistent grid: its rows arrive in chunks.
 
     Tiles that all run at once would wait for their rows as long as the last ones of a chunk take: 512 rows of each of
@@ -242,7 +242,7 @@ def takes_turns(rows: int, chunks: int) -> bool:
     return rows >= chunks * CHUNK
 
 
-def summed_tiling(rows: int, N: int, ranks: int) -> tuple[Tiling, int]:
+def summed_tiling(rows: int, N: int, ranks: int) -> tuple[GemmTiling, int]:
     """The tiles of a GEMM that are summed over the ranks, and the number of persistent blocks, 0 for one block a tile.
 
     What blocks sum last, nothing hides: so tiles are large only where there are many, and where all are made at once as
@@ -258,7 +258,7 @@ def summed_tiling(rows: int, N: int, ranks: int) -> tuple[Tiling, int]:
     deep = 2 if wide == TILINGS[-1].n else 1
     room = _room() - (high * wide * RESULT_BYTES if takes_turns else 0)
     stages = min(MOST_STAGES, room // (2 * DEPTH * deep * (high + wide)))
-    return Tiling(high, wide, _rate(high, wide), stages, deep=deep), blocks if takes_turns else 0
+    return GemmTiling(high, wide, _rate(high, wide), stages, deep=deep), blocks if takes_turns else 0
 
 
 def _rate(m: int, n: int) -> float:
@@ -272,7 +272,7 @@ def _room() -> int:
     return machine.capacity(machine.layer_for("shared").name) - BARRIERS
 
 
-def beside_stores(of: Product) -> Product:
+def concurrent_stores(of: GemmSpec) -> GemmSpec:
     """A GEMM whose tiles are stored concurrently with the steps of the next ones, which may leave space for fewer
     stages."""
     tiles = of.tiles
@@ -280,7 +280,7 @@ def beside_stores(of: Product) -> Product:
     return replace(of, tiles=replace(tiles, stages=min(tiles.stages, room // of.step_bytes)))
 
 
-def in_parts(tiles: Tiling, rows: int) -> Tiling:
+def in_parts(tiles: GemmTiling, rows: int) -> GemmTiling:
     """The tiles, in two groups at least where a shard has several chunks: one is sent while the next is multiplied.
 
     1024 rows of each of two H200, N 8192, K 3584: a product and its reduce-scatter take 193 us, as one group 219.

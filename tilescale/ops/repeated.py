@@ -27,7 +27,7 @@ KEPT = 256
 """Forms that are kept for the same arguments but for tensors, and such arguments: then all are forgotten."""
 
 
-class _Form:
+class _CallForm:
     """Calls of one form."""
 
     def __init__(self) -> None:
@@ -53,12 +53,12 @@ class _Form:
         return made
 
 
-class Repeated:
+class RecordedCalls:
     """A function of an operator, of plain tensors among other arguments, for which calls of a form are recorded."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
-        self._tables: dict[Any, tuple[CallForms, list[_Form]]] = {}
+        self._tables: dict[Any, tuple[CallForms, list[_CallForm]]] = {}
 
     def __call__(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
         """Call it; `tensors` are those among the arguments, and in lists, tuples and dictionaries there."""
@@ -80,7 +80,7 @@ class Repeated:
             if len(known) == KEPT:
                 forms.clear()
                 known.clear()
-            known.append(_Form())
+            known.append(_CallForm())
             number = len(known)
             forms.keep(number, tensors)
         return known[number - 1](self.function, given, tensors)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.dtensors import Lies, is_dtensor
+from tilescale.ops.dtensors import DTensorPlacement, is_dtensor
 from tilescale.ops.linear import ColumnParallelLinear, ParallelLinear, local_tensor
 
 
@@ -43,7 +43,7 @@ def gather_once(*layers: ColumnParallelLinear) -> None:
                 raise ArgumentError(f"layers[{i}] has {what} {one!r}, layers[0] {other!r}", hint="pass layers alike")
     if layers and not layers[0].sequence and layers[0].float8 is not None:
         return  # each layer has separate scales
-    siblings = Siblings(list(layers))
+    siblings = SiblingResults(list(layers))
     for layer in layers:
         object.__setattr__(layer, "_siblings", siblings)
 
@@ -57,11 +57,11 @@ def lay_side_by_side(*layers: ParallelLinear) -> None:
             parts = [local_tensor(x).detach() for x in given]
             joined = torch.cat(parts).split([len(part) for part in parts])
             for layer, x, part in zip(layers, given, joined, strict=True):
-                made = Lies.of(x).made_of(part) if is_dtensor(x) else part
+                made = DTensorPlacement.of(x).made_of(part) if is_dtensor(x) else part
                 setattr(layer, name, nn.Parameter(made, requires_grad=x.requires_grad))
 
 
-class Siblings:
+class SiblingResults:
     """Results of layers with the same input, until each layer has taken its own, or the input is no more."""
 
     def __init__(self, layers: list[ColumnParallelLinear]):
@@ -72,7 +72,7 @@ class Siblings:
         return self._layers
 
     def __setstate__(self, layers: list[ColumnParallelLinear]) -> None:
-        Siblings.__init__(self, layers)
+        SiblingResults.__init__(self, layers)
 
     def result(self, layer: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
         """A layer's output for a tensor."""

@@ -19,16 +19,16 @@ import numpy as np
 import torch
 
 from tilescale.collectives.record import TENSORS
-from tilescale.collectives.select import Wanted, everything, measured_times, seconds
+from tilescale.collectives.select import CollectiveQuery, everything, measured_times, seconds
 from tilescale.comm import Team
 from tilescale.cost.calibrated import in_force
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.layout import CHUNK_BYTES, dtype_name
-from tilescale.ops.products import CHUNK, RESULT_BYTES, Tiling, slices, summed_tiling, tiling
+from tilescale.ops.products import CHUNK, RESULT_BYTES, GemmTiling, slices, summed_tiling, tiling
 from tilescale.ops.whole_tensors import is_split
-from tilescale.passes.overlap.estimate import Travel, reduced
-from tilescale.passes.overlap.tile_cost import Work, bandwidth_of, places_of, rate_of
+from tilescale.passes.overlap.estimate import RowTransport, reduced
+from tilescale.passes.overlap.tile_cost import TileWork, bandwidth_of, places_of, rate_of
 
 KEPT = 4096
 """Decisions that are kept, those used last."""
@@ -36,7 +36,7 @@ KEPT = 4096
 BEGINS = 2
 """Number of starts of a grid or the queue, or of waits for the other, beyond those in the formulas of chunks."""
 
-BESIDE = ("one_shot", "two_shot")
+TILE_ALGORITHMS = ("one_shot", "two_shot")
 """Algorithms of tiles that are summed."""
 
 GATING, ACTIVATING = 2.5, 2.0
@@ -49,7 +49,7 @@ PASSED = 3
 """Number of memory accesses for each byte of a tile that is summed: the sent part, the received part, the sum."""
 
 
-class Library(NamedTuple):
+class TorchGemms(NamedTuple):
     """The GEMM kernels that PyTorch calls.
 
     Attributes:
@@ -64,7 +64,7 @@ class Library(NamedTuple):
     time: float
 
 
-CUBLAS = Library(
+CUBLAS = TorchGemms(
     ((64, 64, 0.75), (64, 128, 0.75), (128, 64, 0.75), (128, 128, 0.88), (192, 192, 0.9))
     + ((128, 192, 1.0), (192, 128, 1.0), (128, 256, 1.0), (256, 128, 1.0)),
     splits=4,
@@ -72,7 +72,7 @@ CUBLAS = Library(
 )
 """For two-byte types."""
 
-ROWWISE = Library(((64, 128, 0.55), (128, 128, 1.0)), splits=1, time=0.94)
+ROWWISE = TorchGemms(((64, 128, 0.55), (128, 128, 1.0)), splits=1, time=0.94)
 """For float8 with a scale for each row: up to 128 rows times 3840 x 7680 take 22 us on an H200, the time of one tile
 over all of K. Overlap does not compensate for the library's rate if little is moved for many operations: 10526 rows
 times 20480 x 7168 on two H200 take 2557 us sequentially, 2722 us overlapped."""
@@ -84,7 +84,7 @@ LATENCIES = 6
 """Memory latencies of a GEMM that nothing hides: descriptors, its first step, its last stores."""
 
 
-class Job(NamedTuple):
+class CollectiveGemm(NamedTuple):
     """A product with a collective.
 
     Attributes:
@@ -111,20 +111,20 @@ class Job(NamedTuple):
         return self.K * self.dtype.itemsize if self.collective == "all_gather" else sum(self.columns) * RESULT_BYTES
 
 
-def overlaps(job: Job, team: Team) -> bool:
+def overlaps(job: CollectiveGemm, team: Team) -> bool:
     """Whether a GEMM overlaps with its communication: never in float32 or between nodes, always where there is none."""
     return job.dtype is not torch.float32 and (team.size == 1 or _overlaps(current_machine(), job, team.size))
 
 
 @lru_cache(KEPT)
-def _overlaps(machine: Machine, job: Job, ranks: int) -> bool:
+def _overlaps(machine: Machine, job: CollectiveGemm, ranks: int) -> bool:
     if is_split(machine, ranks):
         return False
     known = in_force(machine)
-    return beside(known, job, ranks) < in_order(known, job, ranks)
+    return overlapped(known, job, ranks) < in_order(known, job, ranks)
 
 
-def in_order(machine: Machine, job: Job, ranks: int) -> float:
+def in_order(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
     """Seconds of the product of all rows and of the fastest collective of whole tensors, one after the other."""
     rows, N = job.rows * ranks, sum(job.columns)
     collective = _collective(machine, job.collective, ranks, rows * job.row_bytes)
@@ -135,7 +135,7 @@ def in_order(machine: Machine, job: Job, ranks: int) -> float:
     return sum(products) + collective + ending
 
 
-def _by_library(machine: Machine, job: Job, rows: int, N: int) -> float:
+def _by_library(machine: Machine, job: CollectiveGemm, rows: int, N: int) -> float:
     """Seconds of PyTorch's GEMM with a weight of N columns: its fastest tiles, at least the time to read weights."""
     library = ROWWISE if job.dtype.itemsize == 1 else CUBLAS
     places, waits = places_of(machine), _waits(machine)
@@ -155,7 +155,7 @@ def _by_library(machine: Machine, job: Job, rows: int, N: int) -> float:
     return max(fastest, _reading(machine, moved))
 
 
-def beside(machine: Machine, job: Job, ranks: int) -> float:
+def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
     """Seconds of the GEMM and of concurrent chunks or tiles; infinite where nothing moves them."""
     if job.collective == "allreduce":
         return _through_tiles(machine, job, ranks)
@@ -174,27 +174,27 @@ def beside(machine: Machine, job: Job, ranks: int) -> float:
     return begins + reduced(travel, chunk, work, everywhere=False, behind=False)
 
 
-def _through_tiles(machine: Machine, job: Job, ranks: int) -> float:
+def _through_tiles(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
     """Seconds until tiles are made and summed, those of the last wave after it."""
     rows, N = job.rows * ranks, sum(job.columns)
     tiles, _ = summed_tiling(rows, N, ranks)
     work = _work(machine, job, tiles, rows)
     last = min(work.tiles, work.at_once) * tiles.m * tiles.n * RESULT_BYTES
-    wanted = Wanted("allreduce", TENSORS, machine.tensor_level.name, tuple(range(ranks)), (), last, "bfloat16")
+    wanted = CollectiveQuery("allreduce", TENSORS, machine.tensor_level.name, tuple(range(ranks)), (), last, "bfloat16")
     able = everything(machine, wanted).names
-    exchange = min((seconds(machine, wanted, name) for name in BESIDE if name in able), default=math.inf)
+    exchange = min((seconds(machine, wanted, name) for name in TILE_ALGORITHMS if name in able), default=math.inf)
     product = machine.tensor_level.launch + work.seconds
     return product + exchange + PASSED * rows * N * RESULT_BYTES / bandwidth_of(machine)
 
 
-def _through_chunks(work: Work, travel: Travel, chunk: int) -> float:
+def _through_chunks(work: TileWork, travel: RowTransport, chunk: int) -> float:
     """Seconds until all tiles are done, this rank's rows first and then those of the other ranks, chunk by chunk."""
     chunks = -(-travel.height // chunk)
     arrived = np.cumsum([0.0] * chunks + [travel.sending(chunk)] * chunks * (travel.parts - 1))
     return float(work.done(arrived)[-1])
 
 
-def _through_slices(work: Work, travel: Travel, slices: int) -> float:
+def _through_slices(work: TileWork, travel: RowTransport, slices: int) -> float:
     """Seconds where all tiles run at once and iterate over slices of columns as these arrive."""
     each = travel.network.latency + travel.queue.seconds(travel.height * travel.row_bytes // slices, starts=0)
     last_shard = each * ((travel.parts - 2) * slices + 1 + np.arange(slices))
@@ -225,7 +225,7 @@ def _exchanges_as_a_whole(machine: Machine, nbytes: int, transposed: int, ranks:
 
 def _collective(machine: Machine, operation: str, ranks: int, nbytes: int) -> float:
     """Seconds of the fastest algorithm that is measured, or else of the fastest by their rounds."""
-    wanted = Wanted(operation, TENSORS, machine.tensor_level.name, tuple(range(ranks)), (), nbytes, "bfloat16")
+    wanted = CollectiveQuery(operation, TENSORS, machine.tensor_level.name, tuple(range(ranks)), (), nbytes, "bfloat16")
     able = everything(machine, wanted)
     names = [name for name in able.names if name not in able.on_request]
     known = [time for name in names for _, time in measured_times(machine, wanted, [name])]
@@ -233,28 +233,32 @@ def _collective(machine: Machine, operation: str, ranks: int, nbytes: int) -> fl
     return min(known or rounds, default=math.inf)
 
 
-def _travel(machine: Machine, parts: int, rows: int, row_bytes: int) -> Travel | None:
+def _travel(machine: Machine, parts: int, rows: int, row_bytes: int) -> RowTransport | None:
     """Transfer of parts of `rows` rows by a queue; None where there is none."""
     network = machine.network(machine.tensor_level.name)
     offers = network.mechanisms if network is not None else ()
     queue = next((m for m in offers if m.started_by == "host" and m.put and not m.on_request), None)
     if network is None or queue is None:
         return None
-    return Travel(network, queue, parts, rows, row_bytes, 2 / bandwidth_of(machine))
+    return RowTransport(network, queue, parts, rows, row_bytes, 2 / bandwidth_of(machine))
 
 
-def _beginning(machine: Machine, travel: Travel) -> float:
+def _beginning(machine: Machine, travel: RowTransport) -> float:
     """Seconds until a queue, or a grid that waits for it, has begun."""
     return travel.queue.startup + travel.network.latency + machine.tensor_level.launch
 
 
-def _work(machine: Machine, job: Job, tiles: Tiling, rows: int, shards: int = 1, products: int = 1) -> Work:
+def _work(
+    machine: Machine, job: CollectiveGemm, tiles: GemmTiling, rows: int, shards: int = 1, products: int = 1
+) -> TileWork:
     """The tiles of `shards` shards of rows; each has a tile of several GEMMs. A shard reads all weights once."""
     places, N = places_of(machine), sum(job.columns)
     count = shards * math.ceil(rows / tiles.m) * math.ceil(N / products / tiles.n)
     rate = rate_of(machine, dtype_name(job.dtype)) / places * tiles.rate
     read = _reading(machine, shards * N * job.K * job.dtype.itemsize)
-    return Work(count, max(2 * tiles.m * tiles.n * products * job.K / rate, read * min(places, count) / count), places)
+    return TileWork(
+        count, max(2 * tiles.m * tiles.n * products * job.K / rate, read * min(places, count) / count), places
+    )
 
 
 def _reading(machine: Machine, nbytes: int) -> float:

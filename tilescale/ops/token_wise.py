@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tilescale.ops.arguments import SUMS
-from tilescale.ops.dtensors import Lies, is_dtensor
+from tilescale.ops.dtensors import DTensorPlacement, is_dtensor
 from tilescale.ops.group import group_name
 from tilescale.ops.operator import operator_of
 
@@ -53,7 +53,7 @@ class _OnShards(nn.Module):
         finally:
             for name in shards:
                 del self.__dict__[name]
-        return Lies.of(x).made_of(made)
+        return DTensorPlacement.of(x).made_of(made)
 
     def __setstate__(self, state: Any) -> None:
         """A copy has no hooks of its parameters."""
@@ -84,7 +84,7 @@ def _sum_gradient(parameter: torch.Tensor) -> None:
     from torch.distributed.tensor import Replicate
 
     summed = operator_of("all_reduce")(grad.to_local(), "sum", group_name(grad.device_mesh))
-    parameter.grad = Lies(grad.device_mesh, (Replicate(),), grad.shape, grad.stride()).made_of(summed)
+    parameter.grad = DTensorPlacement(grad.device_mesh, (Replicate(),), grad.shape, grad.stride()).made_of(summed)
 
 
 def _has_whole_tokens(x: Any) -> bool:

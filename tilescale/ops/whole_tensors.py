@@ -13,7 +13,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.collectives.record import TENSORS
-from tilescale.collectives.select import Available, Wanted, select
+from tilescale.collectives.select import AvailableAlgorithms, CollectiveQuery, select
 from tilescale.comm import Team
 from tilescale.cost.reach import linked
 from tilescale.errors import RankMismatchError
@@ -102,8 +102,8 @@ def _algorithm(machine: Machine, operation: str, ranks: int, nbytes: int) -> str
     if ranks == 1 or is_split(machine, ranks) or not has_stores(machine):
         return None
     able = BY_STORES.get(operation, ("direct",))
-    wanted = Wanted(operation, TENSORS, machine.tensor_level.name, tuple(range(ranks)), (), nbytes, "bfloat16")
-    return select(machine, wanted, Available(able)).name
+    wanted = CollectiveQuery(operation, TENSORS, machine.tensor_level.name, tuple(range(ranks)), (), nbytes, "bfloat16")
+    return select(machine, wanted, AvailableAlgorithms(able)).name
 
 
 @cache

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ALIGNMENT = 256
 """Bytes at a multiple of which each tensor begins; bulk copies ask for 128."""
 
-_BESIDE = 4
+_MOST_TENSORS = 4
 """Largest number of tensors that an operator has in its workspace at once."""
 
 _KEPT = 1024
@@ -42,7 +42,7 @@ class Workspace:
 
     def __init__(self, team: Team, device: torch.device):
         self._team, self._device = team, device
-        self._symmetric, self._own = _Part(self._new_symmetric), _Part(partial(_new, device))
+        self._symmetric, self._own = _GrowingMemory(self._new_symmetric), _GrowingMemory(partial(_new, device))
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +95,7 @@ def _new(device: torch.device, nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
-class _Part:
+class _GrowingMemory:
     """Memory that grows, and tensors in it: the same again for the same shapes."""
 
     def __init__(self, new: Callable[[int], torch.Tensor]):
@@ -125,7 +125,7 @@ class _Part:
         return made
 
 
-class Emulated(Workspace):
+class EmulatedWorkspace(Workspace):
     """A workspace where nothing is symmetric: the emulator takes any tensors."""
 
     def symmetric(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[torch.Tensor]:
@@ -181,7 +181,7 @@ def workspace(rows: int, features: int, dtype: torch.dtype | None = None, *, gro
 def needed(rows: int, features: int, dtype: torch.dtype) -> int:
     """Bytes of a symmetric part for such a matrix, if it is sent or if it is the type of a sum's terms."""
     features += -features % (2 * MULTIPLE)  # as padding.py has them
-    return rows * features * max(dtype.itemsize, RESULT_BYTES) + _BESIDE * _ALIGNMENT
+    return rows * features * max(dtype.itemsize, RESULT_BYTES) + _MOST_TENSORS * _ALIGNMENT
 
 
 def workspace_of(team: Team) -> Workspace:
@@ -189,7 +189,7 @@ def workspace_of(team: Team) -> Workspace:
     found = _known.get(team)
     if found is None:
         device = init().device
-        found = _known[team] = Emulated(team, device) if device.type == "cpu" else Workspace(team, device)
+        found = _known[team] = EmulatedWorkspace(team, device) if device.type == "cpu" else Workspace(team, device)
     return found
 
 

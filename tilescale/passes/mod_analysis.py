@@ -4,20 +4,20 @@
 from __future__ import annotations
 
 from tilelang_core import ir
-from tilescale.program.effects import Surroundings, statements
+from tilescale.program.effects import ProgramNames, statements
 from tilescale.program.model import Program
 
 
 def written_parameters(program: Program) -> frozenset[int]:
     """Positions of the parameters that are written, or whose elements are handed to an operation by address."""
-    names = Surroundings(program)
+    names = ProgramNames(program)
     written = {access.root for stmt, _, _ in statements(program.body) for access in names.effects(stmt).writes}
     return frozenset(i for i, p in enumerate(program.parameters) if p.buffer is not None and p.buffer.data in written)
 
 
 def written_by_peers(program: Program) -> frozenset[str]:
     """Names of the tensors and tiles that other units write, flags included."""
-    names = Surroundings(program)
+    names = ProgramNames(program)
     found: set[ir.Var] = set()
     for stmt, _, _ in statements(program.body):
         effects = names.effects(stmt)

@@ -13,8 +13,8 @@ from tilelang_core import ir
 from tilescale.errors import AllocationTooLargeError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_bytes
-from tilescale.program.effects import Surroundings, phases
-from tilescale.program.footprint import Fullest, fullest
+from tilescale.program.effects import ProgramNames, phases
+from tilescale.program.footprint import PeakFootprint, fullest
 from tilescale.program.model import GridPhase, Launch, Program, declaration, location
 
 
@@ -24,13 +24,13 @@ def check_capacity(program: Program, machine: Machine) -> None:
     Raises:
         AllocationTooLargeError: the tiles that live at one statement, with their stages, are larger than the layer.
     """
-    names = Surroundings(program)
+    names = ProgramNames(program)
     for phase, launch in phases(program.body):
         if isinstance(phase, GridPhase) and launch is not None:
             _check(phase, launch, names, machine)
 
 
-def _check(phase: GridPhase, launch: Launch, names: Surroundings, machine: Machine) -> None:
+def _check(phase: GridPhase, launch: Launch, names: ProgramNames, machine: Machine) -> None:
     layer = machine.layer_for("shared")
     room, most = machine.capacity(layer.name), fullest(phase, launch, names, machine)
     if most.nbytes <= room:
@@ -48,7 +48,7 @@ def _check(phase: GridPhase, launch: Launch, names: Surroundings, machine: Machi
     )
 
 
-def _size(data: ir.Var, most: Fullest) -> str:
+def _size(data: ir.Var, most: PeakFootprint) -> str:
     """Format the size of a tile, with its number of stages."""
     stages = most.stages.get(data, 1)
     return f"{stages} x " * (stages > 1) + format_bytes(most.tiles[data] // stages)

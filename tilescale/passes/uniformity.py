@@ -28,7 +28,7 @@ from tilescale.hda import Machine
 from tilescale.program import ops
 from tilescale.program.effects import phases
 from tilescale.program.expressions import as_written
-from tilescale.program.grids import Grid, Unknown
+from tilescale.program.grids import GridValues, UnknownValue
 from tilescale.program.model import GridPhase, Launch, Program, location
 from tilescale.program.operations import Rank
 
@@ -58,7 +58,7 @@ def check_together(program: Program, machine: Machine) -> None:
 
 
 @dataclass(frozen=True)
-class _Condition:
+class _BranchCondition:
     """A condition under which a statement is executed.
 
     Attributes:
@@ -91,11 +91,11 @@ class Uniformity:
         for var, axis in sorted(launch.thread_vars, key=lambda pair: pair[1]):
             known[var] = number // step % launch.threads[axis]
             step *= launch.threads[axis]
-        self._grid = Grid(launch.thread_count, known)
+        self._grid = GridValues(launch.thread_count, known)
         self._differs: dict[ir.Var, int] = dict.fromkeys(known, self._nothing)
         self._set_at: dict[ir.Var, Location | None] = {}
         self._written: list[set[ir.Var]] = [set()]
-        self._around: list[_Condition] = []
+        self._around: list[_BranchCondition] = []
         self._left: list[tuple[int, int]] = []  # for each loop: the conditions around it, how uniform breaks are
         self._unit, self._depth = self._program.name, 0
         self._trial = self._in_parallel = False
@@ -161,10 +161,10 @@ class Uniformity:
                 self.look(stmt.else_case)
         self._join(then, max(c.differs for c in conditions), self._written.pop())
 
-    def _otherwise(self, conditions: list[_Condition], stmt: ir.IfThenElse) -> _Condition:
+    def _otherwise(self, conditions: list[_BranchCondition], stmt: ir.IfThenElse) -> _BranchCondition:
         only = conditions[0]
         threads = None if only.threads is None or len(conditions) > 1 else ~only.threads
-        return _Condition(max(c.differs for c in conditions), stmt, ir.Not(stmt.condition), threads)
+        return _BranchCondition(max(c.differs for c in conditions), stmt, ir.Not(stmt.condition), threads)
 
     def _join(self, other: dict[ir.Var, int], differs: int, written: set[ir.Var]) -> None:
         """Variables that were written in one of two ways to here, or in both, as `differs` has decided."""
@@ -195,7 +195,7 @@ class Uniformity:
             self._set(stmt.loop_var, differs, stmt)
         decided = [self._condition(expr, stmt) for expr in own if not isinstance(stmt, ir.For) or expr is own[1]]
         outer, self._in_parallel = self._in_parallel, self._in_parallel or _is_parallel(stmt)
-        with self._under(*decided, _Condition(self._left[-1][1], stmt, None)):
+        with self._under(*decided, _BranchCondition(self._left[-1][1], stmt, None)):
             self.look(stmt.body)
         self._in_parallel = outer
 
@@ -210,18 +210,18 @@ class Uniformity:
     # -- conditions --------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _under(self, *conditions: _Condition) -> Iterator[None]:
+    def _under(self, *conditions: _BranchCondition) -> Iterator[None]:
         before = len(self._around)
         self._around += conditions
         yield
         del self._around[before:]
 
-    def _condition(self, expr: Any, by: ir.Stmt) -> _Condition:
+    def _condition(self, expr: Any, by: ir.Stmt) -> _BranchCondition:
         differs, threads = self.differs(expr), None
         if differs > self._depth:
-            with contextlib.suppress(Unknown):
+            with contextlib.suppress(UnknownValue):
                 threads = np.broadcast_to(self._grid.value(expr, {}), (self._grid.count,)).astype(bool)
-        return _Condition(differs, by, expr, threads)
+        return _BranchCondition(differs, by, expr, threads)
 
     def _is_together(self) -> bool:
         return all(c.differs <= self._depth for c in self._around)
@@ -264,7 +264,7 @@ class Uniformity:
         units = passing.reshape(-1, min(size, passing.size))
         return bool(np.all(units[:, 0] | ~units.any(axis=1)))
 
-    def _divergent(self, stmt: ir.Evaluate, condition: _Condition) -> UsageError:
+    def _divergent(self, stmt: ir.Evaluate, condition: _BranchCondition) -> UsageError:
         name, unit, hint = _name(stmt), one(self._unit), self._advice()
         if condition.expr is None:
             found = f"in a loop that threads of {unit} may leave in different iterations"

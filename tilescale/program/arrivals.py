@@ -14,9 +14,9 @@ import numpy as np
 from tilelang_core import ir
 from tilelang_core.accesses import leaves_loop
 from tilescale.hda import Machine
-from tilescale.program.dependence import Dependence, Step
-from tilescale.program.effects import Access, Acquire, Peer, Release
-from tilescale.program.grids import Grid, Unknown, grid_of
+from tilescale.program.dependence import Dependence, ProgramStep
+from tilescale.program.effects import Access, Acquire, PeerUnit, Release
+from tilescale.program.grids import GridValues, UnknownValue, grid_of
 from tilescale.program.ops import SCALE
 from tilescale.program.waiting import TRIED
 
@@ -31,7 +31,7 @@ def by_whole_programs(scale: ir.AttrStmt, machine: Machine) -> bool:
     return machine.level(str(scale.value.value)).kind in ("unit", "program")
 
 
-class Arrivals:
+class SignalArrivals:
     """The signals that flags get during a call, and how many of them are waited for, counted over all units."""
 
     def __init__(self, graph: Dependence, sizes: Mapping[str, int]):
@@ -60,13 +60,13 @@ class Arrivals:
                     return False  # it is changed, or looked at, by other means
                 for event in events:
                     self._count(step, event, device, signals, wanted)
-        except Unknown:
+        except UnknownValue:
             return False
         return bool(signals) and all(wanted.get(place, 0) >= count for place, count in signals.items())
 
     def _count(
         self,
-        step: Step,
+        step: ProgramStep,
         event: Release | Acquire,
         device: int,
         signals: Counter[tuple[int, ...]],
@@ -74,10 +74,10 @@ class Arrivals:
     ) -> None:
         """Add what a step does on one device: for each flag, of (device, index), signals or the number waited for."""
         if step.phase is None or step.launch is None or step.number in self._shared:
-            raise Unknown
+            raise UnknownValue
         grid = grid_of(step.phase, step.launch, self.graph.machine, self.sizes, {self.level: device})
         if grid is None:
-            raise Unknown
+            raise UnknownValue
         for at, runs in _iterations(step, grid):
             if isinstance(event, Release) and event.value is None:
                 for _ in filter(None, runs):
@@ -86,13 +86,13 @@ class Arrivals:
             for place, number in self._values(event, device, grid, at, runs):
                 if isinstance(event, Release):
                     if event.op != "add" or number <= 0:
-                        raise Unknown
+                        raise UnknownValue
                     signals[place] += number
                 elif event.compare in _AT_LEAST:
                     wanted[place] = max(wanted.get(place, 0), number + _AT_LEAST[event.compare])
 
     def _values(
-        self, event: Release | Acquire, device: int, grid: Grid, at: Mapping[ir.Var, int], runs: Sequence[bool]
+        self, event: Release | Acquire, device: int, grid: GridValues, at: Mapping[ir.Var, int], runs: Sequence[bool]
     ) -> Iterator[tuple[tuple[int, ...], int]]:
         """The flag, of (device, index), and the value of each program that comes to a signal or a wait."""
         index = [_column(grid, begin, at) for begin in _begins(event.flag)]
@@ -102,20 +102,20 @@ class Arrivals:
             if active:
                 yield place, value
 
-    def _whose(self, peer: Peer | None, device: int, grid: Grid, at: Mapping[ir.Var, int]) -> list[int]:
+    def _whose(self, peer: PeerUnit | None, device: int, grid: GridValues, at: Mapping[ir.Var, int]) -> list[int]:
         if peer is None:
             return [device] * grid.count
         if peer.rank is None or peer.level != self.level:
-            raise Unknown
+            raise UnknownValue
         return _column(grid, peer.rank, at)
 
     def _raised(self, flags: Access, device: int) -> list[tuple[int, ...]]:
         """The flags that a started collective raises for the sends of one device: its row of flags, on all devices."""
         shape = [ir.constant(n) for n in flags.extents or ()]
         if len(shape) != 2 or shape[1] is None or shape[0] != self.devices:
-            raise Unknown
+            raise UnknownValue
         if any(ir.constant(begin) != 0 for begin in _begins(flags)):
-            raise Unknown
+            raise UnknownValue
         return [(there, device, chunk) for there in range(self.devices) for chunk in range(shape[1])]
 
 
@@ -125,16 +125,16 @@ _AT_LEAST = {">=": 0, "==": 0, ">": 1}
 
 def _begins(flag: Access) -> tuple[Any, ...]:
     if flag.begins is None:
-        raise Unknown
+        raise UnknownValue
     return flag.begins
 
 
-def _column(grid: Grid, expr: Any, at: Mapping[ir.Var, int]) -> list[int]:
+def _column(grid: GridValues, expr: Any, at: Mapping[ir.Var, int]) -> list[int]:
     """The value of an expression in each program."""
     return np.broadcast_to(grid.value(expr, at), (grid.count,)).tolist()
 
 
-def _iterations(step: Step, grid: Grid) -> list[tuple[dict[ir.Var, int], list[bool]]]:
+def _iterations(step: ProgramStep, grid: GridValues) -> list[tuple[dict[ir.Var, int], list[bool]]]:
     """Values of the loop variables around a step, and in which programs it runs with them.
 
     Raises:
@@ -145,12 +145,12 @@ def _iterations(step: Step, grid: Grid) -> list[tuple[dict[ir.Var, int], list[bo
         following = []
         for at, runs in found:
             if isinstance(around, ir.While) or isinstance(around, ir.For) and ir.contains(around, leaves_loop):
-                raise Unknown
+                raise UnknownValue
             if isinstance(around, ir.For):
                 begin, extent = (np.broadcast_to(grid.value(e, at), (grid.count,)) for e in (around.min, around.extent))
                 low, high = int(begin.min(initial=0)), int((begin + extent).max(initial=0))
                 if prod((len(found), high - low, grid.count)) > TRIED:
-                    raise Unknown
+                    raise UnknownValue
                 inside = [(i, runs & (begin <= i) & (i < begin + extent)) for i in range(low, high)]
                 following += [({**at, around.loop_var: i}, now) for i, now in inside]
             else:

@@ -32,7 +32,7 @@ def is_asynchronous(node: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartLayout:
     """Layout of parts in the whole of a gather or an all-to-all: rows one after the other, or in separate slots.
 
     Attributes:
@@ -47,25 +47,25 @@ class Parts:
     lead: int = 0
 
     @staticmethod
-    def of(part: Sequence[Any], whole: Sequence[Any], dim: int = 0) -> Parts:
+    def of(part: Sequence[Any], whole: Sequence[Any], dim: int = 0) -> PartLayout:
         """The layout from the extents of both. In slices at an index the first dimension is the first one of more than
         one element."""
         if len(whole) > len(part):
-            return Parts(slots=True, rows=dim, lead=dim)
+            return PartLayout(slots=True, rows=dim, lead=dim)
         lead, is_whole = dim, list(map(str, part)) == list(map(str, whole))  # of a single unit
         if dim == 0 and not is_whole:
             while lead < len(part) - 1 and ir.constant(part[lead]) == ir.constant(whole[lead]) == 1:
                 lead += 1
         one = lead < len(part) - 1 and ir.constant(part[lead]) == 1
-        return Parts(slots=one, rows=lead + int(one), lead=lead)
+        return PartLayout(slots=one, rows=lead + int(one), lead=lead)
 
     @staticmethod
-    def moved(made: Collective) -> Parts:
+    def moved(made: Collective) -> PartLayout:
         """The parts that an asynchronous gather or all-to-all moves."""
         if made.slots is not None:
-            return Parts(made.slots, rows=made.axis + int(made.slots), lead=made.axis)
+            return PartLayout(made.slots, rows=made.axis + int(made.slots), lead=made.axis)
         part, whole = (ir.region_parts(region)[2] for region in (made.source, made.target))
-        return Parts.of(part, whole, made.axis)
+        return PartLayout.of(part, whole, made.axis)
 
     def in_whole(self, rank: Any, count: Any, first: Any) -> list[Any]:
         """Position of row `first` of a rank's part of `count` rows: offsets along the whole's dimensions, 0 for further

@@ -17,18 +17,18 @@ from typing import Any, TypeAlias
 from tilelang_core import ir
 from tilescale.hda import Machine
 from tilescale.program.asynchronous import owns_a_queue
-from tilescale.program.effects import Access, Completion, Effects, Surroundings
+from tilescale.program.effects import Access, Completion, Effects, ProgramNames
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
 from tilescale.program.operations import Wait, operation
 from tilescale.program.ops import SCALE
-from tilescale.program.regions import Inside, conflict
+from tilescale.program.regions import BoundVariables, conflict
 
-Around: TypeAlias = tuple["ir.Stmt | tuple[ir.IfThenElse, bool]", ...]
+Enclosing: TypeAlias = tuple["ir.Stmt | tuple[ir.IfThenElse, bool]", ...]
 """Loops, and conditions with whether they hold, outermost first."""
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """A statement at its place in the program, without the statements inside it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Step:
     number: int
     stmt: ir.Stmt
     effects: Effects
-    around: Around
+    around: Enclosing
     phase: DevicePhase | GridPhase | None
     launch: Launch | None
     on_device: bool
@@ -52,7 +52,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Ordered:
+class OrderedAccesses:
     """Accesses that a wait orders: they must come after it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Ordered:
         written, read: tensors and tiles that a unit wrote, or read, before it signalled.
     """
 
-    names: Surroundings
+    names: ProgramNames
     everything: bool
     written: frozenset[ir.Var] = frozenset()
     read: frozenset[ir.Var] = frozenset()
@@ -84,12 +84,12 @@ class Dependence:
 
     def __init__(self, program: Program, machine: Machine):
         self.program, self.machine = program, machine
-        self.names = Surroundings(program)
+        self.names = ProgramNames(program)
         self._queues = owns_a_queue(machine.tensor_level, machine)
-        self.steps: list[Step] = []
+        self.steps: list[ProgramStep] = []
         self._collect(program.body, None, ())
 
-    def _collect(self, part: Part, launch: Launch | None, around: Around) -> None:
+    def _collect(self, part: Part, launch: Launch | None, around: Enclosing) -> None:
         if isinstance(part, DevicePhase | GridPhase):
             self._statement(part.stmt, part, launch, around)
         elif isinstance(part, Launch):
@@ -102,20 +102,22 @@ class Dependence:
             for inner in part.parts:
                 self._collect(inner, launch, around)
 
-    def _statement(self, stmt: ir.Stmt, phase: DevicePhase | GridPhase, launch: Launch | None, around: Around) -> None:
+    def _statement(
+        self, stmt: ir.Stmt, phase: DevicePhase | GridPhase, launch: Launch | None, around: Enclosing
+    ) -> None:
         self._step(stmt, phase, launch, around)
         for inner, inside in zip(ir.children(stmt), _inside(stmt, around), strict=False):
             self._statement(inner, phase, launch, inside)
 
     def _step(
-        self, stmt: ir.Stmt, phase: DevicePhase | GridPhase | None, launch: Launch | None, around: Around
+        self, stmt: ir.Stmt, phase: DevicePhase | GridPhase | None, launch: Launch | None, around: Enclosing
     ) -> None:
         on_device = self._queues and isinstance(phase, DevicePhase)
         effects = self.names.effects(stmt, on_device=on_device)
-        self.steps.append(Step(len(self.steps), stmt, effects, around, phase, launch, on_device))
+        self.steps.append(ProgramStep(len(self.steps), stmt, effects, around, phase, launch, on_device))
 
     @staticmethod
-    def precedes(a: Step, b: Step) -> bool:
+    def precedes(a: ProgramStep, b: ProgramStep) -> bool:
         """Whether step a may happen before step b on one unit: it precedes b, or both are in one loop."""
         return a.number < b.number or any(x.same_as(y) for x in a.loops for y in b.loops)
 
@@ -126,7 +128,7 @@ class Dependence:
 
     # -- order by waits ----------------------------------------------------------------------------------------------
 
-    def ordered_by(self, call: ir.Call) -> Ordered:
+    def ordered_by(self, call: ir.Call) -> OrderedAccesses:
         """Later accesses of a waiting unit that must come after the wait.
 
         Guaranteed: an access that `load` or `store` rejects may be executed before the wait without changing any value
@@ -141,7 +143,7 @@ class Dependence:
         made = operation(call)
         if isinstance(made, Wait):
             return self._released(self.names.region(made.flag, "r").root)
-        return Ordered(self.names, everything=True) if self.is_opaque else self._after(self.steps)
+        return OrderedAccesses(self.names, everything=True) if self.is_opaque else self._after(self.steps)
 
     def gates(self, call: ir.Call, data: ir.Var) -> bool:
         """Whether later loads of a tensor must come after a wait, a barrier or a collective.
@@ -155,11 +157,11 @@ class Dependence:
         root = self.names.root(data)
         return any(access.root.same_as(root) for step in self.steps for access in step.effects.writes)
 
-    def _released(self, flag: ir.Var) -> Ordered:
+    def _released(self, flag: ir.Var) -> OrderedAccesses:
         """Accesses that may have happened before an update of a flag."""
         if self.is_opaque:
-            return Ordered(self.names, everything=True)
-        before: dict[int, Step] = {}
+            return OrderedAccesses(self.names, everything=True)
+        before: dict[int, ProgramStep] = {}
         flags, done = [flag], set[ir.Var]()
         while flags:
             current = flags.pop()
@@ -168,17 +170,17 @@ class Dependence:
             done.add(current)
             updates = [step for step in self.steps if any(a.root.same_as(current) for a in step.effects.writes)]
             if not updates:
-                return Ordered(self.names, everything=True)
+                return OrderedAccesses(self.names, everything=True)
             found = [s for s in self.steps if any(s is u or self.precedes(s, u) for u in updates)]
             before |= {step.number: step for step in found}
             flags += [acquire.flag.root for step in found for acquire in step.effects.acquires]
         return self._after(before.values())
 
-    def _after(self, steps: Iterable[Step]) -> Ordered:
+    def _after(self, steps: Iterable[ProgramStep]) -> OrderedAccesses:
         """Accesses ordered after the end of steps."""
         accesses = [a for step in steps for a in step.effects.accesses if self._reaches_others(a)]
         written = frozenset(a.root for a in accesses if a.writes)
-        return Ordered(self.names, False, written, frozenset(a.root for a in accesses if a.reads))
+        return OrderedAccesses(self.names, False, written, frozenset(a.root for a in accesses if a.reads))
 
     @cached_property
     def _reached(self) -> frozenset[ir.Var]:
@@ -198,7 +200,7 @@ class Dependence:
 
     # -- publication by signals --------------------------------------------------------------------------------------
 
-    def complete_before(self, signal: ir.Call) -> tuple[Step, ...]:
+    def complete_before(self, signal: ir.Call) -> tuple[ProgramStep, ...]:
         """The remote copies that must be complete before a signal, or a copy with a signal, updates its flag.
 
         Guaranteed: a copy that precedes the signal, or shares a loop with it, and is not in the result, may still be in
@@ -220,11 +222,11 @@ class Dependence:
             return tuple(before)
         return tuple(s for s in before if s is mine or _shared_roots(_moved(s.effects), _accesses(after)))
 
-    def _learn_of(self, flags: Iterable[ir.Var]) -> list[Step] | None:
+    def _learn_of(self, flags: Iterable[ir.Var]) -> list[ProgramStep] | None:
         """Steps of units that may observe updates of flags; None if any unit may."""
         if self.is_opaque:
             return None
-        found: dict[int, Step] = {}
+        found: dict[int, ProgramStep] = {}
         todo, done = list(flags), set[ir.Var]()
         while todo:
             flag = todo.pop()
@@ -275,16 +277,16 @@ class Dependence:
             return False
         return not (self._ordered(one.effects, other.effects) or self._ordered(other.effects, one.effects))
 
-    def _side(self, x: ir.Stmt | DevicePhase | GridPhase, on_device: bool) -> _Side:
+    def _side(self, x: ir.Stmt | DevicePhase | GridPhase, on_device: bool) -> _AccessSide:
         if isinstance(x, DevicePhase | GridPhase):
             launch = next((s.launch for s in self.steps if s.phase is x), None)
             on_device = self._queues and isinstance(x, DevicePhase)
-            inside = Inside.of(x.stmt, launch if isinstance(x, GridPhase) else None)
+            inside = BoundVariables.of(x.stmt, launch if isinstance(x, GridPhase) else None)
             stmt = x.stmt
         else:
-            stmt, inside = x, Inside.of(x)
+            stmt, inside = x, BoundVariables.of(x)
         used = {var for inner in ir.statements(stmt) for var in ir.uses(inner)}
-        return _Side(self.names.all_effects(stmt, on_device=on_device), inside, used)
+        return _AccessSide(self.names.all_effects(stmt, on_device=on_device), inside, used)
 
     def _ordered(self, sync: Effects, other: Effects) -> bool:
         """Whether what orders units orders the other statement too."""
@@ -307,13 +309,13 @@ class Dependence:
 
 
 @dataclass(frozen=True)
-class _Side:
+class _AccessSide:
     effects: Effects
-    inside: Inside
+    inside: BoundVariables
     uses: set[ir.Var]
 
 
-def _inside(stmt: ir.Stmt, around: Around) -> Iterator[Around]:
+def _inside(stmt: ir.Stmt, around: Enclosing) -> Iterator[Enclosing]:
     """Enclosing statements of each statement inside one."""
     if isinstance(stmt, ir.IfThenElse):
         yield from ((*around, (stmt, True)), (*around, (stmt, False)))
@@ -323,7 +325,7 @@ def _inside(stmt: ir.Stmt, around: Around) -> Iterator[Around]:
         yield from itertools.repeat(around)
 
 
-def _accesses(steps: Iterable[Step]) -> list[Access]:
+def _accesses(steps: Iterable[ProgramStep]) -> list[Access]:
     return [access for step in steps for access in step.effects.accesses]
 
 

@@ -37,7 +37,7 @@ class Completion(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerUnit:
     """Another unit of a level, by its rank; None for all of them."""
 
     level: str
@@ -63,7 +63,7 @@ class Access:
     reads: bool
     writes: bool
     atomic: bool = False
-    at: Peer | None = None
+    at: PeerUnit | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def union(effects: Iterable[Effects]) -> Effects:
     )
 
 
-class Surroundings:
+class ProgramNames:
     """Names that the statements of a program use: views, and which of them are whole tensors of units.
 
     Args:
@@ -188,7 +188,7 @@ class Surroundings:
         home = self.homes.get(root)
         return home is None or home.scope() == "global"
 
-    def resolved(self, access: accesses.BufferAccess, at: Peer | None = None) -> Access:
+    def resolved(self, access: accesses.BufferAccess, at: PeerUnit | None = None) -> Access:
         """An access of TileLang's as one of the tensor or tile that its view refers to."""
         buffer, begins, extents = access.buffer, access.begins, access.extents
         while buffer.data in self.views:
@@ -208,7 +208,7 @@ class Surroundings:
         """Whether each unit passes the view's shard as its own tensor, so that indices count within it."""
         return view.level in self._units and view.base.scope() == "global"
 
-    def region(self, region: ir.Call, access: str, at: Peer | None = None, *, atomic: bool = False) -> Access:
+    def region(self, region: ir.Call, access: str, at: PeerUnit | None = None, *, atomic: bool = False) -> Access:
         """A region argument of our operations as an access; "r", "w" or "rw"."""
         buffer, begins, extents = ir.region_parts(region)
         reads, writes = "r" in access, "w" in access
@@ -242,7 +242,7 @@ class Surroundings:
             read = self._values([made.source, made.target, made.signal], made.peer, made.value)
             return union([self._copy(made, on_device), read])
         if isinstance(made, Signal):
-            at = None if made.peer is None or made.level is None else Peer(made.level, made.peer)
+            at = None if made.peer is None or made.level is None else PeerUnit(made.level, made.peer)
             flag = self.region(made.flag, "rw", at, atomic=True)
             signal = Effects((flag,), releases=(Release(flag, made.value, made.op),))
             return union([signal, self._values([made.flag], made.value, made.peer)])
@@ -274,7 +274,7 @@ class Surroundings:
         return Effects() if variable is None else Effects((self.region(variable, "w"),))
 
     def _atomic_add(self, made: AtomicAdd) -> Effects:
-        target = self.region(made.target, "rw", Peer(made.level, made.peer), atomic=True)
+        target = self.region(made.target, "rw", PeerUnit(made.level, made.peer), atomic=True)
         tile = made.value if made.is_of_tiles else None
         source = () if tile is None else (self.region(tile, "r"),)
         completes = Completion.DEFERRED if made.previous is None else Completion.AT_ONCE
@@ -283,7 +283,7 @@ class Surroundings:
         return union([added, read, self._results(made.previous)])
 
     def _copy(self, copy: Copy, on_device: bool) -> Effects:
-        far = Peer(copy.level, copy.peer)
+        far = PeerUnit(copy.level, copy.peer)
         moved = (
             self.region(copy.source, "r", None if copy.to_peer else far),
             self.region(copy.target, "w", far if copy.to_peer else None),
@@ -301,7 +301,7 @@ class Surroundings:
 
     def _collective(self, made: Collective) -> Effects:
         if made.flags is not None:
-            all_units = Peer(made.level, None)
+            all_units = PeerUnit(made.level, None)
             flag = self.region(made.flags, "rw", all_units, atomic=True)
             moved = (self.region(made.source, "r"), self.region(made.target, "w", all_units), flag)
             return Effects(moved, (Release(flag, None, "add"),), completes=Completion.QUEUED)

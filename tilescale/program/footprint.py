@@ -14,7 +14,7 @@ from typing import Any
 
 from tilelang_core import ir, specialise
 from tilescale.hda import Machine
-from tilescale.program.effects import Surroundings
+from tilescale.program.effects import ProgramNames
 from tilescale.program.model import GridPhase, Launch, bytes_of
 
 FRAGMENTS = ("local.fragment",)
@@ -22,7 +22,7 @@ FRAGMENTS = ("local.fragment",)
 
 
 @dataclass(frozen=True)
-class Fullest:
+class PeakFootprint:
     """The moment at which a program holds the most shared memory.
 
     Attributes:
@@ -42,7 +42,7 @@ class Fullest:
 
 
 @dataclass(frozen=True)
-class _Span:
+class _LiveRange:
     """Live range of a tile: first and last statement that use it, numbered as in `ir.statements`, and its stages."""
 
     first: int
@@ -55,7 +55,7 @@ def stages_of(node: Any) -> int:
     return (ir.constant(node.annotations.get(specialise.STAGES, 0)) or 0) if isinstance(node, ir.For) else 0
 
 
-def tile_bytes(machine: Machine, launch: Launch, names: Surroundings, scopes: Collection[str]) -> dict[ir.Var, int]:
+def tile_bytes(machine: Machine, launch: Launch, names: ProgramNames, scopes: Collection[str]) -> dict[ir.Var, int]:
     """Bytes that one of each tile in some scopes takes in one program, for tiles whose extents are known."""
     owners = dict(launch.owners)
     found: dict[ir.Var, int] = {}
@@ -72,7 +72,7 @@ def tile_bytes(machine: Machine, launch: Launch, names: Surroundings, scopes: Co
     return found
 
 
-def fullest(phase: GridPhase, launch: Launch, names: Surroundings, machine: Machine) -> Fullest:
+def fullest(phase: GridPhase, launch: Launch, names: ProgramNames, machine: Machine) -> PeakFootprint:
     """When a program of a grid holds the most shared memory, and what.
 
     A tile is needed from the first statement that touches it to the last one; one that only arms of a branch touch,
@@ -81,18 +81,18 @@ def fullest(phase: GridPhase, launch: Launch, names: Surroundings, machine: Mach
     sizes = tile_bytes(machine, launch, names, ir.SHARED)
     order = list(ir.statements(phase.stmt)) if sizes else []
     touched: dict[ir.Var, list[int]] = {}
-    ahead: dict[ir.Var, list[_Span]] = {}
+    ahead: dict[ir.Var, list[_LiveRange]] = {}
     for number, stmt in enumerate(order):
         for access in names.effects(stmt).accesses:
             if access.root in sizes:
                 touched.setdefault(access.root, []).append(number)
         for root in _loaded_ahead(stmt, names):
-            ahead.setdefault(root, []).append(_Span(number, _end(number, stmt), stages_of(stmt)))
+            ahead.setdefault(root, []).append(_LiveRange(number, _end(number, stmt), stages_of(stmt)))
     branches = [(number, stmt) for number, stmt in enumerate(order) if isinstance(stmt, ir.IfThenElse)]
     spans = {root: [*_spans(numbers, branches), *ahead.get(root, ())] for root, numbers in touched.items()}
     begins = {span.first for found in spans.values() for span in found}
     moments = [_moment(order[number], number, spans, sizes) for number in sorted(begins)]
-    return max(moments, key=lambda moment: moment.nbytes, default=Fullest(phase.stmt, {}, {}))
+    return max(moments, key=lambda moment: moment.nbytes, default=PeakFootprint(phase.stmt, {}, {}))
 
 
 def _end(number: int, stmt: ir.Stmt) -> int:
@@ -100,7 +100,7 @@ def _end(number: int, stmt: ir.Stmt) -> int:
     return number + sum(1 for _ in ir.statements(stmt)) - 1
 
 
-def _spans(numbers: list[int], branches: list[tuple[int, ir.IfThenElse]]) -> list[_Span]:
+def _spans(numbers: list[int], branches: list[tuple[int, ir.IfThenElse]]) -> list[_LiveRange]:
     """Lifetimes of a tile that these statements touch; outer branches come first."""
     for place, (first, branch) in enumerate(branches):
         if branch.else_case is None or not first < numbers[0] <= numbers[-1] <= _end(first, branch):
@@ -108,19 +108,19 @@ def _spans(numbers: list[int], branches: list[tuple[int, ir.IfThenElse]]) -> lis
         second = _end(first + 1, branch.then_case) + 1  # where the other arm begins
         arms = [[n for n in numbers if n < second], [n for n in numbers if n >= second]]
         return [span for arm in arms if arm for span in _spans(arm, branches[place + 1 :])]
-    return [_Span(numbers[0], numbers[-1])]
+    return [_LiveRange(numbers[0], numbers[-1])]
 
 
 def _moment(
-    stmt: ir.Stmt, number: int, spans: dict[ir.Var, list[_Span]], sizes: dict[ir.Var, int]
-) -> Fullest:
+    stmt: ir.Stmt, number: int, spans: dict[ir.Var, list[_LiveRange]], sizes: dict[ir.Var, int]
+) -> PeakFootprint:
     at = {root: [span.stages for span in found if span.first <= number <= span.last] for root, found in spans.items()}
     stages = {root: max(found) for root, found in at.items() if found}
     tiles = {root: sizes[root] * count for root, count in stages.items()}
-    return Fullest(stmt, tiles, {root: count for root, count in stages.items() if count > 1})
+    return PeakFootprint(stmt, tiles, {root: count for root, count in stages.items() if count > 1})
 
 
-def _loaded_ahead(loop: ir.Stmt, names: Surroundings) -> Iterator[ir.Var]:
+def _loaded_ahead(loop: ir.Stmt, names: ProgramNames) -> Iterator[ir.Var]:
     """The tiles that a pipelined loop fills from device memory, by copies directly in its body."""
     if stages_of(loop) < 2:
         return
@@ -139,7 +139,7 @@ def _directly(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
             yield from _directly(inner)
 
 
-def held(phase: GridPhase, launch: Launch, names: Surroundings, machine: Machine) -> int:
+def held(phase: GridPhase, launch: Launch, names: ProgramNames, machine: Machine) -> int:
     """Programs of a grid that one tensor-owning unit holds at once; 0 if not even one fits."""
     program = machine.program_level
     if program.count is not None and not program.virtual:

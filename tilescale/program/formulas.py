@@ -35,7 +35,7 @@ KEPT = 4096
 """Formulas that are kept."""
 
 
-class _Unserved(Exception):
+class _Unsupported(Exception):
     """An expression that has no function here."""
 
 
@@ -69,7 +69,7 @@ def formula(expr: ir.PrimExpr | int) -> Formula:
     """An expression's formula."""
     try:
         function = _function(expr)
-    except _Unserved:
+    except _Unsupported:
         function = None
     divides = not isinstance(expr, int) and ir.contains(expr, lambda node: isinstance(node, ir.FloorDiv))
     return Formula(frozenset(map(one, ir.variables(expr))), divides, function)
@@ -86,7 +86,7 @@ def _function(expr: Any) -> Function:
         number = int(expr)
         return lambda known: number
     if not isinstance(expr, ir.PrimExpr) or not str(expr.dtype).startswith(("int", "uint", "bool")):
-        raise _Unserved
+        raise _Unsupported
     if isinstance(expr, ir.Var):
         var = one(expr)
         return lambda known: known[var]
@@ -110,6 +110,6 @@ def _function(expr: Any) -> Function:
 def _of_two(expr: Any) -> Function:
     rule = _OF_NUMBERS.get(type(expr))
     if rule is None:
-        raise _Unserved
+        raise _Unsupported
     left, right = _function(expr.a), _function(expr.b)
     return lambda known: rule(left(known), right(known))

@@ -81,7 +81,7 @@ def _are(indices: tuple[Any, ...] | None, variables: list[ir.Var]) -> bool:
 
 
 @dataclass(frozen=True)
-class Distribution:
+class ThreadDistribution:
     """Distribution of a step over threads.
 
     Attributes:
@@ -97,7 +97,7 @@ class Distribution:
     held: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, step: ir.Stmt, threads: int, spread: Collection[ir.Var]) -> Distribution | None:
+    def of(cls, step: ir.Stmt, threads: int, spread: Collection[ir.Var]) -> ThreadDistribution | None:
         """The distribution of a step; None where something else decides. `spread` are data variables of spread
         fragments."""
         found, loops = accesses_in(step), loops_of(step)
@@ -111,7 +111,7 @@ class Distribution:
         return cls(math.prod(ir.integer(loop.extent) for loop in loops), tuple(lengths)) if lengths else None
 
     @classmethod
-    def _of_copy(cls, step: ir.Stmt, found: list[accesses.BufferAccess], threads: int) -> Distribution | None:
+    def _of_copy(cls, step: ir.Stmt, found: list[accesses.BufferAccess], threads: int) -> ThreadDistribution | None:
         """The distribution of a copy between device and shared memory; None for another step, or one with an option."""
         if not isinstance(step, ir.Evaluate) or ir.op_name(step.value) != tl.COPY or step.value.annotations:
             return None
@@ -124,7 +124,7 @@ class Distribution:
         return None if others else cls(count, lengths, frozenset(access.buffer.data for access in shared))
 
     @classmethod
-    def by_layout(cls, step: ir.Stmt, layouts: Mapping[ir.Var, TileLayout]) -> Distribution | None:
+    def by_layout(cls, step: ir.Stmt, layouts: Mapping[ir.Var, TileLayout]) -> ThreadDistribution | None:
         """The distribution of a step that touches all of a fragment in order, by its layout; None if it replicates or
         has none."""
         loops = loops_of(step)

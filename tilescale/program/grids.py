@@ -26,12 +26,12 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
-class Unknown(Exception):
+class UnknownValue(Exception):
     """A value that is not known before the launch."""
 
 
 @dataclass
-class Grid:
+class GridValues:
     """Values of the variables of a phase.
 
     Attributes:
@@ -66,7 +66,7 @@ class Grid:
             return np.logical_not(self.value(expr.a, at))
         rule = _ARITHMETIC.get(type(expr))
         if rule is None:
-            raise Unknown
+            raise UnknownValue
         return rule(self.value(expr.a, at), self.value(expr.b, at))
 
     def depends_on(self, expr: Any) -> set[ir.Var]:
@@ -105,7 +105,7 @@ def grid_of(
     sizes: Mapping[str, int],
     ranks: Mapping[str, int] | None = None,
     in_part: bool = False,
-) -> Grid | None:
+) -> GridValues | None:
     """The variables of a phase; None for a grid of unknown extent.
 
     Args:
@@ -121,7 +121,7 @@ def grid_of(
         return None
     number = np.arange(math.prod(shape))
     axes = np.unravel_index(number, shape, order="F") if shape else ()
-    grid = Grid(number.size, dict(zip(launch.programs[len(whole) - len(shape) :], axes, strict=False)))
+    grid = GridValues(number.size, dict(zip(launch.programs[len(whole) - len(shape) :], axes, strict=False)))
     grid.known |= {var: sizes[name] for name, var in launch.extents if isinstance(var, ir.Var)}
     for stmt in ir.statements(phase.stmt):
         extent = ir.constant(stmt.extent) if isinstance(stmt, ir.For) and ir.constant(stmt.min) == 0 else None

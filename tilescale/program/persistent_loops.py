@@ -17,7 +17,7 @@ from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
 from tilescale.hda import Machine
 from tilescale.program import ops
-from tilescale.program.effects import Surroundings
+from tilescale.program.effects import ProgramNames
 from tilescale.program.footprint import stages_of
 from tilescale.program.operations import Copy, operation
 
@@ -26,7 +26,7 @@ ROLES = "warp-specialization"
 
 
 @dataclass(frozen=True)
-class Iteration:
+class LoopIteration:
     """One iteration of a persistent loop.
 
     Attributes:
@@ -37,7 +37,7 @@ class Iteration:
     epilogue: tuple[ir.Stmt, ...]
 
 
-def iteration_of(loop: ir.For, machine: Machine, names: Surroundings) -> Iteration | None:
+def iteration_of(loop: ir.For, machine: Machine, names: ProgramNames) -> LoopIteration | None:
     """The iteration of a persistent loop; None of other loops."""
     if not machine.has(ROLES) or loop.kind != ir.ForKind.SERIAL or stages_of(loop):
         return None
@@ -51,8 +51,8 @@ def iteration_of(loop: ir.For, machine: Machine, names: Surroundings) -> Iterati
     begin = _epilogue(after, machine)
     first, rest = after[:begin], after[begin:]
     if not _may_overlap([*stmts[: at + 1], *first], rest, names):
-        return Iteration(tuple(after), ())
-    return Iteration(tuple(first), tuple(rest))
+        return LoopIteration(tuple(after), ())
+    return LoopIteration(tuple(first), tuple(rest))
 
 
 def _flat(stmt: ir.Stmt, machine: Machine) -> Iterator[ir.Stmt]:
@@ -104,7 +104,7 @@ def _scope(region: Any) -> str:
     return ir.scope_kind(ir.region_parts(region)[0])
 
 
-def _may_overlap(computing: Sequence[ir.Stmt], epilogue: Sequence[ir.Stmt], names: Surroundings) -> bool:
+def _may_overlap(computing: Sequence[ir.Stmt], epilogue: Sequence[ir.Stmt], names: ProgramNames) -> bool:
     """Whether an epilogue may run after the computation of the next tile."""
     if not epilogue:
         return False

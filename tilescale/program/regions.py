@@ -17,7 +17,7 @@ from tilescale.program.model import Launch
 
 
 @dataclass
-class Inside:
+class BoundVariables:
     """Variables bound inside a statement, and their ranges.
 
     Attributes:
@@ -33,7 +33,7 @@ class Inside:
     steady: frozenset[ir.Var] = frozenset()
 
     @classmethod
-    def of(cls, stmt: ir.Stmt, launch: Launch | None = None) -> Inside:
+    def of(cls, stmt: ir.Stmt, launch: Launch | None = None) -> BoundVariables:
         """The variables of a statement; with a launch, of all programs of its grid that execute it."""
         found = cls()
         if launch is not None:
@@ -76,7 +76,7 @@ class Inside:
         return isinstance(node, ir.Call)
 
 
-def may_overlap(a: Access, inside_a: Inside, b: Access, inside_b: Inside) -> bool:
+def may_overlap(a: Access, inside_a: BoundVariables, b: Access, inside_b: BoundVariables) -> bool:
     """Whether two accesses may touch the same element of an instance; an access to a peer may reach the unit itself."""
     if not a.root.same_as(b.root):
         return False
@@ -95,7 +95,7 @@ def _text(shape: Sequence[Any]) -> list[str]:
 
 
 def conflict(
-    a: Sequence[Access], inside_a: Inside, b: Sequence[Access], inside_b: Inside
+    a: Sequence[Access], inside_a: BoundVariables, b: Sequence[Access], inside_b: BoundVariables
 ) -> tuple[Access, Access] | None:
     """Two accesses of which one writes memory that the other may touch; None if there are none. Atomic ones count
     too."""

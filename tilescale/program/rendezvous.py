@@ -35,14 +35,14 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core.accesses import leaves_loop
 from tilescale.hda import Machine
-from tilescale.program.arrivals import Arrivals, by_whole_programs, is_scale
+from tilescale.program.arrivals import SignalArrivals, by_whole_programs, is_scale
 from tilescale.program.dependence import Dependence
-from tilescale.program.effects import Completion, Effects, Peer
+from tilescale.program.effects import Completion, Effects, PeerUnit
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, location
 
 
 @dataclass(frozen=True)
-class Need:
+class RendezvousNeed:
     """Whether a rendezvous is needed.
 
     Attributes:
@@ -58,19 +58,23 @@ class Need:
         return self.needed
 
 
-def needs_rendezvous_at_entry(program: Program, machine: Machine) -> Need:
+def needs_rendezvous_at_entry(program: Program, machine: Machine) -> RendezvousNeed:
     """Whether devices must wait for each other before a call begins.
 
     Guaranteed, if not: every access of a device to another one's memory follows a barrier or collective of all devices
     on every path, so the other one has begun the call before.
     """
-    found = _Search(Dependence(program, machine), reverse=False).part(program.body)
+    found = _EventSearch(Dependence(program, machine), reverse=False).part(program.body)
     if isinstance(found, ir.Stmt):
-        return Need(True, f"a device accesses another one's memory before the two have synchronized{_line(found)}")
-    return Need(False, "devices synchronize before one accesses another's memory" if found else _ALONE)
+        return RendezvousNeed(
+            True, f"a device accesses another one's memory before the two have synchronized{_line(found)}"
+        )
+    return RendezvousNeed(False, "devices synchronize before one accesses another's memory" if found else _ALONE)
 
 
-def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[str, int] | None = None) -> Need:
+def needs_rendezvous_at_exit(
+    program: Program, machine: Machine, sizes: Mapping[str, int] | None = None
+) -> RendezvousNeed:
     """Whether devices must wait for each other before a call ends.
 
     Guaranteed, if not: every access of a device to another one's memory is ordered before the end of the call there. It
@@ -83,25 +87,27 @@ def needs_rendezvous_at_exit(program: Program, machine: Machine, sizes: Mapping[
     """
     graph = Dependence(program, machine)
     if graph.is_opaque and program.extents:
-        return Need(True, "a function from elsewhere may reach another device's memory, or leave the program")
-    search = _Search(graph, reverse=True)
+        return RendezvousNeed(True, "a function from elsewhere may reach another device's memory, or leave the program")
+    search = _EventSearch(graph, reverse=True)
     found = search.last()
     if not isinstance(found, ir.Stmt):
         why = "devices synchronize after all accesses to each other's memory" if search.seen else _ALONE
-        return Need(False, why, synchronized=found == _BARRIER)
+        return RendezvousNeed(False, why, synchronized=found == _BARRIER)
     known = {name: ir.constant(extent) or (sizes or {}).get(name) for name, extent in program.extents}
     awaited = frozenset[ir.Var]()
     if len(known) == 1 and None not in known.values():
-        awaited = Arrivals(graph, {name: size for name, size in known.items() if size is not None}).awaited()
+        awaited = SignalArrivals(graph, {name: size for name, size in known.items() if size is not None}).awaited()
 
     def arrives(effects: Effects) -> bool:
         reads = [a for a in effects.reads if a.at is not None and not a.atomic]
         return bool(effects.releases) and not reads and all(one.flag.root in awaited for one in effects.releases)
 
-    found = _Search(graph, reverse=True, arrives=arrives).last()
+    found = _EventSearch(graph, reverse=True, arrives=arrives).last()
     if isinstance(found, ir.Stmt):
-        return Need(True, f"a device may access another one's memory after the call has ended there{_line(found)}")
-    return Need(False, "each device waits for the signals of all accesses to its memory")
+        return RendezvousNeed(
+            True, f"a device may access another one's memory after the call has ended there{_line(found)}"
+        )
+    return RendezvousNeed(False, "each device waits for the signals of all accesses to its memory")
 
 
 def involves_others(program: Program, machine: Machine) -> bool:
@@ -144,7 +150,7 @@ _ALONE = "no device accesses another one's memory"
 _BARRIER = "barrier"
 
 
-def _is_same(one: Peer | None, other: Peer | None) -> bool:
+def _is_same(one: PeerUnit | None, other: PeerUnit | None) -> bool:
     if one is None or other is None or one.rank is None or other.rank is None:
         return False
     return one.level == other.level and ir.proves(ir.EQ(one.rank, other.rank), {})
@@ -155,7 +161,7 @@ def _line(stmt: ir.Stmt) -> str:
     return f": {where.file}:{where.line}" if where else ""
 
 
-class _Search:
+class _EventSearch:
     """Search for the first (from the end: last) event on any path through a program: a barrier of all devices, an
     access to a peer's memory (the statement), or neither (None)."""
 
@@ -211,7 +217,7 @@ class _Search:
         (to,) = (access.at for access in effects.writes)
         return any(self._completes(signal, copy, to) for signal in behind)
 
-    def _completes(self, signal: ir.Stmt, copy: ir.Stmt, to: Peer | None) -> bool:
+    def _completes(self, signal: ir.Stmt, copy: ir.Stmt, to: PeerUnit | None) -> bool:
         effects = self.graph.names.effects(signal)
         if list(ir.children(signal)) or not effects.releases or not self.arrives(effects):
             return False

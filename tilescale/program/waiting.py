@@ -30,8 +30,8 @@ import numpy as np
 from tilelang_core import ir
 from tilescale.errors import Location
 from tilescale.hda import Machine
-from tilescale.program.effects import Access, Surroundings
-from tilescale.program.grids import Grid, Unknown, grid_of
+from tilescale.program.effects import Access, ProgramNames
+from tilescale.program.grids import GridValues, UnknownValue, grid_of
 from tilescale.program.model import GridPhase, Launch, Program, location
 from tilescale.program.ops import WAIT
 
@@ -47,15 +47,15 @@ def waits_across(
     Args:
         sizes: units of each launched level.
     """
-    names = Surroundings(program)
-    uses: list[_Use] = []
+    names = ProgramNames(program)
+    uses: list[_FlagUse] = []
     for stmt, guards in _guarded(phase.stmt):
         effects = names.effects(stmt)
         # Programs of a cluster start together.
         if launch.cluster_size == 1 and any(machine.level(m.level).kind == "program" for m in effects.synchronizes):
             return location(stmt, "waits here")
-        uses += [_Use(stmt, guards, release.flag, waits=False) for release in effects.releases]
-        uses += [_Use(stmt, guards, acquire.flag, waits=True) for acquire in effects.acquires]
+        uses += [_FlagUse(stmt, guards, release.flag, waits=False) for release in effects.releases]
+        uses += [_FlagUse(stmt, guards, acquire.flag, waits=True) for acquire in effects.acquires]
     uses += _polls(phase, names)
     grid = grid_of(phase, launch, machine, sizes)
     planes = grid_of(phase, launch, machine, sizes, in_part=True)
@@ -82,7 +82,7 @@ def first_wait(phase: GridPhase) -> Location | None:
 
 
 @dataclass(frozen=True)
-class _Use:
+class _FlagUse:
     """A flag that a statement signals or waits for, and the conditions under which it is executed."""
 
     stmt: ir.Stmt
@@ -91,10 +91,10 @@ class _Use:
     waits: bool
 
 
-def _polls(phase: GridPhase, names: Surroundings) -> Iterator[_Use]:
+def _polls(phase: GridPhase, names: ProgramNames) -> Iterator[_FlagUse]:
     """Polls: loads in `while` loops from memory that is stored to atomically, and these stores."""
     stores = [
-        _Use(stmt, guards, access, waits=False)
+        _FlagUse(stmt, guards, access, waits=False)
         for stmt, guards in _guarded(phase.stmt)
         for access in names.effects(stmt).accesses
         if access.writes and access.atomic
@@ -103,7 +103,7 @@ def _polls(phase: GridPhase, names: Surroundings) -> Iterator[_Use]:
     for stmt, guards in _guarded(phase.stmt):
         if isinstance(stmt, ir.While):
             loads = [a for a in names.all_effects(stmt).reads if not a.writes and a.root in stored]
-            yield from (_Use(stmt, guards, load, waits=True) for load in loads)
+            yield from (_FlagUse(stmt, guards, load, waits=True) for load in loads)
             yield from (use for use in stores if use.flag.root in {load.root for load in loads})
 
 
@@ -119,7 +119,7 @@ def _guarded(stmt: ir.Stmt, guards: tuple[ir.PrimExpr, ...] = ()) -> Iterator[tu
         yield from _guarded(inner, guards)
 
 
-def _from_lower_numbers(uses: Sequence[_Use], grid: Grid | None) -> bool:
+def _from_lower_numbers(uses: Sequence[_FlagUse], grid: GridValues | None) -> bool:
     """Whether each program that signals has a number below those of all that wait."""
     if grid is None:
         return False
@@ -129,16 +129,16 @@ def _from_lower_numbers(uses: Sequence[_Use], grid: Grid | None) -> bool:
     return not np.any(waits) or not np.any(signals[np.argmax(waits) :])
 
 
-def _executing(use: _Use, grid: Grid) -> np.ndarray:
+def _executing(use: _FlagUse, grid: GridValues) -> np.ndarray:
     """Programs that may execute a statement: all of them where a condition is not known."""
     masks = [np.ones(grid.count, bool)]
     for guard in use.guards:
-        with contextlib.suppress(Unknown):
+        with contextlib.suppress(UnknownValue):
             masks.append(np.broadcast_to(grid.value(guard, {}), grid.count))
     return np.logical_and.reduce(masks)
 
 
-def _own(flags: Sequence[Access], grid: Grid | None) -> bool:
+def _own(flags: Sequence[Access], grid: GridValues | None) -> bool:
     """Whether every program has separate flags: no two programs of the grid use the same one."""
     if grid is None:
         return False
@@ -152,7 +152,7 @@ def _own(flags: Sequence[Access], grid: Grid | None) -> bool:
         for values in itertools.product(*[range(grid.free[var]) for var in free]):
             try:
                 index = [grid.value(begin, dict(zip(free, values, strict=True))) for begin in flag.begins]
-            except Unknown:
+            except UnknownValue:
                 return False
             columns = [np.broadcast_to(column, (grid.count,)).tolist() for column in index]
             for number, place in enumerate(zip(*columns, strict=True)):

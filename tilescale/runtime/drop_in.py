@@ -18,7 +18,7 @@ from tilescale.program.model import Program
 from tilescale.runtime.profiler import SimulatedProfiler
 
 if TYPE_CHECKING:
-    from tilescale.runtime.outputs import Outputs
+    from tilescale.runtime.outputs import KernelOutputs
 
 
 class DropIn(stock.JITKernel):
@@ -29,7 +29,7 @@ class DropIn(stock.JITKernel):
     program: Program
     source: str
     _executable: backends.Executable
-    _outputs: Outputs
+    _outputs: KernelOutputs
 
     @classmethod
     def from_tilelang_function(cls, tilelang_func: ir.PrimFunc, **options: Any) -> Any:

@@ -15,7 +15,7 @@ from tilelang_core import ir
 from tilescale import backends
 from tilescale.comm import Team, current_world, init
 from tilescale.comm.agreement import Facts, agree
-from tilescale.comm.heap.group import Group
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.refusal import refuse
 from tilescale.comm.team import run_in_call
 from tilescale.errors import ArgumentError, LaunchError, UnsupportedError
@@ -37,7 +37,7 @@ from tilescale.program.pointers import follows_addresses
 from tilescale.program.source import source_of
 from tilescale.runtime.ahead import noted
 from tilescale.runtime.drop_in import DropIn
-from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
+from tilescale.runtime.outputs import KernelOutputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
 from tilescale.runtime.schedule import describe
 from tilescale.runtime.symmetry import reached_by_peers, warn_of_plain_tensors
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Text(str):
+class DisplayedText(str):
     """A string that prompts and notebooks show as its lines, not quoted with "\\n" between them."""
 
     __slots__ = ()
@@ -137,7 +137,7 @@ class Kernel(DropIn):
             ShapeError: a GEMM that cannot be distributed over the threads of its unit.
             InternalError: TileScale itself failed; please report it.
         """
-        return Text(self._lowered(backends.generator()).source(self.options))
+        return DisplayedText(self._lowered(backends.generator()).source(self.options))
 
     @property
     def python(self) -> str:
@@ -148,7 +148,7 @@ class Kernel(DropIn):
         Raises:
             UnsupportedError: the program has something that the text has no words for.
         """
-        return Text(source_of(structure(self.ir, self.machine), self.machine))
+        return DisplayedText(source_of(structure(self.ir, self.machine), self.machine))
 
     @property
     def schedule(self) -> str:
@@ -157,7 +157,7 @@ class Kernel(DropIn):
             chosen = self._lowered(backends.generator()).notes
         except UnsupportedError:
             chosen = ()
-        return Text(describe(self.program, self.machine, chosen, self._scheduled[1]))
+        return DisplayedText(describe(self.program, self.machine, chosen, self._scheduled[1]))
 
     @property
     def device(self) -> str:
@@ -232,9 +232,9 @@ class Kernel(DropIn):
         return known
 
     @cached_property
-    def _outputs(self) -> Outputs:
+    def _outputs(self) -> KernelOutputs:
         positions = output_positions(self.program, self.options.get("out_idx"))
-        return Outputs(self.program, positions, self._executable.device)
+        return KernelOutputs(self.program, positions, self._executable.device)
 
     @cached_property
     def _changed(self) -> frozenset[int]:
@@ -386,7 +386,7 @@ class Kernel(DropIn):
 
         results = run_in_call(self._team, "kernel", (self._facts, error, values), at_root)
         if results is None:
-            agree(Group(self._team), self._facts, self.ir.script)
+            agree(HeapGroup(self._team), self._facts, self.ir.script)
         for i, result in results.items():
             values[i] = _stored(values[i], result)
         return values

@@ -57,7 +57,7 @@ def place_arguments(program: Program, outputs: Sequence[int], given: Sequence[An
     return [None if i in outputs else next(inputs) for i in range(count)]
 
 
-class Outputs:
+class KernelOutputs:
     """The outputs of a program: new tensors for each call.
 
     Attributes:

@@ -30,7 +30,7 @@ def describe(
     lines = [
         f"{program.name} on {machine.name}, phase by phase",
         f"  each {machine.tensor_level.name} passes {', '.join(map(_parameter, program.parameters))}",
-        *_Words(program, machine).part(program.body, "  "),
+        *_ScheduleText(program, machine).part(program.body, "  "),
     ]
     if isinstance(made, Schedule) and made.moves:
         lines += ["  collectives", *(f"    {move}" for move in made.moves)]
@@ -46,7 +46,7 @@ def _parameter(parameter: Parameter) -> str:
     return parameter.name if parameter.buffer is None else f"{parameter.name} ({shape}) {parameter.buffer.dtype}"
 
 
-class _Words:
+class _ScheduleText:
     def __init__(self, program: Program, machine: Machine):
         self.machine = machine
         self.names = {view.data: p.name for p in program.parameters for view in p.views}

@@ -7,17 +7,17 @@ import heapq
 import math
 from typing import TYPE_CHECKING, Any
 
-from tilescale.timing.steps import Launch, Task
+from tilescale.timing.steps import LaunchStep, RecordedTask
 
 if TYPE_CHECKING:
-    from tilescale.timing.live import Live
-    from tilescale.timing.replay import Replay
+    from tilescale.timing.live import RunningTask
+    from tilescale.timing.replay import Simulation
 
 
-class Grid:
+class SimulatedGrid:
     """The programs of one launch on one tensor-owning unit."""
 
-    def __init__(self, replay: Replay, live: Live, step: Launch):
+    def __init__(self, replay: Simulation, live: RunningTask, step: LaunchStep):
         self.replay, self.live, self.step = replay, live, step
         # The emptiest place first, as a scheduler of thread blocks does. More places than programs stay empty.
         places = min(step.places, len(step.tasks))
@@ -34,7 +34,7 @@ class Grid:
             members = tasks[self.next : self.next + group]
             self.next += group
             slots = [heapq.heappop(self.free) for _ in members]
-            cluster = _Group(self, slots)
+            cluster = _ProgramGroup(self, slots)
             self.running += 1
             for task, slot in zip(members, slots, strict=True):
                 cluster.start(task, slot)
@@ -43,13 +43,13 @@ class Grid:
             self.replay.land(self.live, lambda: self.replay.go_on(self.live))
 
 
-class _Group:
+class _ProgramGroup:
     """Programs that started together; their places are free when all have ended."""
 
-    def __init__(self, grid: Grid, slots: list[tuple[int, int]]):
+    def __init__(self, grid: SimulatedGrid, slots: list[tuple[int, int]]):
         self.grid, self.slots, self.left = grid, slots, len(slots)
 
-    def start(self, task: Task, slot: tuple[int, int]) -> None:
+    def start(self, task: RecordedTask, slot: tuple[int, int]) -> None:
         grid = self.grid
         turn, place = slot
         engine = f"{grid.replay.program} {place}" + (f".{turn}" if grid.step.each > 1 else "")

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.timing.sharing import Action
-from tilescale.timing.steps import Acquire, Publish, Task
+from tilescale.timing.steps import AcquireStep, PublishStep, RecordedTask
 
 
-class Live:
+class RunningTask:
     """A running task.
 
     Attributes:
@@ -27,7 +27,9 @@ class Live:
         "waits",
     )  # fmt: skip
 
-    def __init__(self, task: Task, parent: Live | None, place: tuple[int, int] | None, engine: str, ended: Action):
+    def __init__(
+        self, task: RecordedTask, parent: RunningTask | None, place: tuple[int, int] | None, engine: str, ended: Action
+    ):
         self.task, self.place, self.engine, self.ended = task, place, engine, ended
         self.row, self.unit, self.scope, self.last = task.row, task.unit, self, None
         if parent is not None:
@@ -38,11 +40,11 @@ class Live:
         # Tokens of works that run ahead of it, how many it waits to have left, and publications that wait for some.
         self.ahead: set[object] = set()
         self.waits: int | None = None
-        self.held: list[tuple[set[object], Publish]] = []
+        self.held: list[tuple[set[object], PublishStep]] = []
         self.since = 0.0
 
 
-class Channel:
+class PublicationPoint:
     """A place where tasks publish, and the tasks that wait there."""
 
     __slots__ = ("count", "last", "shown_s", "value", "waiting")
@@ -50,8 +52,8 @@ class Channel:
     def __init__(self, value: Any):
         self.value, self.count, self.shown_s = value, 0, 0.0
         self.last: int | None = None
-        self.waiting: list[tuple[Live, Acquire]] = []
+        self.waiting: list[tuple[RunningTask, AcquireStep]] = []
 
-    def open_to(self, step: Acquire) -> bool:
+    def open_to(self, step: AcquireStep) -> bool:
         """Whether a wait is over."""
         return self.count >= step.count or (step.holds is not None and step.holds(self.value))

@@ -13,7 +13,7 @@ from tilescale.hda import Machine
 from tilescale.timing.rates import bandwidth
 
 
-class Plans:
+class CollectivePlans:
     """Plans for the collectives of one launch on a machine.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from copy import copy
 from functools import lru_cache
 
-from tilescale.collectives.links import Link
+from tilescale.collectives.links import SharedLink
 from tilescale.collectives.routes import Sizes
 from tilescale.errors import TileScaleError
 from tilescale.hda import Machine, MemoryLayer
@@ -95,7 +95,7 @@ class Rates:
 
     def over(self, path: Path, nbytes: float, share: float) -> dict[Hashable, float]:
         """Demands on the links of a route for bytes that are moved at a share of its bandwidth."""
-        return {Link.of(hop): nbytes / (hop.bandwidth * share) for hop in path.hops}
+        return {SharedLink.of(hop): nbytes / (hop.bandwidth * share) for hop in path.hops}
 
 
 def _layer(machine: Machine, scope: str) -> MemoryLayer:
@@ -120,7 +120,7 @@ def cache_name(layer: MemoryLayer) -> str:
     return f"{layer.name} cache"
 
 
-class Cache:
+class TileCache:
     """Tiles in the cache in front of a tensor-owning unit's memory: those touched last, as far as they fit.
 
     Programs that run at the same time read the same tile at about the same time, in any order of recording; so a
@@ -142,7 +142,7 @@ class Cache:
         self._programs += count
         self.history = hash((self.history, count, self.together))
 
-    def copy(self) -> Cache:
+    def copy(self) -> TileCache:
         """Another one that holds the same."""
         other = copy(self)
         other._tiles = self._tiles.copy()

@@ -12,7 +12,18 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.timing.steps import Acquire, Fork, Launch, Part, Publish, Rendezvous, Settle, Task, Work, merged
+from tilescale.timing.steps import (
+    AcquireStep,
+    ForkStep,
+    LaunchStep,
+    PublishStep,
+    RecordedTask,
+    RendezvousStep,
+    SettleStep,
+    WorkPart,
+    WorkStep,
+    merged,
+)
 
 TURNS = 8
 """A loop that is not pipelined is simulated in at most this number of steps, each of several iterations."""
@@ -22,7 +33,7 @@ UNBOUNDED = 1 << 30
 
 
 @dataclass(frozen=True)
-class Look:
+class CacheLookup:
     """A tile that a task touches.
 
     Attributes:
@@ -38,7 +49,7 @@ class Look:
     found: tuple[bool, int]
 
 
-class Log:
+class TaskLog:
     """The record of one task.
 
     Attributes:
@@ -55,19 +66,19 @@ class Log:
     width = 1
     """Number of tasks a step is recorded for."""
 
-    def __init__(self, task: Task, parent: Log | None = None):
+    def __init__(self, task: RecordedTask, parent: TaskLog | None = None):
         self.task, self.parent = task, parent
-        self.family: Fork | Launch | None = None
-        self.sides: list[Log] = []
+        self.family: ForkStep | LaunchStep | None = None
+        self.sides: list[TaskLog] = []
         self.muted = parent.muted if parent is not None else False
         self.ahead: int | None = None
-        self.looks: list[Look] | None = parent.looks if parent is not None else None
+        self.looks: list[CacheLookup] | None = parent.looks if parent is not None else None
         self.answers: Iterator[bool] | None = parent.answers if parent is not None else None
         self.primed = False
         self.parts = 0
-        self._loads: list[Work] = []
+        self._loads: list[WorkStep] = []
         # Works of the loops around, the innermost last.
-        self.loops: list[list[Work]] = []
+        self.loops: list[list[WorkStep]] = []
         self._times: list[int] = list(parent._times) if parent is not None else []
         # Places of the task's scope, by number.
         self.places: dict[Hashable, int] = parent.places if parent is not None else {}
@@ -78,12 +89,12 @@ class Log:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def work(self, part: Part, floor_s: float = 0.0, tail_s: float = 0.0, asynchronous: bool = False) -> None:
+    def work(self, part: WorkPart, floor_s: float = 0.0, tail_s: float = 0.0, asynchronous: bool = False) -> None:
         """Something that takes time. Transfers run ahead where the loop around lets them."""
         if self.muted:
             return
         ahead = UNBOUNDED if asynchronous else self.ahead if part.kind == "transfer" else None
-        work = Work([part], floor_s, tail_s, ahead)
+        work = WorkStep([part], floor_s, tail_s, ahead)
         if self.parts and part.kind == "transfer" and not self.loops:
             self._loads.append(work)
             return
@@ -93,7 +104,7 @@ class Log:
         else:
             self.task.steps.append(work)
 
-    def step(self, step: Publish | Acquire | Rendezvous | Settle) -> None:
+    def step(self, step: PublishStep | AcquireStep | RendezvousStep | SettleStep) -> None:
         """Record a step that orders tasks. Collected works precede it."""
         if not self.muted:
             self.flush()
@@ -104,10 +115,10 @@ class Log:
         loads, self._loads = self._loads, []
         if loads:
             share, floor = 1 / self.parts, max(work.floor_s for work in loads)
-            self.task.steps.append(Work(scaled(_sum(loads, 1), share), floor * share))
+            self.task.steps.append(WorkStep(scaled(_sum(loads, 1), share), floor * share))
             if self.parts > 1:
                 others = scaled(_sum(loads, 1), 1 - share)
-                self.task.steps.append(Work(others, floor * (1 - share), ahead=1))
+                self.task.steps.append(WorkStep(others, floor * (1 - share), ahead=1))
 
     def place(self, inside: Hashable) -> int:
         """The number of a place of the task's scope."""
@@ -141,7 +152,9 @@ class Log:
         if self.muted or not works or times < 1:
             return
         if summed:
-            works = [Work(scaled(work.parts, 1 / times), work.floor_s / times, work.tail_s / times) for work in works]
+            works = [
+                WorkStep(scaled(work.parts, 1 / times), work.floor_s / times, work.tail_s / times) for work in works
+            ]
         if self.loops:
             self.loops[-1].append(together(works, times, stages))
         elif stages > 1:
@@ -149,28 +162,28 @@ class Log:
         else:
             self.task.steps += in_turns(works, times)
 
-    def _pipelined(self, works: list[Work], times: int, stages: int) -> None:
+    def _pipelined(self, works: list[WorkStep], times: int, stages: int) -> None:
         self.task.steps += pipelined(works, times, stages, self.primed)
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def launch(self, launch: Launch) -> None:
+    def launch(self, launch: LaunchStep) -> None:
         """The tasks that this one makes from now on are programs of a grid."""
         self.flush()
         self.family = launch
         self.task.steps.append(launch)
 
-    def begins(self, unit: str) -> Log:
+    def begins(self, unit: str) -> TaskLog:
         """The log of a task that this one makes."""
         self._load()
-        side = Log(Task(unit, self.task.row), self)
-        if isinstance(self.family, Launch) and self.family.alike:
+        side = TaskLog(RecordedTask(unit, self.task.row), self)
+        if isinstance(self.family, LaunchStep) and self.family.alike:
             side.places = {}
         if self.muted or side.collected:
             self.sides.append(side)
             return side
         if self.family is None:
-            self.family = Fork()
+            self.family = ForkStep()
             self.task.steps.append(self.family)
         self.family.tasks.append(side.task)
         return side
@@ -182,35 +195,35 @@ class Log:
         works = [chained(side.loops[0]) for side in sides if side.loops and side.loops[0]]
         if works and not self.muted:
             floor = max(work.floor_s for work in works)
-            self.loops[-1].append(Work([part for work in works for part in work.parts], floor))
+            self.loops[-1].append(WorkStep([part for work in works for part in work.parts], floor))
 
 
-def alone(work: Work) -> float:
+def alone(work: WorkStep) -> float:
     """Seconds of a step on an idle machine."""
     demands = [seconds for part in work.parts for seconds in part.demands.values()]
     return max([work.floor_s, *demands])
 
 
-def chained(works: list[Work]) -> Work:
+def chained(works: list[WorkStep]) -> WorkStep:
     """Steps after one another as one step, which takes at least as long as they take on an idle machine."""
-    return Work(_sum(works, 1), sum(alone(work) for work in works))
+    return WorkStep(_sum(works, 1), sum(alone(work) for work in works))
 
 
-def together(works: list[Work], times: int, stages: int) -> Work:
+def together(works: list[WorkStep], times: int, stages: int) -> WorkStep:
     """A loop inside another one as one step."""
     chain = _round(works) if stages > 1 else sum(alone(work) for work in works)
-    return Work(_sum(works, times), chain + (times - 1) * chain / stages)
+    return WorkStep(_sum(works, times), chain + (times - 1) * chain / stages)
 
 
-def in_turns(works: list[Work], times: int) -> list[Work]:
+def in_turns(works: list[WorkStep], times: int) -> list[WorkStep]:
     """A loop whose operations wait for each other: a few turns, each of several iterations."""
     turns = min(times, TURNS) if len(works) > 1 else 1
     share = times / turns
-    turn = [Work(scaled(work.parts, share), work.floor_s * share, work.tail_s, work.ahead) for work in works]
+    turn = [WorkStep(scaled(work.parts, share), work.floor_s * share, work.tail_s, work.ahead) for work in works]
     return turn * turns
 
 
-def pipelined(works: list[Work], times: int, stages: int, primed: bool = False) -> list[Work]:
+def pipelined(works: list[WorkStep], times: int, stages: int, primed: bool = False) -> list[WorkStep]:
     """A software-pipelined loop: its first loads, unless they are made before (`primed`), then everything side by side.
 
     Each of its `stages` buffers cycles through load, wait, GEMM; so an iteration takes at least a round's time divided
@@ -219,30 +232,30 @@ def pipelined(works: list[Work], times: int, stages: int, primed: bool = False) 
     loads = [work for work in works if work.parts[0].kind == "transfer"]
     round_ = _round(works)
     rest = [work for work in works if work.parts[0].kind != "transfer"]
-    first = [Work(_sum(loads, 1), max(alone(work) for work in loads))] if loads and not primed else []
+    first = [WorkStep(_sum(loads, 1), max(alone(work) for work in loads))] if loads and not primed else []
     left = times if primed else times - 1
     others = _sum(loads, left) if left else []
     products = _sum(rest, times)
     waits = max(map(alone, loads), default=0.0) > max(map(alone, rest), default=0.0)
     parts = [*others, *products] if waits else [*products, *others]
-    return [*first, Work(parts, left * round_ / stages)] if parts else first
+    return [*first, WorkStep(parts, left * round_ / stages)] if parts else first
 
 
-def _round(works: list[Work]) -> float:
+def _round(works: list[WorkStep]) -> float:
     """Seconds of an iteration on an idle machine, whose loads are all in flight at once."""
     loads = [work for work in works if work.parts[0].kind == "transfer"]
-    side_by_side = Work(_sum(loads, 1), max((work.floor_s for work in loads), default=0.0))
+    side_by_side = WorkStep(_sum(loads, 1), max((work.floor_s for work in loads), default=0.0))
     return alone(side_by_side) + sum(alone(work) for work in works if work.parts[0].kind != "transfer")
 
 
-def _sum(works: list[Work], times: int) -> list[Part]:
+def _sum(works: list[WorkStep], times: int) -> list[WorkPart]:
     """The parts of steps, those of the same line as one, those of the longest step first."""
-    groups: dict[Hashable, list[Part]] = {}
+    groups: dict[Hashable, list[WorkPart]] = {}
     for work in sorted(works, key=alone, reverse=True):
         for part in work.parts:
             groups.setdefault((part.name, part.kind, part.where), []).append(part)
     return [
-        Part(
+        WorkPart(
             name, kind, where,
             merged([part.demands for part in parts], times),
             sum(part.nbytes for part in parts) * times,
@@ -252,8 +265,9 @@ def _sum(works: list[Work], times: int) -> list[Part]:
     ]  # fmt: skip
 
 
-def scaled(parts: list[Part], factor: float) -> list[Part]:
+def scaled(parts: list[WorkPart], factor: float) -> list[WorkPart]:
     """Parts of which each is `factor` times as large."""
     return [
-        Part(p.name, p.kind, p.where, merged([p.demands], factor), p.nbytes * factor, p.flops * factor) for p in parts
+        WorkPart(p.name, p.kind, p.where, merged([p.demands], factor), p.nbytes * factor, p.flops * factor)
+        for p in parts
     ]

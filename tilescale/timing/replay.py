@@ -10,17 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from tilescale.collectives.links import Link
-from tilescale.timing.grids import Grid
-from tilescale.timing.live import Channel, Live
+from tilescale.collectives.links import SharedLink
+from tilescale.timing.grids import SimulatedGrid
+from tilescale.timing.live import PublicationPoint, RunningTask
 from tilescale.timing.lockstep import in_lockstep
 from tilescale.timing.no_gc import no_cyclic_collection
-from tilescale.timing.sharing import Action, Events, Server
-from tilescale.timing.steps import Acquire, Fork, Launch, Owned, Place, Publish, Rendezvous, Settle, Task, Work
+from tilescale.timing.sharing import Action, EventQueue, SharedResource
+from tilescale.timing.steps import (
+    AcquireStep,
+    ForkStep,
+    LaunchStep,
+    Place,
+    PublishStep,
+    RecordedTask,
+    RendezvousStep,
+    SettleStep,
+    UnitResource,
+    WorkStep,
+)
 from tilescale.timing.timeline import Copies, Span, Timeline, Use
 
 
-class Replay:
+class Simulation:
     """One simulation.
 
     Args:
@@ -34,17 +45,17 @@ class Replay:
         self, level: str, program: str, places: int, kinds: Mapping[str, str], values: Mapping[Hashable, Any] = {}
     ):
         self.level, self.program, self.places, self.kinds, self.values = level, program, places, kinds, values
-        self.events = Events()
+        self.events = EventQueue()
         self.spans: list[Span] = []
-        self._servers: dict[Hashable, Server] = {}
-        self._channels: dict[Hashable, Channel] = {}
-        self._rendezvous: dict[Hashable, list[tuple[int, Live]]] = {}
+        self._servers: dict[Hashable, SharedResource] = {}
+        self._channels: dict[Hashable, PublicationPoint] = {}
+        self._rendezvous: dict[Hashable, list[tuple[int, RunningTask]]] = {}
         self._running = 0
         self._end_s = 0.0
         # How many units one is simulated for.
         self._units = 1
 
-    def run(self, tasks: Sequence[Task], engines: Sequence[Task] = ()) -> Timeline:
+    def run(self, tasks: Sequence[RecordedTask], engines: Sequence[RecordedTask] = ()) -> Timeline:
         """Simulate tasks that start together, and all that they start.
 
         Args:
@@ -58,7 +69,7 @@ class Replay:
             self._units = len(tasks)
         with no_cyclic_collection():
             for task in (*(tasks if self._units == 1 else tasks[:1]), *engines):
-                live = Live(task, None, None, task.engine or self.level, lambda: None)
+                live = RunningTask(task, None, None, task.engine or self.level, lambda: None)
                 live.ended = lambda live=live: self.land(live, lambda: None)
                 self._begin(live)
             self.events.run()
@@ -72,12 +83,12 @@ class Replay:
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def _begin(self, live: Live) -> None:
+    def _begin(self, live: RunningTask) -> None:
         self._running += 1
         live.visible_s = self.events.now
         self.go_on(live)
 
-    def go_on(self, live: Live) -> None:
+    def go_on(self, live: RunningTask) -> None:
         """Take steps until one takes time."""
         steps = live.task.steps
         while live.at < len(steps):
@@ -86,17 +97,17 @@ class Replay:
             if not _STEPS[type(step)](self, live, step):
                 return
         if live.ahead:
-            self._settle(live, Settle())
+            self._settle(live, SettleStep())
             return
         self._running -= 1
         self._end_s = max(self._end_s, live.visible_s)
         live.ended()
 
-    def _span(self, live: Live, name: str, kind: str, begin: float, **more: Any) -> int:
+    def _span(self, live: RunningTask, name: str, kind: str, begin: float, **more: Any) -> int:
         """Note a span that ends now."""
         return self._noted(live, name, kind, begin, self.events.now, **more)
 
-    def _noted(self, live: Live, name: str, kind: str, begin: float, end: float, **more: Any) -> int:
+    def _noted(self, live: RunningTask, name: str, kind: str, begin: float, end: float, **more: Any) -> int:
         engine = live.engine + more.pop("suffix", "")
         cause = more.pop("cause", live.last)
         self.spans.append(Span(live.row, engine, live.unit, name, kind, begin, end, cause=cause, **more))
@@ -104,7 +115,7 @@ class Replay:
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    def _work(self, live: Live, step: Work) -> bool:
+    def _work(self, live: RunningTask, step: WorkStep) -> bool:
         if step.ahead is None:
 
             def done(last: int) -> None:
@@ -127,15 +138,15 @@ class Replay:
                 self.go_on(live)
 
         self._perform(live, step, landed, " ahead")
-        return self._settle(live, Settle(step.ahead))
+        return self._settle(live, SettleStep(step.ahead))
 
-    def _settle(self, live: Live, step: Settle) -> bool:
+    def _settle(self, live: RunningTask, step: SettleStep) -> bool:
         if len(live.ahead) <= step.left:
             return True
         live.waits, live.since = step.left, self.events.now
         return False
 
-    def _perform(self, live: Live, step: Work, done: Callable[[int], None], suffix: str = "") -> None:
+    def _perform(self, live: RunningTask, step: WorkStep, done: Callable[[int], None], suffix: str = "") -> None:
         """Do the work of a task; `done` gets the span that ended last."""
         begin, cause = self.events.now, live.last
 
@@ -145,7 +156,7 @@ class Replay:
 
         self._serve_demands(live, step, over)
 
-    def _serve_demands(self, live: Live, step: Work, over: Callable[[list[float]], None]) -> None:
+    def _serve_demands(self, live: RunningTask, step: WorkStep, over: Callable[[list[float]], None]) -> None:
         """Serve all demands concurrently; `over` gets the end time of each part."""
         left = [len(part.demands) for part in step.parts]
         ends = [self.events.now] * len(left)
@@ -167,7 +178,7 @@ class Replay:
                 self._server(live, resource).serve(seconds, lambda i=index: served(i), weight)
 
     def _performed(
-        self, live: Live, step: Work, begin: float, ends: list[float], cause: int | None, suffix: str
+        self, live: RunningTask, step: WorkStep, begin: float, ends: list[float], cause: int | None, suffix: str
     ) -> int:
         """The spans of a step's parts; returns the slowest one's. The slowest part and computation last until the
         step's end, overlapped parts until their own."""
@@ -184,18 +195,18 @@ class Replay:
             last = span if i == slowest else last
         return last
 
-    def _server(self, live: Live, resource: Hashable) -> Server:
+    def _server(self, live: RunningTask, resource: Hashable) -> SharedResource:
         key = resource
         if isinstance(resource, str):
             key = live.place, resource
         elif resource[0] is None:
-            key = Owned(live.row, resource.name)
+            key = UnitResource(live.row, resource.name)
         server = self._servers.get(key)
         if server is None:
-            server = self._servers[key] = Server(self.events)
+            server = self._servers[key] = SharedResource(self.events)
         return server
 
-    def land(self, live: Live, then: Action) -> None:
+    def land(self, live: RunningTask, then: Action) -> None:
         """Continue when all writes of a task are visible to others."""
         begin = self.events.now
 
@@ -208,14 +219,14 @@ class Replay:
 
     # -- flags and barriers --------------------------------------------------------------------------------------------
 
-    def _channel(self, live: Live, place: Place) -> Channel:
+    def _channel(self, live: RunningTask, place: Place) -> PublicationPoint:
         key = _found(live, place)
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = Channel(self.values.get(place))
+            channel = self._channels[key] = PublicationPoint(self.values.get(place))
         return channel
 
-    def _publish(self, live: Live, step: Publish) -> bool:
+    def _publish(self, live: RunningTask, step: PublishStep) -> bool:
         """Publish at a place, without blocking the task. Copies that run ahead have to land first."""
         if live.ahead:
             live.held.append((set(live.ahead), step))
@@ -223,7 +234,7 @@ class Replay:
             self._show(live, step)
         return True
 
-    def _release(self, live: Live, landed: object) -> None:
+    def _release(self, live: RunningTask, landed: object) -> None:
         """Publish what waited for a work that has landed, and for no other."""
         for tokens, step in live.held:
             tokens.discard(landed)
@@ -231,7 +242,7 @@ class Replay:
                 self._show(live, step)
         live.held = [(tokens, step) for tokens, step in live.held if tokens]
 
-    def _show(self, live: Live, step: Publish) -> None:
+    def _show(self, live: RunningTask, step: PublishStep) -> None:
         begin, due = self.events.now, max(self.events.now, live.visible_s) + step.delay_s
         channel = self._channel(live, step.place)
 
@@ -253,7 +264,7 @@ class Replay:
         else:
             shown()
 
-    def _wake(self, channel: Channel) -> None:
+    def _wake(self, channel: PublicationPoint) -> None:
         over = [(live, step) for live, step in channel.waiting if channel.open_to(step)]
         if over:
             channel.waiting = [(live, step) for live, step in channel.waiting if not channel.open_to(step)]
@@ -264,7 +275,7 @@ class Replay:
                 live.last = channel.last
             self._acquired(live, step, self._left(channel, step))
 
-    def _acquire(self, live: Live, step: Acquire) -> bool:
+    def _acquire(self, live: RunningTask, step: AcquireStep) -> bool:
         channel = self._channel(live, step.place)
         if not channel.open_to(step):
             live.since = self.events.now
@@ -276,11 +287,11 @@ class Replay:
         self._acquired(live, step, left)
         return False
 
-    def _left(self, channel: Channel, step: Acquire) -> float:
+    def _left(self, channel: PublicationPoint, step: AcquireStep) -> float:
         """Seconds that a wait takes once it may end."""
         return max(step.delay_s, channel.shown_s + step.lag_s - self.events.now)
 
-    def _acquired(self, live: Live, step: Acquire, left: float) -> None:
+    def _acquired(self, live: RunningTask, step: AcquireStep, left: float) -> None:
         if not left:
             # Deferred: tasks that came with this task are woken first.
             self.events.at(self.events.now, lambda: self.go_on(live))
@@ -295,11 +306,11 @@ class Replay:
 
     # -- rendezvous ----------------------------------------------------------------------------------------------------
 
-    def _join(self, live: Live, step: Rendezvous) -> bool:
+    def _join(self, live: RunningTask, step: RendezvousStep) -> bool:
         self.land(live, lambda: self._arrive(live, step))
         return False
 
-    def _arrive(self, live: Live, step: Rendezvous) -> None:
+    def _arrive(self, live: RunningTask, step: RendezvousStep) -> None:
         live.since = self.events.now
         key = _found(live, step.place)
         members = self._rendezvous.setdefault(key, [])
@@ -329,13 +340,13 @@ class Replay:
 
     # -- tasks that start tasks ----------------------------------------------------------------------------------------
 
-    def _fork(self, live: Live, step: Fork) -> bool:
+    def _fork(self, live: RunningTask, step: ForkStep) -> bool:
         left = len(step.tasks)
         if not left:
             return True
         begin = self.events.now
 
-        def ended(child: Live) -> None:
+        def ended(child: RunningTask) -> None:
             nonlocal left
             left -= 1
             live.visible_s = max(live.visible_s, child.visible_s)
@@ -344,25 +355,31 @@ class Replay:
                 self.go_on(live)
 
         for number, task in enumerate(step.tasks):
-            child = Live(task, live, live.place, f"{live.engine}/{number}", lambda: None)
+            child = RunningTask(task, live, live.place, f"{live.engine}/{number}", lambda: None)
             child.ended = lambda c=child: ended(c)
             self._begin(child)
         return False
 
     def start(
-        self, task: Task, parent: Live, place: int, engine: str, ended: Callable[[Live], None], alone: bool
+        self,
+        task: RecordedTask,
+        parent: RunningTask,
+        place: int,
+        engine: str,
+        ended: Callable[[RunningTask], None],
+        alone: bool,
     ) -> None:
         """Start a program that a task launched; it is `alone` if all places that it names are its own."""
-        child = Live(task, parent, (parent.row, place), engine, lambda: ended(child))
+        child = RunningTask(task, parent, (parent.row, place), engine, lambda: ended(child))
         if alone:
             child.scope = child
         self._begin(child)
 
-    def _launch(self, live: Live, step: Launch) -> bool:
+    def _launch(self, live: RunningTask, step: LaunchStep) -> bool:
         def start(begin: float) -> None:
             if step.seconds:
                 live.last = self._span(live, step.name, "launch", begin, where=step.where)
-            Grid(self, live, step).fill()
+            SimulatedGrid(self, live, step).fill()
 
         def landed() -> None:
             begin = self.events.now
@@ -376,28 +393,30 @@ class Replay:
     def _uses(self) -> list[Use]:
         total: dict[tuple[str, str, str], float] = {}
         for key, server in self._servers.items():
-            if isinstance(key, Link):
+            if isinstance(key, SharedLink):
                 total[str(key), key.network, "network"] = server.busy_s
                 continue
-            first, name, share = (key.row, key.name, 1) if isinstance(key, Owned) else (key[0][0], key[1], self.places)
+            first, name, share = (
+                (key.row, key.name, 1) if isinstance(key, UnitResource) else (key[0][0], key[1], self.places)
+            )
             for row in range(first, first + self._units):
                 label = f"{self.level} {row}", name, self.kinds.get(name, "network")
                 total[label] = total.get(label, 0.0) + server.busy_s / share
         return [Use(unit, name, busy, kind) for (unit, name, kind), busy in total.items()]
 
 
-def _found(live: Live, place: Place) -> Hashable:
+def _found(live: RunningTask, place: Place) -> Hashable:
     """A place that a task names, independent of the task."""
     return (live.scope, place) if isinstance(place, int) else place
 
 
-_STEPS: dict[type, Callable[[Replay, Live, Any], bool]] = {
-    Work: Replay._work,
-    Settle: Replay._settle,
-    Publish: Replay._publish,
-    Acquire: Replay._acquire,
-    Rendezvous: Replay._join,
-    Fork: Replay._fork,
-    Launch: Replay._launch,
+_STEPS: dict[type, Callable[[Simulation, RunningTask, Any], bool]] = {
+    WorkStep: Simulation._work,
+    SettleStep: Simulation._settle,
+    PublishStep: Simulation._publish,
+    AcquireStep: Simulation._acquire,
+    RendezvousStep: Simulation._join,
+    ForkStep: Simulation._fork,
+    LaunchStep: Simulation._launch,
 }
 """Handler of each kind of step; returns whether the task continues at once."""

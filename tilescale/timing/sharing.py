@@ -21,7 +21,7 @@ ROUNDING = 1e-12
 """Moments that are closer together than this share of the time that has passed are the same."""
 
 
-class Events:
+class EventQueue:
     """The event queue. Events of the same moment happen in the order in which they were announced.
 
     Attributes:
@@ -44,7 +44,7 @@ class Events:
             action()
 
 
-class Server:
+class SharedResource:
     """A resource that does one second of work in a second, shared by its concurrent users.
 
     Its own clock counts the work that a user of weight 1 has received: a user that needs `seconds` is done when the
@@ -56,7 +56,7 @@ class Server:
 
     __slots__ = ("_due", "_events", "_jobs", "_order", "_plan", "_since", "_weight", "_work", "busy_s")
 
-    def __init__(self, events: Events):
+    def __init__(self, events: EventQueue):
         self._events = events
         self._jobs: list[tuple[float, int, Action, int]] = []
         self._weight = 0

@@ -18,10 +18,10 @@ from tilescale.errors import Location
 
 Demands = Mapping[Hashable, float]
 """Resource -> seconds of it. A text names a resource of the place where the task runs, such as its tensor unit, an
-`Owned` one of a tensor-owning unit, such as its memory; a `Link` is a link."""
+`UnitResource` one of a tensor-owning unit, such as its memory; a `Link` is a link."""
 
 
-class Owned(NamedTuple):
+class UnitResource(NamedTuple):
     """A resource that each tensor-owning unit has once: memory, a cache, a copy engine. `row` None: the task's unit."""
 
     row: int | None
@@ -33,7 +33,7 @@ Place = Hashable
 
 
 @dataclass(slots=True)
-class Part:
+class WorkPart:
     """One operation of a step, or many of the same line; see `Span` for the fields."""
 
     name: str
@@ -45,7 +45,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Work:
+class WorkStep:
     """A step that takes time: all demands of all parts are met concurrently.
 
     Attributes:
@@ -56,21 +56,21 @@ class Work:
             its works are still running.
     """
 
-    parts: list[Part]
+    parts: list[WorkPart]
     floor_s: float = 0.0
     tail_s: float = 0.0
     ahead: int | None = None
 
 
 @dataclass(slots=True)
-class Settle:
+class SettleStep:
     """Continue when no more than `left` of the task's works run ahead of it."""
 
     left: int = 0
 
 
 @dataclass(slots=True)
-class Publish:
+class PublishStep:
     """Publish at a place; the effects of earlier works are visible before it is.
 
     Attributes:
@@ -87,7 +87,7 @@ class Publish:
 
 
 @dataclass(slots=True)
-class Acquire:
+class AcquireStep:
     """Wait for others at a place: until its value fits or it was published there `count` times.
 
     The count is that of the run that was recorded, in which the wait had ended; it matters where the simulated order of
@@ -110,7 +110,7 @@ class Acquire:
 
 
 @dataclass(slots=True)
-class Rendezvous:
+class RendezvousStep:
     """A collective operation of `size` tasks: it begins when all have arrived, and they continue when it has ended.
 
     Attributes:
@@ -124,11 +124,11 @@ class Rendezvous:
     rank: int = field(compare=False)
     name: str
     where: Location | None
-    work: Callable[[tuple[int, ...]], Work] = field(compare=False)
+    work: Callable[[tuple[int, ...]], WorkStep] = field(compare=False)
 
 
 @dataclass(slots=True)
-class Task:
+class RecordedTask:
     """One thread of control.
 
     Attributes:
@@ -146,14 +146,14 @@ class Task:
 
 
 @dataclass(slots=True)
-class Fork:
+class ForkStep:
     """Concurrent subtasks of this task, which continues when all have ended."""
 
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[RecordedTask] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Launch:
+class LaunchStep:
     """Programs over the places of a tensor-owning unit, in order, as many at a time as they hold.
 
     Attributes:
@@ -172,10 +172,10 @@ class Launch:
     name: str
     where: Location | None
     alike: bool = False
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[RecordedTask] = field(default_factory=list)
 
 
-Step = Work | Settle | Publish | Acquire | Rendezvous | Fork | Launch
+Step = WorkStep | SettleStep | PublishStep | AcquireStep | RendezvousStep | ForkStep | LaunchStep
 
 
 def merged(demands: list[Demands], factor: float = 1.0) -> dict[Hashable, float]:

@@ -6,22 +6,22 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from tilescale.timing.record import Log, scaled
-from tilescale.timing.steps import Acquire, Part, Publish, Rendezvous, Settle, Task
+from tilescale.timing.record import TaskLog, scaled
+from tilescale.timing.steps import AcquireStep, PublishStep, RecordedTask, RendezvousStep, SettleStep, WorkPart
 
 
 def _of_all(name: str) -> Any:
     """An attribute that all logs have alike."""
 
-    def assign(united: United, value: Any) -> None:
+    def assign(united: ClusterLog, value: Any) -> None:
         for log in united.logs:
             setattr(log, name, value)
 
     return property(lambda united: getattr(united.own, name), assign)
 
 
-class United:
-    """The logs of a cluster's programs as one; see `Log` for undocumented members.
+class ClusterLog:
+    """The logs of a cluster's programs as one; see `TaskLog` for undocumented members.
 
     Args:
         logs: of the programs, in the order of their ranks.
@@ -32,7 +32,7 @@ class United:
     family = looks = answers = None
     muted, ahead, parts = map(_of_all, ("muted", "ahead", "parts"))
 
-    def __init__(self, logs: Sequence[Log], own: Log, barrier_s: float):
+    def __init__(self, logs: Sequence[TaskLog], own: TaskLog, barrier_s: float):
         self.logs, self.own, self._barrier_s = logs, own, barrier_s
         self._apart = iter(logs)
 
@@ -42,7 +42,7 @@ class United:
         return len(self.logs)
 
     @property
-    def task(self) -> Task:
+    def task(self) -> RecordedTask:
         return self.own.task
 
     @property
@@ -52,18 +52,18 @@ class United:
     def place(self, inside: Hashable) -> int:
         return self.own.place(inside)
 
-    def work(self, part: Part, floor_s: float = 0.0, tail_s: float = 0.0, asynchronous: bool = False) -> None:
+    def work(self, part: WorkPart, floor_s: float = 0.0, tail_s: float = 0.0, asynchronous: bool = False) -> None:
         """Something that takes time, of which each program does an equal share."""
         (share,) = scaled([part], 1 / self.width)
         for log in self.logs:
             log.work(share, floor_s, tail_s, asynchronous)
 
-    def step(self, step: Publish | Acquire | Rendezvous | Settle) -> None:
+    def step(self, step: PublishStep | AcquireStep | RendezvousStep | SettleStep) -> None:
         """Record a step.
 
         Steps that others observe once are taken by one program after all have arrived; other steps by every program.
         """
-        if isinstance(step, Rendezvous) or isinstance(step, Publish) and step.change is not None:
+        if isinstance(step, RendezvousStep) or isinstance(step, PublishStep) and step.change is not None:
             self._synchronize()
             self.own.step(step)
             self._synchronize()
@@ -83,7 +83,7 @@ class United:
         for log in self.logs:
             log.end_loop(times, stages, summed)
 
-    def begins(self, unit: str) -> Log:
+    def begins(self, unit: str) -> TaskLog:
         """The log of the next program, which acts for itself until `joins`."""
         return next(self._apart)
 
@@ -96,6 +96,6 @@ class United:
     def _synchronize(self) -> None:
         place = self.own.place(object())
         for log in self.logs:
-            log.step(Publish(place, name="arrival"))
+            log.step(PublishStep(place, name="arrival"))
         for log in self.logs:
-            log.step(Acquire(place, self.width, "barrier of the cluster", None, delay_s=self._barrier_s))
+            log.step(AcquireStep(place, self.width, "barrier of the cluster", None, delay_s=self._barrier_s))

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilescale.errors import UsageError
-from tilescale.tuning.checks import Check
-from tilescale.tuning.database import Database, Key, Tuned
+from tilescale.tuning.checks import ResultCheck
+from tilescale.tuning.database import Database, DatabaseKey, Tuned
 from tilescale.tuning.digest import source_digest
-from tilescale.tuning.inputs import SUPPLIES, Fill
-from tilescale.tuning.places import Place, here
+from tilescale.tuning.inputs import SUPPLIES, InputFill
+from tilescale.tuning.places import TimeSource, here
 from tilescale.tuning.progress import steps
 from tilescale.tuning.race import Runner
-from tilescale.tuning.roles import ROLES, Roles
-from tilescale.tuning.search import Config, Search, words
+from tilescale.tuning.roles import ROLES, ScheduleRoles
+from tilescale.tuning.search import Config, ConfigSearch, words
 from tilescale.tuning.versions import versions
 
 PASSES = "__pass_configs__"
@@ -96,7 +96,7 @@ def autotune(
         raise UsageError(f"supply_type={supply_type!r}", hint=f"there is {', '.join(SUPPLIES)}")
     if early_stop and early_stop_factor < 1:
         raise UsageError(f"early_stop_factor={early_stop_factor}", hint="give at least 1")
-    check = None if skip_check else Check(ref_prog, manual_check_prog, rtol, atol, max_mismatched_ratio)
+    check = None if skip_check else ResultCheck(ref_prog, manual_check_prog, rtol, atol, max_mismatched_ratio)
     options = Options(
         configs, warmup, rep, timeout, supply, supply_prog, check, cache_input_tensors,
         frozenset(do_not_specialize or ()), early_stop_factor if early_stop else None, top, refresh,
@@ -114,7 +114,7 @@ class Options:
     timeout: int
     supply: str
     supply_prog: Callable[..., Any] | None
-    check: Check | None
+    check: ResultCheck | None
     shared_inputs: bool
     open: frozenset[str]
     within: float | None
@@ -146,7 +146,7 @@ class Autotuned:
     jit: Any
     options: Options
     result: Tuned | None = None
-    _known: dict[Key, Tuned] = field(default_factory=dict, repr=False)
+    _known: dict[DatabaseKey, Tuned] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not all(hasattr(self.jit, name) for name in ("get_tir", "compile", "initialize_jit_mode", "tracing")):
@@ -182,15 +182,15 @@ class Autotuned:
     def _compiled_as(self, config: Config) -> Iterator[None]:
         """Kernels are compiled with the configuration's own options for TileLang's passes, as it takes them, and in its
         roles."""
-        before = self.jit.pass_configs, self.jit.beside
+        before = self.jit.pass_configs, self.jit.extra_options
         if PASSES in config:
             self.jit.pass_configs = {**(self.jit.pass_configs or {}), **config[PASSES]}
         if ROLES in config:
-            self.jit.beside = {**self.jit.beside, "schedule": Roles.of(config[ROLES])}
+            self.jit.extra_options = {**self.jit.extra_options, "schedule": ScheduleRoles.of(config[ROLES])}
         try:
             yield
         finally:
-            self.jit.pass_configs, self.jit.beside = before
+            self.jit.pass_configs, self.jit.extra_options = before
 
     def tune(self, *args: Any, refresh: bool = False, top: int | None = None, **kwargs: Any) -> Tuned:
         """The result for these arguments: kept, or found now. Collective.
@@ -251,11 +251,13 @@ class Autotuned:
         _bound(self._function.__name__, self.signature.bind, bound.args, {**bound.kwargs, **tunable})
         return left, bound.args, bound.kwargs
 
-    def _key(self, configs: Sequence[Config], place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+    def _key(
+        self, configs: Sequence[Config], place: TimeSource, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> DatabaseKey:
         given = self._given(args, kwargs)
         special = {name: value for name, value in given.items() if name not in self.options.open}
         machine, space = place.machine, json.dumps([dict(c) for c in configs], sort_keys=True, default=str)
-        return Key(
+        return DatabaseKey(
             program=self._function.__name__,
             source=source_digest(self._function),
             arguments=json.dumps(special, sort_keys=True, default=str),
@@ -270,16 +272,21 @@ class Autotuned:
         return {name: _plain(x) for name, x in self.signature.bind_partial(*args, **kwargs).arguments.items()}
 
     def _search(
-        self, configs: Sequence[Config], args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, top: int | None
-    ) -> Search:
+        self,
+        configs: Sequence[Config],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        place: TimeSource,
+        top: int | None,
+    ) -> ConfigSearch:
         options = self.options
         given = self._tensors(args, kwargs, configs[0])
-        fill = Fill(options.supply, options.supply_prog, given, {} if options.shared_inputs else None)
+        fill = InputFill(options.supply, options.supply_prog, given, {} if options.shared_inputs else None)
 
         def build(config: Config) -> Runner:
             return place.runner(self._kernel(config, args, kwargs), fill, options.check)
 
-        return Search(
+        return ConfigSearch(
             name=self._function.__name__,
             configs=configs,
             trace=lambda config: self._kernel(config, args, kwargs).ir,  # as its schedule has it

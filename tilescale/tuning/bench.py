@@ -16,10 +16,10 @@ from typing import Any
 from tilescale.hda.current import use_machine
 from tilescale.runtime.compile import compile as compile_program
 from tilescale.tuning import libraries, programs
-from tilescale.tuning.inputs import Fill
-from tilescale.tuning.places import Place
+from tilescale.tuning.inputs import InputFill
+from tilescale.tuning.places import TimeSource
 from tilescale.tuning.probes import KIB, MIB, OPERATIONS, TYPE
-from tilescale.tuning.progress import Steps
+from tilescale.tuning.progress import ProgressSteps
 from tilescale.tuning.race import Contender, Heat, Runner, race
 from tilescale.tuning.versions import versions
 
@@ -42,7 +42,9 @@ FUSED_ROWS = 1024
 OURS, NCCL, ALONE, SYMMETRIC = "tilescale", "nccl", "product alone", "symm_mem"
 
 
-def bench(place: Place, steps: Steps, works: Sequence[str], *, quick: bool = False, rounds: int = 10) -> dict[str, Any]:
+def bench(
+    place: TimeSource, steps: ProgressSteps, works: Sequence[str], *, quick: bool = False, rounds: int = 10
+) -> dict[str, Any]:
     """Race at the named works, "collectives" or "operators"; collective. Returns the contents of a results file.
 
     Args:
@@ -66,7 +68,7 @@ def bench(place: Place, steps: Steps, works: Sequence[str], *, quick: bool = Fal
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 
-def collectives(place: Place, quick: bool) -> Iterator[Heat]:
+def collectives(place: TimeSource, quick: bool) -> Iterator[Heat]:
     """Every collective of whole tensors at every size, and a put before them."""
     yield from _put(place)
     for operation in OPERATIONS[:2] if quick else OPERATIONS:
@@ -74,7 +76,7 @@ def collectives(place: Place, quick: bool) -> Iterator[Heat]:
             yield _collective(place, operation, nbytes)
 
 
-def _put(place: Place) -> Iterator[Heat]:
+def _put(place: TimeSource) -> Iterator[Heat]:
     network = place.machine.network(place.machine.tensor_level.name)
     by_host = [m for m in network.mechanisms if m.started_by == "host" and m.put] if network is not None else []
     for name in [m.name for m in by_host[:1]]:
@@ -83,8 +85,8 @@ def _put(place: Place) -> Iterator[Heat]:
         yield Heat("put", (PUT // 2,), TYPE, place.units, "graph", None, [entry], bytes=PUT, calls=2)
 
 
-def _collective(place: Place, operation: str, nbytes: int) -> Heat:
-    n, fill = nbytes // 2 // place.units * place.units, Fill(kept={})
+def _collective(place: TimeSource, operation: str, nbytes: int) -> Heat:
+    n, fill = nbytes // 2 // place.units * place.units, InputFill(kept={})
     own = partial(programs.collective, place.machine, place.units, operation, n, None)
     entries = [
         Contender(NCCL, partial(_library_collective, place, operation, n, fill)),
@@ -97,13 +99,13 @@ def _collective(place: Place, operation: str, nbytes: int) -> Heat:
     return Heat(operation, (n,), TYPE, place.units, "graph", NCCL, entries, bytes=sent, calls=calls)
 
 
-def _library_collective(place: Place, operation: str, n: int, fill: Fill) -> Runner:
+def _library_collective(place: TimeSource, operation: str, n: int, fill: InputFill) -> Runner:
     if not place.simulated:
         return libraries.library_collective(operation, n)
     return _run(place, partial(programs.collective, place.machine, place.units, operation, n, NCCL), fill)
 
 
-def _symmetric(place: Place, operation: str, n: int) -> list[Contender]:
+def _symmetric(place: TimeSource, operation: str, n: int) -> list[Contender]:
     """PyTorch's kernels; they sum, and their vectors are of 16 bytes."""
     if place.simulated or operation != OPERATIONS[0] or n % (8 * place.units):
         return []
@@ -111,7 +113,7 @@ def _symmetric(place: Place, operation: str, n: int) -> list[Contender]:
     return [Contender(f"{SYMMETRIC} {s}-shot", partial(libraries.symmetric_all_reduce, n, s)) for s in shots]
 
 
-def _run(place: Place, program: Callable[[], Any], fill: Fill | None = None) -> Runner:
+def _run(place: TimeSource, program: Callable[[], Any], fill: InputFill | None = None) -> Runner:
     return place.runner(program(), fill)
 
 
@@ -125,14 +127,14 @@ OPERATORS = {
 """Name -> its collective, N and K of each unit, and the program in phases."""
 
 
-def operators(place: Place, quick: bool) -> Iterator[Heat]:
+def operators(place: TimeSource, quick: bool) -> Iterator[Heat]:
     """GEMMs with a gather before them, or a scatter or a sum after them."""
     for rows in ROWS[2:3] if quick else ROWS:
         for name in OPERATORS:
             yield _operator(place, name, rows)
 
 
-def _operator(place: Place, name: str, rows: int) -> Heat:
+def _operator(place: TimeSource, name: str, rows: int) -> Heat:
     operation, n, k, phases = OPERATORS[name]
     shape = rows, n, k
     mode = "graph" if rows <= GRAPHED else "eager"
@@ -155,11 +157,11 @@ def _operator(place: Place, name: str, rows: int) -> Heat:
     return Heat(name, shape, TYPE, place.units, mode, ALONE, entries, 2 * rows * n * k)
 
 
-def _overlapped(place: Place, program: Any) -> Any:
+def _overlapped(place: TimeSource, program: Any) -> Any:
     return compile_program(program, machine=place.machine, schedule="overlap").prim_func
 
 
-def _in_order(place: Place, operation: str, shape: tuple[int, int, int]) -> Runner:
+def _in_order(place: TimeSource, operation: str, shape: tuple[int, int, int]) -> Runner:
     """A GEMM and NCCL's collective, one after the other."""
     rows, n, k = shape
     moved = rows * (k if operation == OPERATIONS[1] else n)
@@ -171,5 +173,5 @@ def _in_order(place: Place, operation: str, shape: tuple[int, int, int]) -> Runn
     return Runner(lambda: sum(times))
 
 
-WORKS: dict[str, Callable[[Place, bool], Iterator[Heat]]] = {"collectives": collectives, "operators": operators}
+WORKS: dict[str, Callable[[TimeSource, bool], Iterator[Heat]]] = {"collectives": collectives, "operators": operators}
 """Benchmarks by name."""

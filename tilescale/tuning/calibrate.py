@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from tilescale.cost.calibrated import folder, forget
-from tilescale.cost.measured import KINDS, Contention, Measured
+from tilescale.cost.measured import KINDS, Measured, MeasuredContention
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
 from tilescale.tuning import probes
 from tilescale.tuning.files import save
-from tilescale.tuning.places import Place
-from tilescale.tuning.probes import Group, groups
-from tilescale.tuning.progress import Steps
+from tilescale.tuning.places import TimeSource
+from tilescale.tuning.probes import ProbeGroup, groups
+from tilescale.tuning.progress import ProgressSteps
 from tilescale.tuning.race import Heat, race
 from tilescale.tuning.versions import versions
 
@@ -25,7 +25,7 @@ ROUNDS = 5
 """Groups of calls of each probe."""
 
 
-def calibrate(place: Place, steps: Steps, *, quick: bool = False, limit_s: float = 150.0) -> Measured:
+def calibrate(place: TimeSource, steps: ProgressSteps, *, quick: bool = False, limit_s: float = 150.0) -> Measured:
     """Measure; collective.
 
     Args:
@@ -74,7 +74,7 @@ def keep(found: Measured) -> Path:
     return path
 
 
-def check(place: Place) -> None:
+def check(place: TimeSource) -> None:
     """Whether probes can measure that machine here. Raises UsageError as `calibrate`."""
     machine = place.machine
     if machine.tensor_level == machine.program_level:
@@ -95,7 +95,7 @@ def _fitting(gpu: str) -> str:
     return next((m.name for m in known if any(p in gpu for p in m.identify.products)), "YOUR-DESCRIPTION.yaml")
 
 
-def _points(place: Place, group: Group, out: dict[str, str]) -> list[Any]:
+def _points(place: TimeSource, group: ProbeGroup, out: dict[str, str]) -> list[Any]:
     """Points measured of a group; `out` maps known failures to their reasons, and new ones are added."""
     entries = [probe.contender for probe in group.probes]
     heat = Heat(group.title, (), probes.TYPE, place.units, group.mode, entries[0].name, entries, calls=group.calls)
@@ -107,9 +107,9 @@ def _points(place: Place, group: Group, out: dict[str, str]) -> list[Any]:
     return [probe.point(row["us"], tuple(row["spread"])) for probe, row in timed]
 
 
-def _contention(row: dict[str, Any]) -> Contention:
+def _contention(row: dict[str, Any]) -> MeasuredContention:
     ratio, us, (low, high) = row["ratio"], row["us"], row["spread"]
-    return Contention(
-        mechanism=row["contender"], shape=probes.BESIDE, dtype=probes.TYPE, ratio=ratio,
+    return MeasuredContention(
+        mechanism=row["contender"], shape=probes.CONTENDED_SHAPE, dtype=probes.TYPE, ratio=ratio,
         spread=(round(ratio * low / us, 4), round(ratio * high / us, 4)),
     )  # fmt: skip

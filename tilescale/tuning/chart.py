@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-OURS, OTHERS, NOBODY = "#0072B2", "#999999", "#D55E00"
+OURS, OTHERS, LIMIT = "#0072B2", "#999999", "#D55E00"
 """Colours of ours, of other contenders, and of the line that says failed (Okabe and Ito, 2008)."""
 ROW_INCHES, TITLE_INCHES = 0.24, 0.55
 
@@ -48,7 +48,7 @@ def bars(axes: Axes, title: str, rows: Sequence[Row]) -> None:
                       va="center", fontsize=8)  # fmt: skip
     for place, row in enumerate(failed, len(timed)):
         axes.annotate(f"failed: {reason(row)}", (0, place), (4, 0), textcoords="offset points", va="center",
-                      fontsize=8, color=NOBODY)  # fmt: skip
+                      fontsize=8, color=LIMIT)  # fmt: skip
     names = [row["contender"] for row in (*timed, *failed)]
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)

@@ -11,7 +11,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Check:
+class ResultCheck:
     """Comparison of results, as `tilescale.autotune` takes it.
 
     Attributes:

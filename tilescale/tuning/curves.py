@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tilescale.hda.units import format_bytes
-from tilescale.tuning.chart import NOBODY, OTHERS, OURS, save
+from tilescale.tuning.chart import LIMIT, OTHERS, OURS, save
 
 COLOURS = {"tilescale": OURS, "nccl": OTHERS, "symm_mem": "#009E73"}
 """System -> the colour of its line (Okabe and Ito, 2008). Its contenders' names begin with its own."""
@@ -58,7 +58,7 @@ def panel(axes: Axes, title: str, rows: Sequence[Row], peak: float | None) -> No
             axes.plot(*zip(*points, strict=True), color=colour, marker=".", markersize=4, linewidth=1.2, label=system)
     if peak is not None:
         wire = zip(*limit(rows, peak), strict=True)
-        axes.plot(*wire, color=NOBODY, linewidth=0.9, linestyle="--", label=f"wire, {peak:.0f} GB/s")
+        axes.plot(*wire, color=LIMIT, linewidth=0.9, linestyle="--", label=f"wire, {peak:.0f} GB/s")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_ylim(bottom=1)

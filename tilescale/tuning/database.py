@@ -20,7 +20,7 @@ from tilescale.tuning.files import save
 
 
 @dataclass(frozen=True)
-class Key:
+class DatabaseKey:
     """Conditions under which a result is valid.
 
     Attributes:
@@ -101,7 +101,7 @@ class Database:
         """This user's own: `tuned` in the cache that TILESCALE_CACHE_DIR names."""
         return cls(settings().cache / "tuned")
 
-    def read(self, key: Key) -> Tuned | None:
+    def read(self, key: DatabaseKey) -> Tuned | None:
         """The result that was kept, if there is one."""
         try:
             found = read(self._path(key))
@@ -111,7 +111,7 @@ class Database:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def write(self, key: Key, found: Tuned) -> None:
+    def write(self, key: DatabaseKey, found: Tuned) -> None:
         """Keep a result. Raises UsageError where the folder cannot be written."""
         save(self._path(key), json.dumps({"key": asdict(key), **asdict(found)}, indent=1) + "\n")
 
@@ -124,5 +124,5 @@ class Database:
             except (OSError, ValueError, KeyError):
                 continue
 
-    def _path(self, key: Key) -> Path:
+    def _path(self, key: DatabaseKey) -> Path:
         return self.folder / f"{key.program}-{key.digest}.json"

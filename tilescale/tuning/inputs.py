@@ -43,7 +43,7 @@ class Supplied:
 
 
 @dataclass(frozen=True)
-class Fill:
+class InputFill:
     """Generation of inputs.
 
     Attributes:
@@ -59,7 +59,7 @@ class Fill:
     kept: dict[Any, list[Any]] | None = None
 
 
-def tensors_for(kernel: Kernel, fill: Fill) -> list[Any]:
+def tensors_for(kernel: Kernel, fill: InputFill) -> list[Any]:
     """Inputs of a kernel on this rank; collective where peers reach them.
 
     Raises:
@@ -76,7 +76,7 @@ def tensors_for(kernel: Kernel, fill: Fill) -> list[Any]:
     return fill.kept[supplied]
 
 
-def _made(kernel: Kernel, supplied: Sequence[Supplied], fill: Fill) -> list[Any]:
+def _made(kernel: Kernel, supplied: Sequence[Supplied], fill: InputFill) -> list[Any]:
     if fill.program is not None:
         return list(fill.program(list(supplied)))
     return [_filled(_empty(kernel, each.shape, each.dtype), fill.supply) for each in supplied]

@@ -18,17 +18,17 @@ from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
 from tilescale.runtime.compile import compile as compile_program
 from tilescale.runtime.kernel import Kernel
-from tilescale.runtime.outputs import Outputs, output_positions, place_arguments
+from tilescale.runtime.outputs import KernelOutputs, output_positions, place_arguments
 from tilescale.settings import settings
-from tilescale.tuning.checks import Check
-from tilescale.tuning.inputs import Fill, tensors_for
+from tilescale.tuning.checks import ResultCheck
+from tilescale.tuning.inputs import InputFill, tensors_for
 from tilescale.tuning.race import Runner, Timer
 
 WAIT_S = 3.0
 """Longest wait of a kernel for its peers: one that hangs is out soon."""
 
 
-class Nobody:
+class SimulatedTimer:
     """The timer of simulated calls: a call returns its own time."""
 
     def barrier(self) -> None:
@@ -40,7 +40,7 @@ class Nobody:
 
 
 @dataclass(frozen=True)
-class Place:
+class TimeSource:
     """The hardware or simulation that times programs.
 
     Attributes:
@@ -67,12 +67,14 @@ class Place:
     def timer(self, mode: str) -> Timer:
         """A timer for calls made in a "graph", "eager", or on the "host"."""
         if self.simulated:
-            return Nobody()
+            return SimulatedTimer()
         from tilescale.tuning.timers import TIMERS
 
         return TIMERS[mode]()
 
-    def runner(self, program: ir.PrimFunc | Kernel, fill: Fill | None = None, check: Check | None = None) -> Runner:
+    def runner(
+        self, program: ir.PrimFunc | Kernel, fill: InputFill | None = None, check: ResultCheck | None = None
+    ) -> Runner:
         """A function that calls a program, or its kernel, on generated inputs; collective. On GPUs the results are
         compared first.
 
@@ -88,7 +90,7 @@ class Place:
             kernel = compile_program(program, machine=self.machine, schedule="sequential", wait_s=WAIT_S)
         if kernel.device == "cpu":  # this builds it, before any rank waits for a peer
             raise UnsupportedError(f"{kernel} is emulated here: its time would be that of the emulation")
-        given = tensors_for(kernel, fill or Fill())
+        given = tensors_for(kernel, fill or InputFill())
 
         def checked(seed: int) -> None:
             kernel(*given)
@@ -99,7 +101,7 @@ class Place:
         return Runner(lambda: kernel(*given), checked)
 
 
-def here(machine: Machine, units: int | None = None) -> Place:
+def here(machine: Machine, units: int | None = None) -> TimeSource:
     """This job's GPUs if it has some, else the machine in simulation; collective.
 
     Args:
@@ -115,11 +117,11 @@ def here(machine: Machine, units: int | None = None) -> Place:
     if units is not None and units > most:
         raise UsageError(f"{units} units: {machine.name} has {most}", hint="name a larger machine: --machine")
     if settings().emulate or not torch.cuda.is_available():
-        return Place(machine, world, True, units or most)
+        return TimeSource(machine, world, True, units or most)
     torch.cuda.set_device(world.device)
     if world.size > 1 and not settings().share_gpus:
         nccl.group_of_all(world)  # which connects through the job's store, under any launcher
-    return Place(machine, world, False, world.size)
+    return TimeSource(machine, world, False, world.size)
 
 
 def simulated_us(func: ir.PrimFunc, machine: Machine, shapes: Sequence[Any] | None = None) -> float:
@@ -138,6 +140,6 @@ def simulated_us(func: ir.PrimFunc, machine: Machine, shapes: Sequence[Any] | No
 def _arguments(func: ir.PrimFunc, machine: Machine, given: Sequence[Any]) -> list[list[Any]]:
     """The arguments of each unit of the launch, with the outputs that a call would allocate."""
     program = analyse(func, machine)
-    outputs = Outputs(program, output_positions(program, None), "meta")
+    outputs = KernelOutputs(program, output_positions(program, None), "meta")
     mine = outputs.allocate(place_arguments(program, outputs.positions, given))
     return [mine] * math.prod(ir.constant(extent) or machine.count(name) for name, extent in program.extents)

@@ -13,16 +13,16 @@ from tilescale.backends.base import Target, available
 from tilescale.collectives import TENSORS, names, records
 from tilescale.collectives.record import Algorithm
 from tilescale.collectives.request import wanted_of
-from tilescale.cost.measured import Collective, Flag, Launch, Product, Wire
+from tilescale.cost.measured import MeasuredCollective, MeasuredFlag, MeasuredGemm, MeasuredLaunch, MeasuredTransfer
 from tilescale.hda import Machine, Mechanism, Network
 from tilescale.passes.pipeline import analyse
 from tilescale.program.effects import statements
 from tilescale.program.operations import Collective as Moves
 from tilescale.program.operations import operation as operation_of
 from tilescale.tuning import programs
-from tilescale.tuning.inputs import Fill
+from tilescale.tuning.inputs import InputFill
 from tilescale.tuning.libraries import library_collective, library_product
-from tilescale.tuning.places import Place
+from tilescale.tuning.places import TimeSource
 from tilescale.tuning.race import Contender, Runner
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -46,7 +46,7 @@ OPERATIONS = ("allreduce", "all_gather", "reduce_scatter", "all_to_all", "broadc
 WHOLE = tuple(4 * KIB << n for n in range(0, 17, 2))
 """Bytes of tensors of collectives, up to 256 MiB."""
 
-BESIDE = (8192, 8192, 4096)
+CONTENDED_SHAPE = (8192, 8192, 4096)
 COPIED = 64 * MIB
 """Bytes copied concurrently with a GEMM: the copies take less time than the GEMM."""
 
@@ -71,7 +71,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Group:
+class ProbeGroup:
     """Interleaved probes.
 
     Attributes:
@@ -88,34 +88,34 @@ class Group:
     of: str = ""
 
 
-def groups(place: Place, quick: bool) -> Iterator[Group]:
+def groups(place: TimeSource, quick: bool) -> Iterator[ProbeGroup]:
     """All groups that are measured at a place, the many sizes of collectives last; `quick` leaves out most of them."""
     network = place.machine.network(place.machine.tensor_level.name)
     for mode in ("graph", "eager"):
-        made = _probe("launch", place, programs.launch, (), partial(_timed, Launch, mode=mode))
-        yield Group("launches", f"launches, {mode}", mode, 8, (made,))
+        made = _probe("launch", place, programs.launch, (), partial(_timed, MeasuredLaunch, mode=mode))
+        yield ProbeGroup("launches", f"launches, {mode}", mode, 8, (made,))
     shapes = SHAPES[:2] if quick else SHAPES
-    yield Group("products", "products", "eager", 4, tuple(_product(place, shape) for shape in shapes))
+    yield ProbeGroup("products", "products", "eager", 4, tuple(_product(place, shape) for shape in shapes))
     if place.units == 1 or network is None:
         return
     passed = partial(_flag, ROUNDS * place.units)
-    yield Group("flags", "flags", "graph", 3, (_probe("flag", place, programs.flags, (ROUNDS,), passed),))
-    yield Group("wires", "wires", "graph", 3, tuple(_wires(place, network, quick)))
+    yield ProbeGroup("flags", "flags", "graph", 3, (_probe("flag", place, programs.flags, (ROUNDS,), passed),))
+    yield ProbeGroup("wires", "wires", "graph", 3, tuple(_wires(place, network, quick)))
     yield from () if quick else _contention(place, network)
     for operation in OPERATIONS[:1] if quick else OPERATIONS:
         for nbytes in WHOLE[:5:4] if quick else WHOLE:
             calls = 8 if nbytes <= 4 * MIB else 2
             probes = tuple(_collectives(place, operation, nbytes))
-            yield Group("collectives", f"{operation}, {nbytes >> 10} KiB", "graph", calls, probes, of=operation)
+            yield ProbeGroup("collectives", f"{operation}, {nbytes >> 10} KiB", "graph", calls, probes, of=operation)
 
 
 def _probe(
     name: str,
-    place: Place,
+    place: TimeSource,
     program: Callable[..., Any],
     given: tuple[Any, ...],
     point: Callable[..., Any],
-    fill: Fill | None = None,
+    fill: InputFill | None = None,
 ) -> Probe:
     return Probe(name, lambda: place.runner(program(place.machine, place.units, *given), fill), point)
 
@@ -124,15 +124,15 @@ def _timed(kind: Callable[..., Any], us: float, spread: tuple[float, float], **f
     return kind(us=us, spread=spread, **fields)
 
 
-def _flag(signals: int, us: float, spread: tuple[float, float]) -> Flag:
+def _flag(signals: int, us: float, spread: tuple[float, float]) -> MeasuredFlag:
     low, high = spread
-    return Flag(nbytes=0, us=us / signals, spread=(low / signals, high / signals))
+    return MeasuredFlag(nbytes=0, us=us / signals, spread=(low / signals, high / signals))
 
 
 # -- transfers ---------------------------------------------------------------------------------------------------------
 
 
-def _wires(place: Place, network: Network, quick: bool) -> Iterator[Probe]:
+def _wires(place: TimeSource, network: Network, quick: bool) -> Iterator[Probe]:
     places = place.machine.count(place.machine.program_level.name, place.machine.tensor_level.name)
     for mechanism in network.mechanisms:
         if mechanism.on_request:
@@ -152,7 +152,7 @@ def _wires(place: Place, network: Network, quick: bool) -> Iterator[Probe]:
 
 
 def _wire(
-    place: Place,
+    place: TimeSource,
     mechanism: Mechanism,
     operation: str,
     nbytes: int,
@@ -160,9 +160,9 @@ def _wire(
     program: Callable[..., Any],
     given: tuple[Any, ...],
 ) -> Probe:
-    def point(us: float, spread: tuple[float, float]) -> Wire:
+    def point(us: float, spread: tuple[float, float]) -> MeasuredTransfer:
         slowest, fastest = (round(nbytes / t / 1e3, 2) for t in reversed(spread))
-        return Wire(
+        return MeasuredTransfer(
             mechanism=mechanism.name, operation=operation, nbytes=nbytes, programs=count,
             gb_s=round(nbytes / us / 1e3, 2), spread=(slowest, fastest),
         )  # fmt: skip
@@ -173,24 +173,30 @@ def _wire(
 # -- GEMMs and collectives ---------------------------------------------------------------------------------------------
 
 
-def _product(place: Place, shape: tuple[int, int, int]) -> Probe:
+def _product(place: TimeSource, shape: tuple[int, int, int]) -> Probe:
     """By the vendor's library, or in simulation by a plain grid of tiles."""
     if place.simulated:
-        point = partial(_timed, Product, shape=shape, dtype=TYPE, by="tilescale")
+        point = partial(_timed, MeasuredGemm, shape=shape, dtype=TYPE, by="tilescale")
         return _probe(str(shape), place, programs.product, (shape,), point)
-    point = partial(_timed, Product, shape=shape, dtype=TYPE, by="cublas")
+    point = partial(_timed, MeasuredGemm, shape=shape, dtype=TYPE, by="cublas")
     return Probe(str(shape), lambda: library_product(shape), point)
 
 
-def _collectives(place: Place, operation: str, nbytes: int) -> Iterator[Probe]:
+def _collectives(place: TimeSource, operation: str, nbytes: int) -> Iterator[Probe]:
     """By each algorithm of whole tensors that is taken without being asked for."""
-    n, fill = nbytes // 2 // place.units * place.units, Fill(kept={})
+    n, fill = nbytes // 2 // place.units * place.units, InputFill(kept={})
     for name in names(operation, TENSORS) if place.simulated else chosen_from(place.machine, place.units, operation, n):
         record = records()[name]
         if record.against(place.units, TYPE) is not None:
             continue
         point = partial(
-            _timed, Collective, operation=operation, algorithm=name, units=place.units, nbytes=nbytes, dtype=TYPE
+            _timed,
+            MeasuredCollective,
+            operation=operation,
+            algorithm=name,
+            units=place.units,
+            nbytes=nbytes,
+            dtype=TYPE,
         )
         yield Probe(name, partial(_collective, place, operation, n, record, fill), point)
 
@@ -206,19 +212,21 @@ def chosen_from(machine: Machine, units: int, operation: str, n: int) -> list[st
     return [name for name in able.names if name not in able.on_request]
 
 
-def _collective(place: Place, operation: str, n: int, record: Algorithm, fill: Fill) -> Runner:
+def _collective(place: TimeSource, operation: str, n: int, record: Algorithm, fill: InputFill) -> Runner:
     if record.library and not place.simulated:
         return library_collective(operation, n)
     return place.runner(programs.collective(place.machine, place.units, operation, n, record.name), fill)
 
 
-def _contention(place: Place, network: Network) -> Iterator[Group]:
+def _contention(place: TimeSource, network: Network) -> Iterator[ProbeGroup]:
     """A GEMM alone and with concurrent copies; the ratio of their times is the point of the second."""
     for mechanism in network.mechanisms:
         if mechanism.started_by == "host" and mechanism.put and not mechanism.on_request:
-            alone = _probe("alone", place, programs.product, (BESIDE,), _nothing)
-            beside = _probe(mechanism.name, place, programs.product, (BESIDE, COPIED, mechanism.name), _nothing)
-            yield Group("contention", f"GEMM with {mechanism.name}", "eager", 4, (alone, beside))
+            alone = _probe("alone", place, programs.product, (CONTENDED_SHAPE,), _nothing)
+            contended = _probe(
+                mechanism.name, place, programs.product, (CONTENDED_SHAPE, COPIED, mechanism.name), _nothing
+            )
+            yield ProbeGroup("contention", f"GEMM with {mechanism.name}", "eager", 4, (alone, contended))
 
 
 def _nothing(us: float, spread: tuple[float, float]) -> None:

@@ -16,7 +16,7 @@ from tilescale.settings import settings
 Item = TypeVar("Item")
 
 
-class Steps:
+class ProgressSteps:
     """Steps that are counted; without a bar nothing is shown."""
 
     def __init__(self, bar: Progress | None = None):
@@ -45,12 +45,12 @@ class Steps:
 
 
 @contextlib.contextmanager
-def steps(rank: int) -> Iterator[Steps]:
+def steps(rank: int) -> Iterator[ProgressSteps]:
     """Steps with a bar, if this is the first rank and the settings, or "auto" and a terminal, want one."""
     wanted = settings().progress
     if rank or not (wanted == "on" or (wanted == "auto" and sys.stderr.isatty())):
-        yield Steps()
+        yield ProgressSteps()
         return
     columns = (TextColumn("{task.description:>32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield Steps(bar)
+        yield ProgressSteps(bar)

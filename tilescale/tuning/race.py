@@ -36,7 +36,7 @@ MODES = ("eager", "graph", "host")
 """Device time of calls in a row; the same in a CUDA graph; time that a call takes on the host."""
 
 
-class Team(Protocol):
+class RacingRanks(Protocol):
     """The ranks that race together, as `tilescale.init()` returns them."""
 
     def all_gather(self, obj: Any) -> list[Any]:
@@ -118,7 +118,7 @@ class Heat:
 
 
 @dataclass
-class Field:
+class HeatState:
     """Contenders of a heat and their state: the timer of each, its times by round, its memory, and failures with
     reasons."""
 
@@ -131,7 +131,7 @@ class Field:
 def race(
     heat: Heat,
     timer: Timer,
-    team: Team,
+    team: RacingRanks,
     rounds: int = 10,
     seeds: Iterable[int] = range(3),
     step: Step = lambda contender, what: None,
@@ -146,7 +146,7 @@ def race(
             rounds.
         out: contenders that are known to fail, and how: they are not tried.
     """
-    entered = Field(failed=dict(out or {}))
+    entered = HeatState(failed=dict(out or {}))
     timer.barrier()
     for contender in heat.contenders:
         if contender.name not in entered.failed:
@@ -156,7 +156,9 @@ def race(
     return [_row(heat, contender.name, entered) for contender in heat.contenders]
 
 
-def _admit(contender: Contender, entered: Field, timer: Timer, team: Team, seeds: list[int], step: Step) -> None:
+def _admit(
+    contender: Contender, entered: HeatState, timer: Timer, team: RacingRanks, seeds: list[int], step: Step
+) -> None:
     """Build a contender, check it, and prepare its timing; every step on all ranks or none."""
     try:
         step(contender.name, "build")
@@ -169,13 +171,13 @@ def _admit(contender: Contender, entered: Field, timer: Timer, team: Team, seeds
         step(contender.name, "prepare")
         entered.groups[contender.name] = _on_all(team, lambda: runner.group or timer.prepare(runner.call))
         entered.times[contender.name] = {}
-    except Out as out:
+    except ContenderFailed as out:
         entered.failed[contender.name] = str(out)
         step(contender.name, f"is out: {out}")
     timer.barrier()  # leftovers on the devices are the contender's responsibility
 
 
-class Out(Exception):
+class ContenderFailed(Exception):
     """A contender failed on a rank; all ranks have heard of it."""
 
 
@@ -186,11 +188,11 @@ def _attempt(function: Callable[[], Result]) -> tuple[Result | None, str | None]
         return None, f"{type(error).__name__}: {error}".strip()[:600]
 
 
-def _on_all(team: Team, function: Callable[[], Result]) -> Result:
+def _on_all(team: RacingRanks, function: Callable[[], Result]) -> Result:
     """The function's result here, once it has returned on all ranks. Raises Out."""
     result, error = _attempt(function)
     if failure := first_failure(team.all_gather(error)):
-        raise Out(failure)
+        raise ContenderFailed(failure)
     return result
 
 
@@ -203,7 +205,7 @@ def first_failure(errors: Sequence[str | None]) -> str | None:
     return error if len(errors) == 1 else f"rank {rank}: {error}"
 
 
-def _round(entered: Field, number: int, timer: Timer, team: Team, calls: int, step: Step) -> None:
+def _round(entered: HeatState, number: int, timer: Timer, team: RacingRanks, calls: int, step: Step) -> None:
     """A group of calls of each contender, the first one another in each round."""
     mine = {}
     for name in rotated(list(entered.groups), number):
@@ -234,7 +236,7 @@ def ratio(times: Mapping[int, float], baseline: Mapping[int, float]) -> float | 
     return statistics.median(both) if both else None
 
 
-def _row(heat: Heat, name: str, entered: Field) -> dict[str, Any]:
+def _row(heat: Heat, name: str, entered: HeatState) -> dict[str, Any]:
     row: dict[str, Any] = {key: getattr(heat, key) for key in KEYS if hasattr(heat, key)}
     row |= {"shape": list(heat.shape), "contender": name}
     times = entered.times.get(name, {})

@@ -23,13 +23,13 @@ GIVEN = ("overlapped", "carrier", "adds", "ordered", "chunk")
 
 
 @dataclass(frozen=True)
-class Roles:
+class ScheduleRoles:
     """The schedule of some roles, for `tilescale.compile`: a `Chooser`. Those that say the same are equal."""
 
     given: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def of(cls, roles: Mapping[str, Any]) -> Roles:
+    def of(cls, roles: Mapping[str, Any]) -> ScheduleRoles:
         """The roles of a configuration. Raises UsageError for a key that is not one of `GIVEN`."""
         if unknown := sorted({*roles} - {*GIVEN}):
             hint = f"it may say {', '.join(GIVEN)}, as tilescale.Move"

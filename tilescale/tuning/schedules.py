@@ -15,12 +15,12 @@ from tilescale.hda.units import format_time
 from tilescale.passes.overlap.candidates import candidates
 from tilescale.passes.overlap.schedule import Move, Schedule
 from tilescale.runtime.kernel import Kernel
-from tilescale.tuning.database import Database, Key, Tuned
-from tilescale.tuning.inputs import Fill
-from tilescale.tuning.places import Place, here
+from tilescale.tuning.database import Database, DatabaseKey, Tuned
+from tilescale.tuning.inputs import InputFill
+from tilescale.tuning.places import TimeSource, here
 from tilescale.tuning.progress import steps
 from tilescale.tuning.race import Runner
-from tilescale.tuning.search import SEARCHES, Config, Search
+from tilescale.tuning.search import SEARCHES, Config, ConfigSearch
 from tilescale.tuning.versions import versions
 
 MOST = 8
@@ -69,15 +69,15 @@ def measured(bind: Callable[[str | Schedule], Kernel]) -> Kernel:
 
 
 def _search(
-    decided: Kernel, configs: list[Config], seconds: list[float], bind: Callable[..., Kernel], place: Place
+    decided: Kernel, configs: list[Config], seconds: list[float], bind: Callable[..., Kernel], place: TimeSource
 ) -> Tuned:
     """The result of the measurement."""
-    moves, inputs = decided.moves or Schedule(), Fill(kept={})  # the same for all
+    moves, inputs = decided.moves or Schedule(), InputFill(kept={})  # the same for all
 
     def build(config: Config) -> Runner:
         return place.runner(bind(_schedule(config, moves)), inputs)
 
-    search = Search(
+    search = ConfigSearch(
         name=decided.program.name,
         configs=configs,
         trace=lambda config: bind(_schedule(config, moves)).ir,
@@ -88,10 +88,10 @@ def _search(
         return search.run(place, shown)
 
 
-def _key(plain: Kernel, configs: Sequence[Config], place: Place) -> Key:
+def _key(plain: Kernel, configs: Sequence[Config], place: TimeSource) -> DatabaseKey:
     space = json.dumps(configs, sort_keys=True)
     options = {name: value for name, value in plain.options.items() if value is not None}
-    return Key(
+    return DatabaseKey(
         program=plain.program.name,
         source=ir.fingerprint(plain.ir)[:16],
         arguments=json.dumps(options, sort_keys=True, default=str),
@@ -126,6 +126,6 @@ def _said(found: Tuned, configs: Sequence[Config]) -> str:
     in_order = next(c for c in configs if not any(chosen["overlapped"] for chosen in c.values()))
     times = {json.dumps(trial.config, sort_keys=True): trial.us for trial in found.trials if trial.us is not None}
     other = times.get(json.dumps(in_order, sort_keys=True))
-    beside = f", {format_time(other * 1e-6)} in order" if other is not None else ""
+    compared = f", {format_time(other * 1e-6)} in order" if other is not None else ""
     how = "simulated" if found.simulated else "measured"
-    return f"{how}: {format_time(found.us * 1e-6)}, the fastest of {len(times)} schedules{beside}"
+    return f"{how}: {format_time(found.us * 1e-6)}, the fastest of {len(times)} schedules{compared}"

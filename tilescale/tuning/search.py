@@ -19,8 +19,8 @@ from tilescale.alarm import raise_after
 from tilescale.errors import TileScaleError, UsageError
 from tilescale.tracebacks import line_of
 from tilescale.tuning.database import Trial, Tuned
-from tilescale.tuning.places import Place, simulated_us
-from tilescale.tuning.progress import Steps
+from tilescale.tuning.places import TimeSource, simulated_us
+from tilescale.tuning.progress import ProgressSteps
 from tilescale.tuning.race import Contender, Heat, Runner, race
 
 Config = Mapping[str, Any]
@@ -39,7 +39,7 @@ MOST_REASONS = 16
 
 
 @dataclass(frozen=True)
-class Search:
+class ConfigSearch:
     """Scope and effort of a search.
 
     Attributes:
@@ -72,7 +72,7 @@ class Search:
     timeout: float = 100.0
     called: str = ""
 
-    def run(self, place: Place, steps: Steps) -> Tuned:
+    def run(self, place: TimeSource, steps: ProgressSteps) -> Tuned:
         """The fastest configuration; collective.
 
         Raises:
@@ -96,7 +96,7 @@ class Search:
         best = timed[0]
         return Tuned(best.config, best.us or 0.0, place.simulated, date, (*timed, *others))
 
-    def _estimated(self, place: Place, steps: Steps) -> list[Trial]:
+    def _estimated(self, place: TimeSource, steps: ProgressSteps) -> list[Trial]:
         """A trial for each configuration; every rank simulates its share."""
         if self.cost is not None:
             return [Trial(config, self.cost(config)) for config in self.configs]
@@ -107,7 +107,7 @@ class Search:
         found = {i: trial for share in team.all_gather(mine) for i, trial in share.items()}
         return [found[i] for i in range(len(self.configs))]
 
-    def _estimate(self, config: Config, place: Place) -> Trial:
+    def _estimate(self, config: Config, place: TimeSource) -> Trial:
         try:
             with raise_after(self.timeout, self._too_long()):
                 func = self.trace(config)
@@ -121,7 +121,7 @@ class Search:
             return failure(config, error)
         return Trial(config, us, us if place.simulated else None)
 
-    def _measured(self, trials: Sequence[Trial], place: Place, steps: Steps) -> list[Trial]:
+    def _measured(self, trials: Sequence[Trial], place: TimeSource, steps: ProgressSteps) -> list[Trial]:
         """Trials with the times of the best few, measured interleaved."""
         chosen = self._best(trials)
         entries = [Contender(str(i), lambda i=i: self._built(trials[i])) for i in chosen]

@@ -14,7 +14,7 @@ GRAPH_CALLS = 10
 """Calls that a graph holds."""
 
 
-class Eager:
+class EagerTimer:
     """Device time of calls that follow one another on the current stream."""
 
     def barrier(self) -> None:
@@ -29,7 +29,7 @@ class Eager:
         return lambda calls: _between_events(call, calls)
 
 
-class Graph(Eager):
+class GraphTimer(EagerTimer):
     """Device time of a call inside a CUDA graph of several."""
 
     def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:
@@ -52,7 +52,7 @@ class Graph(Eager):
         return group
 
 
-class Host(Eager):
+class HostTimer(EagerTimer):
     """Time until a call returns on the host, the device far from being the limit."""
 
     def prepare(self, call: Callable[[], Any]) -> Callable[[int], float]:
@@ -71,7 +71,7 @@ class Host(Eager):
         return group
 
 
-TIMERS = {"eager": Eager, "graph": Graph, "host": Host}
+TIMERS = {"eager": EagerTimer, "graph": GraphTimer, "host": HostTimer}
 """Mode of a race -> its timer."""
 
 

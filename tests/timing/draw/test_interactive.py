@@ -12,7 +12,7 @@ import pytest
 from tests.timing.draw.timelines import US, grid, ring
 from tilescale.errors import DependencyError
 from tilescale.timing.draw import columns, page, plot
-from tilescale.timing.draw.columns import Columns
+from tilescale.timing.draw.columns import TimelineColumns
 from tilescale.timing.draw.picture import ORDER, STYLE
 from tilescale.timing.timeline import Copies, Span, Timeline
 
@@ -35,7 +35,7 @@ def test_a_notebook_shows_it_in_a_frame():
 
 
 def test_a_step_is_told_with_its_line_and_what_it_waited_for():
-    found = Columns(ring())
+    found = TimelineColumns(ring())
     data = found.sources(False)["spans"]
     tips = [found.tips[number] for number in data["tip"]]
     assert len(tips) == len(ring().spans) and len(found.tips) < len(tips)
@@ -46,7 +46,7 @@ def test_a_step_is_told_with_its_line_and_what_it_waited_for():
 
 
 def test_lanes_of_a_unit_do_not_overlap():
-    found = Columns(grid(3, 12))
+    found = TimelineColumns(grid(3, 12))
     data = found.sources(False)["spans"]
     assert found.track_counts == [12 + 2 * 12 + 1] * 3
     for unit, track in {(int(u), int(n)) for u, n in zip(data["unit"], data["track"], strict=True)}:
@@ -56,7 +56,7 @@ def test_lanes_of_a_unit_do_not_overlap():
 
 
 def test_a_folded_unit_is_as_full_as_it_is_busy():
-    data = Columns(grid(2, 132)).sources(False)["shares"]
+    data = TimelineColumns(grid(2, 132)).sources(False)["shares"]
     at = [(d, k) for d, k, left, right in zip(*(data[c] for c in ("unit", "kind", "left", "right")), strict=True) if
           left <= 5.5 < right]  # fmt: skip
     assert at == [(0, "compute"), (1, "compute")]
@@ -66,25 +66,25 @@ def test_a_folded_unit_is_as_full_as_it_is_busy():
 
 
 def test_a_share_of_a_folded_unit_names_its_steps():
-    found = Columns(ring())
+    found = TimelineColumns(ring())
     data = found.sources(False)["shares"]
     sending = (data["unit"] == 0) & (np.array(data["kind"]) == "transfers")
     sending &= (data["left"] <= 2.0) & (2.0 < data["right"])
     assert [found.share_tips[number] for number in data["tip"][sending]] == ["device 0\ncopy  program.py:7"]
-    many = Columns(grid(2, 132))
+    many = TimelineColumns(grid(2, 132))
     assert many.sources(False) and any(tip.endswith("  x132") for tip in many.share_tips)
     html = page(ring()).html
     assert "@kind: @share{0 %}, from @left" in html and "copy  program.py:7" in html
 
 
 def test_the_critical_path_goes_from_unit_to_unit():
-    data = Columns(ring(4, 2)).sources(False)["path"]
+    data = TimelineColumns(ring(4, 2)).sources(False)["path"]
     assert (np.diff(data["x"]) >= 0).all() and data["x"][-1] == 10.0
     assert len(set(data["unit"])) == 3
 
 
 def test_names_stand_at_the_first_lane_of_an_engine():
-    data = Columns(grid(1, 2)).sources(True)["labels"]
+    data = TimelineColumns(grid(1, 2)).sources(True)["labels"]
     assert list(zip(data["track"], data["name"], strict=True)) == [
         (-1, "device 0"), (6, "device"), (1, "block 0 ahead"), (0, "block 0"), (4, "block 1 ahead"), (3, "block 1")
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_names_stand_at_the_first_lane_of_an_engine():
 def test_of_many_steps_the_longest_and_the_critical_ones_are_drawn(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(columns, "MOST_SPANS", 20)
     timeline = ring(4, 3)
-    found = Columns(timeline)
+    found = TimelineColumns(timeline)
     assert found.there == len(timeline.spans) > len(found.numbers) == 20
     assert set(timeline.critical_numbers) <= set(found.numbers)
     left_out = [span for span in timeline.spans if span not in found.spans]
@@ -103,13 +103,13 @@ def test_of_many_steps_the_longest_and_the_critical_ones_are_drawn(monkeypatch: 
 
 
 def test_of_many_units_some_are_shown():
-    found = Columns(grid(100, 1))
+    found = TimelineColumns(grid(100, 1))
     assert list(found.units) == list(range(0, 100, 4)) and set(found.sources(False)["spans"]["unit"]) == set(range(25))
 
 
 def test_units_that_do_the_same_are_drawn_each():
     first = [Span(0, "block 0", "device 0, block 0", "gemm", "compute", 0.0, US)]
-    data = Columns(Timeline("device", Copies(first, ("device 0", "device 1")), (), US)).sources(False)
+    data = TimelineColumns(Timeline("device", Copies(first, ("device 0", "device 1")), (), US)).sources(False)
     assert list(data["spans"]["unit"]) == [0, 1] and list(data["path"]["unit"]) == [0, 0]
 
 

@@ -25,7 +25,7 @@ from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.backends.cuda.target import target_for
 from tilescale.backends.cuda.text import STRIDE, checked
 from tilescale.backends.cuda.upstream_errors import explained
-from tilescale.collectives import Available, Wanted
+from tilescale.collectives import AvailableAlgorithms, CollectiveQuery
 from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
@@ -88,7 +88,7 @@ def serves(machine: Machine) -> bool:
         return False
 
 
-def collectives(made: Collective, wanted: Wanted, target: AnyTarget) -> Available:
+def collectives(made: Collective, wanted: CollectiveQuery, target: AnyTarget) -> AvailableAlgorithms:
     """The algorithms for a collective."""
     return implemented.available(made, wanted, _target(target))
 

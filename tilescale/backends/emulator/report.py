@@ -17,7 +17,7 @@ from tilescale.backends.emulator.run import Activity
 from tilescale.errors import Location, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_bytes
-from tilescale.timing.draw import Page, page, plot, summary, trace
+from tilescale.timing.draw import TimelinePage, page, plot, summary, trace
 from tilescale.timing.timeline import Timeline
 
 MOST_LINES = 16
@@ -88,14 +88,14 @@ class Report:
         trace(self.timeline, path)
 
     @overload
-    def plot(self, path: None = None, *, engines: bool = False) -> Page: ...
+    def plot(self, path: None = None, *, engines: bool = False) -> TimelinePage: ...
 
     @overload
     def plot(self, path: str | PathLike[str], *, engines: bool = False, dark: bool = False) -> None: ...
 
     def plot(
         self, path: str | PathLike[str] | None = None, *, engines: bool = False, dark: bool = False
-    ) -> Page | None:
+    ) -> TimelinePage | None:
         """Draw the timeline: a row for each unit that owns tensors, time in microseconds.
 
         Args:

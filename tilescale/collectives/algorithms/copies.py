@@ -11,16 +11,16 @@ from dataclasses import replace
 
 from tilescale.collectives.algorithms import direct
 from tilescale.collectives.record import TENSORS, Algorithm
-from tilescale.collectives.schedule import Round, Schedule
+from tilescale.collectives.schedule import Round, RoundSchedule
 
 
-def copied(make: Callable[[tuple[int, ...]], Schedule]) -> Callable[[tuple[int, ...]], Schedule]:
+def copied(make: Callable[[tuple[int, ...]], RoundSchedule]) -> Callable[[tuple[int, ...]], RoundSchedule]:
     """A schedule whose messages the host starts, except those that are combined or announce a unit."""
 
     def started(r: Round) -> Round:
         return replace(r, by_host=bool(r.count.any()) and not r.combine.any())
 
-    def schedule(shape: tuple[int, ...]) -> Schedule:
+    def schedule(shape: tuple[int, ...]) -> RoundSchedule:
         plan = make(shape)
         return replace(plan, rounds=tuple(started(r) for r in plan.rounds))
 

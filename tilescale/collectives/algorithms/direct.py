@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilescale.collectives.record import FORMS, PROGRAMS, TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import BARRIER, Round, Schedule, everyone
+from tilescale.collectives.schedule import BARRIER, Round, RoundSchedule, everyone
 
 
 def barrier_round(units: int) -> Round:
@@ -21,10 +21,10 @@ def barrier_round(units: int) -> Round:
     return Round.of(*everyone(units), count=BARRIER)
 
 
-def barrier(shape: tuple[int, ...]) -> Schedule:
+def barrier(shape: tuple[int, ...]) -> RoundSchedule:
     """One barrier."""
     units = int(np.prod(shape))
-    return Schedule("barrier", units, 1, (barrier_round(units),))
+    return RoundSchedule("barrier", units, 1, (barrier_round(units),))
 
 
 def scatter(units: int) -> Round:
@@ -39,50 +39,50 @@ def gather(units: int) -> Round:
     return Round.of(source, target, source)
 
 
-def one_shot(shape: tuple[int, ...]) -> Schedule:
+def one_shot(shape: tuple[int, ...]) -> RoundSchedule:
     """An all-reduce in which every unit receives the whole tensor of every other unit."""
     units = int(np.prod(shape))
-    return Schedule("allreduce", units, 1, (barrier_round(units), Round.of(*everyone(units), combine=True)))
+    return RoundSchedule("allreduce", units, 1, (barrier_round(units), Round.of(*everyone(units), combine=True)))
 
 
-def two_shot(shape: tuple[int, ...]) -> Schedule:
+def two_shot(shape: tuple[int, ...]) -> RoundSchedule:
     """An all-reduce as a reduce-scatter and an all-gather."""
     units = int(np.prod(shape))
-    return Schedule(
+    return RoundSchedule(
         "allreduce", units, units, (barrier_round(units), scatter(units), barrier_round(units), gather(units))
     )
 
 
-def reduce_scatter(shape: tuple[int, ...]) -> Schedule:
+def reduce_scatter(shape: tuple[int, ...]) -> RoundSchedule:
     """Parts go straight to their owners."""
     units = int(np.prod(shape))
-    return Schedule("reduce_scatter", units, units, (barrier_round(units), scatter(units)), np.arange(units))
+    return RoundSchedule("reduce_scatter", units, units, (barrier_round(units), scatter(units)), np.arange(units))
 
 
-def all_gather(shape: tuple[int, ...]) -> Schedule:
+def all_gather(shape: tuple[int, ...]) -> RoundSchedule:
     """Parts go straight to all."""
     units = int(np.prod(shape))
-    return Schedule("all_gather", units, units, (barrier_round(units), gather(units)), np.arange(units))
+    return RoundSchedule("all_gather", units, units, (barrier_round(units), gather(units)), np.arange(units))
 
 
-def all_to_all(shape: tuple[int, ...]) -> Schedule:
+def all_to_all(shape: tuple[int, ...]) -> RoundSchedule:
     """All parts at once."""
     units = int(np.prod(shape))
     source, target = everyone(units)
     rounds = (barrier_round(units), Round.of(source, target, source * units + target))
-    return Schedule("all_to_all", units, units, rounds)
+    return RoundSchedule("all_to_all", units, units, rounds)
 
 
-def all_to_all_v(shape: tuple[int, ...]) -> Schedule:
+def all_to_all_v(shape: tuple[int, ...]) -> RoundSchedule:
     """An all-to-all of parts of any sizes: a unit that announces itself also sends the sizes of its parts."""
     return replace(all_to_all(shape), operation="all_to_all_v")
 
 
-def broadcast(shape: tuple[int, ...]) -> Schedule:
+def broadcast(shape: tuple[int, ...]) -> RoundSchedule:
     """The root sends to all."""
     units = int(np.prod(shape))
     targets = np.arange(1, units)
-    return Schedule("broadcast", units, 1, (barrier_round(units), Round.of(np.zeros_like(targets), targets)))
+    return RoundSchedule("broadcast", units, 1, (barrier_round(units), Round.of(np.zeros_like(targets), targets)))
 
 
 MOST = 256

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tilescale.collectives.record import FORMS, TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import BARRIER, Round, Schedule
+from tilescale.collectives.schedule import BARRIER, Round, RoundSchedule
 
 
 def halving(units: int) -> Iterator[Round]:
@@ -33,19 +33,19 @@ def doubling(units: int) -> Iterator[Round]:
         distance *= 2
 
 
-def reduce_scatter(shape: tuple[int, ...]) -> Schedule:
+def reduce_scatter(shape: tuple[int, ...]) -> RoundSchedule:
     """Recursive halving."""
     units = int(np.prod(shape))
-    return Schedule("reduce_scatter", units, units, tuple(halving(units)), np.arange(units))
+    return RoundSchedule("reduce_scatter", units, units, tuple(halving(units)), np.arange(units))
 
 
-def all_gather(shape: tuple[int, ...]) -> Schedule:
+def all_gather(shape: tuple[int, ...]) -> RoundSchedule:
     """Recursive doubling."""
     units = int(np.prod(shape))
-    return Schedule("all_gather", units, units, tuple(doubling(units)), np.arange(units))
+    return RoundSchedule("all_gather", units, units, tuple(doubling(units)), np.arange(units))
 
 
-def allreduce(shape: tuple[int, ...]) -> Schedule:
+def allreduce(shape: tuple[int, ...]) -> RoundSchedule:
     """Rabenseifner's: halving, then doubling. Best for large tensors where latency counts too."""
 
     def rounds(core: int) -> Iterator[Round]:
@@ -55,7 +55,7 @@ def allreduce(shape: tuple[int, ...]) -> Schedule:
     return _folded(shape, rounds, pieces_per_core=1)
 
 
-def exchange(shape: tuple[int, ...]) -> Schedule:
+def exchange(shape: tuple[int, ...]) -> RoundSchedule:
     """An all-reduce by recursive doubling of whole tensors: fewest steps, most bytes."""
 
     def rounds(core: int) -> Iterator[Round]:
@@ -67,17 +67,17 @@ def exchange(shape: tuple[int, ...]) -> Schedule:
     return _folded(shape, rounds, pieces_per_core=0)
 
 
-def dissemination(shape: tuple[int, ...]) -> Schedule:
+def dissemination(shape: tuple[int, ...]) -> RoundSchedule:
     """A barrier: in step k each unit notifies the one 2^k further on."""
     units, distance, rounds = int(np.prod(shape)), 1, []
     me = np.arange(units)
     while distance < units:
         rounds.append(Round.of(me, (me + distance) % units, count=BARRIER))
         distance *= 2
-    return Schedule("barrier", units, 1, tuple(rounds))
+    return RoundSchedule("barrier", units, 1, tuple(rounds))
 
 
-def _folded(shape: tuple[int, ...], rounds: Callable[[int], Iterator[Round]], pieces_per_core: int) -> Schedule:
+def _folded(shape: tuple[int, ...], rounds: Callable[[int], Iterator[Round]], pieces_per_core: int) -> RoundSchedule:
     """An all-reduce among 2^k units; the others give their tensors away before and get the result after."""
     units = int(np.prod(shape))
     core = 1 << (units.bit_length() - 1)
@@ -85,7 +85,7 @@ def _folded(shape: tuple[int, ...], rounds: Callable[[int], Iterator[Round]], pi
     extra = np.arange(core, units)
     before = [Round.of(extra, extra - core, 0, pieces, combine=True)] if len(extra) else []
     after = [Round.of(extra - core, extra, 0, pieces)] if len(extra) else []
-    return Schedule("allreduce", units, pieces, (*before, *rounds(core), *after))
+    return RoundSchedule("allreduce", units, pieces, (*before, *rounds(core), *after))
 
 
 ALGORITHMS = (

@@ -16,30 +16,30 @@ import numpy as np
 
 from tilescale.collectives.algorithms import direct, doubling, rings, trees
 from tilescale.collectives.record import TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import BARRIER, Numbers, Round, Schedule, lift
+from tilescale.collectives.schedule import BARRIER, Numbers, Round, RoundSchedule, lift
 
 Steps = Callable[[int], Iterator[Round]]
 
 
-def reduce_scatter(name: str, shape: tuple[int, ...]) -> Schedule:
+def reduce_scatter(name: str, shape: tuple[int, ...]) -> RoundSchedule:
     """Along the innermost dimension first: the outer ones see a part of the tensor only."""
     units, steps = int(np.prod(shape)), _STEPS[name][0]
     rounds = tuple(r for axis in reversed(range(len(shape))) for r in _along(shape, axis, steps))
-    return Schedule("reduce_scatter", units, units, rounds, _homes(shape))
+    return RoundSchedule("reduce_scatter", units, units, rounds, _homes(shape))
 
 
-def all_gather(name: str, shape: tuple[int, ...]) -> Schedule:
+def all_gather(name: str, shape: tuple[int, ...]) -> RoundSchedule:
     """Along the outermost dimension first, while tensors are small."""
     units, steps = int(np.prod(shape)), _STEPS[name][1]
     rounds = tuple(r for axis in range(len(shape)) for r in _along(shape, axis, steps))
-    return Schedule("all_gather", units, units, rounds, _homes(shape))
+    return RoundSchedule("all_gather", units, units, rounds, _homes(shape))
 
 
-def allreduce(name: str, shape: tuple[int, ...]) -> Schedule:
+def allreduce(name: str, shape: tuple[int, ...]) -> RoundSchedule:
     """The reduce-scatter, then the all-gather."""
     units = int(np.prod(shape))
     rounds = (*reduce_scatter(name, shape).rounds, *all_gather(name, shape).rounds)
-    return Schedule("allreduce", units, units, rounds)
+    return RoundSchedule("allreduce", units, units, rounds)
 
 
 def _if_power_of_two(steps: Steps, otherwise: Steps) -> Steps:
@@ -62,7 +62,7 @@ _STEPS: dict[str, tuple[Steps, Steps]] = {
 """Name -> the reduce-scatter and the all-gather along one dimension."""
 
 
-def broadcast(steps: Callable[[tuple[int, ...]], Schedule], shape: tuple[int, ...]) -> Schedule:
+def broadcast(steps: Callable[[tuple[int, ...]], RoundSchedule], shape: tuple[int, ...]) -> RoundSchedule:
     """Along the outermost dimension first."""
     units, rounds = int(np.prod(shape)), list[Round]()
     lines = np.arange(units).reshape(shape)
@@ -70,10 +70,10 @@ def broadcast(steps: Callable[[tuple[int, ...]], Schedule], shape: tuple[int, ..
         # In later dimensions only the first members have the tensor.
         front = lines.reshape(-1, extent, int(np.prod(shape[axis + 1 :])))[:, :, 0]
         rounds += lift(steps((extent,)).rounds, front)
-    return Schedule("broadcast", units, 1, tuple(rounds))
+    return RoundSchedule("broadcast", units, 1, tuple(rounds))
 
 
-def all_to_all(shape: tuple[int, ...]) -> Schedule:
+def all_to_all(shape: tuple[int, ...]) -> RoundSchedule:
     """Two steps for (outer, inner): to the member of one's own group with the target's place, then across.
 
     Each step sends to all at once; more dimensions than two count as outer ones.
@@ -87,7 +87,7 @@ def all_to_all(shape: tuple[int, ...]) -> Schedule:
     target = other * inner + place
     across = Round.of(group * inner + place, target, group * inner * units + target, inner, stride=units)
     rounds = tuple(r for step in (inside, across) for r in _after_barrier(step))
-    return Schedule("all_to_all", units, units, rounds)
+    return RoundSchedule("all_to_all", units, units, rounds)
 
 
 def _after_barrier(r: Round) -> Iterator[Round]:

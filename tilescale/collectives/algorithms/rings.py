@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from tilescale.collectives.record import TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import Numbers, Round, Schedule, lift
+from tilescale.collectives.schedule import Numbers, Round, RoundSchedule, lift
 
 
 def _neighbours(units: int) -> tuple[Numbers, Numbers]:
@@ -47,13 +47,13 @@ def allreduce(units: int) -> Iterator[Round]:
 ROUNDS = {"allreduce": allreduce, "reduce_scatter": reduce_scatter, "all_gather": all_gather}
 
 
-def one(operation: str, shape: tuple[int, ...]) -> Schedule:
+def one(operation: str, shape: tuple[int, ...]) -> RoundSchedule:
     """One ring through all units in order."""
     units = int(np.prod(shape))
-    return Schedule(operation, units, units, tuple(ROUNDS[operation](units)), np.arange(units))
+    return RoundSchedule(operation, units, units, tuple(ROUNDS[operation](units)), np.arange(units))
 
 
-def several(operation: str, shape: tuple[int, ...]) -> Schedule:
+def several(operation: str, shape: tuple[int, ...]) -> RoundSchedule:
     """As many rings as the innermost groups have members, each carrying its part of the tensor."""
     units, inner = int(np.prod(shape)), shape[-1]
     member, ring = np.arange(units) % inner, np.arange(inner)[:, None]
@@ -61,15 +61,15 @@ def several(operation: str, shape: tuple[int, ...]) -> Schedule:
     orders = (np.arange(units) - member) + (member + ring) % inner
     rounds = lift(ROUNDS[operation](units), orders, np.arange(inner) * units)
     home = np.zeros(0, np.int64) if operation == "allreduce" else orders.ravel()
-    return Schedule(operation, units, inner * units, tuple(rounds), home)
+    return RoundSchedule(operation, units, inner * units, tuple(rounds), home)
 
 
-def pipeline(shape: tuple[int, ...], segments: int) -> Schedule:
+def pipeline(shape: tuple[int, ...], segments: int) -> RoundSchedule:
     """A broadcast along the chain 0, 1, 2, ...: unit i passes on segment s while unit i-1 sends it segment s+1."""
     units = int(np.prod(shape))
     me = np.arange(units - 1)
     rounds = tuple(_step(me, step, segments) for step in range(units - 2 + segments) if units > 1)
-    return Schedule("broadcast", units, segments, rounds)
+    return RoundSchedule("broadcast", units, segments, rounds)
 
 
 def _step(me: Numbers, step: int, segments: int) -> Round:
@@ -77,16 +77,16 @@ def _step(me: Numbers, step: int, segments: int) -> Round:
     return Round.of(active, active + 1, step - active)
 
 
-def pairwise(shape: tuple[int, ...]) -> Schedule:
+def pairwise(shape: tuple[int, ...]) -> RoundSchedule:
     """An all-to-all in n-1 steps: in step k unit i sends to unit i+k (Thakur et al., 2005)."""
     units = int(np.prod(shape))
     me = np.arange(units)
     targets = ((me + k) % units for k in range(1, units))
     rounds = tuple(Round.of(me, target, me * units + target) for target in targets)
-    return Schedule("all_to_all", units, units, rounds)
+    return RoundSchedule("all_to_all", units, units, rounds)
 
 
-def pairwise_v(shape: tuple[int, ...]) -> Schedule:
+def pairwise_v(shape: tuple[int, ...]) -> RoundSchedule:
     """A pairwise exchange of parts of any sizes."""
     return replace(pairwise(shape), operation="all_to_all_v")
 

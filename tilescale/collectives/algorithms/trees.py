@@ -12,20 +12,20 @@ from __future__ import annotations
 import numpy as np
 
 from tilescale.collectives.record import TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import Numbers, Round, Schedule
+from tilescale.collectives.schedule import Numbers, Round, RoundSchedule
 
 
-def broadcast(shape: tuple[int, ...]) -> Schedule:
+def broadcast(shape: tuple[int, ...]) -> RoundSchedule:
     """A binomial tree: in each step a unit that has the tensor sends it to one more unit."""
     units, have, rounds = int(np.prod(shape)), 1, []
     while have < units:
         targets = np.arange(have, min(2 * have, units))
         rounds.append(Round.of(targets - have, targets))
         have *= 2
-    return Schedule("broadcast", units, 1, tuple(rounds))
+    return RoundSchedule("broadcast", units, 1, tuple(rounds))
 
 
-def allreduce(shape: tuple[int, ...], segments: int) -> Schedule:
+def allreduce(shape: tuple[int, ...], segments: int) -> RoundSchedule:
     """Up and down both trees at once, `segments` of each half one after the other."""
     units = int(np.prod(shape))
     trees = [_Tree(units, shift, shift * segments) for shift in range(2)]
@@ -35,7 +35,7 @@ def allreduce(shape: tuple[int, ...], segments: int) -> Schedule:
         for step in range(2 * deepest + segments - 1)
         if units > 1
     )
-    return Schedule("allreduce", units, 2 * segments, tuple(rounds))
+    return RoundSchedule("allreduce", units, 2 * segments, tuple(rounds))
 
 
 class _Tree:

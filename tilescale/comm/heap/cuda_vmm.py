@@ -12,8 +12,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tilescale.comm.call import Call
-from tilescale.comm.heap.group import Group
+from tilescale.comm.call import CollectiveCall
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.heap.mapped import MappedHeap
 from tilescale.errors import DependencyError, DeviceError, TileScaleError, UnsupportedError
 from tilescale.hda.units import format_bytes
@@ -47,7 +47,7 @@ class CudaVmm(MappedHeap):
         return min(torch.cuda.get_device_properties(device).total_memory, _LARGEST)
 
     @classmethod
-    def open(cls, group: Group, device: torch.device, hosts: int, capacity: int, call: Call) -> CudaVmm:
+    def open(cls, group: HeapGroup, device: torch.device, hosts: int, capacity: int, call: CollectiveCall) -> CudaVmm:
         """An empty heap."""
         return cls(group, _CudaPages(device, fabric=hosts > 1), capacity)
 
@@ -92,7 +92,7 @@ class _CudaPages:
         self._access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
     def reserve(self, nbytes: int) -> int:
-        self._waiter = _Waiter(self._device)
+        self._waiter = _IdleWaiter(self._device)
         return int(self._call("cuMemAddressReserve", nbytes, self.granularity, 0, 0))
 
     def release(self, address: int, nbytes: int) -> None:
@@ -183,7 +183,7 @@ class _CudaPages:
             raise DeviceError(f"{name} on {self._device}: {status.name}: {(text or b'').decode()}")
 
 
-class _Waiter(threading.Thread):
+class _IdleWaiter(threading.Thread):
     """Waits for a device to get idle, from `begin` on.
 
     CUDA has no wait with a bound, and a kernel that waits for a dead peer would keep the process for ever. The thread

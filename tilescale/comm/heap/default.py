@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilescale.comm.call import Call
-from tilescale.comm.heap.group import Group
+from tilescale.comm.call import CollectiveCall
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.heap.heap import SymmetricHeap
 from tilescale.comm.heap.provider import PROVIDERS
 from tilescale.comm.team import Team
@@ -61,7 +61,7 @@ def _sharing(team: Team, world: World) -> Team:
     count = len(set(nodes))
     if count == 1 or settings().heap in BETWEEN_NODES:
         return team
-    able = Group(team).all_gather(Call.here("heap"), _spans(world.device, count))
+    able = HeapGroup(team).all_gather(CollectiveCall.here("heap"), _spans(world.device, count))
     here = [rank for rank, node in zip(team.ranks, nodes, strict=True) if node == world.node]
     return team if all(able) else world.team(here)
 

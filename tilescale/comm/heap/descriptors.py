@@ -15,8 +15,8 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from tilescale.comm.call import Call
-from tilescale.comm.heap.group import Group
+from tilescale.comm.call import CollectiveCall
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.trust import same_user
 from tilescale.errors import DeviceError, LaunchError
 
@@ -115,7 +115,7 @@ def send(name: str, sender: int, descriptor: int) -> None:
 
 
 def exchange(
-    group: Group, call: Call, mailbox: Mailbox, names: list[str], descriptor: int, senders: Iterable[int]
+    group: HeapGroup, call: CollectiveCall, mailbox: Mailbox, names: list[str], descriptor: int, senders: Iterable[int]
 ) -> dict[int, int]:
     """Send `descriptor` to `senders` in the mailboxes called `names`, and wait for theirs, which the caller then owns.
 

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.team import Team
 from tilescale.errors import RankFailedError, RankMismatchError
 from tilescale.settings import settings
 
-__all__ = ["Group"]
+__all__ = ["HeapGroup"]
 
 T = TypeVar("T")
 
 
-class Group:
+class HeapGroup:
     """The ranks of a heap.
 
     Attributes:
@@ -36,11 +36,11 @@ class Group:
         session = self.team._session
         return settings().timeout_s if session is None else session.timeout_s
 
-    def all_gather(self, call: Call, value: T) -> list[T]:
+    def all_gather(self, call: CollectiveCall, value: T) -> list[T]:
         """The values of all ranks. Raises what a collective of the team raises; errors name `call`."""
         return self.team._all_gather(call, value)
 
-    def wait(self, call: Call, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]]) -> T:
+    def wait(self, call: CollectiveCall, ready: Callable[[], T | None], missing: Callable[[], Iterable[int]]) -> T:
         """Ask `ready` until it gives something; `missing` names the ranks of the team that it depends on.
 
         Raises RankFailedError if one of them fails or the time is up.
@@ -49,12 +49,12 @@ class Group:
         assert session is not None, "a heap of one rank has no peers"
         return session.wait(ready, lambda: [self.team.ranks[rank] for rank in missing()], call, self.team.ranks)
 
-    def refusal(self, call: Call) -> RankMismatchError | None:
+    def refusal(self, call: CollectiveCall) -> RankMismatchError | None:
         """The error for `call` if another rank refuses to make it; does not wait. Raises RankFailedError."""
         session, others = self.team._session, set(self.team.ranks) - {self.team.ranks[self.rank]}
         return None if session is None else session.refusal(self.team.ranks, lambda: others, call)
 
-    def raise_if_failed(self, call: Call, within_s: float) -> None:
+    def raise_if_failed(self, call: CollectiveCall, within_s: float) -> None:
         """Raise RankFailedError if the job fails within `within_s` seconds: a death takes a moment to be noticed."""
         session, end = self.team._session, time.monotonic() + within_s
         while session is not None and time.monotonic() < end:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap import open_heaps
 from tilescale.comm.heap.address_map import AddressMap
-from tilescale.comm.heap.group import Group
-from tilescale.comm.heap.ledger import Block, Ledger
-from tilescale.comm.heap.provider import Refused, choose
+from tilescale.comm.heap.group import HeapGroup
+from tilescale.comm.heap.ledger import HeapBlock, Ledger
+from tilescale.comm.heap.provider import HeapCannotGrow, choose
 from tilescale.comm.heap.tensors import contiguous_strides, extent, tensor_at
 from tilescale.comm.refusal import tells
 from tilescale.comm.team import Team
@@ -113,11 +113,11 @@ class SymmetricHeap:
         """
         import torch
 
-        call = Call.here("SymmetricHeap")
+        call = CollectiveCall.here("SymmetricHeap")
         if capacity is not None and capacity <= 0:
             raise UsageError(f"a heap of {capacity} bytes", hint="give a positive capacity", where=call.where)
         self.team, self.device = team, torch.empty(0, device=device).device  # with its index
-        self._group = Group(team)
+        self._group = HeapGroup(team)
         entry, hosts = choose(self._group, self.device, provider or settings().heap, call)
         self.provider = entry.name
         home = entry.load()
@@ -160,12 +160,12 @@ class SymmetricHeap:
             ShapeError: a negative extent.
             UsageError: the heap is closed, or a CUDA graph is being captured.
         """
-        return self._allocate(Call.here("empty"), shape, dtype)
+        return self._allocate(CollectiveCall.here("empty"), shape, dtype)
 
     @tells(_team)
     def zeros(self, shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Collective: a symmetric tensor of zeros, on all ranks by the time that this returns. Raises as `empty`."""
-        call = Call.here("zeros")
+        call = CollectiveCall.here("zeros")
         return self._filled(self._allocate(call, shape, dtype).zero_(), call)
 
     @tells(_team)
@@ -179,7 +179,7 @@ class SymmetricHeap:
 
         check_type("tensor", tensor, "a torch.Tensor", torch.Tensor)
         _check_dense(tensor)
-        call, value = Call.here("from_tensor"), tensor.detach()
+        call, value = CollectiveCall.here("from_tensor"), tensor.detach()
         # The heap's memory has no address on a GPU of which it is not a peer: the tensor comes to the heap's device.
         value = value.to(self.device) if value.is_cuda else value
         return self._filled(self._allocate(call, value.shape, value.dtype).copy_(value), call)
@@ -260,7 +260,7 @@ class SymmetricHeap:
         open_heaps.remove(self)
         self._memory.close()
 
-    def _allocate(self, call: Call, shape: int | Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:
+    def _allocate(self, call: CollectiveCall, shape: int | Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:
         import torch
 
         self._check_ready(call)
@@ -278,7 +278,7 @@ class SymmetricHeap:
         strides = contiguous_strides(extents)
         return tensor_at(address, extents, strides, dtype, self.device, self._released.append, block.number)
 
-    def _agree(self, call: Call, shape: tuple[int, ...], dtype: str) -> None:
+    def _agree(self, call: CollectiveCall, shape: tuple[int, ...], dtype: str) -> None:
         """Exchange the requests and the released blocks. Raises RankMismatchError."""
         requests = self._group.all_gather(call, _Request(shape, dtype, call.where, self._newly_released()))
         self._settle([request.released for request in requests])
@@ -288,10 +288,13 @@ class SymmetricHeap:
                 raise RankMismatchError(
                     f"rank {self.team.rank} allocates {own}, rank {rank} allocates {other}",
                     hint="all ranks allocate the same symmetric tensors in the same order",
-                    where=[call.at(f"rank {self.team.rank}"), Call(call.op, None, other.where).at(f"rank {rank}")],
+                    where=[
+                        call.at(f"rank {self.team.rank}"),
+                        CollectiveCall(call.op, None, other.where).at(f"rank {rank}"),
+                    ],
                 )
 
-    def _place(self, call: Call, nbytes: int) -> Block:
+    def _place(self, call: CollectiveCall, nbytes: int) -> HeapBlock:
         """Allocate a block, in mapped memory or in more. All ranks decide alike. Raises HeapExhaustedError."""
         arena = self._ledger.arena
         block = self._ledger.allocate(nbytes)
@@ -300,7 +303,7 @@ class SymmetricHeap:
         end = max((sum(piece) for piece in self._memory.extents), default=0)
         try:
             arena.add(*self._memory.grow(max(nbytes, 1), arena.free_before(end), call))
-        except Refused as refusal:
+        except HeapCannotGrow as refusal:
             gc.collect()  # on all ranks: tensors in reference cycles are not released before
             self._settle(self._group.all_gather(call, self._newly_released()))
             block = self._ledger.allocate(nbytes)
@@ -325,7 +328,7 @@ class SymmetricHeap:
         self._ledger.settle(released)
         self._told &= {block.number for block in self._ledger.blocks}
 
-    def _filled(self, tensor: torch.Tensor, call: Call) -> torch.Tensor:
+    def _filled(self, tensor: torch.Tensor, call: CollectiveCall) -> torch.Tensor:
         self._memory.wait_idle()
         self._group.all_gather(call, None)
         return tensor
@@ -341,7 +344,7 @@ class SymmetricHeap:
         offset = self.addresses.offset(address)
         return None if self._ledger.find(offset, nbytes) is None else offset
 
-    def _check_ready(self, call: Call) -> None:
+    def _check_ready(self, call: CollectiveCall) -> None:
         import torch
 
         if not self._open:
@@ -353,7 +356,7 @@ class SymmetricHeap:
                 where=call.where,
             )
 
-    def _exhausted(self, call: Call, nbytes: int, refusal: Refused) -> HeapExhaustedError:
+    def _exhausted(self, call: CollectiveCall, nbytes: int, refusal: HeapCannotGrow) -> HeapExhaustedError:
         usage = self.usage()
         largest = max((size for _, size in self._ledger.arena.free_pieces), default=0)
         waiting = f", {format_bytes(usage.pending)} released here but not by all ranks" if usage.pending else ""

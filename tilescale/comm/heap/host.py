@@ -12,15 +12,15 @@ import tempfile
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tilescale.comm.call import Call
-from tilescale.comm.heap.group import Group
+from tilescale.comm.call import CollectiveCall
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.heap.mapped import MappedHeap
 from tilescale.errors import DeviceError, TileScaleError, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Host"]
+__all__ = ["HostProvider"]
 
 _LARGEST = 64 << 30
 _MAP_FIXED = 0x10  # Python's mmap module can neither map at an address nor map nothing
@@ -29,7 +29,7 @@ _PROT_NONE = 0
 _FAILED = ctypes.c_void_p(-1).value
 
 
-class Host(MappedHeap):
+class HostProvider(MappedHeap):
     """Shared memory of the processes on one host."""
 
     freed_at_exit = True
@@ -45,7 +45,9 @@ class Host(MappedHeap):
         return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks, _LARGEST)
 
     @classmethod
-    def open(cls, group: Group, device: torch.device, hosts: int, capacity: int, call: Call) -> Host:
+    def open(
+        cls, group: HeapGroup, device: torch.device, hosts: int, capacity: int, call: CollectiveCall
+    ) -> HostProvider:
         """An empty heap.
 
         Raises:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from tilescale.comm.heap.arena import Arena
 
-__all__ = ["Block", "Ledger"]
+__all__ = ["HeapBlock", "Ledger"]
 
 
 @dataclass
-class Block:
+class HeapBlock:
     """A piece of the heap that belongs to one tensor on every rank.
 
     Attributes:
@@ -41,15 +41,15 @@ class Ledger:
         self.arena = Arena()
         self._ranks = ranks
         self._count = 0
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, HeapBlock] = {}
         self._order: list[tuple[int, int]] = []  # (offset, number) of all blocks
 
-    def allocate(self, nbytes: int) -> Block | None:
+    def allocate(self, nbytes: int) -> HeapBlock | None:
         """A new block that all ranks hold; None if it does not fit."""
         offset = self.arena.allocate(nbytes)
         if offset is None:
             return None
-        block = Block(self._count, offset, nbytes, set(range(self._ranks)))
+        block = HeapBlock(self._count, offset, nbytes, set(range(self._ranks)))
         self._count += 1
         self._blocks[block.number] = block
         insort(self._order, (block.offset, block.number))
@@ -66,7 +66,7 @@ class Ledger:
                     del self._blocks[number]
                     self._order.remove((block.offset, number))
 
-    def find(self, offset: int, nbytes: int) -> Block | None:
+    def find(self, offset: int, nbytes: int) -> HeapBlock | None:
         """The block that holds `nbytes` bytes from `offset` on; None if there is none."""
         index = bisect_right(self._order, (offset, self._count)) - 1
         if index < 0:
@@ -75,6 +75,6 @@ class Ledger:
         return block if offset + nbytes <= block.offset + block.nbytes else None
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[HeapBlock, ...]:
         """All blocks that some rank holds, oldest first."""
         return tuple(self._blocks.values())

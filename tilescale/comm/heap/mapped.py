@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap import descriptors
 from tilescale.comm.heap.address_map import AddressMap
 from tilescale.comm.heap.arena import round_up
-from tilescale.comm.heap.group import Group
-from tilescale.comm.heap.provider import Extent, Refused
+from tilescale.comm.heap.group import HeapGroup
+from tilescale.comm.heap.provider import Extent, HeapCannotGrow
 from tilescale.errors import DeviceError
 from tilescale.hda.units import format_bytes
 
@@ -98,7 +98,7 @@ class MappedHeap:
 
     freed_at_exit = False
 
-    def __init__(self, group: Group, pages: Pages, capacity: int):
+    def __init__(self, group: HeapGroup, pages: Pages, capacity: int):
         """Reserve addresses for `capacity` bytes of every rank."""
         self._group, self._pages = group, pages
         self.capacity = stride = round_up(capacity, pages.granularity)
@@ -108,13 +108,13 @@ class MappedHeap:
         self.extents: list[Extent] = []
         self._mappings: list[tuple[int, int]] = []
 
-    def grow(self, nbytes: int, tail: int, call: Call) -> Extent:
+    def grow(self, nbytes: int, tail: int, call: CollectiveCall) -> Extent:
         """Map a chunk on all ranks; see `Provider.grow`."""
         begin = sum(extent.nbytes for extent in self.extents)
         room = self.capacity - begin
         least = round_up(nbytes - tail, self._pages.granularity)
         if least > room:
-            raise Refused.full(self.capacity, room, least)
+            raise HeapCannotGrow.full(self.capacity, room, least)
         preferred = max(least, min(self._pages.chunk, room))
         trouble: dict[int, str] = {}
         for size in dict.fromkeys((preferred, least)):
@@ -123,7 +123,9 @@ class MappedHeap:
                 self.extents.append(Extent(begin, size))
                 return self.extents[-1]
         rank, text = min(trouble.items())
-        raise Refused(f"rank {rank} got no {format_bytes(least)} more: {text}", "free memory there, or ask for less")
+        raise HeapCannotGrow(
+            f"rank {rank} got no {format_bytes(least)} more: {text}", "free memory there, or ask for less"
+        )
 
     def wait_idle(self) -> None:
         """Wait until the device has done all work that was given to it."""
@@ -136,7 +138,7 @@ class MappedHeap:
         self._unmap(0)
         self._pages.release(self.addresses.base, self._reserved)
 
-    def _try_chunk(self, begin: int, nbytes: int, call: Call) -> dict[int, str]:
+    def _try_chunk(self, begin: int, nbytes: int, call: CollectiveCall) -> dict[int, str]:
         """Make and map a chunk, and say which ranks failed, and why; then nothing has changed."""
         mark = len(self._mappings)
         with ExitStack() as stack:
@@ -181,7 +183,7 @@ class MappedHeap:
         own: Any,
         mailbox: descriptors.Mailbox | None,
         offers: list[_Offer],
-        call: Call,
+        call: CollectiveCall,
     ) -> str | None:
         """Map the memory of all ranks; returns an error text. Raises RankFailedError or LaunchError if a rank is
         gone."""
@@ -199,7 +201,9 @@ class MappedHeap:
                     os.close(left)
         return None
 
-    def _swap_descriptors(self, own: Any, mailbox: descriptors.Mailbox, names: list[str], call: Call) -> dict[int, int]:
+    def _swap_descriptors(
+        self, own: Any, mailbox: descriptors.Mailbox, names: list[str], call: CollectiveCall
+    ) -> dict[int, int]:
         others = [rank for rank in range(self._group.size) if rank != self._group.rank]
         descriptor = self._pages.export(own)
         assert isinstance(descriptor, int)

@@ -17,11 +17,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap.address_map import AddressMap
 from tilescale.comm.heap.arena import ALIGNMENT, round_up
-from tilescale.comm.heap.group import Group
-from tilescale.comm.heap.provider import Extent, Refused
+from tilescale.comm.heap.group import HeapGroup
+from tilescale.comm.heap.provider import Extent, HeapCannotGrow
 from tilescale.errors import DependencyError, DeviceError, TileScaleError, UnsupportedError
 from tilescale.hda.units import format_bytes
 from tilescale.settings import set_default
@@ -68,7 +68,7 @@ class Nvshmem:
     _users = 0  # open heaps in this process that rely on our initialisation of NVSHMEM
     _started_here = False
 
-    def __init__(self, group: Group, device: torch.device, capacity: int, call: Call):
+    def __init__(self, group: HeapGroup, device: torch.device, capacity: int, call: CollectiveCall):
         """Collective: start NVSHMEM unless it runs, and allocate a first chunk, which shows where the peers are."""
         import nvshmem.bindings as bindings
 
@@ -111,16 +111,16 @@ class Nvshmem:
         return min(torch.cuda.get_device_properties(device).total_memory, _LARGEST)
 
     @classmethod
-    def open(cls, group: Group, device: torch.device, hosts: int, capacity: int, call: Call) -> Nvshmem:
+    def open(cls, group: HeapGroup, device: torch.device, hosts: int, capacity: int, call: CollectiveCall) -> Nvshmem:
         """A heap with one chunk."""
         return cls(group, device, capacity, call)
 
-    def grow(self, nbytes: int, tail: int, call: Call) -> Extent:
+    def grow(self, nbytes: int, tail: int, call: CollectiveCall) -> Extent:
         """Allocate one more chunk. Chunks are not adjacent, so `tail` is of no use."""
         taken = sum(extent.nbytes for extent in self.extents)
         least, room = round_up(nbytes, _GRANULARITY), self.capacity - taken
         if least > room:
-            raise Refused.full(self.capacity, room, least)
+            raise HeapCannotGrow.full(self.capacity, room, least)
         for size in dict.fromkeys((max(least, min(_CHUNK, room)), least)):
             address = self._allocate(size, call)
             if address is not None:
@@ -128,7 +128,7 @@ class Nvshmem:
                 offset = address - self.addresses.address(self.addresses.rank)
                 self.extents.append(Extent(offset, size))
                 return self.extents[-1]
-        raise Refused(
+        raise HeapCannotGrow(
             f"NVSHMEM has no {format_bytes(least)} more", "raise NVSHMEM_MAX_MEMORY_PER_GPU, or free device memory"
         )
 
@@ -140,7 +140,7 @@ class Nvshmem:
 
     def close(self) -> None:
         """Free the chunks and end NVSHMEM with its last heap, if all ranks are there to do the same."""
-        call = Call.here("the end of the heap")
+        call = CollectiveCall.here("the end of the heap")
         try:
             self._group.all_gather(call, None)
         except TileScaleError:
@@ -156,7 +156,7 @@ class Nvshmem:
                 nvshmem.core.finalize()
                 Nvshmem._started_here = False
 
-    def _start(self, call: Call) -> None:
+    def _start(self, call: CollectiveCall) -> None:
         import nvshmem.core as core
         from cuda.core import Device
 
@@ -187,7 +187,7 @@ class Nvshmem:
                 hint="take the heap from the team that NVSHMEM was started with",
             )
 
-    def _allocate(self, nbytes: int, call: Call) -> int | None:
+    def _allocate(self, nbytes: int, call: CollectiveCall) -> int | None:
         """The aligned address of a new chunk on this rank; None if NVSHMEM gives none on some rank."""
         with _bounded(self._group.timeout_s), self._on_device():
             piece = self._bindings.malloc(nbytes + ALIGNMENT)
@@ -211,7 +211,7 @@ class Nvshmem:
         found = self._pointers(address)
         return None if found == expected else f"NVSHMEM puts a chunk at {found}, expected was {expected}"
 
-    def _agree(self, trouble: str | None, call: Call) -> None:
+    def _agree(self, trouble: str | None, call: CollectiveCall) -> None:
         offsets = [e.offset for e in self.extents]
         views = self._group.all_gather(call, (trouble, offsets, self.addresses.stride))
         for rank, (text, others, stride) in enumerate(views):

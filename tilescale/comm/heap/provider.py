@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap.address_map import AddressMap
-from tilescale.comm.heap.group import Group
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.errors import RankMismatchError, TileScaleError, UnsupportedError, UsageError, picklable
 from tilescale.hda.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PROVIDERS", "Entry", "Extent", "Provider", "Refused", "choose", "register"]
+__all__ = ["PROVIDERS", "ProviderEntry", "Extent", "Provider", "HeapCannotGrow", "choose", "register"]
 
 
 class Extent(NamedTuple):
@@ -29,7 +29,7 @@ class Extent(NamedTuple):
     nbytes: int
 
 
-class Refused(Exception):
+class HeapCannotGrow(Exception):
     """A heap cannot grow; every rank raises this with the same text. `hint` says how to make it possible."""
 
     def __init__(self, reason: str, hint: str):
@@ -37,7 +37,7 @@ class Refused(Exception):
         self.hint = hint
 
     @classmethod
-    def full(cls, capacity: int, room: int, least: int) -> Refused:
+    def full(cls, capacity: int, room: int, least: int) -> HeapCannotGrow:
         """`least` more bytes are needed where only `room` of the capacity are left."""
         enough = -(-(capacity + least - room) >> 20)
         return cls(
@@ -72,11 +72,11 @@ class Provider(Protocol):
         ...
 
     @classmethod
-    def open(cls, group: Group, device: torch.device, hosts: int, capacity: int, call: Call) -> Provider:
+    def open(cls, group: HeapGroup, device: torch.device, hosts: int, capacity: int, call: CollectiveCall) -> Provider:
         """Collective: a heap of ranks on `hosts` hosts that can grow to `capacity` bytes on each rank."""
         ...
 
-    def grow(self, nbytes: int, tail: int, call: Call) -> Extent:
+    def grow(self, nbytes: int, tail: int, call: CollectiveCall) -> Extent:
         """Collective: map more memory, so that there are `nbytes` free bytes in one piece.
 
         `tail` bytes at the end of the last extent are free already. Raises Refused, on all ranks or on none.
@@ -93,7 +93,7 @@ class Provider(Protocol):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ProviderEntry:
     """A provider that can be chosen.
 
     Attributes:
@@ -112,23 +112,25 @@ class Entry:
         return getattr(importlib.import_module(module), name)
 
 
-PROVIDERS: dict[str, Entry] = {}
+PROVIDERS: dict[str, ProviderEntry] = {}
 """All providers by name, best first."""
 
 
-def register(entry: Entry) -> None:
+def register(entry: ProviderEntry) -> None:
     """Add a provider. Raises UsageError if the name is taken."""
     if entry.name in PROVIDERS:
         raise UsageError(f"a heap provider named {entry.name!r} exists", hint="choose another name")
     PROVIDERS[entry.name] = entry
 
 
-register(Entry("cuda_vmm", "cuda", "tilescale.comm.heap.cuda_vmm:CudaVmm"))
-register(Entry("nvshmem", "cuda", "tilescale.comm.heap.nvshmem:Nvshmem"))
-register(Entry("host", "cpu", "tilescale.comm.heap.host:Host"))
+register(ProviderEntry("cuda_vmm", "cuda", "tilescale.comm.heap.cuda_vmm:CudaVmm"))
+register(ProviderEntry("nvshmem", "cuda", "tilescale.comm.heap.nvshmem:Nvshmem"))
+register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:Host"))
 
 
-def choose(group: Group, device: torch.device, wanted: str | None, call: Call) -> tuple[Entry, int]:
+def choose(
+    group: HeapGroup, device: torch.device, wanted: str | None, call: CollectiveCall
+) -> tuple[ProviderEntry, int]:
     """Collective: the first provider that no rank objects to, or the `wanted` one; and on how many hosts the ranks are.
 
     Raises:
@@ -159,7 +161,7 @@ def choose(group: Group, device: torch.device, wanted: str | None, call: Call) -
     raise UnsupportedError("no provider of symmetric memory works here:\n    " + "\n    ".join(objections))
 
 
-def _candidates(device: torch.device, wanted: str | None) -> Sequence[Entry]:
+def _candidates(device: torch.device, wanted: str | None) -> Sequence[ProviderEntry]:
     fitting = [entry for entry in PROVIDERS.values() if entry.device_type == device.type]
     if wanted is None:
         return fitting
@@ -170,7 +172,7 @@ def _candidates(device: torch.device, wanted: str | None) -> Sequence[Entry]:
     return chosen
 
 
-def _objection(entry: Entry, device: torch.device, hosts: int) -> TileScaleError | None:
+def _objection(entry: ProviderEntry, device: torch.device, hosts: int) -> TileScaleError | None:
     try:
         return entry.load().objection(device, hosts)
     except Exception as error:  # noqa: BLE001 - a provider that breaks while it is asked is one that does not work

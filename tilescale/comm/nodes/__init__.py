@@ -5,13 +5,21 @@ end."""
 from __future__ import annotations
 
 from tilescale.comm.nodes.hub import Hub
-from tilescale.comm.nodes.rendezvous import PORT, Ended, Failure, News, Others, Rendezvous, rendezvous_of
+from tilescale.comm.nodes.rendezvous import (
+    PORT,
+    JobEnded,
+    LauncherRendezvous,
+    News,
+    NodeFailure,
+    OtherNodes,
+    rendezvous_of,
+)
 from tilescale.comm.nodes.spoke import Spoke
 
-__all__ = ["PORT", "Ended", "Failure", "News", "Others", "Rendezvous", "join", "rendezvous_of"]
+__all__ = ["PORT", "JobEnded", "NodeFailure", "News", "OtherNodes", "LauncherRendezvous", "join", "rendezvous_of"]
 
 
-def join(rendezvous: Rendezvous, ranks: int, timeout_s: float) -> Others:
+def join(rendezvous: LauncherRendezvous, ranks: int, timeout_s: float) -> OtherNodes:
     """Come together with the launchers of all other nodes.
 
     Args:

@@ -18,13 +18,13 @@ from tilescale.comm.trust.key import JobKey
 from tilescale.comm.trust.records import seal, unseal_one
 from tilescale.errors import ForgedMessageError
 
-__all__ = ["Line"]
+__all__ = ["NodeChannel"]
 
 _LENGTH = struct.Struct("!I")
 _LONGEST = 1 << 16
 
 
-class Line:
+class NodeChannel:
     """Messages between node `here` and node `there`."""
 
     def __init__(self, connection: socket.socket, key: JobKey, here: int, there: int):

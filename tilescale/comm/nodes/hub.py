@@ -13,9 +13,9 @@ import threading
 
 from tilescale.comm.admission import BACKLOG, Admission
 from tilescale.comm.liveness import receive
-from tilescale.comm.nodes.channel import Line
-from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, Ended, Failure, News, Rendezvous
-from tilescale.comm.ports import Reserved
+from tilescale.comm.nodes.channel import NodeChannel
+from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, JobEnded, LauncherRendezvous, News, NodeFailure
+from tilescale.comm.ports import ReservedPorts
 from tilescale.comm.trust.handshake import new_nonce
 from tilescale.errors import ForgedMessageError, LaunchError
 
@@ -27,11 +27,11 @@ class Hub:
 
     first = 0
 
-    def __init__(self, rendezvous: Rendezvous, ranks: int, timeout_s: float):
+    def __init__(self, rendezvous: LauncherRendezvous, ranks: int, timeout_s: float):
         self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._rendezvous, self._key, self._job = rendezvous, rendezvous.key.of_job(LAUNCHERS), new_nonce()
         self._changed = threading.Condition()
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, NodeChannel] = {}
         self._connections: list[socket.socket] = []
         self._ranks = {0: ranks}
         self._ended: set[int] = set()
@@ -47,7 +47,7 @@ class Hub:
             raise
         self.size = sum(self._ranks.values())
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: NodeFailure) -> None:
         """Notify the others of a failure here; the first one is kept."""
         self._finish(failure, origin=0)
 
@@ -77,7 +77,7 @@ class Hub:
     def _joined(self, connection: socket.socket, node: int) -> None:
         connection.setblocking(True)
         with self._changed:
-            self._lines[node] = Line(connection, self._key.of_job(self._job), 0, node)
+            self._lines[node] = NodeChannel(connection, self._key.of_job(self._job), 0, node)
             self._connections.append(connection)
         threading.Thread(target=self._serve, args=(connection, node), daemon=True).start()
 
@@ -86,7 +86,7 @@ class Hub:
             try:
                 self._listen_to(connection, node)
             except (OSError, ForgedMessageError) as error:
-                self._finish(Failure(GONE, f"node {node} is gone: {error}"), origin=node)
+                self._finish(NodeFailure(GONE, f"node {node} is gone: {error}"), origin=node)
 
     def _listen_to(self, connection: socket.socket, node: int) -> None:
         line, nodes = self._lines[node], self._rendezvous.nodes
@@ -99,7 +99,7 @@ class Hub:
             line.send(first=first, size=sum(self._ranks.values()), **vars(self.ports))
         message = line.receive()
         if "code" in message:
-            self._finish(Failure(int(message["code"]), str(message["text"])), origin=node)
+            self._finish(NodeFailure(int(message["code"]), str(message["text"])), origin=node)
         else:
             self._has_ended(node)
         with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ class Hub:
             self._ended.add(node)
             all_have = len(self._ended) == self._rendezvous.nodes
         if all_have:
-            self._finish(Ended(), origin=None)
+            self._finish(JobEnded(), origin=None)
 
     def _finish(self, news: News, origin: int | None) -> None:
         """Notify all nodes but `origin`, which knows, unless the job is over already."""
@@ -132,13 +132,13 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _listening(rendezvous: Rendezvous) -> tuple[socket.socket, Reserved]:
+def _listening(rendezvous: LauncherRendezvous) -> tuple[socket.socket, ReservedPorts]:
     """A socket that listens at the rendezvous, and the ports of the job at the same address."""
     host, port = rendezvous.host, rendezvous.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
-        return listener, Reserved((str(address[0]), 0), family)
+        return listener, ReservedPorts((str(address[0]), 0), family)
     except OSError as error:
         raise LaunchError(
             f"node 0 cannot listen at {host}:{port}: {error.strerror or error}",

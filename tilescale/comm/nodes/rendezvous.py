@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Meeting point of launchers (`Rendezvous`), and the view that one of them has of the others (`Others`)."""
+"""Meeting point of launchers (`LauncherRendezvous`), and the view that one of them has of the others (`OtherNodes`)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilescale.comm.ports import Ports, Reserved
+from tilescale.comm.ports import Ports, ReservedPorts
 from tilescale.comm.trust.key import JobKey
 from tilescale.errors import UsageError
 
-__all__ = ["GONE", "LAUNCHERS", "PORT", "Ended", "Failure", "News", "Others", "Rendezvous", "rendezvous_of"]
+__all__ = [
+    "GONE",
+    "LAUNCHERS",
+    "PORT",
+    "JobEnded",
+    "NodeFailure",
+    "News",
+    "OtherNodes",
+    "LauncherRendezvous",
+    "rendezvous_of",
+]
 
 PORT = 29400
 """Default port of node 0."""
@@ -25,7 +35,7 @@ LAUNCHERS = b"launchers of nodes"
 
 
 @dataclass(frozen=True)
-class Rendezvous:
+class LauncherRendezvous:
     """Meeting point of the launchers of a job.
 
     Attributes:
@@ -43,7 +53,7 @@ class Rendezvous:
     key: JobKey
 
 
-def rendezvous_of(nodes: int, node: int | None, where: str | None, env: Mapping[str, str]) -> Rendezvous:
+def rendezvous_of(nodes: int, node: int | None, where: str | None, env: Mapping[str, str]) -> LauncherRendezvous:
     """The rendezvous that the options of a command and its environment describe.
 
     Raises UsageError for options that are missing or make no sense, LaunchError if the key is missing or malformed.
@@ -60,11 +70,11 @@ def rendezvous_of(nodes: int, node: int | None, where: str | None, env: Mapping[
         host, port = where, str(PORT)
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"--rdzv {where}: {port!r} is not a port", hint="HOST or HOST:PORT; [ADDRESS]:PORT for IPv6")
-    return Rendezvous(host.strip("[]"), int(port), node, nodes, JobKey.of_hosts(env))
+    return LauncherRendezvous(host.strip("[]"), int(port), node, nodes, JobKey.of_hosts(env))
 
 
 @dataclass(frozen=True)
-class Failure:
+class NodeFailure:
     """The first failure of a job: the exit code of all launchers, and what happened."""
 
     code: int
@@ -72,14 +82,14 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnded:
     """All ranks of all nodes have ended well."""
 
 
-News = Failure | Ended
+News = NodeFailure | JobEnded
 
 
-class Others(Protocol):
+class OtherNodes(Protocol):
     """The other nodes of the job, as one launcher sees them.
 
     Attributes:
@@ -92,11 +102,11 @@ class Others(Protocol):
 
     first: int
     size: int
-    reserved: Reserved | None
+    reserved: ReservedPorts | None
     ports: Ports
     news: queue.SimpleQueue[News]
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: NodeFailure) -> None:
         """Notify the others of a failure here; the first one is kept."""
         ...
 

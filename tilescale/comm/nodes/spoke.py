@@ -10,8 +10,8 @@ import threading
 import time
 
 from tilescale.comm.liveness import keep_alive, receive
-from tilescale.comm.nodes.channel import Line
-from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, Ended, Failure, News, Rendezvous
+from tilescale.comm.nodes.channel import NodeChannel
+from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, JobEnded, LauncherRendezvous, News, NodeFailure
 from tilescale.comm.ports import Ports
 from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
 from tilescale.errors import ForgedMessageError, LaunchError
@@ -27,7 +27,7 @@ class Spoke:
 
     reserved = None
 
-    def __init__(self, rendezvous: Rendezvous, ranks: int, timeout_s: float):
+    def __init__(self, rendezvous: LauncherRendezvous, ranks: int, timeout_s: float):
         self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
         try:
             self._connection, self._line = _joined(rendezvous, time.monotonic() + timeout_s)
@@ -47,7 +47,7 @@ class Spoke:
         keep_alive(self._connection)
         threading.Thread(target=self._listen, name="tilescale-nodes", daemon=True).start()
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: NodeFailure) -> None:
         """Notify the others of a failure here; the first one is kept."""
         with contextlib.suppress(OSError):  # node 0 is gone: that is news already
             self._line.send(**vars(failure))
@@ -67,12 +67,12 @@ class Spoke:
         try:
             message = self._line.receive()
         except (OSError, ForgedMessageError) as error:
-            self.news.put(Failure(GONE, f"node 0 is gone: {error}"))
+            self.news.put(NodeFailure(GONE, f"node 0 is gone: {error}"))
             return
-        self.news.put(Failure(int(message["code"]), str(message["text"])) if message else Ended())
+        self.news.put(NodeFailure(int(message["code"]), str(message["text"])) if message else JobEnded())
 
 
-def _connected(rendezvous: Rendezvous, end: float) -> socket.socket:
+def _connected(rendezvous: LauncherRendezvous, end: float) -> socket.socket:
     while True:
         try:
             return socket.create_connection((rendezvous.host, rendezvous.port), max(0.1, end - time.monotonic()))
@@ -87,7 +87,7 @@ def _connected(rendezvous: Rendezvous, end: float) -> socket.socket:
             time.sleep(_PAUSE_S)
 
 
-def _joined(rendezvous: Rendezvous, end: float) -> tuple[socket.socket, Line]:
+def _joined(rendezvous: LauncherRendezvous, end: float) -> tuple[socket.socket, NodeChannel]:
     """A connection to node 0 that both sides trust. A job that has just ended there may be the first to answer."""
     again = min(end, time.monotonic() + _JUST_ENDED_S)
     while True:
@@ -102,7 +102,7 @@ def _joined(rendezvous: Rendezvous, end: float) -> tuple[socket.socket, Line]:
             time.sleep(_PAUSE_S)
 
 
-def _proven(connection: socket.socket, rendezvous: Rendezvous) -> Line:
+def _proven(connection: socket.socket, rendezvous: LauncherRendezvous) -> NodeChannel:
     key = rendezvous.key.of_job(LAUNCHERS)
     hello = Hello(key, rendezvous.node)
     connection.sendall(hello.message)
@@ -116,4 +116,4 @@ def _proven(connection: socket.socket, rendezvous: Rendezvous) -> Line:
         )
     if verdict != WELCOME:
         raise ForgedMessageError("authentication failed: the other side does not know the key of this job")
-    return Line(connection, key.of_job(job), rendezvous.node, 0)
+    return NodeChannel(connection, key.of_job(job), rendezvous.node, 0)

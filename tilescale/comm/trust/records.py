@@ -17,13 +17,13 @@ from typing import NamedTuple
 from tilescale.comm.trust.key import TAG_BYTES, JobKey
 from tilescale.errors import ForgedMessageError
 
-__all__ = ["Record", "seal", "unseal", "unseal_one"]
+__all__ = ["SignedRecord", "seal", "unseal", "unseal_one"]
 
 _HEADER = struct.Struct("!IQ")  # rank, bytes of the payload
 _BEGIN = _HEADER.size + TAG_BYTES
 
 
-class Record(NamedTuple):
+class SignedRecord(NamedTuple):
     """A payload, and the rank that signed it."""
 
     rank: int
@@ -36,7 +36,7 @@ def seal(key: JobKey, name: str, rank: int, payload: bytes | memoryview) -> byte
     return b"".join((header, key.tag(name.encode(), header, payload), payload))
 
 
-def unseal(key: JobKey, name: str, data: bytes) -> list[Record]:
+def unseal(key: JobKey, name: str, data: bytes) -> list[SignedRecord]:
     """Verify and split the records stored under `name`. Raises ForgedMessageError if no rank of this job has written
     them.
     """
@@ -50,7 +50,7 @@ def unseal(key: JobKey, name: str, data: bytes) -> list[Record]:
         payload = view[_BEGIN : _BEGIN + length]
         if not key.accepts(view[_HEADER.size : _BEGIN], name.encode(), view[: _HEADER.size], payload):
             raise _forged(name, "a record that is not signed with the job's key")
-        records.append(Record(rank, payload))
+        records.append(SignedRecord(rank, payload))
         view = view[_BEGIN + length :]
     return records
 

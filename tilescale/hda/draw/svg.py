@@ -30,7 +30,7 @@ DEEPEST = 3
 
 
 @dataclass(frozen=True)
-class _Block:
+class _DrawnBox:
     """A drawn piece with its size.
 
     Attributes:
@@ -75,12 +75,12 @@ def _arithmetic(machine: Description) -> list[tuple[str, str]]:
 # -- boxes ---------------------------------------------------------------------------------------------------------
 
 
-def _level(machine: Description, index: int, depth: int) -> _Block:
+def _level(machine: Description, index: int, depth: int) -> _DrawnBox:
     """One unit of a level: its memory, the finer level inside, and the networks that link the units inside."""
     level = machine.levels[index]
     if level.kind == "thread_group":
         return _thread_groups(machine, index)
-    inside: list[_Block] = [_bar(layer) for layer in reversed(machine.memory) if layer.level == level.name]
+    inside: list[_DrawnBox] = [_bar(layer) for layer in reversed(machine.memory) if layer.level == level.name]
     if index:
         finer = machine.levels[index - 1]
         inner = _level(machine, index - 1, depth + 1)
@@ -90,7 +90,7 @@ def _level(machine: Description, index: int, depth: int) -> _Block:
     return _box(level, words.level_facts(machine, level), _stack(inside, GAP), depth)
 
 
-def _box(level: Level, facts: str, inside: _Block, depth: int) -> _Block:
+def _box(level: Level, facts: str, inside: _DrawnBox, depth: int) -> _DrawnBox:
     title = _text(level.name + (f" - {level.title}" if level.title else ""), 14, "ink", bold=True)
     fact = _text(facts, 11, "soft")
     width = max(inside.width, title.width + (fact.width + GAP if facts else 0)) + 2 * PAD
@@ -100,10 +100,10 @@ def _box(level: Level, facts: str, inside: _Block, depth: int) -> _Block:
         f'<rect width="{width:g}" height="{height:g}" rx="10" {paint(f"level{min(depth, DEEPEST)}", "edge")}{dash}/>'
     )
     right = fact.at(width - PAD - fact.width, PAD - 3) if facts else ""
-    return _Block(width, height, frame + title.at(PAD, PAD - 6) + right + inside.at(PAD, PAD + TITLE))
+    return _DrawnBox(width, height, frame + title.at(PAD, PAD - 6) + right + inside.at(PAD, PAD + TITLE))
 
 
-def _units(machine: Description, level: Level, first: _Block, within: str | None) -> _Block:
+def _units(machine: Description, level: Level, first: _DrawnBox, within: str | None) -> _DrawnBox:
     """All units of a level in one unit of the next coarser level, or in the machine, one of them in full."""
     nets = [net for net in machine.networks if (net.level, net.within) == (level.name, within)]
     flat = next((net for net in nets if len(net.dims) == 2), None)
@@ -117,11 +117,11 @@ def _units(machine: Description, level: Level, first: _Block, within: str | None
     return _siblings(level, first, number, f"{query.count(machine, program, within)} {program}s")
 
 
-def _siblings(level: Level, first: _Block, number: int, badge: str) -> _Block:
+def _siblings(level: Level, first: _DrawnBox, number: int, badge: str) -> _DrawnBox:
     """A unit in full, up to `SIBLINGS` more as strips, and how many there are."""
     parts, taps, x = [first.at(0, 0)], [first.width / 2], first.width + GAP
     if number == 1:
-        return _Block(first.width, first.height, first.parts, tuple(taps))
+        return _DrawnBox(first.width, first.height, first.parts, tuple(taps))
     for i in range(1, min(number, SIBLINGS + 1)):
         last = i == SIBLINGS and number > SIBLINGS + 1
         if last:
@@ -132,7 +132,7 @@ def _siblings(level: Level, first: _Block, number: int, badge: str) -> _Block:
         x += SIBLING + GAP
     label = _text(badge, 18, "ink", bold=True)
     parts.append(_centred(badge, x + label.width / 2, first.height / 2))
-    return _Block(x + label.width, first.height, "".join(parts), tuple(taps))
+    return _DrawnBox(x + label.width, first.height, "".join(parts), tuple(taps))
 
 
 def _strip(level: Level, number: int, x: float, height: float) -> str:
@@ -144,26 +144,26 @@ def _strip(level: Level, number: int, x: float, height: float) -> str:
     )
 
 
-def _plane(level: Level, first: _Block, net: Network) -> _Block:
+def _plane(level: Level, first: _DrawnBox, net: Network) -> _DrawnBox:
     """Units at their positions on a mesh or torus; the first of them is drawn next to it in full."""
     width, height, drawn = mesh.cells(net.dims, net.topology == "torus")
     rows, columns = net.dims
     label = _text(f"{words.shape(net)} of {level.name}s", 14, "ink", bold=True)
     note = _text(f"{rows} rows, {columns} columns; the marked one in full", 11, "soft")
-    field = _stack([_Block(width, height, drawn), label, note], GAP / 2)
+    field = _stack([_DrawnBox(width, height, drawn), label, note], GAP / 2)
     x = first.width + 4 * GAP
     pointer = (
         f'<path d="M {first.width:g} {mesh.STEP / 2:g} H {x + mesh.STEP / 2:g}" fill="none" {paint(stroke="wire")} '
         f'stroke-dasharray="2 3"/>'
     )
     parts = first.at(0, 0) + pointer + field.at(x, 0)
-    return _Block(x + field.width, max(first.height, field.height), parts, (first.width / 2, x + width / 2))
+    return _DrawnBox(x + field.width, max(first.height, field.height), parts, (first.width / 2, x + width / 2))
 
 
-def _thread_groups(machine: Description, index: int) -> _Block:
+def _thread_groups(machine: Description, index: int) -> _DrawnBox:
     """All levels of thread groups as nested pills, coarsest outside."""
     groups = machine.levels[: index + 1]
-    pills = _Block(0, 0, "")
+    pills = _DrawnBox(0, 0, "")
     for position, level in enumerate(groups):
         coarser = machine.levels[position + 1]
         number = query.count(machine, level.name, coarser.name)
@@ -173,14 +173,14 @@ def _thread_groups(machine: Description, index: int) -> _Block:
         width = max(text.width, pills.width) + 2 * GAP
         height = GROUP + (pills.height + GAP if pills.height else 0)
         frame = f'<rect width="{width:g}" height="{height:g}" rx="6" {paint("thread_group", "edge")}/>'
-        pills = _Block(width, height, frame + text.at(GAP, 4) + pills.at(GAP, GROUP))
+        pills = _DrawnBox(width, height, frame + text.at(GAP, 4) + pills.at(GAP, GROUP))
     return pills
 
 
 # -- memory and networks ---------------------------------------------------------------------------------------------
 
 
-def _bar(layer: MemoryLayer) -> _Block:
+def _bar(layer: MemoryLayer) -> _DrawnBox:
     """A memory layer; the filled part grows with the logarithm of its capacity, from 1 KiB to 4 TiB."""
     filled = BAR_WIDTH * min(1.0, max(0.06, (math.log2(layer.capacity) - 10) / 32))
     name = _text(f"{layer.name} {layer.title}".strip(), 12, "ink", bold=True)
@@ -193,10 +193,10 @@ def _bar(layer: MemoryLayer) -> _Block:
         + size.at(BAR_WIDTH - size.width - 8, 6)
         + facts.at(BAR_WIDTH + 12, 7)
     )
-    return _Block(BAR_WIDTH + 12 + facts.width, BAR, parts)
+    return _DrawnBox(BAR_WIDTH + 12 + facts.width, BAR, parts)
 
 
-def _networks(networks: Sequence[Network], row: _Block) -> list[_Block]:
+def _networks(networks: Sequence[Network], row: _DrawnBox) -> list[_DrawnBox]:
     """A strip for each network under the units it links; links of different networks are side by side."""
     shifts = [(i - (len(networks) - 1) / 2) * SHIFT for i in range(len(networks))]
     return [
@@ -204,7 +204,7 @@ def _networks(networks: Sequence[Network], row: _Block) -> list[_Block]:
     ]
 
 
-def _network(net: Network, width: float, taps: Sequence[float]) -> _Block:
+def _network(net: Network, width: float, taps: Sequence[float]) -> _DrawnBox:
     title = f"{net.name}{f' - {net.title}' if net.title else ''}"
     first = _text(title, 13, "wire", bold=True)
     second = _text(f"connects {words.network_place(net)}: {words.network_facts(net)}", 11, "ink")
@@ -217,10 +217,10 @@ def _network(net: Network, width: float, taps: Sequence[float]) -> _Block:
     wires = "".join(f'<line x1="{x:g}" y1="{-GAP}" x2="{x:g}" y2="0" {colour}/>' for x in taps)
     frame = f'<rect width="{width:g}" height="{height:g}" rx="8" {paint("network", "wire")}/>'
     drawing = f'<g transform="translate({PAD},{(height - GLYPH) / 2:g})">{glyph(net)}</g>'
-    return _Block(width, height, wires + frame + drawing + words_block.at(GLYPH + 2 * PAD, 8))
+    return _DrawnBox(width, height, wires + frame + drawing + words_block.at(GLYPH + 2 * PAD, 8))
 
 
-def _legend(machine: Description) -> _Block:
+def _legend(machine: Description) -> _DrawnBox:
     parts, x = "", 0.0
     for scopes in dict.fromkeys(layer.scopes for layer in machine.memory):
         label = _text(f"{', '.join(scopes) or 'other'} memory", 11, "soft")
@@ -228,25 +228,25 @@ def _legend(machine: Description) -> _Block:
         parts += f'<rect x="{x:g}" width="14" height="14" rx="3" {fill}/>{label.at(x + 20, 0)}'
         x += label.width + 44
     note = _text("bars: capacity, logarithmic from 1 KiB to 4 TiB", 11, "soft")
-    return _Block(x + note.width, 16, parts + note.at(x, 0))
+    return _DrawnBox(x + note.width, 16, parts + note.at(x, 0))
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def _stack(blocks: Sequence[_Block], gap: float) -> _Block:
+def _stack(blocks: Sequence[_DrawnBox], gap: float) -> _DrawnBox:
     parts, y, width = "", 0.0, 0.0
     for block in blocks:
         parts += block.at(0, y)
         y += block.height + gap
         width = max(width, block.width)
-    return _Block(width, max(0.0, y - gap), parts)
+    return _DrawnBox(width, max(0.0, y - gap), parts)
 
 
-def _text(text: str, size: int, fill: str, bold: bool = False) -> _Block:
+def _text(text: str, size: int, fill: str, bold: bool = False) -> _DrawnBox:
     weight = ' font-weight="bold"' if bold else ""
     element = f'<text y="{size:g}" font-size="{size}" {paint(fill)}{weight}>{escape(text)}</text>'
-    return _Block(len(text) * CHARACTER * size / 12 * (1.06 if bold else 1.0), size + 3, element)
+    return _DrawnBox(len(text) * CHARACTER * size / 12 * (1.06 if bold else 1.0), size + 3, element)
 
 
 def _centred(text: str, x: float, y: float) -> str:

@@ -20,18 +20,18 @@ from tilelang_core import accesses, ir
 from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.partition import Box, Rows
-from tilescale.program.effects import Access, Completion, Surroundings, phases, statements
-from tilescale.program.grids import Grid, Unknown, grid_of
+from tilescale.passes.overlap.partition import Partition, SliceBox
+from tilescale.program.effects import Access, Completion, ProgramNames, phases, statements
+from tilescale.program.grids import GridValues, UnknownValue, grid_of
 from tilescale.program.model import GridPhase, Launch, Program, location
 from tilescale.program.operations import Rank, operation
 from tilescale.program.ops import SCALE
-from tilescale.program.regions import Inside
+from tilescale.program.regions import BoundVariables
 from tilescale.program.waiting import TRIED
 
 
 @dataclass(frozen=True)
-class Use:
+class TensorUse:
     """The statements of a grid phase that touch a tensor.
 
     Attributes:
@@ -47,7 +47,7 @@ class Use:
 
     phase: GridPhase
     launch: Launch
-    rows: Rows
+    rows: Partition
     stmts: tuple[ir.Stmt, ...]
     begin: ir.PrimExpr
     end: ir.PrimExpr
@@ -59,7 +59,7 @@ class Use:
     high: int | None = None
 
     @property
-    def deeper(self) -> Rows | None:
+    def deeper(self) -> Partition | None:
         """The rows with one more dimension counted, where each tile is within one index of those counted now."""
         return self.rows.deeper if self.high == 1 else None
 
@@ -69,7 +69,7 @@ class Use:
         return ir.constant(self.begin) == 0 and ir.constant(self.end) == self.rows.total
 
 
-class Uses:
+class AccessMaps:
     """The uses of tensors by the grids of a program.
 
     Args:
@@ -78,7 +78,7 @@ class Uses:
 
     def __init__(self, program: Program, machine: Machine, sizes: Mapping[str, int]):
         self.program, self.machine, self.sizes = program, machine, sizes
-        self.names = Surroundings(program)
+        self.names = ProgramNames(program)
 
     def is_argument(self, root: ir.Var) -> bool:
         """Whether a tensor is an argument of the program, which the caller sees in the end."""
@@ -88,7 +88,7 @@ class Uses:
         """Whether a statement, or one inside it, touches a tensor."""
         return any(a.root.same_as(root) for a in self.names.all_effects(stmt).accesses)
 
-    def find(self, phase: GridPhase, launch: Launch, rows: Rows, *, looks_up: bool = False) -> Use:
+    def find(self, phase: GridPhase, launch: Launch, rows: Partition, *, looks_up: bool = False) -> TensorUse:
         """Analyse the accesses of a phase to a tensor: its rows as a function of the tile.
 
         Args:
@@ -97,7 +97,7 @@ class Uses:
         return _Descent(self, phase, launch, rows, looks_up).use()
 
     def values(
-        self, use: Use, ranks: Mapping[str, int], *, likely: bool = False
+        self, use: TensorUse, ranks: Mapping[str, int], *, likely: bool = False
     ) -> Iterator[tuple[Any, Any, Any]]:
         """For each iteration of the loops around a use: its first row, the end of its rows, and whether it happens;
         each an array over the programs of the grid, in the order in which they start.
@@ -117,19 +117,19 @@ class Uses:
                 for condition, taken in use.branches:
                     try:
                         runs = runs & (np.asarray(grid.value(condition, at), bool) == taken)
-                    except Unknown:
+                    except UnknownValue:
                         if not likely:
                             raise
                 yield begin, end, runs
-        except Unknown:
+        except UnknownValue:
             raise self.unknown(use) from None
 
-    def unknown(self, use: Use) -> Declined:
+    def unknown(self, use: TensorUse) -> Declined:
         """The reason against an overlap whose use is known only at launch."""
         said = f": {' and '.join(map(repr, use.named))} says" if use.named else ""
         return Declined(f"which rows a tile touches is known at launch only{said}", location(use.stmts[0]))
 
-    def by_rank(self, use: Use, level: str, *, likely: bool = False) -> Iterator[tuple[Any, Any, Any]]:
+    def by_rank(self, use: TensorUse, level: str, *, likely: bool = False) -> Iterator[tuple[Any, Any, Any]]:
         """The values on each unit of a level, one after the other."""
         for rank in range(self.sizes[level]):
             yield from self.values(use, self.ranks(level, rank), likely=likely)
@@ -138,18 +138,18 @@ class Uses:
         """The ranks of a unit: 0 at all levels but one."""
         return {name: rank if name == level else 0 for name in self.sizes}
 
-    def step(self, use: Use, height: int, level: str) -> int:
+    def step(self, use: TensorUse, height: int, level: str) -> int:
         """Distance in rows between the tiles of a use inside parts of `height` rows; the tile height if all begin a
         part."""
         touched = list(self.by_rank(use, level, likely=True))
         begins = np.concatenate([begin[runs] % height for begin, _, runs in touched])
         return int(np.gcd.reduce(begins)) or min(self.tile(use, level), height)
 
-    def tile(self, use: Use, level: str) -> int:
+    def tile(self, use: TensorUse, level: str) -> int:
         """The most rows of a tile."""
         return max(int((e - b)[runs].max(initial=1)) for b, e, runs in self.by_rank(use, level, likely=True))
 
-    def repeats(self, use: Use, level: str) -> int:
+    def repeats(self, use: TensorUse, level: str) -> int:
         """Likely trip count of a program's loops of unknown extent: such that each row is touched once."""
         if not use.looks_up:
             return 1
@@ -168,7 +168,7 @@ class Uses:
         known = [data for data in (*self.names.homes, *self.names.views) if self.names.shared(self.names.root(data))]
         return {data for data in known if self.names.root(data) not in written}
 
-    def grid(self, launch: Launch, ranks: Mapping[str, int]) -> Grid:
+    def grid(self, launch: Launch, ranks: Mapping[str, int]) -> GridValues:
         """The programs of a launch. Raises Declined if their number is known at launch only."""
         grids = [phase.stmt for phase, of in phases(self.program.body) if of is launch and isinstance(phase, GridPhase)]
         found = grid_of(GridPhase(tir.sequence(grids)), launch, self.machine, self.sizes, ranks)
@@ -178,20 +178,20 @@ class Uses:
 
 
 def _rounds(
-    loops: tuple[ir.For, ...], grid: Grid, likely: bool = False
+    loops: tuple[ir.For, ...], grid: GridValues, likely: bool = False
 ) -> Iterator[tuple[dict[ir.Var, int], Any]]:
     """Values of loop variables, and in which programs they occur."""
     ranges: list[tuple[int, int, Any, Any]] = []
     for loop in loops:
         try:
             first, count = (np.broadcast_to(grid.value(e, {}), (grid.count,)) for e in (loop.min, loop.extent))
-        except Unknown:
+        except UnknownValue:
             if not likely:
                 raise
             first, count = np.zeros(grid.count, int), np.ones(grid.count, int)
         ranges.append((int(first.min()), int((first + count).max()), first, count))
     if np.prod([high - low for low, high, _, _ in ranges], initial=grid.count) > TRIED:
-        raise Unknown
+        raise UnknownValue
     for values in itertools.product(*(range(low, high) for low, high, _, _ in ranges)):
         inside = np.ones(grid.count, bool)
         for value, (_, _, first, count) in zip(values, ranges, strict=True):
@@ -210,7 +210,7 @@ def _behind(expr: ir.PrimExpr, binds: Mapping[ir.Var, ir.PrimExpr]) -> set[ir.Va
 class _Descent:
     """The way from a phase down to where it uses a tensor."""
 
-    def __init__(self, uses: Uses, phase: GridPhase, launch: Launch, rows: Rows, looks_up: bool):
+    def __init__(self, uses: AccessMaps, phase: GridPhase, launch: Launch, rows: Partition, looks_up: bool):
         self.uses, self.phase, self.launch, self.rows = uses, phase, launch, rows
         self.steady: frozenset[ir.Var] = frozenset(uses.steady(phase)) if looks_up else frozenset()
         self.looks_up, self.root = looks_up, uses.names.root(rows.buffer.data)
@@ -219,14 +219,14 @@ class _Descent:
         self.loops: list[ir.For] = []
         self.branches: list[tuple[ir.PrimExpr, bool]] = []
 
-    def use(self) -> Use:
+    def use(self) -> TensorUse:
         """The deepest place whose statements hold all uses."""
         stmts = (self.phase.stmt,)
         while (inner := self._inside(stmts)) is not None:
             stmts = inner
         begin, end = self._rows(stmts)
         heights = {self.rows.high(box) for box in self._boxes(stmts)}
-        return Use(
+        return TensorUse(
             *(self.phase, self.launch, self.rows, stmts, begin, end, tuple(self.loops), tuple(self.branches)),
             ranges=self._ranges(),
             named=self._named(stmts),
@@ -280,13 +280,13 @@ class _Descent:
             begin, end = ir.Min(begin, first), ir.Max(end, last)
         return ir.simplify(begin, {}), ir.simplify(end, {})
 
-    def _boxes(self, stmts: tuple[ir.Stmt, ...]) -> list[Box]:
+    def _boxes(self, stmts: tuple[ir.Stmt, ...]) -> list[SliceBox]:
         """The elements that some statements touch, for each kind of access."""
         body = tir.sequence(stmts)
         # A value that is only looked up in a branch need not exist outside of it.
         branches = [stmt for stmt in ir.statements(body) if isinstance(stmt, ir.IfThenElse)]
         in_branch = any(self.uses.touches(stmt, self.root) for stmt in branches)
-        inside = replace(Inside.of(body), steady=frozenset() if in_branch else self.steady)
+        inside = replace(BoundVariables.of(body), steady=frozenset() if in_branch else self.steady)
         inside.ranges |= self.threads
         boxes = [self._box(access, inside) for access in self._accesses(body)]
         return list({str(box): box for box in boxes}.values())
@@ -298,7 +298,7 @@ class _Descent:
         """Whether an access counts elements as the tensor does."""
         return [str(n) for n in access.buffer.shape] == [str(n) for n in self.rows.buffer.shape]
 
-    def _box(self, access: Access, inside: Inside) -> Box:
+    def _box(self, access: Access, inside: BoundVariables) -> SliceBox:
         if not self._is_like(access):
             return [None] * len(self.rows.buffer.shape)
         return [pair if pair and all(map(self._is_known, pair)) else None for pair in inside.bounds(access)]

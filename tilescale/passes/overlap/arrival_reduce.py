@@ -14,8 +14,8 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
-from tilescale.passes.overlap.chunks import Chunks, wait
-from tilescale.passes.overlap.rewriter import Edits, bound, rank_of
+from tilescale.passes.overlap.chunks import RowChunks, wait
+from tilescale.passes.overlap.rewriter import LaunchRewriter, bound, rank_of
 from tilescale.program.model import GridPhase, Launch
 
 COMBINED: dict[str, Callable[[Any, Any], Any]] = {
@@ -37,7 +37,7 @@ _PER_THREAD, _WIDEST = 16, 256
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class ArrivalReduce:
     """Parts that a unit's own rows are combined of.
 
     Attributes:
@@ -54,15 +54,15 @@ class Arrivals:
     here: ir.Buffer
     result: Callable[[Any], ir.Call]
     op: str
-    chunks: Chunks
+    chunks: RowChunks
     level: str
     count: Callable[[Any, Any], Any] = lambda rank, chunk: 1
 
-    def fragments(self, edits: Edits, shape: tuple[int, int]) -> tuple[ir.Buffer, ir.Buffer]:
+    def fragments(self, rewriter: LaunchRewriter, shape: tuple[int, int]) -> tuple[ir.Buffer, ir.Buffer]:
         """Fragments in which a program holds a unit's part of a tile, and the total."""
         name, dtype = self.own.name, str(self.own.dtype)
-        part = edits.alloc(f"{name}_part", shape, dtype, "local.fragment")
-        return part, edits.alloc(f"{name}_total", shape, _wider(dtype), "local.fragment")
+        part = rewriter.alloc(f"{name}_part", shape, dtype, "local.fragment")
+        return part, rewriter.alloc(f"{name}_total", shape, _wider(dtype), "local.fragment")
 
     def to(self, rank: Any, row: Any, column: Any, shape: tuple[int, int]) -> ir.Call:
         """Destination of a tile of this rank's rows."""
@@ -98,17 +98,17 @@ class Arrivals:
         return _serial(unit, self.chunks.of.parts, body)
 
 
-def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt]]) -> GridPhase:
+def sum_of(arrivals: ArrivalReduce, rewriter: LaunchRewriter, after: Callable[[Any], list[ir.Stmt]]) -> GridPhase:
     """The phase.
 
     Args:
         after: statements after the store of a tile, from the tile's first row.
     """
-    launch, rows = edits.launch, arrivals.chunks.of
+    launch, rows = rewriter.launch, arrivals.chunks.of
     high, wide = tile_shape(launch, arrivals.chunks)
     matrix = rows.place(rows.height, rows.across)
     down, across = (-(-extent // size) for extent, size in zip(matrix, (high, wide), strict=True))
-    part, total = arrivals.fragments(edits, (high, wide))
+    part, total = arrivals.fragments(rewriter, (high, wide))
     rank, rank_is = rank_of(arrivals.level)
     number = _number(launch)
     programs = math.prod(ir.integer(n) for n in launch.grid)
@@ -126,11 +126,11 @@ def sum_of(arrivals: Arrivals, edits: Edits, after: Callable[[Any], list[ir.Stmt
         copy(whole(total, "r"), arrivals.to(rank, row, column, (high, wide))),
         *after(row),
     ]
-    turns = ir.simplify((down * across - number + programs - 1) // programs, {})
-    return GridPhase(tir.sequence([rank_is, _serial(turn, turns, tir.sequence(body))]))
+    iterations = ir.simplify((down * across - number + programs - 1) // programs, {})
+    return GridPhase(tir.sequence([rank_is, _serial(turn, iterations, tir.sequence(body))]))
 
 
-def tile_shape(launch: Launch, chunks: Chunks) -> tuple[int, int]:
+def tile_shape(launch: Launch, chunks: RowChunks) -> tuple[int, int]:
     """Rows and columns of a tile: whole tiles make a chunk, also the last one of a part."""
     even = math.gcd(chunks.rows, chunks.of.height, chunks.of.extents[-1])
     elements = launch.thread_count * _PER_THREAD

@@ -12,10 +12,10 @@ import numpy as np
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
-from tilescale.passes.overlap.access_maps import Use, Uses
-from tilescale.passes.overlap.partition import Rows
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
+from tilescale.passes.overlap.partition import Partition
 from tilescale.passes.overlap.rewriter import bound, rank_of
-from tilescale.passes.overlap.tile_order import Departure, Order
+from tilescale.passes.overlap.tile_order import DepartureOrder, TileOrder
 from tilescale.program.ops import COPY, SIGNAL, WAIT
 
 MOST_APART = 4
@@ -23,10 +23,10 @@ MOST_APART = 4
 
 
 @dataclass(frozen=True)
-class Chunks:
+class RowChunks:
     """The rows of a tensor in chunks: `each` chunks a part, of `rows` rows, the last one of the remainder."""
 
-    of: Rows
+    of: Partition
     rows: int
 
     @property
@@ -48,7 +48,7 @@ class Chunks:
         part, chunk = self.place(row)
         return part * self.each + chunk
 
-    def touched(self, use: Use, uses: Uses, level: str) -> Iterator[tuple[Any, Any, Any]]:
+    def touched(self, use: TensorUse, uses: AccessMaps, level: str) -> Iterator[tuple[Any, Any, Any]]:
         """For each iteration of a use on each unit of a level the first and the last chunk, and whether it happens."""
         for begin, end, runs in uses.by_rank(use, level):
             yield self.number(begin), self.number(end - 1), runs
@@ -60,14 +60,14 @@ class Chunks:
         return ir.Min(ir.IntImm("int32", self.rows), self.of.height - chunk * self.rows)
 
     def to_others(
-        self, level: str, make: Callable[[Any, Any, Any], ir.Stmt], order: Order | None = None
+        self, level: str, make: Callable[[Any, Any, Any], ir.Stmt], order: TileOrder | None = None
     ) -> list[ir.Stmt]:
         """Statements of a unit for each other unit, and each chunk: made of its rank, the other's, and the chunk.
 
         Args:
             order: of the other units; the next one first if left out.
         """
-        order = order or Departure()
+        order = order or DepartureOrder()
         step, chunk = ir.Var("step", "int32"), ir.Var("chunk", "int32")
         rank, rank_is = rank_of(level)
         inner = ir.For(
@@ -75,7 +75,7 @@ class Chunks:
         )
         return [rank_is, ir.For(step, order.others, self.of.parts - 1, ir.ForKind.SERIAL, inner)]
 
-    def waits(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
+    def waits(self, use: TensorUse, uses: AccessMaps, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Waits for all chunks that a use reads."""
         most, always = self.span(use, uses, level)
         if not always or most > MOST_APART or most == 1 and not use.looks_up:
@@ -94,11 +94,11 @@ class Chunks:
         chunk = ir.Var("chunk", "int32")
         return [ir.For(chunk, 0, self.each, ir.ForKind.SERIAL, signal(flags, part, chunk))]
 
-    def counts(self, use: Use, uses: Uses, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
+    def counts(self, use: TensorUse, uses: AccessMaps, level: str, flags: ir.Buffer) -> list[ir.Stmt]:
         """Signals of a grid's tile to the flags of the chunks that it has written."""
         return self._once(use, *self.span(use, uses, level), lambda part, chunk: signal(flags, part, chunk))
 
-    def span(self, use: Use, uses: Uses, level: str) -> tuple[int, bool]:
+    def span(self, use: TensorUse, uses: AccessMaps, level: str) -> tuple[int, bool]:
         """Largest number of chunks that a tile touches, and whether every tile touches at least one."""
         if use.looks_up:
             if use.high is None:
@@ -108,7 +108,7 @@ class Chunks:
         every = np.concatenate(numbers)
         return int(every.max(initial=0)), bool((every > 0).all())
 
-    def _once(self, use: Use, most: int, always: bool, make: Callable[[Any, Any], ir.Stmt]) -> list[ir.Stmt]:
+    def _once(self, use: TensorUse, most: int, always: bool, make: Callable[[Any, Any], ir.Stmt]) -> list[ir.Stmt]:
         """A statement for each chunk that a use touches."""
         if most == 1 and always:
             return [make(*(ir.simplify(number, use.ranges) for number in self.place(use.begin)))]

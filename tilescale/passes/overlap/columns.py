@@ -17,21 +17,23 @@ import numpy as np
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import Use, Uses
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
-from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
-from tilescale.passes.overlap.estimate import Travel, choose_chunk, in_order
-from tilescale.passes.overlap.legality import Site, check_unwritten
-from tilescale.passes.overlap.partition import Rows
+from tilescale.passes.overlap.chunks import RowChunks, flag, put, wait
+from tilescale.passes.overlap.estimate import RowTransport, choose_chunk, in_order
+from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten
+from tilescale.passes.overlap.partition import Partition
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
-from tilescale.passes.overlap.rewriter import Edits, located, rank_of
+from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.tile_cost import Work
-from tilescale.program.dependence import Dependence, Step
+from tilescale.passes.overlap.tile_cost import TileWork
+from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.model import location
 
 
-def overlap_columns(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
+def overlap_columns(
+    site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move
+) -> ir.PrimFunc:
     """Overlap a gather along columns with the grids that read its result; record the choice in `move`.
 
     Raises:
@@ -44,17 +46,17 @@ def overlap_columns(site: Site, mine: Step, graph: Dependence, uses: Uses, move:
     readers = readers_of(target, mine, graph, uses, rows)
     check_some(readers[0], rows, uses, made.level)
     units = uses.sizes[made.level]
-    chunks = Chunks(rows, _choose(site, uses, rows, readers, move))
-    edits = Edits(uses.program, site.launch, uses.machine)
-    here = edits.alloc_flags(f"{rows.buffer.name}_here", (units, chunks.each))
-    edits.statements.append((site.stmt, tir.sequence(located(_sent(site, chunks, here, units), site.stmt))))
+    chunks = RowChunks(rows, _choose(site, uses, rows, readers, move))
+    rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
+    here = rewriter.alloc_flags(f"{rows.buffer.name}_here", (units, chunks.each))
+    rewriter.statements.append((site.stmt, tir.sequence(located(_sent(site, chunks, here, units), site.stmt))))
     for use in readers:
-        edits.before(use.stmts[0], _waits(use, chunks, here, uses, made.level))
+        rewriter.before(use.stmts[0], _waits(use, chunks, here, uses, made.level))
     move.ordered, move.why = False, "each tile waits for the rows that it reads, of the columns of all"
-    return edits.apply()
+    return rewriter.apply()
 
 
-def _rows(site: Site, uses: Uses) -> Rows:
+def _rows(site: CollectiveSite, uses: AccessMaps) -> Partition:
     """The rows of the result, all in one part."""
     made, where = site.made, location(site.stmt)
     (_, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
@@ -65,13 +67,13 @@ def _rows(site: Site, uses: Uses) -> Rows:
         raise Declined("it is not a matrix", where)
     if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape) or whole.data in uses.names.views:
         raise Declined(f"it gathers into a part of {whole.name!r}", where)
-    return Rows(whole, 1, slots=False)
+    return Partition(whole, 1, slots=False)
 
 
-def _choose(site: Site, uses: Uses, rows: Rows, readers: tuple[Use, ...], move: Move) -> int:
+def _choose(site: CollectiveSite, uses: AccessMaps, rows: Partition, readers: tuple[TensorUse, ...], move: Move) -> int:
     """Rows of a chunk; records the estimate in the move."""
-    travel = Travel.of(site, uses, uses.sizes[site.made.level], rows.height)
-    first, *others = (Work.of(use, uses, site.made.level) for use in readers)
+    travel = RowTransport.of(site, uses, uses.sizes[site.made.level], rows.height)
+    first, *others = (TileWork.of(use, uses, site.made.level) for use in readers)
     rest = sum(work.seconds for work in others)
 
     def seconds(chunk: int) -> float:
@@ -85,7 +87,7 @@ def _choose(site: Site, uses: Uses, rows: Rows, readers: tuple[Use, ...], move: 
     return move.chunk
 
 
-def _sent(site: Site, chunks: Chunks, here: ir.Buffer, units: int) -> list[ir.Stmt]:
+def _sent(site: CollectiveSite, chunks: RowChunks, here: ir.Buffer, units: int) -> list[ir.Stmt]:
     """This device's columns copied into the result, and copies of them to all other devices, chunk by chunk."""
     whole, height = chunks.of.buffer, chunks.of.height
     source, begins, own = ir.region_parts(site.made.source)
@@ -103,7 +105,7 @@ def _sent(site: Site, chunks: Chunks, here: ir.Buffer, units: int) -> list[ir.St
     return [rank_is, home, ir.For(chunk, 0, chunks.each, ir.ForKind.SERIAL, each)]
 
 
-def _waits(use: Use, chunks: Chunks, here: ir.Buffer, uses: Uses, level: str) -> list[ir.Stmt]:
+def _waits(use: TensorUse, chunks: RowChunks, here: ir.Buffer, uses: AccessMaps, level: str) -> list[ir.Stmt]:
     """Waits for the rows that a use reads, from all other units: one by one for rows of one chunk, before which a
     pipelined loop keeps its producer; else in a loop."""
     chunk, units = ir.Var("chunk", "int32"), uses.sizes[level]

@@ -19,14 +19,14 @@ from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import Use, Uses
-from tilescale.passes.overlap.arrival_reduce import Arrivals, copy, whole
-from tilescale.passes.overlap.rewriter import Edits, rank_of
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
+from tilescale.passes.overlap.arrival_reduce import ArrivalReduce, copy, whole
+from tilescale.passes.overlap.rewriter import LaunchRewriter, rank_of
 from tilescale.program.model import bytes_of, location
 
 
 @dataclass(frozen=True)
-class Tile:
+class EpilogueTile:
     """A tile of a program: where it is, its place in the part of its `owner`, and the unit's own `rank`."""
 
     buffer: ir.Buffer
@@ -37,12 +37,12 @@ class Tile:
 
 
 def add_where_made(
-    use: Use,
-    arrivals: Arrivals,
-    others: Callable[[Tile], list[ir.Stmt]],
-    edits: Edits,
-    uses: Uses,
-    after: Callable[[Tile], list[ir.Stmt]],
+    use: TensorUse,
+    arrivals: ArrivalReduce,
+    others: Callable[[EpilogueTile], list[ir.Stmt]],
+    rewriter: LaunchRewriter,
+    uses: AccessMaps,
+    after: Callable[[EpilogueTile], list[ir.Stmt]],
 ) -> None:
     """Let the tiles of local rows add the arriving contributions.
 
@@ -57,7 +57,7 @@ def add_where_made(
     tile, begins = stored(use)
     shape = (ir.integer(tile.shape[0]), ir.integer(tile.shape[1]))
     _check(use, arrivals, tile, uses)
-    part, total = arrivals.fragments(edits, shape)
+    part, total = arrivals.fragments(rewriter, shape)
     (store,) = use.stmts
     rows, (rank, rank_is) = arrivals.chunks.of, rank_of(arrivals.level)
     row, column = rows.place(ir.simplify(use.begin % rows.height, use.ranges), begins[rows.axis - 1])
@@ -67,15 +67,15 @@ def add_where_made(
     if _is_free(tile, store, use, uses) and tile.dtype == ir.region_parts(target)[0].dtype:
         own.append(copy(whole(total, "r"), whole(tile, "w")))
         sums = tile
-    own += [copy(whole(sums, "r"), target), *after(Tile(sums, row, column, rank, rank))]
+    own += [copy(whole(sums, "r"), target), *after(EpilogueTile(sums, row, column, rank, rank))]
     owner = ir.simplify(use.begin // rows.height, use.ranges)
-    away = tir.sequence(others(Tile(tile, row, column, owner, rank)))
+    away = tir.sequence(others(EpilogueTile(tile, row, column, owner, rank)))
     branch = ir.IfThenElse(ir.EQ(owner, rank), tir.sequence(own), away)
-    edits.statements.append((store, tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])))
-    edits.in_order = True
+    rewriter.statements.append((store, tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])))
+    rewriter.in_order = True
 
 
-def stored(use: Use) -> tuple[ir.Buffer, list[Any]]:
+def stored(use: TensorUse) -> tuple[ir.Buffer, list[Any]]:
     """The tile that a use stores, and the first row and column where it goes.
 
     Raises:
@@ -94,7 +94,7 @@ def stored(use: Use) -> tuple[ir.Buffer, list[Any]]:
     return tile, list(begins[-2:])
 
 
-def _check(use: Use, arrivals: Arrivals, tile: ir.Buffer, uses: Uses) -> None:
+def _check(use: TensorUse, arrivals: ArrivalReduce, tile: ir.Buffer, uses: AccessMaps) -> None:
     """Raise Declined if a tile has rows of several chunks, or if it does not fit."""
     if arrivals.chunks.span(use, uses, arrivals.level) != (1, True):
         raise Declined("a tile has rows of several chunks", location(use.stmts[0]))
@@ -107,7 +107,7 @@ def _check(use: Use, arrivals: Arrivals, tile: ir.Buffer, uses: Uses) -> None:
         raise Declined("a tile and what is added to it do not fit into registers", location(use.stmts[0]))
 
 
-def _is_free(tile: ir.Buffer, store: ir.Stmt, use: Use, uses: Uses) -> bool:
+def _is_free(tile: ir.Buffer, store: ir.Stmt, use: TensorUse, uses: AccessMaps) -> bool:
     """Whether a tile in shared memory is used no more once it is stored."""
     order = list(ir.statements(use.phase.stmt))
     at = next(i for i, stmt in enumerate(order) if stmt.same_as(store))

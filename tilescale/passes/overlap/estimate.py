@@ -15,16 +15,16 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.collectives.record import TENSORS
-from tilescale.collectives.select import Wanted, everything, members, numbering, seconds, select
+from tilescale.collectives.select import CollectiveQuery, everything, members, numbering, seconds, select
 from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.hda import Mechanism, Network
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import Uses
-from tilescale.passes.overlap.legality import Site
-from tilescale.passes.overlap.partition import Rows
+from tilescale.passes.overlap.access_maps import AccessMaps
+from tilescale.passes.overlap.legality import CollectiveSite
+from tilescale.passes.overlap.partition import Partition
 from tilescale.passes.overlap.schedule import QUEUE, Move
-from tilescale.passes.overlap.tile_cost import Work, bandwidth_of, last
+from tilescale.passes.overlap.tile_cost import TileWork, bandwidth_of, last
 
 MOST_CHUNKS = 32
 """Chunks of a part, at most."""
@@ -48,11 +48,11 @@ SUMMING = 0.5
 
 def pays(move: Move) -> bool:
     """Whether a collective is estimated to finish sooner when overlapped."""
-    return (move.beside_s or 0.0) < (1 - WORTH) * (move.in_order_s or 0.0)
+    return (move.overlapped_s or 0.0) < (1 - WORTH) * (move.in_order_s or 0.0)
 
 
 @dataclass(frozen=True)
-class Travel:
+class RowTransport:
     """Transport of the rows of a collective while programs run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Travel:
     by_tiles: bool = False
 
     @classmethod
-    def of(cls, site: Site, uses: Uses, parts: int, height: int, carrier: str = QUEUE) -> Travel:
+    def of(cls, site: CollectiveSite, uses: AccessMaps, parts: int, height: int, carrier: str = QUEUE) -> RowTransport:
         """Transport of a collective's rows on the machine.
 
         Raises:
@@ -103,7 +103,7 @@ class Travel:
         """Seconds in which a grid adds up some rows of all parts: each is read, and their sum is written."""
         return (self.parts + 1) * rows * self.row_bytes * self.local / 2 / SUMMING
 
-    def held(self, work: Work) -> Work:
+    def held(self, work: TileWork) -> TileWork:
         """A grid whose programs send the tiles of others themselves, all at once, and keep their places until then."""
         together = work.at_once * self.parts * self.height * self.row_bytes / work.tiles
         share = (self.parts - 1) / self.parts
@@ -118,14 +118,16 @@ class Travel:
         yield self.height
 
 
-def gathered(travel: Travel, chunk: int, work: Work) -> float:
+def gathered(travel: RowTransport, chunk: int, work: TileWork) -> float:
     """Seconds until a grid ends that processes the parts in the order in which an all-gather delivers them."""
     each = -(-travel.height // chunk)
     steps = [travel.keeping(chunk)] * each + [travel.sending(chunk)] * each * (travel.parts - 1)
     return float(work.done(travel.queue.startup + np.cumsum(steps))[-1])
 
 
-def exchanged(travel: Travel, chunk: int, made: Work | None, read: Work | None, *, in_place: bool = False) -> float:
+def exchanged(
+    travel: RowTransport, chunk: int, made: TileWork | None, read: TileWork | None, *, in_place: bool = False
+) -> float:
     """Seconds until a grid is done that processes the parts of an all-to-all as they arrive, after a grid that makes
     remote parts first, which are sent when complete; either grid may be missing.
 
@@ -142,7 +144,7 @@ def exchanged(travel: Travel, chunk: int, made: Work | None, read: Work | None, 
     return float(read.done([own] * each + arrived)[-1])
 
 
-def reduced(travel: Travel, chunk: int, work: Work, *, everywhere: bool, behind: bool) -> float:
+def reduced(travel: RowTransport, chunk: int, work: TileWork, *, everywhere: bool, behind: bool) -> float:
     """Seconds until a grid is done that produces remote rows first, which are sent when they are complete, and then
     adds up the local ones chunk by chunk as they arrive; and until all units have the sums.
 
@@ -164,14 +166,14 @@ def reduced(travel: Travel, chunk: int, work: Work, *, everywhere: bool, behind:
     return max(own[-1], sent)
 
 
-def _added_where_made(travel: Travel, chunk: int, work: Work, arrived: list[float]) -> list[float]:
+def _added_where_made(travel: RowTransport, chunk: int, work: TileWork, arrived: list[float]) -> list[float]:
     """Completion time of each local chunk if its tiles add it up: they are last, and wait in their epilogue."""
     each, others = len(arrived), (travel.parts - 1) * len(arrived)
     ends = work.done([0.0] * others + [max(came - work.tile, 0.0) for came in arrived])
     return [float(ends[last(others + number, others + each, work.tiles)]) for number in range(each)]
 
 
-def _added_behind(travel: Travel, chunk: int, work: Work, arrived: list[float]) -> list[float]:
+def _added_behind(travel: RowTransport, chunk: int, work: TileWork, arrived: list[float]) -> list[float]:
     """Completion time of each local chunk if a separate grid adds it up after all tiles."""
     now, found = work.seconds, []
     for came in arrived:
@@ -180,7 +182,7 @@ def _added_behind(travel: Travel, chunk: int, work: Work, arrived: list[float]) 
     return found
 
 
-def _gone(travel: Travel, chunk: int, made: np.ndarray) -> list[float]:
+def _gone(travel: RowTransport, chunk: int, made: np.ndarray) -> list[float]:
     """When each chunk has arrived, of those that leave one after the other once they are made. A queue that waits for a
     flag begins only then, so that the start-up of each counts; what programs send is there when they are done."""
     if travel.by_tiles:
@@ -199,7 +201,12 @@ def by_estimate(times: Mapping[int, float]) -> list[int]:
 
 
 def choose_chunk(
-    move: Move, travel: Travel, rows: Rows, step: int, seconds: Callable[[int], float], carrier: str | None = None
+    move: Move,
+    travel: RowTransport,
+    rows: Partition,
+    step: int,
+    seconds: Callable[[int], float],
+    carrier: str | None = None,
 ) -> int:
     """The rows of a chunk that `move` asks for, or else those for which `seconds` is least; it gets the estimates."""
     chunk = move.chunk
@@ -208,15 +215,15 @@ def choose_chunk(
         move.estimates |= {(carrier, count): time for count, time in times.items()}
         chunk = by_estimate(times)[0]
     chunk = rows.even(min(chunk, travel.height))
-    move.beside_s = seconds(chunk)
+    move.overlapped_s = seconds(chunk)
     return chunk
 
 
-def in_order(site: Site, uses: Uses, grid: float) -> float:
+def in_order(site: CollectiveSite, uses: AccessMaps, grid: float) -> float:
     """Seconds of the collective, by the algorithm that is chosen where the machine has all, and then the grid."""
     machine, sizes, made = uses.machine, dict(uses.sizes), site.made
     units, numbered = members(sizes, made.level), numbering(machine, sizes)
     dtype = str(ir.region_parts(made.source)[0].dtype)
-    wanted = Wanted(made.name, TENSORS, made.level, units, numbered, region_bytes(made.whole[0]), dtype)
+    wanted = CollectiveQuery(made.name, TENSORS, made.level, units, numbered, region_bytes(made.whole[0]), dtype)
     chosen = select(machine, wanted, everything(machine, wanted))
     return seconds(machine, wanted, chosen.name) + machine.tensor_level.launch + grid

@@ -21,25 +21,33 @@ from tilelang_core import rewrite as tir
 from tilelang_core.tiles import TileCopy
 from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import Use, Uses
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
-from tilescale.passes.overlap.chunks import Chunks, flag, put, wait
-from tilescale.passes.overlap.estimate import Travel, choose_chunk, exchanged, in_order
-from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting, uses_after
-from tilescale.passes.overlap.partition import Rows
+from tilescale.passes.overlap.chunks import RowChunks, flag, put, wait
+from tilescale.passes.overlap.estimate import RowTransport, choose_chunk, exchanged, in_order
+from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting, uses_after
+from tilescale.passes.overlap.partition import Partition
 from tilescale.passes.overlap.producers_consumers import check_some, counted, maker_of, readers_of
-from tilescale.passes.overlap.rewriter import Edits, located, rank_of
+from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.tile_cost import Work
-from tilescale.passes.overlap.tile_order import Arrival, Departure, Order, is_in, stairs, tiles_in, with_tiles
-from tilescale.program.asynchronous import Parts, part_of
-from tilescale.program.dependence import Dependence, Step
+from tilescale.passes.overlap.tile_cost import TileWork
+from tilescale.passes.overlap.tile_order import (
+    ArrivalOrder,
+    DepartureOrder,
+    TileOrder,
+    is_in,
+    stairs,
+    tiles_in,
+    with_tiles,
+)
+from tilescale.program.asynchronous import PartLayout, part_of
+from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.model import DevicePhase, location
 from tilescale.program.ops import ALL_TO_ALL
 
 
 @dataclass(frozen=True)
-class _Exchange:
+class _SplitAllToAll:
     """An all-to-all that is taken apart.
 
     Attributes:
@@ -49,12 +57,12 @@ class _Exchange:
         store: the store of the producer's tiles, if those of the local part may go to their final location at once.
     """
 
-    site: Site
-    uses: Uses
-    sent: Rows
-    received: Rows
-    maker: Use | None
-    readers: tuple[Use, ...]
+    site: CollectiveSite
+    uses: AccessMaps
+    sent: Partition
+    received: Partition
+    maker: TensorUse | None
+    readers: tuple[TensorUse, ...]
     store: ir.Stmt | None
 
     @property
@@ -62,7 +70,9 @@ class _Exchange:
         return self.site.made.level
 
 
-def overlap_exchange(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
+def overlap_exchange(
+    site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move
+) -> ir.PrimFunc:
     """The program with an all-to-all overlapped with the grids around it; `move` records the choice.
 
     Raises:
@@ -74,27 +84,27 @@ def overlap_exchange(site: Site, mine: Step, graph: Dependence, uses: Uses, move
         raise Declined("a copy queue exchanges nothing in place", location(site.stmt))
     check_unwritten(source, mine, graph, "what it sends")
     uses_after(target, mine, graph)
-    maker, readers = _beside(site, sent, received, mine, graph, uses)
+    maker, readers = _neighbours(site, sent, received, mine, graph, uses)
     while all(use.deeper for use in (maker, *readers) if use):
         sent, received = (replace(rows, depth=rows.depth + 1) for rows in (sent, received))
-        maker, readers = _beside(site, sent, received, mine, graph, uses)
+        maker, readers = _neighbours(site, sent, received, mine, graph, uses)
     store = _store(maker, sent, received, mine, graph, uses, site.made.level) if maker else None
-    found = _Exchange(site, uses, sent, received, maker, readers, store)
+    found = _SplitAllToAll(site, uses, sent, received, maker, readers, store)
     chunk = _choose(found, move)
-    edits = Edits(uses.program, site.launch, uses.machine)
-    chunks = Chunks(received, chunk)
-    here = edits.alloc_flags(f"{received.buffer.name}_here", chunks.shape)
+    rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
+    chunks = RowChunks(received, chunk)
+    here = rewriter.alloc_flags(f"{received.buffer.name}_here", chunks.shape)
     move.why = ""
     if found.maker is None:
-        edits.statements.append((site.stmt, tir.sequence(located(_started(found, chunks, here), site.stmt))))
+        rewriter.statements.append((site.stmt, tir.sequence(located(_started(found, chunks, here), site.stmt))))
     else:
-        _departing(found, found.maker, chunks, here, edits, move)
+        _departing(found, found.maker, chunks, here, rewriter, move)
     if found.readers:
-        _arriving(found, chunks, here, edits, move)
-    return edits.apply()
+        _arriving(found, chunks, here, rewriter, move)
+    return rewriter.apply()
 
 
-def _rows(region: ir.Call, site: Site, uses: Uses) -> Rows:
+def _rows(region: ir.Call, site: CollectiveSite, uses: AccessMaps) -> Partition:
     """Row numbering of one of its tensors."""
     whole, begins, extents = ir.region_parts(region)
     where, sizes, parts = location(site.stmt), ir.constants(extents), uses.sizes[site.made.level]
@@ -104,20 +114,20 @@ def _rows(region: ir.Call, site: Site, uses: Uses) -> Rows:
         raise Declined("the rows are known at launch only", where)
     if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape):
         raise Declined(f"it exchanges a part of {whole.name!r}", where)
-    return Rows(whole, parts, Parts.of(part_of(extents, parts), extents).slots)
+    return Partition(whole, parts, PartLayout.of(part_of(extents, parts), extents).slots)
 
 
-def _beside(
-    site: Site, sent: Rows, received: Rows, mine: Step, graph: Dependence, uses: Uses
-) -> tuple[Use | None, tuple[Use, ...]]:
+def _neighbours(
+    site: CollectiveSite, sent: Partition, received: Partition, mine: ProgramStep, graph: Dependence, uses: AccessMaps
+) -> tuple[TensorUse | None, tuple[TensorUse, ...]]:
     """The grids that overlap with it: the producer of the source, and the consumers of the result.
 
     Raises:
         Declined: there is none.
     """
     level, reasons = site.made.level, []
-    maker: Use | None = None
-    readers: tuple[Use, ...] = ()
+    maker: TensorUse | None = None
+    readers: tuple[TensorUse, ...] = ()
     try:
         maker = _maker(uses.names.root(sent.buffer.data), mine, graph, uses, sent, level)
     except Declined as reason:
@@ -133,16 +143,20 @@ def _beside(
     return maker, readers
 
 
-def _maker(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, sent: Rows, level: str) -> Use:
+def _maker(
+    root: ir.Var, mine: ProgramStep, graph: Dependence, uses: AccessMaps, sent: Partition, level: str
+) -> TensorUse:
     """The producer grid's write of the source. Raises Declined if the source cannot be sent chunk by chunk."""
     phase = maker_of(root, mine, graph, "what it sends")
     assert mine.launch is not None
     use = uses.find(phase, mine.launch, sent)
-    counted(use, Chunks(sent, sent.height), uses, level)
+    counted(use, RowChunks(sent, sent.height), uses, level)
     return use
 
 
-def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, received: Rows, level: str) -> tuple[Use, ...]:
+def _readers(
+    root: ir.Var, mine: ProgramStep, graph: Dependence, uses: AccessMaps, received: Partition, level: str
+) -> tuple[TensorUse, ...]:
     """The consumer grids' reads of the result. Raises Declined if they cannot begin before all has arrived."""
     check_unwritten(root, mine, graph, "its result")
     found = readers_of(root, mine, graph, uses, received)
@@ -151,7 +165,13 @@ def _readers(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, received: 
 
 
 def _store(
-    maker: Use, sent: Rows, received: Rows, mine: Step, graph: Dependence, uses: Uses, level: str
+    maker: TensorUse,
+    sent: Partition,
+    received: Partition,
+    mine: ProgramStep,
+    graph: Dependence,
+    uses: AccessMaps,
+    level: str,
 ) -> ir.Stmt | None:
     """The copy of tiles, each of one part, that is all that touches a workspace that is sent; None if there is more."""
     root = uses.names.root(sent.buffer.data)
@@ -172,19 +192,19 @@ def _store(
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 
-def _choose(found: _Exchange, move: Move) -> int:
+def _choose(found: _SplitAllToAll, move: Move) -> int:
     """Choose the rows of a chunk with the lowest estimate, and record the estimate in `move`."""
     site, uses, rows = found.site, found.uses, found.received
-    travel = Travel.of(site, uses, rows.parts, rows.height)
-    made = None if found.maker is None else Work.of(found.maker, uses, found.level)
-    first, *others = (Work.of(use, uses, found.level) for use in found.readers) if found.readers else (None,)
+    travel = RowTransport.of(site, uses, rows.parts, rows.height)
+    made = None if found.maker is None else TileWork.of(found.maker, uses, found.level)
+    first, *others = (TileWork.of(use, uses, found.level) for use in found.readers) if found.readers else (None,)
     rest = sum(work.seconds for work in others)
 
     def seconds(chunk: int) -> float:
         return exchanged(travel, chunk, made, first, in_place=found.store is not None) + rest
 
-    beside = [*found.readers[:1], *([found.maker] if found.maker else [])]
-    step = math.lcm(*(uses.step(use, rows.height, found.level) for use in beside))
+    neighbours = [*found.readers[:1], *([found.maker] if found.maker else [])]
+    step = math.lcm(*(uses.step(use, rows.height, found.level) for use in neighbours))
     move.chunk = choose_chunk(move, travel, rows, step, seconds)
     grids = sum(work.seconds for work in (made, first) if work is not None) + rest
     move.in_order_s = in_order(site, uses, grids)
@@ -194,7 +214,7 @@ def _choose(found: _Exchange, move: Move) -> int:
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-def _started(found: _Exchange, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
+def _started(found: _SplitAllToAll, chunks: RowChunks, here: ir.Buffer) -> list[ir.Stmt]:
     """The exchange, started on the copy queue."""
     made, rows = found.site.made, found.received
     if chunks.rows % rows.inner:
@@ -205,14 +225,16 @@ def _started(found: _Exchange, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]
     return [tir.evaluate(call(ALL_TO_ALL, made.source, made.target, flags, **notes))]
 
 
-def _put(found: _Exchange, chunks: Chunks, here: ir.Buffer, rank: Any, peer: Any, chunk: Any, *after: Any) -> ir.Stmt:
+def _put(
+    found: _SplitAllToAll, chunks: RowChunks, here: ir.Buffer, rank: Any, peer: Any, chunk: Any, *after: Any
+) -> ir.Stmt:
     """A chunk of a unit's part for a peer, sent `after` a count of its tiles or at once."""
     first, count = chunk * chunks.rows, chunks.count(chunk)
     regions = found.sent.region(peer, first, count, "r"), found.received.region(rank, first, count, "w")
     return put(found.level, *regions, peer, flag(here, rank, chunk), after)
 
 
-def _kept(found: _Exchange, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
+def _kept(found: _SplitAllToAll, chunks: RowChunks, here: ir.Buffer) -> list[ir.Stmt]:
     """The local part is kept; then a device notifies its tiles, or waits for the other devices' parts."""
     rank, rank_is = rank_of(found.level)
     sent = found.sent.region(rank, 0, found.sent.height, "r")
@@ -223,7 +245,7 @@ def _kept(found: _Exchange, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
     return [rank_is, *home, *chunks.to_others(found.level, lambda rank, peer, chunk: wait(here, peer, chunk))]
 
 
-def _made(found: _Exchange, maker: Use) -> ir.Stmt:
+def _made(found: _SplitAllToAll, maker: TensorUse) -> ir.Stmt:
     """The last statement of a tile on the source; a tile of the local part goes to the result, which has the same
     indices."""
     last, store = maker.stmts[-1], found.store
@@ -238,15 +260,17 @@ def _made(found: _Exchange, maker: Use) -> ir.Stmt:
     return tir.rewrite(last, enter=lambda node: stored if store.same_as(node) else None)
 
 
-def _departing(found: _Exchange, maker: Use, chunks: Chunks, here: ir.Buffer, edits: Edits, move: Move) -> None:
+def _departing(
+    found: _SplitAllToAll, maker: TensorUse, chunks: RowChunks, here: ir.Buffer, rewriter: LaunchRewriter, move: Move
+) -> None:
     """Insert the copies before the grid that writes their sources, signals in that grid, and the local copy after it.
     """
     sent, level, stmt = found.sent, found.level, found.site.stmt
-    made = Chunks(sent, chunks.rows)
-    done = edits.alloc_flags(f"{sent.buffer.name}_done", made.shape)
+    made = RowChunks(sent, chunks.rows)
+    done = rewriter.alloc_flags(f"{sent.buffer.name}_done", made.shape)
     counts = counted(maker, made, found.uses, level)
-    order: Order = Arrival() if is_in(Arrival(), maker, sent, found.uses, level) else Departure()
-    tiles = tiles_in(order, maker, sent, found.uses, move, level) if isinstance(order, Departure) else None
+    order: TileOrder = ArrivalOrder() if is_in(ArrivalOrder(), maker, sent, found.uses, level) else DepartureOrder()
+    tiles = tiles_in(order, maker, sent, found.uses, move, level) if isinstance(order, DepartureOrder) else None
 
     def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
         least = stairs(peer * chunks.each + chunk, range(len(counts)), counts)
@@ -255,18 +279,18 @@ def _departing(found: _Exchange, maker: Use, chunks: Chunks, here: ir.Buffer, ed
     before = DevicePhase(tir.sequence(located(chunks.to_others(level, part, order), stmt)))
     last = maker.stmts[-1]
     counting = [tir.at(s, last) for s in made.counts(maker, found.uses, level, done)]
-    edits.statements.append((last, tir.sequence([_made(found, maker), *counting])))
-    edits.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, edits))))
+    rewriter.statements.append((last, tir.sequence([_made(found, maker), *counting])))
+    rewriter.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, rewriter))))
     behind = located(_kept(found, chunks, here), stmt)
-    edits.instead(found.site.phase, stmt, [DevicePhase(tir.sequence(behind))])
+    rewriter.instead(found.site.phase, stmt, [DevicePhase(tir.sequence(behind))])
     move.why = f"a chunk leaves when its tiles are counted{move.why}"
 
 
-def _arriving(found: _Exchange, chunks: Chunks, here: ir.Buffer, edits: Edits, move: Move) -> None:
+def _arriving(found: _SplitAllToAll, chunks: RowChunks, here: ir.Buffer, rewriter: LaunchRewriter, move: Move) -> None:
     """Waits in the tiles that read arriving rows."""
     uses, level, first = found.uses, found.level, found.readers[0]
     for use in found.readers:
-        edits.before(use.stmts[0], chunks.waits(use, uses, level, here))
+        rewriter.before(use.stmts[0], chunks.waits(use, uses, level, here))
     move.why += f"{', ' if move.why else ''}each tile waits for the rows that it reads"
-    tiles = tiles_in(Arrival(), first, chunks.of, uses, move, level)
-    edits.phases.append((first.phase, (with_tiles(first.phase, tiles, edits),)))
+    tiles = tiles_in(ArrivalOrder(), first, chunks.of, uses, move, level)
+    rewriter.phases.append((first.phase, (with_tiles(first.phase, tiles, rewriter),)))

@@ -17,39 +17,41 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import Use, Uses
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
-from tilescale.passes.overlap.chunks import Chunks, flag, put
+from tilescale.passes.overlap.chunks import RowChunks, flag, put
 from tilescale.passes.overlap.columns import overlap_columns
-from tilescale.passes.overlap.estimate import Travel, choose_chunk, gathered, in_order
-from tilescale.passes.overlap.legality import Site, check_unwritten, is_behind_waiting
-from tilescale.passes.overlap.partition import Rows
+from tilescale.passes.overlap.estimate import RowTransport, choose_chunk, gathered, in_order
+from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting
+from tilescale.passes.overlap.partition import Partition
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
-from tilescale.passes.overlap.rewriter import Edits, located, rank_of
+from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.tile_cost import Work
-from tilescale.passes.overlap.tile_order import Arrival, tiles_in, with_tiles
-from tilescale.program.asynchronous import Parts
-from tilescale.program.dependence import Dependence, Step
+from tilescale.passes.overlap.tile_cost import TileWork
+from tilescale.passes.overlap.tile_order import ArrivalOrder, tiles_in, with_tiles
+from tilescale.program.asynchronous import PartLayout
+from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.model import location
 from tilescale.program.ops import ALL_GATHER
 
 
 @dataclass(frozen=True)
-class _Gather:
+class _SplitGather:
     """A gather that is taken apart."""
 
-    site: Site
-    uses: Uses
-    rows: Rows
-    readers: tuple[Use, ...]
+    site: CollectiveSite
+    uses: AccessMaps
+    rows: Partition
+    readers: tuple[TensorUse, ...]
 
     @property
     def level(self) -> str:
         return self.site.made.level
 
 
-def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
+def overlap_gather(
+    site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move
+) -> ir.PrimFunc:
     """The program with a gather overlapped with the grids that read it; `move` records the choice.
 
     Raises:
@@ -64,24 +66,24 @@ def overlap_gather(site: Site, mine: Step, graph: Dependence, uses: Uses, move: 
     readers = readers_of(target, mine, graph, uses, rows)
     while (deeper := readers[0].deeper) and all(use.deeper for use in readers):
         rows, readers = deeper, readers_of(target, mine, graph, uses, deeper)
-    gather = _Gather(site, uses, rows, readers)
+    gather = _SplitGather(site, uses, rows, readers)
     check_some(gather.readers[0], rows, uses, gather.level)
     chunk = _choose(gather, move)
-    edits = Edits(uses.program, site.launch, uses.machine)
-    chunks = Chunks(rows, chunk)
-    flags = edits.alloc_flags(f"{rows.buffer.name}_here", chunks.shape)
+    rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
+    chunks = RowChunks(rows, chunk)
+    flags = rewriter.alloc_flags(f"{rows.buffer.name}_here", chunks.shape)
     started = _started(gather, flags, chunk, in_place=is_behind_waiting(mine, graph))
-    edits.statements.append((site.stmt, tir.sequence(located(started, site.stmt))))
+    rewriter.statements.append((site.stmt, tir.sequence(located(started, site.stmt))))
     for use in gather.readers:
-        edits.before(use.stmts[0], chunks.waits(use, uses, gather.level, flags))
+        rewriter.before(use.stmts[0], chunks.waits(use, uses, gather.level, flags))
     move.why = "each tile waits for the rows that it reads"
     first = gather.readers[0]
-    tiles = tiles_in(Arrival(), first, rows, uses, move, gather.level)
-    edits.phases.append((first.phase, (with_tiles(first.phase, tiles, edits),)))
-    return edits.apply()
+    tiles = tiles_in(ArrivalOrder(), first, rows, uses, move, gather.level)
+    rewriter.phases.append((first.phase, (with_tiles(first.phase, tiles, rewriter),)))
+    return rewriter.apply()
 
 
-def rows_of(site: Site, uses: Uses) -> Rows:
+def rows_of(site: CollectiveSite, uses: AccessMaps) -> Partition:
     """Row numbering of the result."""
     made = site.made
     (_, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
@@ -94,17 +96,17 @@ def rows_of(site: Site, uses: Uses) -> Rows:
         raise Declined(f"it gathers into a part of {whole.name!r}", location(site.stmt))
     if whole.data in uses.names.views:
         raise Declined(f"it gathers into a view of {uses.names.views[whole.data].base.name!r}", location(site.stmt))
-    return Rows(whole, uses.sizes[made.level], Parts.of(own, extents).slots)
+    return Partition(whole, uses.sizes[made.level], PartLayout.of(own, extents).slots)
 
 
 # -- chunks ------------------------------------------------------------------------------------------------------------
 
 
-def _choose(gather: _Gather, move: Move) -> int:
+def _choose(gather: _SplitGather, move: Move) -> int:
     """Rows of a chunk; records the estimate in the move."""
     site, uses, rows = gather.site, gather.uses, gather.rows
-    travel = Travel.of(site, uses, rows.parts, rows.height)
-    first, *others = (Work.of(use, uses, gather.level) for use in gather.readers)
+    travel = RowTransport.of(site, uses, rows.parts, rows.height)
+    first, *others = (TileWork.of(use, uses, gather.level) for use in gather.readers)
     rest = sum(work.seconds for work in others)
 
     def seconds(chunk: int) -> float:
@@ -116,7 +118,7 @@ def _choose(gather: _Gather, move: Move) -> int:
     return move.chunk
 
 
-def _started(gather: _Gather, flags: ir.Buffer, chunk: int, *, in_place: bool) -> list[ir.Stmt]:
+def _started(gather: _SplitGather, flags: ir.Buffer, chunk: int, *, in_place: bool) -> list[ir.Stmt]:
     """The gather, started on the copy queue.
 
     Args:
@@ -124,7 +126,7 @@ def _started(gather: _Gather, flags: ir.Buffer, chunk: int, *, in_place: bool) -
     """
     made, rows = gather.site.made, gather.rows
     if chunk % rows.inner:
-        return _sent(gather, Chunks(rows, chunk), flags)
+        return _sent(gather, RowChunks(rows, chunk), flags)
     whole = tir.region(flags, [ir.IntImm("int32", 0)] * 2, flags.shape, "rw")
     source, before = made.source, []
     if in_place:
@@ -135,7 +137,7 @@ def _started(gather: _Gather, flags: ir.Buffer, chunk: int, *, in_place: bool) -
     return [*before, tir.evaluate(call(ALL_GATHER, source, made.target, whole, **notes))]
 
 
-def _sent(gather: _Gather, chunks: Chunks, here: ir.Buffer) -> list[ir.Stmt]:
+def _sent(gather: _SplitGather, chunks: RowChunks, here: ir.Buffer) -> list[ir.Stmt]:
     """Copies of chunks that are not whole indices of the first dimension, and of the local part into the result."""
     made, rows = gather.site.made, gather.rows
     source, begins, extents = ir.region_parts(made.source)

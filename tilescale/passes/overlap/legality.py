@@ -15,14 +15,14 @@ from tilelang_core import ir
 from tilescale.errors import one
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
-from tilescale.program.dependence import Dependence, Step
+from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.effects import Effects, statements
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Program, Sequence, location
 from tilescale.program.operations import Collective, Copy, operation
 
 
 @dataclass(frozen=True)
-class Site:
+class CollectiveSite:
     """A collective of whole tensors that is done in order."""
 
     stmt: ir.Stmt
@@ -42,7 +42,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Shift:
+class ShiftSite:
     """Copies of a device phase to peers that are done in order, one after the other.
 
     Attributes:
@@ -80,28 +80,28 @@ def has_sites(program: Program) -> bool:
     return any(launch is not None and _moved(stmt, phase) for stmt, phase, launch in statements(program.body))
 
 
-def sites(graph: Dependence) -> list[tuple[Site | Shift, Step]]:
+def sites(graph: Dependence) -> list[tuple[CollectiveSite | ShiftSite, ProgramStep]]:
     """The collectives of whole tensors and the shifts, in program order, each with its first statement."""
-    found: list[tuple[Site | Shift, Step]] = []
-    last: Step | None = None  # flags of the shift that was found before
+    found: list[tuple[CollectiveSite | ShiftSite, ProgramStep]] = []
+    last: ProgramStep | None = None  # flags of the shift that was found before
     for step in graph.steps:
         made = _moved(step.stmt, step.phase)
         if not isinstance(step.phase, DevicePhase) or step.launch is None:
             continue
         if isinstance(made, Collective):
-            found.append((Site(step.stmt, made, step.phase, step.launch), step))
+            found.append((CollectiveSite(step.stmt, made, step.phase, step.launch), step))
         elif isinstance(made, Copy):
-            shift, first = Shift((step.stmt,), (made,), step.phase, step.launch), step
+            shift, first = ShiftSite((step.stmt,), (made,), step.phase, step.launch), step
             if last is not None and last.phase is step.phase and _are_neighbours(last, step, graph):
                 before, first = found.pop()
-                assert isinstance(before, Shift)
+                assert isinstance(before, ShiftSite)
                 shift = replace(shift, stmts=(*before.stmts, step.stmt), made=(*before.made, made))
             found.append((shift, first))
             last = step
     return found
 
 
-def _are_neighbours(a: Step, b: Step, graph: Dependence) -> bool:
+def _are_neighbours(a: ProgramStep, b: ProgramStep, graph: Dependence) -> bool:
     """Whether nothing happens between two statements."""
     return all(isinstance(step.stmt, ir.Bind) for step in graph.steps[a.number + 1 : b.number])
 
@@ -110,7 +110,7 @@ def _name(region: ir.Call) -> str:
     return str(ir.region_parts(region)[0].name).removesuffix("_view")
 
 
-def check(site: Site, mine: Step, graph: Dependence, own: Iterable[ir.Var]) -> None:
+def check(site: CollectiveSite, mine: ProgramStep, graph: Dependence, own: Iterable[ir.Var]) -> None:
     """Check the conditions of every overlapped collective.
 
     Args:
@@ -152,7 +152,7 @@ def is_around_programs(level: str, machine: Machine) -> bool:
     return machine.index(level) >= machine.index(machine.program_level.name)
 
 
-def is_behind_waiting(mine: Step, graph: Dependence) -> bool:
+def is_behind_waiting(mine: ProgramStep, graph: Dependence) -> bool:
     """Whether copies that wait for a flag before they start were started before: the queue is in order, so a device
     must not put copies within its own memory on it then."""
     before = [s.stmt.value for s in graph.steps[: mine.number] if isinstance(s.stmt, ir.Evaluate)]
@@ -172,7 +172,7 @@ def stands_alone(phase: GridPhase, launch: Launch) -> bool:
     return False
 
 
-def uses_after(root: ir.Var, mine: Step, graph: Dependence) -> list[Step]:
+def uses_after(root: ir.Var, mine: ProgramStep, graph: Dependence) -> list[ProgramStep]:
     """The innermost statements after a collective that touch a tensor.
 
     Raises:
@@ -190,7 +190,7 @@ def uses_after(root: ir.Var, mine: Step, graph: Dependence) -> list[Step]:
     return found
 
 
-def check_unwritten(root: ir.Var, mine: Step, graph: Dependence, what: str) -> None:
+def check_unwritten(root: ir.Var, mine: ProgramStep, graph: Dependence, what: str) -> None:
     """Raise Declined if a tensor is written after a collective that may still read or write it."""
     for step in graph.steps:
         if step.number > mine.number and any(a.root.same_as(root) for a in step.effects.writes):

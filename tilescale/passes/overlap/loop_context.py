@@ -17,7 +17,7 @@ from tilescale.program.waiting import TRIED
 
 
 @dataclass(frozen=True)
-class Turns:
+class LoopContext:
     """A device phase and its surroundings.
 
     Attributes:
@@ -38,7 +38,7 @@ class Turns:
     is_first: bool
 
     @classmethod
-    def of(cls, phase: DevicePhase, launch: Launch, where: Location | None) -> Turns:
+    def of(cls, phase: DevicePhase, launch: Launch, where: Location | None) -> LoopContext:
         """The loop context of a phase. Raises Declined unless all loops around it have known extents."""
         part: Part = phase
         way, conditions = _way(launch.body, phase), []
@@ -74,8 +74,8 @@ class Turns:
 
     def values(self) -> Iterator[dict[ir.Var, int]]:
         """The loop variables' values in each iteration. Raises Declined if there are too many iterations."""
-        turns = itertools.product(*map(range, self.extents))
-        for number, values in enumerate(turns):
+        iterations = itertools.product(*map(range, self.extents))
+        for number, values in enumerate(iterations):
             if number == TRIED:
                 raise Declined("the loops around it have too many iterations")
             yield dict(zip(self.variables, values, strict=True))

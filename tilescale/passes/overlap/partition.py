@@ -15,12 +15,12 @@ from typing import Any
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 
-Box = list[tuple[Any, Any] | None]
+SliceBox = list[tuple[Any, Any] | None]
 """Begin and end along each dimension; None where it may be anywhere."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class Partition:
     """Row numbering of a tensor; or of its columns, where it is split along these: the columns are then its "rows".
 
     Attributes:
@@ -89,7 +89,7 @@ class Rows:
         return (*[1] * (self.depth - 1), high, wide)
 
     @property
-    def deeper(self) -> Rows | None:
+    def deeper(self) -> Partition | None:
         """The rows with one more dimension counted; None where only one is left."""
         left = len(self.buffer.shape) - self.slots - self.depth
         return replace(self, depth=self.depth + 1) if left > 1 and not self.axis else None
@@ -143,13 +143,13 @@ class Rows:
         rest = [ir.integer(n) for n in self.buffer.shape[len(begins) :]]
         return tir.region(self.buffer, [*begins, *[0] * len(rest)], [*extents, *rest], access)
 
-    def high(self, box: Box) -> int | None:
+    def high(self, box: SliceBox) -> int | None:
         """Rows of a box that is within one index of all dimensions but the last counted one; None if unknown."""
         pairs = [box[number] or (0, 0) for number in self.dimensions]
         *others, last = (ir.constant(end - begin) for begin, end in pairs)
         return last or None if all(other == 1 for other in others) else None
 
-    def interval(self, box: Box) -> tuple[Any, Any]:
+    def interval(self, box: SliceBox) -> tuple[Any, Any]:
         """First row and the end of the rows of a box of elements; a row beyond the tensor counts as the last."""
         first: Any = 0
         last: Any = 0

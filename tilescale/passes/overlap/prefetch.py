@@ -18,18 +18,18 @@ from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilelang_core.trace import call
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import Use, Uses
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import flag, put, signal
-from tilescale.passes.overlap.estimate import Travel, in_order
+from tilescale.passes.overlap.estimate import RowTransport, in_order
 from tilescale.passes.overlap.gather import rows_of
-from tilescale.passes.overlap.legality import Site
-from tilescale.passes.overlap.loop_context import Turns, grids_of
-from tilescale.passes.overlap.partition import Rows
-from tilescale.passes.overlap.rewriter import Edits, bound, located, rank_of
+from tilescale.passes.overlap.legality import CollectiveSite
+from tilescale.passes.overlap.loop_context import LoopContext, grids_of
+from tilescale.passes.overlap.partition import Partition
+from tilescale.passes.overlap.rewriter import LaunchRewriter, bound, located, rank_of
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.tile_cost import Work
-from tilescale.program.dependence import Dependence, Step
+from tilescale.passes.overlap.tile_cost import TileWork
+from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.model import Control, DevicePhase, GridPhase, Part, Sequence, location
 from tilescale.program.ops import BARRIER, WAIT
 
@@ -38,31 +38,33 @@ PLACES = 2
 
 
 @dataclass(frozen=True)
-class _Prefetch:
+class _PrefetchedGather:
     """A gather in a loop.
 
     Attributes:
-        turns: its loop context.
+        context: its loop context.
         rows: how the rows of its result are counted.
     """
 
-    site: Site
-    uses: Uses
-    turns: Turns
-    rows: Rows
+    site: CollectiveSite
+    uses: AccessMaps
+    context: LoopContext
+    rows: Partition
 
     @property
     def layer(self) -> ir.Var:
         """The variable of the loop."""
-        return self.turns.variables[0]
+        return self.context.variables[0]
 
     @property
     def count(self) -> int:
         """Iterations of the loop."""
-        return self.turns.extents[0]
+        return self.context.extents[0]
 
 
-def overlap_prefetch(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
+def overlap_prefetch(
+    site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move
+) -> ir.PrimFunc:
     """The program in which a gather of a loop runs one iteration ahead; `move` records the choice.
 
     Raises:
@@ -76,30 +78,30 @@ def overlap_prefetch(site: Site, mine: Step, graph: Dependence, uses: Uses, move
     return _rewritten(found)
 
 
-def _found(site: Site, mine: Step, uses: Uses) -> _Prefetch:
+def _found(site: CollectiveSite, mine: ProgramStep, uses: AccessMaps) -> _PrefetchedGather:
     """The gather and its loop. Raises Declined where it has another form."""
     where = location(site.stmt)
     if not mine.on_device:
         raise Declined("no engine executes copies concurrently with the programs", where)
     if site.made.impl is not None:
         raise Declined(f"impl={site.made.impl!r} was asked for", where)
-    turns = Turns.of(site.phase, site.launch, where)
-    if len(turns.loops) != 1 or turns.conditions or not turns.is_first:
+    context = LoopContext.of(site.phase, site.launch, where)
+    if len(context.loops) != 1 or context.conditions or not context.is_first:
         raise Declined("it does not begin the iterations of one loop", where)
-    if turns.extents[0] < PLACES:
+    if context.extents[0] < PLACES:
         raise Declined("its loop has one iteration only", where)
-    if not any(grids_of(part) for part in turns.behind):
+    if not any(grids_of(part) for part in context.behind):
         raise Declined("no grid follows it in its loop", where)
-    return _Prefetch(site, uses, turns, rows_of(site, uses))
+    return _PrefetchedGather(site, uses, context, rows_of(site, uses))
 
 
 # -- legality ----------------------------------------------------------------------------------------------------------
 
 
-def _check_source(found: _Prefetch, mine: Step, graph: Dependence) -> None:
+def _check_source(found: _PrefetchedGather, mine: ProgramStep, graph: Dependence) -> None:
     """Raise Declined if the source may be written once the loop has begun."""
     source = graph.names.root(ir.region_parts(found.site.made.source)[0].data)
-    loop = found.turns.loops[0].stmt
+    loop = found.context.loops[0].stmt
     for step in graph.steps:
         inside = any(around.same_as(loop) for around in step.loops)
         if step.effects.opaque and inside:
@@ -108,10 +110,10 @@ def _check_source(found: _Prefetch, mine: Step, graph: Dependence) -> None:
             raise Declined("what it sends is written while it may be in flight", location(step.stmt))
 
 
-def _check_result(found: _Prefetch, mine: Step, graph: Dependence) -> None:
+def _check_result(found: _PrefetchedGather, mine: ProgramStep, graph: Dependence) -> None:
     """Raise Declined unless the result is a workspace that only grids of the same iteration read."""
     whole = found.rows.buffer
-    root, loop = graph.names.root(whole.data), found.turns.loops[0].stmt
+    root, loop = graph.names.root(whole.data), found.context.loops[0].stmt
     if any(p.buffer is not None and p.buffer.data.same_as(root) for p in found.uses.program.parameters):
         raise Declined(f"its result {whole.name!r} is an argument: gather into T.alloc(..., level=) of device memory")
     for step in graph.steps:
@@ -128,18 +130,18 @@ def _check_result(found: _Prefetch, mine: Step, graph: Dependence) -> None:
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 
-def _estimate(found: _Prefetch, move: Move) -> None:
+def _estimate(found: _PrefetchedGather, move: Move) -> None:
     """Record the estimate in the move. Raises Declined if nothing moves data while programs run."""
     site, uses, rows = found.site, found.uses, found.rows
-    travel = Travel.of(site, uses, rows.parts, rows.height)
+    travel = RowTransport.of(site, uses, rows.parts, rows.height)
     arriving = travel.queue.startup + (rows.parts - 1) * travel.sending(rows.height) + travel.keeping(rows.height)
     nothing = ir.IntImm("int32", 0)
-    grids = [grid for part in (*found.turns.before, *found.turns.behind) for grid in _grids(part)]
-    whole = [Use(grid, site.launch, rows, (grid.stmt,), nothing, nothing, ()) for grid in grids]
-    work = sum(Work.of(use, uses, site.made.level).seconds for use in whole)
+    grids = [grid for part in (*found.context.before, *found.context.behind) for grid in _grids(part)]
+    whole = [TensorUse(grid, site.launch, rows, (grid.stmt,), nothing, nothing, ()) for grid in grids]
+    work = sum(TileWork.of(use, uses, site.made.level).seconds for use in whole)
     barrier = travel.network.latency + uses.machine.tensor_level.launch
     move.in_order_s = found.count * in_order(site, uses, work)
-    move.beside_s = arriving + found.count * (max(work, arriving) + barrier)
+    move.overlapped_s = arriving + found.count * (max(work, arriving) + barrier)
 
 
 def _grids(part: Part) -> list[GridPhase]:
@@ -152,13 +154,13 @@ def _grids(part: Part) -> list[GridPhase]:
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-def _rewritten(found: _Prefetch) -> ir.PrimFunc:
-    site, turns, rows = found.site, found.turns, found.rows
-    edits = Edits(found.uses.program, site.launch, found.uses.machine)
+def _rewritten(found: _PrefetchedGather) -> ir.PrimFunc:
+    site, context, rows = found.site, found.context, found.rows
+    rewriter = LaunchRewriter(found.uses.program, site.launch, found.uses.machine)
     shape = [PLACES, *(ir.integer(n) for n in rows.buffer.shape)]
-    buffers = edits.alloc(f"{rows.buffer.name}_ahead", shape, str(rows.buffer.dtype))
-    here = edits.alloc_flags(f"{rows.buffer.name}_here", (found.count, rows.parts))
-    started = turns.elsewhere(tir.sequence(located(_started(found, buffers, here), site.stmt)))
+    buffers = rewriter.alloc(f"{rows.buffer.name}_ahead", shape, str(rows.buffer.dtype))
+    here = rewriter.alloc_flags(f"{rows.buffer.name}_here", (found.count, rows.parts))
+    started = context.elsewhere(tir.sequence(located(_started(found, buffers, here), site.stmt)))
     first, following = ir.IntImm("int32", 0), ir.simplify(found.layer + 1, {})
     again = tir.renamed(ir.substitute(started, {found.layer: following}))
     awaited = tir.region(here, [found.layer, 0], [1, rows.parts], "rw")
@@ -167,13 +169,13 @@ def _rewritten(found: _Prefetch) -> ir.PrimFunc:
         ir.IfThenElse(following < found.count, again, None),
         tir.evaluate(call(WAIT, awaited, ir.IntImm("int32", 1), compare=">=")),
     ]
-    edits.statements.append((site.stmt, tir.sequence(located(ordered, site.stmt))))
-    mine = DevicePhase(edits.statement(site.phase.stmt))
-    behind = [_reading(part, rows.buffer, buffers, found.layer % PLACES) for part in turns.behind]
-    loop = Control(turns.loops[0].stmt, (Sequence((*turns.before, mine, *behind)),))
+    rewriter.statements.append((site.stmt, tir.sequence(located(ordered, site.stmt))))
+    mine = DevicePhase(rewriter.statement(site.phase.stmt))
+    behind = [_reading(part, rows.buffer, buffers, found.layer % PLACES) for part in context.behind]
+    loop = Control(context.loops[0].stmt, (Sequence((*context.before, mine, *behind)),))
     begun = DevicePhase(_simplified(tir.renamed(ir.substitute(started, {found.layer: first}))))
-    edits.phases.append((turns.loops[0], (begun, loop)))
-    return edits.apply()
+    rewriter.phases.append((context.loops[0], (begun, loop)))
+    return rewriter.apply()
 
 
 def _simplified(stmt: ir.Stmt) -> ir.Stmt:
@@ -187,7 +189,7 @@ def _simplified(stmt: ir.Stmt) -> ir.Stmt:
     return tir.rewrite(stmt, leave=leave)
 
 
-def _started(found: _Prefetch, buffers: ir.Buffer, here: ir.Buffer) -> list[ir.Stmt]:
+def _started(found: _PrefetchedGather, buffers: ir.Buffer, here: ir.Buffer) -> list[ir.Stmt]:
     """A gather that is only started: the part of this unit goes to the others, the next one first, and into its own
     buffer."""
     made, rows, layer = found.site.made, found.rows, found.layer

@@ -7,15 +7,15 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import Use, Uses
-from tilescale.passes.overlap.chunks import Chunks
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
+from tilescale.passes.overlap.chunks import RowChunks
 from tilescale.passes.overlap.legality import stands_alone, uses_after
-from tilescale.passes.overlap.partition import Rows
-from tilescale.program.dependence import Dependence, Step
+from tilescale.passes.overlap.partition import Partition
+from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.model import DevicePhase, GridPhase, Launch, location
 
 
-def maker_of(root: ir.Var, mine: Step, graph: Dependence, what: str) -> GridPhase:
+def maker_of(root: ir.Var, mine: ProgramStep, graph: Dependence, what: str) -> GridPhase:
     """The grid that makes the tensor that a collective begins with, `what` in words.
 
     Raises:
@@ -34,7 +34,7 @@ def maker_of(root: ir.Var, mine: Step, graph: Dependence, what: str) -> GridPhas
     return last.phase
 
 
-def counted(use: Use, chunks: Chunks, uses: Uses, level: str) -> list[int]:
+def counted(use: TensorUse, chunks: RowChunks, uses: AccessMaps, level: str) -> list[int]:
     """Numbers of programs, and of their iterations, that touch each chunk.
 
     Raises:
@@ -57,7 +57,9 @@ def counted(use: Use, chunks: Chunks, uses: Uses, level: str) -> list[int]:
     return [int(n) for n in found[0]]
 
 
-def readers_of(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, rows: Rows) -> tuple[Use, ...]:
+def readers_of(
+    root: ir.Var, mine: ProgramStep, graph: Dependence, uses: AccessMaps, rows: Partition
+) -> tuple[TensorUse, ...]:
     """The uses of the result, one for each grid that reads it."""
     steps = uses_after(root, mine, graph)
     phases: list[GridPhase] = []
@@ -72,7 +74,7 @@ def readers_of(root: ir.Var, mine: Step, graph: Dependence, uses: Uses, rows: Ro
     return tuple(_reader(uses, phase, mine.launch, rows) for phase in phases)
 
 
-def _reader(uses: Uses, phase: GridPhase, launch: Launch, rows: Rows) -> Use:
+def _reader(uses: AccessMaps, phase: GridPhase, launch: Launch, rows: Partition) -> TensorUse:
     """The use by a grid that reads: where indices in memory determine its rows, its tiles look them up, if they can.
 
     Raises:
@@ -89,7 +91,7 @@ def _reader(uses: Uses, phase: GridPhase, launch: Launch, rows: Rows) -> Use:
     return use
 
 
-def check_some(use: Use, rows: Rows, uses: Uses, level: str) -> None:
+def check_some(use: TensorUse, rows: Partition, uses: AccessMaps, level: str) -> None:
     """Raise Declined if every tile of a grid needs all rows: there is nothing to begin with."""
     if use.looks_up:
         return

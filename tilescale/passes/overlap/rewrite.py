@@ -14,11 +14,11 @@ from tilelang_core import ir
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import Uses
+from tilescale.passes.overlap.access_maps import AccessMaps
 from tilescale.passes.overlap.estimate import pays
 from tilescale.passes.overlap.exchange import overlap_exchange
 from tilescale.passes.overlap.gather import overlap_gather
-from tilescale.passes.overlap.legality import Shift, Site, check, sites
+from tilescale.passes.overlap.legality import CollectiveSite, ShiftSite, check, sites
 from tilescale.passes.overlap.prefetch import overlap_prefetch
 from tilescale.passes.overlap.rotation import grids_first
 from tilescale.passes.overlap.scatter import overlap_reduction
@@ -26,10 +26,10 @@ from tilescale.passes.overlap.schedule import WIRES, Move, Schedule
 from tilescale.passes.overlap.shift import overlap_shift
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
-from tilescale.program.dependence import Dependence, Step
+from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.model import Program, location
 
-_PATTERNS: dict[str, Callable[[Site, Step, Dependence, Uses, Move], ir.PrimFunc]] = {
+_PATTERNS: dict[str, Callable[[CollectiveSite, ProgramStep, Dependence, AccessMaps, Move], ir.PrimFunc]] = {
     "all_gather": overlap_gather,
     "reduce_scatter": overlap_reduction,
     "allreduce": overlap_reduction,
@@ -53,7 +53,7 @@ def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = Non
     moves = [Move(s.name, s.tensors, where=location(s.stmt)) for s in found]
     if schedule is not None:
         moves = _asked(schedule, moves)
-    state = _State(func, machine, by_cost=schedule is None)
+    state = _RewriteState(func, machine, by_cost=schedule is None)
     for move in moves:
         state.take(move)
     return state.func, Schedule(moves)
@@ -86,7 +86,7 @@ def _check_fields(move: Move) -> None:
 
 
 @dataclass
-class _State:
+class _RewriteState:
     """A function during the rewrite.
 
     Attributes:
@@ -117,12 +117,12 @@ class _State:
     def _overlap(self, move: Move) -> None:
         site, mine, graph, uses = self._next(self.func)
         before = _flags(uses.program)
-        level = site.made[0].level if isinstance(site, Shift) else site.made.level
+        level = site.made[0].level if isinstance(site, ShiftSite) else site.made.level
         if uses.sizes[level] == 1:
             raise Declined("there is one unit only")
-        if isinstance(site, Shift) and (turned := grids_first(site, uses)) is not None:
+        if isinstance(site, ShiftSite) and (turned := grids_first(site, uses)) is not None:
             site, mine, graph, uses = self._next(turned)
-        if isinstance(site, Shift):
+        if isinstance(site, ShiftSite):
             changed = overlap_shift(site, mine, graph, uses, move, self.flags)
         elif move.wire in WIRES and _PATTERNS.get(site.name) is not overlap_reduction:
             raise Declined(f"only parts of a reduction are rounded to {move.wire}")
@@ -138,11 +138,11 @@ class _State:
         self.func = changed
         self.flags |= _flags(structure(self.func, self.machine)) - before
 
-    def _next(self, func: ir.PrimFunc) -> tuple[Site | Shift, Step, Dependence, Uses]:
+    def _next(self, func: ir.PrimFunc) -> tuple[CollectiveSite | ShiftSite, ProgramStep, Dependence, AccessMaps]:
         """The next collective of a function, its first statement, and the analyses of the function."""
         program = structure(func, self.machine)
         graph = Dependence(program, self.machine)
-        return *sites(graph)[self.kept], graph, Uses(program, self.machine, _sizes(program))
+        return *sites(graph)[self.kept], graph, AccessMaps(program, self.machine, _sizes(program))
 
 
 def _sizes(program: Program) -> dict[str, int]:

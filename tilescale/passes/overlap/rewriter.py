@@ -28,7 +28,7 @@ from tilescale.program.ops import FLAGS, IN_ORDER, RANK, SCALE
 
 
 @dataclass
-class Edits:
+class LaunchRewriter:
     """Changes of one launch.
 
     Attributes:

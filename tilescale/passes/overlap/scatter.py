@@ -22,40 +22,40 @@ from tilelang_core.tiles import TileCopy
 from tilescale.cost.choose import TIE
 from tilescale.hda.units import format_time
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import Use, Uses
-from tilescale.passes.overlap.arrival_reduce import COMBINED, Arrivals, copy, sum_of, tile_shape, whole
-from tilescale.passes.overlap.chunks import Chunks, flag, put, signal, wait
-from tilescale.passes.overlap.epilogue import Tile, add_where_made, stored
-from tilescale.passes.overlap.estimate import WORTH, Travel, choose_chunk, in_order, reduced
-from tilescale.passes.overlap.legality import Site, check_unwritten
-from tilescale.passes.overlap.partition import Rows
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
+from tilescale.passes.overlap.arrival_reduce import COMBINED, ArrivalReduce, copy, sum_of, tile_shape, whole
+from tilescale.passes.overlap.chunks import RowChunks, flag, put, signal, wait
+from tilescale.passes.overlap.epilogue import EpilogueTile, add_where_made, stored
+from tilescale.passes.overlap.estimate import WORTH, RowTransport, choose_chunk, in_order, reduced
+from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten
+from tilescale.passes.overlap.partition import Partition
 from tilescale.passes.overlap.producers_consumers import counted, maker_of
-from tilescale.passes.overlap.rewriter import Edits, located
+from tilescale.passes.overlap.rewriter import LaunchRewriter, located
 from tilescale.passes.overlap.schedule import ANY, GRID, QUEUE, TILES, WIRES, Move
-from tilescale.passes.overlap.tile_cost import Work
-from tilescale.passes.overlap.tile_order import Departure, stairs, tiles_in, with_tiles
-from tilescale.program.asynchronous import Parts
-from tilescale.program.dependence import Dependence, Step
+from tilescale.passes.overlap.tile_cost import TileWork
+from tilescale.passes.overlap.tile_order import DepartureOrder, stairs, tiles_in, with_tiles
+from tilescale.program.asynchronous import PartLayout
+from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.model import DevicePhase, GridPhase, location
 
 
 @dataclass(frozen=True)
-class _Scatter:
+class _SplitReduction:
     """A reduction that is taken apart.
 
     Attributes:
         maker: the producer grid's write of the reduced tensor.
         everywhere: whether all units get all rows.
-        used_besides: whether the caller, or other statements, use the source, or statements use the target before the
+        used_elsewhere: whether the caller, or other statements, use the source, or statements use the target before the
             result is complete.
     """
 
-    site: Site
-    uses: Uses
-    rows: Rows
-    maker: Use
+    site: CollectiveSite
+    uses: AccessMaps
+    rows: Partition
+    maker: TensorUse
     everywhere: bool
-    used_besides: bool
+    used_elsewhere: bool
 
     @property
     def level(self) -> str:
@@ -66,7 +66,9 @@ class _Scatter:
         return self.rows.region(rank, 0, self.rows.height, "w") if self.everywhere else self.site.made.target
 
 
-def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, move: Move) -> ir.PrimFunc:
+def overlap_reduction(
+    site: CollectiveSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move
+) -> ir.PrimFunc:
     """The program with a reduce-scatter or all-reduce overlapped with its producer grid; `move` records the choice.
 
     Raises:
@@ -85,14 +87,14 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
         check_unwritten(root, mine, graph, "what it sends")
         _check_apart(site, uses)
     phase = maker_of(root, mine, graph, "what it reduces")
-    besides = not everywhere and (uses.is_argument(root) or _used_besides(root, phase, site, mine, graph))
-    scatter = _Scatter(site, uses, rows, uses.find(phase, site.launch, rows), everywhere, besides)
+    elsewhere = not everywhere and (uses.is_argument(root) or _used_elsewhere(root, phase, site, mine, graph))
+    scatter = _SplitReduction(site, uses, rows, uses.find(phase, site.launch, rows), everywhere, elsewhere)
     note = _choose_wire(scatter, move)
     for carrier in (carriers := _carriers(scatter, move)):
         chunk = _choose(scatter, move, carrier)
-        edits = Edits(uses.program, site.launch, uses.machine)
+        rewriter = LaunchRewriter(uses.program, site.launch, uses.machine)
         try:
-            (_by_queue if carrier == QUEUE else _by_tiles)(scatter, Chunks(rows, chunk), edits, move)
+            (_by_queue if carrier == QUEUE else _by_tiles)(scatter, RowChunks(rows, chunk), rewriter, move)
         except Declined:
             if carrier == carriers[-1]:
                 raise
@@ -100,11 +102,11 @@ def overlap_reduction(site: Site, mine: Step, graph: Dependence, uses: Uses, mov
         move.chunk, move.carrier = chunk, carrier
         move.why += note
         _choose(scatter, move, carrier)  # the reducer is known now
-        return edits.apply()
+        return rewriter.apply()
     raise AssertionError("the last carrier was declined or taken")
 
 
-def _rows(site: Site, uses: Uses, everywhere: bool) -> Rows:
+def _rows(site: CollectiveSite, uses: AccessMaps, everywhere: bool) -> Partition:
     """Row numbering of the reduced tensor: the part of each unit is the one that it adds up."""
     made, where = site.made, location(site.stmt)
     whole, begins, extents = ir.region_parts(made.source)
@@ -114,23 +116,28 @@ def _rows(site: Site, uses: Uses, everywhere: bool) -> Rows:
     if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape):
         raise Declined(f"it reduces a part of {whole.name!r}", where)
     axis = 0 if everywhere else made.axis
-    slots = not everywhere and axis == 0 and Parts.of(ir.region_parts(made.target)[2], extents).slots and len(sizes) > 2
+    slots = (
+        not everywhere
+        and axis == 0
+        and PartLayout.of(ir.region_parts(made.target)[2], extents).slots
+        and len(sizes) > 2
+    )
     depth = 1 if axis else len(sizes) - 1 - slots
     if axis and len(sizes) != 2 or depth < 1:
         raise Declined("it is not a matrix", where)
     if sizes[axis] % parts:
         raise Declined(f"{sizes[axis]} {'columns' if axis else 'rows'} do not divide among {parts} units", where)
-    return Rows(whole, parts, slots, axis, depth)
+    return Partition(whole, parts, slots, axis, depth)
 
 
-def _check_apart(site: Site, uses: Uses) -> None:
+def _check_apart(site: CollectiveSite, uses: AccessMaps) -> None:
     """Raise Declined for a result inside of the source."""
     source, target = (ir.region_parts(r)[0] for r in (site.made.source, site.made.target))
     if uses.names.root(source.data).same_as(uses.names.root(target.data)):
         raise Declined(f"its result is a part of {source.name!r} itself", location(site.stmt))
 
 
-def _used_besides(root: ir.Var, phase: GridPhase, site: Site, mine: Step, graph: Dependence) -> bool:
+def _used_elsewhere(root: ir.Var, phase: GridPhase, site: CollectiveSite, mine: ProgramStep, graph: Dependence) -> bool:
     """Whether anything but the grid and the reduction touches the parts, or from the grid on until the reduction what
     that writes."""
     target = graph.names.root(ir.region_parts(site.made.target)[0].data)
@@ -147,13 +154,13 @@ def _used_besides(root: ir.Var, phase: GridPhase, site: Site, mine: Step, graph:
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 
-def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
+def _choose(scatter: _SplitReduction, move: Move, carrier: str) -> int:
     """Rows of a chunk for a carrier; records the estimate in the move."""
     site, uses, rows, maker = scatter.site, scatter.uses, scatter.rows, scatter.maker
-    travel = Travel.of(site, uses, rows.parts, rows.height, carrier)
+    travel = RowTransport.of(site, uses, rows.parts, rows.height, carrier)
     if move.wire is not None:
         travel = replace(travel, row_bytes=travel.row_bytes * ir.bits(move.wire) // ir.bits(str(rows.buffer.dtype)))
-    work = Work.of(maker, uses, scatter.level)
+    work = TileWork.of(maker, uses, scatter.level)
 
     def seconds(chunk: int) -> float:
         return reduced(travel, chunk, work, everywhere=scatter.everywhere, behind=move.adds == GRID)
@@ -163,7 +170,7 @@ def _choose(scatter: _Scatter, move: Move, carrier: str) -> int:
     return choose_chunk(move, travel, rows, step, seconds, carrier)
 
 
-def _choose_wire(scatter: _Scatter, move: Move) -> str:
+def _choose_wire(scatter: _SplitReduction, move: Move) -> str:
     """Let `move` round parts if it is allowed and saves time by the estimate; else note the saving. Rounding is never
     unasked, as it changes the bits of results."""
     if move.wire in WIRES:
@@ -184,15 +191,15 @@ def _choose_wire(scatter: _Scatter, move: Move) -> str:
     return f"; with wire={ANY!r} parts would be rounded to {wire}: estimated {format_time(rounded)}"
 
 
-def _best(scatter: _Scatter, move: Move) -> float:
+def _best(scatter: _SplitReduction, move: Move) -> float:
     """Seconds that a move is estimated to take with the carrier that is tried first; inf without one."""
     with contextlib.suppress(Declined):
         _choose(scatter, move, _carriers(scatter, move)[0])
-        return move.beside_s or 0.0
+        return move.overlapped_s or 0.0
     return math.inf
 
 
-def _carriers(scatter: _Scatter, move: Move) -> list[str]:
+def _carriers(scatter: _SplitReduction, move: Move) -> list[str]:
     """Possible carriers of the rows, the first choice in front: the copy queue, unless tiles are clearly faster."""
     if move.carrier is not None:
         return [move.carrier]
@@ -202,7 +209,7 @@ def _carriers(scatter: _Scatter, move: Move) -> list[str]:
     for carrier in (QUEUE, TILES):
         with contextlib.suppress(Declined):
             _choose(scatter, move, carrier)
-            times[carrier] = move.beside_s or 0.0
+            times[carrier] = move.overlapped_s or 0.0
     if not times:
         raise Declined("no mechanism of the network moves such rows", location(scatter.site.stmt))
     if TILES in times and times[TILES] < times.get(QUEUE, math.inf) * (1 - TIE):
@@ -213,7 +220,7 @@ def _carriers(scatter: _Scatter, move: Move) -> list[str]:
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
+def _by_tiles(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewriter, move: Move) -> None:
     """Tiles send remote rows to their owners, and the sums of local ones to all units.
 
     Raises:
@@ -223,20 +230,20 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
         raise Declined(f"tiles that go to their owners by themselves are not rounded to {move.wire}")
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
     made = counted(scatter.maker, chunks, scatter.uses, scatter.level)
-    here = edits.alloc_flags(f"{name}_here", chunks.shape)
-    inbox = edits.alloc(f"{name}_inbox", (rows.parts, *rows.part_shape), str(rows.buffer.dtype))
-    back = edits.alloc_flags(f"{name}_back", chunks.shape) if scatter.everywhere else None
+    here = rewriter.alloc_flags(f"{name}_here", chunks.shape)
+    inbox = rewriter.alloc(f"{name}_inbox", (rows.parts, *rows.part_shape), str(rows.buffer.dtype))
+    back = rewriter.alloc_flags(f"{name}_back", chunks.shape) if scatter.everywhere else None
 
     def count(rank: Any, chunk: Any) -> Any:
         return stairs(rank * chunks.each + chunk, range(len(made)), made)
 
-    def away(tile: Tile) -> list[ir.Stmt]:
+    def away(tile: EpilogueTile) -> list[ir.Stmt]:
         extents = rows.of_tile(*map(ir.integer, tile.buffer.shape))
         region = tir.region(inbox, [tile.rank, *rows.spot(tile.row, tile.column)], [1, *extents], "w")
         chunk = rows.place(tile.row, tile.column)[0] // chunks.rows
         return [put(level, whole(tile.buffer, "r"), region, tile.owner, flag(here, tile.rank, chunk))]
 
-    def after(tile: Tile) -> list[ir.Stmt]:
+    def after(tile: EpilogueTile) -> list[ir.Stmt]:
         if back is None:
             return []
         step = ir.Var("step", "int32")
@@ -247,25 +254,25 @@ def _by_tiles(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
         return [ir.For(step, 1, rows.parts - 1, ir.ForKind.SERIAL, sent)]
 
     op = str(scatter.site.made.op)
-    arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, op, chunks, level, count)
+    arrivals = ArrivalReduce(rows.buffer, inbox, here, scatter.result, op, chunks, level, count)
     move.why = "tiles of others' rows go to their owners, own tiles add up what has come"
-    tiles = tiles_in(Departure(), maker, rows, scatter.uses, move, level)
-    if tiles is None or scatter.used_besides or move.adds == GRID:
+    tiles = tiles_in(DepartureOrder(), maker, rows, scatter.uses, move, level)
+    if tiles is None or scatter.used_elsewhere or move.adds == GRID:
         raise Declined("own tiles cannot add up")
-    add_where_made(maker, arrivals, away, edits, scatter.uses, after)
-    edits.phases.append((maker.phase, (with_tiles(maker.phase, tiles, edits),)))
+    add_where_made(maker, arrivals, away, rewriter, scatter.uses, after)
+    rewriter.phases.append((maker.phase, (with_tiles(maker.phase, tiles, rewriter),)))
     waits = chunks.to_others(level, lambda rank, peer, i: wait(back, peer, i, value=count(peer, i))) if back else []
     behind = [DevicePhase(tir.sequence(located(waits, scatter.site.stmt)))] if waits else []
-    edits.instead(scatter.site.phase, scatter.site.stmt, behind)
+    rewriter.instead(scatter.site.phase, scatter.site.stmt, behind)
     move.adds = TILES
 
 
-def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> None:
+def _by_queue(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewriter, move: Move) -> None:
     """Copies before the grid, counts in it, sums after it."""
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
-    done, here = (edits.alloc_flags(f"{name}_{what}", chunks.shape) for what in ("done", "here"))
-    outbox, stores = _outbox(scatter, edits, move.wire)
-    inbox = edits.alloc(f"{name}_inbox", (rows.parts, *rows.part_shape), str(outbox.buffer.dtype))
+    done, here = (rewriter.alloc_flags(f"{name}_{what}", chunks.shape) for what in ("done", "here"))
+    outbox, stores = _outbox(scatter, rewriter, move.wire)
+    inbox = rewriter.alloc(f"{name}_inbox", (rows.parts, *rows.part_shape), str(outbox.buffer.dtype))
     made = counted(scatter.maker, chunks, scatter.uses, scatter.level)
     move.why = "a chunk of others' rows leaves when its tiles are counted"
 
@@ -277,23 +284,23 @@ def _by_queue(scatter: _Scatter, chunks: Chunks, edits: Edits, move: Move) -> No
         after = flag(done, peer, chunk), stairs(peer * chunks.each + chunk, range(len(made)), made)
         return put(level, source, target, peer, flag(here, rank, chunk), after)
 
-    arrivals = Arrivals(rows.buffer, inbox, here, scatter.result, str(scatter.site.made.op), chunks, level)
-    summed = edits.alloc_flags(f"{name}_summed", (chunks.each,)) if scatter.everywhere else None
-    tiles = tiles_in(Departure(), maker, rows, scatter.uses, move, level)
-    behind = _add_up(scatter, arrivals, done, summed, edits, move, stores, is_last=tiles is not None)
+    arrivals = ArrivalReduce(rows.buffer, inbox, here, scatter.result, str(scatter.site.made.op), chunks, level)
+    summed = rewriter.alloc_flags(f"{name}_summed", (chunks.each,)) if scatter.everywhere else None
+    tiles = tiles_in(DepartureOrder(), maker, rows, scatter.uses, move, level)
+    behind = _add_up(scatter, arrivals, done, summed, rewriter, move, stores, is_last=tiles is not None)
     sending = chunks.to_others(level, part)
     waits: list[DevicePhase] = []
     if summed is not None:
         counts = _per_chunk(scatter, chunks) if behind else made
-        back, waiting = _back(scatter, chunks, edits, summed, counts)
+        back, waiting = _back(scatter, chunks, rewriter, summed, counts)
         sending += back
         waits = [DevicePhase(tir.sequence(located(waiting, scatter.site.stmt)))]
     before = DevicePhase(tir.sequence(located(sending, scatter.site.stmt)))
-    edits.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, edits))))
-    edits.instead(scatter.site.phase, scatter.site.stmt, [*behind, *waits])
+    rewriter.phases.append((maker.phase, (before, with_tiles(maker.phase, tiles, rewriter))))
+    rewriter.instead(scatter.site.phase, scatter.site.stmt, [*behind, *waits])
 
 
-def _outbox(scatter: _Scatter, edits: Edits, wire: str | None) -> tuple[Rows, list[ir.Stmt]]:
+def _outbox(scatter: _SplitReduction, rewriter: LaunchRewriter, wire: str | None) -> tuple[Partition, list[ir.Stmt]]:
     """Source of the sends of remote rows, and the statements that put a tile there in addition to its store.
 
     Raises:
@@ -303,12 +310,12 @@ def _outbox(scatter: _Scatter, edits: Edits, wire: str | None) -> tuple[Rows, li
     if wire in (None, str(rows.buffer.dtype)):
         return rows, []
     tile, begins, extents = _outgoing(scatter, wire)
-    outbox = edits.alloc(f"{rows.buffer.name}_{wire}", ir.constants(rows.buffer.shape) or (), wire)
+    outbox = rewriter.alloc(f"{rows.buffer.name}_{wire}", ir.constants(rows.buffer.shape) or (), wire)
     rounded = copy(whole(tile, "r"), tir.region(outbox, begins, extents, "w"))
     return replace(rows, buffer=outbox), [tir.at(rounded, store)]
 
 
-def _outgoing(scatter: _Scatter, wire: str) -> tuple[ir.Buffer, list[Any], list[Any]]:
+def _outgoing(scatter: _SplitReduction, wire: str) -> tuple[ir.Buffer, list[Any], list[Any]]:
     """The tile that can be rounded to a type, and where it goes: places and extents. Raises Declined if it cannot."""
     rows, store = scatter.rows, scatter.maker.stmts[-1]
     dtype = str(rows.buffer.dtype)
@@ -322,11 +329,11 @@ def _outgoing(scatter: _Scatter, wire: str) -> tuple[ir.Buffer, list[Any], list[
 
 
 def _add_up(
-    scatter: _Scatter,
-    arrivals: Arrivals,
+    scatter: _SplitReduction,
+    arrivals: ArrivalReduce,
     done: ir.Buffer,
     summed: ir.Buffer | None,
-    edits: Edits,
+    rewriter: LaunchRewriter,
     move: Move,
     stores: list[ir.Stmt],
     *,
@@ -350,15 +357,15 @@ def _add_up(
             raise Declined("as asked for")
         if not is_last:
             raise Declined("the local tiles are not the last ones")
-        if scatter.used_besides:
+        if scatter.used_elsewhere:
             raise Declined("the parts, or the destination of the sum, have other uses")
         away = lambda tile: [*(stores or [last]), *counts]  # noqa: E731
-        add_where_made(maker, arrivals, away, edits, scatter.uses, lambda tile: after(tile.row))
+        add_where_made(maker, arrivals, away, rewriter, scatter.uses, lambda tile: after(tile.row))
     except Declined as reason:
         move.adds = GRID
         move.why += f"; a grid behind adds up: {reason.reason}"
-        edits.statements.append((last, tir.sequence([last, *stores, *counts])))
-        return [sum_of(arrivals, edits, after)]
+        rewriter.statements.append((last, tir.sequence([last, *stores, *counts])))
+        return [sum_of(arrivals, rewriter, after)]
     move.adds = TILES
     move.why += ", own tiles add up what has come"
     return []
@@ -368,7 +375,7 @@ def _add_up(
 
 
 def _back(
-    scatter: _Scatter, chunks: Chunks, edits: Edits, summed: ir.Buffer, counts: list[int]
+    scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewriter, summed: ir.Buffer, counts: list[int]
 ) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
     """Copies of this unit's sums to all others, and waits for theirs.
 
@@ -376,7 +383,7 @@ def _back(
         counts: tiles of each chunk of each part, which `summed` counts.
     """
     rows, level = scatter.rows, scatter.level
-    back = edits.alloc_flags(f"{rows.buffer.name}_back", chunks.shape)
+    back = rewriter.alloc_flags(f"{rows.buffer.name}_back", chunks.shape)
 
     def total(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
         region = rows.region(rank, chunk * chunks.rows, chunks.count(chunk), "r")
@@ -387,7 +394,7 @@ def _back(
     return chunks.to_others(level, total), waits
 
 
-def _per_chunk(scatter: _Scatter, chunks: Chunks) -> list[int]:
+def _per_chunk(scatter: _SplitReduction, chunks: RowChunks) -> list[int]:
     """Numbers of tiles of the reduction grid in each chunk of each part."""
     high, wide = tile_shape(scatter.site.launch, chunks)
     heights = [min(chunks.rows, chunks.of.height - i * chunks.rows) for i in range(chunks.each)]

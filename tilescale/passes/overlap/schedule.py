@@ -42,7 +42,7 @@ class Move:
         ordered: whether the tiles of the grid are put into the order in which rows are sent.
         where: the user's line.
         why: the reason, in words.
-        in_order_s, beside_s: seconds that it is estimated to take with its grids, in order and overlapped.
+        in_order_s, overlapped_s: seconds that it is estimated to take with its grids, in order and overlapped.
         estimates: the same seconds for each carrier, None where there is one only, and number of rows in question.
     """
 
@@ -58,7 +58,7 @@ class Move:
     axis: int = 0
     why: str = ""
     in_order_s: float | None = None
-    beside_s: float | None = None
+    overlapped_s: float | None = None
     estimates: dict[tuple[str | None, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -87,9 +87,9 @@ class Move:
         return f"{self.collective} {source} -> {target}"
 
     def _estimate(self) -> str:
-        if self.in_order_s is None or self.beside_s is None:
+        if self.in_order_s is None or self.overlapped_s is None:
             return ""
-        return f"; estimated {format_time(self.beside_s)} overlapped, {format_time(self.in_order_s)} sequential"
+        return f"; estimated {format_time(self.overlapped_s)} overlapped, {format_time(self.in_order_s)} sequential"
 
 
 @dataclass

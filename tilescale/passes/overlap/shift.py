@@ -23,36 +23,38 @@ from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.errors import one
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import Use, Uses
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.chunks import flag, put, wait
-from tilescale.passes.overlap.legality import Shift, synchronizes_programs
-from tilescale.passes.overlap.loop_context import Turns
-from tilescale.passes.overlap.partition import Rows
-from tilescale.passes.overlap.rewriter import Edits
+from tilescale.passes.overlap.legality import ShiftSite, synchronizes_programs
+from tilescale.passes.overlap.loop_context import LoopContext
+from tilescale.passes.overlap.partition import Partition
+from tilescale.passes.overlap.rewriter import LaunchRewriter
 from tilescale.passes.overlap.schedule import Move
-from tilescale.passes.overlap.tile_cost import Work
-from tilescale.program.dependence import Dependence, Step
-from tilescale.program.grids import Unknown, grid_of
+from tilescale.passes.overlap.tile_cost import TileWork
+from tilescale.program.dependence import Dependence, ProgramStep
+from tilescale.program.grids import UnknownValue, grid_of
 from tilescale.program.model import DevicePhase, location
 from tilescale.program.operations import Barrier, operation
-from tilescale.program.regions import Inside, conflict
+from tilescale.program.regions import BoundVariables, conflict
 
 
 @dataclass(frozen=True)
-class _Shift:
+class _SplitShift:
     """A shift that is taken out of its place.
 
     Attributes:
-        turns: its loop context, and the grids before it.
+        context: its loop context, and the grids before it.
         before: barriers in front of the copies.
     """
 
-    site: Shift
-    turns: Turns
+    site: ShiftSite
+    context: LoopContext
     before: tuple[ir.Stmt, ...]
 
 
-def overlap_shift(site: Shift, mine: Step, graph: Dependence, uses: Uses, move: Move, own: set[ir.Var]) -> ir.PrimFunc:
+def overlap_shift(
+    site: ShiftSite, mine: ProgramStep, graph: Dependence, uses: AccessMaps, move: Move, own: set[ir.Var]
+) -> ir.PrimFunc:
     """The program with a shift overlapped with the grids before it; `move` records the choice.
 
     Args:
@@ -71,21 +73,21 @@ def overlap_shift(site: Shift, mine: Step, graph: Dependence, uses: Uses, move: 
     return _started(shift, uses)
 
 
-def _found(site: Shift) -> _Shift:
+def _found(site: ShiftSite) -> _SplitShift:
     """The shift among its surrounding statements. Raises Declined if it has another form."""
     where = location(site.stmt)
-    turns = Turns.of(site.phase, site.launch, where)
-    if not turns.grids:
+    context = LoopContext.of(site.phase, site.launch, where)
+    if not context.grids:
         raise Declined("no grid precedes it", where)
     if any(made.impl is not None for made in site.made):
         raise Declined("impl= was asked for", where)
-    before = tuple(itertools.takewhile(_is_barrier, turns.stmts))
+    before = tuple(itertools.takewhile(_is_barrier, context.stmts))
     count = len(before) + len(site.stmts)
-    if not all(a.same_as(b) for a, b in zip(turns.stmts[len(before) : count], site.stmts, strict=False)):
+    if not all(a.same_as(b) for a, b in zip(context.stmts[len(before) : count], site.stmts, strict=False)):
         raise Declined("other statements precede it in its phase", where)
-    if len(turns.stmts) == count or not _is_barrier(turns.stmts[count]):
+    if len(context.stmts) == count or not _is_barrier(context.stmts[count]):
         raise Declined("no barrier follows it, so no unit knows when it has arrived", where)
-    return _Shift(site, turns, before)
+    return _SplitShift(site, context, before)
 
 
 def _is_barrier(stmt: ir.Stmt) -> bool:
@@ -95,44 +97,44 @@ def _is_barrier(stmt: ir.Stmt) -> bool:
 # -- legality ----------------------------------------------------------------------------------------------------------
 
 
-def _check_peers(shift: _Shift, uses: Uses) -> None:
+def _check_peers(shift: _SplitShift, uses: AccessMaps) -> None:
     """Raise Declined unless in each iteration every unit receives one part, or no unit does."""
     where, level = location(shift.site.stmt), shift.site.made[0].level
     units = range(uses.sizes[level])
-    phase, launch = DevicePhase(tir.sequence(shift.turns.binds)), shift.site.launch
+    phase, launch = DevicePhase(tir.sequence(shift.context.binds)), shift.site.launch
     grids = [grid_of(phase, launch, uses.machine, uses.sizes, uses.ranks(level, rank)) for rank in units]
     try:
-        for at in shift.turns.values():
-            conditions = [[bool(g.value(c, at)) for c in shift.turns.conditions] for g in grids if g is not None]
+        for at in shift.context.values():
+            conditions = [[bool(g.value(c, at)) for c in shift.context.conditions] for g in grids if g is not None]
             if any(other != conditions[0] for other in conditions[1:]):
                 raise Declined("only some units send", where)
             for made in shift.site.made:
                 peers = sorted(int(np.asarray(g.value(made.peer, at))) for g in grids if g is not None)
                 if all(conditions[0]) and peers != list(units):
                     raise Declined("some units are sent nothing, or several parts", where)
-    except Unknown:
+    except UnknownValue:
         raise Declined("the peers are known at launch only", where) from None
 
 
-def _check_apart(shift: _Shift, graph: Dependence, own: set[ir.Var]) -> None:
+def _check_apart(shift: _SplitShift, graph: Dependence, own: set[ir.Var]) -> None:
     """Raise Declined unless the grids neither touch the target nor change the source, in any iteration."""
     names, launch = graph.names, shift.site.launch
-    for phase in shift.turns.grids:
+    for phase in shift.context.grids:
         for stmt in ir.statements(phase.stmt):
             effects = names.effects(stmt)
             if effects.opaque:
                 raise Declined("a function from elsewhere may touch what it moves", location(stmt))
             if synchronizes_programs(effects, graph.machine) or any(flag not in own for flag in effects.flags):
                 raise Declined("programs of the grid order units", location(stmt))
-    for at in shift.turns.values():
-        known = shift.turns.known(at)
+    for at in shift.context.values():
+        known = shift.context.known(at)
         copies = ir.substitute(tir.sequence(list(shift.site.stmts)), known)
         moved = names.all_effects(copies).accesses
-        for phase in shift.turns.grids:
+        for phase in shift.context.grids:
             grid = ir.substitute(phase.stmt, known)
-            inside = Inside.of(grid, launch)
+            inside = BoundVariables.of(grid, launch)
             for stmt in ir.statements(grid):
-                if conflict(names.effects(stmt).accesses, inside, moved, Inside.of(copies)):
+                if conflict(names.effects(stmt).accesses, inside, moved, BoundVariables.of(copies)):
                     turn = "".join(f", where {var.name} is {value}" for var, value in at.items())
                     raise Declined(f"the grid touches what it moves{turn}", location(stmt))
 
@@ -140,9 +142,9 @@ def _check_apart(shift: _Shift, graph: Dependence, own: set[ir.Var]) -> None:
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 
-def _estimate(shift: _Shift, uses: Uses, move: Move) -> None:
+def _estimate(shift: _SplitShift, uses: AccessMaps, move: Move) -> None:
     """Record the estimate in the move. Raises Declined if nothing moves data while programs run."""
-    in_order = beside = 0.0
+    in_order = overlapped = 0.0
     for made in shift.site.made:
         network = network_of(made.call, in_force(uses.machine), uses.sizes)
         able = [m for m in network.mechanisms if m.put and not m.on_request] if network is not None else []
@@ -151,30 +153,30 @@ def _estimate(shift: _Shift, uses: Uses, move: Move) -> None:
             raise Declined(f"no mechanism of {uses.machine.name} moves data while programs run")
         nbytes = region_bytes(made.source) or 0
         in_order += network.latency + min(m.seconds(nbytes) for m in able)
-        beside += network.latency + queues[0].seconds(nbytes)
+        overlapped += network.latency + queues[0].seconds(nbytes)
     level, nothing = shift.site.made[0].level, ir.IntImm("int32", 0)
-    launch, rows = shift.site.launch, Rows(ir.region_parts(shift.site.made[0].target)[0], 1, slots=False)
-    whole = [Use(phase, launch, rows, (phase.stmt,), nothing, nothing, ()) for phase in shift.turns.grids]
-    work = sum(Work.of(use, uses, level).seconds for use in whole)
-    count = len(list(shift.turns.values()))
-    move.in_order_s, move.beside_s = count * (work + in_order), count * max(work, beside)
+    launch, rows = shift.site.launch, Partition(ir.region_parts(shift.site.made[0].target)[0], 1, slots=False)
+    whole = [TensorUse(phase, launch, rows, (phase.stmt,), nothing, nothing, ()) for phase in shift.context.grids]
+    work = sum(TileWork.of(use, uses, level).seconds for use in whole)
+    count = len(list(shift.context.values()))
+    move.in_order_s, move.overlapped_s = count * (work + in_order), count * max(work, overlapped)
 
 
 # -- the program -------------------------------------------------------------------------------------------------------
 
 
-def _started(shift: _Shift, uses: Uses) -> ir.PrimFunc:
+def _started(shift: _SplitShift, uses: AccessMaps) -> ir.PrimFunc:
     """Started before the grids, awaited in its place."""
-    turns, launch = shift.turns, shift.site.launch
-    edits = Edits(uses.program, launch, uses.machine)
+    context, launch = shift.context, shift.site.launch
+    rewriter = LaunchRewriter(uses.program, launch, uses.machine)
     target = ir.region_parts(shift.site.made[0].target)[0].name.removesuffix("_view")
-    here = edits.alloc_flags(f"{target}_here", (len(shift.site.stmts), *turns.extents))
+    here = rewriter.alloc_flags(f"{target}_here", (len(shift.site.stmts), *context.extents))
     puts, waits = [], []
     for number, (made, copied) in enumerate(zip(shift.site.made, shift.site.stmts, strict=True)):
-        index = [number, *turns.variables]
+        index = [number, *context.variables]
         puts.append(tir.at(put(made.level, made.source, made.target, made.peer, flag(here, *index)), copied))
         waits.append((copied, tir.at(wait(here, *index), copied)))
-    started = DevicePhase(turns.elsewhere(tir.sequence([*shift.before, *puts])))
-    edits.statements += [*waits, *((barrier, tir.sequence([])) for barrier in shift.before)]
-    edits.phases.append((turns.before[0], (started, turns.before[0])))
-    return edits.apply()
+    started = DevicePhase(context.elsewhere(tir.sequence([*shift.before, *puts])))
+    rewriter.statements += [*waits, *((barrier, tir.sequence([])) for barrier in shift.before)]
+    rewriter.phases.append((context.before[0], (started, context.before[0])))
+    return rewriter.apply()

@@ -20,13 +20,13 @@ import numpy as np
 from tilelang_core import ir, tl
 from tilelang_core.tiles import regions_of
 from tilescale.hda import Machine
-from tilescale.passes.overlap.access_maps import Use, Uses
-from tilescale.program.grids import Unknown
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
+from tilescale.program.grids import UnknownValue
 from tilescale.program.model import GridPhase, Launch, bytes_of
 
 
 @dataclass(frozen=True)
-class Work:
+class TileWork:
     """The tiles of a grid.
 
     Attributes:
@@ -40,7 +40,7 @@ class Work:
     at_once: int
 
     @classmethod
-    def of(cls, use: Use, uses: Uses, level: str) -> Work:
+    def of(cls, use: TensorUse, uses: AccessMaps, level: str) -> TileWork:
         """Cost of the grid of a use: a tile is an iteration of a program that reaches the use.
 
         Raises:
@@ -91,14 +91,14 @@ def places_of(machine: Machine) -> int:
     return machine.count(machine.program_level.name, machine.tensor_level.name)
 
 
-def _bytes(phase: GridPhase, uses: Uses) -> int:
+def _bytes(phase: GridPhase, uses: AccessMaps) -> int:
     """Bytes of all tensors that a grid touches."""
     touched = {a.root for a in uses.names.all_effects(phase.stmt).accesses}
     homes = [uses.names.homes[root] for root in touched if root in uses.names.homes]
     return sum(bytes_of(b.shape, b.dtype) or 0 for b in homes if b.scope() == "global")
 
 
-def _done(phase: GridPhase, launch: Launch, uses: Uses, repeats: int) -> Iterator[tuple[ir.Stmt, float]]:
+def _done(phase: GridPhase, launch: Launch, uses: AccessMaps, repeats: int) -> Iterator[tuple[ir.Stmt, float]]:
     """Each statement of a grid, and how often it is done, over all programs, where those go through loops of unknown
     extent so often."""
     grid = uses.grid(launch, dict.fromkeys(uses.sizes, 0))
@@ -108,10 +108,10 @@ def _done(phase: GridPhase, launch: Launch, uses: Uses, repeats: int) -> Iterato
         if isinstance(stmt, ir.For):
             try:
                 times = times * np.maximum(grid.value(stmt.extent, {}), 0)
-            except Unknown:
+            except UnknownValue:
                 times = times * repeats
         if isinstance(stmt, ir.IfThenElse) and stmt.else_case is None:
-            with contextlib.suppress(Unknown):
+            with contextlib.suppress(UnknownValue):
                 times = times * np.asarray(grid.value(stmt.condition, {}), bool)
         for inner in ir.children(stmt):
             yield from visit(inner, times)
@@ -129,7 +129,7 @@ def _products(done: Iterable[tuple[ir.Stmt, float]]) -> Iterator[tuple[str, floa
             yield str(a[0].dtype), float(2 * n * np.prod(elements) * times) if m else 0.0
 
 
-def _carried(done: Iterable[tuple[ir.Stmt, float]], uses: Uses) -> float:
+def _carried(done: Iterable[tuple[ir.Stmt, float]], uses: AccessMaps) -> float:
     """Bytes that statements load from a unit's own memory, and store there, in all."""
     return sum(
         times * (bytes_of(access.extents, access.buffer.dtype) or 0)

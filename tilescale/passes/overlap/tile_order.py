@@ -20,15 +20,15 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import Use, Uses
-from tilescale.passes.overlap.partition import Rows
-from tilescale.passes.overlap.rewriter import Edits, bound, rank_of
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
+from tilescale.passes.overlap.partition import Partition
+from tilescale.passes.overlap.rewriter import LaunchRewriter, bound, rank_of
 from tilescale.passes.overlap.schedule import Move
 from tilescale.program.model import GridPhase, Launch, location
 from tilescale.program.operations import Rank, operation
 
 
-class Order(Protocol):
+class TileOrder(Protocol):
     """An order of the parts of a tensor, of which each rank owns one.
 
     Attributes:
@@ -41,7 +41,7 @@ class Order(Protocol):
         """The rank whose part is at a position."""
 
 
-class Arrival:
+class ArrivalOrder:
     """Tile order of an overlapped gather: the local part first, then those of ranks r - 1, r - 2, ..., as they arrive.
     """
 
@@ -52,7 +52,7 @@ class Arrival:
         return (rank + parts - turn) % parts
 
 
-class Departure:
+class DepartureOrder:
     """The part of the next rank first, and so on; the local part last."""
 
     others = 0
@@ -74,7 +74,7 @@ def stairs(x: Any, begins: Sequence[int], values: Sequence[int]) -> Any:
     return total
 
 
-def is_in(order: Order, use: Use, rows: Rows, uses: Uses, level: str) -> bool:
+def is_in(order: TileOrder, use: TensorUse, rows: Partition, uses: AccessMaps, level: str) -> bool:
     """Whether the tiles of a use are in an order already, on every rank."""
     for rank in range(rows.parts):
         begins = [begin // rows.height for begin, _, _ in uses.values(use, uses.ranks(level, rank), likely=True)]
@@ -85,7 +85,7 @@ def is_in(order: Order, use: Use, rows: Rows, uses: Uses, level: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Axis:
+class GridAxis:
     """The axis of a grid along which the parts of a tensor follow one another.
 
     Attributes:
@@ -111,7 +111,7 @@ def check_order(phase: GridPhase, launch: Launch, machine: Machine) -> None:
             raise Declined("a program uses its number", location(stmt))
 
 
-def axis_of(use: Use, rows: Rows, uses: Uses, level: str) -> Axis:
+def axis_of(use: TensorUse, rows: Partition, uses: AccessMaps, level: str) -> GridAxis:
     """The axis along which the parts follow one another.
 
     Raises:
@@ -120,10 +120,10 @@ def axis_of(use: Use, rows: Rows, uses: Uses, level: str) -> Axis:
     shape = [ir.integer(n) for n in use.launch.grid]
     seen = []
     for rank in range(uses.sizes[level]):
-        turns = [begin // rows.height for begin, _, _ in uses.values(use, uses.ranks(level, rank), likely=True)]
-        if any(not np.array_equal(turns[0], other) for other in turns[1:]):
+        orders = [begin // rows.height for begin, _, _ in uses.values(use, uses.ranks(level, rank), likely=True)]
+        if any(not np.array_equal(orders[0], other) for other in orders[1:]):
             raise Declined("the grid is persistent", location(use.loops[0]))
-        seen.append(turns[0])
+        seen.append(orders[0])
     if any(not np.array_equal(seen[0], other) for other in seen[1:]):
         raise Declined("the tiles are in an order of their own on each device", location(use.stmts[0]))
     parts = seen[0].reshape(shape, order="F")  # as programs are numbered
@@ -136,14 +136,14 @@ def axis_of(use: Use, rows: Rows, uses: Uses, level: str) -> Axis:
         raise Declined("the tiles do not follow the rows", location(use.stmts[0]))
     if along[0] < 0 or along[-1] >= rows.parts:
         raise Declined("some programs have no rows", location(use.stmts[0]))
-    return Axis(number, tuple(int(np.searchsorted(along, part)) for part in range(rows.parts + 1)))
+    return GridAxis(number, tuple(int(np.searchsorted(along, part)) for part in range(rows.parts + 1)))
 
 
 Tiles = tuple[list[ir.Stmt], dict[ir.Var, ir.PrimExpr]]
 """Statements that compute a program's tile, and values of the indices of programs after it."""
 
 
-def reordered(launch: Launch, axis: Axis, rank: ir.Var, order: Order) -> Tiles:
+def reordered(launch: Launch, axis: GridAxis, rank: ir.Var, order: TileOrder) -> Tiles:
     """Tiles in another order.
 
     Raises:
@@ -160,7 +160,7 @@ def reordered(launch: Launch, axis: Axis, rank: ir.Var, order: Order) -> Tiles:
     return [bind], {index: var}
 
 
-def _linear(launch: Launch, shape: list[int], axis: Axis, rank: ir.Var, order: Order) -> Tiles:
+def _linear(launch: Launch, shape: list[int], axis: GridAxis, rank: ir.Var, order: TileOrder) -> Tiles:
     """Part after part, where tiles of one part are not neighbours in the order in which programs start."""
     number, height, parts = axis.number, axis.first[1], len(axis.first) - 1
     place: Any = 0
@@ -179,7 +179,9 @@ def _linear(launch: Launch, shape: list[int], axis: Axis, rank: ir.Var, order: O
     return stmts, mapping
 
 
-def tiles_in(order: Order, use: Use, rows: Rows, uses: Uses, move: Move, level: str) -> Tiles | None:
+def tiles_in(
+    order: TileOrder, use: TensorUse, rows: Partition, uses: AccessMaps, move: Move, level: str
+) -> Tiles | None:
     """The tiles of a grid in an order, where possible and requested by `move`, which records it."""
     if not move.ordered:
         return None
@@ -194,9 +196,9 @@ def tiles_in(order: Order, use: Use, rows: Rows, uses: Uses, move: Move, level: 
     return [bind, *stmts], mapping
 
 
-def with_tiles(phase: GridPhase, tiles: Tiles | None, edits: Edits) -> GridPhase:
-    """A phase with all that `edits` change in it, on these tiles; None: as written."""
-    stmt = edits.statement(phase.stmt)
+def with_tiles(phase: GridPhase, tiles: Tiles | None, rewriter: LaunchRewriter) -> GridPhase:
+    """A phase with all that `rewriter` change in it, on these tiles; None: as written."""
+    stmt = rewriter.statement(phase.stmt)
     if tiles is None:
         return GridPhase(stmt)
     stmts, mapping = tiles

@@ -16,13 +16,13 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from tilescale.errors import UsageError
-from tilescale.timing.draw.interactive import Page, page
+from tilescale.timing.draw.interactive import TimelinePage, page
 from tilescale.timing.draw.picture import FORMATS, picture
 from tilescale.timing.draw.text import summary
 from tilescale.timing.draw.trace import trace
 from tilescale.timing.timeline import Timeline
 
-__all__ = ["Page", "compare", "page", "plot", "summary", "trace"]
+__all__ = ["TimelinePage", "compare", "page", "plot", "summary", "trace"]
 
 
 def plot(timeline: Timeline, path: str | PathLike[str], *, engines: bool = False, dark: bool = False) -> None:

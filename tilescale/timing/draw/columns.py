@@ -27,7 +27,7 @@ MOST_NAMED = 3
 Data = dict[str, Any]
 
 
-class Columns:
+class TimelineColumns:
     """The drawn content of a timeline.
 
     Attributes:

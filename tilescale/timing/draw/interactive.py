@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilescale.errors import DependencyError
-from tilescale.timing.draw.columns import Columns
+from tilescale.timing.draw.columns import TimelineColumns
 from tilescale.timing.draw.files import writing
 from tilescale.timing.draw.picture import STYLE
 from tilescale.timing.draw.text import heading, summary
@@ -27,7 +27,7 @@ ROW_HEIGHT, MOST_HEIGHT, HEAD_WIDTH = 20, 640, 150
 
 
 @dataclass(frozen=True)
-class Page:
+class TimelinePage:
     """A timeline as a page. A notebook shows it below its cell.
 
     Attributes:
@@ -58,7 +58,7 @@ class Page:
         return f'<iframe srcdoc="{escape(self.html)}" style="{style}" title="timeline"></iframe>'
 
 
-def page(timeline: Timeline, *, unfolded: bool = False) -> Page:
+def page(timeline: Timeline, *, unfolded: bool = False) -> TimelinePage:
     """Make the page of a timeline, whose units begin `unfolded` or as one row each.
 
     Raises:
@@ -73,25 +73,25 @@ def page(timeline: Timeline, *, unfolded: bool = False) -> Page:
         raise DependencyError(
             "an interactive timeline needs Bokeh", hint="pip install bokeh, or draw a picture: .png, .svg or .pdf"
         ) from None
-    columns = Columns(timeline)
+    columns = TimelineColumns(timeline)
     sources = {name: ColumnDataSource(data) for name, data in columns.sources(unfolded).items()}
     head, main = _names(sources), _drawing(timeline, columns, sources)
     main.y_range = head.y_range
     arrange = CustomJS(args={**sources, "head": head, "main": main, "row_height": ROW_HEIGHT}, code=_text("fold.js"))
     document = Document(title=timeline.title or "timeline")
-    document.add_root(_beside(head, main))
+    document.add_root(_in_columns(head, main))
     for subject in (head, main):
         subject.js_on_event("tap", arrange)
     document.js_on_event("document_ready", arrange)
     html = file_html(document, INLINE, template=_text("page.html"), template_variables=_words(timeline, columns))
-    return Page(timeline.title, html, sum(2 + unfolded * count for count in columns.track_counts))
+    return TimelinePage(timeline.title, html, sum(2 + unfolded * count for count in columns.track_counts))
 
 
 def _text(name: str) -> str:
     return files("tilescale.timing.draw").joinpath(name).read_text(encoding="utf-8")
 
 
-def _words(timeline: Timeline, columns: Columns) -> dict[str, Any]:
+def _words(timeline: Timeline, columns: TimelineColumns) -> dict[str, Any]:
     """Texts of the page around the drawing."""
     shown, there = len(columns.numbers), columns.there
     used = {span.kind for span in columns.spans}
@@ -104,7 +104,7 @@ def _words(timeline: Timeline, columns: Columns) -> dict[str, Any]:
     }
 
 
-def _beside(head: Any, main: Any) -> Any:
+def _in_columns(head: Any, main: Any) -> Any:
     from bokeh.models import Row
 
     return Row(head, main, sizing_mode="stretch_width")
@@ -136,7 +136,7 @@ def _names(sources: dict[str, Any]) -> Any:
     return names
 
 
-def _drawing(timeline: Timeline, columns: Columns, sources: dict[str, Any]) -> Any:
+def _drawing(timeline: Timeline, columns: TimelineColumns, sources: dict[str, Any]) -> Any:
     """Spans, shares and the critical path over time."""
     from bokeh.models import CustomJSHover, HoverTool, PanTool, Range1d, ResetTool, WheelZoomTool
     from bokeh.plotting import figure

@@ -26,7 +26,7 @@ def family(engine: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
+class ActivityShares:
     """Shares over time.
 
     Attributes:
@@ -37,7 +37,7 @@ class Shares:
     edges: np.ndarray
     heights: np.ndarray
 
-    def averaged(self, columns: int) -> Shares:
+    def averaged(self, columns: int) -> ActivityShares:
         """The means over `columns` equal intervals, where there are more of them."""
         if self.heights.shape[1] <= columns:
             return self
@@ -46,7 +46,7 @@ class Shares:
             [np.zeros((len(self.heights), 1)), np.cumsum(self.heights * np.diff(self.edges), axis=1)], axis=1
         )
         at_edges = np.array([np.interp(edges, self.edges, row) for row in sums])
-        return Shares(edges, np.diff(at_edges, axis=1) / np.diff(edges))
+        return ActivityShares(edges, np.diff(at_edges, axis=1) / np.diff(edges))
 
 
 def peaks(rows: Iterable[Sequence[Span]]) -> dict[str, int]:
@@ -68,12 +68,12 @@ def together(most: dict[str, int]) -> dict[str, int]:
     return {name: max(count, most.get(name.split(" ")[0], 1)) for name, count in most.items()}
 
 
-def shares(spans: Sequence[Span], most: dict[str, int], end_s: float) -> Shares:
+def shares(spans: Sequence[Span], most: dict[str, int], end_s: float) -> ActivityShares:
     """The shares of one row from 0 to its end; `most` is from `peaks`."""
     edges, counts = _counts(spans, most)
     edges = np.concatenate([[0.0], edges, [max(end_s, edges[-1] if len(edges) else 0.0)]])
     heights = np.concatenate([np.zeros((len(KINDS), 1)), counts], axis=1)
-    return Shares(edges, heights / np.maximum(1.0, heights.sum(0)))
+    return ActivityShares(edges, heights / np.maximum(1.0, heights.sum(0)))
 
 
 @cache

@@ -63,10 +63,10 @@ def _critical_path(timeline: Timeline) -> Iterator[str]:
         added = max(0.0, span.end_s - max(span.begin_s, at))
         at = max(at, span.end_s)
         lines.setdefault((span.kind, span.name, span.where), []).append(added)
-    entries = [_Entry(sum(times), len(times), *key) for key, times in lines.items()]
+    entries = [_LineTime(sum(times), len(times), *key) for key, times in lines.items()]
     rest = timeline.end_s - sum(entry.seconds for entry in entries)
     if rest > 0.005 * timeline.end_s:
-        entries.append(_Entry(rest, 1, "", "in between", None))
+        entries.append(_LineTime(rest, 1, "", "in between", None))
     units = len({span.row for span in path})
     steps = f"{len(path)} step{'s' * (len(path) != 1)}" + (f" over {units} units" if units > 1 else "")
     yield f"critical path   {steps}"
@@ -74,7 +74,7 @@ def _critical_path(timeline: Timeline) -> Iterator[str]:
 
 
 def _waits(timeline: Timeline) -> Iterator[str]:
-    entries = [_Entry(line.seconds, line.count, "wait", line.name, line.where) for line in timeline.waits]
+    entries = [_LineTime(line.seconds, line.count, "wait", line.name, line.where) for line in timeline.waits]
     if not entries:
         return
     engines = len({(span.row, span.engine) for span in timeline.spans if span.kind == "wait"})
@@ -83,7 +83,7 @@ def _waits(timeline: Timeline) -> Iterator[str]:
     yield from _list(entries, total)
 
 
-class _Entry(NamedTuple):
+class _LineTime(NamedTuple):
     seconds: float
     count: int
     kind: str
@@ -96,12 +96,12 @@ class _Entry(NamedTuple):
         return f"{self.kind:<10} {self.name}" + (f" x{self.count}" if self.count > 1 else "")
 
 
-def _list(entries: list[_Entry], whole: float) -> Iterator[str]:
+def _list(entries: list[_LineTime], whole: float) -> Iterator[str]:
     """The longest entries, one a line, and the sum of the others."""
     entries = sorted((entry for entry in entries if entry.seconds > 0), key=lambda entry: -entry.seconds)
     shown, rest = entries[:MOST], entries[MOST:]
     if rest:
-        shown.append(_Entry(sum(entry.seconds for entry in rest), 1, "", f"{len(rest)} more", None))
+        shown.append(_LineTime(sum(entry.seconds for entry in rest), 1, "", f"{len(rest)} more", None))
     width = max((len(entry.what) for entry in shown), default=0)
     for entry in shown:
         place = f"  {Path(entry.where.file).name}:{entry.where.line}" if entry.where else ""

@@ -24,7 +24,7 @@ from tilescale.backends.cuda.lowering.registry import rule_for
 from tilescale.backends.cuda.lowering.signature import Signature
 from tilescale.backends.cuda.nvshmem_link import IMPL, declarations
 from tilescale.collectives import TILES
-from tilescale.cost.choose import Choice
+from tilescale.cost.choose import MechanismChoice
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Level
 from tilescale.passes.structure import location
@@ -253,7 +253,7 @@ class DeviceStage(Signature):
         """The executing program's slot."""
         return self.program_number() % self.window if self.is_shared else self.program_number()
 
-    def choice(self, call: ir.Call) -> Choice:
+    def choice(self, call: ir.Call) -> MechanismChoice:
         """The mechanism of a copy of tiles, by the machine model."""
         try:
             return self.phase.choice(call)

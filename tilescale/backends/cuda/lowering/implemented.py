@@ -18,15 +18,15 @@ from tilescale.collectives import (
     TENSORS,
     THREAD_GROUPS,
     TILES,
-    Available,
-    Wanted,
+    AvailableAlgorithms,
+    CollectiveQuery,
     names,
     records,
     schedule,
     select,
 )
 from tilescale.collectives.request import wanted_of
-from tilescale.cost.choose import Choice
+from tilescale.cost.choose import MechanismChoice
 from tilescale.cost.operations import network_of
 from tilescale.errors import UnsupportedError
 from tilescale.program.effects import statements
@@ -242,20 +242,20 @@ def implementation(made: Collective, target: LoweringTarget, name: str) -> Imple
     return next((way for way in ways if way.able(made, target)), None)
 
 
-def available(made: Collective, wanted: Wanted, target: LoweringTarget) -> Available:
+def available(made: Collective, wanted: CollectiveQuery, target: LoweringTarget) -> AvailableAlgorithms:
     """The algorithms for a collective."""
     if wanted.form != TENSORS:
         flat = WITH_FUNCTION if wanted.function else ON_TILES[wanted.form][made.name]
-        return Available((BETWEEN, flat) if wanted.form == TILES and _by_levels(made, target) else (flat,))
+        return AvailableAlgorithms((BETWEEN, flat) if wanted.form == TILES and _by_levels(made, target) else (flat,))
     known = {n: implementation(made, target, n) for of, n in ON_TENSORS if of == made.name}
     found = {n: way for n, way in known.items() if way is not None}
     # Tiles take twice the memory of all parts, a gather once: among equals it is preferred.
     gathers = [n for n in found if wanted.function and not records()[n].takes_functions]
     on_request = frozenset(n for n, way in found.items() if way.on_request(made, target))
-    return Available(tuple(dict.fromkeys([*gathers, *found])), on_request)
+    return AvailableAlgorithms(tuple(dict.fromkeys([*gathers, *found])), on_request)
 
 
-def choice(made: Collective, target: LoweringTarget, in_program: bool) -> Choice | None:
+def choice(made: Collective, target: LoweringTarget, in_program: bool) -> MechanismChoice | None:
     """The algorithm of a collective; None if there is none.
 
     Raises:

@@ -17,7 +17,7 @@ from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.arguments import KernelParameters
 from tilescale.backends.cuda.lowering.deferred_stores import DeferredSignal
 from tilescale.backends.cuda.lowering.role_graph.graph import RoleGraph
-from tilescale.cost.choose import Choice
+from tilescale.cost.choose import MechanismChoice
 from tilescale.cost.operations import copy_choice
 from tilescale.cost.reach import linked
 from tilescale.errors import Location, UnsupportedError
@@ -170,7 +170,7 @@ class Phase:
         parameters = [(p.buffer, p.views) for p in self.program.parameters]
         return {view.data: buffer.data for buffer, views in parameters if buffer is not None for view in views}
 
-    def choice(self, call: ir.Call) -> Choice:
+    def choice(self, call: ir.Call) -> MechanismChoice:
         """The mechanism of a copy of tiles, by the machine model. Raises UnsupportedError without one."""
         machine, grid = self.target.machine, ir.constants(map(self.sized, self.launch.grid))
         units = machine.count(machine.program_level.name, machine.tensor_level.name)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.program.effects import Access
-from tilescale.program.regions import Inside
+from tilescale.program.regions import BoundVariables
 
 _TURNS = 64
 """Iterations of a loop that are evaluated: rings of slots repeat sooner."""
@@ -25,7 +25,9 @@ _SIZE = 1 << 14
 """Value assumed for a symbolic size: larger than the evaluated iterations reach."""
 
 
-def collide(a: Access, inside_a: Inside, b: Access, inside_b: Inside, around: Mapping[ir.Var, tuple[Any, Any]]) -> bool:
+def collide(
+    a: Access, inside_a: BoundVariables, b: Access, inside_b: BoundVariables, around: Mapping[ir.Var, tuple[Any, Any]]
+) -> bool:
     """Whether two stores may collide; `around` are program indices and loops, each with its begin and extent."""
     sides = [_box(a, inside_a), _box(b, inside_b)]
     if any(pair is None or not all(map(ir.is_pure, pair)) for box in sides for pair in box):
@@ -39,7 +41,7 @@ def collide(a: Access, inside_a: Inside, b: Access, inside_b: Inside, around: Ma
     return any(_collide_at(boxes, values) for values in drawn if values is not None)
 
 
-def _box(access: Access, inside: Inside) -> list[Any]:
+def _box(access: Access, inside: BoundVariables) -> list[Any]:
     """Begin and end along each dimension of a statement's stores in one iteration."""
     own = {var: over for var, over in inside.ranges.items() if var in inside.names}
     if access.begins is None or access.extents is None:
@@ -47,10 +49,10 @@ def _box(access: Access, inside: Inside) -> list[Any]:
     pairs = list(zip(access.begins, access.extents, strict=True))
     if not any(ir.variables(expr) & inside.names for pair in pairs for expr in pair):
         return [(begin, begin + extent) for begin, extent in pairs]
-    return list(Inside(own, inside.values, inside.names, inside.steady).bounds(access))
+    return list(BoundVariables(own, inside.values, inside.names, inside.steady).bounds(access))
 
 
-def _turns(inside: Inside) -> dict[ir.Var, tuple[Any, Any]]:
+def _turns(inside: BoundVariables) -> dict[ir.Var, tuple[Any, Any]]:
     return {var: over for var, over in inside.ranges.items() if var not in inside.names}
 
 

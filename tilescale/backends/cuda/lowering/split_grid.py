@@ -20,8 +20,8 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.cuda.lowering.statements import flat, is_pipelined, is_scalar
 from tilescale.hda import Machine
-from tilescale.program.effects import Surroundings
-from tilescale.program.grids import Grid, Unknown
+from tilescale.program.effects import ProgramNames
+from tilescale.program.grids import GridValues, UnknownValue
 from tilescale.program.model import GridPhase, Launch, Program
 from tilescale.program.operations import Rank, operation
 
@@ -82,8 +82,8 @@ def _branch(stmt: ir.Stmt, launch: Launch) -> _Branch | None:
     if count is None or count > _MOST:
         return None
     try:
-        met = Grid(count, {launch.programs[asked[0]]: np.arange(count)}).value(made.condition, {})
-    except Unknown:
+        met = GridValues(count, {launch.programs[asked[0]]: np.arange(count)}).value(made.condition, {})
+    except UnknownValue:
         return None
     changes = np.flatnonzero(np.diff(np.broadcast_to(met, count).astype(int)))
     if len(changes) != 1:
@@ -95,7 +95,7 @@ def _branch(stmt: ir.Stmt, launch: Launch) -> _Branch | None:
 def _orders(phase: GridPhase, program: Program) -> bool:
     """Whether a program of the grid may wait for another one: for its signal, or for a copy that waits for the signal.
     """
-    effects = Surroundings(program).all_effects(phase.stmt)
+    effects = ProgramNames(program).all_effects(phase.stmt)
     return bool(effects.acquires and effects.releases or effects.synchronizes) or effects.opaque
 
 

@@ -19,7 +19,7 @@ from tilelang_core.tiles import Gemm
 from tilescale.backends.cuda.lowering.markers import ExecutingThreads
 from tilescale.program.fragments import is_whole, spread, steps
 from tilescale.program.parallel_loops import is_fragment, loops_of, vector_lengths
-from tilescale.program.regions import Inside
+from tilescale.program.regions import BoundVariables
 
 _AXES = tuple(ir.Var(f"axis{axis}", "int32") for axis in range(8))
 """Canonical variables of an iteration where two statements are compared: of its loops, or of its fragment."""
@@ -112,7 +112,7 @@ def of_loops(
     if rule is None:
         return lambda access: None
     names = {loops[at].loop_var: _AXES[axis] for axis, at in enumerate(order)}
-    bound, sizes = Inside.of(nest).names - names.keys(), [extents[at] for at in order]
+    bound, sizes = BoundVariables.of(nest).names - names.keys(), [extents[at] for at in order]
     return lambda access: _map(rule, [ir.substitute(n, names) for n in access.begins or ()], sizes, bound, known)
 
 

@@ -18,7 +18,7 @@ from tilescale.backends.cuda.lowering.markers import ExecutingThreads
 from tilescale.backends.cuda.lowering.places import collide
 from tilescale.backends.cuda.lowering.thread_maps import PhaseBuffers, ThreadMap, of_copy, of_index, of_loops
 from tilescale.program.effects import Access
-from tilescale.program.regions import Inside, may_overlap
+from tilescale.program.regions import BoundVariables, may_overlap
 
 AccessKey: TypeAlias = tuple[Any, ...]
 
@@ -54,7 +54,7 @@ class MemoryAccess:
 
     key: AccessKey
     access: Access
-    inside: Inside
+    inside: BoundVariables
     by: ExecutingThreads
     thread: Any
     generic: bool
@@ -112,7 +112,7 @@ class MemoryAccess:
         new = {var: value}
         old = self.inside
         ranges = {v: (ir.substitute(a, new), ir.substitute(n, new)) for v, (a, n) in old.ranges.items()}
-        inside = Inside({**ranges, runs: over}, old.values, old.names, old.steady)
+        inside = BoundVariables({**ranges, runs: over}, old.values, old.names, old.steady)
         begins, extents = self.access.begins, self.access.extents
         if begins is not None and extents is not None:
             begins, extents = (tuple(ir.substitute(n, new) for n in part) for part in (begins, extents))
@@ -164,7 +164,7 @@ class AccessCollector:
         Args:
             once: the condition that selects a single thread, if there is one.
         """
-        inside = Inside.of(stmt)
+        inside = BoundVariables.of(stmt)
         thread = self._thread(stmt, by, once)
         made: list[MemoryAccess] = []
         for found, is_bulk in self._accesses(stmt):
@@ -176,7 +176,7 @@ class AccessCollector:
             made.append(MemoryAccess(key, *self._by_any_thread(access, inside), by, who, generic, bulk, depth))
         return made
 
-    def _by_any_thread(self, access: Access, inside: Inside) -> tuple[Access, Inside]:
+    def _by_any_thread(self, access: Access, inside: BoundVariables) -> tuple[Access, BoundVariables]:
         """An access with fresh thread indices: other threads make it at the same time with other values."""
         used = {v for part in (access.begins or (), access.extents or ()) for n in part for v in ir.variables(n)}
         own = {v: ir.Var(v.name, str(v.dtype)) for v in used & self.known.threads.keys()}
@@ -202,13 +202,13 @@ class AccessCollector:
         """Whether all threads may read an element, on chip or not, that they all store to: only one of them may."""
         if not isinstance(stmt, ir.BufferStore) or stmt.buffer.scope().startswith("local"):
             return False
-        (store, *others), none = map(_access, self._found(stmt)), Inside()
+        (store, *others), none = map(_access, self._found(stmt)), BoundVariables()
         loads = [other for other in others if other.root.same_as(store.root)]
         return self._of_index(store) == EVERY and any(may_overlap(store, none, load, none) for load in loads)
 
     def loads_whole(self, stmt: ir.Stmt) -> set[ir.Var]:
         """Tiles in shared memory of which a statement loads every element, also after simplification of its values."""
-        inside = Inside.of(stmt)
+        inside = BoundVariables.of(stmt)
         if any(isinstance(inner, ir.IfThenElse) for inner in ir.statements(stmt)):
             return set()
         loads = (a for inner in ir.statements(stmt) for a in self._found(_simplified(inner)) if a.reads)
@@ -284,7 +284,7 @@ def _simplified(stmt: ir.Stmt) -> ir.Stmt:
     return ir.BufferStore(stmt.buffer, ir.simplify(stmt.value, {}), stmt.indices, stmt.predicate)
 
 
-def _is_whole(access: Access, inside: Inside) -> bool:
+def _is_whole(access: Access, inside: BoundVariables) -> bool:
     """Whether an access covers every element: each index runs over its dimension by a loop of its own."""
     if access.begins is None or access.extents is None:
         return True

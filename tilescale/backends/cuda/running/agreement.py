@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from tilelang_core import ir
 from tilescale.comm.agreement import Facts
-from tilescale.comm.call import Call
-from tilescale.comm.heap.group import Group
+from tilescale.comm.call import CollectiveCall
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.cost.calibrated import origin
 from tilescale.errors import picklable
 from tilescale.hda import Machine
@@ -21,13 +21,13 @@ from tilescale.program.model import Program
 T = TypeVar("T")
 
 
-def once_per_node(group: Group, first: bool, make: Callable[[], T]) -> T:
+def once_per_node(group: HeapGroup, first: bool, make: Callable[[], T]) -> T:
     """Collective: the result of `make`; the first rank of each node finishes before the others start, which find it
     cached.
 
     Raises an error of `make` on any rank on all ranks.
     """
-    call = Call.here("kernel.compile")
+    call = CollectiveCall.here("kernel.compile")
     made: tuple[T | None, BaseException | None] = (None, None)
     for turn in (True, False):
         if first == turn:
@@ -36,9 +36,9 @@ def once_per_node(group: Group, first: bool, make: Callable[[], T]) -> T:
     return made[0]  # type: ignore[return-value]  # nothing was raised
 
 
-def on_all(group: Group, check: Callable[[], Any]) -> None:
+def on_all(group: HeapGroup, check: Callable[[], Any]) -> None:
     """Collective: run a check; an error on any rank is raised on all."""
-    _raise_any(group, Call.here("kernel.check"), _try(check)[1])
+    _raise_any(group, CollectiveCall.here("kernel.check"), _try(check)[1])
 
 
 def _try(make: Callable[[], T]) -> tuple[T | None, BaseException | None]:
@@ -48,7 +48,7 @@ def _try(make: Callable[[], T]) -> tuple[T | None, BaseException | None]:
         return None, error
 
 
-def _raise_any(group: Group, call: Call, own: BaseException | None) -> None:
+def _raise_any(group: HeapGroup, call: CollectiveCall, own: BaseException | None) -> None:
     errors = group.all_gather(call, None if own is None else picklable(own))
     if own is not None:
         raise own

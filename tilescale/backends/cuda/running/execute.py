@@ -44,7 +44,7 @@ from tilescale.comm import Team, World, init
 from tilescale.comm.agreement import agree
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.default import heap_for
-from tilescale.comm.heap.group import Group
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.errors import LaunchError, Location, UnsupportedError
 from tilescale.passes.mod_analysis import written_parameters
 from tilescale.program.arguments import bind
@@ -80,7 +80,7 @@ class DeviceProgram:
         self._written = written_parameters(self.program)
         if self.is_alone:
             self.world = self.team = World(ranks=(0,), rank=0, launcher=self.world.launcher, node_of=(0,))
-        self._group = Group(self.team)
+        self._group = HeapGroup(self.team)
         agree(self._group, facts(self.program, machine, self.options), self.program.func.script)
         if "target" not in self.options:
             self.on_all(lambda: check_gpu(machine, self.device))

@@ -17,7 +17,7 @@ from tilescale.backends.cuda.running.steps import ProgramCall, StreamWork
 from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word
 from tilescale.backends.cuda.running.transports import TensorMessage, Transport
 from tilescale.errors import OutOfBoundsError, UnsupportedError
-from tilescale.program.asynchronous import Parts
+from tilescale.program.asynchronous import PartLayout
 from tilescale.program.operations import Copy
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def exchange(
     return run
 
 
-def part_of(whole: torch.Tensor, parts: Parts, rank: int, size: int) -> torch.Tensor:
+def part_of(whole: torch.Tensor, parts: PartLayout, rank: int, size: int) -> torch.Tensor:
     """A rank's part of a whole, with a leading 1 if it is a slot."""
     count = 1 if parts.slots else whole.shape[parts.lead] // size
     return whole.narrow(parts.lead, rank * count, count)

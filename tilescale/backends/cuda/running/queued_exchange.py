@@ -20,7 +20,7 @@ from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamW
 from tilescale.backends.cuda.running.transports import TensorMessage
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops
-from tilescale.program.asynchronous import Parts, flag_of
+from tilescale.program.asynchronous import PartLayout, flag_of
 from tilescale.program.operations import Collective
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class QueuedExchange:
         )
         self._size, self._rank = dict(context.sizes)[made.level], context.rank(made.level)
         self._near = reached(context.target, made.level)
-        self._parts = Parts.moved(made)
+        self._parts = PartLayout.moved(made)
         self._transport = context.queue_transport if self._near < self._size else None
         for part in (self._target, self._flags):
             part.reached()

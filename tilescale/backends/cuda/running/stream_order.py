@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tilescale.comm.failure_log import Failure
+from tilescale.comm.failure_log import RankFailure
 from tilescale.errors import RankFailedError, TileScaleError
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def wait_idle(
     return True
 
 
-def noted_failure(failure: Callable[[], Failure | None]) -> RankFailedError | None:
+def noted_failure(failure: Callable[[], RankFailure | None]) -> RankFailedError | None:
     """The first failure of a job as an error; None if there is none. `failure` is a call of `World.failure`."""
     try:
         found = failure()

@@ -21,9 +21,9 @@ from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.cuda.running.stream_order import IdleWait, noted_failure, wait_idle
 from tilescale.backends.cuda.running.timeouts import WaitRecords
 from tilescale.comm import Team, World
-from tilescale.comm.call import Call
+from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap import SymmetricHeap
-from tilescale.comm.heap.group import Group
+from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.heap.reach import Reach
 from tilescale.errors import DeviceError, RankFailedError, RankMismatchError, TileScaleError
 
@@ -55,7 +55,7 @@ class WaitGuard:
     ):
         """Collective. `heap` is the heap of the devices that share memory, `team` the ranks of the program."""
         self._program, self._world, self._device, self._limit_ns = program, world, heap.device, limit_ns
-        self._group, self._near = Group(team), heap.team
+        self._group, self._near = HeapGroup(team), heap.team
         self.sites = sites
         self.records: WaitRecords = WaitRecords(heap)
         self.ranks: RankBarrier = RankBarrier(heap, compile)
@@ -111,7 +111,7 @@ class WaitGuard:
 
     def _refusal(self) -> RankMismatchError | None:
         """The error that another rank raised instead of making a call that this one has made."""
-        return self._group.refusal(Call.here("kernel"))
+        return self._group.refusal(CollectiveCall.here("kernel"))
 
     def _failure(self) -> TileScaleError | None:
         return noted_failure(self._world.failure) or self._refusal()
@@ -169,7 +169,7 @@ class WaitGuard:
             RankMismatchError: ranks reset different programs.
             DeviceError: the device does not become idle.
         """
-        call = Call.here("kernel.reset")
+        call = CollectiveCall.here("kernel.reset")
         self.records.stop()
         if not self._wait_idle():
             raise DeviceError(f"{self._device} does not become idle: it runs other work than {self._program!r}")

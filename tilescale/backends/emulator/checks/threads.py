@@ -32,7 +32,7 @@ from tilescale.backends.emulator.execute.frame import active
 from tilescale.backends.emulator.execute.observe import READ, WRITE, Observer
 from tilescale.errors import RaceError
 from tilescale.program.effects import phases, statements
-from tilescale.program.fragments import Distribution, accesses_in, spread, steps
+from tilescale.program.fragments import ThreadDistribution, accesses_in, spread, steps
 from tilescale.program.parallel_loops import loops_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _SEVERAL = -1
 """Marks a cell that more than one thread accessed."""
 
-_EACH = Distribution(0, (1,))
+_EACH = ThreadDistribution(0, (1,))
 """Distribution of statements that each thread executes for itself."""
 
 
@@ -177,7 +177,7 @@ class Threads(Observer):
         rows += [np.full_like(items, several) if known.shared else rows[-1]] * (self._rows - len(rows))
         return cells, np.stack(rows)
 
-    def _known(self, home: Home) -> Distribution | None:
+    def _known(self, home: Home) -> ThreadDistribution | None:
         """The distribution of an access's step over threads, if known."""
         return self._distributions.get(home.step) if home.of_tile or loops_of(home.step) else _EACH
 
@@ -270,7 +270,7 @@ def _touched(frame: Frame, home: Home, numbers: np.ndarray, index: Any, items: n
     return np.broadcast_to(numbers, frame.space).reshape(-1)[items]
 
 
-def _distributions(run: Run, tensors: set[int]) -> Iterator[tuple[ir.Stmt, Distribution]]:
+def _distributions(run: Run, tensors: set[int]) -> Iterator[tuple[ir.Stmt, ThreadDistribution]]:
     """Steps of programs with a known distribution over threads, reported by TileLang where they touch tensors."""
     root = lambda data: run.compiler.root(run.compiler.slot(data))  # noqa: E731
     if len({launch.threads for launch in run.program.launches}) > 1:
@@ -282,9 +282,9 @@ def _distributions(run: Run, tensors: set[int]) -> Iterator[tuple[ir.Stmt, Distr
         held = spread(found) - set(dict(launch.notes).get("layout_map", ()))
         layouts = _Layouts(run, launch)
         for step, threads in found:
-            known = Distribution.of(step, threads, held)
+            known = ThreadDistribution.of(step, threads, held)
             if known is None and any(root(access.buffer.data) in tensors for access in accesses_in(step)):
-                known = Distribution.by_layout(step, layouts.found)
+                known = ThreadDistribution.by_layout(step, layouts.found)
             if known is not None:
                 yield step, known
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from tilelang_core import ir
-from tilescale.program.effects import Surroundings, statements
+from tilescale.program.effects import ProgramNames, statements
 from tilescale.program.model import Program
 from tilescale.program.operations import operation, signalled
 
@@ -15,7 +15,7 @@ def signals(stmt: ir.Stmt) -> bool:
     return bool(signalled(operation(call)))
 
 
-def named(program: Program, names: Surroundings) -> set[ir.Var]:
+def named(program: Program, names: ProgramNames) -> set[ir.Var]:
     """The data variables of all flags: those that signals and waits name, and integers that loops poll and other
     statements write.
     """

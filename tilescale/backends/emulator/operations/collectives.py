@@ -21,7 +21,7 @@ from tilescale.backends.emulator.interpret.registry import operation
 from tilescale.backends.emulator.operations import pieces
 from tilescale.backends.emulator.operations.gathers import queued_collective
 from tilescale.backends.emulator.operations.remote import Peer
-from tilescale.collectives import TENSORS, TILES, Algorithm, Schedule, records, select
+from tilescale.collectives import TENSORS, TILES, Algorithm, RoundSchedule, records, select
 from tilescale.collectives.estimate import shape_of
 from tilescale.collectives.request import wanted_of
 from tilescale.collectives.select import everything, moved, refusal
@@ -48,7 +48,7 @@ class Chosen:
     def __init__(self, compiler: Compiler, made: Collective):
         self.made, self.machine, self.where = made, compiler.machine, compiler.where
         self._record: Algorithm | None = None
-        self._plan: Schedule | None = None
+        self._plan: RoundSchedule | None = None
 
     def choose(self, frame: Frame) -> Algorithm:
         """Its record.
@@ -75,7 +75,7 @@ class Chosen:
         sent, size = moved(self.made.name, name, units, nbytes, self.made.combine is not None)
         return Moves(sent, name, int(size))
 
-    def schedule(self, frame: Frame, units: int) -> Schedule:
+    def schedule(self, frame: Frame, units: int) -> RoundSchedule:
         """The rounds of the algorithm between `units` units."""
         record, wanted = self.choose(frame), self._wanted
         if self._plan is None:
@@ -110,7 +110,7 @@ def _bytes_of(compiler: Compiler, tiles: Sequence[Any]) -> Closure:
 def _collective(
     compiler: Compiler,
     made: Collective,
-    compute: Callable[[Frame, Schedule, Values], Results],
+    compute: Callable[[Frame, RoundSchedule, Values], Results],
     brings: Callable[[Frame], int] | None = None,
     tiles: Sequence[Any] = (),
 ) -> Closure:
@@ -168,7 +168,7 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
         return _allreduce_norm(compiler, made, made.norm)
     op, result = made.reduction, len(made.tiles) - 1
 
-    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+    def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
         flat = [(tile.reshape(-1),) for tile, *_ in values]
         sums = pieces.allreduce(plan, flat, _reduction(op, values[0][0].dtype))
         return [{result: total.reshape(tile.shape)} for (total,), (tile, *_) in zip(sums, values, strict=True)]
@@ -181,7 +181,7 @@ def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure
     tiles = (made.source, *norm.read, made.target, *norm.written)
     brought = 1 + len(norm.read)
 
-    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+    def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
         dtype = values[0][0].dtype
         sums = pieces.allreduce(plan, [(mine[0].reshape(-1),) for mine in values], _reduction(made.reduction, dtype))
         results = []
@@ -234,7 +234,7 @@ def _allreduce_function(compiler: Compiler, made: Collective, combine: Combine) 
         pairs = zip(total, values[0], strict=True)
         return tuple(numerics.convert(_collapsed(t, like), like.dtype) for t, like in pairs)
 
-    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+    def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
         shapes = [tile.shape for tile in values[0]]
         common = min(len(shape) for shape in shapes)
         rows = [tuple(tile.reshape(-1, *tile.shape[common:]) for tile in mine) for mine in values]
@@ -260,7 +260,7 @@ def _reduce_scatter(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
     op, axis = made.reduction, made.axis
 
-    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+    def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
         combine = _reduction(op, values[0][0].dtype)
         return [{1: part} for part in pieces.reduce_scatter(plan, [v[0] for v in values], axis, combine)]
 
@@ -282,7 +282,7 @@ def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
         return join
     axis = made.axis
 
-    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+    def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
         return [{1: whole} for whole in pieces.all_gather(plan, [v[0] for v in values], axis)]
 
     return _collective(compiler, made, compute, lambda frame: 1)
@@ -295,7 +295,7 @@ def _all_to_all(compiler: Compiler, call: ir.Call) -> Closure:
         return queued_collective(compiler, made)
     axis = made.axis
 
-    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+    def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
         return [{1: whole} for whole in pieces.all_to_all(plan, [v[0] for v in values], axis)]
 
     return _collective(compiler, made, compute, lambda frame: 1)
@@ -306,7 +306,7 @@ def _broadcast(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
     root = Peer(compiler, made.root, made.level)
 
-    def compute(frame: Frame, plan: Schedule, values: Values) -> Results:
+    def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
         chosen = root.unit(frame).around(root.level).rank
         return [{0: tile.copy()} for tile in pieces.broadcast(plan, [v[0] for v in values], chosen)]
 

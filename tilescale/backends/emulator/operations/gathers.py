@@ -14,7 +14,7 @@ from tilescale.backends.emulator.interpret.regions import Block, Region
 from tilescale.backends.emulator.interpret.scales import instance
 from tilescale.backends.emulator.operations.remote import Flag, queued
 from tilescale.errors import UsageError
-from tilescale.program.asynchronous import Parts, flag_of
+from tilescale.program.asynchronous import PartLayout, flag_of
 from tilescale.program.operations import Collective
 
 
@@ -33,7 +33,7 @@ class _Exchange:
         self.compiler, self.level, self.chunk = compiler, made.level, made.chunk
         self.source, self.target = Region(compiler, made.source), Region(compiler, made.target)
         self.flag = Flag(compiler, made.flags, 1, "add", made.level)
-        self.parts, self.to_all = Parts.moved(made), made.name == "all_gather"
+        self.parts, self.to_all = PartLayout.moved(made), made.name == "all_gather"
         watching = compiler.instrumentation
         self.record = watching.chunk(compiler, made, self.source, self.flag) if watching is not None else None
         compiler.reached |= {self.target.home.root, self.flag.region.home.root}

@@ -12,21 +12,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tilescale.collectives.play import play
-from tilescale.collectives.schedule import Schedule
+from tilescale.collectives.schedule import RoundSchedule
 
 Value = tuple[np.ndarray, ...]
 Combine = Callable[[Sequence[Value]], Value]
 Held = list[dict[int, Value]]
 
 
-def allreduce(plan: Schedule, values: Sequence[Value], combine: Combine) -> list[Value]:
+def allreduce(plan: RoundSchedule, values: Sequence[Value], combine: Combine) -> list[Value]:
     """All-reduce: the combination of all values, for each unit."""
     held: Held = [dict(enumerate(_cut(value, plan.pieces))) for value in values]
     play(plan, held, combine)
     return _joined([[mine[piece] for piece in range(plan.pieces)] for mine in held])
 
 
-def broadcast(plan: Schedule, values: Sequence[np.ndarray], root: int) -> list[np.ndarray]:
+def broadcast(plan: RoundSchedule, values: Sequence[np.ndarray], root: int) -> list[np.ndarray]:
     """Broadcast: the root's tile, for each unit. Unit 0 of the rounds is the root."""
     units = len(values)
     held: Held = [{} for _ in values]
@@ -36,7 +36,7 @@ def broadcast(plan: Schedule, values: Sequence[np.ndarray], root: int) -> list[n
     return [flat[(unit - root) % units][0].reshape(values[root].shape) for unit in range(units)]
 
 
-def reduce_scatter(plan: Schedule, values: Sequence[np.ndarray], axis: int, combine: Combine) -> list[np.ndarray]:
+def reduce_scatter(plan: RoundSchedule, values: Sequence[np.ndarray], axis: int, combine: Combine) -> list[np.ndarray]:
     """Reduce-scatter: each unit's part, along an axis, of the combination of all values."""
     parts = [np.split(value, plan.units, axis) for value in values]
     held: Held = [_by_home(plan, mine) for mine in parts]
@@ -45,7 +45,7 @@ def reduce_scatter(plan: Schedule, values: Sequence[np.ndarray], axis: int, comb
     return [flat[unit][0].reshape(parts[unit][unit].shape) for unit in range(plan.units)]
 
 
-def all_gather(plan: Schedule, values: Sequence[np.ndarray], axis: int) -> list[np.ndarray]:
+def all_gather(plan: RoundSchedule, values: Sequence[np.ndarray], axis: int) -> list[np.ndarray]:
     """All-gather: all values joined along an axis, for each unit."""
     cut = _by_home(plan, values)
     held: Held = [{piece: cut[piece] for piece in _at(plan, unit)} for unit in range(plan.units)]
@@ -62,12 +62,12 @@ def all_gather(plan: Schedule, values: Sequence[np.ndarray], axis: int) -> list[
     return results
 
 
-def all_to_all(plan: Schedule, values: Sequence[np.ndarray], axis: int) -> list[np.ndarray]:
+def all_to_all(plan: RoundSchedule, values: Sequence[np.ndarray], axis: int) -> list[np.ndarray]:
     """All-to-all: the parts addressed to each unit, joined along an axis in the order of ranks."""
     return exchanged(plan, [np.split(value, plan.units, axis) for value in values], axis)
 
 
-def exchanged(plan: Schedule, parts: Sequence[Sequence[np.ndarray]], axis: int) -> list[np.ndarray]:
+def exchanged(plan: RoundSchedule, parts: Sequence[Sequence[np.ndarray]], axis: int) -> list[np.ndarray]:
     """All-to-all of parts by source and target, which may be of any lengths along the axis."""
     units = plan.units
     held: Held = [
@@ -87,12 +87,12 @@ def _cut(value: Value, pieces: int) -> list[Value]:
     return [tuple(array[begin:end] for array in value) for begin, end in zip(bounds, bounds[1:], strict=False)]
 
 
-def _at(plan: Schedule, unit: int) -> list[int]:
+def _at(plan: RoundSchedule, unit: int) -> list[int]:
     """The pieces that a unit begins or ends with, in order."""
     return np.flatnonzero(plan.home == unit).tolist()
 
 
-def _by_home(plan: Schedule, parts: Sequence[np.ndarray]) -> dict[int, Value]:
+def _by_home(plan: RoundSchedule, parts: Sequence[np.ndarray]) -> dict[int, Value]:
     """Piece -> its value, of the part of each home unit."""
     found: dict[int, Value] = {}
     for unit, part in enumerate(parts):

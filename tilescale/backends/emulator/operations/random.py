@@ -15,7 +15,7 @@ from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.registry import operation, value_operation
 from tilescale.backends.emulator.numerics.random import Philox
 from tilescale.errors import UnsupportedError, UsageError
-from tilescale.program.fragments import Distribution
+from tilescale.program.fragments import ThreadDistribution
 from tilescale.program.parallel_loops import loops_of
 
 _PHILOX = "curandStatePhilox4_32_10_t"
@@ -68,7 +68,7 @@ def _check_loops(compiler: Compiler) -> None:
         UnsupportedError: this does not hold for certain.
     """
     launch, step = compiler.launch, compiler.step
-    known = Distribution.of(step, launch.thread_count, ())
+    known = ThreadDistribution.of(step, launch.thread_count, ())
     alone = compiler.executing == compiler.machine.program_level and not compiler.threads_apart
     if known is None or known.lengths != (1,) or not alone or launch.thread_count != launch.threads[0]:
         raise UnsupportedError(

@@ -24,7 +24,7 @@ from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.backends.emulator.operations.pointers import pointed
 from tilescale.backends.emulator.record.registry import cost
 from tilescale.backends.emulator.record.tally import Tally, points
-from tilescale.timing.steps import Part, merged
+from tilescale.timing.steps import WorkPart, merged
 
 Demands = dict[Any, float]
 
@@ -100,7 +100,7 @@ def _moves(compiler: Compiler, name: str, sides: list[Traffic], asynchronous: bo
         found = [side.demands(frame, instances) for side in sides]
         nbytes = max(size for _, _, size in found)
         floor = max(seconds for _, seconds, _ in found)
-        part = Part(name, kind, where, merged([demands for demands, _, _ in found]), nbytes)
+        part = WorkPart(name, kind, where, merged([demands for demands, _, _ in found]), nbytes)
         recorder.work(frame, part, floor, asynchronous=asynchronous)
 
     return record
@@ -151,7 +151,7 @@ def _product(view: type[Gemm] | type[SparseGemm]) -> Callable[[Compiler, ir.Call
             flops = 2 * math.prod(out) * shape[0 if product.transpose_a else 1] * dense
             arithmetic = recorder.rates.product(flops / dense, str(left.home.buffer.dtype))
             moved = [side.demands(frame, side.instances(frame))[0] for side in operands if side.kind == "shared"]
-            recorder.work(frame, Part("gemm", "compute", where, merged([arithmetic, *moved]), flops=flops))
+            recorder.work(frame, WorkPart("gemm", "compute", where, merged([arithmetic, *moved]), flops=flops))
 
         return record
 
@@ -180,7 +180,7 @@ def _elements(name: str) -> Callable[[Compiler, ir.Call], Closure]:
             demands = merged([arithmetic, *(demands for demands, _, _ in found)])
             floor = max([seconds for _, seconds, _ in found], default=0.0)
             kind = "transfer" if any(side.kind == "global" for side in sides) else "compute"
-            recorder.work(frame, Part(name, kind, where, demands, flops=count), floor)
+            recorder.work(frame, WorkPart(name, kind, where, demands, flops=count), floor)
 
         return record
 
@@ -217,7 +217,7 @@ def _access(
             moved = recorder.rates.on_chip(scope, total)
             if far:
                 moved, _ = recorder.touches(frame, lambda _: ((root, where), total), True)
-            recorder.work(frame, Part(name, "transfer" if far else "compute", where, moved, total), latency)
+            recorder.work(frame, WorkPart(name, "transfer" if far else "compute", where, moved, total), latency)
 
         return record
 
@@ -269,7 +269,7 @@ def loop_cost(compiler: Compiler, found: Tally, name: str) -> Callable[[Frame, t
             parts.append(moved)
         floor = layer.latency if any(not access.writes for _, access in slots) else 0.0
         floor += at_least(frame, total, layer.per_program)
-        recorder.work(frame, Part(name, kind, where, merged(parts), total, flops * every), floor)
+        recorder.work(frame, WorkPart(name, kind, where, merged(parts), total, flops * every), floor)
 
     programs = [compiler.slot(var) for var in compiler.launch.programs] if compiler.launch is not None else []
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from tilescale.backends.emulator.execute.tasks import Task, Wait
 from tilescale.backends.emulator.record.equivalence import Equivalence
-from tilescale.timing.record import Look
-from tilescale.timing.steps import Task as Recorded
+from tilescale.timing.record import CacheLookup
+from tilescale.timing.steps import RecordedTask as Recorded
 
 if TYPE_CHECKING:
     from tilescale.backends.emulator.execute.grid import Grid
@@ -88,7 +88,7 @@ class _Programs:
         self.equivalence, self.grid = equivalence, grid
         self.run_, self.unit = grid.device.run, grid.device.unit
         # Deciding indices -> the tile accesses to check; these with their results -> steps.
-        self._looks: dict[Index, list[Look]] = {}
+        self._looks: dict[Index, list[CacheLookup]] = {}
         self._steps: dict[Hashable, _Steps] = {}
 
     def run(self) -> Counter[str]:
@@ -124,7 +124,7 @@ class _Programs:
         found = tuple(look.found for look in log.looks)
         self._steps[kind, found] = _Steps(log.task, Counter(self._collectives) - before)
 
-    def _look(self, look: Look, index: Index) -> tuple[bool, int]:
+    def _look(self, look: CacheLookup, index: Index) -> tuple[bool, int]:
         """The cache and bounds results of another program for the accesses of a recorded one."""
         frame = look.frame
         for slot, value in zip(self.grid.plan.slots, index, strict=True):

@@ -10,7 +10,7 @@ from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.program.effects import statements
-from tilescale.program.persistent_loops import Iteration, iteration_of
+from tilescale.program.persistent_loops import LoopIteration, iteration_of
 
 
 class PersistentLoops:
@@ -34,7 +34,7 @@ class PersistentLoops:
                 self.loops.add(stmt)
                 self._note(iteration)
 
-    def _note(self, iteration: Iteration) -> None:
+    def _note(self, iteration: LoopIteration) -> None:
         if iteration.epilogue:
             self.refills.add((*iteration.after, *iteration.epilogue)[0])
         for stmt in iteration.epilogue:

@@ -25,15 +25,24 @@ from tilescale.collectives.select import numbering
 from tilescale.errors import Location
 from tilescale.hda import Machine
 from tilescale.timing import steps
-from tilescale.timing.epilogues import Persistent
-from tilescale.timing.plans import Plans
-from tilescale.timing.rates import Cache, Rates, bandwidth, cache_name
-from tilescale.timing.record import Log, Look
-from tilescale.timing.replay import Replay
-from tilescale.timing.steps import Acquire, Launch, Owned, Part, Publish, Settle, Work, merged
-from tilescale.timing.steps import Task as Recorded
+from tilescale.timing.epilogues import PersistentTask
+from tilescale.timing.plans import CollectivePlans
+from tilescale.timing.rates import Rates, TileCache, bandwidth, cache_name
+from tilescale.timing.record import CacheLookup, TaskLog
+from tilescale.timing.replay import Simulation
+from tilescale.timing.steps import (
+    AcquireStep,
+    LaunchStep,
+    PublishStep,
+    SettleStep,
+    UnitResource,
+    WorkPart,
+    WorkStep,
+    merged,
+)
+from tilescale.timing.steps import RecordedTask as Recorded
 from tilescale.timing.timeline import Timeline
-from tilescale.timing.united import United
+from tilescale.timing.united import ClusterLog
 
 COPY_QUEUE = "copy queue"
 """The name of a tensor-owning unit's queue among its engines."""
@@ -54,23 +63,23 @@ class Recorder(Observer):
         self.machine, self.rates = machine, Rates(machine)
         self.extents = dict(extents)
         self.sizes: Sizes = numbering(machine, self.extents, grid)
-        self.plans = Plans(machine, self.sizes)
+        self.plans = CollectivePlans(machine, self.sizes)
         self._memory = self.rates.layers["global"]
         self._startup = _startup(machine)
         self._clear()
 
     def _clear(self) -> None:
-        self._roots: list[Log] = []
-        self._queues: list[Log] = []
+        self._roots: list[TaskLog] = []
+        self._queues: list[TaskLog] = []
         # The latency that remains before a queue moves the first bytes of an operation.
-        self._starting: dict[Log, Acquire] = {}
-        self._logs: dict[Task, Log | United] = {}
+        self._starting: dict[TaskLog, AcquireStep] = {}
+        self._logs: dict[Task, TaskLog | ClusterLog] = {}
         self._counts: dict[Hashable, int] = {}
         self._values: dict[Hashable, Any] = {}
         # Flags by address, and their last known values.
         self._flags: dict[Hashable, np.ndarray] = {}
         self._seen: dict[Hashable, Any] = {}
-        self._caches: dict[int, Cache] = {}
+        self._caches: dict[int, TileCache] = {}
 
     def take(self) -> Recorder:
         """The record of the run that has ended, as a recorder of its own; this one is empty after it."""
@@ -83,7 +92,7 @@ class Recorder(Observer):
         self.current, self.row_of = current, row_of
 
     @property
-    def log(self) -> Log | United:
+    def log(self) -> TaskLog | ClusterLog:
         """The log of the current task."""
         return self._logs[self.current()]
 
@@ -91,22 +100,22 @@ class Recorder(Observer):
         """The simulation of all that was recorded."""
         level = self.machine.tensor_level.name
         program = self.machine.program_level.name
-        replay = Replay(level, program, self.rates.places, self.rates.kinds, self._values)
+        replay = Simulation(level, program, self.rates.places, self.rates.kinds, self._values)
         return replay.run([log.task for log in self._roots], [log.task for log in self._queues])
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def begins(self, task: Task) -> None:
         if task.beside is not None:
-            log = Log(Recorded(task.name, self._logs[task.beside].task.row, engine=COPY_QUEUE))
+            log = TaskLog(Recorded(task.name, self._logs[task.beside].task.row, engine=COPY_QUEUE))
             self._queues.append(log)
         elif task.parent is None:
-            log = Log(Recorded(task.name, len(self._roots)))
+            log = TaskLog(Recorded(task.name, len(self._roots)))
             self._roots.append(log)
         else:
             parent = self._logs[task.parent]
             log = parent.begins(task.name.removeprefix(task.parent.name).removeprefix(", "))
-            if isinstance(parent.family, Launch) and not parent.family.alike:
+            if isinstance(parent.family, LaunchStep) and not parent.family.alike:
                 self._starts(log.task.row, 1)
         self._logs[task] = log
 
@@ -118,7 +127,7 @@ class Recorder(Observer):
     def unites(self, tasks: Sequence[Task]) -> None:
         """The current task acts for all of a cluster's programs, until `divides`: each does its share."""
         own, barrier = self.log, self.machine.program_level.barrier
-        self._logs[self.current()] = United([self._logs[task] for task in tasks], own, barrier)
+        self._logs[self.current()] = ClusterLog([self._logs[task] for task in tasks], own, barrier)
 
     def divides(self) -> None:
         """The current task acts for itself again."""
@@ -129,21 +138,21 @@ class Recorder(Observer):
         `ends_persistent_loop`.
         """
         log = self.log
-        if not isinstance(log, Log) or log.loops or log.muted or log.ahead is not None:
+        if not isinstance(log, TaskLog) or log.loops or log.muted or log.ahead is not None:
             return False
-        self._logs[self.current()] = Persistent(log)
+        self._logs[self.current()] = PersistentTask(log)
         return True
 
     def waits_for_epilogue(self) -> None:
         """The following steps overwrite the tile that the loop's last epilogue has been handed."""
-        if isinstance(self.log, Persistent):
+        if isinstance(self.log, PersistentTask):
             self.log.waits_for_room()
 
     @contextlib.contextmanager
     def as_epilogue(self, begins: bool, ends: bool) -> Iterator[None]:
         """The following steps belong to the epilogue role of the current task's loop."""
         log = self.log
-        if not isinstance(log, Persistent):
+        if not isinstance(log, PersistentTask):
             yield
             return
         self._logs[self.current()] = log.hands_over() if begins else log.epilogue
@@ -163,20 +172,22 @@ class Recorder(Observer):
         """
         places, log = self.rates.places, self.log
         if self._memory.cache_capacity:
-            self._caches[log.task.row] = self._caches.get(log.task.row) or Cache(self._memory.cache_capacity, resident)
+            self._caches[log.task.row] = self._caches.get(log.task.row) or TileCache(
+                self._memory.cache_capacity, resident
+            )
             self._caches[log.task.row].together = resident
         seconds = self.machine.tensor_level.launch
-        log.launch(Launch(places, max(resident // places, 1), group, seconds, f"launch of {count}", where, same))
+        log.launch(LaunchStep(places, max(resident // places, 1), group, seconds, f"launch of {count}", where, same))
 
     # -- programs with equal steps
     # ---------------------------------------------------------------------------------------
 
     @property
-    def launched(self) -> Launch:
+    def launched(self) -> LaunchStep:
         """The grid that the current task has started."""
         return self.log.family
 
-    def log_of(self, task: Task) -> Log:
+    def log_of(self, task: Task) -> TaskLog:
         """The log of a task that has not been joined."""
         return self._logs[task]
 
@@ -184,13 +195,13 @@ class Recorder(Observer):
         """A program of the current task's grid repeats the steps of another one."""
         self.launched.tasks.append(Recorded(name, task.row, task.steps))
 
-    def takes_over(self, tasks: list[Recorded], cache: Cache | None) -> None:
+    def takes_over(self, tasks: list[Recorded], cache: TileCache | None) -> None:
         """The current task's grid repeats the steps of another one, after which the cache's content is as given."""
         self.launched.tasks = tasks
         if cache is not None:
             self._caches[self.log.task.row] = cache.copy()
 
-    def cache_of_now(self) -> Cache | None:
+    def cache_of_now(self) -> TileCache | None:
         """The content of the cache of the current task's tensor-owning unit."""
         return self._caches.get(self.log.task.row)
 
@@ -214,17 +225,17 @@ class Recorder(Observer):
             return
         self._counts[place] = self._counts.get(place, 0) + self.log.width
         named = place if isinstance(place, Start) else self.log.place(place)
-        self.log.step(Publish(named, name="arrival"))
+        self.log.step(PublishStep(named, name="arrival"))
 
     def acquires(self, place: Hashable) -> None:
         if place not in self._counts:
             return
         if isinstance(place, Start):
-            self.log.step(Acquire(place, 1, "start", place.where, idle=True))
-            self._starting[self.log] = Acquire(place, 1, "start-up", place.where, lag_s=self._startup)
+            self.log.step(AcquireStep(place, 1, "start", place.where, idle=True))
+            self._starting[self.log] = AcquireStep(place, 1, "start-up", place.where, lag_s=self._startup)
         else:
             delay = self.machine.program_level.barrier
-            self.log.step(Acquire(self.log.place(place), self._counts[place], "barrier", None, delay_s=delay))
+            self.log.step(AcquireStep(self.log.place(place), self._counts[place], "barrier", None, delay_s=delay))
 
     def flag(self, element: np.ndarray) -> Hashable:
         """The record of a flag, whose value is known from now on."""
@@ -240,9 +251,9 @@ class Recorder(Observer):
         """The current task is about to update a flag."""
         place = self.flag(element)
         self._seen[place] = value if op == "set" else self._seen[place] + value
-        self._changes(place, op, value, Publish(place, delay_s=delay_s, name=name, where=where))
+        self._changes(place, op, value, PublishStep(place, delay_s=delay_s, name=name, where=where))
 
-    def _changes(self, place: Hashable, op: str, value: Any, step: Publish) -> None:
+    def _changes(self, place: Hashable, op: str, value: Any, step: PublishStep) -> None:
         self._counts[place] = self._counts.get(place, 0) + 1
         step.change = (lambda _: value) if op == "set" else (lambda old: old + value)
         self.log.step(step)
@@ -253,24 +264,24 @@ class Recorder(Observer):
             now, before = element[0].item(), self._seen[place]
             if now != before:
                 self._seen[place] = now
-                self._changes(place, op, now if op == "set" else now - before, Publish(place, name="store"))
+                self._changes(place, op, now if op == "set" else now - before, PublishStep(place, name="store"))
 
     def waited(self, frame: Frame, home: Any, flag: np.ndarray, holds: Callable[[Any], bool]) -> None:
         place = self.flag(flag)
         count = self._counts.get(place, 0)
         if count:
-            self.log.step(Acquire(place, count, f"wait for {home.name}", home.where, holds))
+            self.log.step(AcquireStep(place, count, f"wait for {home.name}", home.where, holds))
 
     def looked(self, element: np.ndarray, where: Location | None) -> None:
         """A polling loop of the current task has ended with the value it read from a flag."""
         place = self.flag(element)
         count, seen = self._counts.get(place, 0), self._seen[place]
         if count:
-            self.log.step(Acquire(place, count, "wait in a loop", where, lambda value: value == seen))
+            self.log.step(AcquireStep(place, count, "wait in a loop", where, lambda value: value == seen))
 
     def settle(self, left: int) -> None:
         """The current task waits until at most `left` of its asynchronous copies are in flight."""
-        self.log.step(Settle(left))
+        self.log.step(SettleStep(left))
 
     def rendezvous(
         self, frame: Frame, rendezvous: Rendezvous, rank: int, name: str, level: str, moves: Moves
@@ -281,15 +292,15 @@ class Recorder(Observer):
         place, where = self.log.place(rendezvous) if inside else rendezvous, rendezvous.where
         in_slots = on_tiles and not inside and moves.nbytes > 0
 
-        def work(rows: tuple[int, ...]) -> Work:
+        def work(rows: tuple[int, ...]) -> WorkStep:
             sent = moves.operation, level, rows, moves.nbytes, moves.algorithm, on_tiles
             plan = self.plans.plan(*sent, rendezvous.parts)
             kind = "sync" if name == "barrier" else "collective"
             written = [self._slots(row, plan.nbytes + moves.nbytes) for row in set(rows) if in_slots]
-            part = Part(f"{name} ({plan.algorithm})", kind, where, merged([plan.links, *written]), plan.nbytes)
-            return Work([part], plan.seconds)
+            part = WorkPart(f"{name} ({plan.algorithm})", kind, where, merged([plan.links, *written]), plan.nbytes)
+            return WorkStep([part], plan.seconds)
 
-        self.log.step(steps.Rendezvous(place, rendezvous.size, rank, f"wait for {name}", where, work))
+        self.log.step(steps.RendezvousStep(place, rendezvous.size, rank, f"wait for {name}", where, work))
         if in_slots:
             sent = moves.operation, level, tuple(range(rendezvous.size)), moves.nbytes, moves.algorithm, on_tiles
             self._reads_slots(name, level, where, self.plans.plan(*sent).nbytes + moves.nbytes)
@@ -297,16 +308,18 @@ class Recorder(Observer):
     def _slots(self, row: int, nbytes: int) -> dict[Hashable, float]:
         """Demands for writing tiles into the memory through which programs of several units exchange them."""
         rate, cache = bandwidth(self._memory), self._memory.cache_bandwidth
-        written = {Owned(row, self._memory.name): nbytes / rate} if rate else {}
-        return {**written, Owned(row, cache_name(self._memory)): nbytes / cache} if cache else written
+        written = {UnitResource(row, self._memory.name): nbytes / rate} if rate else {}
+        return {**written, UnitResource(row, cache_name(self._memory)): nbytes / cache} if cache else written
 
     def _reads_slots(self, name: str, level: str, where: Location | None, nbytes: int) -> None:
         """The current task reads its own tile, and the received ones once flags say that they have arrived."""
         layer, network = self._memory, self.machine.network(level)
-        demands = {Owned(None, cache_name(layer)): nbytes / layer.cache_bandwidth} if layer.cache_bandwidth else {}
+        demands = (
+            {UnitResource(None, cache_name(layer)): nbytes / layer.cache_bandwidth} if layer.cache_bandwidth else {}
+        )
         floor = layer.latency + (nbytes / layer.per_program if layer.per_program else 0.0)
         flag = network.latency if network is not None else 0.0
-        self.log.work(Part(f"{name}, read", "sync", where, demands, nbytes), flag + floor)
+        self.log.work(WorkPart(f"{name}, read", "sync", where, demands, nbytes), flag + floor)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -322,22 +335,22 @@ class Recorder(Observer):
             return self.rates.on_chip("global", nbytes), nbytes
         demands: dict[Hashable, float] = {}
         if self.cache_of_now() is not None and layer.cache_bandwidth:
-            demands[Owned(None, cache_name(layer))] = nbytes / layer.cache_bandwidth
+            demands[UnitResource(None, cache_name(layer))] = nbytes / layer.cache_bandwidth
         if log.answers is not None:
             held = next(log.answers)
         else:
             held = not log.muted and self.in_cache(name, nbytes * log.repeats)
         if log.looks is not None:
-            log.looks.append(Look(frame.fork(frame.unit, frame.own), tile, log.repeats, (held, nbytes)))
+            log.looks.append(CacheLookup(frame.fork(frame.unit, frame.own), tile, log.repeats, (held, nbytes)))
         rate = bandwidth(layer)
         if rate and (writes or not held):
-            demands[Owned(None, layer.name)] = nbytes / rate
+            demands[UnitResource(None, layer.name)] = nbytes / rate
         return demands, nbytes
 
     def far_memory(self, row: int, nbytes: int) -> dict[Hashable, float]:
         """Demand on the memory of another unit."""
         rate = bandwidth(self._memory)
-        return {Owned(row, self._memory.name): nbytes / rate} if rate else {}
+        return {UnitResource(row, self._memory.name): nbytes / rate} if rate else {}
 
     def spread(self, demands: Mapping[Hashable, float], frame: Frame) -> Mapping[Hashable, float]:
         """Demands on the resources of each program unit: in a phase of tensor-owning units all of their program units
@@ -347,14 +360,16 @@ class Recorder(Observer):
             return demands
         places = self.rates.places
         return {
-            Owned(None, key) if isinstance(key, str) else key: seconds / places if isinstance(key, str) else seconds
+            UnitResource(None, key) if isinstance(key, str) else key: seconds / places
+            if isinstance(key, str)
+            else seconds
             for key, seconds in demands.items()
         }
 
     def work(
         self,
         frame: Frame,
-        part: Part,
+        part: WorkPart,
         floor_s: float = 0.0,
         tail_s: float = 0.0,
         asynchronous: bool = False,

@@ -24,7 +24,7 @@ from tilescale.errors import UnsupportedError
 from tilescale.hda import Mechanism
 from tilescale.program import ops
 from tilescale.program.operations import AtomicAdd, Collective, Copy, Signal
-from tilescale.timing.steps import Part, merged
+from tilescale.timing.steps import WorkPart, merged
 
 
 @cost(ops.COPY.name, runs=True)
@@ -47,7 +47,7 @@ def _remote_copy(compiler: Compiler, call: ir.Call) -> Closure:
         demands, _, nbytes = near.demands(frame)
         way = _way(recorder, here, there, nbytes, name, choose, copy.level, frame.program is not None)
         far = recorder.far_memory(there, nbytes) if there != here else {}
-        part = Part(name, "transfer", where, merged([demands, way.demands, far]), nbytes)
+        part = WorkPart(name, "transfer", where, merged([demands, way.demands, far]), nbytes)
         if is_queued:
             recorder.work(frame, part, way.moving + way.latency)
         elif copy.to_peer:
@@ -80,7 +80,7 @@ def chunk_cost(
             way = Way({}, 0.0, 0.0, recorder.rates.latency("global"))
             if here != there:
                 way = _way(recorder, here, there, nbytes, "put", choose, made.level, False)
-            part = Part(made.name, "transfer", where, merged([demands, way.demands, far]), nbytes)
+            part = WorkPart(made.name, "transfer", where, merged([demands, way.demands, far]), nbytes)
             recorder.work(frame, part, way.moving + way.latency)
         if element.within:
             recorder.signal(element.view(), "add", 1, _delay(recorder, here, there), where, told)
@@ -218,7 +218,7 @@ def _atomic_add(compiler: Compiler, call: ir.Call) -> Closure:
             read, _, nbytes = near.demands(frame) if near is not None else ({}, 0.0, count * itemsize)
             way = _way(recorder, here, there, nbytes, "put", choose, made.level, frame.program is not None)
             far = recorder.far_memory(there, 2 * nbytes)
-            part = Part("atomic add", "transfer", where, merged([read, way.demands, far]), nbytes)
+            part = WorkPart("atomic add", "transfer", where, merged([read, way.demands, far]), nbytes)
             if made.previous is None:
                 recorder.work(frame, part, way.startup + way.moving, way.latency)
             else:

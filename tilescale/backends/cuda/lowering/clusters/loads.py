@@ -19,7 +19,7 @@ from tilescale.backends.cuda.lowering.role_graph.loads import is_box
 from tilescale.backends.cuda.lowering.statements import tiles_named
 from tilescale.backends.cuda.ptx import BOX_EXTENT
 from tilescale.program import ops
-from tilescale.program.effects import Surroundings
+from tilescale.program.effects import ProgramNames
 from tilescale.program.operations import Rank
 
 
@@ -44,7 +44,7 @@ def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
 
 def _stored(cluster: ClusterUnit) -> set[ir.Var]:
     """The tensors that the program stores to, and views of them."""
-    names = Surroundings(cluster.program)
+    names = ProgramNames(cluster.program)
     written = {access.root for access in names.all_effects(cluster.phase.stmt).writes if access.at is None}
     return {data for data in (*names.homes, *names.views) if names.root(data) in written}
 

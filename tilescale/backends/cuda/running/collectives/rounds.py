@@ -34,7 +34,7 @@ from tilescale.backends.cuda.running.collectives.setting import (
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork, run
-from tilescale.collectives import Schedule, schedule
+from tilescale.collectives import RoundSchedule, schedule
 from tilescale.collectives.estimate import shape_of
 from tilescale.collectives.play import arrivals
 from tilescale.collectives.select import members, numbering
@@ -80,7 +80,7 @@ class RankRound:
             yield from slots
 
 
-def tables(plan: Schedule, root: int = 0) -> list[list[int]]:
+def tables(plan: RoundSchedule, root: int = 0) -> list[list[int]]:
     """The table of each rank. Unit 0 of the schedule is the rank `root`, and the others follow it."""
     units, slots = plan.units, [0] * plan.units
     by_home = sorted(range(len(plan.home)), key=lambda piece: int(plan.home[piece]))
