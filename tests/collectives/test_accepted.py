@@ -252,7 +252,7 @@ def allreduce(shape):
     units = int(np.prod(shape))
     others = np.arange(1, units)
     rounds = Round.of(others, 0, combine=True), Round.of(np.zeros_like(others), others)
-    return Schedule("allreduce", units, 1, rounds)
+    return RoundSchedule("allreduce", units, 1, rounds)
 
 
 ALGORITHMS = (

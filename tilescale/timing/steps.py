@@ -18,7 +18,7 @@ from tilescale.errors import Location
 
 Demands = Mapping[Hashable, float]
 """Resource -> seconds of it. A text names a resource of the place where the task runs, such as its tensor unit, an
-`UnitResource` one of a tensor-owning unit, such as its memory; a `Link` is a link."""
+`UnitResource` one of a tensor-owning unit, such as its memory; a `SharedLink` is a link."""
 
 
 class UnitResource(NamedTuple):

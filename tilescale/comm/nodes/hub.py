@@ -23,7 +23,7 @@ __all__ = ["Hub"]
 
 
 class Hub:
-    """The other nodes as node 0 sees them; see `Others`."""
+    """The other nodes as node 0 sees them; see `OtherNodes`."""
 
     first = 0
 

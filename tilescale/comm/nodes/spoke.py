@@ -23,7 +23,7 @@ _PAUSE_S = 0.25  # before the next try: node 0 may start later
 
 
 class Spoke:
-    """The other nodes as this one sees them, through node 0; see `Others`."""
+    """The other nodes as this one sees them, through node 0; see `OtherNodes`."""
 
     reserved = None
 

@@ -26,7 +26,7 @@ class Signature(Stage):
     """A stage with parameters, created at the first request, in the order of requests.
 
     Attributes:
-        parameters, arguments, sites, reached: as those of `Parameters`, so far.
+        parameters, arguments, sites, reached: as those of `KernelParameters`, so far.
     """
 
     def __init__(self, phase: Phase):

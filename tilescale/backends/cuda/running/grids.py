@@ -28,7 +28,7 @@ def grid_step(context: ProgramContext, grid: LoweredGrid) -> CallStep:
     Raises:
         LaunchError: programs of the grid wait for one another, and do not fit on the device together; or they wait for
             a copy queue that needs SMs, and the grid leaves it none.
-        GeneratedTextError, AllocationTooLargeError: as `Check`.
+        GeneratedTextError, AllocationTooLargeError: as `KernelCheck`.
     """
     lowered, launch = grid.kernel, grid.launch
     by_nvshmem = nvshmem_link.IMPL in lowered.libraries
