@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from tilelang_core import ir
-from tilescale.program.effects import Access, Surroundings
-from tilescale.program.grids import Grid, Unknown
+from tilescale.program.effects import Access, ProgramNames
+from tilescale.program.grids import GridValues, UnknownValue
 from tilescale.program.model import GridPhase, Launch
-from tilescale.program.regions import Inside
+from tilescale.program.regions import BoundVariables
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class TileAccesses:
         of: for each tensor, or view of one, its accesses.
     """
 
-    def __init__(self, phase: GridPhase, launch: Launch, names: Surroundings, grid: Grid):
+    def __init__(self, phase: GridPhase, launch: Launch, names: ProgramNames, grid: GridValues):
         self.grid = grid
-        self.inside = Inside.of(phase.stmt)
+        self.inside = BoundVariables.of(phase.stmt)
         self.inside.ranges |= {var: (0, ir.IntImm("int32", launch.threads[axis])) for var, axis in launch.thread_vars}
         self.of: dict[ir.Var, list[Access]] = {}
         on_chip = {buffer.data for buffer in launch.buffers if buffer.scope() != "global"}
@@ -101,7 +101,7 @@ class TileAccesses:
             end = functools.reduce(_greatest, (e for _, e in known))
             try:
                 return begin, end, self._numbers(begin), self._numbers(end)
-            except Unknown:
+            except UnknownValue:
                 pass
         zero, whole = ir.IntImm("int32", 0), ir.IntImm("int32", extent or 1)
         return zero, whole, self._numbers(zero), self._numbers(whole)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.passes.persistent.counters import Counter, counters_of
-from tilescale.program.effects import Surroundings
+from tilescale.program.effects import ProgramNames
 from tilescale.program.tile_boxes import Boxes, TileAccesses
 
 
@@ -35,7 +35,7 @@ class Need:
     roots: tuple[ir.Var, ...]
 
 
-def needs_of(accesses: Sequence[TileAccesses], names: Surroundings) -> list[Need]:
+def needs_of(accesses: Sequence[TileAccesses], names: ProgramNames) -> list[Need]:
     """The dependences between tasks of phases, by their accesses; those on the latest phases first."""
     search = _Search(accesses, names)
     return [need for later in range(len(accesses)) for need in search.needs(later)]
@@ -51,7 +51,7 @@ class _Search:
     """
 
     accesses: Sequence[TileAccesses]
-    names: Surroundings
+    names: ProgramNames
     counters: dict[tuple[int, str], list[Counter]] = field(default_factory=dict)
     ordered: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 

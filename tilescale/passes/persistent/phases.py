@@ -15,7 +15,7 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.legality import synchronizes_programs
 from tilescale.passes.overlap.tile_order import check_order
 from tilescale.passes.persistent.collectives import tiles_of
-from tilescale.program.effects import Surroundings
+from tilescale.program.effects import ProgramNames
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, location
 from tilescale.program.operations import Collective, operation
 
@@ -44,7 +44,7 @@ class Phases:
 
     grids: tuple[Grid, ...]
     shared: tuple[ir.Stmt, ...]
-    names: Surroundings
+    names: ProgramNames
 
 
 def phases_of(program: Program, machine: Machine) -> Phases:
@@ -53,14 +53,14 @@ def phases_of(program: Program, machine: Machine) -> Phases:
     Raises:
         Declined: it cannot be fused.
     """
-    found = _Finder(machine, Surroundings(program))
+    found = _Finder(machine, ProgramNames(program))
     found.part(program.body, None)
     _check_alike([grid.launch for grid in found.grids])
     return Phases(tuple(found.grids), tuple(found.shared), found.names)
 
 
 class _Finder:
-    def __init__(self, machine: Machine, names: Surroundings):
+    def __init__(self, machine: Machine, names: ProgramNames):
         self.machine, self.names = machine, names
         self.grids: list[Grid] = []
         self.shared: list[ir.Stmt] = []

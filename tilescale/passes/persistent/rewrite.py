@@ -24,7 +24,7 @@ from tilescale.passes.persistent.tasks import Tasks
 from tilescale.passes.rematerialize import rematerialize
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
-from tilescale.program.effects import Surroundings
+from tilescale.program.effects import ProgramNames
 from tilescale.program.grids import grid_of
 from tilescale.program.model import Launch
 from tilescale.program.ops import FLAGS, IN_ORDER, SCALE
@@ -54,7 +54,7 @@ def persistent(func: ir.PrimFunc, machine: Machine) -> tuple[ir.PrimFunc, Tasks]
     return _launched(func, phases, placements, needs, machine), Tasks(phases.grids, tuple(placements), tuple(needs))
 
 
-def _accesses(grid: Grid, names: Surroundings, machine: Machine) -> TileAccesses:
+def _accesses(grid: Grid, names: ProgramNames, machine: Machine) -> TileAccesses:
     values = grid_of(grid.phase, grid.launch, machine, {})
     assert values is not None
     return TileAccesses(grid.phase, grid.launch, names, values)

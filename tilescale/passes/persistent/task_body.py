@@ -16,7 +16,7 @@ from tilescale.hda import Machine
 from tilescale.passes.persistent.counters import Counter
 from tilescale.passes.persistent.dependences import Need
 from tilescale.passes.persistent.phases import Grid
-from tilescale.program.effects import Surroundings
+from tilescale.program.effects import ProgramNames
 from tilescale.program.operations import TileView, operation
 from tilescale.program.ops import SCALE
 
@@ -33,7 +33,7 @@ class TaskWriter:
         flags: the counters, each with its flags.
     """
 
-    def __init__(self, needs: Sequence[Need], names: Surroundings, machine: Machine):
+    def __init__(self, needs: Sequence[Need], names: ProgramNames, machine: Machine):
         self.needs, self.names, self.machine = needs, names, machine
         counters = {id(need.counter): need.counter for need in needs}.values()
         self.flags = [(counter, _flags(counter)) for counter in counters]
