@@ -11,9 +11,7 @@ import pytest
 
 from tests import words
 
-PENDING: dict[str, dict[str, int]] = {
-
-}
+PENDING: dict[str, dict[str, int]] = {}
 """Tree -> how often it still breaks a rule. Numbers only decrease."""
 
 FOUND = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in words.PRINTED))

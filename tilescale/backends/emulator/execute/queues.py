@@ -41,7 +41,7 @@ class CopyQueue:
         self._run, self._closed = run, False
         self.pending: deque[Start] = deque()
         self.name = f"{unit}, copy queue"
-        run.scheduler.spawn(self.name, self._work, beside=run.scheduler.current)
+        run.scheduler.spawn(self.name, self._work, started_by=run.scheduler.current)
 
     def start(self, where: Location | None, perform: Callable[[], None]) -> None:
         """The current task, the unit's, starts an operation."""

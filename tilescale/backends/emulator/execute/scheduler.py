@@ -58,10 +58,10 @@ class Scheduler:
         body: Callable[[], None],
         done: Callable[[], None] | None = None,
         parent: Task | None = None,
-        beside: Task | None = None,
+        started_by: Task | None = None,
     ) -> Task:
         """Add a task; `done` is called when it has ended."""
-        task = Task(name, body, done, parent, beside)
+        task = Task(name, body, done, parent, started_by)
         task.greenlet = greenlet(lambda: self._run(task), parent=self._hub)
         # numpy keeps its error state in a context variable, and a greenlet starts with an empty context.
         task.greenlet.gr_context = contextvars.copy_context()

@@ -47,7 +47,7 @@ class Task:
     Attributes:
         name: the unit's name, e.g. "device 2, block (0, 1)".
         parent: the task that waits for its end.
-        beside: the task of the unit that started it asynchronously, which does not wait for it.
+        started_by: the task of the unit that started it asynchronously, which does not wait for it.
         wait: its current wait.
         waited: whether it, or a task that it made, has reached a wait, even a satisfied one.
         paused: whether it has let others run first.
@@ -58,7 +58,7 @@ class Task:
     body: Callable[[], None]
     done: Callable[[], None] | None = None
     parent: Task | None = None
-    beside: Task | None = None
+    started_by: Task | None = None
     wait: Wait | None = None
     waited: bool = False
     paused: bool = False

@@ -106,8 +106,8 @@ class Recorder(Observer):
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def begins(self, task: Task) -> None:
-        if task.beside is not None:
-            log = TaskLog(Recorded(task.name, self._logs[task.beside].task.row, engine=COPY_QUEUE))
+        if task.started_by is not None:
+            log = TaskLog(Recorded(task.name, self._logs[task.started_by].task.row, engine=COPY_QUEUE))
             self._queues.append(log)
         elif task.parent is None:
             log = TaskLog(Recorded(task.name, len(self._roots)))
