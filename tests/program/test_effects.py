@@ -104,7 +104,7 @@ def test_signals_and_waits_say_of_which_flag_and_whose(block: Program):
 
 def test_who_synchronizes(block: Program):
     def barriers(mark: str) -> list:
-        return [(m.level, m.everybody) for m in effects_at(block, mark).synchronizes]
+        return [(m.level, m.all_arrived) for m in effects_at(block, mark).synchronizes]
 
     assert barriers("barrier") == barriers("allreduce") == [("device", True)]
     assert barriers("broadcast") == [("device", False)]

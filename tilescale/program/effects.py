@@ -93,12 +93,12 @@ class Synchronization:
     """A barrier or collective of a level: all its units come to it.
 
     Attributes:
-        everybody: whether each unit knows on return that all have arrived; after a broadcast only the root's arrival is
+        all_arrived: whether each unit knows on return that all have arrived; after a broadcast only the root's arrival is
             known.
     """
 
     level: str
-    everybody: bool
+    all_arrived: bool
 
 
 @dataclass(frozen=True)

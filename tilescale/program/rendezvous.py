@@ -245,7 +245,7 @@ class _EventSearch:
         effects = self.graph.names.effects(stmt)
         if effects.opaque and self.levels:
             return stmt
-        if [m.level for m in effects.synchronizes if m.everybody] == self.levels and not _is_empty(effects):
+        if [m.level for m in effects.synchronizes if m.all_arrived] == self.levels and not _is_empty(effects):
             return _BARRIER
         return stmt if _reaches_out(effects, self.levels) and not self.arrives(effects) else None
 

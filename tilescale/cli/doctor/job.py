@@ -121,11 +121,11 @@ def _heap(world: World) -> Finding:
     team = world.team("node")
     with SymmetricHeap(team, world.device) as heap:
         tensor = heap.from_tensor(torch.tensor([world.rank], dtype=torch.int32, device=world.device))
-        everybody = heap.peers(tensor)
-        seen = [int(everybody[heap.addresses.slot(peer)].item()) for peer in range(team.size)]
+        everywhere = heap.peers(tensor)
+        seen = [int(everywhere[heap.addresses.slot(peer)].item()) for peer in range(team.size)]
         told = world.all_gather(seen == list(team.ranks))
         name = heap.provider
-        del tensor, everybody
+        del tensor, everywhere
     whose = "every other one's memory" + (" on its node" if world.nodes > 1 else "")
     return Finding("heap", all(told), f"{name}: every rank reads {'' if all(told) else 'not '}{whose}")
 

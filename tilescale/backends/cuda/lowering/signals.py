@@ -218,11 +218,11 @@ def barrier(stage: DeviceStage, what: str, level: str) -> ir.Stmt:
     rank = stage.rank(level)
     if size == stage.target.devices == stage.target.group_size:
         return _barrier_of(stage, what, level, "", size, "tilescale::barrier", [stage.slot(rank), rank, size])
-    everybody = _siblings(stage, level, rank, size, ir.IntImm("int32", 0))
+    siblings = _siblings(stage, level, rank, size, ir.IntImm("int32", 0))
     if groups.across == 1:
-        return _barrier_of(stage, what, level, "", size, "tilescale::barrier_of_siblings", [everybody])
+        return _barrier_of(stage, what, level, "", size, "tilescale::barrier_of_siblings", [siblings])
     stage.notes.append(f"{what}: by peer memory inside, by {IMPL} between")
-    return _barrier_of(stage, what, level, "", size, GROUPS, [everybody, groups.inside])
+    return _barrier_of(stage, what, level, "", size, GROUPS, [siblings, groups.inside])
 
 
 GROUPS = "tilescale::barrier_of_groups"

@@ -257,9 +257,9 @@ class DeviceProgram:
 
     def barrier(self, site: int) -> StreamWork:
         """A launch that synchronizes all devices, in the order of the current stream."""
-        return self._everybody(self.guard.barrier(site))
+        return self._with_rails(self.guard.barrier(site))
 
-    def _everybody(self, barrier: StreamWork) -> StreamWork:
+    def _with_rails(self, barrier: StreamWork) -> StreamWork:
         """A barrier of the ranks that share memory, then one of the rail: on return all ranks have arrived."""
         return barrier if self.peer_group.is_whole else transports.after(barrier, self.transport.barrier)
 
@@ -411,7 +411,7 @@ class DeviceProgram:
         begin = self.memory.zeroed(call)
         if rendezvous.entry:
             came = self.guard.barrier(self._entry, self.memory.digest(call), patience=rendezvous.patience)
-            begin.append(self._everybody(came))
+            begin.append(self._with_rails(came))
         return begin, [self.barrier(self._exit)] if rendezvous.exit else []
 
     @cached_property

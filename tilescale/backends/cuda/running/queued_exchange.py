@@ -75,8 +75,8 @@ class QueuedExchange:
 
     def _others(self) -> list[int]:
         """Receivers and senders of messages: ranks on other nodes; for a gather, this one's rail."""
-        everybody = [(self._rank + k) % self._size for k in range(1, self._size)]
-        apart = [r for r in everybody if r // self._near != self._rank // self._near]
+        peers = [(self._rank + k) % self._size for k in range(1, self._size)]
+        apart = [r for r in peers if r // self._near != self._rank // self._near]
         gathers = self._made.name == "all_gather"
         return [r for r in apart if not gathers or r % self._near == self._rank % self._near]
 
