@@ -58,7 +58,7 @@ def test_ranks_share_out_what_is_lowered_before_a_kernel_is_compiled(monkeypatch
     log: list[str] = []
     world = SimpleNamespace(local_rank=1, local_size=2, barrier=lambda: log.append("barrier"))
     monkeypatch.setattr(ahead, "init", lambda: world)
-    monkeypatch.setattr(ahead, "processors", lambda: 2)
+    monkeypatch.setattr(ahead, "cores", lambda: 2)
 
     def lower(number: int) -> None:
         log.append(f"lower {number}")
@@ -81,7 +81,7 @@ def test_kernels_of_a_rank_are_lowered_at_once(monkeypatch: pytest.MonkeyPatch, 
     """Each lowering leaves its program in the cache, in a process that this one does not wait for before the next."""
     world = SimpleNamespace(local_rank=0, local_size=1, barrier=lambda: None)
     monkeypatch.setattr(ahead, "init", lambda: world)
-    monkeypatch.setattr(ahead, "processors", lambda: 2)
+    monkeypatch.setattr(ahead, "cores", lambda: 2)
 
     def lower(number: int) -> None:
         (tmp_path / f"{number} {os.getpid()}").touch()

@@ -93,8 +93,8 @@ class Synchronization:
     """A barrier or collective of a level: all its units come to it.
 
     Attributes:
-        all_arrived: whether each unit knows on return that all have arrived; after a broadcast only the root's arrival is
-            known.
+        all_arrived: whether each unit knows on return that all have arrived; after a broadcast only the root's
+            arrival is known.
     """
 
     level: str
