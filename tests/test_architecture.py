@@ -419,11 +419,11 @@ seen += sorted({"torch", "tilelang", "tvm", "numpy", "tilelang_core"} & set(sys.
 print(json.dumps(seen))
 """
 
-TIMED = """
-import json, sys, time, torch, tilelang
-begin = time.process_time()
+OPERATORS = """
+import json, sys, torch, tilelang
+before = set(sys.modules)
 import tilescale.language, tilescale.ops
-print(json.dumps([time.process_time() - begin, "torch._dynamo" in sys.modules]))
+print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
@@ -444,6 +444,6 @@ def test_side_effects_are_seen():
     assert any("/dev/null" in what for what in seen) and any("became" in what for what in seen) and "numpy" in seen
 
 
-def test_import_is_quick():
-    took, loads_the_compiler = python(TIMED)
-    assert took < 3.0 and not loads_the_compiler
+def test_operators_load_no_compiler():
+    heavy = "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "sympy", "triton"
+    assert not [name for name in python(OPERATORS) if name.startswith(heavy)]
