@@ -15,9 +15,9 @@ EMULATED = {"TILESCALE_TIMEOUT_S": "50", "TILESCALE_EMULATE": "1", "TILESCALE_CH
 """The programs themselves are checked elsewhere."""
 
 
-@pytest.mark.parametrize("name", ["operators.py", "results.py", "moves.py", "experts.py"])
+@pytest.mark.parametrize("name", ["operators.py", "norms.py", "results.py", "moves.py", "experts.py"])
 def test_operators_of_two_ranks(name: str):
-    """See scripts/operators.py, results.py, moves.py and experts.py for what is checked."""
+    """See scripts/operators.py, norms.py, results.py, moves.py and experts.py for what is checked."""
     script = SCRIPTS / name
     done = run_words([*command("tilescale run", 2), str(script)], **EMULATED)
     assert done.code == 0, done.output

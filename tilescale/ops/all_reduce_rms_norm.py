@@ -7,6 +7,7 @@ normalise, each row in one pass. Blocks that normalise parts of the sum as a cop
 for 8 MiB and 727 for 128 MiB on two H200, where the sum alone takes 31 and 387.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from tilescale.errors import ArgumentError
 from tilescale.hda.current import current_machine
 from tilescale.language.norm import ROW_BYTES
 from tilescale.ops import whole_tensors
-from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_number, check_tensor, dense
+from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_number, check_out, check_tensor, dense
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.layout import THREADS, dtype_of
+from tilescale.ops.layout import THREADS, delivered, dtype_of, place_in
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 
@@ -49,6 +50,7 @@ def all_reduce_rms_norm(
     *,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
+    out: Sequence[torch.Tensor | None] | None = None,
     group: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of all ranks' tensors, plus the residual; and that normalised, row by row. Collective.
@@ -59,6 +61,8 @@ def all_reduce_rms_norm(
         residual: like `a`, the same on all ranks; None for zeros.
         eps: is added to the mean of the squares.
         weight_offset: is added to the weight: 1 for Gemma.
+        out: the memory of both results, where no gradients are recorded: tensors like `a`, or None for a new one. Each
+            may be `a` or the residual.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 
     Returns:
@@ -71,8 +75,13 @@ def all_reduce_rms_norm(
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     flat, given = checked(a, weight, residual, SUMS, eps, weight_offset)
-    normed, y = _operator(flat, weight, given, eps, weight_offset, group_name(group))
-    return normed.view(a.shape), y.view(a.shape)
+    options = eps, weight_offset, group_name(group)
+    check_outs(out, [(a.shape, a.dtype)] * 2, a, weight, residual)
+    if out is None or _operator.is_seen:
+        made = _operator(flat, weight, given, *options)
+    else:
+        made = _made(flat, weight, given, *options, rows_in(out, flat))
+    return tuple(delivered(x.view(a.shape), place) for x, place in zip(made, out or (None, None), strict=True))
 
 
 def checked(
@@ -101,12 +110,44 @@ def checked(
     return a.reshape(-1, features), None if residual is None else residual.reshape(-1, features)
 
 
+def check_outs(
+    out: Sequence[torch.Tensor | None] | None,
+    wanted: Sequence[tuple[Sequence[int], torch.dtype]],
+    a: torch.Tensor,
+    *others: torch.Tensor | None,
+) -> None:
+    """Raise ArgumentError where a tensor of `out` differs from the result in shape or type; each may be None."""
+    if out is None:
+        return
+    if not isinstance(out, (tuple, list)) or len(out) != len(wanted):
+        raise ArgumentError(f"out is {type(out).__name__}", hint=f"pass a tuple of {len(wanted)} tensors")
+    for i, (place, (shape, dtype)) in enumerate(zip(out, wanted, strict=True)):
+        check_out(place, shape, a, *others, name=f"out[{i}]", dtype=dtype)
+
+
+def rows_in(out: Sequence[torch.Tensor | None], a: torch.Tensor) -> list[torch.Tensor | None]:
+    """Places for results of as many rows as `a`, as matrices; None where programs cannot write them."""
+    return [None if (place := place_in(x, 0)) is None else place.view(len(a), place.shape[-1]) for x in out]
+
+
 @operator("all_reduce_rms_norm")
 def _operator(
     a: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, eps: float, weight_offset: float, group: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The normalised rows of matrices, and the sums that they are made of."""
-    normed, y = torch.empty_like(a, memory_format=torch.contiguous_format), a.new_empty(a.shape)
+    return _made(a, weight, residual, eps, weight_offset, group, (None, None))
+
+
+def _made(
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None,
+    eps: float,
+    weight_offset: float,
+    group: str,
+    places: Sequence[torch.Tensor | None],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    normed, y = (a.new_empty(a.shape) if place is None else place for place in places)
     if not a.shape[0]:
         return normed, y
     M, N = a.shape
@@ -118,6 +159,7 @@ def _operator(
         made(dense(a), added, dense(weight), normed, y)
         return normed, y
     impl = whole_tensors.algorithm("allreduce", team, a.nbytes)
+    normed, y = (x.new_empty(x.shape) if x.data_ptr() == a.data_ptr() else x for x in (normed, y))
     made = kernel(program, team, N, dtype_of(a), has_residual, eps, impl, weight_offset)
     made(dense(a), torch.empty_like(normed), added, dense(weight), normed, y)
     return normed, y

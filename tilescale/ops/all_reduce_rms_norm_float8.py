@@ -4,17 +4,18 @@
 Where one kernel makes the norm, it quantizes as well, from its registers. Elsewhere PyTorch quantizes its result.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.all_reduce_rms_norm import algorithm_of, checked
+from tilescale.ops.all_reduce_rms_norm import algorithm_of, check_outs, checked, rows_in
 from tilescale.ops.arguments import PRODUCTS, dense
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.layout import dtype_of
+from tilescale.ops.layout import delivered, dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.program.norm import GROUP, LARGEST, LEAST
@@ -35,6 +36,7 @@ def all_reduce_rms_norm_float8(
     return_normed: bool = False,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
+    out: Sequence[torch.Tensor | None] | None = None,
     group: Any = None,
 ) -> tuple[torch.Tensor, ...]:
     """As `all_reduce_rms_norm`, with normalised rows as float8_e4m3fn over their scales. Collective; has no gradient.
@@ -45,6 +47,7 @@ def all_reduce_rms_norm_float8(
         group_size: None, or 128: the columns of a row that share a scale.
         power_of_two: whether the scales of rows and groups are rounded up to powers of two, as E8M0 has them.
         return_normed: whether to return the normalised rows of the type of `a`, too.
+        out: the memory of the results, in their order; None for a new tensor, and for a scale that is given.
 
     Returns:
         The quantized rows, like `a`; their scales, float32: the scale that was given, (..., 1), or (..., features / 128
@@ -66,11 +69,21 @@ def all_reduce_rms_norm_float8(
             hint=f"pass one float32 number on {a.device}",
         )
     scaling = "tensor" if scale is not None else "group" if group_size else "row"
-    options = scaling, power_of_two, return_normed, eps, weight_offset, group_name(group)
-    quantized, scales, y, normed = _operator(flat, weight, given, scale, *options)
-    of_rows = scale if scale is not None else scales.view(*a.shape[:-1], -1)
-    made = quantized.view(a.shape), of_rows, y.view(a.shape)
-    return (*made, normed.view(a.shape)) if return_normed else made
+    options = scale, scaling, power_of_two, return_normed, eps, weight_offset, group_name(group)
+    like, scales = (a.shape, a.dtype), ((*a.shape[:-1], _scales(a.shape[-1], scaling)), torch.float32)
+    wanted = [(a.shape, FLOAT8), scales, like, *([like] if return_normed else [])]
+    check_outs(out, wanted, a, weight, residual)
+    if out is None or _operator.is_seen:
+        made = _operator(flat, weight, given, *options)
+    else:
+        made = _made(flat, weight, given, *options, [*rows_in(out, flat), None][:4])
+    results = [
+        delivered(x.view(shape), place)
+        for x, (shape, _), place in zip(made, wanted, out or [None] * len(wanted), strict=False)
+    ]
+    if scale is not None:
+        results[1] = scale
+    return tuple(results)
 
 
 @operator("all_reduce_rms_norm_float8")
@@ -87,7 +100,25 @@ def _operator(
     group: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Quantized rows of matrices, computed scales, the sums that the rows are made of, and the unquantized rows."""
-    quantized, scales, y, normed = _empty(a, scaling, return_normed)
+    return _made(
+        a, weight, residual, scale, scaling, power_of_two, return_normed, eps, weight_offset, group, [None] * 4
+    )
+
+
+def _made(
+    a: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    scaling: str,
+    power_of_two: bool,
+    return_normed: bool,
+    eps: float,
+    weight_offset: float,
+    group: str,
+    places: Sequence[torch.Tensor | None],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    quantized, scales, y, normed = _empty(a, scaling, return_normed, places)
     if not a.shape[0]:
         return quantized, scales, y, normed
     team, has_residual = team_of(group), residual is not None
@@ -105,12 +136,20 @@ def _operator(
     return quantized, scales, y, normed
 
 
-def _empty(a: torch.Tensor, scaling: str, return_normed: bool) -> tuple[torch.Tensor, ...]:
-    """Uninitialized results of a matrix."""
+def _empty(
+    a: torch.Tensor, scaling: str, return_normed: bool, places: Sequence[torch.Tensor | None] = (None,) * 4
+) -> tuple[torch.Tensor, ...]:
+    """Uninitialized results of a matrix, new where there is no place."""
     M, N = a.shape
-    count = {"tensor": 0, "row": 1, "group": -(-N // GROUP)}[scaling]
-    scales = a.new_empty((M, count), dtype=torch.float32)
-    return a.new_empty((M, N), dtype=FLOAT8), scales, a.new_empty((M, N)), a.new_empty((M if return_normed else 0, N))
+    kinds = ((M, N), FLOAT8), ((M, _scales(N, scaling)), torch.float32), ((M, N), a.dtype)
+    kinds = *kinds, ((M if return_normed else 0, N), a.dtype)
+    pairs = zip(kinds, places, strict=True)
+    return tuple(a.new_empty(shape, dtype=kind) if place is None else place for (shape, kind), place in pairs)
+
+
+def _scales(N: int, scaling: str) -> int:
+    """Scales of a row that are found."""
+    return {"tensor": 0, "row": 1, "group": -(-N // GROUP)}[scaling]
 
 
 def _quantized(

@@ -150,21 +150,16 @@ def allreduce_fusion(
         raise ArgumentError("residual_in or rms_gamma is None", hint=f"pattern {pattern} takes both")
     given = {"eps": rms_eps, "weight_offset": weight_bias, "group": workspace.group}
     if pattern not in _QUANTIZED:
-        normed, y = all_reduce_rms_norm(input, rms_gamma, residual_in, **given)
-        if residual_out is not None:
-            residual_out.copy_(y)
-        return normed if norm_out is None else norm_out.copy_(normed)
+        return all_reduce_rms_norm(input, rms_gamma, residual_in, out=(norm_out, residual_out), **given)[0]
     if pattern not in _STATIC and scale_out is None:
         raise ArgumentError("scale_out is None", hint=f"pattern {pattern} puts the scales there")
     given.update(_scaling(pattern, scale_factor, block_quant_group_size, input), return_normed=pattern in _WITH_NORM)
-    quantized, scales, y, *norms = all_reduce_rms_norm_float8(input, rms_gamma, residual_in, **given)
-    if residual_out is not None:
-        residual_out.copy_(y)
-    if norm_out is not None and norms:
-        norm_out.copy_(norms[0])
-    if scale_out is not None:
-        scale_out.copy_(_packed(scales) if pattern in _GROUPS else scales)
-    return quantized if quant_out is None else quant_out.copy_(quantized)
+    out = quant_out, scale_out if pattern in _ROWS else None, residual_out
+    given["out"] = (*out, norm_out) if pattern in _WITH_NORM else out
+    quantized, scales, *_ = all_reduce_rms_norm_float8(input, rms_gamma, residual_in, **given)
+    if scale_out is not None and pattern in _GROUPS:
+        scale_out.copy_(_packed(scales))
+    return quantized
 
 
 def _scaling(pattern: int, factor: Any, group_size: int | None, x: torch.Tensor) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+"""All-reduces with a residual and a norm, in a job: gradients, results in given memory, and rows in float8."""
+
+from __future__ import annotations
+
+import torch
+from operators import RANK, SIZE, close, everyones, run
+
+from tilescale import ops
+
+
+def check_all_reduce_rms_norm_and_gradients():
+    x, residual, weight = everyones(5, 40), everyones(5, 40, seed=1)[0], everyones(40, seed=2)[0]
+    leaves = [t.clone().requires_grad_() for t in (x[RANK], weight, residual)]
+    plain = [t.float().requires_grad_() for t in (torch.stack(x), weight, residual)]
+    results, total = ops.all_reduce_rms_norm(*leaves, eps=1e-3), plain[0].sum(0) + plain[2]
+    want = total * torch.rsqrt(total.pow(2).mean(1, keepdim=True) + 1e-3) * plain[1], total
+    for got, right in zip(results, want, strict=True):
+        close(got.detach(), right.detach())
+    sum(t.float().pow(2).sum() for t in results).backward()
+    sum(t.pow(2).sum() for t in want).backward()
+    close(leaves[0].grad, SIZE * plain[0].grad[RANK])  # every rank's result is a use of it
+    for leaf, right in zip(leaves[1:], plain[1:], strict=True):
+        close(leaf.grad, right.grad)
+
+
+def check_all_reduce_rms_norm_into_given_memory():
+    """New, in place of the inputs, with gaps, and for no rows."""
+    x, residual, weight = everyones(5, 40), everyones(5, 40, seed=1)[0], everyones(40, seed=2)[0]
+    want = ops.all_reduce_rms_norm(x[RANK], weight, residual)
+    wide = torch.full((5, 80), torch.nan, dtype=weight.dtype)
+    for given in (torch.empty_like(residual), None), (x[RANK].clone(), residual.clone()), (wide[:, ::2], wide[:, 1::2]):
+        read = given if given[1] is not None and given[0].is_contiguous() else (x[RANK], residual)
+        made = ops.all_reduce_rms_norm(read[0], weight, read[1], out=given)
+        for got, right, place in zip(made, want, given, strict=True):
+            assert torch.equal(got, right) and (place is None or got is place)
+    none = x[RANK][:0]
+    assert ops.all_reduce_rms_norm(none, weight, out=(none, None))[0] is none
+    want = ops.all_reduce_rms_norm_float8(x[RANK], weight, residual, return_normed=True)
+    given = [torch.zeros_like(made) for made in want[:2]] + [residual, x[RANK]]
+    made = ops.all_reduce_rms_norm_float8(x[RANK], weight, residual, return_normed=True, out=given)
+    for got, right, place in zip(made, want, given, strict=True):
+        assert got is place and torch.equal(got.view(torch.uint8), right.view(torch.uint8))
+
+
+def check_all_reduce_rms_norm_float8():
+    x, residual, weight = everyones(5, 40), everyones(5, 40, seed=1)[0], everyones(40, seed=2)[0]
+    normed, y = ops.all_reduce_rms_norm(x[RANK], weight, residual, weight_offset=1.0)
+    for options in ({}, {"group_size": 128, "power_of_two": True}, {"scale": torch.tensor([0.02])}):
+        options["weight_offset"] = 1.0
+        made = ops.all_reduce_rms_norm_float8(x[RANK], weight, residual, return_normed=True, **options)
+        quantized, scales, total, rows = made
+        assert torch.equal(total, y) and torch.equal(rows, normed) and quantized.dtype is torch.float8_e4m3fn
+        error = (quantized.double() * scales.double() - normed.double()).abs()
+        assert (error <= 2**-4 * 1.1 * normed.double().abs() + 0.02 * scales.double()).all()
+        assert len(ops.all_reduce_rms_norm_float8(x[RANK], weight, residual, **options)) == 3
+
+
+if __name__ == "__main__":
+    run(dict(globals()))
