@@ -243,6 +243,23 @@ def test_tensors_that_lie_behind_one_another_are_a_form_of_their_own(device: Dev
     assert {True, False} == set(taken)
 
 
+def test_a_tensor_in_two_places_is_one(device: Device):
+    """As one that a result takes the place of; calls with two tensors are others."""
+    function = Counted(device, lambda tile, other: (tile, other))
+    for _ in range(ENOUGH):
+        x, y = drawn(), drawn()
+        function.repeated((x, x), [x, x])
+        function.repeated((x, y), [x, y])
+    before = function.calls
+    for _ in range(6):
+        x, y = drawn(), drawn()
+        for other in (x, y):
+            made, same = function.repeated((x, other), [x, other])
+            assert same.data_ptr() == other.data_ptr() != made.data_ptr()
+            assert torch.equal(function.room, x)
+    assert function.calls <= before + 3, "not called again, except for adjacent tensors"
+
+
 def test_symmetric_tensors_of_the_caller_stay_where_they_are(device: Device):
     """Their addresses decide what is launched."""
     own, calls = device.program(fetched()), 0
