@@ -56,7 +56,7 @@ def providers(monkeypatch) -> None:
 
 def test_the_first_that_no_rank_objects_to(run_ranks, providers) -> None:
     register(ProviderEntry("fussy", "cpu", "fussy_providers:Fussy"))
-    register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:Host"))
+    register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:HostProvider"))
     Fussy.refuses = [UnsupportedError("not here", hint="go elsewhere")]  # the one rank that asks first
     assert run_ranks(2, lambda team: SymmetricHeap(team, "cpu").provider) == ["host", "host"]
     assert run_ranks(2, lambda team: SymmetricHeap(team, "cpu").provider) == ["fussy", "fussy"]
@@ -79,14 +79,14 @@ def test_none_works(providers) -> None:
 
 
 def test_names_are_taken_once(providers) -> None:
-    register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:Host"))
+    register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:HostProvider"))
     with pytest.raises(UsageError, match="'host' exists"):
-        register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:Host"))
+        register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:HostProvider"))
 
 
 def test_ranks_that_want_different_ones(run_ranks, providers) -> None:
-    register(ProviderEntry("a", "cpu", "tilescale.comm.heap.host:Host"))
-    register(ProviderEntry("b", "cpu", "tilescale.comm.heap.host:Host"))
+    register(ProviderEntry("a", "cpu", "tilescale.comm.heap.host:HostProvider"))
+    register(ProviderEntry("b", "cpu", "tilescale.comm.heap.host:HostProvider"))
     for outcome in run_ranks(2, lambda team: SymmetricHeap(team, "cpu", provider="ab"[team.rank])):
         assert isinstance(outcome, RankMismatchError) and "['a']" in str(outcome) and "['b']" in str(outcome)
 

@@ -125,7 +125,7 @@ def register(entry: ProviderEntry) -> None:
 
 register(ProviderEntry("cuda_vmm", "cuda", "tilescale.comm.heap.cuda_vmm:CudaVmm"))
 register(ProviderEntry("nvshmem", "cuda", "tilescale.comm.heap.nvshmem:Nvshmem"))
-register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:Host"))
+register(ProviderEntry("host", "cpu", "tilescale.comm.heap.host:HostProvider"))
 
 
 def choose(
