@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.order import dealt
 from tests.shared_texts import SharedTexts
 
 for _name in [name for name in os.environ if name.startswith("TILESCALE_")]:
@@ -20,8 +21,8 @@ _kept = tempfile.TemporaryDirectory(prefix="tilescale-tests-")
 os.environ["TILESCALE_CACHE_DIR"] = _kept.name  # measurements and tunings end with the process
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    _shared = tempfile.TemporaryDirectory(prefix="tilescale-texts-")
-    os.environ["TESTS_TEXTS"] = _shared.name  # all workers of this process have it
+    _shared = tempfile.TemporaryDirectory(prefix="tilescale-run-")
+    os.environ["TESTS_SHARED"] = _shared.name  # all workers of this process have it
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests run side by side, and idle threads of OpenMP spin
 
@@ -40,10 +41,18 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each worker begins with its share of the slow tests, so that none of them is the last to run."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    others = [item for item in items if not item.get_closest_marker("slow")]
+    items[:] = dealt(slow, others, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
+
+
 def pytest_collection_finish():
     """Modules and tests stay to the end: the garbage collector need not look at them again and again."""
     if "tilelang_core.compile" in sys.modules:
-        sys.modules["tilelang_core.compile"]._generated = SharedTexts(Path(os.environ["TESTS_TEXTS"]))
+        sys.modules["tilelang_core.compile"]._generated = SharedTexts(Path(os.environ["TESTS_SHARED"]))
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
@@ -14,7 +13,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests import warm
 from tests.public_names import public_names
+from tests.shared import made_once
 
 ROOT = Path(__file__).parents[1]
 for package in ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybutton"):
@@ -22,15 +23,17 @@ for package in ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybu
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site of `make docs`, without the examples' outputs, which other tests check."""
-    folder = tmp_path_factory.mktemp("site")
+def site() -> Path:
+    """The site of `make docs`, without the examples' outputs, which other tests check."""
+    return made_once("site", build)
+
+
+def build(folder: Path) -> None:
     words = ["--fail-on-warning", "--keep-going", "--quiet", "--doctree-dir", str(folder / ".trees")]
     words += ["-D", "run_examples=0"]
-    command = [sys.executable, "-m", "sphinx", *words, "docs", str(folder)]
+    command = [warm.python(), "-m", "sphinx", *words, "docs", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 class Page(HTMLParser):
@@ -67,6 +70,7 @@ def is_remote(target: str) -> bool:
     return target.startswith(("http:", "https:", "//", "mailto:"))
 
 
+@pytest.mark.slow
 def test_every_page_is_built(site: Path):
     built = {name for name, _ in pages(site)}
     sources = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]

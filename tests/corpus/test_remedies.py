@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("remedies")
 ROUNDS, PLACES = 6, 2
 
 
+@pytest.mark.slow
 def test_waits_and_signals_that_are_left_out_are_said(tmp_path: Path):
     found = [repair for program in candidates() for repair in repairs(program, tmp_path)]
     hinted = [repair for repair in found if repair.hinted]

@@ -127,7 +127,7 @@ FIRST = list({program.make: program for program in reversed(PROGRAMS)}.values())
 @pytest.mark.parametrize(
     "programs",
     [
-        pytest.param(FIRST, id="one of each"),
+        pytest.param(FIRST, id="one of each", marks=pytest.mark.slow),
         pytest.param([program for program in PROGRAMS if program not in FIRST], id="others", marks=pytest.mark.nightly),
     ],
 )

@@ -27,6 +27,7 @@ def restored() -> Iterator[None]:
     ops.uninstall()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "check", [pytest.param(name, marks=pytest.mark.nightly) if name == "check_llama" else name for name in CHECKS]
 )

@@ -10,6 +10,7 @@ import pytest
 
 from tests.comm.conftest import command, run_words
 
+pytestmark = pytest.mark.slow
 SCRIPTS = Path(__file__).parent / "scripts"
 EMULATED = {"TILESCALE_TIMEOUT_S": "50", "TILESCALE_EMULATE": "1", "TILESCALE_CHECK": "none"}
 """The programs themselves are checked elsewhere."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Forks a process for every client: server.py ADDRESS CLIENT. Ends when its standard input is closed."""
+"""Forks a process for every client: server.py FOLDER. Ends when no process has its pipe `users` open."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ _PR_SET_PDEATHSIG = 1
 class Server:
     """Waits for clients, for the ends of the processes that were forked for them, and for its own."""
 
-    def __init__(self, address: str, client: str):
-        self._client = client
+    def __init__(self, folder: Path):
+        self._client = str(folder / "python")
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(address)
+        self._listener.bind(str(folder / "server"))
         self._listener.listen(64)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(sys.stdin, selectors.EVENT_READ, lambda: sys.exit(0))
+        users = os.open(folder / "users", os.O_RDONLY)
+        self._selector.register(users, selectors.EVENT_READ, lambda: sys.exit(0))
 
     def serve(self) -> None:
         """Returns never."""
@@ -182,4 +183,4 @@ def _run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    Server(sys.argv[1], sys.argv[2]).serve()
+    Server(Path(sys.argv[1])).serve()
