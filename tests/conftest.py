@@ -26,6 +26,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests run side by side, and idle threads of OpenMP spin
 
+gc.disable()  # up to the end of the collection: almost all that is imported and traced stays
+
 # The same examples in every run, and no limit to the time of one, as machines may be busy.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")
@@ -56,6 +58,7 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture
