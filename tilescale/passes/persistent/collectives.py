@@ -7,6 +7,7 @@ those of its peers, and stores the sum. Both add in the order of ranks. Declines
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +19,15 @@ from tilescale.program import ops
 from tilescale.program.model import GridPhase, Launch, location
 from tilescale.program.operations import Collective
 
-ELEMENTS = 2048
-"""Elements of a tile, at most."""
+LEAST, MOST = 256, 2048
+"""Elements of a tile: as many as give each block a tile, within these limits."""
 
 
-def tiles_of(made: Collective, stmt: ir.Stmt, launch: Launch) -> tuple[GridPhase, Launch]:
+def tiles_of(made: Collective, stmt: ir.Stmt, launch: Launch, blocks: int) -> tuple[GridPhase, Launch]:
     """The grid that does what a collective of whole tensors does.
+
+    Args:
+        blocks: of a device, at once.
 
     Raises:
         Declined: it stays a collective of the device.
@@ -36,7 +40,7 @@ def tiles_of(made: Collective, stmt: ir.Stmt, launch: Launch) -> tuple[GridPhase
     extents = ir.constants(ir.region_parts(made.source)[2])
     if extents is None:
         raise Declined("the extents of its tensor are known at launch only", where)
-    shape = _tile(extents)
+    shape = _tile(extents, min(max(math.prod(extents) // blocks, LEAST), MOST))
     counts = [n // size for n, size in zip(extents, shape, strict=True)]
     axes = [axis for axis in reversed(range(len(counts))) if counts[axis] > 1] or [0]
     programs = {axis: ir.Var(f"tile{axis}", "int32") for axis in axes}
@@ -53,12 +57,12 @@ def tiles_of(made: Collective, stmt: ir.Stmt, launch: Launch) -> tuple[GridPhase
     return phase, replace(launch, grid=grid, programs=tuple(programs.values()), buffers=(tile,), where=where)
 
 
-def _tile(extents: list[int]) -> list[int]:
-    """Extents of a tile: of a row, or of some whole rows."""
-    shape, room = [1] * len(extents), ELEMENTS
+def _tile(extents: list[int], most: int) -> list[int]:
+    """Extents of a tile of at most that many elements: of a row, or of some whole rows."""
+    shape = [1] * len(extents)
     for axis in reversed(range(len(extents))):
-        shape[axis] = max(n for n in range(1, min(extents[axis], room) + 1) if extents[axis] % n == 0)
-        room //= shape[axis]
+        shape[axis] = max(n for n in range(1, min(extents[axis], most) + 1) if extents[axis] % n == 0)
+        most //= shape[axis]
         if shape[axis] < extents[axis]:
             break
     return shape

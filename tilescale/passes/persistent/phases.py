@@ -15,6 +15,7 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.legality import synchronizes_programs
 from tilescale.passes.overlap.tile_order import check_order
 from tilescale.passes.persistent.collectives import tiles_of
+from tilescale.passes.persistent.placement import resident_blocks
 from tilescale.program.effects import ProgramNames
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, location
 from tilescale.program.operations import Collective, operation
@@ -115,7 +116,7 @@ class _Finder:
         if launch is None or not self._is_of_devices(stmt):
             raise Declined("a statement of the device between grids", location(stmt))
         made = Collective.of(stmt.value)
-        phase, tiled = tiles_of(made, stmt, launch)
+        phase, tiled = tiles_of(made, stmt, launch, resident_blocks(self.machine))
         self.grids.append(Grid(phase, tiled, f"{made.name} of {_name(made.source)}", location(stmt)))
 
 
