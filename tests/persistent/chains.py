@@ -31,6 +31,7 @@ class Chain:
             *(Parameter(f"X{i}", shape, "bfloat16", is_input=True) for i in tensors),
             Parameter("W", (COLUMNS, COLUMNS), "bfloat16", is_input=True),
             Parameter("V", (ROWS,), "float32", is_input=True),
+            Parameter("R", (ROWS // self.devices, COLUMNS), "bfloat16", is_input=True),
             Parameter("I", (ROWS,), "int32", is_input=True),
         ]
         return Fuzzed(self.seed, self.devices, tuple(parameters), tuple(self.body))
@@ -42,7 +43,7 @@ class Chain:
             self.neighbours, self.columns,
         ]  # fmt: skip
         if self.devices > 1:
-            kinds += [self.allreduce] * 2
+            kinds += [self.allreduce, self.allreduce, self.scattered, self.exchanged]
         return self.rng.choice(kinds)()
 
     def launch(self, grid: str, names: str, lines: list[str | Line]) -> Line:
@@ -156,8 +157,21 @@ class Chain:
 
     def allreduce(self) -> Line:
         """The sum of all devices' tensors, in place."""
-        a = f"X{self.rng.randrange(TENSORS)}"
-        return self.launch("1", "bx", [Line('with T.Scale("device"):', [Line(f"T.allreduce({a})")])])
+        return self.collectives(f"T.allreduce(X{self.rng.randrange(TENSORS)})")
+
+    def scattered(self) -> Line:
+        """The same in two steps, into another tensor."""
+        a, b = self.two()
+        return self.collectives(f"T.reduce_scatter({a}, R)", f"T.all_gather(R, {b})")
+
+    def exchanged(self) -> Line:
+        """Parts for each device from all others."""
+        a, b = self.two()
+        return self.collectives(f"T.all_to_all({a}, {b})", f'T.allreduce({b}, op="max", out={a})')
+
+    def collectives(self, *texts: str) -> Line:
+        """Statements of a device."""
+        return self.launch("1", "bx", [Line('with T.Scale("device"):', [Line(text) for text in texts])])
 
 
 def arguments(program: Fuzzed) -> list[list[torch.Tensor]]:

@@ -48,7 +48,7 @@ def compile(  # noqa: A001 - TileLang's name
         machine: a machine, a built-in name or a path; None means the current one.
         schedule: "overlap": collectives of whole tensors, and copies around a ring, run concurrently with the grids
             that produce or consume their data, where that is proven legal and the cost model predicts a gain.
-            "sequential": phases in program order. "persistent": all grids and all-reduces as tasks of one launch, which
+            "sequential": phases in program order. "persistent": all grids and collectives as tasks of one launch, which
             wait for each other tile by tile. Or an edited `Kernel.moves` of the same program. Or
             `tilescale.measured`, which measures the best few.
         wait_s: longest time in seconds that a wait for another device takes; None takes TILESCALE_WAIT_S (30 if unset).

@@ -133,16 +133,24 @@ def counters_of(name: str, earlier: Boxes, later: Boxes) -> Counter:
 
 
 def _extent(extent: int, *bounds: np.ndarray) -> int:
-    """Extent of chunks along a dimension: that of the larger tiles, or of those that are aligned to it."""
+    """Extent of chunks along a dimension: such that a later task waits for one or two, without much that it needs not.
+
+    That of the larger tiles where both are aligned, else as many of the aligned ones as a later task touches.
+    """
     first, end, later, later_end = bounds
-    mine, other = _aligned(first, end), _aligned(later, later_end)
-    sizes = [size for size in (other, mine) if size]
-    if len(sizes) == 2 and max(sizes) % min(sizes) == 0:
-        return min(max(sizes), extent)
-    return min(sizes[0], extent) if sizes else extent
+    (mine, is_even), (other, is_other_even) = _tiles(first, end), _tiles(later, later_end)
+    if is_even and is_other_even and max(mine, other) % min(mine, other) == 0:
+        size = max(mine, other)
+    elif is_other_even:
+        size = other
+    elif is_even:
+        size = mine * -(-other // mine)
+    else:
+        size = extent
+    return min(size, extent)
 
 
-def _aligned(first: np.ndarray, end: np.ndarray) -> int | None:
-    """The extent of tiles that begin at its multiples; None of others."""
-    size = int((end - first).max(initial=1))
-    return size if size > 0 and not (first % size).any() else None
+def _tiles(first: np.ndarray, end: np.ndarray) -> tuple[int, bool]:
+    """The extent of tiles, and whether they begin at its multiples."""
+    size = max(int((end - first).max(initial=1)), 1)
+    return size, not (first % size).any()

@@ -45,7 +45,7 @@ def persistent(func: ir.PrimFunc, machine: Machine) -> tuple[ir.PrimFunc, Tasks]
     except Declined as reason:
         raise UnsupportedError(
             f'schedule="persistent": {reason.reason}',
-            hint="leave schedule= out, or write grids and T.allreduce of whole tensors, one after the other",
+            hint="leave schedule= out, or write grids and collectives of whole tensors, one after the other",
             where=reason.where or program.launches[0].where,
         ) from None
     accesses = [_accesses(grid, phases.names, machine) for grid in phases.grids]
