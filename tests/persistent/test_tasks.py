@@ -86,6 +86,24 @@ def test_a_dependence_through_another_phase_needs_no_wait(small: Machine):
     assert [(need.earlier, need.later) for need in tasks.needs] == [(0, 1), (1, 2)]
 
 
+def test_counters_of_a_tensor_in_several_chunks_have_names_of_their_own(small: Machine):
+    @T.prim_func
+    def twice(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((64, 32), "float32"), Z: T.Tensor((64, 32), "float32")):
+        with T.Kernel(8, threads=64) as row:
+            for i, j in T.Parallel(8, 32):
+                X[row * 8 + i, j] = 1
+        with T.Kernel(8, threads=64) as row:
+            for i, j in T.Parallel(8, 32):
+                Y[row * 8 + i, j] = X[row * 8 + i, j]
+        with T.Kernel(2, threads=64) as row:
+            for i, j in T.Parallel(32, 32):
+                Z[row * 32 + i, j] = X[row * 32 + i, j]
+
+    _, tasks = persistent(twice, small)
+    counters = [need.counter for need in tasks.needs]
+    assert [(c.name, c.shape) for c in counters] == [("phase0_X", (8,)), ("phase0_1_X", (2,))]
+
+
 def test_an_index_in_memory_waits_for_the_whole_phase(small: Machine):
     @T.prim_func
     def gathered(X: T.Tensor((64, 32), "float32"), I: T.Tensor((64,), "int32"), Y: T.Tensor((64, 32), "float32")):  # noqa: E741
@@ -154,9 +172,22 @@ def numbers(X: T.Tensor((64, 32), "float32")):
             X[row * 8 + i, j] = T.rank("block")
 
 
+@T.prim_func
+def workspaces(X: T.Tensor((64, 32), "float32")):
+    with T.Kernel(device=2, block=8, threads=64) as row:
+        W = T.alloc((64, 32), "float32", level="l2")
+        for i, j in T.Parallel(8, 32):
+            W[row * 8 + i, j] = X[row * 8 + i, j]
+    with T.Kernel(device=2, block=4, threads=64) as row:
+        W = T.alloc((64, 32), "float32", level="l2")
+        for i, j in T.Parallel(16, 32):
+            W[row * 16 + i, j] = X[row * 16 + i, j]
+
+
 @pytest.mark.parametrize(
     ("func", "line", "reason"),
     [
+        (workspaces, "block=4", "two workspaces are named 'W'"),
         (barrier, "T.barrier()", "a statement of the device between grids"),
         (loop, "for _ in T.serial(3)", "a loop or branch around phases"),
         (threads, "threads=128", "grids of 64 and of 128 threads"),

@@ -89,7 +89,7 @@ class _Search:
         needs = [need for root in roots if (need := self._by_tiles(earlier, later, root)) is not None]
         if len(needs) == len(roots):
             return needs
-        counter = self._counter(earlier, Counter(f"phase{earlier}_done", Boxes.everything(before.grid.count), (1,)))
+        counter = self._counter(earlier, Counter("done", Boxes.everything(before.grid.count), (1,)))
         return [Need(earlier, later, counter, Boxes.everything(after.grid.count), tuple(roots))]
 
     def _by_tiles(self, earlier: int, later: int, root: ir.Var) -> Need | None:
@@ -99,18 +99,20 @@ class _Search:
             return None
         mine = before.boxes(root, writes=not after.writes(root))
         theirs = after.boxes(root, writes=not before.writes(root))
-        counter = counters_of(f"phase{earlier}_{self.names.homes[root].name}", mine, theirs)
+        counter = counters_of(self.names.homes[root].name, mine, theirs)
         if not counter.is_simple:
             return None
         return Need(earlier, later, self._counter(earlier, counter), theirs, (root,))
 
     def _counter(self, phase: int, counter: Counter) -> Counter:
-        """The same counter of the phase where another dependence has it."""
+        """The counter under a name in the launch; the same one where another dependence has it."""
         known = self.counters.setdefault((phase, counter.name), [])
         same = [c for c in known if c.chunk == counter.chunk and c.boxes.is_like(counter.boxes)]
         if not same:
-            known.append(counter)
-        return same[0] if same else counter
+            number = f"_{len(known)}" if known else ""
+            same = [replace(counter, name=f"phase{phase}{number}_{counter.name}")]
+            known += same
+        return same[0]
 
 
 def _covers(order: np.ndarray | None, required: np.ndarray) -> bool:

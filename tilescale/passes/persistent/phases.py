@@ -134,6 +134,16 @@ def _check_alike(launches: Sequence[Launch]) -> None:
             raise Declined("the extent of a grid is known at launch only", launch.where)
         if launch.threads != first.threads:
             raise Declined(f"grids of {first.thread_count} and of {launch.thread_count} threads", launch.where)
+    _check_names(launches)
+
+
+def _check_names(launches: Sequence[Launch]) -> None:
+    """Raise Declined if two workspaces have one name, by which a launch finds its memory."""
+    known: dict[str, ir.Var] = {}
+    for launch in launches:
+        for buffer in launch.buffers:
+            if buffer.scope() == "global" and not known.setdefault(buffer.name, buffer.data).same_as(buffer.data):
+                raise Declined(f"two workspaces are named {buffer.name!r}", launch.where)
 
 
 def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
