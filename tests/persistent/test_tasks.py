@@ -104,6 +104,26 @@ def test_counters_of_a_tensor_in_several_chunks_have_names_of_their_own(small: M
     assert [(c.name, c.shape) for c in counters] == [("phase0_X", (8,)), ("phase0_1_X", (2,))]
 
 
+def test_iterations_of_a_loop_around_grids_follow_one_another(small: Machine):
+    @T.prim_func
+    def layers(X: T.Tensor((64, 32), "float32"), W: T.Tensor((3, 32), "float32"), Y: T.Tensor((64, 32), "float32")):
+        for layer in T.serial(3):
+            with T.Kernel(device=2, block=4, threads=64) as row:
+                for i, j in T.Parallel(16, 32):
+                    Y[row * 16 + i, j] = X[row * 16 + i, j] * 2 + W[layer, j]
+                with T.Scale("device") as (rank, _):
+                    last = rank + layer
+                    T.allreduce(Y)
+                for i, j in T.Parallel(16, 32):
+                    X[row * 16 + i, j] = Y[row * 16 + i, j] + last
+
+    fused, tasks = persistent(layers, small)
+    assert [need.earlier for need in tasks.needs] == list(range(8))
+    x, w, _ = ran(layers, [(3, 32), (64, 32)], 2, small)
+    again, _, _ = ran(fused, [(3, 32), (64, 32)], 2, small, check="all")
+    assert x.equal(again)
+
+
 def test_an_index_in_memory_waits_for_the_whole_phase(small: Machine):
     @T.prim_func
     def gathered(X: T.Tensor((64, 32), "float32"), I: T.Tensor((64,), "int32"), Y: T.Tensor((64, 32), "float32")):  # noqa: E741
@@ -140,8 +160,8 @@ def barrier(X: T.Tensor((64, 32), "float32")):
 
 
 @T.prim_func
-def loop(X: T.Tensor((64, 32), "float32")):
-    for _ in T.serial(3):
+def loop(X: T.Tensor((64, 32), "float32"), N: T.Tensor((1,), "int32")):
+    for _ in T.serial(N[0]):
         with T.Kernel(8, threads=64) as row:
             for i, j in T.Parallel(8, 32):
                 X[row * 8 + i, j] = X[row * 8 + i, j] + 1
@@ -189,7 +209,7 @@ def workspaces(X: T.Tensor((64, 32), "float32")):
     [
         (workspaces, "block=4", "two workspaces are named 'W'"),
         (barrier, "T.barrier()", "a statement of the device between grids"),
-        (loop, "for _ in T.serial(3)", "a loop or branch around phases"),
+        (loop, "for _ in T.serial(N[0])", "a loop or branch around phases"),
         (threads, "threads=128", "grids of 64 and of 128 threads"),
         (signals, "T.signal(F[row])", "the program orders its units by itself"),
         (numbers, 'T.rank("block")', "a program uses its number"),

@@ -2,6 +2,7 @@
 """Fusion of a program's grids and collectives into one launch of persistent blocks: `schedule="persistent"`.
 
     rewrite.py      the rewrite
+    unroll.py       loops around phases as their iterations
     phases.py       the grids of a program that become tasks, or why they cannot
     collectives.py  collectives of whole tensors as grids of tiles
     dependences.py  which tasks wait for which of earlier phases

@@ -9,6 +9,7 @@ each other. The result is a program of the language: it is printed, checked, emu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilelang_core import ir
@@ -21,6 +22,7 @@ from tilescale.passes.persistent.phases import Grid, Phases, phases_of
 from tilescale.passes.persistent.placement import Placement, placed
 from tilescale.passes.persistent.task_body import TaskWriter
 from tilescale.passes.persistent.tasks import Tasks
+from tilescale.passes.persistent.unroll import unrolled
 from tilescale.passes.rematerialize import rematerialize
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
@@ -40,6 +42,7 @@ def persistent(func: ir.PrimFunc, machine: Machine) -> tuple[ir.PrimFunc, Tasks]
     """
     func = for_machine(func, machine)
     program = rematerialize(structure(func, machine), machine)
+    program = replace(program, body=unrolled(program.body))
     try:
         phases = phases_of(program, machine)
     except Declined as reason:
