@@ -152,3 +152,25 @@ def test_one_launch_zeroes_all_flags_of_a_program(device: Device):
     (zero,) = own.memory.zeroed(ProgramCall([]))
     zero()
     assert not any(tensor.any() for tensor in flags)
+
+
+def test_launches_that_name_their_flags_alike_have_their_own(device: Device):
+    """Of different shapes, by one macro too."""
+
+    @T.macro
+    def told(blocks):
+        with T.Kernel(device=2, block=blocks, threads=32) as bx:
+            arrived = T.alloc_flags((blocks,))
+            with T.Scale("block"), T.Scale("device") as (rank, size):
+                T.signal(arrived[bx], dst=(rank + 1) % size)
+                T.wait(arrived[bx], ">=", 1)
+
+    @T.prim_func
+    def signals(X: T.Tensor((1,), "int32")):
+        told(2)
+        told(300)
+
+    own = device.program(signals)
+    own([torch.zeros(1, dtype=torch.int32)])
+    (made,) = own.memory._flags
+    assert [tuple(tensor.shape) for tensor in made.parts.values()] == [(2,), (300,)]

@@ -188,6 +188,16 @@ class Program:
         ir.walk(self.func.body, visit)
         return found
 
+    @cached_property
+    def workspace_names(self) -> dict[ir.Var, str]:
+        """The name of each allocation, unique in the program: launches may name theirs alike."""
+        found: dict[ir.Var, str] = {}
+        for launch in self.launches:
+            for buffer in launch.buffers:
+                alike = sum(name.split(".")[0] == buffer.name for name in found.values())
+                found.setdefault(buffer.data, f"{buffer.name}.{alike}" if alike else buffer.name)
+        return found
+
     @property
     def extents(self) -> tuple[tuple[str, ir.PrimExpr], ...]:
         """Units of each launched level above the program, coarsest first; the same for all launches."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from tilelang_core import ir
 from tilescale.errors import Location
+from tilescale.program.model import Program
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,11 @@ class KernelWorkspace:
         return "@" not in self.name
 
     @classmethod
-    def of(cls, buffer: ir.Buffer, *, peers: bool = False) -> KernelWorkspace:
-        """The program's allocation in device memory; all its phases share it."""
+    def of(cls, buffer: ir.Buffer, program: Program, *, peers: bool = False) -> KernelWorkspace:
+        """The program's allocation in device memory, which all its phases share; or one that lowering adds to a launch,
+        under a name of its own."""
         shape = tuple(n if ir.constant(n) is None else ir.constant(n) for n in buffer.shape)
-        return cls(buffer.name, shape, str(buffer.dtype), peers=peers)
+        return cls(program.workspace_names.get(buffer.data, buffer.name), shape, str(buffer.dtype), peers=peers)
 
 
 @dataclass(frozen=True)

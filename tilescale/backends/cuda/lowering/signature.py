@@ -132,7 +132,7 @@ class Signature(Stage):
     def local(self, data: ir.Var) -> ir.Buffer:
         """This device's instance of a tensor."""
         position, buffer, shape, dtype, name = self._global(data)
-        argument = KernelWorkspace.of(buffer) if position is None else CallerArgument(position)
+        argument = KernelWorkspace.of(buffer, self.program) if position is None else CallerArgument(position)
         return self.tensor(argument, name, shape, dtype)
 
     def symmetric(self, data: ir.Var) -> ir.Buffer:
@@ -145,7 +145,7 @@ class Signature(Stage):
     def peers(self, data: ir.Var) -> ir.Buffer:
         """All devices' instances of a tensor."""
         position, buffer, shape, dtype, name = self._global(data)
-        argument = KernelWorkspace.of(buffer, peers=True) if position is None else PeerInstances(position)
+        argument = KernelWorkspace.of(buffer, self.program, peers=True) if position is None else PeerInstances(position)
         return self.everywhere(argument, f"{name}_peers", shape, dtype)
 
     def far(self, buffer: ir.Buffer) -> ir.Buffer:

@@ -78,8 +78,8 @@ class ProgramMemory:
         self._staged: dict[int, _LastFew[torch.Tensor]] = defaultdict(partial(_LastFew, changed))
         self._flags: _LastFew[_Flags] = _LastFew(changed)
         self._captured: dict[int, torch.Tensor] = {}  # by address
-        launches = context.program.launches
-        self._flag_names = {b.name for launch in launches for b in launch.buffers if b.data in launch.flags}
+        launches, names = context.program.launches, context.program.workspace_names
+        self._flag_names = {names[b.data] for launch in launches for b in launch.buffers if b.data in launch.flags}
 
     def declare(self, workspace: arg.KernelWorkspace) -> None:
         """A workspace that calls need."""

@@ -76,7 +76,7 @@ class TensorRegion:
             if any(buffer.data.same_as(d) for d in datas):
                 self.position = position
         if self.position is None:
-            self.workspace = arg.KernelWorkspace.of(buffer)
+            self.workspace = arg.KernelWorkspace.of(buffer, context.program)
             context.memory.declare(self.workspace)
 
     def tensor(self, call: ProgramCall) -> torch.Tensor:
