@@ -73,7 +73,7 @@ def operators() -> list[Any]:
         moe_tables.tables_program(2, 32, 8, "int64", True),
         moe_tables.returns_program(2, 8),
         *(expert_programs.gated_program(2, n, 512, "bfloat16", n == 16) for n in (16, 768)),
-        expert_programs.gated_gradient_program(2, 16, 512, "bfloat16"),
+        expert_programs.layer_gradient_program(2, 32, 8, 512, 16, "bfloat16"),
         row_exchange.scatter_program(2, 3584, 8),
         row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),
         grouped_gemm.scaled_program(512, 512, 528, "float8_e4m3fn"),

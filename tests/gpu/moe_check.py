@@ -26,7 +26,7 @@ from tilescale import ops  # noqa: E402
 SMALL = 256, 128, 4, 2
 """Features, inner, experts of a rank, choices."""
 
-KINDS = [(64, 64, 1, 1), SMALL, (2048, 768, 32, 8)]
+KINDS = [SMALL, (2048, 768, 32, 8)]
 MOST = 1000
 """Tokens of a rank, at most."""
 

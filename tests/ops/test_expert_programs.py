@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import tilescale
+from tests.ops.gradient_programs import gradient_program
 from tests.ops.test_experts import close, layout
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.ops import expert_programs
+from tilescale.ops import expert_programs, moe_tables, row_exchange
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_gated_experts_and_their_gradients(counts: list[int], inner: int, featur
         torch.full((tiles, room), torch.nan),
     ]
     per_device = [[t.clone() for t in (far, down, owners, weights, kept, *results)] for _ in range(2)]
-    tilescale.emulate(expert_programs.gated_gradient_program(2, inner, features, "bfloat16"), per_device)
+    tilescale.emulate(gradient_program(2, inner, features, "bfloat16"), per_device)
     leaf = kept[is_row].double().requires_grad_()
     gate, up = leaf.chunk(2, -1)
     act = torch.nn.functional.silu(gate) * up
@@ -61,6 +63,83 @@ def test_gated_experts_and_their_gradients(counts: list[int], inner: int, featur
         close(of_hidden[is_row], of_leaf.float())
         close(active[is_row], (act.detach() * share).float())
         close(of_weights.sum(0)[is_row], (grad * act.detach()).sum(1).float())
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_layer_and_its_gradients(narrow: bool):
+    """On two devices, with choices of no expert, in memory full of NaN."""
+    size, local, choices, features, inner, most, room = 2, 2, 2, 64, 48, 5, 768
+    ranks = range(size)
+    chosen = torch.randint(-1, size * local, (size, most, choices))
+    weights, x = torch.rand(size, most, choices), torch.randn(size, most, features).bfloat16()
+    gate_up = torch.randn(size, local, 2 * inner, features).mul(features**-0.5).bfloat16()
+    down, grad = torch.randn(size, local, features, inner).mul(inner**-0.5).bfloat16(), torch.randn_like(x)
+
+    def rows(*shape: int) -> torch.Tensor:
+        return torch.full(shape, torch.nan).bfloat16()
+
+    def inboxes() -> list[torch.Tensor]:
+        return [rows(size, most, features) for _ in range(2)]
+
+    of_choices, groups = moe_tables.arriving_choices(size, most, choices), row_exchange.sharers(features, 8, most)
+    given = [[x[r], chosen[r].view(-1), weights[r].view(-1), gate_up[r], down[r]] for r in ranks]
+    sent = [[torch.full(of_choices, -9, dtype=torch.int32), torch.full(of_choices, torch.nan)] for _ in ranks]
+    tables = [moe_tables.new_tables(chosen[r], size, local, most, room) for r in ranks]
+    made = [[rows(room, features), rows(room, 2 * inner), rows(room, inner), rows(room, features)] for _ in ranks]
+    y = [rows(most, features) for _ in ranks]
+    counted = [moe_tables.new_counts(chosen[r], size, local, most) for r in ranks]
+    program = expert_programs.layer_program(
+        size, local, choices, features, inner, "bfloat16", "int64", narrow, keeps=True
+    )
+    tilescale.emulate(
+        program,
+        [[*given[r], *sent[r], *inboxes(), counted[r], *tables[r], *made[r], y[r], groups] for r in ranks],
+    )
+    leaves = [t.float().requires_grad_() for t in (x, weights, gate_up, down)]
+    want = expected(leaves, chosen, local)
+    near(torch.stack(y), want.detach())
+
+    results = [
+        [
+            rows(most, features),
+            torch.full((most, choices), torch.nan),
+            torch.empty_like(gate_up[r]),
+            rows(*down[r].shape),
+        ]
+        for r in ranks
+    ]
+    per_device = []
+    for r, (of_rows, counts, _, *others) in enumerate(tables):
+        kept = [grad[r], gate_up[r], down[r], *made[r][:2], of_rows, counts, *others]
+        own = [rows(room, features), rows(room, 2 * inner), rows(room, inner), rows(room, features)]
+        of_rows = torch.full((inner // expert_programs.columns_of(inner), room), torch.nan)
+        per_device.append([*kept, sent[r][1], *inboxes(), *own, of_rows, *results[r], groups])
+    tilescale.emulate(
+        expert_programs.layer_gradient_program(size, local, choices, features, inner, "bfloat16"), per_device
+    )
+    for got, wanted in zip(zip(*results, strict=True), torch.autograd.grad(want, leaves, grad.float()), strict=True):
+        near(torch.stack(got), wanted)
+
+
+def near(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal but for three roundings to bfloat16, some of sums' parts."""
+    error = got.float() - want
+    assert error.norm() <= 0.012 * want.norm() and error.abs().max() <= 0.06 * want.abs().max()
+
+
+def expected(leaves: list[torch.Tensor], chosen: torch.Tensor, local: int) -> torch.Tensor:
+    """The layer in PyTorch's operations: each choice of each token by itself."""
+    x, weights, gate_up, down = leaves
+    y = []
+    for (rank, token), of_token in zip(np.ndindex(*chosen.shape[:2]), chosen.flatten(0, 1).tolist(), strict=True):
+        total = x[rank, token] * 0
+        for choice, expert in enumerate(of_token):
+            if expert >= 0:
+                gate, up = (gate_up[divmod(expert, local)] @ x[rank, token]).chunk(2)
+                made = down[divmod(expert, local)] @ (torch.nn.functional.silu(gate) * up)
+                total = total + weights[rank, token, choice] * made
+        y.append(total)
+    return torch.stack(y).view(x.shape)
 
 
 def test_a_router_chooses_among_the_best_groups():

@@ -254,8 +254,8 @@ OPERATORS = {
     "scatter": made("row_exchange", "scatter_program", 4, 512, 2),
     "sum of rows": made("row_exchange", "sum_program", 4, 1024, 2, "bfloat16", 16, True),
     "numbers of rows": made("moe_tables", "returns_program", 2, 8),
-    "gated experts": made("expert_programs", "gated_program", 2, 512, 512, "bfloat16", True),
-    "gradients of gated experts": made("expert_programs", "gated_gradient_program", 2, 512, 512, "bfloat16"),
+    "experts": made("expert_programs", "layer_program", 2, 8, 2, 512, 512, "bfloat16", "int64", False, True),
+    "gradients of experts": made("expert_programs", "layer_gradient_program", 2, 8, 2, 512, 512, "bfloat16"),
     "grouped": made("grouped_gemm", "program", 0, 512, 512, "bfloat16", True),
     "gradients of weights": made("grouped_gemm", "outer_program", 0, 8, 512, 512, "bfloat16"),
     "scaled": made("grouped_gemm", "scaled_program", 512, 512, 512, "float8_e4m3fn"),
@@ -273,11 +273,15 @@ OF_DECODE = [
     "before the store to shares: threads synchronize (stored)",  # by replicas of a fragment, in the next iteration
     "before the load of inbox: threads synchronize (stored)",  # this rank's part, which nothing is waited for
 ]
+OF_SUMS = ["before the load of share: threads synchronize (stored)"]  # in place of one of stock TileLang's
 NEEDED = {
     # The blocks that multiply have stored the tile that others, of the same text, load.
     "gemm_ag": ["before the load of G: bulk stores are completed, threads synchronize (stored)"],
     **dict.fromkeys(("decode", "pages", "float8"), OF_DECODE),
-    "sum of rows": ["before the load of share: threads synchronize (stored)"],  # in place of one of stock TileLang's
+    "sum of rows": OF_SUMS,
+    "gradients of experts": ["before the load of which: threads synchronize (stored)"],
+    # The last row of `before` is a block's that wrote others.
+    "experts": ["before the store to before: threads synchronize (stored)", *OF_SUMS],
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Grouped GEMMs of SwiGLU experts, with the activation in their epilogues.
+"""Programs of a layer of SwiGLU experts: the whole layer, and its grouped GEMMs with the activation in their epilogues.
 
 Rows are in the order of `moe_dispatch`, each tile has those of one expert. An expert's `gate_up` has the rows of its
 gate, then those that the gate multiplies.
@@ -9,9 +9,11 @@ import math
 from typing import Any
 
 import tilescale.language as T
+from tilescale.ops import grouped_gemm
 from tilescale.ops.grouped_gemm import STAGES
-from tilescale.ops.moe_tables import ALIGN
+from tilescale.ops.moe_tables import ALIGN, returns_grid, tables_grids, whole
 from tilescale.ops.products import DEPTH
+from tilescale.ops.row_exchange import UNIT_BYTES, scatter_grid, sum_grid
 
 COLUMNS, LEAST_COLUMNS = 128, 16
 """Columns of a block's tile, at most and at least; they divide those of the experts. Eight columns have no layout of a
@@ -23,9 +25,38 @@ def columns_of(N: int) -> int:
     return math.gcd(N, COLUMNS)
 
 
-def gated_program(size: int, N: int, K: int, dtype: str, keeps: bool) -> Any:
+@T.macro
+def gated_grid(A, B, owners, H, C, size, wide, keeps):
     """C[m] = silu(A[m] gate^T) * (A[m] up^T) of the owner of m; H has both products if it `keeps` them."""
-    room, experts, wide = T.dynamic("room"), T.dynamic("experts"), columns_of(N)
+    dtype, N, K = A.dtype, int(C.shape[1]), int(A.shape[1])
+    with T.Kernel(device=size, block=(N // wide, owners.shape[0]), threads=256) as (column, tile):
+        a = T.alloc((ALIGN, DEPTH), dtype, level="l1")
+        b, up = (T.alloc((wide, DEPTH), dtype, level="l1") for _ in range(2))
+        c, c_up = (T.alloc((ALIGN, wide), "float32", level="l0") for _ in range(2))
+        out, out_up = (T.alloc((ALIGN, wide), dtype, level="l1") for _ in range(2))
+        if owners[tile] >= 0:
+            T.clear(c)
+            T.clear(c_up)
+            for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
+                T.copy(A[tile * ALIGN, k * DEPTH], a)
+                T.copy(B[owners[tile], column * wide, k * DEPTH], b)
+                T.copy(B[owners[tile], N + column * wide, k * DEPTH], up)
+                T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                T.gemm(a, up, c_up, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+            if keeps:
+                T.copy(c, out)
+                T.copy(out, H[tile * ALIGN, column * wide])
+                T.copy(c_up, out_up)
+                T.copy(out_up, H[tile * ALIGN, N + column * wide])
+            for i, j in T.Parallel(ALIGN, wide):
+                c[i, j] = c[i, j] / (1 + T.exp(-c[i, j])) * c_up[i, j]
+            T.copy(c, out)
+            T.copy(out, C[tile * ALIGN, column * wide])
+
+
+def gated_program(size: int, N: int, K: int, dtype: str, keeps: bool) -> Any:
+    """`gated_grid` of N columns."""
+    room, experts = T.dynamic("room"), T.dynamic("experts")
 
     @T.prim_func
     def gated_experts(
@@ -35,79 +66,143 @@ def gated_program(size: int, N: int, K: int, dtype: str, keeps: bool) -> Any:
         H: T.Tensor((room, 2 * N) if keeps else (1, 1), dtype),
         C: T.Tensor((room, N), dtype),
     ):
-        with T.Kernel(device=size, block=(N // wide, room // ALIGN), threads=256) as (column, tile):
-            a = T.alloc((ALIGN, DEPTH), dtype, level="l1")
-            b, up = (T.alloc((wide, DEPTH), dtype, level="l1") for _ in range(2))
-            c, c_up = (T.alloc((ALIGN, wide), "float32", level="l0") for _ in range(2))
-            out, out_up = (T.alloc((ALIGN, wide), dtype, level="l1") for _ in range(2))
-            if owners[tile] >= 0:
-                T.clear(c)
-                T.clear(c_up)
-                for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
-                    T.copy(A[tile * ALIGN, k * DEPTH], a)
-                    T.copy(B[owners[tile], column * wide, k * DEPTH], b)
-                    T.copy(B[owners[tile], N + column * wide, k * DEPTH], up)
-                    T.gemm(a, b, c, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                    T.gemm(a, up, c_up, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                if keeps:
-                    T.copy(c, out)
-                    T.copy(out, H[tile * ALIGN, column * wide])
-                    T.copy(c_up, out_up)
-                    T.copy(out_up, H[tile * ALIGN, N + column * wide])
-                for i, j in T.Parallel(ALIGN, wide):
-                    c[i, j] = c[i, j] / (1 + T.exp(-c[i, j])) * c_up[i, j]
-                T.copy(c, out)
-                T.copy(out, C[tile * ALIGN, column * wide])
+        gated_grid(A, B, owners, H, C, size, columns_of(N), keeps)
 
     return gated_experts
 
 
-def gated_gradient_program(size: int, N: int, K: int, dtype: str) -> Any:
-    """The gradients of both products of `gated_program`, and of rows' weights, from those of the sums of rows.
+@T.macro
+def gated_gradient_grid(D, B, owners, W, H, DH, C, DW, size):
+    """The gradients of both products of `gated_grid`, and of rows' weights, from those of the sums of rows.
 
     With E = D B, and act = silu(gate) * up of H: DH from w E, C = w act, and DW[n] = the sum over columns of tile n of
     E * act.
     """
-    room, experts, wide = T.dynamic("room"), T.dynamic("experts"), columns_of(N)
+    dtype, K, N = D.dtype, int(D.shape[1]), int(C.shape[1])
+    wide = columns_of(N)
+    with T.Kernel(device=size, block=(N // wide, owners.shape[0]), threads=256) as (column, tile):
+        a, b = T.alloc((ALIGN, DEPTH), dtype, level="l1"), T.alloc((DEPTH, wide), dtype, level="l1")
+        c = T.alloc((ALIGN, wide), "float32", level="l0")
+        gate, up, out = (T.alloc((ALIGN, wide), dtype, level="l1") for _ in range(3))
+        share, total = (T.alloc((ALIGN,), "float32", level="l0") for _ in range(2))
+        if owners[tile] >= 0:
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
+                T.copy(D[tile * ALIGN, k * DEPTH], a)
+                T.copy(B[owners[tile], k * DEPTH, column * wide], b)
+                T.gemm(a, b, c, policy=T.GemmWarpPolicy.FullRow)
+            T.copy(H[tile * ALIGN, column * wide], gate)
+            T.copy(H[tile * ALIGN, N + column * wide], up)
+            for i in T.Parallel(ALIGN):
+                share[i] = W[tile * ALIGN + i]
+            for i, j in T.Parallel(ALIGN, wide):
+                g, u, e = T.cast(gate[i, j], "float32"), T.cast(up[i, j], "float32"), c[i, j] * share[i]
+                s = 1 / (1 + T.exp(-g))
+                gate[i, j] = e * u * s * (1 + g * (1 - s))
+                up[i, j] = e * g * s
+                out[i, j] = share[i] * g * s * u
+                c[i, j] = c[i, j] * g * s * u
+            T.reduce_sum(c, total, dim=1)
+            for i in T.Parallel(ALIGN):
+                DW[column, tile * ALIGN + i] = total[i]
+            T.copy(gate, DH[tile * ALIGN, column * wide])
+            T.copy(up, DH[tile * ALIGN, N + column * wide])
+            T.copy(out, C[tile * ALIGN, column * wide])
+
+
+def layer_program(
+    size: int, local: int, choices: int, features: int, inner: int, dtype: str, kind: str, narrow: bool, keeps: bool
+) -> Any:
+    """The forward of a layer: tables, tokens to their experts, both GEMMs, and the weighted sums back.
+
+    Arguments as those of its grids. `kind`: the type of choices. GEMMs have `narrow` tiles for few rows of each expert:
+    their time is that of loading weights, which takes many blocks.
+    """
+    numbers, chunks, most = T.dynamic("numbers"), T.dynamic("chunks"), T.dynamic("most")
+    room, tiles = T.dynamic("room"), T.dynamic("tiles")
+    unit = UNIT_BYTES // 2
+    gated, wide = columns_of(inner), grouped_gemm.columns_of(features)
+    if narrow:
+        gated, wide = min(gated, COLUMNS // 2), COLUMNS
 
     @T.prim_func
-    def gated_experts_gradient(
-        D: T.Tensor((room, K), dtype),
-        B: T.Tensor((experts, K, N), dtype),
-        owners: T.Tensor((room // ALIGN,), "int32"),
+    def moe_layer(
+        X: T.Tensor((most, features), dtype),
+        chosen: T.Tensor((numbers,), kind),
+        shares: T.Tensor((numbers,), "float32"),
+        gate_up: T.Tensor((local, 2 * inner, features), dtype),
+        down: T.Tensor((local, features, inner), dtype),
+        in_chosen: T.Tensor((size, chunks, whole(choices)), "int32"),
+        in_shares: T.Tensor((size, chunks, whole(choices)), "float32"),
+        in_rows: T.Tensor((size, most, features), dtype),
+        in_sums: T.Tensor((size, most, features), dtype),
+        counted: T.Tensor((size * chunks, local + 2), "int32"),
         W: T.Tensor((room,), "float32"),
-        H: T.Tensor((room, 2 * N), dtype),
-        DH: T.Tensor((room, 2 * N), dtype),
-        C: T.Tensor((room, N), dtype),
-        DW: T.Tensor((N // wide, room), "float32"),
+        counts: T.Tensor((local,), "int32"),
+        dropped: T.Tensor((local,), "int32"),
+        owners: T.Tensor((tiles,), "int32"),
+        order: T.Tensor((size, most), "int32"),
+        sent: T.Tensor((size,), "int32"),
+        received: T.Tensor((size,), "int32"),
+        places: T.Tensor((size, most, choices), "int32"),
+        before: T.Tensor((most + 1, size), "int32"),
+        rows: T.Tensor((room, features), dtype),
+        hidden: T.Tensor((room, 2 * inner) if keeps else (1, 1), dtype),
+        active: T.Tensor((room, inner), dtype),
+        made: T.Tensor((room, features), dtype),
+        Y: T.Tensor((most, features), dtype),
+        groups: T.int32,
     ):
-        with T.Kernel(device=size, block=(N // wide, room // ALIGN), threads=256) as (column, tile):
-            a, b = T.alloc((ALIGN, DEPTH), dtype, level="l1"), T.alloc((DEPTH, wide), dtype, level="l1")
-            c = T.alloc((ALIGN, wide), "float32", level="l0")
-            gate, up, out = (T.alloc((ALIGN, wide), dtype, level="l1") for _ in range(3))
-            share, total = (T.alloc((ALIGN,), "float32", level="l0") for _ in range(2))
-            if owners[tile] >= 0:
-                T.clear(c)
-                for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
-                    T.copy(D[tile * ALIGN, k * DEPTH], a)
-                    T.copy(B[owners[tile], k * DEPTH, column * wide], b)
-                    T.gemm(a, b, c, policy=T.GemmWarpPolicy.FullRow)
-                T.copy(H[tile * ALIGN, column * wide], gate)
-                T.copy(H[tile * ALIGN, N + column * wide], up)
-                for i in T.Parallel(ALIGN):
-                    share[i] = W[tile * ALIGN + i]
-                for i, j in T.Parallel(ALIGN, wide):
-                    g, u, e = T.cast(gate[i, j], "float32"), T.cast(up[i, j], "float32"), c[i, j] * share[i]
-                    s = 1 / (1 + T.exp(-g))
-                    gate[i, j] = e * u * s * (1 + g * (1 - s))
-                    up[i, j] = e * g * s
-                    out[i, j] = share[i] * g * s * u
-                    c[i, j] = c[i, j] * g * s * u
-                T.reduce_sum(c, total, dim=1)
-                for i in T.Parallel(ALIGN):
-                    DW[column, tile * ALIGN + i] = total[i]
-                T.copy(gate, DH[tile * ALIGN, column * wide])
-                T.copy(up, DH[tile * ALIGN, N + column * wide])
-                T.copy(out, C[tile * ALIGN, column * wide])
+        tables = W, counts, dropped, owners, order, sent, received, places, before
+        tables_grids(chosen, shares, in_chosen, in_shares, counted, tables, True)
+        scatter_grid(X, order, sent, in_rows, received, places, rows, unit)
+        gated_grid(rows, gate_up, owners, hidden, active, size, gated, keeps)
+        grouped_gemm.product_grid(active, down, owners, made, size, wide, True)
+        sum_grid(made, W, received, places, in_sums, before, Y, groups, unit, True)
 
-    return gated_experts_gradient
+    return moe_layer
+
+
+def layer_gradient_program(size: int, local: int, choices: int, features: int, inner: int, dtype: str) -> Any:
+    """The gradients of `layer_program`, from that of its result."""
+    chunks, most, room, tiles = (T.dynamic(name) for name in ("chunks", "most", "room", "tiles"))
+    unit, columns = UNIT_BYTES // 2, columns_of(inner)
+
+    @T.prim_func
+    def moe_layer_gradient(
+        DY: T.Tensor((most, features), dtype),
+        gate_up: T.Tensor((local, 2 * inner, features), dtype),
+        down: T.Tensor((local, features, inner), dtype),
+        rows: T.Tensor((room, features), dtype),
+        hidden: T.Tensor((room, 2 * inner), dtype),
+        W: T.Tensor((room,), "float32"),
+        counts: T.Tensor((local,), "int32"),
+        owners: T.Tensor((tiles,), "int32"),
+        order: T.Tensor((size, most), "int32"),
+        sent: T.Tensor((size,), "int32"),
+        received: T.Tensor((size,), "int32"),
+        places: T.Tensor((size, most, choices), "int32"),
+        before: T.Tensor((most + 1, size), "int32"),
+        in_shares: T.Tensor((size, chunks, whole(choices)), "float32"),
+        in_rows: T.Tensor((size, most, features), dtype),
+        in_sums: T.Tensor((size, most, features), dtype),
+        far: T.Tensor((room, features), dtype),
+        of_hidden: T.Tensor((room, 2 * inner), dtype),
+        active: T.Tensor((room, inner), dtype),
+        of_rows: T.Tensor((room, features), dtype),
+        of_W: T.Tensor((inner // columns, room), "float32"),
+        DX: T.Tensor((most, features), dtype),
+        of_shares: T.Tensor((most, choices), "float32"),
+        of_gate_up: T.Tensor((local, 2 * inner, features), dtype),
+        of_down: T.Tensor((local, features, inner), dtype),
+        groups: T.int32,
+    ):
+        scatter_grid(DY, order, sent, in_rows, received, places, far, unit)
+        gated_gradient_grid(far, down, owners, W, hidden, of_hidden, active, of_W, size)
+        returns_grid(of_W, received, places, before, in_shares, of_shares)
+        grouped_gemm.product_grid(of_hidden, gate_up, owners, of_rows, size, grouped_gemm.columns_of(features), False)
+        sum_grid(of_rows, W, received, places, in_sums, before, DX, groups, unit, False)
+        grouped_gemm.outer_grid(far, active, counts, of_down, size)
+        grouped_gemm.outer_grid(of_hidden, rows, counts, of_gate_up, size)
+
+    return moe_layer_gradient

@@ -166,9 +166,36 @@ def launch(size: int, *grid: Any) -> Any:
     return T.Kernel(device=size, block=grid, threads=256) if size else T.Kernel(*grid, threads=256)
 
 
-def program(size: int, N: int, K: int, dtype: str, transposed: bool) -> Any:
+@T.macro
+def product_grid(A, B, owners, C, size, wide, transposed):
     """C[m] = A[m] B[owner of m], tile by tile; tiles without a token are skipped. `size`: see `launch`."""
-    room, experts, wide = T.dynamic("room"), T.dynamic("experts"), COLUMNS if N % COLUMNS == 0 else COLUMNS // 2
+    dtype, K = A.dtype, int(A.shape[1])
+    with launch(size, T.ceildiv(int(C.shape[1]), wide), owners.shape[0]) as (column, tile):
+        a = T.alloc((ALIGN, DEPTH), dtype, level="l1")
+        b = T.alloc((wide, DEPTH) if transposed else (DEPTH, wide), dtype, level="l1")
+        c = T.alloc((ALIGN, wide), "float32", level="l0")
+        out = T.alloc((ALIGN, wide), dtype, level="l1")
+        if owners[tile] >= 0:
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
+                T.copy(A[tile * ALIGN, k * DEPTH], a)
+                if transposed:
+                    T.copy(B[owners[tile], column * wide, k * DEPTH], b)
+                else:
+                    T.copy(B[owners[tile], k * DEPTH, column * wide], b)
+                T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+            T.copy(c, out)
+            T.copy(out, C[tile * ALIGN, column * wide])
+
+
+def columns_of(N: int) -> int:
+    """Columns of a block's tile for N columns."""
+    return COLUMNS if N % COLUMNS == 0 else COLUMNS // 2
+
+
+def program(size: int, N: int, K: int, dtype: str, transposed: bool) -> Any:
+    """`product_grid` of N columns."""
+    room, experts = T.dynamic("room"), T.dynamic("experts")
 
     @T.prim_func
     def grouped_matmul(
@@ -177,29 +204,42 @@ def program(size: int, N: int, K: int, dtype: str, transposed: bool) -> Any:
         owners: T.Tensor((room // ALIGN,), "int32"),
         C: T.Tensor((room, N), dtype),
     ):
-        with launch(size, T.ceildiv(N, wide), room // ALIGN) as (column, tile):
-            a = T.alloc((ALIGN, DEPTH), dtype, level="l1")
-            b = T.alloc((wide, DEPTH) if transposed else (DEPTH, wide), dtype, level="l1")
-            c = T.alloc((ALIGN, wide), "float32", level="l0")
-            out = T.alloc((ALIGN, wide), dtype, level="l1")
-            if owners[tile] >= 0:
-                T.clear(c)
-                for k in T.Pipelined(T.ceildiv(K, DEPTH), num_stages=STAGES):
-                    T.copy(A[tile * ALIGN, k * DEPTH], a)
-                    if transposed:
-                        T.copy(B[owners[tile], column * wide, k * DEPTH], b)
-                    else:
-                        T.copy(B[owners[tile], k * DEPTH, column * wide], b)
-                    T.gemm(a, b, c, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
-                T.copy(c, out)
-                T.copy(out, C[tile * ALIGN, column * wide])
+        product_grid(A, B, owners, C, size, columns_of(N), transposed)
 
     return grouped_matmul
 
 
-def outer_program(size: int, experts: int, M: int, N: int, dtype: str) -> Any:
+@T.macro
+def outer_grid(X, Y, counts, C, size):
     """C[e] = X[rows of e]^T Y[rows of e]: whole steps of rows, then those that are left. `size`: see `launch`."""
-    room, side = T.dynamic("room"), ALIGN
+    dtype, room, side = X.dtype, X.shape[0], ALIGN
+    experts, M, N = (int(extent) for extent in C.shape)
+    with launch(size, T.ceildiv(N, side), T.ceildiv(M, side), experts) as (bn, bm, expert):
+        x, y, last_x, last_y = (T.alloc((DEPTH, side), dtype, level="l1") for _ in range(4))
+        c = T.alloc((side, side), "float32", level="l0")
+        out = T.alloc((side, side), dtype, level="l1")
+        first = T.alloc_var("int32", init=0)
+        for e in T.serial(experts):
+            if e < expert:
+                first += T.ceildiv(counts[e], ALIGN) * ALIGN
+        T.clear(c)
+        for step in T.Pipelined(counts[expert] // DEPTH, num_stages=STAGES):
+            T.copy(X[first + step * DEPTH, bm * side], x)
+            T.copy(Y[first + step * DEPTH, bn * side], y)
+            T.gemm(x, y, c, transpose_A=True)
+        left = counts[expert] % DEPTH
+        if left > 0:
+            begin = first + counts[expert] - left
+            load_left(last_x, X, begin, left, bm * side, M, room)
+            load_left(last_y, Y, begin, left, bn * side, N, room)
+            T.gemm(last_x, last_y, c, transpose_A=True)
+        T.copy(c, out)
+        T.copy(out, C[expert, bm * side, bn * side])
+
+
+def outer_program(size: int, experts: int, M: int, N: int, dtype: str) -> Any:
+    """`outer_grid`."""
+    room = T.dynamic("room")
 
     @T.prim_func
     def grouped_outer(
@@ -208,27 +248,7 @@ def outer_program(size: int, experts: int, M: int, N: int, dtype: str) -> Any:
         counts: T.Tensor((experts,), "int32"),
         C: T.Tensor((experts, M, N), dtype),
     ):
-        with launch(size, T.ceildiv(N, side), T.ceildiv(M, side), experts) as (bn, bm, expert):
-            x, y, last_x, last_y = (T.alloc((DEPTH, side), dtype, level="l1") for _ in range(4))
-            c = T.alloc((side, side), "float32", level="l0")
-            out = T.alloc((side, side), dtype, level="l1")
-            first = T.alloc_var("int32", init=0)
-            for e in T.serial(experts):
-                if e < expert:
-                    first += T.ceildiv(counts[e], ALIGN) * ALIGN
-            T.clear(c)
-            for step in T.Pipelined(counts[expert] // DEPTH, num_stages=STAGES):
-                T.copy(X[first + step * DEPTH, bm * side], x)
-                T.copy(Y[first + step * DEPTH, bn * side], y)
-                T.gemm(x, y, c, transpose_A=True)
-            left = counts[expert] % DEPTH
-            if left > 0:
-                begin = first + counts[expert] - left
-                load_left(last_x, X, begin, left, bm * side, M, room)
-                load_left(last_y, Y, begin, left, bn * side, N, room)
-                T.gemm(last_x, last_y, c, transpose_A=True)
-            T.copy(c, out)
-            T.copy(out, C[expert, bm * side, bn * side])
+        outer_grid(X, Y, counts, C, size)
 
     return grouped_outer
 
@@ -236,9 +256,10 @@ def outer_program(size: int, experts: int, M: int, N: int, dtype: str) -> Any:
 @T.macro
 def load_left(tile, source, begin, left, column, width, room):
     """The last rows of an expert; beyond them, and beyond the last column, zeros."""
+    is_whole = width % int(tile.shape[1]) == 0  # then 16 bytes are loaded at a time
     for i, j in T.Parallel(tile.shape[0], tile.shape[1]):
-        value = source[T.min(begin + i, room - 1), T.min(column + j, width - 1)]
-        tile[i, j] = T.if_then_else((i < left) & (column + j < width), value, T.cast(0, tile.dtype))
+        value = source[T.min(begin + i, room - 1), column + j if is_whole else T.min(column + j, width - 1)]
+        tile[i, j] = T.if_then_else((i < left) & (is_whole | (column + j < width)), value, T.cast(0, tile.dtype))
 
 
 def scaled_program(N: int, K: int, stride: int, dtype: str) -> Any:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A layer of SwiGLU experts that are split over the ranks, as one operator.
 
-Forward: the routing tables, the tokens to their experts, the first GEMM with SwiGLU in its epilogue, the second GEMM,
-the weighted sums back to the ranks of the tokens. Backward makes the same transfers for the gradients. All sizes are on
-the device, so a call is programs one after the other, without an operation of PyTorch between them.
+Forward is one program: the routing tables, the tokens to their experts, the first GEMM with SwiGLU in its epilogue, the
+second GEMM, the weighted sums back to the ranks of the tokens. Backward makes the same transfers for the gradients. All
+sizes are on the device.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tilescale.errors import ArgumentError
-from tilescale.ops import expert_programs, grouped_gemm
+from tilescale.ops import expert_programs
 from tilescale.ops.arguments import MULTIPLE, as_autocast, check_count, check_like, check_tensor, dense
 from tilescale.ops.expert_programs import LEAST_COLUMNS
 from tilescale.ops.group import collective, group_name, size_of, team_of
@@ -19,10 +19,22 @@ from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of, more_rows
 from tilescale.ops.moe_choice import Router
 from tilescale.ops.moe_route import check_choices, room_for
-from tilescale.ops.moe_tables import ALIGN, made_tables, new_tables, returned
+from tilescale.ops.moe_tables import (
+    ALIGN,
+    arriving_choices,
+    new_counts,
+    new_tables,
+    padded_choices,
+)
 from tilescale.ops.operator import operator
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.ops.row_exchange import scatter_rows, sum_rows
+from tilescale.ops.row_exchange import UNIT_BYTES, sharers
+from tilescale.ops.workspace import workspace_of
+
+WORD_BYTES = 4
+
+NARROW_ROWS = 32
+"""Choices of a rank's tokens for each of its experts, at most, for which tiles of the GEMMs are narrow."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -162,17 +174,24 @@ def _layer(
     group: str,
 ) -> list[torch.Tensor]:
     """The sums, and the number of dropped choices; then the tensors saved for a backward, with `keeps`."""
-    team, (experts, features, inner) = team_of(group), down.shape
-    of_rows, counts, dropped, *tables = made_tables(chosen, weights, experts, most, room, team)
-    owners, order, sent, received, places, before = tables
-    rows = _scattered(x, (order, sent, received, places), room, team)
+    team, (experts, features, inner), choices = team_of(group), down.shape, chosen.shape[1]
+    numbers, shares = padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)
+    of_choices = arriving_choices(team.size, most, choices)
+    of_tokens = words_of(x, team.size, most)
+    given = of_choices, of_choices, of_tokens, of_tokens
+    in_chosen, in_shares, *inboxes = workspace_of(team).symmetric(torch.int32, *given)
+    counted, tables = new_counts(chosen, team.size, experts, most), new_tables(chosen, team.size, experts, most, room)
     hidden, active = x.new_empty((room, 2 * inner) if keeps else (1, 1)), x.new_empty(room, inner)
-    made = kernel(expert_programs.gated_program, team, inner, features, dtype_of(x), keeps)
-    made(rows, dense(gate_up), owners, hidden, active)
-    y = x.new_empty(room, features)
-    kernel(grouped_gemm.program, team, features, inner, dtype_of(x), True)(active, dense(down), owners, y)
-    result = sum_rows(y, of_rows, (received, places, room), before, team)[: x.shape[0]]
-    return [result, dropped, *([rows, hidden, of_rows, counts, *tables] if keeps else [])]
+    rows, made, result = (x.new_empty(n, features) for n in (room, room, most))
+    is_narrow = most * choices <= experts * NARROW_ROWS
+    shape = experts, choices, features, inner, dtype_of(x), dtype_of(numbers), is_narrow, keeps
+    kernel(expert_programs.layer_program, team, *shape)(
+        *(more_rows(dense(x), most), numbers, shares, dense(gate_up), dense(down)),
+        *(in_chosen, in_shares.view(torch.float32), *(words.view(x.dtype) for words in inboxes), counted, *tables),
+        *(rows, hidden, active, made, result, sharers(features, UNIT_BYTES // x.itemsize, most)),
+    )
+    of_rows, counts, dropped, *others = tables
+    return [result[: x.shape[0]], dropped, *([rows, hidden, of_rows, counts, *others] if keeps else [])]
 
 
 @_layer.register_fake
@@ -205,20 +224,24 @@ def _gradients(
 ) -> list[torch.Tensor]:
     """The gradients of x, of the weights of choices, in float32, of gate_up and of down."""
     team, tokens, (experts, features, inner) = team_of(group), grad.shape[0], down.shape
-    of_rows, counts, owners, order, sent, received, places, before = tables
-    room, dtype = rows.shape[0], dtype_of(rows)
-    far = _scattered(grad, (order, sent, received, places), room, team)
-    of_hidden, active = torch.empty_like(hidden), rows.new_empty(room, inner)
-    of_weights = of_rows.new_empty(inner // expert_programs.columns_of(inner), room)
-    made = kernel(expert_programs.gated_gradient_program, team, inner, features, dtype)
-    made(far, dense(down), owners, of_rows, hidden, of_hidden, active, of_weights)
-    of_down, of_gate_up = (torch.empty_like(w, memory_format=torch.contiguous_format) for w in (down, gate_up))
-    kernel(grouped_gemm.outer_program, team, experts, features, inner, dtype)(far, active, counts, of_down)
-    kernel(grouped_gemm.outer_program, team, experts, 2 * inner, features, dtype)(of_hidden, rows, counts, of_gate_up)
-    back = torch.empty_like(rows)
-    kernel(grouped_gemm.program, team, features, 2 * inner, dtype, False)(of_hidden, dense(gate_up), owners, back)
-    of_x = sum_rows(back, None, (received, places, room), before, team)[:tokens]
-    return [of_x, returned(of_weights, received, places, before, team)[:tokens], of_gate_up, of_down]
+    of_weights, counts, owners, order, sent, received, places, before = tables
+    size, most, choices = places.shape
+    of_tokens = words_of(rows, size, most)
+    given = arriving_choices(size, most, choices), of_tokens, of_tokens
+    in_shares, *inboxes = workspace_of(team).symmetric(torch.int32, *given)
+    far, of_hidden, of_rows = (torch.empty_like(x) for x in (rows, hidden, rows))
+    active = rows.new_empty(len(rows), inner)
+    of_row_weights = of_weights.new_empty(inner // expert_programs.columns_of(inner), len(rows))
+    of_x, of_choices = rows.new_empty(most, features), of_weights.new_empty(most, choices)
+    of_gate_up, of_down = (torch.empty_like(w, memory_format=torch.contiguous_format) for w in (gate_up, down))
+    kernel(expert_programs.layer_gradient_program, team, experts, choices, features, inner, dtype_of(rows))(
+        *(more_rows(dense(grad), most), dense(gate_up), dense(down), rows, hidden, of_weights, counts),
+        *(owners, order, sent, received, places, before),
+        *(in_shares.view(torch.float32), *(words.view(rows.dtype) for words in inboxes)),
+        *(far, of_hidden, active, of_rows, of_row_weights, of_x, of_choices, of_gate_up, of_down),
+        sharers(features, UNIT_BYTES // rows.itemsize, most),
+    )
+    return [of_x[:tokens], of_choices[:tokens], of_gate_up, of_down]
 
 
 @_gradients.register_fake
@@ -235,11 +258,9 @@ def _(
     return [grad.new_empty(grad.shape), of_choices, gate_up.new_empty(gate_up.shape), down.new_empty(down.shape)]
 
 
-def _scattered(x: torch.Tensor, tables: tuple[torch.Tensor, ...], room: int, team: Any) -> torch.Tensor:
-    """Move rows of tokens to the rows of their experts, on any rank."""
-    order, sent, received, places = tables
-    given = more_rows(dense(x).view(torch.uint8), order.shape[1])
-    return scatter_rows(given, order, sent, (received, places, room), team).view(x.dtype)
+def words_of(x: torch.Tensor, size: int, most: int) -> tuple[int, int, int]:
+    """The shape of all ranks' rows like those of x, in words."""
+    return size, most, x.shape[1] * x.itemsize // WORD_BYTES
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:

@@ -43,21 +43,34 @@ def made_tables(
         team: the participating ranks.
     """
     size, choices = team.size, chosen.shape[1]
-    chunks = -(-most // tokens_of(choices))
-    made = new_tables(chosen, size, local, most, room)
-    counted = chosen.new_empty(size * chunks, local + 2, dtype=torch.int32)
-    shape = size, chunks, whole(choices)
+    made, counted = new_tables(chosen, size, local, most, room), new_counts(chosen, size, local, most)
+    shape = arriving_choices(size, most, choices)
     in_chosen, in_weights = workspace_of(team).symmetric(torch.int32, shape, shape)
-    numbers = _padded(chosen, most, -1)
-    shares = counted.new_empty(1, dtype=torch.float32) if weights is None else _padded(weights.float(), most, 0)
+    numbers = padded_choices(chosen, most, -1)
+    shares = counted.new_empty(1, dtype=torch.float32) if weights is None else padded_choices(weights.float(), most, 0)
     kernel(tables_program, team, local, choices, dtype_of(numbers), weights is not None)(
         numbers, shares, in_chosen, in_weights.view(torch.float32), counted, *made
     )
     return made
 
 
-def _padded(x: torch.Tensor, rows: int, value: int) -> torch.Tensor:
-    """The numbers of a matrix, with further rows of `value`."""
+def arriving_choices(size: int, most: int, choices: int) -> tuple[int, int, int]:
+    """The shape of all ranks' choices: ranks, chunks, choices of a chunk."""
+    return size, chunks_of(most, choices), whole(choices)
+
+
+def new_counts(like: torch.Tensor, size: int, local: int, most: int) -> torch.Tensor:
+    """Uninitialized counts of each chunk."""
+    return like.new_empty(size * chunks_of(most, like.shape[1]), local + 2, dtype=torch.int32)
+
+
+def chunks_of(most: int, choices: int) -> int:
+    """Chunks of a rank's choices."""
+    return -(-most // tokens_of(choices))
+
+
+def padded_choices(x: torch.Tensor, rows: int, value: int) -> torch.Tensor:
+    """The numbers of a matrix of choices, with further rows of `value`."""
     missing = rows - x.shape[0]
     return (torch.nn.functional.pad(x, (0, 0, 0, missing), value=value) if missing else dense(x)).view(-1)
 
@@ -84,8 +97,7 @@ def returned(
     """
     size, most, choices = places.shape
     result = grads.new_empty(most, choices)
-    chunks = -(-most // tokens_of(choices))
-    (inbox,) = workspace_of(team).symmetric(torch.float32, (size, chunks, whole(choices)))
+    (inbox,) = workspace_of(team).symmetric(torch.float32, arriving_choices(size, most, choices))
     kernel(returns_program, team, choices)(dense(grads), received, places, before, inbox, result)
     return result
 
@@ -251,16 +263,63 @@ def tell_owners(counts, dropped, owners, total, begin, local):
                 owners[n * CHUNK + i] = owner[i]
 
 
-def tables_program(size: int, local: int, choices: int, kind: str, weighted: bool) -> Any:
-    """The tables of every rank; `kind`: the type of choices, which may be `weighted`.
+@T.macro
+def tables_grids(chosen, shares, in_chosen, in_weights, counted, tables, weighted):
+    """The tables of every rank.
 
     Each step is one parallel loop, with serial loops inside: TileLang's layout inference takes time in the square of
     the number of parallel loops that have buffers in common.
     """
+    W, counts, dropped, owners, order, sent, received, places, before = tables
+    size, chunks, width = int(in_chosen.shape[0]), in_chosen.shape[1], int(in_chosen.shape[2])
+    numbers, most, choices = chosen.shape[0], places.shape[1], int(places.shape[2])
+    tokens, local = tokens_of(choices), int(counts.shape[0])
+    span, keys = tokens * choices, local + 2
+    with T.Kernel(device=size, block=(chunks, 2 * size), threads=CHUNK) as (chunk, z):
+        arrived = T.alloc_flags((size,))
+        T.assume(numbers >= 1)
+        with T.Scale("block"), T.Scale("device") as (rank, _):
+            live = T.alloc_var("int32")
+            live = T.min(span, numbers - chunk * span)
+            if z < size:
+                given, share = (T.alloc((width,), dtype, level="l0") for dtype in ("int32", "float32"))
+                home = (rank + 1 + z) % size
+                load_chunk(given, chosen, chunk, span)
+                if weighted:
+                    send_weights(share, shares, in_weights, chunk, span, rank, home)
+                T.copy(given, in_chosen[rank, chunk, 0], dst=home, signal=arrived[rank])
+            else:
+                near, far, comes, goes = (T.alloc((width,), "int32", level="l1") for _ in range(4))
+                found = T.alloc((whole(keys),), "int32", level="l0")
+                source = z - size
+                clear_part(W, places, order, source, chunk, chunks)
+                T.wait(arrived[source], ">=", chunks)
+                find_keys(near, far, comes, goes, in_chosen, chosen, rank, source, chunk, local, choices)
+                count_keys(counted, found, near, comes, goes, source * chunks + chunk, live, local)
+    with T.Kernel(device=size, block=(chunks, size), threads=CHUNK) as (chunk, other):
+        with T.Scale("block"), T.Scale("device") as (rank, _):
+            near, far, comes, goes = (T.alloc((width,), "int32", level="l1") for _ in range(4))
+            total, ahead, begin = (T.alloc((keys,), "int32", level="l1") for _ in range(3))
+            live, end = (T.alloc_var("int32") for _ in range(2))
+            live, end = T.min(span, numbers - chunk * span), (other + 1) * chunks
+            sum_counts(total, ahead, begin, counted, end - chunks, end - chunks + chunk, end, local)
+            find_keys(near, far, comes, goes, in_chosen, chosen, rank, other, chunk, local, choices)
+            written = places, W, in_weights, before, order
+            place_choices(written, near, comes, goes, ahead, begin, other, chunk, live, local, weighted)
+            if chunk == 0:
+                for _ in T.Parallel(1):
+                    received[other] = total[local]
+                    sent[other] = total[local + 1]
+                    before[most, other] = total[local + 1]
+                if other == 0:
+                    tell_owners(counts, dropped, owners, total, begin, local)
+
+
+def tables_program(size: int, local: int, choices: int, kind: str, weighted: bool) -> Any:
+    """`tables_grids`; `kind`: the type of choices, which may be `weighted`."""
     numbers, chunks, most = T.dynamic("numbers"), T.dynamic("chunks"), T.dynamic("most")
     room, tiles = T.dynamic("room"), T.dynamic("tiles")
-    tokens, width = tokens_of(choices), whole(choices)
-    span, keys = tokens * choices, local + 2
+    width, keys = whole(choices), local + 2
 
     @T.prim_func
     def moe_tables(
@@ -279,52 +338,52 @@ def tables_program(size: int, local: int, choices: int, kind: str, weighted: boo
         places: T.Tensor((size, most, choices), "int32"),
         before: T.Tensor((most + 1, size), "int32"),
     ):
-        with T.Kernel(device=size, block=(chunks, 2 * size), threads=CHUNK) as (chunk, z):
-            arrived = T.alloc_flags((size,))
-            T.assume(numbers >= 1)
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                live = T.alloc_var("int32")
-                live = T.min(span, numbers - chunk * span)
-                if z < size:
-                    given, share = (T.alloc((width,), dtype, level="l0") for dtype in ("int32", "float32"))
-                    home = (rank + 1 + z) % size
-                    load_chunk(given, chosen, chunk, span)
-                    if weighted:
-                        send_weights(share, shares, in_weights, chunk, span, rank, home)
-                    T.copy(given, in_chosen[rank, chunk, 0], dst=home, signal=arrived[rank])
-                else:
-                    near, far, comes, goes = (T.alloc((width,), "int32", level="l1") for _ in range(4))
-                    found = T.alloc((whole(keys),), "int32", level="l0")
-                    source = z - size
-                    clear_part(W, places, order, source, chunk, chunks)
-                    T.wait(arrived[source], ">=", chunks)
-                    find_keys(near, far, comes, goes, in_chosen, chosen, rank, source, chunk, local, choices)
-                    count_keys(counted, found, near, comes, goes, source * chunks + chunk, live, local)
-        with T.Kernel(device=size, block=(chunks, size), threads=CHUNK) as (chunk, other):
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                near, far, comes, goes = (T.alloc((width,), "int32", level="l1") for _ in range(4))
-                total, ahead, begin = (T.alloc((keys,), "int32", level="l1") for _ in range(3))
-                live, end = (T.alloc_var("int32") for _ in range(2))
-                live, end = T.min(span, numbers - chunk * span), (other + 1) * chunks
-                sum_counts(total, ahead, begin, counted, end - chunks, end - chunks + chunk, end, local)
-                find_keys(near, far, comes, goes, in_chosen, chosen, rank, other, chunk, local, choices)
-                tables = places, W, in_weights, before, order
-                place_choices(tables, near, comes, goes, ahead, begin, other, chunk, live, local, weighted)
-                if chunk == 0:
-                    for _ in T.Parallel(1):
-                        received[other] = total[local]
-                        sent[other] = total[local + 1]
-                        before[most, other] = total[local + 1]
-                    if other == 0:
-                        tell_owners(counts, dropped, owners, total, begin, local)
+        tables = W, counts, dropped, owners, order, sent, received, places, before
+        tables_grids(chosen, shares, in_chosen, in_weights, counted, tables, weighted)
 
     return moe_tables
 
 
-def returns_program(size: int, choices: int) -> Any:
+@T.macro
+def returns_grid(G, received, places, before, inbox, Out):
     """Out[t, c] = the sum over n of G[n, row of choice c of token t], from the rank that has the row."""
+    size, chunks, width = int(inbox.shape[0]), inbox.shape[1], int(inbox.shape[2])
+    parts, most, choices = G.shape[0], places.shape[1], int(places.shape[2])
+    tokens = tokens_of(choices)
+    with T.Kernel(device=size, block=(chunks, size + 1), threads=CHUNK) as (chunk, z):
+        arrived = T.alloc_flags((size,))
+        T.assume(most >= 1)
+        with T.Scale("block"), T.Scale("device") as (rank, _):
+            row = T.alloc((width,), "int32", level="l0")
+            total = T.alloc((width,), "float32", level="l0")
+            T.clear(total)
+            if z < size:
+                home = (rank + 1 + z) % size
+                for i in T.Parallel(width):
+                    slot = chunk * tokens + i // choices
+                    has = (i < tokens * choices) & (slot < received[home])
+                    row[i] = T.if_then_else(has, places[home, T.min(slot, most - 1), i % choices], -1)
+                for n in T.serial(parts):
+                    for i in T.Parallel(width):
+                        total[i] += T.if_then_else(row[i] >= 0, G[n, T.max(row[i], 0)], 0)
+                T.copy(total, inbox[rank, chunk, 0], dst=home, signal=arrived[rank])
+            else:
+                T.wait(arrived[0:size], ">=", chunks)
+                for source in T.serial(size):
+                    for i in T.Parallel(width):
+                        token = T.min(chunk * tokens + i // choices, most - 1)
+                        slot = before[token, source]
+                        far = inbox[source, slot // tokens, slot % tokens * choices + i % choices]
+                        total[i] += T.if_then_else(before[token + 1, source] > slot, far, 0)
+                for i in T.Parallel(width):
+                    token = chunk * tokens + i // choices
+                    if (i < tokens * choices) & (token < most):
+                        Out[token, i % choices] = total[i]
+
+
+def returns_program(size: int, choices: int) -> Any:
+    """`returns_grid`."""
     parts, room, most, chunks = T.dynamic("parts"), T.dynamic("room"), T.dynamic("most"), T.dynamic("chunks")
-    tokens, width = tokens_of(choices), whole(choices)
 
     @T.prim_func
     def moe_returns(
@@ -332,37 +391,9 @@ def returns_program(size: int, choices: int) -> Any:
         received: T.Tensor((size,), "int32"),
         places: T.Tensor((size, most, choices), "int32"),
         before: T.Tensor((most + 1, size), "int32"),
-        inbox: T.Tensor((size, chunks, width), "float32"),  # by the rank of the rows
+        inbox: T.Tensor((size, chunks, whole(choices)), "float32"),  # by the rank of the rows
         Out: T.Tensor((most, choices), "float32"),
     ):
-        with T.Kernel(device=size, block=(chunks, size + 1), threads=CHUNK) as (chunk, z):
-            arrived = T.alloc_flags((size,))
-            T.assume(most >= 1)
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                row = T.alloc((width,), "int32", level="l0")
-                total = T.alloc((width,), "float32", level="l0")
-                T.clear(total)
-                if z < size:
-                    home = (rank + 1 + z) % size
-                    for i in T.Parallel(width):
-                        slot = chunk * tokens + i // choices
-                        has = (i < tokens * choices) & (slot < received[home])
-                        row[i] = T.if_then_else(has, places[home, T.min(slot, most - 1), i % choices], -1)
-                    for n in T.serial(parts):
-                        for i in T.Parallel(width):
-                            total[i] += T.if_then_else(row[i] >= 0, G[n, T.max(row[i], 0)], 0)
-                    T.copy(total, inbox[rank, chunk, 0], dst=home, signal=arrived[rank])
-                else:
-                    T.wait(arrived[0:size], ">=", chunks)
-                    for source in T.serial(size):
-                        for i in T.Parallel(width):
-                            token = T.min(chunk * tokens + i // choices, most - 1)
-                            slot = before[token, source]
-                            far = inbox[source, slot // tokens, slot % tokens * choices + i % choices]
-                            total[i] += T.if_then_else(before[token + 1, source] > slot, far, 0)
-                    for i in T.Parallel(width):
-                        token = chunk * tokens + i // choices
-                        if (i < tokens * choices) & (token < most):
-                            Out[token, i % choices] = total[i]
+        returns_grid(G, received, places, before, inbox, Out)
 
     return moe_returns

@@ -156,11 +156,52 @@ def sum_copies(total, rows, Y, which, share, column, weighted):
     T.copy(total, rows)
 
 
-def scatter_program(size: int, width: int, copies: int) -> Any:
-    """R[places[s, i]] = X[order[s][i]] of rank s; rows of `width` words."""
-    given, most, room = T.dynamic("given"), T.dynamic("most"), T.dynamic("room")
-    high, wide = tile_of(width, UNIT_BYTES // 4, TILE, PIECE)
+@T.macro
+def scatter_grid(X, order, sent, inbox, received, places, R, unit):
+    """R[places[s, i]] = X[order[s][i]] of rank s; `unit`: elements that a thread loads at once."""
+    size, most, width, copies = int(inbox.shape[0]), inbox.shape[1], int(inbox.shape[2]), int(places.shape[2])
+    high, wide = tile_of(width, unit, TILE * unit // 4, PIECE * unit // 4)
     parts = width // wide
+    with T.Kernel(device=size, block=(T.ceildiv(most, high), parts, 1 + size), threads=THREADS) as (tile, part, z):
+        arrived = T.alloc_flags((size, CHUNKS))
+        T.assume(most >= 1)
+        with T.Scale("block"), T.Scale("device") as (rank, _):
+            rows, own = T.alloc((high, wide), X.dtype, level="l0"), T.alloc((high,), "int32", level="l1")
+            which = T.alloc((high, copies), "int32", level="l1")
+            T.annotate_min_blocks_per_sm(RESIDENT)
+            chunk = T.ceildiv(most, high * CHUNKS)  # tiles that share a flag
+            if size > 1:
+                if z == 0:
+                    pieces = T.ceildiv(most, high) * parts
+                    sender, senders = tile * parts + part, T.min(SENDERS, pieces)
+                    for turn in T.serial(turns_of_first(sender, senders, (size - 1) * pieces)):
+                        number = sender + turn * senders
+                        owner, first = (rank + 1 + number // pieces) % size, number % pieces // parts * high
+                        column, flag = number % parts * wide, first // (chunk * high)
+                        if first < sent[owner]:
+                            load_rows(rows, own, X, order, owner, first, column, most)
+                            place = inbox[rank, first, column]
+                            T.copy(rows, place, dst=owner, signal=arrived[rank, flag], impl="lsu")
+            if z > 0:
+                source, first, column = (rank + 1 + size - z) % size, tile * high, part * wide
+                if first < received[source]:
+                    load_places(which, places, received, source, first, most)
+                    if source == rank:
+                        load_rows(rows, own, X, order, rank, first, column, most)
+                    else:
+                        flag = tile // chunk
+                        T.wait(arrived[source, flag], ">=", tiles_in(flag, chunk, received[source], high) * parts)
+                        for i, j in T.Parallel(high, wide):
+                            rows[i, j] = inbox[source, T.min(first + i, most - 1), column + j]
+                    for i, j in T.Parallel(high, wide):  # one statement: its stores have no order to keep
+                        for c in [*range(copies)]:
+                            if which[i, c] >= 0:
+                                R[which[i, c], column + j] = rows[i, j]
+
+
+def scatter_program(size: int, width: int, copies: int) -> Any:
+    """`scatter_grid` of rows of `width` words."""
+    given, most, room = T.dynamic("given"), T.dynamic("most"), T.dynamic("room")
 
     @T.prim_func
     def scatter_rows(
@@ -172,54 +213,81 @@ def scatter_program(size: int, width: int, copies: int) -> Any:
         places: T.Tensor((size, most, copies), "int32"),
         R: T.Tensor((room, width), "int32"),
     ):
-        with T.Kernel(device=size, block=(T.ceildiv(most, high), parts, 1 + size), threads=THREADS) as (tile, part, z):
-            arrived = T.alloc_flags((size, CHUNKS))
-            T.assume(most >= 1)
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                rows, own = T.alloc((high, wide), "int32", level="l0"), T.alloc((high,), "int32", level="l1")
-                which = T.alloc((high, copies), "int32", level="l1")
-                T.annotate_min_blocks_per_sm(RESIDENT)
-                chunk = T.ceildiv(most, high * CHUNKS)  # tiles that share a flag
-                if size > 1:
-                    if z == 0:
-                        pieces = T.ceildiv(most, high) * parts
-                        sender, senders = tile * parts + part, T.min(SENDERS, pieces)
-                        for turn in T.serial(turns_of_first(sender, senders, (size - 1) * pieces)):
-                            number = sender + turn * senders
-                            owner, first = (rank + 1 + number // pieces) % size, number % pieces // parts * high
-                            column, flag = number % parts * wide, first // (chunk * high)
-                            if first < sent[owner]:
-                                load_rows(rows, own, X, order, owner, first, column, most)
-                                place = inbox[rank, first, column]
-                                T.copy(rows, place, dst=owner, signal=arrived[rank, flag], impl="lsu")
-                if z > 0:
-                    source, first, column = (rank + 1 + size - z) % size, tile * high, part * wide
-                    if first < received[source]:
-                        load_places(which, places, received, source, first, most)
-                        if source == rank:
-                            load_rows(rows, own, X, order, rank, first, column, most)
-                        else:
-                            flag = tile // chunk
-                            T.wait(arrived[source, flag], ">=", tiles_in(flag, chunk, received[source], high) * parts)
-                            for i, j in T.Parallel(high, wide):
-                                rows[i, j] = inbox[source, T.min(first + i, most - 1), column + j]
-                        for i, j in T.Parallel(high, wide):  # one statement: its stores have no order to keep
-                            for c in [*range(copies)]:
-                                if which[i, c] >= 0:
-                                    R[which[i, c], column + j] = rows[i, j]
+        scatter_grid(X, order, sent, inbox, received, places, R, UNIT_BYTES // 4)
 
     return scatter_rows
 
 
-def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weighted: bool) -> Any:
+@T.macro
+def sum_grid(Y, W, received, places, inbox, before, Out, groups, unit, weighted):
     """Out[t] = sum over ranks, rounded, of the sum of W[p] Y[p] over the places p of what came from row t.
 
     `groups` is what `sharers` says. As an expression of `most` it would be in every index, and lowering would take half
     as long again.
     """
-    room, most = T.dynamic("room"), T.dynamic("most")
+    size, most, width, copies = int(inbox.shape[0]), inbox.shape[1], int(inbox.shape[2]), int(places.shape[2])
+    dtype = Y.dtype
     high, wide = tile_of(width, unit, SUMMED, SUMMED_PIECE)
     parts = width // wide
+    with T.Kernel(device=size, block=(T.ceildiv(most, high), groups, 2), threads=THREADS) as (tile, group, z):
+        arrived = T.alloc_flags((size, CHUNKS))
+        T.assume(most >= 1)
+        with T.Scale("block"), T.Scale("device") as (rank, _):
+            total, rows = T.alloc((high, wide), "float32", level="l0"), T.alloc((high, wide), dtype, level="l0")
+            which, share = (T.alloc((high, copies), kind, level="l1") for kind in ("int32", "float32"))
+            lines = T.alloc((size, high), "int32", level="l1")
+            T.annotate_min_blocks_per_sm(SUMMING_RESIDENT)
+            chunk, each = T.ceildiv(most, high * CHUNKS), T.ceildiv(parts, groups)
+            if size > 1:
+                if z == 0:
+                    pieces = T.ceildiv(most, high) * groups
+                    sender, senders = tile * groups + group, T.min(SUMMING_SENDERS, pieces)
+                    for turn in T.serial(turns_of_first(sender, senders, (size - 1) * pieces)):
+                        number = sender + turn * senders
+                        home, first = (rank + 1 + number // pieces) % size, number % pieces // groups * high
+                        begin = number % groups * each
+                        if first < received[home]:
+                            load_places(which, places, received, home, first, most)
+                            if weighted:
+                                load_shares(share, which, W)
+                            for part in T.serial(begin, T.min(begin + each, parts)):
+                                sum_copies(total, rows, Y, which, share, part * wide, weighted)
+                                T.copy(rows, inbox[rank, first, part * wide], dst=home, impl="lsu")
+                            T.signal(arrived[rank, first // (chunk * high)], dst=home)
+            if z > 0:
+                first = tile * high
+                for s, i in T.Parallel(size, high):
+                    row = T.min(first + i, most - 1)
+                    slot = before[row, s]
+                    lines[s, i] = T.if_then_else((s != rank) & (before[row + 1, s] > slot), slot, -1)
+                for i, c in T.Parallel(high, copies):
+                    row = T.min(first + i, most - 1)
+                    slot = before[row, rank]
+                    which[i, c] = T.if_then_else(before[row + 1, rank] > slot, places[rank, slot, c], -1)
+                if weighted:
+                    load_shares(share, which, W)
+                for step in T.serial(1, size):
+                    source = (rank + size - step) % size
+                    begin, end = before[first, source], before[T.min(first + high, most), source]
+                    for c in T.serial(begin // (high * chunk), T.ceildiv(end, high * chunk)):
+                        T.wait(arrived[source, c], ">=", tiles_in(c, chunk, before[most, source], high) * groups)
+                T.sync_threads()  # the tables are there, also where nothing is waited for
+                for part in T.serial(group * each, T.min(group * each + each, parts)):
+                    sum_copies(total, rows, Y, which, share, part * wide, weighted)
+                    T.clear(total)
+                    for source in T.unroll(size):
+                        for i, j in T.Parallel(high, wide):
+                            far = inbox[source, lines[source, i], part * wide + j]
+                            value = T.if_then_else(lines[source, i] >= 0, far, T.cast(0, dtype))
+                            total[i, j] += T.cast(T.if_then_else(source == rank, rows[i, j], value), "float32")
+                    for i, j in T.Parallel(high, wide):
+                        if first + i < most:
+                            Out[first + i, part * wide + j] = total[i, j]
+
+
+def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weighted: bool) -> Any:
+    """`sum_grid` of rows of `width` elements."""
+    room, most = T.dynamic("room"), T.dynamic("most")
 
     @T.prim_func
     def sum_rows(
@@ -232,59 +300,6 @@ def sum_program(size: int, width: int, copies: int, dtype: str, unit: int, weigh
         Out: T.Tensor((most, width), dtype),
         groups: T.int32,
     ):
-        with T.Kernel(device=size, block=(T.ceildiv(most, high), groups, 2), threads=THREADS) as (tile, group, z):
-            arrived = T.alloc_flags((size, CHUNKS))
-            T.assume(most >= 1)
-            with T.Scale("block"), T.Scale("device") as (rank, _):
-                total, rows = T.alloc((high, wide), "float32", level="l0"), T.alloc((high, wide), dtype, level="l0")
-                which, share = (T.alloc((high, copies), kind, level="l1") for kind in ("int32", "float32"))
-                lines = T.alloc((size, high), "int32", level="l1")
-                T.annotate_min_blocks_per_sm(SUMMING_RESIDENT)
-                chunk, each = T.ceildiv(most, high * CHUNKS), T.ceildiv(parts, groups)
-                if size > 1:
-                    if z == 0:
-                        pieces = T.ceildiv(most, high) * groups
-                        sender, senders = tile * groups + group, T.min(SUMMING_SENDERS, pieces)
-                        for turn in T.serial(turns_of_first(sender, senders, (size - 1) * pieces)):
-                            number = sender + turn * senders
-                            home, first = (rank + 1 + number // pieces) % size, number % pieces // groups * high
-                            begin = number % groups * each
-                            if first < received[home]:
-                                load_places(which, places, received, home, first, most)
-                                if weighted:
-                                    load_shares(share, which, W)
-                                for part in T.serial(begin, T.min(begin + each, parts)):
-                                    sum_copies(total, rows, Y, which, share, part * wide, weighted)
-                                    T.copy(rows, inbox[rank, first, part * wide], dst=home, impl="lsu")
-                                T.signal(arrived[rank, first // (chunk * high)], dst=home)
-                if z > 0:
-                    first = tile * high
-                    for s, i in T.Parallel(size, high):
-                        row = T.min(first + i, most - 1)
-                        slot = before[row, s]
-                        lines[s, i] = T.if_then_else((s != rank) & (before[row + 1, s] > slot), slot, -1)
-                    for i, c in T.Parallel(high, copies):
-                        row = T.min(first + i, most - 1)
-                        slot = before[row, rank]
-                        which[i, c] = T.if_then_else(before[row + 1, rank] > slot, places[rank, slot, c], -1)
-                    if weighted:
-                        load_shares(share, which, W)
-                    for step in T.serial(1, size):
-                        source = (rank + size - step) % size
-                        begin, end = before[first, source], before[T.min(first + high, most), source]
-                        for c in T.serial(begin // (high * chunk), T.ceildiv(end, high * chunk)):
-                            T.wait(arrived[source, c], ">=", tiles_in(c, chunk, before[most, source], high) * groups)
-                    T.sync_threads()  # the tables are there, also where nothing is waited for
-                    for part in T.serial(group * each, T.min(group * each + each, parts)):
-                        sum_copies(total, rows, Y, which, share, part * wide, weighted)
-                        T.clear(total)
-                        for source in T.unroll(size):
-                            for i, j in T.Parallel(high, wide):
-                                far = inbox[source, lines[source, i], part * wide + j]
-                                value = T.if_then_else(lines[source, i] >= 0, far, T.cast(0, dtype))
-                                total[i, j] += T.cast(T.if_then_else(source == rank, rows[i, j], value), "float32")
-                        for i, j in T.Parallel(high, wide):
-                            if first + i < most:
-                                Out[first + i, part * wide + j] = total[i, j]
+        sum_grid(Y, W, received, places, inbox, before, Out, groups, unit, weighted)
 
     return sum_rows
