@@ -65,6 +65,25 @@ def forms() -> str:
     return table(["M x N x K", "", *(LABELS.get(name, name) for name in FORMS)], lines, 2)
 
 
+def experts() -> str:
+    """A layer of experts over two GPUs, in microseconds; contenders that need the host have no graph."""
+    rows = sorted(measured("experts")["rows"], key=lambda row: (row["work"], row["shape"], row["mode"]))
+    lines = []
+    for _, group in groupby(rows, lambda row: (row["work"], row["shape"], row["mode"])):
+        of = {row["contender"]: row for row in group}
+        ours = of["tilescale"]
+        times = (f"{of[name]['us']:.0f}" if name in of else "" for name in ("tilescale", "operators", "torch"))
+        lines.append(
+            [
+                ours["work"].removeprefix("experts "),
+                f"{ours['shape'][0]}",
+                MODES.get(ours["mode"], ours["mode"]),
+                *times,
+            ]
+        )
+    return table(["", "tokens of a rank", "mode", "`moe_layer`", "separate operators", "PyTorch"], lines, 3)
+
+
 def eager_collectives() -> str:
     """Eager calls of collectives: ours and NCCL's microseconds, and the median ratio of the rounds."""
     cells: dict[int, dict[str, str]] = {}
