@@ -195,6 +195,7 @@ class Ranks:
         patch.setattr(exchanges, "most_threads", lambda form, ranks: THREADS)
         patch.setattr(exchanges, "FEWEST_THREADS", 2)
         patch.setattr(exchanges, "ROW_THREADS", THREADS)
+        patch.setattr(exchanges, "ROW_UNITS", {2: 2, 3: 2})
         patch.setattr(normalised, "WHOLE", 4)
         patch.setattr(exchanges, "WARP", 2)
         patch.setattr(exchanges, "SMALLEST_SLOT", 64)

@@ -234,6 +234,20 @@ def test_a_sum_with_a_norm_in_words(residual: bool, words: str):
         assert f"T.allreduce_rms_norm(X, W, Z, R, {words}{by})" in text
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_layer_norm_in_words(has_bias: bool):
+    @T.prim_func
+    def f(X: T.Tensor((8, 64), "float16"), W: T.Tensor((64,), "float16"), Z: T.Tensor((8, 64), "float16")):
+        with T.Kernel(device=2):
+            with T.Scale("device"):
+                T.allreduce_layer_norm(X, W, W if has_bias else None, X, Z, residual=Z, impl="one_shot")
+
+    assert steps(f, {"device": 2}) == ["allreduce one_shot"]
+    text = tilescale.compile(f, machine="h200-sxm-8", schedule="sequential").python
+    words = f"T.allreduce_layer_norm(X, W, {'W' if has_bias else None}, X, Z, residual=Z, eps=1e-05"
+    assert f'{words}, impl="one_shot")' in text
+
+
 def test_quantized_rows_in_words():
     @T.prim_func
     def f(

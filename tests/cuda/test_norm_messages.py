@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The kernel that sums, adds a residual and normalises, on the host: all ranks, blocks and threads at once."""
+"""The kernels that sum, add a residual and normalise, on the host: all ranks, blocks and threads at once."""
 
+import itertools
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,14 +23,15 @@ from tilescale.program.norm import GROUP, LARGEST, LEAST
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 EPS, SEVERAL = 1e-3, 3
-COLUMNS = {"words": {8: 1, 20: 1, 24: 1, 72: 3}, "lines": {8: 1, 20: 1, 24: 1, 72: 2}}
-"""Columns of 16 bits, and how many units of a row a thread of a cluster of two blocks of four has then. A line has 12
-columns here: two threads, the last one of which has half as many. Of 20 columns the second block has fewer."""
+COLUMNS = {"words": {8: 1, 20: 2, 24: 2, 72: 3}, "lines": {8: 1, 20: 1, 24: 1, 72: 2}}
+"""Columns of 16 bits, and the units of a row per thread where there are many rows, of clusters of up to two blocks of
+four. A line has 12 columns here: two threads, the last one of which has half as many. Where a row of 20 columns has two
+blocks the second one has fewer."""
 
 QUANTIZED = {"words": 8, "lines": 6}
 """Units of 200 columns, of which the first block has 128."""
 
-ROWS = (1, 3, 4, 7, 2)
+ROWS = (1, 3, 4, 7, 2, 13)
 """Clusters have one row, several, or none; a row has one block or two."""
 
 
@@ -40,19 +42,25 @@ def compiled() -> Iterator[HeaderKernel]:
             for ranks in (2, SEVERAL):
                 for twice in ("false", "true"):
                     yield kernel(form, "bfloat16", ranks, units, twice)
-    for form, units in (("words", {"float16": 1, "float32": 2}), ("lines", {"float16": 1, "float32": 1})):
-        for dtype, each in units.items():
             for twice in ("false", "true"):
-                yield kernel(form, dtype, 2, each, twice)
+                yield kernel(form, "bfloat16", 2, units, twice, centered=True)
+    for form, dtype in itertools.product(COLUMNS, ("float16", "float32")):
+        for each, twice in itertools.product((1, 2), ("false", "true")):
+            yield kernel(form, dtype, 2, each, twice)
     for form, units in QUANTIZED.items():
         for scaling in ("tensor", "row", "group"):
             for twice in ("false", "true"):
                 yield kernel(form, "bfloat16", 2, units, twice, scaling)
 
 
-def kernel(form: str, dtype: str, ranks: int, units: int, twice: str, scaling: str | None = None) -> HeaderKernel:
-    bounds, flags = (THREADS, exchanges.ROW_BLOCKS[ranks]), (str(units), twice, f"tilescale::{SCALINGS[scaling]}")
-    return HeaderKernel("reduce_norm", form, normalising(dtype), ranks, flags, bounds)
+def kernel(
+    form: str, dtype: str, ranks: int, units: int, twice: str, scaling: str | None = None, centered: bool = False
+) -> HeaderKernel:
+    function, last = "reduce_norm", f"tilescale::{SCALINGS[scaling]}"
+    if centered or (units > 1 and scaling is None):
+        function, last = "reduce_norm_rows", str(centered).lower()
+    bounds = THREADS, exchanges.ROW_BLOCKS[ranks]
+    return HeaderKernel(function, form, normalising(dtype), ranks, (str(units), twice, last), bounds)
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +87,12 @@ def job(
         scaling: str | None = None,
         offset: float = 0,
         power: bool = False,
+        centered: bool = False,
     ) -> tuple[Ranks, Callable[..., None]]:
         made = Ranks(monkeypatch, library, {"device": ranks})
         if scaling is not None:
             monkeypatch.setattr(normalised, "WHOLE", GROUP)
-        norm = SimpleNamespace(eps=EPS, columns=columns, scaling=scaling, offset=offset, power=power)
+        norm = SimpleNamespace(eps=EPS, columns=columns, scaling=scaling, offset=offset, power=power, centered=centered)
         collective = SimpleNamespace(name="allreduce", level="device", call=None, reduction="sum", norm=norm)
         return made, made.collective(PlacedCollective(collective, None, dtype, None, lambda: None), algorithm)
 
@@ -136,7 +145,8 @@ def check(call: Any, ranks: int, shape: tuple[int, int], dtype: torch.dtype, shi
 @pytest.mark.parametrize("ranks", [2, SEVERAL])
 def test_rows_of_several_units_and_blocks(ranks: int, columns: int, job: Callable[..., Any]):
     several, call = job(ranks, columns)
-    spread = rows_grid(100, 2 * columns, 8, KernelCapacity(PROCESSORS, 1, THREADS, CLUSTER), SHARING[job.form])
+    room = KernelCapacity(PROCESSORS, 1, THREADS, CLUSTER, exchanges.ROW_UNITS[ranks])
+    spread = rows_grid(100, 2 * columns, 8, room, SHARING[job.form])
     assert spread.each == COLUMNS[job.form][columns]
     chance = random.Random(columns)
     for rows in ROWS:
@@ -186,6 +196,29 @@ def scales_of(exact: torch.Tensor, scaling: str, power: bool) -> torch.Tensor:
     scales = largest / LARGEST
     found = (scales.log2().ceil().exp2() if power else scales).float()
     return found[:, 0] if scaling == "row" else found
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("columns", [20, 72])
+def test_layer_norm(columns: int, has_bias: bool, job: Callable[..., Any]):
+    """Rows in one block and in two, several of them in a cluster, whose mean is much larger than their deviation."""
+    _, call = job(2, columns, centered=True)
+    for rows in (1, 13):
+        parts = [(torch.randn(rows, columns) + 40).bfloat16() for _ in range(2)]
+        weight, bias, residual = (torch.randn(n, columns).bfloat16() for n in (1, 1, rows))
+        y, _ = wanted(parts, residual, weight[0])
+        shift = bias[0] if has_bias else None
+        exact = torch.nn.functional.layer_norm(
+            y.double(), (columns,), weight[0].double(), None if shift is None else shift.double(), EPS
+        )
+        given = {"weight": weight[0], "bias": shift, "residual": residual}
+        nothing = torch.full((rows, columns), torch.nan).bfloat16()
+        made = [Operands(part, nothing.clone(), normed=nothing.clone(), **given) for part in parts]
+        call(made)
+        for one in made:
+            assert torch.equal(one.target, y)
+            torch.testing.assert_close(one.normed.double(), exact, rtol=2**-7, atol=1e-3)
+            assert torch.equal(one.normed, made[0].normed)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

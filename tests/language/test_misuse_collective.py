@@ -127,6 +127,16 @@ def test_a_norm_that_does_not_fit(mistake, normed, columns: int, dtype: str, imp
                     T.allreduce_rms_norm(X, W, Z, Y, impl=impl)  # <-
 
 
+def test_a_bias_that_does_not_fit(mistake):
+    with mistake(ShapeError, "T.allreduce_layer_norm: bias has shape (4,)"):
+
+        @T.prim_func
+        def program(X: T.Tensor((4, 8), "float32"), W: T.Tensor((8,), "float32"), B: T.Tensor((4,), "float32")):
+            with T.Kernel(device=2):
+                with T.Scale("device"):
+                    T.allreduce_layer_norm(X, W, B, X, X)  # <-
+
+
 @pytest.mark.parametrize(
     ("dtype", "kind", "scales", "options", "error", "text"),
     [

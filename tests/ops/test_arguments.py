@@ -198,6 +198,7 @@ def routing() -> ops.Routing:
         (lambda: ops.all_reduce_rms_norm(half(4, 8), half(8), eps="x"), "eps is 'x'"),
         (lambda: ops.all_reduce_rms_norm(half(4, 8), half(8), 1.0), "residual is float"),
         (lambda: ops.all_reduce_rms_norm(half(4, 8), half(8), weight_offset="x"), "weight_offset is 'x'"),
+        (lambda: ops.all_reduce_layer_norm(half(4, 8), half(8), half(4)), r"bias has shape \(4,\)"),
         (lambda: ops.all_reduce_rms_norm(half(4, 8), half(8), out=half(4, 8)), "out is Tensor"),
         (lambda: ops.all_reduce_rms_norm(half(4, 8), half(8), out=(None, half(4, 4))), r"out\[1\] has shape"),
         (lambda: ops.all_reduce_rms_norm_float8(half(4, 8).float(), half(8)), "a is torch.float32"),

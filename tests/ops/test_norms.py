@@ -13,6 +13,7 @@ from tilescale.program.norm import GROUP
 
 EPS = 1e-5
 norm = import_module("tilescale.ops.all_reduce_rms_norm")
+layer = import_module("tilescale.ops.all_reduce_layer_norm")
 float8 = import_module("tilescale.ops.all_reduce_rms_norm_float8")
 
 
@@ -57,6 +58,29 @@ def test_sum_residual_and_norm(size: int, M: int, N: int, dtype: torch.dtype, ha
             per_device = [[part, *end] for part, end in zip(x, ends, strict=True)]
             tilescale.emulate(norm.by_one_kernel(size, N, name, has_residual, EPS, algorithm), per_device)
             check_results(per_device, want, eps)
+
+
+@pytest.mark.parametrize(
+    ("size", "M", "N", "dtype", "has_bias", "has_residual"),
+    [(2, 5, 72, torch.bfloat16, True, True), (3, 4, 200, torch.float16, False, False)],
+)
+def test_layer_norm(size: int, M: int, N: int, dtype: torch.dtype, has_bias: bool, has_residual: bool):
+    """Rows whose mean is much larger than their deviation: the mean of squares minus a square would lose it."""
+    x, weight = [(torch.randn(M, N) + 40).to(dtype) for _ in range(size)], torch.randn(N).to(dtype)
+    bias, residual = torch.randn(N).to(dtype), torch.randn(M, N).to(dtype)
+    y = reference(x, residual if has_residual else None, weight)[1]
+    want = torch.nn.functional.layer_norm(
+        y.double(), (N,), weight.double(), bias.double() if has_bias else None, EPS
+    ).float()
+    given = residual if has_residual else nothing(1, 1, dtype=dtype), bias if has_bias else nothing(1, dtype=dtype)
+    name, eps = str(dtype).removeprefix("torch."), torch.finfo(dtype).eps
+    for algorithm in ("one_shot", "two_shot"):
+        ends = [[nothing(M, N, dtype=dtype), nothing(M, N, dtype=dtype)] for _ in x]
+        per_device = [[part, given[0], weight, given[1], *end] for part, end in zip(x, ends, strict=True)]
+        tilescale.emulate(layer.by_one_kernel(size, N, name, has_bias, has_residual, EPS, algorithm), per_device)
+        for *_, normed, got in per_device:
+            assert torch.equal(got.float(), y)
+            torch.testing.assert_close(normed.float(), want, rtol=eps, atol=eps)
 
 
 def check_results(per_device: list[list[torch.Tensor]], want: list[torch.Tensor], eps: float) -> None:

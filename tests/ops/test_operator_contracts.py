@@ -48,6 +48,9 @@ CASES: dict[str, Callable[..., list[Any]]] = {
     "side_by_side": lambda new, rows: [new(1, rows, 16), [new(8, 16), new(24, 16)], []],
     "side_by_side_input_gradient": lambda new, rows: [new(rows, 32), [new(8, 16), new(24, 16)]],
     "row_parallel": lambda new, rows: [new(1, rows, 16), new(8, 16), None, "", True, ""],
+    "all_reduce_layer_norm": lambda new, rows: (
+        [new(rows, 16), new(1, 16)[0], new(1, 16)[0], new(rows, 16), 1e-6, ""]
+    ),
     "all_reduce_rms_norm": lambda new, rows: [new(rows, 16), new(1, 16)[0], new(rows, 16), 1e-6, 1.0, ""],
     "all_reduce_rms_norm_float8": lambda new, rows: (
         [x.detach() for x in (new(rows, 16), new(1, 16)[0], new(rows, 16))] + [None, "row", True, True, 1e-6, 0.0, ""]

@@ -132,6 +132,7 @@ def test_a_layer_of_experts_is_an_operator(keeps: bool):
         ("broadcast", lambda x, w: (x, 0, "")),
         ("scatter", lambda x, w: (x, 0, 1, "")),
         ("gather", lambda x, w: (x, 0, 1, "")),
+        ("all_reduce_layer_norm", lambda x, w: (x, w[0], w[0], x, 1e-6, "")),
         ("all_reduce_rms_norm", lambda x, w: (x, w[0], x, 1e-6, 0.0, "")),
     ],
 )

@@ -13,7 +13,7 @@
     gemm          T.gemm, whose mistakes are errors with their line
     collective    T.allreduce, T.reduce_scatter, T.all_gather, T.all_to_all, T.broadcast
     unequal       T.all_to_all_v
-    norm          T.allreduce_rms_norm
+    norm          T.allreduce_rms_norm, allreduce_layer_norm
 
 Names that exist in TileLang too keep its meaning for every call that it accepts: T.Kernel without a level by name,
 T.copy of two tiles without dst=/src=, T.atomic_add of two operands without dst=, T.view without layout=, T.broadcast of
@@ -30,7 +30,7 @@ from tilescale.language.collective import all_gather, all_to_all, allreduce, bro
 from tilescale.language.copy import copy
 from tilescale.language.gemm import gemm
 from tilescale.language.launch import ALL, Kernel
-from tilescale.language.norm import allreduce_rms_norm
+from tilescale.language.norm import allreduce_layer_norm, allreduce_rms_norm
 from tilescale.language.peer_atomic import atomic_add, invoke_one
 from tilescale.language.scale import Scale, rank, size
 from tilescale.language.signal import alloc_flags, barrier, signal, wait, wait_any
@@ -41,8 +41,8 @@ from tilescale.program.layout import Layout as Distribution
 
 ADDED = (
     "ALL", "Distribution", "FullCol", "FullRow", "Replica", "Scale", "Shard", "all_gather", "all_to_all",
-    "all_to_all_v", "alloc", "alloc_flags", "allreduce", "allreduce_rms_norm", "barrier", "invoke_one", "rank",
-    "reduce_scatter", "signal", "size", "wait", "wait_any",
+    "all_to_all_v", "alloc", "alloc_flags", "allreduce", "allreduce_layer_norm", "allreduce_rms_norm", "barrier",
+    "invoke_one", "rank", "reduce_scatter", "signal", "size", "wait", "wait_any",
 )  # fmt: skip
 """Names that TileLang does not have."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The all-reduce at the end of a transformer block: followed by a residual and RMSNorm (arXiv:1910.07467)."""
+"""The all-reduce at the end of a transformer block: followed by a residual and RMSNorm or LayerNorm."""
 
 from __future__ import annotations
 
@@ -68,48 +68,84 @@ def allreduce_rms_norm(
         CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`; another type, impl or scaling; tensors
             that do not go together.
     """
-    context = Context("T.allreduce_rms_norm")
+    tiles = {"weight": weight, "normed": normed, "residual": residual, "quantized": quantized, "scales": scales}
+    notes = {"offset": float(weight_offset), "scaling": scaling, "power": 1 if power_of_two else None}
+    return _normalised(Context("T.allreduce_rms_norm"), x, out, tiles, eps, impl, notes)
+
+
+def allreduce_layer_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    normed: Any,
+    out: Any,
+    residual: Any = None,
+    eps: float = 1e-5,
+    impl: str | None = None,
+) -> ir.Call:
+    """Sum x over the units and add the residual into `out`; `normed` gets the rows of `out` after LayerNorm.
+
+    As `T.allreduce_rms_norm` with the norm (out - mean(out)) * weight / sqrt(var(out) + eps) + bias (arXiv:1607.06450),
+    where the variance is the mean of the squared differences.
+
+    Args:
+        x, weight, normed, out, residual, impl: as there; `normed` is required.
+        bias: (columns,), the same on all units; None for zeros.
+        eps: is added to the variance.
+
+    Raises:
+        ShapeError, PhaseError, CollectiveNotReachedError, NoPathError, UsageError: as there.
+    """
+    tiles = {"weight": weight, "bias": bias, "normed": normed, "residual": residual}
+    notes = {"offset": 0.0, "scaling": None, "power": None, "centered": 1}
+    return _normalised(Context("T.allreduce_layer_norm"), x, out, tiles, eps, impl, notes)
+
+
+def _normalised(
+    context: Context, x: Any, out: Any, given: dict[str, Any], eps: float, impl: str | None, notes: dict[str, Any]
+) -> ir.Call:
     check_whole_tensors(context)
-    access = {"weight": "r", "normed": "w", "residual": "r", "quantized": "w"}
-    access["scales"] = "r" if scaling == "tensor" else "w"
+    scaling = notes["scaling"]
+    written = {"normed", "quantized", *(() if scaling == "tensor" else ("scales",))}
     source, target = region_of(context, x, "r"), region_of(context, out, "w")
-    given = {"weight": weight, "normed": normed, "residual": residual, "quantized": quantized, "scales": scales}
-    tiles = {name: region_of(context, tile, access[name]) for name, tile in given.items() if tile is not None}
+    tiles = {
+        name: region_of(context, tile, "w" if name in written else "r")
+        for name, tile in given.items()
+        if tile is not None
+    }
     shape, dtype = extents_of(source), str(ir.region_parts(source)[0].dtype)
-    _check_choices(tiles, dtype, impl, scaling)
+    _check_choices(context.name, tiles, dtype, impl, scaling)
     groups = [*shape[:-1], -(-shape[-1] // GROUP)] if scaling == "group" else shape[:-1]
-    wanted = {"weight": shape[-1:], "scales": [1] if scaling == "tensor" else groups}
+    wanted = {"weight": shape[-1:], "bias": shape[-1:], "scales": [1] if scaling == "tensor" else groups}
     for name, region in {"out": target, **tiles}.items():
         if name not in ("quantized", "scales"):
             check_alike(context, source, region, "a collective")
-        _check_shape(name, region, wanted.get(name, shape))
+        _check_shape(context.name, name, region, wanted.get(name, shape))
     if (bytes_of(shape[-1:], dtype) or 0) > ROW_BYTES:
         raise ShapeError(
-            f"T.allreduce_rms_norm of rows of {shape[-1]} {dtype}",
+            f"{context.name} of rows of {shape[-1]} {dtype}",
             hint=f"a row has at most {ROW_BYTES} bytes: use T.allreduce(x, out=y), and normalise y in a program",
             where=here(),
         )
-    level = entered(context, None)
-    numbers = {"eps": ir.FloatImm("float32", float(eps)), "offset": ir.FloatImm("float32", float(weight_offset))}
-    notes = {"level": level.name, "op": "sum", "impl": impl, "norm": " ".join(tiles), **numbers}
-    notes.update(scaling=scaling, power=1 if power_of_two else None)
-    return trace.call(ALLREDUCE, source, target, *tiles.values(), **notes)
+    numbers = {name: ir.FloatImm("float32", float(n)) for name, n in (("eps", eps), ("offset", notes.pop("offset")))}
+    named = {"level": entered(context, None).name, "op": "sum", "impl": impl, "norm": " ".join(tiles)}
+    return trace.call(ALLREDUCE, source, target, *tiles.values(), **named, **numbers, **notes)
 
 
-def _check_choices(tiles: dict[str, Any], dtype: str, impl: str | None, scaling: str | None) -> None:
+def _check_choices(what: str, tiles: dict[str, Any], dtype: str, impl: str | None, scaling: str | None) -> None:
     """Raise UsageError for unsupported choices."""
     quantizes = "quantized" in tiles
     served = QUANTIZED if quantizes else DTYPES
     if dtype not in served:
-        what = "T.allreduce_rms_norm, quantized," if quantizes else "T.allreduce_rms_norm"
+        what += ", quantized," if quantizes else ""
         raise UsageError(f"{what} of {dtype}", hint=f"supported: {', '.join(served)}", where=here())
     if impl not in (None, *ALGORITHMS):
-        raise UsageError(f"T.allreduce_rms_norm by impl={impl!r}", hint=f"it has {', '.join(ALGORITHMS)}", where=here())
+        raise UsageError(f"{what} by impl={impl!r}", hint=f"it has {', '.join(ALGORITHMS)}", where=here())
     if scaling not in (None, *SCALINGS):
         raise UsageError(f"scaling is {scaling!r}", hint=f"supported: {', '.join(SCALINGS)}", where=here())
     if not quantizes == ("scales" in tiles) == (scaling is not None) or not {"normed", "quantized"} & tiles.keys():
         raise UsageError(
-            f"T.allreduce_rms_norm has {', '.join(tiles)}, scaling={scaling!r}",
+            f"{what} has {', '.join(tiles)}, scaling={scaling!r}",
             hint="quantized, scales and scaling go together; without them it writes normed",
             where=here(),
         )
@@ -119,10 +155,10 @@ def _check_choices(tiles: dict[str, Any], dtype: str, impl: str | None, scaling:
             raise UsageError(f"{name} is {found}", hint=f"supported: {kind}", where=here())
 
 
-def _check_shape(name: str, region: ir.Call, wanted: Sequence[Any]) -> None:
+def _check_shape(what: str, name: str, region: ir.Call, wanted: Sequence[Any]) -> None:
     if [str(n) for n in extents_of(region)] != [str(n) for n in wanted]:
         raise ShapeError(
-            f"T.allreduce_rms_norm: {name} has shape {tuple(extents_of(region))}",
+            f"{what}: {name} has shape {tuple(extents_of(region))}",
             hint=f"of this x it has {tuple(wanted)}",
             where=here(),
         )

@@ -8,7 +8,7 @@ gather.py scatter.py                to and from one rank
 send_recv.py halo_exchange.py       messages between ranks, any number at once
 all_gather_v.py all_to_all_v.py     collectives of unequal parts
 float8_wire.py                      collectives that send numbers as float8
-all_reduce_rms_norm.py all_reduce_rms_norm_float8.py    the end of a transformer block
+all_reduce_rms_norm.py all_reduce_rms_norm_float8.py all_reduce_layer_norm.py    the end of a transformer block
 decode.py sequence_attention.py attention_backward.py    attention over several ranks; key_cache.py: of decode
 moe_layer.py moe_choice.py expert_programs.py    mixture of experts: the layer, its router, its programs
 expert_parallel.py                  models whose experts are split over the ranks
@@ -41,6 +41,7 @@ from tilescale.ops.ag_gemm import all_gather_matmul
 from tilescale.ops.all_gather import all_gather
 from tilescale.ops.all_gather_v import all_gather_v
 from tilescale.ops.all_reduce import all_reduce
+from tilescale.ops.all_reduce_layer_norm import all_reduce_layer_norm
 from tilescale.ops.all_reduce_rms_norm import all_reduce_rms_norm
 from tilescale.ops.all_reduce_rms_norm_float8 import all_reduce_rms_norm_float8
 from tilescale.ops.all_to_all import all_to_all
@@ -91,6 +92,7 @@ __all__ = [
     "all_gather_matmul",
     "all_gather_v",
     "all_reduce",
+    "all_reduce_layer_norm",
     "all_reduce_rms_norm",
     "all_reduce_rms_norm_float8",
     "all_to_all",

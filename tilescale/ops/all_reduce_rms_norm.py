@@ -81,7 +81,8 @@ def all_reduce_rms_norm(
         made = _operator(flat, weight, given, *options)
     else:
         made = _made(flat, weight, given, *options, rows_in(out, flat))
-    return tuple(delivered(x.view(a.shape), place) for x, place in zip(made, out or (None, None), strict=True))
+    normed, y = (delivered(x.view(a.shape), place) for x, place in zip(made, out or (None, None), strict=True))
+    return normed, y
 
 
 def checked(
@@ -90,7 +91,8 @@ def checked(
     residual: torch.Tensor | None,
     served: tuple[torch.dtype, ...],
     eps: float,
-    weight_offset: float,
+    weight_offset: float = 0.0,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The rows and their residual as matrices. Raises ArgumentError for unsupported ones."""
     check_tensor("a", a, served=served)
@@ -101,10 +103,11 @@ def checked(
     check_like("weight", weight, "a", a)
     check_number("eps", eps)
     check_number("weight_offset", weight_offset)
-    if residual is not None:
-        check_tensor("residual", residual, None, SUMS)
-        check_like("residual", residual, "a", a)
-    for name, x, shape in ("weight", weight, (features,)), ("residual", residual, a.shape):
+    for name, x in ("residual", residual), ("bias", bias):
+        if x is not None:
+            check_tensor(name, x, None, SUMS)
+            check_like(name, x, "a", a)
+    for name, x, shape in ("weight", weight, (features,)), ("bias", bias, (features,)), ("residual", residual, a.shape):
         if x is not None and tuple(x.shape) != tuple(shape):
             raise ArgumentError(f"{name} has shape {tuple(x.shape)}, a {tuple(a.shape)}", hint=f"give {tuple(shape)}")
     return a.reshape(-1, features), None if residual is None else residual.reshape(-1, features)
@@ -151,7 +154,7 @@ def _made(
     if not a.shape[0]:
         return normed, y
     M, N = a.shape
-    added = weight.new_empty(1, 1) if residual is None else dense(residual)
+    added = weight[:1, None] if residual is None else dense(residual)  # one that is not read costs nothing
     team, has_residual = team_of(group), residual is not None
     algorithm = algorithm_of(a, team)
     if algorithm is not None:

@@ -129,8 +129,8 @@ def _made(
         return *found, y, rows if return_normed else normed
     options = has_residual, eps, algorithm, weight_offset, scaling, power_of_two, return_normed
     made = kernel(by_one_kernel, team, a.shape[1], dtype_of(a), *options)
-    added = weight.new_empty(1, 1) if residual is None else dense(residual)
-    rows = normed if return_normed else weight.new_empty(1, 1)
+    added = weight[:1, None] if residual is None else dense(residual)
+    rows = normed if return_normed else weight[:1, None]
     found = scales if scale is None else scale.view(1)
     made(dense(a), added, dense(weight), rows, y, quantized, found.view(-1) if scaling == "row" else found)
     return quantized, scales, y, normed

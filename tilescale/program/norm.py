@@ -11,29 +11,32 @@ from tilelang_core import ir
 GROUP, LEAST, LARGEST = 128, 1e-12, 448.0
 """Columns with one scale; the least magnitude that a scale is computed from; the largest number of float8_e4m3fn."""
 
-NORM_TILES = ("weight", "normed", "residual", "quantized", "scales")
+NORM_TILES = ("weight", "bias", "normed", "residual", "quantized", "scales")
 """Additional tiles of an all-reduce with a norm."""
 
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm (arXiv:1910.07467) of the rows of a sum with a residual.
+    """RMSNorm (arXiv:1910.07467) or LayerNorm (arXiv:1607.06450) of the rows of a sum with a residual.
 
     Attributes:
         weight: one element for each column.
+        bias: one for each column, added to the normalised rows; None for nothing.
         normed: where the normalised rows go; None for nowhere.
         residual: added to the sum first; None for nothing.
         quantized: where they go as float8; None for nowhere.
         scales: divisors before quantization: one given number where `scaling` is "tensor"; else the largest magnitude
             of a row, or of 128 columns of it, becomes the largest number of float8.
-        eps: is added to the mean of the squares.
+        eps: is added to the mean of the squares, or to the variance.
         offset: is added to the weight.
         scaling: "tensor", "row" or "group"; None where nothing is quantized.
         power: whether scales are powers of two.
+        centered: whether the mean of a row is subtracted: LayerNorm.
         columns: of a row; None if they are known at launch only.
     """
 
     weight: ir.Call
+    bias: ir.Call | None
     normed: ir.Call | None
     residual: ir.Call | None
     quantized: ir.Call | None
@@ -42,6 +45,7 @@ class Norm:
     offset: float
     scaling: str | None
     power: bool
+    centered: bool
     columns: int | None
 
     @classmethod
@@ -58,13 +62,14 @@ class Norm:
             offset=float(ir.attribute(call, "offset")),
             scaling=ir.attribute(call, "scaling"),
             power=bool(ir.attribute(call, "power")),
+            centered=bool(ir.attribute(call, "centered")),
             columns=ir.constant(ir.region_parts(source)[2][-1]),
         )
 
     @property
     def read(self) -> tuple[ir.Call, ...]:
         """Tiles that are read in addition to the sum."""
-        given = self.weight, self.residual, self.scales if self.scaling == "tensor" else None
+        given = self.weight, self.bias, self.residual, self.scales if self.scaling == "tensor" else None
         return tuple(tile for tile in given if tile is not None)
 
     @property

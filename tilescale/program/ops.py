@@ -61,8 +61,8 @@ BARRIER = register_op("tilescale.barrier")
 ALLREDUCE = register_op("tilescale.allreduce")
 """allreduce(x[, out]; level, op, impl?): combine over the units of the level, in place or into `out`. Or allreduce(x,
 ..., combine; level, impl?), in place. Or allreduce(x, out, weight, ...; level, op, norm, eps, offset, scaling?,
-power?): the residual is added to out, and further tiles get the RMSNorm of its rows; `norm` has the names of the tiles
-from the weight on (norm.py)."""
+power?, centered?): the residual is added to out, and further tiles get the norm of its rows; `norm` has the names of
+the tiles from the weight on (norm.py)."""
 COMBINE = register_op("tilescale.combine", pure=True)
 """combine(a..., b..., result...): a traced combining function: its 2n variables and its n results."""
 REDUCE_SCATTER = register_op("tilescale.reduce_scatter")

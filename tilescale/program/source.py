@@ -350,8 +350,9 @@ class _Writer:
 
     def _norm(self, made: Collective, norm: Norm) -> str:
         region = self.text.region
-        normed = "None" if norm.normed is None else region(norm.normed)
-        tiles = [region(made.source), region(norm.weight), normed, region(made.target)]
+        bias, normed = ("None" if tile is None else region(tile) for tile in (norm.bias, norm.normed))
+        weights = [region(norm.weight), *([bias] if norm.centered else [])]
+        tiles = [region(made.source), *weights, normed, region(made.target)]
         named = ("residual", norm.residual), ("quantized", norm.quantized), ("scales", norm.scales)
         notes = [f"{name}={region(tile)}" for name, tile in named if tile is not None]
         notes.append(f"eps={norm.eps!r}")
@@ -359,7 +360,8 @@ class _Writer:
         notes += [] if norm.scaling is None else [f"scaling={quoted(norm.scaling)}"]
         notes += ["power_of_two=True"] if norm.power else []
         notes += [] if made.impl is None else [f"impl={quoted(made.impl)}"]
-        return f"T.allreduce_rms_norm({', '.join([*tiles, *notes])})"
+        name = "allreduce_layer_norm" if norm.centered else "allreduce_rms_norm"
+        return f"T.{name}({', '.join([*tiles, *notes])})"
 
     def _wordless(self, stmt: ir.Stmt) -> UnsupportedError:
         what = ir.op_name(stmt.value) if isinstance(stmt, ir.Evaluate) else type(stmt).__name__

@@ -24,6 +24,24 @@ def check_all_reduce_rms_norm_and_gradients():
         close(leaf.grad, right.grad)
 
 
+def check_all_reduce_layer_norm_and_gradients():
+    x, residual, (weight, bias) = everyones(5, 40), everyones(5, 40, seed=1)[0], everyones(2, 40, seed=2)[0]
+    leaves = [t.clone().requires_grad_() for t in (x[RANK], weight, bias, residual)]
+    plain = [t.float().requires_grad_() for t in (torch.stack(x), weight, bias, residual)]
+    results, total = ops.all_reduce_layer_norm(*leaves, eps=1e-3), plain[0].sum(0) + plain[3]
+    want = torch.nn.functional.layer_norm(total, (40,), plain[1], plain[2], 1e-3), total
+    for got, right in zip(results, want, strict=True):
+        close(got.detach(), right.detach())
+    sum(t.float().pow(2).sum() for t in results).backward()
+    sum(t.pow(2).sum() for t in want).backward()
+    close(leaves[0].grad, SIZE * plain[0].grad[RANK])  # every rank's result is a use of it
+    for leaf, right in zip(leaves[1:], plain[1:], strict=True):
+        close(leaf.grad, right.grad)
+    into = torch.empty_like(residual), residual.clone()
+    assert ops.all_reduce_layer_norm(x[RANK], weight, residual=into[1], out=into)[0] is into[0]
+    close(into[0], torch.nn.functional.layer_norm(total, (40,), plain[1], None, 1e-5).detach())
+
+
 def check_all_reduce_rms_norm_into_given_memory():
     """New, in place of the inputs, with gaps, and for no rows."""
     x, residual, weight = everyones(5, 40), everyones(5, 40, seed=1)[0], everyones(40, seed=2)[0]
@@ -34,6 +52,10 @@ def check_all_reduce_rms_norm_into_given_memory():
         made = ops.all_reduce_rms_norm(read[0], weight, read[1], out=given)
         for got, right, place in zip(made, want, given, strict=True):
             assert torch.equal(got, right) and (place is None or got is place)
+    alone, same = ops.all_reduce_rms_norm(x[RANK], weight), ops.all_reduce_rms_norm(x[RANK], weight, 0 * residual)
+    assert all(map(torch.equal, alone, same))
+    quantized = ops.all_reduce_rms_norm_float8(x[RANK], weight, return_normed=False)
+    assert len(quantized) == 3 and torch.equal(quantized[2], same[1])
     none = x[RANK][:0]
     assert ops.all_reduce_rms_norm(none, weight, out=(none, None))[0] is none
     want = ops.all_reduce_rms_norm_float8(x[RANK], weight, residual, return_normed=True)

@@ -5,8 +5,8 @@ sync.cuh: signals, bounded waits, barriers; siblings.cuh: barriers of one level 
 all ranks at begin and end of a call; combine.cuh: the combination of two elements; cluster.cuh: shared memory of a
 cluster; units.cuh: barriers of units inside a program; atomics.cuh: additions between GPUs; broadcast.cuh: broadcasts
 of a thread's value; polling.cuh: polling loops; nvshmem.cuh: copies, signals and barriers by NVSHMEM. words.cuh,
-messages.cuh, sums.cuh, short_messages.cuh, norm_messages.cuh, long_messages.cuh, moved_messages.cuh, row_messages.cuh,
-rounds.cuh: collectives on whole tensors. cluster_sum.cuh: sums over a cluster.
+messages.cuh, sums.cuh, short_messages.cuh, norm_messages.cuh, row_norms.cuh, long_messages.cuh, moved_messages.cuh,
+row_messages.cuh, rounds.cuh: collectives on whole tensors. cluster_sum.cuh: sums over a cluster.
 """
 
 from __future__ import annotations

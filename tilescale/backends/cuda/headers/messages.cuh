@@ -51,6 +51,9 @@ struct Exchange {
   float eps, weight_offset;
   int rows, part;  // bytes of a row per block
   int power;       // whether scales are powers of two
+  // For many rows, and LayerNorm (row_norms.cuh).
+  int each;          // units of a row per thread
+  const char* bias;  // nullable
 };
 
 // Bytes in the form in which they are loaded and stored.

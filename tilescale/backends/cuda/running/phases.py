@@ -192,7 +192,7 @@ def _collective(context: ProgramContext, step: HostStep) -> CallStep:
     placed = _placed(made, step, target.reached)
     bound = LAUNCHERS[made.name, step.impl](context, placed)
     norm = made.norm
-    tiles = () if norm is None else (norm.weight, norm.normed, norm.residual, norm.quantized, norm.scales)
+    tiles = () if norm is None else (norm.weight, norm.bias, norm.normed, norm.residual, norm.quantized, norm.scales)
     others = made.sent, made.received, *tiles
     parts = [None if region is None else TensorRegion(context, region) for region in others]
 

@@ -177,7 +177,7 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
 
 
 def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure:
-    """An all-reduce, the addition of the residual, and RMSNorm of the sum in float32."""
+    """An all-reduce, the addition of the residual, and RMSNorm or LayerNorm of the sum in float32."""
     tiles = (made.source, *norm.read, made.target, *norm.written)
     brought = 1 + len(norm.read)
 
@@ -186,17 +186,26 @@ def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure
         sums = pieces.allreduce(plan, [(mine[0].reshape(-1),) for mine in values], _reduction(made.reduction, dtype))
         results = []
         for (total,), (tile, *given) in zip(sums, values, strict=True):
-            weight, *others = given[: len(norm.read)]
-            residual, scale = others[: norm.residual is not None], others[norm.residual is not None :]
-            y = numerics.reduce_many([total.reshape(tile.shape), *residual], "sum", dtype)
-            wide = y.astype(np.float32)
-            factor = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + np.float32(norm.eps))
-            rows = wide * factor * (weight.astype(np.float32) + np.float32(norm.offset))
+            others = iter(given[: len(norm.read)])
+            read = norm.weight, norm.bias, norm.residual
+            weight, bias, residual = (None if tile is None else next(others) for tile in read)
+            parts = [total.reshape(tile.shape), *([] if residual is None else [residual])]
+            y = numerics.reduce_many(parts, "sum", dtype)
+            rows = _normalized(norm, y.astype(np.float32), weight, bias)
             normed = [] if norm.normed is None else [numerics.convert(rows, dtype)]
-            results.append(dict(enumerate([y, *normed, *_quantized(norm, rows, scale)], brought)))
+            results.append(dict(enumerate([y, *normed, *_quantized(norm, rows, [*others])], brought)))
         return results
 
     return _collective(compiler, made, compute, lambda frame: brought, tiles)
+
+
+def _normalized(norm: Norm, rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """Rows of float32 that are normalized."""
+    if norm.centered:
+        rows = rows - rows.mean(-1, keepdims=True)
+    factor = 1 / np.sqrt((rows * rows).mean(-1, keepdims=True) + np.float32(norm.eps))
+    made = rows * factor * (weight.astype(np.float32) + np.float32(norm.offset))
+    return made if bias is None else made + bias.astype(np.float32)
 
 
 def _quantized(norm: Norm, rows: np.ndarray, given: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -69,6 +69,9 @@ FEWEST_THREADS, ROW_THREADS = 128, 256
 """Minimum threads of a block; and maximum of one in a cluster that has a row: then registers last for several on an SM.
 """
 
+ROW_UNITS = {2: 2}
+"""Units of a row per thread, by ranks; one for more ranks, whose messages take more registers."""
+
 ROW_BLOCKS = {2: 3, 3: 2, 4: 2}
 """Number of such blocks on an SM, by ranks; one for more ranks."""
 
@@ -124,12 +127,14 @@ class KernelCapacity(NamedTuple):
         per_sm: resident blocks of an SM.
         threads: maximum threads of a block.
         cluster: maximum blocks of a cluster.
+        units: units of a row per thread, if the largest cluster needs no more.
     """
 
     sms: int
     per_sm: int
     threads: int
     cluster: int
+    units: int = 1
 
     @property
     def blocks(self) -> int:
@@ -152,19 +157,21 @@ class RowGrid(NamedTuple):
 
 
 def rows_grid(rows: int, nbytes: int, whole: int, room: KernelCapacity, sharing: int) -> RowGrid:
-    """The grid of short messages for rows of `nbytes` bytes, which clusters of blocks process one after another: on as
-    many SMs as there are, up to a unit for each thread of few; parts are multiples of `whole` bytes.
+    """The grid of short messages for rows of `nbytes` bytes, which clusters of blocks process one after another. Few
+    rows have as many blocks as are resident at once, up to a unit for each thread; many rows have few blocks, with
+    several units for each thread, so that more rows are in flight. Parts are multiples of `whole` bytes.
     """
     units = -(-nbytes // data_bytes(sharing)) * sharing
-    fewest, useful = power_of_two(-(-units // room.threads)), power_of_two(units // FEWEST_THREADS + 1) // 2
-    free = power_of_two(room.sms // rows + 1) // 2
+    fewest = power_of_two(-(-units // (room.threads * room.units)))
+    useful, free = (power_of_two(n + 1) // 2 for n in (units // FEWEST_THREADS, room.blocks // rows))
     cluster = min(room.cluster, max(fewest, min(free, useful), 1))
     part = round_up(-(-nbytes // cluster), whole)
-    units = -(-part // data_bytes(sharing)) * sharing
-    each = -(-units // room.threads)
+    flags = -(-part // data_bytes(sharing))
+    each = -(-flags * sharing // room.threads)
     clusters = min(rows, room.blocks // cluster)
-    slot = power_of_two(-(-rows // clusters) * units * UNIT_BYTES)
-    return RowGrid(MessageGrid(clusters * cluster, round_up(-(-units // each), WARP), slot), cluster, part, each)
+    threads = round_up(-(-flags // each) * sharing, WARP)
+    slot = power_of_two(-(-rows // clusters) * flags * sharing * UNIT_BYTES)
+    return RowGrid(MessageGrid(clusters * cluster, threads, slot), cluster, part, each)
 
 
 def data_bytes(sharing: int) -> int:

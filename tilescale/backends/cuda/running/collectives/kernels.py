@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HEADERS = (
     "sync.cuh", "words.cuh", "cluster_sum.cuh", "messages.cuh", "combine.cuh", "sums.cuh", "short_messages.cuh",
-    "norm_messages.cuh", "long_messages.cuh", "moved_messages.cuh", "row_messages.cuh", "rounds.cuh",
+    "norm_messages.cuh", "row_norms.cuh", "long_messages.cuh", "moved_messages.cuh", "row_messages.cuh", "rounds.cuh",
 )  # fmt: skip
 
 C_TYPES = {
@@ -150,7 +150,8 @@ class ExchangeArgument(ctypes.Structure):
         ("behind", ctypes.c_int64),
         *((name, ctypes.c_uint64) for name in ("residual", "weight", "normed", "quantized", "scales")),
         *((name, ctypes.c_float) for name in ("eps", "weight_offset")),
-        *((name, ctypes.c_int32) for name in ("rows", "part", "power")),
+        *((name, ctypes.c_int32) for name in ("rows", "part", "power", "each")),
+        ("bias", ctypes.c_uint64),
     ]
 
 

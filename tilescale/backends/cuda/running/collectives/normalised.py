@@ -7,8 +7,9 @@ needs for their mean squares. Fewer rows get more blocks each, because a single 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering.arguments import WaitSite
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def allreduce(own: ProgramContext, stand: PlacedCollective, steps: int) -> BoundCollective:
-    """`T.allreduce_rms_norm`. Collective."""
+    """`T.allreduce_rms_norm`, `T.allreduce_layer_norm`. Collective."""
     rows = _Rows(own, stand, steps)
 
     def bind(given: Operands) -> list[StreamWork]:
@@ -57,15 +58,14 @@ def allreduce(own: ProgramContext, stand: PlacedCollective, steps: int) -> Bound
 
 
 def kernels(own: ProgramContext, stand: PlacedCollective, steps: int) -> list[HeaderKernel]:
-    """The kernel of each form that messages may have."""
-    rows = _Shape(own, stand, steps)
-    return [rows.kernel(form) for form in rows.forms]
+    """The kernels of each form that messages may have."""
+    return [*_Shape(own, stand, steps).kernels.values()]
 
 
 WHOLE = GROUP
 """Elements of a row that stay in one block: they may share a scale."""
 
-TENSORS = ("source", "weight", "residual", "target", "normed", "quantized", "scales")
+TENSORS = ("source", "weight", "bias", "residual", "target", "normed", "quantized", "scales")
 WRITTEN = {"target", "normed", "quantized", "scales"}
 """Operands of the kernel, and which of them it may write."""
 
@@ -85,32 +85,44 @@ class _Shape:
         processors = machine.count(machine.program_level.name, machine.tensor_level.name)
         cluster = next((level.max_size or 1 for level in machine.levels if level.kind == "cluster"), 1)
         several = exchanges.ROW_BLOCKS.get(self.team.size, 1)
+        units = exchanges.ROW_UNITS.get(self.team.size, 1) if norm.scaling is None else 1
         self.room = (
-            KernelCapacity(processors, several, exchanges.ROW_THREADS, cluster)
+            KernelCapacity(processors, several, exchanges.ROW_THREADS, cluster, units)
             if cluster > 1
             else KernelCapacity(processors, 1, exchanges.THREADS, 1)
         )
         self._short = exchanges.short(own, stand, self.team.size)
-        self.forms = [form for form, _ in self._short]
+        self.kernels = {(form, each): self._kernel(form, each) for form, _ in self._short for each in self._each(form)}
 
     def form(self, nbytes: int) -> str:
         """The form of messages for a tensor of `nbytes` bytes: the first one that fits."""
         part = nbytes if self.steps == 1 else nbytes // self.team.size  # to each peer
-        return next((form for form, most in self._short if part <= most), self.forms[-1])
+        return next((form for form, most in self._short if part <= most), self._short[-1].form)
 
     def spread(self, form: str, rows: int) -> RowGrid:
         """The grid of a kernel, and the share of its blocks and threads in a row."""
         return rows_grid(rows, self.row, self._whole, self.room, SHARING[form])
 
-    def kernel(self, form: str) -> HeaderKernel:
-        """The kernel for a form of messages. Its threads have as many units as in the shape whose rows have the fewest
-        blocks.
-        """
-        units = self.spread(form, self.room.blocks).each
-        scaling = f"tilescale::{SCALINGS[self.norm.scaling]}"
-        flags = str(units), str(self.steps == 2).lower(), scaling
+    def kernel(self, form: str, each: int) -> tuple[str, int]:
+        """The key of the kernel for a form of messages and a number of units per thread."""
+        return next(key for key in self.kernels if key[0] == form and key[1] >= each)
+
+    def _each(self, form: str) -> list[int]:
+        """Units of a row per thread for which there are kernels: those of one row, and of the most rows."""
+        part = math.inf if form == self._short[-1].form else dict(self._short)[form]
+        most = part * (1 if self.steps == 1 else self.team.size) / self.row
+        counts = {self.spread(form, int(max(1, min(most, rows)))).each for rows in (1, self.room.blocks)}
+        return sorted(counts) if self.room.units > 1 else [max(counts)]
+
+    def _kernel(self, form: str, each: int) -> HeaderKernel:
+        """The kernel for a form of messages, whose threads have up to `each` units of a row."""
+        flags = [str(each), str(self.steps == 2).lower()]
+        if self.norm.centered or (each > 1 and self.room.units > 1):
+            function, last = "reduce_norm_rows", str(self.norm.centered).lower()
+        else:
+            function, last = "reduce_norm", f"tilescale::{SCALINGS[self.norm.scaling]}"
         bounds = self.room.threads, self.room.per_sm
-        return HeaderKernel("reduce_norm", form, normalising(self._dtype), self.team.size, flags, bounds)
+        return HeaderKernel(function, form, normalising(self._dtype), self.team.size, (*flags, last), bounds)
 
 
 class _Rows:
@@ -119,10 +131,10 @@ class _Rows:
     def __init__(self, own: ProgramContext, stand: PlacedCollective, steps: int):
         """Collective."""
         self._own, self._level, self._shape = own, stand.made.level, _Shape(own, stand, steps)
-        self._functions: dict[str, dict[bool, Any]] = {}
-        for form in self._shape.forms:
-            kernel = self._shape.kernel(form)
-            self._functions[form] = functions(own.device_code(kernel.text), kernel, own.device.index)
+        self._functions = {
+            key: functions(own.device_code(kernel.text), kernel, own.device.index)
+            for key, kernel in self._shape.kernels.items()
+        }
         own.sites.append(WaitSite(stand.what, stand.where))
         self._site = len(own.sites) - 1
 
@@ -133,14 +145,15 @@ class _Rows:
         own, of, source = self._own, self._shape, tensors["source"]
         assert source is not None
         form, rows = of.form(source.nbytes), source.nbytes // of.row
-        grid, cluster, part, _ = of.spread(form, rows)
+        grid, cluster, part, each = of.spread(form, rows)
         shape = SlotShape(self._level, of.team.size, of.steps, SHORT_SLOTS, of.room.blocks, grid.slot, form)
         exchange = exchange_of(own, of.team, shape, self._site)
         places = {name: 0 if x is None else x.data_ptr() for name, x in tensors.items()}
         for name, place in places.items():
             setattr(exchange, name, place)
-        exchange.bytes, exchange.rows, exchange.part = of.row, rows, part
+        exchange.bytes, exchange.rows, exchange.part, exchange.each = of.row, rows, part, each
         exchange.eps, exchange.weight_offset, exchange.power = of.norm.eps, of.norm.offset, of.norm.power
         units = [of.row, *(place for name, place in places.items() if name != "scales")]
         aligned = all(place % UNIT_BYTES == 0 for place in units)
-        return launch(self._functions[form][aligned], grid.blocks, grid.threads, exchange, own.device, True, cluster)
+        function = self._functions[of.kernel(form, each)][aligned]
+        return launch(function, grid.blocks, grid.threads, exchange, own.device, True, cluster)

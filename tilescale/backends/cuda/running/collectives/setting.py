@@ -50,8 +50,8 @@ class PlacedCollective:
 @dataclass(frozen=True)
 class Operands:
     """The tensors of a call on this device, the same one where it works in place; the root of a broadcast. For an
-    all-to-all of unequal parts: the row counts to and from each rank. For an all-reduce with a norm: the weight, the
-    normalized rows, the residual, and the float8 rows with their scales.
+    all-to-all of unequal parts: the row counts to and from each rank. For an all-reduce with a norm: the weight and the
+    bias, the normalized rows, the residual, and the float8 rows with their scales.
     """
 
     source: torch.Tensor
@@ -60,6 +60,7 @@ class Operands:
     sent: torch.Tensor | None = None
     received: torch.Tensor | None = None
     weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
     normed: torch.Tensor | None = None
     residual: torch.Tensor | None = None
     quantized: torch.Tensor | None = None
