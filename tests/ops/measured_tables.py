@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Measured times of operators as tables of Markdown, for docs/notes/operators-measured.md."""
+"""Measured times of operators as tables of Markdown, for pages of docs/notes."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "operators.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ALONE = "cublas alone"
 GEMM = {
     "cuBLAS": ALONE,
@@ -20,9 +21,20 @@ GEMM = {
 """Column -> what the names of its contenders begin with."""
 
 
+NORM = {
+    "NCCL, norm": "nccl",
+    "symm_mem, norm": "symm_mem",
+    "all-reduce, norm": "tilescale, two kernels",
+    "one kernel": "tilescale",
+    "with `out=`": "tilescale, out",
+    "all-reduce alone": "tilescale, sum alone",
+}
+"""Column -> its contender; the last two are of eager calls."""
+
+
 def tables() -> dict[str, str]:
     """GEMMs, and other operators, by name of the table."""
-    rows = [row for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if row["us"] is not None]
+    rows = _rows("operators")
     rows.sort(key=lambda row: (*_work(row), row["dtype"], row["mode"], [-n for n in row["shape"]]))
     groups = [list(group) for _, group in groupby(rows, key=lambda row: (*_work(row), *_titles(row)))]
     gemms = [group for group in groups if group[0]["baseline"] == ALONE]
@@ -33,6 +45,28 @@ def tables() -> dict[str, str]:
             [*heads, "baseline", "TileScale"], (_other(group) for group in groups if group not in gemms)
         ),
     }
+
+
+def norms() -> dict[str, str]:
+    """All-reduce, residual and norm, by the mode of the calls."""
+    made = {}
+    for mode in ("graph", "eager"):
+        rows = [row for row in _rows("fused_norm") if row["mode"] == mode]
+        rows.sort(key=lambda row: (math.prod(row["shape"]), row["dtype"]))
+        groups = [list(group) for _, group in groupby(rows, key=lambda row: (row["shape"], row["dtype"]))]
+        present = {head: name for head, name in NORM.items() if any(row["contender"] == name for row in rows)}
+        made[f"norms, {mode}"] = _table(["rows", *present], (_norm(group, present) for group in groups))
+    return made
+
+
+def _norm(group: list[Mapping[str, Any]], names: Mapping[str, str]) -> list[str]:
+    times = {row["contender"]: f"{row['us']:.1f}" for row in group}
+    return [" x ".join(map(str, group[0]["shape"])), *(times.get(name, "") for name in names.values())]
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    rows = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    return [row for row in rows if row["us"] is not None]
 
 
 def _work(row: Mapping[str, Any]) -> tuple[str, ...]:

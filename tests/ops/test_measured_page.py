@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""The page of measured operators has the committed results: `UPDATE_DOCS=1` with this test writes them."""
+"""Pages of measured operators have the committed results: `UPDATE_DOCS=1` with these tests writes them."""
 
 from pathlib import Path
 
-from tests.ops.measured_tables import tables
+from tests.ops.measured_tables import norms, tables
 from tests.page_tables import compare_tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "notes" / "operators-measured.md"
+NOTES = Path(__file__).parents[2] / "docs" / "notes"
 
 
 def test_tables_are_those_of_the_results():
-    compare_tables(PAGE, tables())
+    compare_tables(NOTES / "operators-measured.md", tables())
+    compare_tables(NOTES / "fused-norm.md", norms())
