@@ -13,6 +13,9 @@ from typing import Any
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
 
+_STACKED = "stacked"
+"""Annotation of a GEMM of many pairs of matrices."""
+
 _ACCESS = {1: "r", 2: "w", 3: "rw"}
 
 
@@ -129,6 +132,12 @@ class Reduce:
         """The same reduction between other regions."""
         return tir.evaluate(tir.recall(self.call, [source, target, *self.call.args[2:]]))
 
+    def stacked(self, source: ir.Call, target: ir.Call) -> ir.Stmt:
+        """The same reduction of many tiles, between regions with a leading dimension more."""
+        dim = ir.IntImm("int32", self.dim + (self.dim >= 0))
+        kind, _, *others = self.call.args[2:]
+        return tir.evaluate(tir.recall(self.call, [source, target, kind, dim, *others]))
+
     def cleared(self, source: ir.Call, target: ir.Call) -> ir.Stmt:
         """The same reduction between other regions, ignoring the target's contents."""
         return tir.evaluate(tir.recall(self.call, [source, target, *self.call.args[2:4], ir.IntImm("bool", 1)]))
@@ -196,6 +205,16 @@ class Gemm:
         sizes = [ir.int_node(n) for n in sizes]
         args = [*operands, *self.call.args[3:5], *sizes, self.call.args[8], cleared, *self.call.args[10:]]
         return tir.evaluate(tir.recall(self.call, args))
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether it multiplies many pairs of matrices, along a leading dimension of its operands."""
+        return bool(ir.attribute(self.call, _STACKED, 0))
+
+    def stacked(self, operands: Sequence[ir.Call]) -> ir.Stmt:
+        """The same GEMM of many pairs of matrices, of operands with a leading dimension more."""
+        notes = {**dict(self.call.annotations or {}), _STACKED: ir.IntImm("int32", 1)}
+        return tir.evaluate(ir.Call(self.call.dtype, self.call.op, [*operands, *self.call.args[3:]], notes))
 
     def started(self) -> ir.Stmt:
         """The same GEMM, started without a wait."""

@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from tilescale.backends.emulator.assumptions import Assumptions
 from tilescale.backends.emulator.interpret import branches, expr, statements  # noqa: F401
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.lockstep import lockstep
 from tilescale.backends.emulator.interpret.phases import compile_part
 from tilescale.backends.emulator.operations import (  # noqa: F401
     allreduce,
@@ -41,7 +42,8 @@ class Compiled:
     """A program as closures over frames. One run at a time uses them.
 
     Attributes:
-        recorder: the one that the closures write to; None where nothing is recorded.
+        recorder: the one that the closures write to; None where nothing is recorded: programs in lockstep do not
+            decide by their data, so that a run without data gives the same record.
         compiler: has the slots of variables and buffers.
         body: what a device runs.
     """
@@ -55,9 +57,11 @@ class Compiled:
         preempts: bool = False,
         assumptions: Assumptions | None = None,
     ):
-        instrumentation = Recording(recorder) if recorder is not None else None
-        self.recorder = recorder
-        self.compiler = Compiler(program, machine, instrumentation, data, preempts, assumptions)
+        self.compiler = Compiler(program, machine, data, preempts, assumptions)
+        self.compiler.lockstep = lockstep(self.compiler) if data and not preempts else None
+        self.recorder = recorder if self.compiler.lockstep is None else None
+        if self.recorder is not None:
+            self.compiler.instrumentation = Recording(self.recorder)
         self.body = compile_part(self.compiler, program.body)
 
     def release(self) -> Recorder | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from types import NoneType
 from typing import Any
@@ -152,7 +153,22 @@ def emulate_program(
     wall_s = perf_counter() - begin
     found = run.missed, run.redundant_waits, run.clipped, run.negative, run.unwritten, run.diverged
     record, kept[key] = compiled.release(), compiled
-    return Report(program.name, target, tuple(run.activity), wall_s, record, *found)
+    if record is not None:
+        recorder = lambda: record  # noqa: E731
+    else:
+        recorder = partial(_recorded, program, target, _shapes(per_unit)) if time else None
+    return Report(program.name, target, tuple(run.activity), wall_s, recorder, *found)
+
+
+def _recorded(program: Program, target: Machine, per_unit: list[list[Any]]) -> Recorder:
+    """The record of a program whose steps do not depend on data."""
+    report = emulate_program(program, target, per_unit, data=False, progress=False)
+    return report.recorder()
+
+
+def _shapes(per_unit: list[list[Any]]) -> list[list[Any]]:
+    """Arguments of the same shapes without data."""
+    return [[value.to("meta") if hasattr(value, "is_meta") else value for value in unit] for unit in per_unit]
 
 
 def simulated_s(program: Program, machine: Machine, values: Sequence[Any]) -> float:

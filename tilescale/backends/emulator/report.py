@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
@@ -33,7 +33,7 @@ class Report:
         machine: the name of the emulated machine.
         activity: the activity of each tensor-owning unit, in the order of the arguments.
         wall_s: seconds that the emulation took on this computer, unrelated to the machine's speed.
-        recorder: the record of which `timeline` is the simulation; None if the run was not timed.
+        recorder: gives the record of which `timeline` is the simulation; None if the run was not timed.
         missed: tile operations wholly out of bounds, so that loads gave zero and stores nothing: the tensor's name and
             the line -> their number.
         clipped: the same for operations partly out of bounds.
@@ -49,7 +49,7 @@ class Report:
     machine: Machine
     activity: tuple[Activity, ...]
     wall_s: float
-    recorder: Recorder | None = field(default=None, compare=False)
+    recorder: Callable[[], Recorder] | None = field(default=None, compare=False)
     missed: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
     redundant_waits: Sequence[tuple[str, Location | None]] = ()
     clipped: Mapping[tuple[str, Location | None], int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Report:
         if self.recorder is None:
             raise UsageError("this run was not timed", hint="leave out time=False")
         titles = {layer.name: layer.title for layer in self.machine.memory if layer.title and "global" in layer.scopes}
-        return replace(self.recorder.timeline(), title=f"{self.program} on {self.machine.name}", titles=titles)
+        return replace(self.recorder().timeline(), title=f"{self.program} on {self.machine.name}", titles=titles)
 
     @property
     def time_us(self) -> float:

@@ -32,6 +32,7 @@ class Frame:
         program: the program (thread block, core) around it, or None at device level.
         slots: values of variables and instances of buffers, by slot number.
         threads: threads of the program.
+        programs: the number of programs in lockstep that the frame stands for.
         span: the unit's range of these threads.
         own: the threads of this frame, None for all.
         space: shape over which array values extend: (threads,), or that of a parallel loop.
@@ -41,7 +42,8 @@ class Frame:
     """
 
     __slots__ = (
-        "broken", "dead", "mask", "own", "participants", "program", "run", "slots", "space", "span", "threads", "unit",
+        "broken", "dead", "mask", "own", "participants", "program", "programs", "run", "slots", "space", "span",
+        "threads", "unit",
     )  # fmt: skip
 
     def __init__(self, run: Emulation, unit: Unit, slots: list, threads: int, program: Any = None, own: Any = None):
@@ -50,6 +52,7 @@ class Frame:
         self.program = program
         self.slots = slots
         self.threads = threads
+        self.programs = 1
         self.span = range(threads)
         self.own = own
         self.participants: Participants | None = program.participants if program is not None else None

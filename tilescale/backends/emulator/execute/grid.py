@@ -24,8 +24,8 @@ from tilescale.hda import Level
 from tilescale.program.model import Launch
 
 
-class Memoized(Protocol):
-    """Runs a grid in which some programs represent others."""
+class Together(Protocol):
+    """Runs a grid whose programs are not executed one by one."""
 
     def run(self, grid: Grid) -> None:
         """Run the grid with the effect of all its programs."""
@@ -44,7 +44,7 @@ class Plan:
         allocate_shared: the same for tiles of a cluster.
         private: fresh thread-private buffers, by slot.
         in_order: whether programs start in the order of their numbers, in any interleaving.
-        memoized: None where all programs are run.
+        together: None where all programs are executed one by one.
     """
 
     launch: Launch
@@ -58,7 +58,7 @@ class Plan:
     allocate_shared: Callable[[Unit, Frame], None]
     private: Callable[[Frame], Mapping[int, Any]]
     in_order: bool
-    memoized: Memoized | None = None
+    together: Together | None = None
 
 
 class Grid:
@@ -98,22 +98,30 @@ class Grid:
         """Run all programs; returns when the last has ended."""
         self.body = body
         size = self.plan.launch.cluster_size
-        memoized = self.plan.memoized
+        together = self.plan.together
         if self.device.run.recorder is not None:
-            same = memoized is not None
+            same = together is not None
             self.device.run.recorder.launches(self.count, self.plan.resident, size, self.plan.launch.where, same)
-        self.group = TaskGroup(self.device.run.scheduler, "its programs", self.plan.launch.where)
+        self.group = self._group()
         self.device.run.grids.append(self)
-        if memoized is not None:
-            memoized.run(self)
+        if together is not None:
+            together.run(self)
+            self.group.join()
         else:
             programs = list(enumerate(self.clusters))
             order = self.device.run.scheduler.order
-            self.waiting = iter(programs if self.plan.in_order else order(programs, self.room))
-            for _ in range(min(self.room, len(self.clusters))):
-                self._start()
-        self.group.join()
+            self.run_programs(programs if self.plan.in_order else order(programs, self.room))
         self.device.run.grids.remove(self)
+
+    def run_programs(self, programs: list[tuple[int, list[tuple[int, ...]]]]) -> None:
+        """Run clusters, by number and the indices of their programs; returns when the last has ended."""
+        self.group, self.waiting = self._group(), iter(programs)
+        for _ in range(min(self.room, len(programs))):
+            self._start()
+        self.group.join()
+
+    def _group(self) -> TaskGroup:
+        return TaskGroup(self.device.run.scheduler, "its programs", self.plan.launch.where)
 
     @property
     def places(self) -> int:

@@ -243,5 +243,6 @@ class TaskGroup:
     def join(self) -> None:
         """The parent waits until no member runs."""
         self._scheduler.block(Wait(lambda: self._running == 0, self._what, where=self._where, quiet=True))
+        members, self._members = self._members, []
         for observer in self._scheduler.observers:
-            observer.joins(self._members)
+            observer.joins(members)

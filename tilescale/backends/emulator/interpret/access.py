@@ -15,6 +15,7 @@ import numpy as np
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, is_vector, spread
+from tilescale.backends.emulator.execute.lockstep import Outside
 from tilescale.backends.emulator.execute.memory import Assumed, PrivateBuffer
 from tilescale.backends.emulator.execute.observe import READ, WRITE
 from tilescale.backends.emulator.interpret.buffers import Home
@@ -191,8 +192,20 @@ class ElementWithoutData(Element):
             )
 
 
+class ElementInLockstep(Element):
+    """`Element` of many programs in lockstep, which run one by one where one of them is out of bounds."""
+
+    def _is_unguarded(self, shape: Sequence[int]) -> bool:
+        return True
+
+    def _outside(self, frame: Frame, index: Sequence[Any], shape: Sequence[int]) -> OutOfBoundsError:
+        raise Outside
+
+
 def element(compiler: Compiler, buffer: ir.Buffer, indices: Sequence[Any]) -> Element:
     """The access to one element."""
+    if compiler.in_lockstep:
+        return ElementInLockstep(compiler, buffer, indices)
     return (Element if compiler.data else ElementWithoutData)(compiler, buffer, indices)
 
 

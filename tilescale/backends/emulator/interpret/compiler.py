@@ -41,6 +41,7 @@ from tilescale.program.model import Program
 if TYPE_CHECKING:
     from tilescale.backends.emulator.assumptions import Assumptions
     from tilescale.backends.emulator.interpret.instrumentation import Instrumentation
+    from tilescale.backends.emulator.interpret.lockstep import Lockstep
 
 _MOVES = {tl.COPY, tl.ASYNC_COPY, tl.TMA_COPY, tl.FILL}
 """Operations that threads execute together without a barrier of their own."""
@@ -53,12 +54,13 @@ class Compiler(Symbols):
     """Compiles one program for one machine.
 
     Args:
-        instrumentation: adds the recording of costs to closures; None where the run is not timed.
         data: whether tiles and tensors have values; without, only flags and thread-private variables do.
         preempts: whether a task may be interrupted after a statement.
         assumptions: values assumed by a run without data.
 
     Attributes:
+        instrumentation: adds the recording of costs to closures; None where the run is not timed.
+        lockstep: the program's grid in lockstep; None where its programs run one by one.
         axes: variables of the enclosing parallel loops, and their axes of the space.
         step: the statement that is being compiled; inside parallel loops, the outermost one of them.
         scales: levels of the enclosing scales; `vector_level`, the level whose ranks are an array over threads.
@@ -67,6 +69,7 @@ class Compiler(Symbols):
         where: the current source line.
         reduction: the combination of enclosed reductions over threads.
         threads_apart: number of enclosing thread-dependent conditions.
+        in_lockstep: whether one frame executes what is compiled for many programs.
         host_memory: the memory that tables of pointers point into.
     """
 
@@ -74,13 +77,13 @@ class Compiler(Symbols):
         self,
         program: Program,
         machine: Machine,
-        instrumentation: Instrumentation | None = None,
         data: bool = True,
         preempts: bool = False,
         assumptions: Assumptions | None = None,
     ):
         super().__init__(program, machine)
-        self.instrumentation = instrumentation
+        self.instrumentation: Instrumentation | None = None
+        self.lockstep: Lockstep | None = None
         self.data = data
         self.preempts = preempts
         self.assumptions = assumptions
@@ -94,6 +97,7 @@ class Compiler(Symbols):
         self.vector_level: str | None = None
         self.where: Location | None = None
         self.threads_apart = 0
+        self.in_lockstep = False
         self.reduction: Any = None
         self.host_memory = HostMemory()
         # Slot of an allocation -> its extents, None where they are known at launch only.
@@ -142,11 +146,12 @@ class Compiler(Symbols):
         for buffer in buffers:
             slot = self.slot(buffer.data)
             if slot not in unit.storage:
-                unit.storage[slot] = self._instance(buffer, frame)
+                unit.storage[slot] = self.instance(buffer, frame)
             if frame.unit is unit:
                 frame.slots[slot] = unit.storage[slot]
 
-    def _instance(self, buffer: ir.Buffer, frame: Frame) -> Any:
+    def instance(self, buffer: ir.Buffer, frame: Frame) -> Any:
+        """Fresh memory for a buffer."""
         counts = self._barriers.get(self.slot(buffer.data))
         if counts is not None:
             return [MBarrier(f"{buffer.name}[{i}]", n, n) for i, n in enumerate(counts)]
@@ -241,7 +246,8 @@ class Compiler(Symbols):
 
     def _may_synchronize(self, name: str) -> bool:
         """Whether an operation may contain a barrier of the threads that execute it; asked of plain TileLang alone."""
-        return not (self.program.is_hierarchical or self.axes) and name in {*TOGETHER, *_UNKNOWN} - _MOVES
+        known = self.program.is_hierarchical or self.axes or self.in_lockstep
+        return not known and name in {*TOGETHER, *_UNKNOWN} - _MOVES
 
     def is_queued(self, call: ir.Call) -> bool:
         """Whether the unit's copy queue executes the call, and hence records its costs."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
-from tilescale.backends.emulator.execute.grid import Memoized
+from tilescale.backends.emulator.execute.grid import Together
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.program.model import Launch
 
@@ -38,7 +38,7 @@ class Instrumentation(Protocol):
         body must run.
         """
 
-    def memoized(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Memoized | None:
+    def memoized(self, compiler: Compiler, launch: Launch, stmt: ir.Stmt) -> Together | None:
         """A runner of a grid phase where some programs represent others; None where all must run."""
 
     def copy(self, compiler: Compiler, call: ir.Call) -> Closure:

@@ -9,11 +9,14 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.grid import Grid, Plan
+from tilescale.backends.emulator.execute.lockstep import LockstepGrids
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
+from tilescale.backends.emulator.interpret.lockstep import Lockstep
 from tilescale.backends.emulator.interpret.statements import thread_index
 from tilescale.backends.emulator.interpret.symbols import PRIVATE
 from tilescale.errors import ArgumentError, LaunchError
+from tilescale.passes.mod_analysis import written_parameters
 from tilescale.program.footprint import held
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Sequence
 
@@ -96,7 +99,9 @@ def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
     body = compiler.stmt(phase.stmt)
     plan = _plan(compiler, phase, launch, slots, threads)
     if compiler.instrumentation is not None:
-        plan.memoized = compiler.instrumentation.memoized(compiler, launch, phase.stmt)
+        plan.together = compiler.instrumentation.memoized(compiler, launch, phase.stmt)
+    elif compiler.lockstep is not None:
+        plan.together = _lockstep_grids(compiler, compiler.lockstep, slots)
 
     def run(frame: Frame) -> None:
         shape = tuple(uniform(n(frame), frame, "the grid's extent") for n in extents)
@@ -105,6 +110,26 @@ def _grid_phase(compiler: Compiler, phase: GridPhase) -> Closure:
         Grid(plan, shape, frame).run(body)
 
     return run
+
+
+def _lockstep_grids(compiler: Compiler, made: Lockstep, slots: list[int]) -> LockstepGrids:
+    """Runner of the grids of a program that runs in lockstep."""
+    compiler.in_lockstep = True
+    body = compiler.stmt(made.stmt)
+    compiler.in_lockstep = False
+    written = written_parameters(compiler.program)
+    tensors = [
+        (compiler.slot(parameter.buffer.data), number in written)
+        for number, parameter in enumerate(compiler.program.parameters)
+        if parameter.buffer is not None
+    ]
+
+    def allocate(frame: Frame) -> None:
+        for buffer in made.buffers:
+            frame.slots[compiler.slot(buffer.data)] = compiler.instance(buffer, frame)
+
+    first, count = compiler.slot(made.first), compiler.slot(made.programs)
+    return LockstepGrids(body, made.axis, made.most, first, count, slots, tensors, allocate)
 
 
 def _no_blocks(name: str, shape: tuple[int, ...], launch: Launch) -> ArgumentError:

@@ -157,9 +157,9 @@ class Region:
         if block.within:
             return
         place, run = (self.home.name, self.home.where), frame.run
-        (run.missed if block.outside else run.clipped)[place] += 1
+        (run.missed if block.outside else run.clipped)[place] += frame.programs
         if min(block.begins) < 0:
-            run.negative[place] += 1
+            run.negative[place] += frame.programs
 
     @contextmanager
     def target(self, frame: Frame, reads: bool = False) -> Iterator[np.ndarray]:

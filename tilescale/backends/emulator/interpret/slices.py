@@ -60,25 +60,85 @@ class Slices:
         return view if self._order is None else view.transpose(self._order)[self._spread]
 
 
-def slices(compiler: Compiler, indices: Sequence[Any]) -> Slices | None:
-    """The indices as slices over the enclosing parallel loops, if each is a loop variable plus an offset."""
+class Strides:
+    """Indices that are sums of multiples of parallel loops' variables, plus offsets: `bx * 32 + i`.
+
+    Attributes:
+        rank: depth of the loop nest.
+    """
+
+    def __init__(self, rank: int, parts: Sequence[tuple[dict[int, int], Closure | None]]):
+        """`parts`: for each index the step along each axis of the nest, and the closure of its offset (None: 0)."""
+        self.rank = rank
+        self._parts = [(tuple(steps.items()), offset) for steps, offset in parts]
+
+    def view(self, array: Any, frame: Frame, write: bool = False) -> np.ndarray | None:
+        """The elements as a view over the space, or None where strides cannot express the access."""
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+            return None
+        space, strides, place = frame.space, [0] * self.rank, 0
+        for (steps, offset), extent, stride in zip(self._parts, array.shape, array.strides, strict=True):
+            begin = 0 if offset is None else offset(frame)
+            if is_vector(begin) or begin < 0:
+                return None
+            place += begin * stride
+            for axis, step in steps:
+                begin += step * (space[axis] - 1)
+                strides[axis] += step * stride
+            if begin >= extent:
+                return None
+        if write and not _are_distinct(space, strides):
+            return None
+        shape = tuple(n if stride else 1 for n, stride in zip(space, strides, strict=True))
+        return np.ndarray(shape, array.dtype, array, place, strides)
+
+
+def _are_distinct(space: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether all elements of a view are different ones: each stride steps over all that smaller ones reach."""
+    reach = 0
+    for stride, n in sorted(zip(strides, space, strict=True)):
+        if n > 1 and stride <= reach:
+            return False
+        reach += stride * (n - 1)
+    return True
+
+
+def slices(compiler: Compiler, indices: Sequence[Any]) -> Slices | Strides | None:
+    """The indices as slices or strides over the enclosing parallel loops; None where they are neither."""
     if not compiler.axes or not compiler.sliceable or any(not isinstance(i, ir.PrimExpr | int) for i in indices):
         return None
-    parts = [_slice(compiler, i) for i in indices]
-    axes = [axis for part in parts if part is not None for axis in [part[0]] if axis is not None]
-    if None in parts or len(set(axes)) != len(axes):
+    sums = [_sum(compiler, i) for i in indices]
+    if None in sums:
         return None
-    return Slices(len(set(compiler.axes.values())), parts)
+    rank, steps = len(set(compiler.axes.values())), [steps for steps, _ in sums]
+    parts = [(steps, None if offset is None else compiler.expr(offset)) for steps, offset in sums]
+    axes = [axis for of_one in steps for axis in of_one]
+    if all(len(s) <= 1 and set(s.values()) <= {1} for s in steps) and len(set(axes)) == len(axes):
+        return Slices(rank, [(next(iter(s), None), offset) for s, offset in parts])
+    return Strides(rank, parts)
 
 
-def _slice(compiler: Compiler, index: Any) -> tuple[int | None, Closure | None] | None:
+def _sum(compiler: Compiler, index: Any) -> tuple[dict[int, int], Any] | None:
+    """An index as the step along each axis and the rest (None: 0), if it is such a sum with positive steps."""
     if not any(var in compiler.axes for var in ir.variables(index)):
-        return None, compiler.expr(index)
+        return {}, index
     if isinstance(index, ir.Var):
-        return compiler.axes[index], None
+        return {compiler.axes[index]: 1}, None
     if isinstance(index, ir.Add):
-        for var, rest in ((index.a, index.b), (index.b, index.a)):
-            free = not any(v in compiler.axes for v in ir.variables(rest))
-            if isinstance(var, ir.Var) and var in compiler.axes and free:
-                return compiler.axes[var], compiler.expr(rest)
+        sides = _sum(compiler, index.a), _sum(compiler, index.b)
+        if None in sides:
+            return None
+        (steps, offset), (more, other) = sides
+        steps = steps | {axis: step + steps.get(axis, 0) for axis, step in more.items()}
+        return steps, offset if other is None else other if offset is None else offset + other
+    if isinstance(index, ir.Sub) and not any(var in compiler.axes for var in ir.variables(index.b)):
+        found = _sum(compiler, index.a)
+        return found and (found[0], (0 if found[1] is None else found[1]) - index.b)
+    if isinstance(index, ir.Mul):
+        for factor, of in ((index.a, index.b), (index.b, index.a)):
+            found = _sum(compiler, of) if isinstance(factor, ir.IntImm) and int(factor) > 0 else None
+            if found is not None:
+                steps, offset = found
+                n = int(factor)
+                return {axis: n * step for axis, step in steps.items()}, None if offset is None else offset * factor
     return None

@@ -186,21 +186,22 @@ def _gemm(compiler: Compiler, call: ir.Call) -> Closure:
     product = Gemm.of(call)
     a, b, c = (Region(compiler, r) for r in product.operands)
     _check_types(*(str(ir.region_parts(r)[0].dtype) for r in (product.a, product.b)))
-    clear, tf32 = compiler.expr(product.clear), has_tf32(compiler)
+    clear, tf32, stacked = compiler.expr(product.clear), has_tf32(compiler), product.is_stacked
 
     def multiply(frame: Frame) -> None:
         clears = bool(uniform(clear(frame), frame, "clear_accum"))
-        left, right = matrix(a.read(frame)), matrix(b.read(frame))
+        operands = a.read(frame), b.read(frame)
         with c.target(frame, reads=not clears) as result:
-            numerics.gemm(
-                left,
-                right,
-                matrix(result),
-                transpose_a=product.transpose_a,
-                transpose_b=product.transpose_b,
-                clear=clears,
-                tf32=tf32,
-            )
+            for left, right, sums in zip(*operands, result, strict=True) if stacked else [(*operands, result)]:
+                numerics.gemm(
+                    matrix(left),
+                    matrix(right),
+                    matrix(sums),
+                    transpose_a=product.transpose_a,
+                    transpose_b=product.transpose_b,
+                    clear=clears,
+                    tf32=tf32,
+                )
 
     return announced(compiler, product, multiply)
 
