@@ -10,18 +10,17 @@ test compares their choice with the times measured here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 SCRIPT = Path(__file__).resolve()
 sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / "works")]
 
 import fused  # noqa: E402 - found through the path above
+import strategies  # noqa: E402
 from suite import Suite, command  # noqa: E402
 
-from tilescale.ops import strategy  # noqa: E402
-from tilescale.tuning.race import Contender, Heat, Runner  # noqa: E402
+from tilescale.tuning.race import Contender, Heat  # noqa: E402
 
 WORKS = {"ag_gemm": fused.Gathered, "gated": fused.Gated, "gemm_rs": fused.Scattered, "gemm_ar": fused.Summed}
 
@@ -43,32 +42,9 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     for name, shapes in SHAPES.items():
         for shape in shapes:
             work = WORKS[name](*shape)
-            beside, in_order = (_forced(work, overlapped) for overlapped in (True, False))
-            entries = [
-                Contender("cublas alone", work.contenders()[0].make),
-                Contender("beside", beside, lambda make=beside: make().call()),
-                Contender("in order", in_order),
-            ]
+            alone = Contender("cublas alone", work.contenders()[0].make)
+            entries = [alone, *(strategies.contender(way, work.operator) for way in strategies.STRATEGIES)]
             yield fused.contest(name, shape, gpus, "graph", entries)
-
-
-def _forced(work: Any, overlapped: bool) -> Callable[[], Runner]:
-    """The operator with a fixed strategy."""
-
-    def make() -> Runner:
-        made = work.operator()
-
-        def call() -> Any:
-            strategy.overlaps = lambda job, team: overlapped
-            return made.call()
-
-        def check(seed: int) -> None:
-            strategy.overlaps = lambda job, team: overlapped
-            made.check(seed)
-
-        return Runner(call, check)
-
-    return make
 
 
 if __name__ == "__main__":

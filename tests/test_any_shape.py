@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tilescale.ops import strategy
 from tilescale.settings import settings
+from tilescale.tuning.probes import WHOLE
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -48,6 +50,29 @@ def test_shapes_are_many_and_multiples_of_nothing(any_shapes: Any):
     assert all(1 <= s.m <= any_shapes.MOST_ROWS and s.n % 16 == s.k % 16 == 0 for s in shapes)
     assert sum(s.m % 64 == 0 for s in shapes) < len(shapes) / 10
     assert min(s.m for s in shapes) < 8 and max(s.m for s in shapes) > 8192
+
+
+def test_held_out_times_are_of_new_weights_and_sizes(any_shapes: Any):
+    draw = importlib.import_module("held_out_times")
+    drawn, measured = draw.shapes(138, 8, 2), any_shapes.drawn(32, 24, 2)
+    assert [len(same) for same in drawn] == [draw.ROWS] * 8 and drawn != draw.shapes(139, 8, 2)
+    weights = [{(s.work, s.n, s.k, s.dtype) for s in same} for same in (*drawn, measured)]
+    assert not set().union(*weights[:-1]) & weights[-1]
+    sizes = [nbytes for _, nbytes in draw.sizes(138)]
+    assert 4 * 1024 < min(sizes) < max(sizes) < 256 << 20 and not set(sizes) & set(WHOLE)
+    assert {nbytes % 4096 == 0 for nbytes in sizes} == {True, False}
+
+
+@pytest.mark.parametrize("work", ["ag_gemm", "gemm_rs", "gemm_ar"])
+def test_held_out_operators_take_both_strategies(work: str, any_shapes: Any, monkeypatch: pytest.MonkeyPatch):
+    draw, taken = importlib.import_module("held_out_times"), []
+    made = any_shapes.WORKS[work]
+    ours = made.ours
+    monkeypatch.setattr(made, "ours", lambda *given: [taken.append(strategy.overlaps(None, None)), ours(*given)][1])
+    monkeypatch.setattr(strategy, "overlaps", None)
+    for contender in draw.operator(any_shapes.Shape(work, 34, 48, 64, "bfloat16")).contenders:
+        contender.make().check(0)
+    assert taken == [True, False]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])

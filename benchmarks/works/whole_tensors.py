@@ -72,9 +72,7 @@ class Work:
         share = {"allreduce": 2 * (gpus - 1) / gpus, "broadcast": 1.0}.get(self.name, (gpus - 1) / gpus)
         calls = 8 if self.nbytes <= 4 * MIB else 3
         moved = share * 2 * self.elements
-        return Heat(
-            self.name, (self.elements,), "bfloat16", gpus, mode, "nccl", entries, bytes=moved, calls=calls
-        )
+        return Heat(self.name, (self.elements,), "bfloat16", gpus, mode, "nccl", entries, bytes=moved, calls=calls)
 
     # -- what is right -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT
+"""Operators with a fixed strategy: overlapped with their communication, or sequential."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tilescale.ops import strategy
+from tilescale.tuning.race import Contender, Runner
+
+STRATEGIES = {"beside": True, "in order": False}
+"""Contender -> whether its operator overlaps."""
+
+
+def fixed(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return the call of an operator, with a strategy."""
+
+    @functools.wraps(call)
+    def with_strategy(*given: Any) -> Any:
+        strategy.overlaps = lambda job, team: STRATEGIES[name]
+        return call(*given)
+
+    return with_strategy
+
+
+def contender(name: str, make: Callable[[], Runner]) -> Contender:
+    """Return a strategy of an operator; overlapped kernels are compiled beforehand."""
+
+    def made() -> Runner:
+        runner = make()
+        assert runner.check is not None
+        return Runner(fixed(runner.call, name), fixed(runner.check, name))
+
+    return Contender(name, made, (lambda: made().call()) if STRATEGIES[name] else None)
