@@ -65,6 +65,38 @@ def test_an_epilogue_is_a_role_of_its_block():
     assert engines["gemm"] == "block 7/0" and engines["allreduce (one_shot)"] == "block 7/1"
 
 
+def stored(turns: int):
+    """Each block multiplies a tile and stores it in each iteration; all iterations are alike."""
+
+    @T.prim_func
+    def program(
+        A: T.Tensor((128, 1024), "bfloat16"), B: T.Tensor((1024, 256), "bfloat16"),
+        C: T.Tensor((turns * BLOCKS, 128, 256), "bfloat16"),
+    ):  # fmt: skip
+        with T.Kernel(BLOCKS, threads=256) as block:
+            a = T.alloc_shared((128, DEPTH), "bfloat16")
+            b = T.alloc_shared((DEPTH, 256), "bfloat16")
+            c = T.alloc_fragment((128, 256), "float32")
+            out = T.alloc_shared((128, 256), "bfloat16")
+            for turn in T.serial(turns):
+                T.clear(c)
+                for i in T.Pipelined(1024 // DEPTH, num_stages=3):
+                    T.copy(A[0, i * DEPTH], a)
+                    T.copy(B[i * DEPTH, 0], b)
+                    T.gemm(a, b, c)
+                T.copy(c, out)
+                T.copy(out, C[block + turn * BLOCKS, 0, 0])
+
+    return program
+
+
+def test_each_iteration_of_a_persistent_loop_takes_its_time():
+    report = tilescale.emulate(stored(5), machine=H200, data=False)
+    total = 5 * BLOCKS * 2 * 128 * 256 * 1024
+    assert sum(span.flops for span in report.timeline.spans) == total
+    assert report.time_us * 1e-6 > total / BLOCKS / H200.rate("block", "tensor", "bfloat16", sustained=True)
+
+
 def decoded(groups: bool, stages: int = 1):
     """Tiles of which there is one buffer; two warpgroups share the work and synchronize in each iteration, or none."""
     steps = 64

@@ -37,9 +37,7 @@ class Recording:
 
     def statement(self, compiler: Compiler, stmt: ir.Stmt, closure: Closure) -> Closure:
         """The closure of any statement."""
-        if self._persistent is None:
-            self._persistent = PersistentLoops(compiler)
-        return self._persistent.told(stmt, watched(compiler, stmt, closure))
+        return self._persistent_loops(compiler).told(stmt, watched(compiler, stmt, closure))
 
     def operation(self, compiler: Compiler, call: ir.Call, closure: Closure | None) -> Closure | None:
         """The closure of an operation, None where it has no effect of its own."""
@@ -70,7 +68,14 @@ class Recording:
 
     def loop(self, compiler: Compiler, stmt: ir.For, body: Closure, over: Callable[[Closure], Closure]) -> Closure:
         """The closure of a serial loop outside of parallel ones; `over` makes the closure that repeats a body."""
+        if stmt in self._persistent_loops(compiler).loops:
+            return over(body)  # its roles hand over each tile
         return timed(compiler, stmt, body, over)
+
+    def _persistent_loops(self, compiler: Compiler) -> PersistentLoops:
+        if self._persistent is None:
+            self._persistent = PersistentLoops(compiler)
+        return self._persistent
 
     def nest(self, compiler: Compiler, body: ir.Stmt) -> Callable[[Frame, tuple[int, ...]], bool]:
         """A function to call before the body of a nest of parallel loops runs over a space; without data only flags are
