@@ -23,7 +23,7 @@ from tilescale.backends.emulator.execute.tasks import Task
 from tilescale.collectives.routes import Sizes
 from tilescale.collectives.select import numbering
 from tilescale.errors import Location
-from tilescale.hda import Machine
+from tilescale.hda import Machine, Mechanism
 from tilescale.timing import steps
 from tilescale.timing.epilogues import PersistentTask
 from tilescale.timing.plans import CollectivePlans
@@ -65,7 +65,7 @@ class Recorder(Observer):
         self.sizes: Sizes = numbering(machine, self.extents, grid)
         self.plans = CollectivePlans(machine, self.sizes)
         self._memory = self.rates.layers["global"]
-        self._startup = _startup(machine)
+        self._queue = _queue(machine)
         self._clear()
 
     def _clear(self) -> None:
@@ -83,9 +83,19 @@ class Recorder(Observer):
 
     def take(self) -> Recorder:
         """The record of the run that has ended, as a recorder of its own; this one is empty after it."""
+        self._join_queues()
         record = copy.copy(self)
         self._clear()
         return record
+
+    def _join_queues(self) -> None:
+        """The call ends when its queues do, where they move anything."""
+        for queue in self._queues:
+            if any(isinstance(step, WorkStep) for step in queue.task.steps):
+                place, seconds = ("join", queue.task.row), self._queue.fork_and_join
+                queue.step(PublishStep(place, name="join"))
+                root = self._roots[queue.task.row]
+                root.step(AcquireStep(place, 1, "fork and join", None, delay_s=seconds, idle=True))
 
     def watches(self, current: Callable[[], Task], row_of: Callable[[Any], int]) -> None:
         """Set callbacks: the acting task, and the number of the tensor-owning unit around a unit."""
@@ -232,7 +242,7 @@ class Recorder(Observer):
             return
         if isinstance(place, Start):
             self.log.step(AcquireStep(place, 1, "start", place.where, idle=True))
-            self._starting[self.log] = AcquireStep(place, 1, "start-up", place.where, lag_s=self._startup)
+            self._starting[self.log] = AcquireStep(place, 1, "start-up", place.where, lag_s=self._queue.startup)
         else:
             delay = self.machine.program_level.barrier
             self.log.step(AcquireStep(self.log.place(place), self._counts[place], "barrier", None, delay_s=delay))
@@ -270,7 +280,9 @@ class Recorder(Observer):
         place = self.flag(flag)
         count = self._counts.get(place, 0)
         if count:
-            self.log.step(AcquireStep(place, count, f"wait for {home.name}", home.where, holds))
+            # A queue that waited for a flag starts up again.
+            lag = self._queue.startup if self.log.task.engine == COPY_QUEUE else 0.0
+            self.log.step(AcquireStep(place, count, f"wait for {home.name}", home.where, holds, lag_s=lag))
 
     def looked(self, element: np.ndarray, where: Location | None) -> None:
         """A polling loop of the current task has ended with the value it read from a flag."""
@@ -283,9 +295,7 @@ class Recorder(Observer):
         """The current task waits until at most `left` of its asynchronous copies are in flight."""
         self.log.step(SettleStep(left))
 
-    def rendezvous(
-        self, frame: Frame, rendezvous: Rendezvous, rank: int, name: str, level: str, moves: Moves
-    ) -> None:
+    def rendezvous(self, frame: Frame, rendezvous: Rendezvous, rank: int, name: str, level: str, moves: Moves) -> None:
         """The current task takes part in a collective of a level."""
         on_tiles = frame.program is not None
         inside = self.machine.index(level) < self.machine.index(self.machine.tensor_level.name)
@@ -383,8 +393,8 @@ class Recorder(Observer):
         self.log.work(part, floor_s, tail_s, asynchronous)
 
 
-def _startup(machine: Machine) -> float:
-    """Startup seconds of an operation on the copy queue, if the queue is empty."""
+def _queue(machine: Machine) -> Mechanism:
+    """The mechanism of copy queues; one without start-up where there is none."""
     networks = [network for network in machine.networks if network.level == machine.tensor_level.name]
     mechanisms = [m for network in networks for m in network.mechanisms if m.started_by == "host"]
-    return min((m.startup for m in mechanisms), default=0.0)
+    return min(mechanisms, key=lambda m: m.startup, default=Mechanism(name="none", started_by="host"))
