@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Estimates of held-out times, and their errors: `python benchmarks/held_out.py`.
 
-Operators of `any_shape.py`: half of the shapes, by a seed, give the sustained share of the peak of the tensor cores, in
-long calls that follow one another, limited by power, and in short ones. The other half is estimated with these shares.
-Collectives at sizes without a calibration point on H200; a calibration on H100 lacks half of its sizes between the
-smallest and the largest. Choices among measured alternatives. Writes benchmarks/results/held_out.json, the table of
-docs/predictions.md, and a figure.
+Operators and collectives of `held_out_times.py` on H200: shapes of a draw that nothing is fitted to. Operators of
+`any_shape.py` give the share of the peak of the tensor cores that power allows. A calibration on H100 lacks half of its
+sizes between the smallest and the largest. Choices among measured alternatives. Writes
+benchmarks/results/held_out.json, the table of docs/predictions.md, and a figure.
 """
 
 from __future__ import annotations
@@ -35,22 +34,19 @@ from tilescale.cost.measured import DATA, Measured, MeasuredCollective  # noqa: 
 from tilescale.hda import Machine  # noqa: E402
 from tilescale.hda.current import use_machine  # noqa: E402
 from tilescale.ops import strategy  # noqa: E402
+from tilescale.passes.overlap.tile_cost import rate_of  # noqa: E402
 
 FOLDER = ROOT / "benchmarks" / "results"
 RESULTS, PAGE = FOLDER / "held_out.json", ROOT / "docs" / "predictions.md"
 PICTURE = ROOT / "docs" / "diagrams" / "held-out.svg"
 
 SEED = 38
-SHARES = np.arange(0.6, 0.9, 0.01).round(2)
-"""Shares of the peak to choose from."""
-
-LONG = 2e11
-"""Operations of a long call, at least: some 100 us of an H200 in bfloat16, 50 us in float8."""
+SHARES = np.arange(0.7, 1.01, 0.01).round(2)
+"""Shares of the rate of single GEMMs to choose from."""
 
 CLOSE, REGRET = 0.2, 0.02
 """Error of a close estimate, and excess time of a good choice over the fastest, at most."""
 
-LENGTHS = {"short": False, "long": True}
 COLLECTIVES = {"ag_gemm": "all_gather", "gated": "all_gather", "gemm_rs": "reduce_scatter", "gemm_ar": "allreduce"}
 BESIDE, IN_ORDER = "beside", "in order"
 
@@ -67,15 +63,21 @@ class Case:
     way: str
     us: float
 
-    def estimated(self, machine: Machine, way: str = "") -> float:
-        """Estimate microseconds of its strategy, or of another one, on a machine."""
-        return {BESIDE: strategy.overlapped, IN_ORDER: strategy.in_order}[way or self.way](machine, self.job, 2) * 1e6
+    def estimated(self, machine: Machine, way: str = "", share: float = 1.0) -> float:
+        """Estimate microseconds of its strategy, or of another one; power limits the rate to a share of that of
+        single GEMMs.
+        """
+        seconds = {BESIDE: strategy.overlapped, IN_ORDER: strategy.in_order}[way or self.way](machine, self.job, 2)
+        operations = 2 * 2 * self.job.rows * sum(self.job.columns) * self.job.K
+        rate = rate_of(machine, strategy.dtype_name(self.job.dtype))
+        return max(seconds, operations / (share * rate)) * 1e6
 
 
 def operators(name: str) -> list[Case]:
     """Return the operators in graphs of a results file, sorted by title."""
     rows = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["rows"]
-    found = [_case(row, row.get("way", row["contender"])) for row in rows if row["mode"] == "graph"]
+    made = [row for row in rows if row["mode"] == "graph" and row["work"] in COLLECTIVES]
+    found = [_case(row, row.get("way", row["contender"])) for row in made]
     return sorted((case for case in found if case.way in (BESIDE, IN_ORDER)), key=lambda case: case.what)
 
 
@@ -95,31 +97,9 @@ def halves(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return drawn[: len(items) // 2], drawn[len(items) // 2 :]
 
 
-def sustaining(machine: Machine, share: float) -> Machine:
-    """Return the machine with a sustained share of the peak of its fastest arithmetic."""
-    level = machine.tensor_level.name
-    fastest = max(machine.rates(level), key=lambda unit: max(machine.rates(level)[unit].values()))
-
-    def with_share(at: Any) -> Any:
-        units = (replace(unit, efficiency=share) if unit.name == fastest else unit for unit in at.compute)
-        return replace(at, compute=tuple(units))
-
-    return replace(machine, levels=tuple(map(with_share, machine.levels)))
-
-
-def is_long(case: Case) -> bool:
-    """Return whether a call has many operations."""
-    return 2 * 2 * case.job.rows * sum(case.job.columns) * case.job.K >= LONG
-
-
-def fitted(machine: Machine, cases: Sequence[Case]) -> dict[str, float]:
-    """Return the shares of the peak with the least mean error of long and of short cases."""
-
-    def error(share: float, long: bool) -> float:
-        sustained = sustaining(machine, share)
-        return float(np.mean([abs(case.estimated(sustained) / case.us - 1) for case in cases if is_long(case) == long]))
-
-    return {name: float(min(SHARES, key=lambda s, long=long: error(s, long))) for name, long in LENGTHS.items()}
+def fitted(machine: Machine, cases: Sequence[Case]) -> float:
+    """Return the share with the least error of the cases, weighted by time."""
+    return float(min(SHARES, key=lambda share: weighted([(c.us, c.estimated(machine, share=share)) for c in cases])))
 
 
 # -- collectives -------------------------------------------------------------------------------------------------------
@@ -129,8 +109,8 @@ def unseen(machine: str) -> tuple[Measured, list[choices.Case]]:
     """Return measurements of a machine, and measured collectives of other sizes."""
     shipped = Measured.load(DATA / f"{machine}.json")
     if machine.startswith("h200"):
-        results = json.loads(choices.RESULTS.read_text(encoding="utf-8"))
-        return shipped, choices.unseen(choices.cases(results["rows"]))
+        rows = json.loads((FOLDER / "held_out_times.json").read_text(encoding="utf-8"))["rows"]
+        return shipped, choices.cases(row for row in rows if row["work"] not in COLLECTIVES)
     sizes = sorted({point.nbytes for point in shipped.collectives})
     _, held = halves(sizes[1:-1])
     kept = tuple(point for point in shipped.collectives if point.nbytes not in held)
@@ -155,10 +135,9 @@ def row(what: str, measured: float, estimated: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def operator_rows(machine: Machine, shares: dict[str, float], cases: Iterable[Case]) -> list[dict[str, Any]]:
+def operator_rows(machine: Machine, share: float, cases: Iterable[Case]) -> list[dict[str, Any]]:
     """Estimate operators, each by its measured strategy."""
-    known = {LENGTHS[name]: sustaining(machine, share) for name, share in shares.items()}
-    return [row(f"{case.what}, {case.way}", case.us, case.estimated(known[is_long(case)])) for case in cases]
+    return [row(f"{case.what}, {case.way}", case.us, case.estimated(machine, share=share)) for case in cases]
 
 
 def collective_rows(data: Measured, cases: Iterable[choices.Case]) -> list[dict[str, Any]]:
@@ -195,16 +174,16 @@ def algorithm_choices(machine: Machine, data: Measured, cases: Iterable[choices.
 def held_out() -> dict[str, Any]:
     """Return all estimates and choices."""
     h200, h100 = Machine.load("h200-sxm-8"), Machine.load("h100-sxm-8")
-    known, cases = halves(operators("any_shape"))
+    known, cases = operators("any_shape"), operators("held_out_times")
     with use_machine(h200):
-        shares = fitted(h200, known)
-        groups = [group("Operators at random shapes", "2 x H200", operator_rows(h200, shares, cases))]
-        chosen = [*way_choices(h200, operators("ways"))]
+        share = fitted(h200, known)
+        groups = [group("Operators at random shapes", "2 x H200", operator_rows(h200, share, cases))]
+        chosen = [*way_choices(h200, cases)]
     for name, machine in (("H200", h200), ("H100", h100)):
         data, new = unseen(machine.name)
         groups.append(group("Collectives of other sizes", f"2 x {name}", collective_rows(data, new)))
         chosen += algorithm_choices(machine, data, new)
-    return {"seed": SEED, "fitted_to": len(known), "shares": shares, "groups": groups, "choices": chosen}
+    return {"seed": SEED, "fitted_to": len(known), "share": share, "groups": groups, "choices": chosen}
 
 
 def group(title: str, machine: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -283,7 +262,7 @@ def main() -> None:
     RESULTS.write_text(text_of(results), encoding="utf-8")
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table(results)), encoding="utf-8")
     draw(results, PICTURE)
-    click.echo(f"sustained shares of the peak: {results['shares']}\n{table(results)}")
+    click.echo(f"share of the rate of single GEMMs: {results['share']}\n{table(results)}")
 
 
 if __name__ == "__main__":

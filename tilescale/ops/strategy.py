@@ -12,6 +12,7 @@ went both ways on two H200.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,16 +26,13 @@ from tilescale.cost.calibrated import in_force
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.layout import CHUNK_BYTES, dtype_name
-from tilescale.ops.products import CHUNK, RESULT_BYTES, GemmTiling, slices, summed_tiling, tiling
+from tilescale.ops.products import CHUNK, RESULT_BYTES, TURNS, GemmTiling, slices, summed_tiling, takes_turns, tiling
 from tilescale.ops.whole_tensors import is_split
 from tilescale.passes.overlap.estimate import RowTransport, reduced
 from tilescale.passes.overlap.tile_cost import TileWork, bandwidth_of, places_of, rate_of
 
 KEPT = 4096
 """Decisions that are kept, those used last."""
-
-BEGINS = 2
-"""Number of starts of a grid or the queue, or of waits for the other, beyond those in the formulas of chunks."""
 
 TILE_ALGORITHMS = ("one_shot", "two_shot")
 """Algorithms of tiles that are summed."""
@@ -54,8 +52,8 @@ class TorchGemms(NamedTuple):
 
     Attributes:
         tiles: rows and columns of a block's tile, and its rate relative to the largest tiles.
-        splits: most splits of K, where all of them run at once. A library with splits also balances half of a last wave
-            that is not full.
+        splits: most splits of K, where tiles do not fill a wave. A library with splits also balances half of a last
+            wave that is not full.
         time: of its largest tiles, relative to ours.
     """
 
@@ -143,15 +141,17 @@ def _by_library(machine: Machine, job: CollectiveGemm, rows: int, N: int) -> flo
     rate = rate_of(machine, dtype_name(job.dtype)) / places / library.time
     moved = (rows + N) * job.K * job.dtype.itemsize + rows * N * RESULT_BYTES
 
-    def seconds(m: int, n: int, relative: float) -> float:
-        waves = math.ceil(rows / m) * math.ceil(N / n) / places
-        splits = max(min(library.splits, int(1 / waves)), 1)
+    def seconds(m: int, n: int, relative: float, splits: int) -> float:
+        tiles = math.ceil(rows / m) * math.ceil(N / n)
+        if splits > 1 and tiles >= places:
+            return math.inf
+        waves = splits * tiles / places
         balanced = max(waves, 1.0) if library.splits > 1 else math.ceil(waves)
         waves = (math.ceil(waves) + balanced) / 2
         adding_up = (splits > 1) * (waits + 2 * splits * rows * N * PARTIAL_BYTES / cache)
         return waves * 2 * m * n * job.K / splits / (rate * relative) + waits + adding_up
 
-    fastest = min(seconds(*tile) for tile in library.tiles)
+    fastest = min(seconds(*tile, splits) for tile in library.tiles for splits in range(1, library.splits + 1))
     return max(fastest, _reading(machine, moved))
 
 
@@ -162,12 +162,14 @@ def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
     travel = _travel(machine, ranks, job.rows, job.row_bytes)
     if travel is None:
         return math.inf
-    begins = BEGINS * _beginning(machine, travel)
+    begins = _beginning(machine, travel)
     chunk, gathers = min(CHUNK, job.rows), job.collective == "all_gather"
     products = 1 + job.gated
     # Weights that are not gated have a grid each, of which the widest says how they are cut.
     tiles = tiling(job.rows, ranks, max(job.columns), True, products)
     work = _work(machine, job, tiles, job.rows, ranks, products)
+    if not gathers or not takes_turns(job.rows, TURNS):  # such blocks load the next tile ahead
+        work = replace(work, tile=work.tile + _waits(machine))
     if gathers:
         parts = slices(job.rows, ranks, tiles, max(job.columns), job.row_bytes)
         return begins + (_through_chunks(work, travel, chunk) if parts == 1 else _through_slices(work, travel, parts))
@@ -190,14 +192,15 @@ def _through_tiles(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
 def _through_chunks(work: TileWork, travel: RowTransport, chunk: int) -> float:
     """Seconds until all tiles are done, this rank's rows first and then those of the other ranks, chunk by chunk."""
     chunks = -(-travel.height // chunk)
-    arrived = np.cumsum([0.0] * chunks + [travel.sending(chunk)] * chunks * (travel.parts - 1))
+    sent = travel.queue.startup + np.cumsum([travel.sending(chunk)] * chunks * (travel.parts - 1))
+    arrived = np.concatenate([np.zeros(chunks), sent])
     return float(work.done(arrived)[-1])
 
 
 def _through_slices(work: TileWork, travel: RowTransport, slices: int) -> float:
     """Seconds where all tiles run at once and iterate over slices of columns as these arrive."""
     each = travel.network.latency + travel.queue.seconds(travel.height * travel.row_bytes // slices, starts=0)
-    last_shard = each * ((travel.parts - 2) * slices + 1 + np.arange(slices))
+    last_shard = travel.queue.startup + each * ((travel.parts - 2) * slices + 1 + np.arange(slices))
     return float(np.max(last_shard + work.tile * (1 - np.arange(slices) / slices)))
 
 
@@ -220,7 +223,7 @@ def _exchanges_as_a_whole(machine: Machine, nbytes: int, transposed: int, ranks:
     whole = _collective(known, "all_to_all", ranks, nbytes) + transposed * transposing
     sent = (ranks - 1) * part / chunk * travel.sending(chunk)
     own = travel.keeping(part)
-    return whole <= BEGINS * _beginning(known, travel) + max(sent, own) + travel.keeping(chunk)
+    return whole <= _beginning(known, travel) + travel.queue.startup + max(sent, own) + travel.keeping(chunk)
 
 
 def _collective(machine: Machine, operation: str, ranks: int, nbytes: int) -> float:
@@ -244,8 +247,8 @@ def _travel(machine: Machine, parts: int, rows: int, row_bytes: int) -> RowTrans
 
 
 def _beginning(machine: Machine, travel: RowTransport) -> float:
-    """Seconds until a queue, or a grid that waits for it, has begun."""
-    return travel.queue.startup + travel.network.latency + machine.tensor_level.launch
+    """Seconds of a call with a queue beyond those in the formulas of chunks."""
+    return travel.queue.fork_and_join + machine.tensor_level.launch
 
 
 def _work(
@@ -267,5 +270,5 @@ def _reading(machine: Machine, nbytes: int) -> float:
 
 
 def _waits(machine: Machine) -> float:
-    """Seconds of the memory latencies that a GEMM does not hide."""
+    """Seconds of the memory latencies that a tile of a GEMM does not hide."""
     return LATENCIES * machine.layer_for("global").latency
