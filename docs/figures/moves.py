@@ -98,7 +98,7 @@ def mixture_of_experts() -> Figure:
         for token, expert in enumerate(picks):
             y = 26 + 62 * device + 19 * token
             for x in 14, 378:
-                figure.box(x, y, 68, 16, f"d{device}", f"token {3 * device + token}", size=10)
+                figure.box(x, y, 68, 16, f"d{device}", f"token {3 * device + token}", size=12)
             figure.arrow((82, y + 8), (188, 52 + 50 * expert))
             figure.arrow((272, 52 + 50 * expert), (376, y + 8))
     for expert in range(4):
