@@ -3,6 +3,7 @@
 
 import ast
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def test_the_program_and_its_test_run(tmp_path: Path, monkeypatch: pytest.Monkey
     made = new("halo_sum", "--folder", tmp_path / "mine")
     assert made.exit_code == 0 and "halo_sum.py && python -m pytest" in made.output
     program, test = tmp_path / "mine/halo_sum.py", tmp_path / "mine/test_halo_sum.py"
-    assert sorted(tmp_path.joinpath("mine").iterdir()) == [program, test]
+    assert sorted(tmp_path.joinpath("mine").iterdir()) == [program, tmp_path / "mine/pytest.ini", test]
     assert ast.get_docstring(ast.parse(program.read_text())).startswith("Halo sum: every device sends")
     assert "$" not in program.read_text() + test.read_text()
     runpy.run_path(str(program), run_name="__main__")
@@ -34,6 +35,16 @@ def test_the_program_and_its_test_run(tmp_path: Path, monkeypatch: pytest.Monkey
     done = run_words([*command("tilescale run", 2), str(program)], TILESCALE_EMULATE="1")
     assert done.code == 0, done.output
     assert right(done.output) == {f"[{device}] device {device}: right" for device in range(2)}
+
+
+def test_settings_of_tests_around_the_folder_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A new program in a clone of this repository, whose tests are imported in another way."""
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = ["--import-mode=importlib"]\n')
+    monkeypatch.chdir(tmp_path)
+    new("halo")
+    words = [sys.executable, "-m", "pytest", "-q", "-k", "None-1", "-p", "no:cacheprovider", "halo"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
 
 
 def right(output: str) -> set[str]:

@@ -38,11 +38,12 @@ def new(name: str, folder: Path | None, tutorial: bool) -> None:
         raise click.BadParameter(f"{name!r} is not a name of a Python module", param_hint="NAME")
     target = folder or Path(name)
     written = {target / f"{name}.py": "program.py.txt", target / f"test_{name}.py": "test.py.txt"}
+    settings = {} if target.exists() else {target / "pytest.ini": "pytest.ini.txt"}
     if there := [path for path in written if path.exists()]:
         raise click.ClickException(f"{there[0]} already exists; no file was written")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for path, template in written.items():
+        for path, template in (written | settings).items():
             path.write_text(_filled(template, name), encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"{target} cannot be written: {error.strerror}") from None
