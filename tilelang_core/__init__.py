@@ -6,7 +6,7 @@
     trace.py               tracing: the current builder, scoped regions, source lines, our own operations
     dialect.py             hooks into TileLang's front end (installed when this package is imported)
     upstream_errors.py     the user's line in errors of programs that cannot be traced
-    schedule.py            schedules of roles: the statements of a persistent loop by role
+    role_schedule.py       schedules of roles: the statements of a persistent loop by role
     specialise.py          which statements stock TileLang gives to a producer
     compile.py             lowering and compiling with the stock compiler
     accesses.py            what TileLang's own statements read and write

@@ -245,7 +245,7 @@ STAR = """
 import numpy as np
 
 from tilescale.collectives.record import TENSORS, Algorithm
-from tilescale.collectives.schedule import Round, RoundSchedule
+from tilescale.collectives.round_schedule import Round, RoundSchedule
 
 
 def allreduce(shape):

@@ -16,7 +16,7 @@ from torch.distributed import HashStore
 
 from tests.comm.conftest import ROOT
 from tilescale.comm.launchers import Joined
-from tilescale.comm.rendezvous import open_session
+from tilescale.comm.open_session import open_session
 from tilescale.comm.session import Session
 from tilescale.comm.store_client import StoreClient
 from tilescale.comm.team import Team

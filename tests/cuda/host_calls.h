@@ -13,7 +13,7 @@ static V* at(char* memory, int rank, Place place) {
   return reinterpret_cast<V*>(memory + rank * BYTES + place);
 }
 
-// The output of lowering/rendezvous.py for a program in which each block sends the number of the call to its
+// The output of lowering/call_barriers.py for a program in which each block sends the number of the call to its
 // counterparts. It waits for all of them, or for one, and synchronizes with them as it leaves. Returns the number of errors.
 static long block_of_call(char* memory, int rank, int ranks, int call, bool waits_for_all, i64 limit) {
   int block = blockIdx.x, blocks = gridDim.x;

@@ -18,7 +18,7 @@ from tests.cuda import programs
 from tests.cuda.fakes import Device
 from tests.cuda.host_text import on_host
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.lowering.rendezvous import CallBarriers
+from tilescale.backends.cuda.lowering.call_barriers import CallBarriers
 from tilescale.backends.cuda.running.steps import ProgramCall
 
 RANK_BYTES, REPORT = 4096, 3584

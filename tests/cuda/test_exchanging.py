@@ -18,7 +18,7 @@ from tests.cuda import lowered_ranks, turn_programs
 from tests.cuda.lowered_ranks import Job, Rank
 from tests.cuda.support import bodies, lowered, role_graph, source
 from tests.cuda.test_window import FUNCTIONS
-from tilelang_core import ir, schedule
+from tilelang_core import ir, role_schedule
 from tilelang_core.tiles import Fill, Gemm
 from tilescale.backends.cuda.lowering.role_graph.graph import COMMUNICATE
 
@@ -167,7 +167,7 @@ def test_what_depends_keeps_its_order_and_says_why(name: str):
     made = lowered(func, MACHINE, 2)
     (said,) = [note for note in made.notes if "the next tile" in note]
     assert re.search(rf"T\.allreduce \(line \d+\) ends before the next tile is computed: .*{reason}", said)
-    assert COMMUNICATE not in schedule.plan(made.kernels[0].func).roles
+    assert COMMUNICATE not in role_schedule.plan(made.kernels[0].func).roles
 
 
 # -- roles that alternate in any order
@@ -179,7 +179,7 @@ class Warps(Rank):
 
     def __init__(self, job: Job, rank: int, tensors: Any, number: int, role: str, shared: dict[str, Any]):
         super().__init__(job, rank, tensors)
-        self.number, self.role, self.plan = number, role, schedule.plan(job.kernel.func)
+        self.number, self.role, self.plan = number, role, role_schedule.plan(job.kernel.func)
         self.arrays = shared.setdefault("arrays", self.arrays)
         self.filled, self.taken = shared.setdefault("filled", {}), shared.setdefault("taken", {})
 
@@ -254,7 +254,7 @@ def interleaved(kernel: Any, tensors: list[list[np.ndarray]], blocks: int, seed:
         for rank, given in enumerate(tensors):
             for number in range(blocks):
                 shared: dict[str, Any] = {}
-                for role in schedule.plan(kernel.func).roles:
+                for role in role_schedule.plan(kernel.func).roles:
                     warps = Warps(job, rank, given, number, role, shared)
                     running[greenlet(warps.run)] = lambda: True
         while running:

@@ -13,7 +13,7 @@ import tilescale.language as T
 from tests.cuda import lowered_ranks, turn_programs
 from tests.cuda.support import bodies, lowered, source
 from tests.cuda.test_exchanging import MACHINE, SHAPE, TINY, _by_turns, interleaved, turns  # noqa: F401 - a fixture
-from tilelang_core import schedule
+from tilelang_core import role_schedule
 from tilescale.backends.cuda.lowering.role_graph.graph import STORE
 
 HANDED = "compute -> store: out; 1 stage"
@@ -140,13 +140,13 @@ IN_ORDER = {
 @pytest.mark.parametrize("name", BESIDE)
 def test_stores_are_made_beside(name: str):
     made = lowered(BESIDE[name], MACHINE, 2)
-    assert HANDED in made.notes and STORE in schedule.plan(made.kernels[0].func).roles
+    assert HANDED in made.notes and STORE in role_schedule.plan(made.kernels[0].func).roles
 
 
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_what_depends_keeps_its_order(name: str):
     made = lowered(IN_ORDER[name], MACHINE, 2)
-    assert HANDED not in made.notes and STORE not in schedule.plan(made.kernels[0].func).roles
+    assert HANDED not in made.notes and STORE not in role_schedule.plan(made.kernels[0].func).roles
 
 
 def test_signals_that_are_not_handed_over_are_kept_back_until_the_next_turn():

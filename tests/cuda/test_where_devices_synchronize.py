@@ -11,7 +11,7 @@ from tests.cuda import programs
 from tests.cuda.fakes import Device
 from tests.cuda.support import lowered
 from tests.cuda.test_execute_calls import put
-from tilescale.backends.cuda.lowering.rendezvous import CallBarriers
+from tilescale.backends.cuda.lowering.call_barriers import CallBarriers
 from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE
 
 NEVER, BEGIN = CallBarriers(False, False), CallBarriers(True, False)

@@ -8,7 +8,7 @@ from tests.language.support import on_devices
 from tilescale.errors import CollectiveNotReachedError, PhaseError, ShapeError, UsageError
 from tilescale.hda import Machine
 from tilescale.passes.pipeline import analyse
-from tilescale.runtime.schedule import describe
+from tilescale.runtime.schedule_text import describe
 
 
 def started(statements, devices: int = 4):

@@ -11,7 +11,7 @@ import tilescale.language as T
 from tests.cuda.support import example_programs
 from tests.program.support import H200, taken_apart
 from tilescale.hda.current import use_machine
-from tilescale.program.rendezvous import needs_rendezvous_at_entry, needs_rendezvous_at_exit
+from tilescale.program.rendezvous_need import needs_rendezvous_at_entry, needs_rendezvous_at_exit
 
 ENTRY_WHY = {False: "devices synchronize before", True: "before the two have synchronized", None: "no device accesses"}
 EXIT_WHY = {False: "devices synchronize after", True: "after the call has ended there", None: "no device accesses"}

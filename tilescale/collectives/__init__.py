@@ -4,7 +4,7 @@
 record.py        record of an algorithm; kinds of collective
 algorithms/      the algorithms, a family a file
 table.py         all of them by operation and name
-schedule.py      rounds of messages between numbered units
+round_schedule.py  rounds of messages between numbered units
 play.py          what rounds compute
 routes.py        routes between many units at once, as arrays
 links.py         links as shared resources, and the demands of a collective
@@ -18,7 +18,7 @@ estimate(machine, "device", "allreduce", "ring", 1 << 30).seconds
 
 from tilescale.collectives.estimate import Estimate, estimate
 from tilescale.collectives.record import FORMS, PROGRAMS, TENSORS, THREAD_GROUPS, TILES, Algorithm, form_of
-from tilescale.collectives.schedule import Round, RoundSchedule
+from tilescale.collectives.round_schedule import Round, RoundSchedule
 from tilescale.collectives.select import AvailableAlgorithms, CollectiveQuery, select
 from tilescale.collectives.table import algorithm, names, records, schedule
 

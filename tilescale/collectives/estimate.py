@@ -17,8 +17,8 @@ from functools import lru_cache
 import numpy as np
 
 from tilescale.collectives.links import CollectivePlan, SharedLink
+from tilescale.collectives.round_schedule import Round, RoundSchedule
 from tilescale.collectives.routes import Carriers, RouteBundle, Routes
-from tilescale.collectives.schedule import Round, RoundSchedule
 from tilescale.collectives.table import algorithm as record_of
 from tilescale.hda import Machine, Mechanism
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilescale.collectives.schedule import Round, RoundSchedule
+from tilescale.collectives.round_schedule import Round, RoundSchedule
 
 Combine = Callable[[Sequence[Any]], Any]
 """Values of a piece in the order of ranks -> their combination."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tilescale.collectives.schedule import SEGMENTS, RoundSchedule
+from tilescale.collectives.round_schedule import SEGMENTS, RoundSchedule
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Level, Machine
 

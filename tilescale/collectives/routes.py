@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tilescale.collectives.schedule import Numbers
+from tilescale.collectives.round_schedule import Numbers
 from tilescale.hda import Endpoint, Hop, Machine, Mechanism, Network, Path
 from tilescale.hda.place import UnitPlace, locate
 from tilescale.hda.topology import dimensions, link_count

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from tilescale.collectives import algorithms as family
 from tilescale.collectives.record import Algorithm
-from tilescale.collectives.schedule import SEGMENTS, RoundSchedule
+from tilescale.collectives.round_schedule import SEGMENTS, RoundSchedule
 from tilescale.errors import UsageError
 
 

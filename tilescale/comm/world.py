@@ -18,7 +18,7 @@ from tilescale.comm import shutdown
 from tilescale.comm.call import CollectiveCall
 from tilescale.comm.failure_log import RankFailure
 from tilescale.comm.launchers import Joined, join
-from tilescale.comm.rendezvous import open_session
+from tilescale.comm.open_session import open_session
 from tilescale.comm.survivors import go_on
 from tilescale.comm.team import Team
 from tilescale.errors import RankMismatchError, UsageError, check_type

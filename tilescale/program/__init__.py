@@ -16,7 +16,7 @@
     parallel_loops.py  which threads execute the iterations of parallel loops
     fragments.py     which threads hold the elements of tiles in registers, and share out what touches them
     dependence.py    order by waits, publication by signals, legal exchanges, liveness
-    rendezvous.py    whether devices must come together when a call begins or ends
+    rendezvous_need.py    whether devices must come together when a call begins or ends
     arrivals.py      the signals that flags get during a call, and whether all are waited for
     footprint.py     shared memory and registers of a program, and programs of a device
     waiting.py       whether programs of a grid wait for one another

@@ -9,5 +9,5 @@
     outputs.py     the argument list of a call, and the tensors that the call allocates
     placement.py   DTensor arguments against the program's views
     symmetry.py    arguments that peers reach, and that GPUs need in symmetric memory
-    schedule.py    a program's phases in words
+    schedule_text.py    a program's phases in words
 """

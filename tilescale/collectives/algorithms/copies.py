@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tilescale.collectives.algorithms import direct
 from tilescale.collectives.record import TENSORS, Algorithm
-from tilescale.collectives.schedule import Round, RoundSchedule
+from tilescale.collectives.round_schedule import Round, RoundSchedule
 
 
 def copied(make: Callable[[tuple[int, ...]], RoundSchedule]) -> Callable[[tuple[int, ...]], RoundSchedule]:

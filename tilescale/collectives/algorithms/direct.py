@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilescale.collectives.record import FORMS, PROGRAMS, TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import BARRIER, Round, RoundSchedule, everyone
+from tilescale.collectives.round_schedule import BARRIER, Round, RoundSchedule, everyone
 
 
 def barrier_round(units: int) -> Round:

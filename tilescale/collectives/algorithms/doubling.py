@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tilescale.collectives.record import FORMS, TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import BARRIER, Round, RoundSchedule
+from tilescale.collectives.round_schedule import BARRIER, Round, RoundSchedule
 
 
 def halving(units: int) -> Iterator[Round]:

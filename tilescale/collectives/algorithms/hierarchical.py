@@ -16,7 +16,7 @@ import numpy as np
 
 from tilescale.collectives.algorithms import direct, doubling, rings, trees
 from tilescale.collectives.record import TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import BARRIER, Numbers, Round, RoundSchedule, lift
+from tilescale.collectives.round_schedule import BARRIER, Numbers, Round, RoundSchedule, lift
 
 Steps = Callable[[int], Iterator[Round]]
 

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from tilescale.collectives.record import TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import Numbers, Round, RoundSchedule, lift
+from tilescale.collectives.round_schedule import Numbers, Round, RoundSchedule, lift
 
 
 def _neighbours(units: int) -> tuple[Numbers, Numbers]:

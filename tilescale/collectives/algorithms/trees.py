@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilescale.collectives.record import TENSORS, TILES, Algorithm
-from tilescale.collectives.schedule import Numbers, Round, RoundSchedule
+from tilescale.collectives.round_schedule import Numbers, Round, RoundSchedule
 
 
 def broadcast(shape: tuple[int, ...]) -> RoundSchedule:

@@ -5,7 +5,7 @@ end."""
 from __future__ import annotations
 
 from tilescale.comm.nodes.hub import Hub
-from tilescale.comm.nodes.rendezvous import (
+from tilescale.comm.nodes.launcher_rendezvous import (
     PORT,
     JobEnded,
     LauncherRendezvous,

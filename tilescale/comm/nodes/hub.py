@@ -14,7 +14,7 @@ import threading
 from tilescale.comm.admission import BACKLOG, Admission
 from tilescale.comm.liveness import receive
 from tilescale.comm.nodes.channel import NodeChannel
-from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, JobEnded, LauncherRendezvous, News, NodeFailure
+from tilescale.comm.nodes.launcher_rendezvous import GONE, LAUNCHERS, JobEnded, LauncherRendezvous, News, NodeFailure
 from tilescale.comm.ports import ReservedPorts
 from tilescale.comm.trust.handshake import new_nonce
 from tilescale.errors import ForgedMessageError, LaunchError

@@ -11,7 +11,7 @@ import time
 
 from tilescale.comm.liveness import keep_alive, receive
 from tilescale.comm.nodes.channel import NodeChannel
-from tilescale.comm.nodes.rendezvous import GONE, LAUNCHERS, JobEnded, LauncherRendezvous, News, NodeFailure
+from tilescale.comm.nodes.launcher_rendezvous import GONE, LAUNCHERS, JobEnded, LauncherRendezvous, News, NodeFailure
 from tilescale.comm.ports import Ports
 from tilescale.comm.trust.handshake import CHALLENGE_BYTES, JOINED_BEFORE, WELCOME, Hello
 from tilescale.errors import ForgedMessageError, LaunchError

@@ -55,7 +55,7 @@ __device__ __forceinline__ unsigned came_before(const int* counts) {
 
 // One thread, when no thread accesses a device's flags any more in this call: zeroes them for the next one. This is in
 // time: peers signal in the next call only after this device has signalled its arrival there, in a kernel after this
-// one (tilescale/program/rendezvous.py).
+// one (tilescale/program/rendezvous_need.py).
 __device__ __forceinline__ void clear() {}
 template <typename V, typename... Others>
 __device__ __forceinline__ void clear(V* flags, i64 extent, Others... others) {

@@ -28,7 +28,7 @@ thread_maps.py                      the thread of a unit that makes an access
 places.py                           whether two stores in different iterations collide
 kernel.py                           the last stage: the function with all its parameters
 arguments.py                        parameters of a generated kernel
-rendezvous.py                       barriers of all devices at begin and end of a call, and those inside its kernel
+call_barriers.py                    barriers of all devices at begin and end of a call, and those inside its kernel
 check.py vectors.py                 checks of the generated text, vector stores
 gemm_waits.py                       GEMMs that complete in their iteration
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from tilelang_core import ir
 from tilescale.backends.cuda.lowering import implemented, split_grid, stages
 from tilescale.backends.cuda.lowering.arguments import WaitSite
+from tilescale.backends.cuda.lowering.call_barriers import CallBarriers, needed, small_grid
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import LoweringTarget, Phase
 from tilescale.backends.cuda.lowering.plan import plan
-from tilescale.backends.cuda.lowering.rendezvous import CallBarriers, needed, small_grid
 from tilescale.program.extents import inside_expressions
 from tilescale.program.model import Control, GridPhase, Launch, Part, Program, Sequence
 

@@ -19,6 +19,7 @@ from tilescale.backends.cuda.lowering import (  # noqa: F401 - they register the
     polling,
     signals,
 )
+from tilescale.backends.cuda.lowering.call_barriers import CallBarriers, enclosed
 from tilescale.backends.cuda.lowering.clusters import stage as clusters
 from tilescale.backends.cuda.lowering.copies import nvshmem, peer_memory  # noqa: F401 - they register their rules
 from tilescale.backends.cuda.lowering.copies.rows import with_loaded_extents
@@ -28,7 +29,6 @@ from tilescale.backends.cuda.lowering.groups import barriers
 from tilescale.backends.cuda.lowering.groups import stage as groups
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.phase import Phase
-from tilescale.backends.cuda.lowering.rendezvous import CallBarriers, enclosed
 from tilescale.backends.cuda.lowering.role_graph import split
 from tilescale.backends.cuda.lowering.role_graph.role_assignment import without_single_turns
 from tilescale.backends.cuda.lowering.role_graph.stage import lower as in_roles

@@ -13,12 +13,12 @@ from tilescale.backends.base import Compilation
 from tilescale.backends.cuda import nvshmem_link
 from tilescale.backends.cuda.lowered_cache import cached
 from tilescale.backends.cuda.lowering.arguments import WaitSite
+from tilescale.backends.cuda.lowering.call_barriers import ENTRY, EXIT
 from tilescale.backends.cuda.lowering.check import KernelCheck
 from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.backends.cuda.lowering.program import ConcurrentGrids, LoweredGrid, LoweredProgram
 from tilescale.backends.cuda.lowering.queued import leads_out
-from tilescale.backends.cuda.lowering.rendezvous import ENTRY, EXIT
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
 from tilescale.backends.cuda.running.agreement import facts, on_all, once_per_node
 from tilescale.backends.cuda.running.ahead import compilations

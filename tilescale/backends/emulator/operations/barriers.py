@@ -8,7 +8,7 @@ from tilelang_core.scalars import BarrierArrival, BarrierWait, NamedBarrier, Off
 from tilescale.backends.emulator.execute.barriers import MBarrier
 from tilescale.backends.emulator.execute.frame import Frame, uniform
 from tilescale.backends.emulator.execute.programs import ProgramInstance
-from tilescale.backends.emulator.execute.rendezvous import rendezvous
+from tilescale.backends.emulator.execute.unit_rendezvous import rendezvous
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.registry import operation

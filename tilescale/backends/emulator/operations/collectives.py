@@ -13,7 +13,7 @@ from tilelang_core import ir
 from tilescale.backends import base
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.execute.frame import Frame
-from tilescale.backends.emulator.execute.rendezvous import Moves, rendezvous
+from tilescale.backends.emulator.execute.unit_rendezvous import Moves, rendezvous
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.regions import Region

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tilescale.collectives.play import play
-from tilescale.collectives.schedule import RoundSchedule
+from tilescale.collectives.round_schedule import RoundSchedule
 
 Value = tuple[np.ndarray, ...]
 Combine = Callable[[Sequence[Value]], Value]

@@ -11,7 +11,7 @@ import numpy as np
 from tilelang_core import ir
 from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.memory import Assumed
-from tilescale.backends.emulator.execute.rendezvous import rendezvous
+from tilescale.backends.emulator.execute.unit_rendezvous import rendezvous
 from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.regions import Block, Region

@@ -18,8 +18,8 @@ from tilescale.backends.emulator.execute.frame import Frame
 from tilescale.backends.emulator.execute.memory import address
 from tilescale.backends.emulator.execute.observe import Observer
 from tilescale.backends.emulator.execute.queues import Start
-from tilescale.backends.emulator.execute.rendezvous import Moves, Rendezvous
 from tilescale.backends.emulator.execute.tasks import Task
+from tilescale.backends.emulator.execute.unit_rendezvous import Moves, Rendezvous
 from tilescale.collectives.routes import Sizes
 from tilescale.collectives.select import numbering
 from tilescale.errors import Location

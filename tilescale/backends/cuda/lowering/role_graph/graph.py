@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilelang_core import ir, schedule, specialise
+from tilelang_core import ir, role_schedule, specialise
 from tilescale.backends.cuda.ptx import WARPGROUP, registers_of
 from tilescale.hda import Machine
 
@@ -24,11 +24,11 @@ LOADING, POLLING, COMMUNICATING = 24, 40, 96
 """Registers of a thread that loads, of one that waits as well (of 24 it would spill some), and of one that combines
 tiles with those of other devices."""
 
-Role = schedule.Role
+Role = role_schedule.Role
 
 
 @dataclass(frozen=True)
-class Channel(schedule.RoleTransfer):
+class Channel(role_schedule.RoleTransfer):
     """Tiles that one role fills in each iteration of a loop, and another one takes.
 
     Attributes:

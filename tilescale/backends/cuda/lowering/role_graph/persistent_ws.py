@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang_core import ir, schedule, tl
+from tilelang_core import ir, role_schedule, tl
 from tilelang_core import rewrite as tir
-from tilelang_core.schedule import Duties
+from tilelang_core.role_schedule import Duties
 from tilescale.backends.cuda.lowering.markers import is_gate
 from tilescale.backends.cuda.lowering.role_graph.epilogue import is_in_epilogue_role
 from tilescale.backends.cuda.lowering.role_graph.graph import COMPUTE, LOAD, Channel, RoleGraph
@@ -67,7 +67,7 @@ def scheduled(func: ir.PrimFunc, graph: RoleGraph, machine: Machine) -> ir.PrimF
         func: a lowered phase.
         graph: the roles.
     """
-    launch = _AroundLoop.of(schedule.statements(func))
+    launch = _AroundLoop.of(role_schedule.statements(func))
     turn = _AroundLoop.of(launch.loop.body) if launch is not None and not is_pipelined(launch.loop) else None
     if launch is None or turn is None or not is_pipelined(turn.loop) or graph.roles[0].threads % WARPGROUP:
         return None
@@ -77,10 +77,10 @@ def scheduled(func: ir.PrimFunc, graph: RoleGraph, machine: Machine) -> ir.PrimF
         return None
     # Roles run side by side, so no tile takes the place of another.
     room = machine.capacity(machine.layer_for("shared").name)
-    if _bytes(func, graph.channels[0]) > room or ir.contains(schedule.statements(func), _may_need_more):
+    if _bytes(func, graph.channels[0]) > room or ir.contains(role_schedule.statements(func), _may_need_more):
         return None
     made = _with_roles(func, launch, turn, graph)
-    return made if schedule.can_be_made(made, target_for(machine)) else None
+    return made if role_schedule.can_be_made(made, target_for(machine)) else None
 
 
 def _bytes(func: ir.PrimFunc, loaded: Channel) -> int:
@@ -88,7 +88,7 @@ def _bytes(func: ir.PrimFunc, loaded: Channel) -> int:
     sizes = [
         -(-math.prod(ir.integer(n) for n in tile.shape) * ir.bits(str(tile.dtype)) // 8 // _ALIGNMENT) * _ALIGNMENT
         * (loaded.depth if tile in loaded.tiles else 1)
-        for tile in schedule.tiles(func)
+        for tile in role_schedule.tiles(func)
         if ir.scope_kind(tile) == "shared"
     ]  # fmt: skip
     return sum(sizes) + _ALIGNMENT
@@ -111,9 +111,9 @@ def _with_roles(func: ir.PrimFunc, launch: _AroundLoop, turn: _AroundLoop, graph
         TURNS: {**inside, COMPUTE: [*names["begin"], STEPS, *inside[COMPUTE]], LOAD: [STEPS]},
     }
     whole: Duties = {**{role.name: [TURNS] for role in graph.roles}, COMPUTE: [TURNS, *names["end"]]}
-    inner = schedule.named(_around(turn.loop, body), STEPS)
-    outer = schedule.named(_around(launch.loop, [*before, inner, *after]), TURNS)
-    return schedule.scheduled(
+    inner = role_schedule.named(_around(turn.loop, body), STEPS)
+    outer = role_schedule.named(_around(launch.loop, [*before, inner, *after]), TURNS)
+    return role_schedule.scheduled(
         func, tir.sequence([*launch.before, outer, *end]), graph.roles, [steps, *results], whole, loops
     )
 
@@ -126,7 +126,7 @@ class _Names(defaultdict[str, list[str]]):
 
     def given(self, stmts: Sequence[ir.Stmt], what: Callable[[ir.Stmt], str]) -> list[ir.Stmt]:
         """The statements under new names, those that do nothing of interest as they are."""
-        return [schedule.named(stmt, self._new(does)) if (does := what(stmt)) else stmt for stmt in stmts]
+        return [role_schedule.named(stmt, self._new(does)) if (does := what(stmt)) else stmt for stmt in stmts]
 
     def _new(self, what: str) -> str:
         self[what].append(f"{what}{len(self[what])}")
@@ -142,7 +142,7 @@ def _together(stmts: Sequence[ir.Stmt]) -> list[ir.Stmt]:
 
     def leave(node: Any) -> Any:
         is_copy = isinstance(node, ir.Evaluate) and is_load(node)
-        return tir.evaluate(schedule.without_bulk_loads(node.value)) if is_copy else None
+        return tir.evaluate(role_schedule.without_bulk_loads(node.value)) if is_copy else None
 
     return [tir.rewrite(tir.sequence(stmts), leave=leave)]
 

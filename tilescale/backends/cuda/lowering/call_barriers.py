@@ -24,7 +24,7 @@ from tilescale.program import ops
 from tilescale.program.effects import phases
 from tilescale.program.model import DevicePhase, GridPhase, Launch, Part, Program
 from tilescale.program.operations import Collective, operation
-from tilescale.program.rendezvous import (
+from tilescale.program.rendezvous_need import (
     involves_others,
     needs_rendezvous_at_entry,
     needs_rendezvous_at_exit,
@@ -60,9 +60,9 @@ class CallBarriers:
 def needed(program: Program, body: Part, target: LoweringTarget) -> CallBarriers:
     """The barriers that a program needs; `body` has its planned device phases.
 
-    `tilescale/program/rendezvous.py` finds what the order of accesses needs. Collectives have their own order in every
-    implementation: those of tiles write to their own double-buffered workspaces, the others end when all parts have
-    arrived.
+    `tilescale/program/rendezvous_need.py` finds what the order of accesses needs. Collectives have their own order in
+    every implementation: those of tiles write to their own double-buffered workspaces, the others end when all parts
+    have arrived.
 
     *Entry*: also where a device accesses another one, signals it, or waits, even if a barrier of the program comes
     first. The barrier detects ranks that make no such call, or make it with other tensors, before anything is written

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Meeting point of launchers (`LauncherRendezvous`), and the view that one of them has of the others (`OtherNodes`)."""
+"""Rendezvous of launchers (`LauncherRendezvous`), and the view that one of them has of the others (`OtherNodes`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LAUNCHERS = b"launchers of nodes"
 
 @dataclass(frozen=True)
 class LauncherRendezvous:
-    """Meeting point of the launchers of a job.
+    """Rendezvous of the launchers of a job.
 
     Attributes:
         host: a name or address of node 0 that all nodes reach.
