@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -147,3 +148,18 @@ def test_deaths_are_noticed_while_no_descriptors_are_left(door: Door, monkeypatc
         assert eventually(lambda: door.gone == [5])
     assert door.join(6).job == JOB
     knocking.close()
+
+
+def test_nothing_is_left_of_a_closed_door_and_children_do_not_hold_it_open() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    made = admission.Admission(listener, KEY, JOB, SIZE, lambda connection, rank: None, "a closed door")
+    made.start()
+    stranger = socket.create_connection(listener.getsockname(), timeout=10.0)
+    assert eventually(lambda: len(made._unproven) == 1)
+    child = os.fork()
+    if not child:
+        os._exit(listener.fileno() != -1)
+    assert os.waitpid(child, 0)[1] == 0
+    made.close()
+    assert listener.fileno() == -1 and stranger.recv(1) == b""
+    assert "a closed door" not in {thread.name for thread in threading.enumerate()}
