@@ -13,6 +13,8 @@ import tilescale
 import tilescale.language as T
 from tests.cuda.ordered_programs import PROGRAMS
 from tests.cuda.support import bodies, lowered, ptxas, source
+from tilescale.backends.cuda.lowering.markers import ExecutingThreads
+from tilescale.backends.cuda.lowering.order_state import covers
 
 N, M = 256, 64
 
@@ -25,6 +27,12 @@ def said(func: Any) -> list[str]:
 
 def text(func: Any) -> str:
     return bodies(source(func))
+
+
+def script(func: Any) -> str:
+    """The only kernel before stock TileLang lowers it."""
+    (kernel,) = lowered(func).kernels
+    return str(kernel.func.script())
 
 
 def reversed_rows(statement: Any) -> Any:
@@ -174,6 +182,21 @@ def test_a_bulk_store_is_complete_before_its_target_is_loaded():
     assert "ptxas" in ptxas(source(stored_in_bulk))
 
 
+def test_one_barrier_is_for_all_that_a_statement_loads():
+    @T.prim_func
+    def program(X: T.Tensor((M, M), "float32"), ws: T.Tensor((2, M, M), "float32"), Z: T.Tensor((M, M), "float32")):
+        with T.Kernel(device=2, block=1, threads=128), T.Scale("block"):
+            tile = T.alloc((M, M), "float32", level="l1")
+            T.copy(X, tile)
+            T.copy(tile, ws[1, 0:M, 0:M])
+            for i, j in T.Parallel(M, M):
+                ws[0, i, j] = X[i, j]
+            for i, j in T.Parallel(M, M):
+                Z[i, j] = ws[0, j, i] + ws[1, j, i]
+
+    assert said(program) == ["before the load of ws: bulk stores are completed, threads synchronize (stored)"]
+
+
 def turns(index: Any) -> Any:
     """A program that stores to an element of each iteration, after it has loaded another one."""
 
@@ -227,6 +250,7 @@ def ahead(X: T.Tensor((8, M, M), "float16"), Z: T.Tensor((M, M), "float32")):
 def test_a_loop_that_loads_what_it_stores_does_not_load_ahead():
     assert any(note.startswith("before the load of X") for note in said(ahead))
     assert "mbarrier" not in text(ahead)
+    assert "num_stages" not in script(ahead)
 
 
 def test_stores_before_a_pipelined_loop_keep_other_warps_from_loading_ahead():
@@ -293,9 +317,26 @@ def under_a_value_that_threads_hold(ws, Z):
 
 def test_a_branch_on_what_threads_hold_has_no_barrier_inside():
     """Some threads may not take it."""
-    (kernel,) = lowered(reversed_rows(under_a_value_that_threads_hold)).kernels
-    script = kernel.func.script()
-    assert script.index("tvm_storage_sync") < script.index("if held[0]")
+    found = script(reversed_rows(under_a_value_that_threads_hold))
+    assert found.index("tvm_storage_sync") < found.index("if held[0]")
+
+
+@T.macro
+def reversed_under_a_value_that_threads_hold(ws, Z):
+    held = T.alloc((N,), "float32", level="l0")
+    T.copy(Z, held)
+    if held[0] > 0:
+        for i in T.Parallel(N):
+            ws[N - 1 - i] = Z[i]
+        for i in T.Parallel(N):
+            Z[i] = ws[i]
+
+
+def test_statements_in_a_branch_that_threads_hold_are_not_ordered():
+    """A barrier there would wait for threads that do not take it."""
+    found = script(reversed_rows(reversed_under_a_value_that_threads_hold))
+    assert found.count("tvm_storage_sync") == 1
+    assert found.index("tvm_storage_sync") < found.index("if held[0]")
 
 
 def test_a_branch_that_all_threads_take_has_its_own_barrier():
@@ -340,3 +381,12 @@ def handed_over(X: T.Tensor((128,), "float32"), ws: T.Tensor((128,), "float32"),
 def test_a_bulk_store_is_complete_when_units_synchronize():
     assert said(handed_over) == ["before units synchronize: bulk stores are completed (stored)"]
     assert re.search(r"tma_store_wait.*?complete_stores\(\);.*?(sync|bar)", text(handed_over), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("begin", "threads", "expected"),
+    [(64, 64, True), (64, 32, True), (32, 64, False), (96, 64, False), (64, 96, False)],
+)
+def test_a_barrier_of_some_threads_covers_the_accesses_of_these_alone(begin: int, threads: int, expected: bool):
+    assert covers(ExecutingThreads(64, 64), ExecutingThreads(begin, threads)) == expected
+    assert not covers(None, ExecutingThreads(begin, threads))
