@@ -253,6 +253,24 @@ def test_errors_name_the_argument(call: Callable[[], object], said: str):
         call()
 
 
+def test_an_output_is_of_the_shape_of_the_result_and_of_no_gradient():
+    a, b, out = half(4, 8), half(8, 16), half(4, 16)
+    assert ops.matmul_all_reduce(a, b, out=out) is out, "gradients are recorded, but none is required"
+    with pytest.raises(ArgumentError, match=r"out has shape \(4, 8\)"):
+        ops.matmul_all_reduce(a, b, out=half(4, 8))
+    b.requires_grad_()
+    with pytest.raises(ArgumentError, match="out is given where gradients are recorded"):
+        ops.matmul_all_reduce(a, b, out=out)
+    with torch.no_grad():
+        assert ops.matmul_all_reduce(a, b, out=out) is out
+
+
+def test_the_hint_says_which_matrices_fit():
+    with pytest.raises(ArgumentError) as caught:
+        ops.all_gather_matmul(half(4, 8), half(16, 8))
+    assert caught.value.hint is not None and caught.value.hint.startswith("a is (M, K), b is (K, N)")
+
+
 def test_nothing_to_do():
     assert ops.all_gather_matmul(half(0, 8), half(8, 16)).shape == (0, 16)
     assert ops.matmul_reduce_scatter(half(0, 8), half(8, 16)).shape == (0, 16)

@@ -126,7 +126,7 @@ def message(store, load):
     """Block 0 writes a row and raises a flag by a stock atomic; block 1 spins on it and reads the row."""
 
     @T.prim_func
-    def program(R: T.Tensor((32,), "int32"), F: T.Tensor((1,), "int32"), Y: T.Tensor((32,), "int32")):
+    def program(R: T.Tensor((32,), "int32"), F: T.Tensor((3,), "int32"), Y: T.Tensor((32,), "int32")):
         with T.Kernel(2, threads=32) as b:
             tx = T.get_thread_binding()
             seen = T.alloc_var("int32", init=0)
@@ -134,10 +134,10 @@ def message(store, load):
                 R[tx] = tx  # the row
                 T.sync_threads()
                 if tx == 0:
-                    T.atomic_store(F[0], 1, memory_order=store)
+                    T.atomic_store(F[2], 1, memory_order=store)
             else:
                 while seen == 0:
-                    seen = T.atomic_load(F[0], memory_order=load)
+                    seen = T.atomic_load(F[2], memory_order=load)
                 Y[tx] = R[tx]  # passed on
 
     return program
@@ -145,12 +145,12 @@ def message(store, load):
 
 @pytest.mark.parametrize(("store", "load"), [("relaxed", "acquire"), ("release", "relaxed"), ("relaxed", "relaxed")])
 def test_relaxed_atomics_order_nothing(store, load):
-    race(message(store, load), tensors(1, (32,), (1,), (32,))[0], "the row", "passed on")
+    race(message(store, load), tensors(1, (32,), (3,), (32,))[0], "the row", "passed on")
 
 
 @pytest.mark.parametrize(("store", "load"), [("release", "acquire"), ("seq_cst", "seq_cst"), ("release", "consume")])
 def test_release_and_acquire_order(store, load):
-    in_every_order(message(store, load), lambda: tensors(1, (32,), (1,), (32,))[0])
+    in_every_order(message(store, load), lambda: tensors(1, (32,), (3,), (32,))[0])
 
 
 def tickets(order):
