@@ -57,12 +57,12 @@ def _changes(node: ast.AST, function: ast.FunctionDef, text: str) -> Iterator[tu
         case ast.Expr(value=ast.Call()):
             yield node, "pass"
         case ast.Compare(left=left, ops=[op], comparators=[right]):
-            yield node, f"{_source(text, left)} {COMPARISONS[type(op)]} {_source(text, right)}"
+            yield node, f"{_operand(text, left)} {COMPARISONS[type(op)]} {_operand(text, right)}"
         case ast.BoolOp(op=op, values=values):
             word = " or " if isinstance(op, ast.And) else " and "
-            yield node, f"({word.join(_source(text, value) for value in values)})"
+            yield node, f"({word.join(_operand(text, value) for value in values)})"
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield node, _source(text, operand)
+            yield node, _operand(text, operand)
         case ast.BinOp(op=ast.Add(), left=left, right=right) if not _is_text(node):
             yield node, f"max({_source(text, left)}, {_source(text, right)})"
         case ast.Call(func=ast.Name(id=name)) if name in SWAPPED:
@@ -74,6 +74,12 @@ def _changes(node: ast.AST, function: ast.FunctionDef, text: str) -> Iterator[tu
 
 def _is_text(node: ast.BinOp) -> bool:
     return any(isinstance(part, ast.JoinedStr | ast.Tuple | ast.List) for part in ast.walk(node))
+
+
+def _operand(text: str, node: ast.AST) -> str:
+    """The text of an operand of any operator, in the parentheses that its node does not have."""
+    source = _source(text, node)
+    return f"({source})" if isinstance(node, ast.BoolOp | ast.NamedExpr | ast.IfExp | ast.Lambda) else source
 
 
 def _source(text: str, node: ast.AST) -> str:

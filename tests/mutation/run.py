@@ -5,9 +5,8 @@
 
 mutates the files of `targets.py`, or those whose path has one of the words, in a copy of the tree; N places of each,
 drawn at random but always the same, or all; with `--left` those alone that no test has caught before. For each mutant
-the tests of its file run, and its result goes to benchmarks/results/mutants.json at once. What is heavy to load is
-loaded once, and each mutant is a forked process. It is caught if a test fails; tests that do not end within the limits
-are a result of their own, a timeout.
+the tests of its file run, and the results of a file go to benchmarks/results/mutants.json together. A mutant is caught
+if a test fails; tests that do not end within the limits are a result of their own, a timeout.
 """
 
 from __future__ import annotations
@@ -16,25 +15,19 @@ import argparse
 import compileall
 import importlib
 import json
-import multiprocessing
-import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.table import CAUGHT, RESULTS, SURVIVES, TIMEOUT, tables
+from tests.mutation.session import Session, outcome_of
+from tests.mutation.table import CAUGHT, RESULTS, tables
 from tests.mutation.targets import ROOT, TARGETS, Target
-
-CPU_LIMIT_S, LIMIT_S = 120, 900
-"""Limits of CPU and wall-clock time for the tests of one mutant, which may wait: many times their usual time."""
 
 
 def measured(
@@ -43,57 +36,20 @@ def measured(
     """Mutants of a file, and the outcome of each; those that are `known` to be caught are not tried again."""
     path = tree / target.path
     original = path.read_text(encoding="utf-8")
-    for test in target.tests:
-        assert _passes(test, tree), f"{test} fails without a mutant"
     mutants = list(target.mutants())
     if count is not None and count < len(mutants):
         mutants = sorted(random.Random(0).sample(mutants, count), key=lambda mutant: mutant.line)
+    session = Session(target.tests, path, tree)
+    assert session.passes, f"tests of {target.path} fail without a mutant"
     for mutant in mutants:
         path.write_text(mutant.text, encoding="utf-8")
-        outcome = CAUGHT if mutant.what in known else outcome_of(target.tests, tree)
+        outcome = CAUGHT if mutant.what in known else session.outcome(mutant.line, mutant.text)
+        if outcome is None:
+            outcome = outcome_of(target.tests, tree)
         print(f"{outcome:8}", f"{target.path}:{mutant.line}", mutant.what, flush=True)
         yield {"line": mutant.line, "what": mutant.what, "outcome": outcome}
+    session.close()
     path.write_text(original, encoding="utf-8")
-
-
-@cache
-def _passes(test: str, tree: Path) -> bool:
-    return outcome_of((test,), tree) == SURVIVES
-
-
-def outcome_of(tests: tuple[str, ...], tree: Path) -> str:
-    """Verdict of the tests on a tree: it survives if all pass, is caught if one fails, a timeout if they do not end."""
-    child = multiprocessing.get_context("fork").Process(target=_test, args=(tests, tree))
-    child.start()
-    child.join(LIMIT_S)
-    is_late = child.is_alive()
-    child.kill()
-    child.join()
-    if is_late or child.exitcode == -signal.SIGXCPU:
-        return TIMEOUT
-    return CAUGHT if child.exitcode else SURVIVES
-
-
-def _test(tests: tuple[str, ...], tree: Path) -> None:
-    """Run pytest in a separate process, which exits with its code."""
-    import pytest
-    from hypothesis import HealthCheck, Phase, settings
-
-    # One failing example is enough, without the smallest one; and a slow machine is not a failure.
-    phases, ignored = [Phase.explicit, Phase.generate], list(HealthCheck)
-    settings.register_profile("found", phases=phases, suppress_health_check=ignored, database=None)
-    settings.load_profile("found")
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 1))
-    os.chdir(tree)
-    sys.path.insert(0, str(tree))
-    sys.dont_write_bytecode = True
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
-        del sys.modules[name]
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 1)
-        os.dup2(nothing.fileno(), 2)
-    alone = "-p", "no:cacheprovider", "--rootdir", str(tree)
-    os._exit(int(pytest.main(["-x", "-q", *alone, *tests])))
 
 
 def _copied(folder: Path) -> Path:
@@ -119,24 +75,31 @@ def main() -> None:
     parser.add_argument("--each", type=int, help="how many mutants of each file; all without")
     parser.add_argument("--left", action="store_true", help="only those that no test has caught before")
     given = parser.parse_args()
-    for heavy in ("hypothesis", "pytest", "networkx", "tilelang"):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and remove the copy
+    for heavy in ("networkx", "tilelang"):
         importlib.import_module(heavy)
     with tempfile.TemporaryDirectory() as folder:
         tree = _copied(Path(folder))
         for target in TARGETS:
             if not given.words or any(word in target.path for word in given.words):
-                known = _always_caught(_results().get(target.path, ())) if given.left else ()
-                rows = []
-                for row in measured(target, tree, given.each, known):
-                    rows.append(row)
-                    merged = json.dumps({**_results(), target.path: rows}, indent=1)
-                    RESULTS.write_text(merged + "\n", encoding="utf-8")
+                before = _results().get(target.path, {"tried": ()})
+                known = _always_caught(before["tried"]) if given.left else ()
+                rows = list(measured(target, tree, given.each, known))
+                _keep(target.path, {"of": len(list(target.mutants())), "tried": rows})
     print(tables(_results())["mutants"])
 
 
-def _results() -> dict[str, list[dict[str, Any]]]:
+def _results() -> dict[str, dict[str, Any]]:
     """Those so far, of other runs too."""
     return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+
+
+def _keep(path: str, results: Mapping[str, Any]) -> None:
+    """Put the results of a file in place of its last ones, at once."""
+    text = json.dumps({**_results(), path: results}, indent=1) + "\n"
+    whole = RESULTS.with_suffix(".new")
+    whole.write_text(text, encoding="utf-8")
+    whole.replace(RESULTS)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.targets import ROOT, TARGETS
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
@@ -13,34 +14,51 @@ RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 CAUGHT, SURVIVES, TIMEOUT = "caught", "survives", "timeout"
 """Outcomes of a mutant."""
 
-HEADS = ("", "mutants", "caught", "timeout", "score")
+HEADS = ("", "mutants", "tried", "caught", "equivalent", "timeout", "score")
 
 
-def score(rows: Iterable[Mapping[str, Any]]) -> float:
-    """Share of mutants that are caught; timeouts do not count."""
-    outcomes = [row["outcome"] for row in rows]
-    return outcomes.count(CAUGHT) / max(1, len(outcomes))
+def tables(results: Mapping[str, Any], equivalent: Mapping[str, Mapping[str, str]] = EQUIVALENT) -> dict[str, str]:
+    """By name of the table: scores by part, and the mutants that no test has caught.
 
-
-def tables(results: Mapping[str, list]) -> dict[str, str]:
-    """By name of the table: scores by part, and the mutants that no test has caught."""
-    parts = dict.fromkeys(target.part for target in TARGETS)
-    of = {part: [row for t in TARGETS if t.part == part for row in results.get(t.path, ())] for part in parts}
-    rows = [
-        *((part, rows) for part, rows in of.items() if rows),
-        ("all", [row for rows in of.values() for row in rows]),
-    ]
-    cells = [[part, *_counts(rows), f"{100 * score(rows):.1f} %"] for part, rows in rows]
+    Args:
+        results: for each path the number of mutants, `of`, and the mutants that were `tried`, with their outcomes.
+        equivalent: for each path the survivors that do what the original does, and why.
+    """
+    paths = {part: [t.path for t in TARGETS if t.part == part] for part in dict.fromkeys(t.part for t in TARGETS)}
+    rows = [(part, {p: results[p] for p in of if p in results}) for part, of in paths.items()]
+    cells = [[part, *_counts(found, equivalent)] for part, found in [*rows, ("all", results)] if found]
     table = "\n".join("| " + " | ".join(row) + " |" for row in (HEADS, ["---"] * len(HEADS), *cells))
-    left = [(path, row) for path, rows in results.items() for row in rows if row["outcome"] != CAUGHT]
-    survivors = [f"- `{path}`, line {row['line']}{_late(row)}: `{row['what']}`" for path, row in left]
-    return {"mutants": table, "survivors": "\n".join(survivors) or "- none"}
+    left = [(path, row) for path, found in results.items() for row in found["tried"] if row["outcome"] != CAUGHT]
+    same = {(path, row["what"]): equivalent.get(path, {}).get(row["what"]) for path, row in left}
+    lines = {False: list[str](), True: list[str]()}
+    for path, row in left:
+        why = same[path, row["what"]]
+        late = " (timeout)" if row["outcome"] == TIMEOUT else ""
+        because = f": {why}" if why else ""
+        lines[why is not None].append(f"- `{path}`, line {row['line']}{late}: `{row['what']}`{because}")
+    return {
+        "mutants": table,
+        "survivors": "\n".join(lines[False]) or "- none",
+        "equivalent": "\n".join(lines[True]) or "- none",
+    }
 
 
-def _counts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    outcomes = [row["outcome"] for row in rows]
-    return [str(len(rows)), *(str(outcomes.count(outcome)) for outcome in (CAUGHT, TIMEOUT))]
+def score(results: Mapping[str, Any], equivalent: Mapping[str, Mapping[str, str]] = EQUIVALENT) -> float:
+    """Share of mutants that are caught, of those that are not equivalent; timeouts do not count."""
+    outcomes = _outcomes(results, equivalent)
+    return outcomes.count(CAUGHT) / max(1, len(outcomes) - outcomes.count("equivalent"))
 
 
-def _late(row: Mapping[str, Any]) -> str:
-    return " (timeout)" if row["outcome"] == TIMEOUT else ""
+def _counts(results: Mapping[str, Any], equivalent: Mapping[str, Mapping[str, str]]) -> list[str]:
+    outcomes = _outcomes(results, equivalent)
+    numbers = sum(found["of"] for found in results.values()), len(outcomes)
+    counted = (outcomes.count(outcome) for outcome in (CAUGHT, "equivalent", TIMEOUT))
+    return [*map(str, (*numbers, *counted)), f"{100 * score(results, equivalent):.1f} %"]
+
+
+def _outcomes(results: Mapping[str, Any], equivalent: Mapping[str, Mapping[str, str]]) -> list[str]:
+    return [
+        "equivalent" if row["outcome"] != CAUGHT and row["what"] in equivalent.get(path, {}) else row["outcome"]
+        for path, found in results.items()
+        for row in found["tried"]
+    ]

@@ -53,8 +53,8 @@ def _header(name: str) -> Target:
     return Target("device functions", f"tilescale/backends/cuda/headers/{name}.cuh", tests)
 
 
-def _order(name: str) -> Target:
-    tests = ("tests/cuda/test_thread_maps.py", "tests/cuda/test_hazards.py")
+def _order(name: str, *nearest: str) -> Target:
+    tests = tuple(f"tests/cuda/{test}.py" for test in (*nearest, "test_thread_maps", "test_hazards"))
     return Target("order within a block", f"tilescale/backends/cuda/lowering/{name}.py", tests)
 
 
@@ -118,7 +118,7 @@ TARGETS = (
     _header("sync"),
     _header("cluster"),
     _order("hazards"),
-    _order("order_state"),
+    _order("order_state", "test_order_state"),
     _order("touches"),
     _order("thread_maps"),
     Target("order within a block", "tilescale/backends/cuda/lowering/places.py", ("tests/cuda/test_places.py",)),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation.equivalent import EQUIVALENT
 from tests.mutation.operators import cuda_mutants, python_mutants
 from tests.mutation.table import CAUGHT, RESULTS, SURVIVES, TIMEOUT, score, tables
 from tests.mutation.targets import ROOT, TARGETS, Target
@@ -94,27 +95,107 @@ def test_tests_that_do_not_end_are_a_timeout(tmp_path: Path):
         (tmp_path / f"test_{number}.py").write_text(text, encoding="utf-8")
     script = (
         "from pathlib import Path\n"
-        "from tests.mutation import run\n"
+        "from tests.mutation import session\n"
         f"folder = Path({str(tmp_path)!r})\n"
         f"for number in range({len(BODIES)}):\n"
-        f"    run.LIMIT_S = 200 if number < {len(BODIES) - 1} else 3\n"
-        "    print(run.outcome_of((str(folder / f'test_{number}.py'),), folder))\n"
+        f"    session.LIMIT_S = 200 if number < {len(BODIES) - 1} else 3\n"
+        "    print(session.outcome_of((str(folder / f'test_{number}.py'),), folder))\n"
     )
     given = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=700)
     assert done.stdout.split() == list(BODIES.values()), done.stderr
 
 
+MODULE = """
+from functools import cache
+
+
+def half(number) -> int:
+    return number // 2
+
+
+def double(number) -> int:
+    return number + number
+
+
+FOUR = double(2)
+
+
+class Counter:
+    @property
+    @cache
+    def limit(self) -> int:
+        return 1 + double(3)
+"""
+
+TESTS = """
+from module import FOUR, Counter, double, half
+
+
+def test_four():
+    assert FOUR == 4
+
+
+def test_limit():
+    assert Counter().limit == 7
+
+
+def test_half():
+    assert half(5) == 2
+"""
+
+MUTANTS = {
+    "number // 2 -> 0": CAUGHT,
+    "number + number -> 0": None,  # it has been executed when the module was imported
+    "number + number -> max(number, number)": None,
+    "1 + double(3) -> 0": CAUGHT,
+    "1 + double(3) -> max(1, double(3))": CAUGHT,
+}
+
+
+def test_a_session_runs_its_tests_with_the_code_of_each_mutant(tmp_path: Path):
+    """In a process that is not forked from one that runs tests."""
+    (tmp_path / "module.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "test_module.py").write_text(TESTS, encoding="utf-8")
+    script = (
+        "from pathlib import Path\n"
+        "from tests.mutation.operators import python_mutants\n"
+        "from tests.mutation.session import Session\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "text = (folder / 'module.py').read_text()\n"
+        "session = Session(('test_module.py',), folder / 'module.py', folder)\n"
+        "assert session.passes\n"
+        "print({mutant.what: session.outcome(mutant.line, mutant.text) for mutant in python_mutants(text)})\n"
+        "assert session.outcome(1, text) == 'survives'\n"
+        "session.close()\n"
+    )
+    given = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == str(MUTANTS), done.stderr
+    assert (tmp_path / "module.py").read_text(encoding="utf-8") == MODULE
+
+
 def test_the_table_tells_timeouts_from_what_is_caught():
     path = TARGETS[0].path
     rows = [{"line": 7, "what": "a -> b", "outcome": outcome} for outcome in (CAUGHT, CAUGHT, SURVIVES, TIMEOUT)]
-    made = tables({path: rows})
-    assert made["mutants"].splitlines()[-1] == "| all | 4 | 2 | 1 | 50.0 % |"
+    made = tables({path: {"of": 9, "tried": rows}})
+    assert made["mutants"].splitlines()[-1] == "| all | 9 | 4 | 2 | 0 | 1 | 50.0 % |"
     assert made["survivors"] == f"- `{path}`, line 7: `a -> b`\n- `{path}`, line 7 (timeout): `a -> b`"
+
+
+def test_equivalent_mutants_are_told_from_survivors_and_do_not_count():
+    path = TARGETS[0].path
+    rows = [{"line": 7, "what": what, "outcome": o} for what, o in (("a", SURVIVES), ("b", SURVIVES), ("c", CAUGHT))]
+    made = tables({path: {"of": 3, "tried": rows}}, {path: {"a": "same value", "c": "has been caught since"}})
+    assert made["mutants"].splitlines()[-1] == "| all | 3 | 3 | 1 | 1 | 0 | 50.0 % |"
+    assert made["survivors"] == f"- `{path}`, line 7: `b`"
+    assert made["equivalent"] == f"- `{path}`, line 7: `a`: same value"
 
 
 def test_the_score_is_what_is_required_and_on_its_page():
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     assert set(results) <= {target.path for target in TARGETS}
-    assert score(row for rows in results.values() for row in rows) >= 0.95
+    assert score(results) >= 0.95
     compare_tables(PAGE, tables(results))
+    survive = {(path, row["what"]) for path, of in results.items() for row in of["tried"] if row["outcome"] != CAUGHT}
+    assert {(path, what) for path, reasons in EQUIVALENT.items() for what in reasons} <= survive

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""Mutants without an observable difference: by path and change, the reason. They do not count in the score."""
+
+_NEWS = "what is known already is added again, with the same values"
+_MORE = "more accesses are recorded, of memory without races"
+_AT_ONCE = "only another time of the clock itself decides otherwise"
+_POLL = "only the time between two polls differs"
+
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "tilescale/backends/emulator/checks/clocks.py": {
+        "known.get(clock, 0) < time -> known.get(clock, 0) <= time": _NEWS,
+    },
+    "tilescale/backends/emulator/checks/flags.py": {
+        "time > common.get(clock, 0) -> time >= common.get(clock, 0)": _NEWS,
+        "last + 1 -> max(last, 1)": "the update that the wait has read satisfies it; before a store none counts",
+        "first -> 0": "the updates before are known, and skipped one by one",
+    },
+    "tilescale/backends/emulator/checks/races.py": {
+        "not home.private and home.root not in self._constant -> True": _MORE,
+        "not home.private and home.root not in self._constant -> "
+        "(not home.private or home.root not in self._constant)": _MORE,
+        "not (home.guarded or self._is_shared(home, clock)) or array.size == 0 -> "
+        "(not (home.guarded or self._is_shared(home, clock)) and array.size == 0)": _MORE,
+        "self._table.keep(shadow.cells for shadow in self._memory) -> pass": "the table of states only grows",
+    },
+    "tilescale/backends/cuda/lowering/hazards.py": {
+        "min -> max": "the inner barrier comes first, and the need of the outer one is found again",
+    },
+    "tilescale/backends/cuda/running/copy_queue.py": {
+        "self._host[-1].nbytes < nbytes -> self._host[-1].nbytes <= nbytes": "a buffer of the same size replaces one",
+    },
+    "tilescale/backends/cuda/running/replay.py": {
+        "False -> True": "the graph refuses the same call again",
+    },
+    "tilescale/backends/cuda/running/wait_guard.py": {
+        "time.sleep(_LOOK_S) -> pass": _POLL,
+        "time.monotonic() < until -> time.monotonic() <= until": _AT_ONCE,
+    },
+    "tilescale/comm/session.py": {
+        "time.sleep(pause) -> pass": _POLL,
+        "min -> max": _POLL,
+        "waited > _SLOW_S -> waited >= _SLOW_S": _AT_ONCE,
+        "waited > self.timeout_s -> waited >= self.timeout_s": _AT_ONCE,
+    },
+    "tilescale/passes/overlap/scatter.py": {
+        "rounded > exact * (1 - WORTH) -> rounded >= exact * (1 - WORTH)": "estimates that are equal to the last bit",
+    },
+}
