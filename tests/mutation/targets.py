@@ -131,7 +131,7 @@ TARGETS = (
     _calls("running/memory.py", "digest"),
     _calls("running/barrier_kernel.py", "purpose", "site_of"),
     _calls("lowering/implemented.py", "available"),
-    _comm("session", "test_team", functions=_PROTOCOL),
+    _comm("session", "test_team", "test_ends_of_ranks", functions=_PROTOCOL),
     _comm("refusal", "test_team"),
     _comm("failure_log", "test_failure_log"),
     _comm("admission", "test_liveness", "test_nodes"),

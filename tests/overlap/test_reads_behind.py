@@ -4,7 +4,7 @@
 import torch
 
 import tilescale.language as T
-from tests.overlap.support import check_leaves, overlapped
+from tests.overlap.support import check_leaves, check_same, overlapped
 
 
 def test_a_grid_behind_an_all_reduce_by_tiles_sees_the_sums_of_all_devices():
@@ -35,3 +35,26 @@ def test_a_grid_behind_an_all_reduce_by_tiles_sees_the_sums_of_all_devices():
     args = [[torch.randn(whole, generator=rng), *(torch.full(whole, 113.0) for _ in range(2))] for _ in range(devices)]
     total = sum((x + x for x, *_ in args[1:]), start=args[0][0] + args[0][0])
     check_leaves(changed, args, [[x, total, total] for x, *_ in args], seeds=(None, 1, 2))
+
+
+def test_parts_that_are_read_later_hold_local_tiles_too():
+    @T.prim_func
+    def f(X: T.Tensor((16, 4), "float32"), Y: T.Tensor((8, 4), "float32"), Z: T.Tensor((16, 4), "float32")):
+        with T.Kernel(device=2, block=4, threads=32) as block:
+            parts = T.alloc((16, 4), "float32", level="l2")
+            with T.Scale("device"), T.Scale("block"):
+                x = T.alloc((4, 4), "float32", level="l1")
+                T.copy(X[block * 4, 0], x)
+                T.copy(x, parts[block * 4, 0])
+            with T.Scale("device"):
+                T.reduce_scatter(parts, Y)
+            with T.Scale("device"), T.Scale("block"):
+                again = T.alloc((4, 4), "float32", level="l1")
+                T.copy(parts[block * 4, 0], again)
+                T.copy(again, Z[block * 4, 0])
+
+    changed, schedule = overlapped(f, carrier="queue")
+    assert schedule.moves[0].overlapped and "a grid behind adds up: the parts" in schedule.moves[0].why
+    args = [[torch.randn(16, 4), torch.full((8, 4), torch.nan), torch.full((16, 4), torch.nan)] for _ in range(2)]
+    check_same(f, changed, args, seeds=(None,))
+    assert not overlapped(f, carrier="tiles")[1].moves[0].overlapped
