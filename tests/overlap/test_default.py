@@ -19,7 +19,7 @@ from tilescale.passes.overlap.estimate import pays
 from tilescale.passes.overlap.schedule import Move
 from tilescale.tuning import programs
 
-LARGE = (4096, 2048, 2048)
+LARGE = (16384, 2048, 2048)
 """M, N and K of a GEMM that hides its gather."""
 
 

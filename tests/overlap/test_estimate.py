@@ -125,4 +125,5 @@ def test_a_grid_of_few_tiles_gains_nothing_and_the_estimate_knows():
     in_order, beside = (tilescale.emulate(f, data=False, machine=H200).time_us for f in (func, changed))
     assert in_order < beside and move.in_order_s < move.overlapped_s
     assert move.in_order_s * 1e6 == pytest.approx(in_order, rel=0.1)
-    assert move.overlapped_s * 1e6 == pytest.approx(beside, rel=0.1)
+    queue = next(m for m in H200.network("device").mechanisms if m.started_by == "host")
+    assert (move.overlapped_s + queue.fork_and_join) * 1e6 == pytest.approx(beside, rel=0.1)
