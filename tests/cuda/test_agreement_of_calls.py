@@ -31,7 +31,7 @@ class Heap:
 def digest(*tensors: torch.Tensor, reached: set[int] | None = None) -> int:
     """Value of a call with these tensors, all reachable by peers by default."""
     positions = set(range(len(tensors))) if reached is None else reached
-    program = SimpleNamespace(launches=(), parameters=(), body=Sequence(()))
+    program = SimpleNamespace(launches=(), workspace_names={}, parameters=(), body=Sequence(()))
     own = SimpleNamespace(program=program, reached=positions, heap=Heap)
     return ProgramMemory(own, lambda: None).digest(ProgramCall(list(tensors)))
 

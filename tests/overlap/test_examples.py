@@ -69,7 +69,7 @@ def test_a_product_with_large_tiles_and_a_scatter_has_a_grid_behind():
 
 
 @pytest.mark.parametrize(("number", "program", "size"), [(8, "tp_gemm", SIZE), (15, "phases", SMALL)])
-def test_products_with_an_all_reduce_take_four_fifths_of_their_time_in_order(number: int, program: str, size: int):
+def test_products_with_an_all_reduce_gain_a_tenth_of_their_time_in_order(number: int, program: str, size: int):
     """Example 8 is the tensor-parallel GEMM of the white paper."""
     func = getattr(load(NUMBERED[number]), program)(2, size, size, size)
-    assert compiled(func) <= 0.8 * simulated(func)
+    assert compiled(func) <= 0.9 * simulated(func)
