@@ -9,12 +9,8 @@ from operators import RANK, SIZE, close, everyones, run
 from tilescale import ops
 
 
-def check_all_reduce_rms_norm_and_gradients():
-    x, residual, weight = everyones(5, 40), everyones(5, 40, seed=1)[0], everyones(40, seed=2)[0]
-    leaves = [t.clone().requires_grad_() for t in (x[RANK], weight, residual)]
-    plain = [t.float().requires_grad_() for t in (torch.stack(x), weight, residual)]
-    results, total = ops.all_reduce_rms_norm(*leaves, eps=1e-3), plain[0].sum(0) + plain[2]
-    want = total * torch.rsqrt(total.pow(2).mean(1, keepdim=True) + 1e-3) * plain[1], total
+def same_with_gradients(results, want, leaves, plain):
+    """Compare results and gradients with PyTorch's; `plain` has the inputs of all ranks first, then those of each."""
     for got, right in zip(results, want, strict=True):
         close(got.detach(), right.detach())
     sum(t.float().pow(2).sum() for t in results).backward()
@@ -22,6 +18,15 @@ def check_all_reduce_rms_norm_and_gradients():
     close(leaves[0].grad, SIZE * plain[0].grad[RANK])  # every rank's result is a use of it
     for leaf, right in zip(leaves[1:], plain[1:], strict=True):
         close(leaf.grad, right.grad)
+
+
+def check_all_reduce_rms_norm_and_gradients():
+    x, residual, weight = everyones(5, 40), everyones(5, 40, seed=1)[0], everyones(40, seed=2)[0]
+    leaves = [t.clone().requires_grad_() for t in (x[RANK], weight, residual)]
+    plain = [t.float().requires_grad_() for t in (torch.stack(x), weight, residual)]
+    results, total = ops.all_reduce_rms_norm(*leaves, eps=1e-3), plain[0].sum(0) + plain[2]
+    want = total * torch.rsqrt(total.pow(2).mean(1, keepdim=True) + 1e-3) * plain[1], total
+    same_with_gradients(results, want, leaves, plain)
 
 
 def check_all_reduce_layer_norm_and_gradients():
@@ -30,13 +35,7 @@ def check_all_reduce_layer_norm_and_gradients():
     plain = [t.float().requires_grad_() for t in (torch.stack(x), weight, bias, residual)]
     results, total = ops.all_reduce_layer_norm(*leaves, eps=1e-3), plain[0].sum(0) + plain[3]
     want = torch.nn.functional.layer_norm(total, (40,), plain[1], plain[2], 1e-3), total
-    for got, right in zip(results, want, strict=True):
-        close(got.detach(), right.detach())
-    sum(t.float().pow(2).sum() for t in results).backward()
-    sum(t.pow(2).sum() for t in want).backward()
-    close(leaves[0].grad, SIZE * plain[0].grad[RANK])  # every rank's result is a use of it
-    for leaf, right in zip(leaves[1:], plain[1:], strict=True):
-        close(leaf.grad, right.grad)
+    same_with_gradients(results, want, leaves, plain)
     into = torch.empty_like(residual), residual.clone()
     assert ops.all_reduce_layer_norm(x[RANK], weight, residual=into[1], out=into)[0] is into[0]
     close(into[0], torch.nn.functional.layer_norm(total, (40,), plain[1], None, 1e-5).detach())
