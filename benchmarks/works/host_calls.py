@@ -48,15 +48,15 @@ class _Nothing(torch.autograd.Function):
         return grad
 
 
-WAYS: dict[str, tuple[Call, Call]] = {
+WAYS: dict[str, tuple[Call, ...]] = {
     "all_reduce": (all_reduce, ops.all_reduce),
     "all_gather_matmul": (_gathered_product, lambda a, w: ops.all_gather_matmul(a, w.t())),
     "matmul_reduce_scatter": (_product_scattered, lambda a, w: ops.matmul_reduce_scatter(a, w.t())),
+    "a product": (lambda a, w: a @ w.t(),),
+    "a function in Python": (_Nothing.apply,),
 }
-"""Name of an operator -> PyTorch's functional collectives and GEMM, and TileScale's operator."""
-
-FLOORS: dict[str, Call] = {"a product": lambda a, w: a @ w.t(), "a function in Python": _Nothing.apply}
-"""Name of what PyTorch does alone -> that: no operator of its parts takes less."""
+"""Name of an operator -> PyTorch's functional collectives and GEMM, and TileScale's operator. The last two are
+PyTorch's alone: no operator of these parts takes less."""
 
 SHAPES: dict[str, list[list[tuple[int, int]]]] = {
     "all_reduce": [[(32, 1024)]],
@@ -91,16 +91,15 @@ class Work:
 
     def heat(self, gpus: int) -> Heat:
         """All contenders, interleaved."""
-        ways = dict(zip(("pytorch", "tilescale"), WAYS.get(self.name, (FLOORS.get(self.name),)), strict=False))
-        entries = [Contender(name, partial(self.runner, call)) for name, call in ways.items()]
+        named = zip(("pytorch", "tilescale"), WAYS[self.name], strict=False)
+        entries = [Contender(name, partial(self.runner, call)) for name, call in named]
         shape = tuple(size for given in self.shapes for size in given)
         return Heat(self.name + self.mode, shape, "bfloat16", gpus, "host", "pytorch", entries, calls=CALLS)
 
     def draw(self, seed: int) -> Case:
         """This rank's tensors, and their result by PyTorch in float32."""
         given = trials.randoms(seed, torch.bfloat16, *self.shapes)
-        reference = WAYS.get(self.name, (FLOORS.get(self.name),))[0]
-        want = reference(*(x.float() for x in given))
+        want = WAYS[self.name][0](*(x.float() for x in given))
         return Case(tuple(given), want, 2.0**-6 * want.abs() + 2.0**-6 * want.abs().mean())
 
     def runner(self, call: Call) -> Runner:
