@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.autograd_nodes import no_graph_is_kept
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import fetched
 from tilescale.backends.cuda.running.plans import ALIGNED
@@ -275,3 +276,14 @@ def test_symmetric_tensors_of_the_caller_stay_where_they_are(device: Device):
     for _ in range(ENOUGH):
         function((x,), [x])
     assert calls == ENOUGH
+
+
+def test_records_keep_no_graph_of_autograd(device: Device):
+    function, leaf = Counted(device), torch.randn(64, 64, requires_grad=True)
+    for _ in range(3 * ENOUGH):
+        with no_graph_is_kept([leaf]):
+            x = drawn().requires_grad_() + leaf
+            with torch.no_grad():  # as an operator's forward
+                function(x)
+            del x
+    assert function.calls < 3 * ENOUGH, "some calls were recorded"

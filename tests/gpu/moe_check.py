@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.gpu.ops_support import LATE_CYCLES, main, poison, random, runs, say  # noqa: E402
+from tests.gpu.ops_support import late, leaf, main, near, poison, random, runs, say  # noqa: E402
 from tests.gpu.ranks import DEVICE, RANK, SIZE, WORLD, everyones, total  # noqa: E402
 from tilescale import ops  # noqa: E402
 
@@ -40,19 +40,6 @@ def shapes() -> list[tuple[int, ...]]:
     return [(tokens, *kind) for kind in KINDS for tokens in (1, drawn.randint(2, 128), drawn.randint(129, MOST))]
 
 
-ERROR, LARGEST = 0.012, 0.06
-"""Error bounds relative to a result's norm, and to its largest element: roundings to bfloat16."""
-
-
-def near(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    """Raises ValueError if a result is further from the reference than roundings explain."""
-    error, want = got.float() - want.float(), want.float()
-    if got.shape != want.shape or not bool(error.norm() <= ERROR * want.norm() + 1e-6):
-        raise ValueError(f"{what}: {float(error.norm()):.3g} of a norm of {float(want.norm()):.3g}")
-    if not bool((error.abs() <= LARGEST * want.abs().max() + 1e-6).all()):
-        raise ValueError(f"{what}: off by {float(error.abs().max()):.3g}, the largest is {float(want.abs().max()):.3g}")
-
-
 def spoil() -> None:
     """NaN where PyTorch allocates next, and in the workspaces."""
     torch.cuda.synchronize()
@@ -60,11 +47,6 @@ def spoil() -> None:
     large = torch.full((1 << 28,), torch.nan, device=DEVICE)
     del small, large
     poison()
-
-
-def late(turn: int) -> None:
-    if turn % SIZE == RANK:
-        torch.cuda._sleep(LATE_CYCLES)
 
 
 class Layer:
@@ -79,7 +61,7 @@ class Layer:
         self.grad = random(tokens, features)
 
     def leaves(self) -> list[torch.Tensor]:
-        return [t.clone().requires_grad_() for t in (self.x, self.weights, self.gate_up, self.down)]
+        return [leaf(t) for t in (self.x, self.weights, self.gate_up, self.down)]
 
     def call(self, leaves: list[torch.Tensor], **options: object) -> torch.Tensor:
         x, weights, gate_up, down = leaves
@@ -87,8 +69,8 @@ class Layer:
 
     def wanted(self) -> list[torch.Tensor]:
         """The result, and the gradients of x, weights, gate_up and down: each token by its experts, in float32."""
-        x, weights = (t.float().requires_grad_() for t in (self.x, self.weights))
-        experts = [everyones(t).flatten(0, 1).float().requires_grad_() for t in (self.gate_up, self.down)]
+        x, weights = (leaf(t.float()) for t in (self.x, self.weights))
+        experts = [leaf(everyones(t).flatten(0, 1).float()) for t in (self.gate_up, self.down)]
         y = torch.zeros_like(x)
         for number, (gate_up, down) in enumerate(zip(*experts, strict=True)):
             where = (self.chosen == number).nonzero(as_tuple=True)
@@ -212,12 +194,12 @@ def check_routers(_: slice) -> None:
     layer, experts = Layer(200, *SMALL), SMALL[2] * SIZE
     logits, bias = torch.randn(200, experts, device=DEVICE), torch.randn(experts, device=DEVICE)
     for router in (ops.Router(2), ops.Router(2, "sigmoid", groups=4, top_groups=2, scale=2.5)):
-        given = logits.clone().requires_grad_()
+        given = leaf(logits)
         layer.chosen, weights = router.choose(given, bias)
         layer.weights = weights.detach()
         want = layer.wanted()
         (of_logits,) = torch.autograd.grad(weights, given, want[2])
-        mine = logits.clone().requires_grad_()
+        mine = leaf(logits)
         x, _, gate_up, down = layer.leaves()
         y = ops.moe_layer(x, mine, gate_up, down, router=router, bias=bias)
         near("y from logits", y.detach(), want[0])

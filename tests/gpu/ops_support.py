@@ -24,6 +24,9 @@ from tilescale.ops.workspace import workspace_of  # noqa: E402
 BEGIN = time.monotonic()
 LATE_CYCLES = 2_000_000
 
+ERROR, LARGEST = 0.012, 0.06
+"""Error bounds relative to a result's norm, and to its largest element: roundings to bfloat16."""
+
 
 def say(*what: Any) -> None:
     """Print by the first rank, with the seconds since the start."""
@@ -47,6 +50,28 @@ def compare(what: str, got: torch.Tensor, want: torch.Tensor, parts: torch.Tenso
         raise ValueError(f"{what}: {wrong} of {error.numel()} elements wrong, by up to {float(error.max()):.3g}")
 
 
+def leaf(x: torch.Tensor) -> torch.Tensor:
+    """A copy that is a leaf. A clone of a tensor with gradients would have a node, which belongs to the present stream:
+    a captured backward may not wait for that.
+    """
+    return x.detach().clone().requires_grad_()
+
+
+def near(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    """Raises ValueError if a result is further from the reference than roundings explain."""
+    error, want = got.float() - want.float(), want.float()
+    if got.shape != want.shape or not bool(error.norm() <= ERROR * want.norm() + 1e-6):
+        raise ValueError(f"{what}: {float(error.norm()):.3g} of a norm of {float(want.norm()):.3g}")
+    if not bool((error.abs() <= LARGEST * want.abs().max() + 1e-6).all()):
+        raise ValueError(f"{what}: off by {float(error.abs().max()):.3g}, the largest is {float(want.abs().max()):.3g}")
+
+
+def late(turn: int) -> None:
+    """Delay the device of one rank, another rank each time."""
+    if turn % SIZE == RANK:
+        torch.cuda._sleep(LATE_CYCLES)
+
+
 def poison() -> None:
     space = workspace_of(team_of(""))
     for memory in (*space._symmetric._made, *space._own._made):
@@ -58,8 +83,7 @@ def runs(what: str, call: Callable[[], Any], check: Callable[[Any], None]) -> No
     """Eager, twice more, and in a graph, ranks out of step."""
     for turn in range(4):
         poison()
-        if turn % SIZE == RANK:
-            torch.cuda._sleep(LATE_CYCLES)
+        late(turn)
         check(call())
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -67,8 +91,7 @@ def runs(what: str, call: Callable[[], Any], check: Callable[[Any], None]) -> No
         result = call()
     for turn in range(2):
         poison()
-        if turn % SIZE == RANK:
-            torch.cuda._sleep(LATE_CYCLES)
+        late(turn)
         graph.replay()
         check(result)
     say(f"PASS {what}")
