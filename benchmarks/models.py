@@ -7,7 +7,8 @@
 Works: a step of training, prefills of even and odd length, and decode in CUDA graphs and eager, of a few decoder
 layers of `transformers` at the sizes of Llama 3 8B, Qwen3 14B, Gemma 3 27B, Mixtral 8x7B and Qwen3 30B A3B.
 Contenders: PyTorch's tensor parallelism eager, compiled, and compiled with asynchronous tensor parallelism; ours eager
-and compiled. Losses of the first steps, and results, are compared with those of one GPU before anything is timed. The
+and compiled. Losses of the first steps, and results, are compared with those of one GPU before anything is timed. Rows
+of training steps have the peak of memory, and the percentage of a step's time in which a trace finds the GPU idle. The
 first run takes longer, as kernels are compiled.
 """
 

@@ -136,6 +136,20 @@ def test_a_time_is_that_of_the_slowest_rank(race: ModuleType):
     assert (row["us"], row["spread"]) == (5, [4, 6])
 
 
+def test_a_row_reports_the_largest_of_what_ranks_measure(race: ModuleType):
+    class Busier(Alone):
+        """The other rank's device is idle for 40 % of the time."""
+
+        def all_gather(self, obj: Any) -> list[Any]:
+            return [obj, 40.0 if isinstance(obj, float) else obj]
+
+    runner = race.Runner(lambda: "a", rates={"gib": lambda: 41.5, "idle": lambda: 12.345})
+    entry = race.Contender("a", lambda: runner)
+    given = race.Heat("work", (2, 3), "float32", 1, "eager", None, [entry])
+    (row,) = race.race(given, Script({"a": [1]}), Busier(), rounds=1)
+    assert (row["gib"], row["idle"]) == (41.5, 40.0) and "40 % idle" in race.line(row)
+
+
 def test_who_is_wrong_is_not_timed(race: ModuleType):
     def wrong_at_the_third(seed: int) -> None:
         if seed == 2:

@@ -23,6 +23,7 @@ from trials import Case, checked
 
 import tilescale
 from tilescale.tuning.race import Contender, Heat, Runner
+from tilescale.tuning.trace import idle_percent
 
 STEPS, BOUND = 3, 2.0**-4
 """Number of training steps whose losses are compared; error bound of results, relative to their magnitudes or to one.
@@ -135,7 +136,10 @@ class Work:
             torch.cuda.reset_peak_memory_stats()
             trials.compare(torch.stack([call(x) for _ in range(STEPS)]), case)
 
-        return Runner(lambda: call(x), check, memory=lambda: (torch.cuda.max_memory_allocated() - before) / 2**30)
+        def peak() -> float:
+            return (torch.cuda.max_memory_allocated() - before) / 2**30
+
+        return Runner(lambda: call(x), check, rates={"gib": peak, "idle": lambda: idle_percent(lambda: call(x))})
 
     def _made(self, x: torch.Tensor, way: Way) -> Callable[[torch.Tensor], torch.Tensor]:
         """A function of this rank's tokens, such as x, that returns the result, or the loss before a step."""

@@ -26,8 +26,8 @@ Step = Callable[[str, str], None]
 KEYS = ("work", "shape", "dtype", "gpus", "mode", "contender", "us", "spread", "baseline", "ratio")
 """Keys of every row of a results file; some have rates, and `failed`, the reason why there is no time."""
 
-RATES = {"tflops": "TFLOP/s", "gb_s": "GB/s", "gib": "GiB"}
-"""Optional keys of rows, and their units; the last one is memory."""
+RATES = {"tflops": "TFLOP/s", "gb_s": "GB/s", "gib": "GiB", "idle": "% idle"}
+"""Optional keys of rows, and their units: of the work, of memory, and of the GPU's time by a trace."""
 
 WORK = KEYS[:5]
 """Keys that rows of one heat share."""
@@ -62,13 +62,13 @@ class Runner:
         call: does the work once.
         check: runs it on fresh inputs made from a seed; raises ValueError if the result is wrong.
         group: times a number of calls by itself, for contenders that cannot be called from this process.
-        memory: the most device memory that it held until now, in GiB; asked after the checks.
+        rates: what else its row reports, by key of `RATES`; measured after the checks, the largest of all ranks.
     """
 
     call: Callable[[], Any]
     check: Callable[[int], None] | None = None
     group: Callable[[int], float] | None = None
-    memory: Callable[[], float] | None = None
+    rates: Mapping[str, Callable[[], float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,12 @@ class Heat:
 
 @dataclass
 class HeatState:
-    """Contenders of a heat and their state: the timer of each, its times by round, its memory, and failures with
-    reasons."""
+    """Contenders of a heat and their state: the timer of each, its times by round, its measured rates, and failures
+    with reasons."""
 
     groups: dict[str, Callable[[int], float]] = field(default_factory=dict)
     times: dict[str, dict[int, float]] = field(default_factory=dict)
-    memory: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, dict[str, float]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -166,8 +166,10 @@ def _admit(
         for seed in seeds if runner.check else ():
             step(contender.name, f"check with inputs {seed}")
             _on_all(team, lambda seed=seed: runner.check(seed))  # one by one: the next one begins with collectives
-        if runner.memory is not None:
-            entered.memory[contender.name] = _on_all(team, runner.memory)
+        for rate, measure in runner.rates.items():
+            step(contender.name, f"measure {rate}")
+            largest = max(team.all_gather(_on_all(team, measure)))
+            entered.rates.setdefault(contender.name, {})[rate] = largest
         step(contender.name, "prepare")
         entered.groups[contender.name] = _on_all(team, lambda: runner.group or timer.prepare(runner.call))
         entered.times[contender.name] = {}
@@ -248,8 +250,8 @@ def _row(heat: Heat, name: str, entered: HeatState) -> dict[str, Any]:
     row |= {"us": round(us, 2), "spread": [round(f(times.values()), 2) for f in (min, max)]}
     row["ratio"] = None if compared is None else round(compared, 4)
     rates = {"tflops": round(heat.flops / us / 1e6, 1), "gb_s": round(heat.bytes / us / 1e3, 1)}
-    rates["gib"] = round(entered.memory.get(name, 0.0), 2)
-    return {key: row[key] for key in KEYS} | {key: rate for key, rate in rates.items() if rate}
+    measured = {key: round(rate, 2) for key, rate in entered.rates.get(name, {}).items()}
+    return {key: row[key] for key in KEYS} | {key: rate for key, rate in rates.items() if rate} | measured
 
 
 def line(row: Mapping[str, Any]) -> str:
