@@ -30,15 +30,15 @@ def knows_positions(node: ast.AST) -> bool:
     """Whether code distinguishes the arguments of an operation by their positions, or by their number."""
 
     def is_arguments(value: ast.expr | None) -> bool:
-        if isinstance(value, ast.Call) and ast.unparse(value.func) in ("list", "tuple", "reversed"):
-            return any(map(is_arguments, value.args))
+        if isinstance(value, ast.Call):
+            return any(map(is_arguments, value.args)) and ast.unparse(value.func) in ("list", "tuple", "reversed")
         return isinstance(value, ast.Attribute) and value.attr == "args"
 
     if isinstance(node, ast.Assign):
         return is_arguments(node.value) and any(isinstance(target, ast.Tuple | ast.List) for target in node.targets)
     if isinstance(node, ast.Call):
         spread = [arg.value for arg in node.args if isinstance(arg, ast.Starred)]
-        counts = ast.unparse(node.func) == "len" and any(map(is_arguments, node.args))
+        counts = any(map(is_arguments, node.args)) and ast.unparse(node.func) == "len"
         return counts or any(map(is_arguments, spread)) and ast.unparse(node.func) != "tir.tile_call"
     return isinstance(node, ast.Subscript) and is_arguments(node.value)
 

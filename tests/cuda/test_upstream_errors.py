@@ -120,24 +120,14 @@ def test_what_nobody_has_heard_of_has_the_line_too(monkeypatch: pytest.MonkeyPat
     assert "T.reduce_sum(" in str(error.value)
 
 
-FIRST = list({program.make: program for program in reversed(PROGRAMS)}.values())
-"""One program of each function of the corpus, whose variants differ in a line."""
-
-
-@pytest.mark.parametrize(
-    "programs",
-    [
-        pytest.param(FIRST, id="one of each", marks=pytest.mark.slow),
-        pytest.param([program for program in PROGRAMS if program not in FIRST], id="others", marks=pytest.mark.nightly),
-    ],
-)
-def test_no_other_error_gets_out_of_compile(programs: list[Program]):
-    for program in programs:
-        try:
-            func, _ = program.make(*([] if program.variant is None else [program.variant]))
-            tilescale.compile(func, machine="h200-sxm-8").source  # noqa: B018
-        except TileScaleError as error:
-            assert error.where, program.name
+@pytest.mark.nightly
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_no_other_error_gets_out_of_compile(program: Program):
+    try:
+        func, _ = program.make(*([] if program.variant is None else [program.variant]))
+        tilescale.compile(func, machine="h200-sxm-8").source  # noqa: B018
+    except TileScaleError as error:
+        assert error.where
 
 
 def test_what_a_stage_of_ours_trips_over_has_the_line(monkeypatch: pytest.MonkeyPatch):

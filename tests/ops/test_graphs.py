@@ -29,7 +29,7 @@ def restored() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "check", [*CHECKS[:2], *(pytest.param(name, marks=pytest.mark.nightly) for name in CHECKS[2:])]
+    "check", [CHECKS[0], *(pytest.param(name, marks=pytest.mark.nightly) for name in CHECKS[1:])]
 )
 def test_compiled_functions_give_what_eager_ones_give(check: str):
     if check == "check_llama":

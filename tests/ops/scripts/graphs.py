@@ -73,6 +73,20 @@ def shards(*shape: int) -> tuple[torch.Tensor, ...]:
     return (random(*shape, seed=10 + RANK),)
 
 
+def check_one_of_each() -> None:
+    """A gather for two GEMMs, a reduce-scatter, a sum of a GEMM, and a norm of a sum, in one graph."""
+    weight, residual = random(HIDDEN, seed=5), random(2, 4, HIDDEN, seed=6)
+
+    def block(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        whole = functional.all_gather_tensor(x, 1, dist.group.WORLD)
+        hidden = torch.relu(whole @ UP) * (whole @ MORE)
+        part = functional.reduce_scatter_tensor(hidden @ DOWN, "avg", 1, dist.group.WORLD)
+        y = residual + functional.all_reduce(part, "sum", dist.group.WORLD)
+        return functional.all_reduce(x @ UP, "sum", dist.group.WORLD), transformers_norm(y, weight), y
+
+    compiled(block, shards(2, 4, HIDDEN), **{GATHER: 1, SCATTER: 1, SUM: 1, NORM: 1})
+
+
 def check_gather_and_scatter() -> None:
     """Two GEMMs of one gather, then a reduce-scatter; along each dimension of the tokens, sum and mean."""
 
