@@ -35,6 +35,8 @@ LIMITS = {"device_phases": 360, "never_hang": 240, "cluster_check": 240, "thread
 """Seconds of scripts that need more than 150: about twice their time next to others, as hosts differ as much."""
 PARTS = Counter(ops_check=4, attention_check=2, messages_check=2)
 """Number of jobs that a script's checks are divided into, as each of them compiles for long."""
+WORDS = {"fuzz_check": "100"}
+"""Arguments of scripts: 100 random programs next to other jobs, 500 alone."""
 LOGS = ROOT / "build/gpu_check"
 EXAMPLES = sorted(p.name for p in (ROOT / "examples/distributed").glob("[0-9]*.py"))
 DEVICES = {"16_cannon.py": (1, 4), "19_two_nodes.py": (), "20_wafer_mesh.py": (), "21_stacked_dram.py": ()}
@@ -113,7 +115,7 @@ def _checks(torchrun: list[str]) -> list[Step]:
         if "__main__" in text and script.name != "heap_check.py":
             command = [*([sys.executable] if "ONE PROCESS" in text else torchrun), f"tests/gpu/{script.name}"]
             for part in [f"{n + 1}/{PARTS[script.stem]}" for n in range(PARTS[script.stem])] or [""]:
-                name, words = f"{script.stem} {part}".strip(), [*command, *part.split()]
+                name, words = f"{script.stem} {part}".strip(), [*command, *WORDS.get(script.stem, part).split()]
                 result.append(Step(name, words, LIMITS.get(script.stem, 150), script.stem in ALONE))
     for part in ("1/3", "2/3", "3/3"):  # most of its programs are for one device
         groups = [sys.executable, "tests/gpu/thread_groups_check.py", part]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Generated text of programs, and the examples' programs."""
 
-import itertools
 import re
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import tilelang
 
+from tests.fuzz.together import KERNEL
 from tests.ladder import EXAMPLES, load
 from tilescale.backends.base import Target
 from tilescale.backends.cuda import support
@@ -25,7 +25,6 @@ from tilescale.program.model import Program
 from tilescale.settings import settings
 
 EMULATED_ONLY = ("19_two_nodes", "20_wafer_mesh", "21_stacked_dram")
-KERNEL = re.compile(r'^extern "C" __global__ void [^;]*? \{\n.*?^\}$', re.MULTILINE | re.DOTALL)
 
 
 def program(func: Any, machine: str = "h200-sxm-8") -> Program:
@@ -63,19 +62,6 @@ def ptxas(text: str, arch: str = "sm_90a") -> str:
             [*command, "-o", str(Path(folder) / "text.cubin")], check=True, capture_output=True, text=True, timeout=240
         )
     return done.stderr
-
-
-def apart(text: str, number: int) -> str:
-    """A text whose kernels and shared arrays have other names than those of other texts in the same file."""
-    text = re.sub(r"\b(\w+_kernel)\(", rf"program{number}_\1(", text)
-    counted = itertools.count()
-
-    def own_array(found: re.Match[str]) -> str:
-        array = re.search(r"extern __shared__ .*?(\w+)\[\];", found[0])
-        own = f"shared{number}_{next(counted)}"
-        return re.sub(rf"(?<!\.)\b{array[1]}\b", own, found[0]) if array else found[0]
-
-    return KERNEL.sub(own_array, text)
 
 
 def bodies(text: str) -> str:

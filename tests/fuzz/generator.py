@@ -39,7 +39,7 @@ class Generator(Exchanges):
 
     def program(self) -> Fuzzed:
         """All of it."""
-        body = [self.launch() for _ in range(self.rng.choice((1, 1, 2, 3)))]
+        body = [self.launch() for _ in range(self.rng.choice((1, 1, 1, 2)))]
         return Fuzzed(self.seed, self.devices, tuple(self.parameters), tuple(body))
 
     # -- launches ----------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class Generator(Exchanges):
         self.at_head, self.at_begin = [], []
         body: list[Line] = []
         while not body:
-            body = self.statements(Scope(), self.rng.randint(4, 10)) + self.stores()
+            body = self.statements(Scope(), self.rng.randint(3, 8)) + self.stores()
         cluster = f"cta_cluster={self.cluster}, " if self.cluster else ""
         names = f"device={self.devices}, {cluster}block={self.blocks}, threads={self.threads}"
         scale = 'with T.Scale("block"):'

@@ -11,7 +11,7 @@ import zlib
 _KERNEL = re.compile(r'^extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?\w+\([^;]*?\) \{$', re.MULTILINE)
 _DELAY = """
 // Of a quarter of all warps and statements: some thousand cycles; of a few, ten times as many.
-static __device__ __forceinline__ void fuzz_delay(unsigned statement) {{
+static __device__ __forceinline__ void fuzz_delay_{seed}(unsigned statement) {{
   unsigned warp = (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) / 32;
   unsigned h = statement * 2654435761u ^ (warp + 1) * 2246822519u ^ (blockIdx.x + 1) * 3266489917u ^ {seed}u;
   h = (h ^ h >> 15) * 2246822519u;
@@ -34,10 +34,11 @@ def skewed(text: str) -> str:
     if kernel is None:
         return text
     head = text.rfind("\n\n", 0, kernel.start()) + 1
-    return text[:head] + _DELAY.format(seed=zlib.crc32(text.encode())) + _delayed(text[head:])
+    seed = zlib.crc32(text.encode())
+    return text[:head] + _DELAY.format(seed=seed) + _delayed(text[head:], seed)
 
 
-def _delayed(text: str) -> str:
+def _delayed(text: str, seed: int) -> str:
     lines: list[str] = []
     inside, unrolled, before = False, None, ""
     for number, line in enumerate(text.split("\n")):
@@ -47,7 +48,7 @@ def _delayed(text: str) -> str:
         if inside and unrolled is None:
             loop = stripped.startswith("#pragma unroll")
             if before.endswith((";", "{", "}")) and (loop or _is_statement(stripped)):
-                lines.append(f"{line[:depth]}fuzz_delay({number});")
+                lines.append(f"{line[:depth]}fuzz_delay_{seed}({number});")
             unrolled = depth if loop else None
         lines.append(line)
         inside, before = bool(_KERNEL.match(line)) or (inside and line != "}"), stripped

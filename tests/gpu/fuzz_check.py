@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""Random programs on GPUs against the emulator's values: `python tests/gpu/fuzz_check.py [seconds [workers [seed]]]`.
+"""Random programs on GPUs against the emulator's values: `python tests/gpu/fuzz_check.py [programs [seconds [seed]]]`.
 
 ONE PROCESS that starts workers: most for programs of one device, each on one GPU, some for programs of two. A worker
-takes seed after seed until the time is up: it generates the program, emulates it with all checks, compiles it with
-delays for its warps, and compares all tensors bit for bit, call after call, outputs poisoned first. What the emulator
-does not accept or the back end refuses by name is not counted. A program that fails is printed with its seed, smaller
-if that is cheap. `python tests/gpu/fuzz_check.py seeds DEVICES SEED ...` runs some.
+takes seed after seed until enough programs are right or the time is up: it generates the program, emulates it with all
+checks, compiles it with delays for its warps, and compares all tensors bit for bit, call after call, outputs poisoned
+first. Texts that workers wait for are compiled together. What the emulator does not accept or the back end refuses by
+name is not counted. A program that fails is printed with its seed, smaller if that is cheap.
+`python tests/gpu/fuzz_check.py seeds DEVICES SEED ...` runs some.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -27,22 +29,24 @@ from typing import Any
 
 import torch
 import tvm_ffi
+from tilelang.contrib import nvcc
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
+from tests.fuzz.compiler import SharedCompiler, compile_at  # noqa: E402
 from tests.fuzz.generator import generate  # noqa: E402
 from tests.fuzz.program import Fuzzed, smaller  # noqa: E402
 from tests.fuzz.skew import skewed  # noqa: E402
 from tests.gpu.limits import bounded  # noqa: E402
 from tilelang_core.modules import COMPILE, with_flags  # noqa: E402
+from tilescale.backends.processes import cores  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
 
-SECONDS, WORKERS, LEAST = 110, 32, 500
-"""Seconds in which workers start a program, and number of programs that must run in them with this number of workers.
-"""
-EACH_S, GRACE_S = 30.0, 8.0
-"""Seconds that one program may take, and that a worker may continue after the limit."""
+PROGRAMS, SECONDS = 500, 200.0
+"""Programs that must be right, and seconds in which they have to be on 16 cores."""
+EACH_S, GRACE_S = 60.0, 3.0
+"""Seconds that one program may take, and that workers take to end."""
 CALLS = (0, 1, 0)
 """Inputs of each call of a program."""
 
@@ -90,8 +94,8 @@ def is_wrong(program: Fuzzed) -> bool:
     return False
 
 
-def delay_warps() -> None:
-    """From now on nvcc gets texts with delays, behind the checks of texts and unknown to the cache of kernels.
+def delay_warps(compiler: str | None) -> None:
+    """From now on nvcc gets texts with delays, behind the checks of texts; by the shared compiler of an address.
 
     It optimizes them less: that takes a third of the time, and the order of a text is the same.
     """
@@ -99,16 +103,17 @@ def delay_warps() -> None:
     flags = ("-Xcicc=-O1", "-Xptxas=-O1")
     delayed = lambda text, target, given=None: compile_text(skewed(text), target, with_flags(given, flags))  # noqa: E731
     tvm_ffi.register_global_func(COMPILE, delayed, override=True)
+    if compiler:
+        ask = compile_at(compiler)
+        nvcc.compile_cuda = lambda text, *given, **named: bytearray(ask(text, (given, named)))
 
 
-def run(devices: int, seeds: Iterator[int], until: float) -> None:
+def run(devices: int, seeds: Iterator[int]) -> None:
     """A worker: prints a line for each program."""
-    delay_warps()
+    delay_warps(os.environ.get("FUZZ_COMPILER"))
     world = tilescale.init()
     torch.cuda.set_device(world.device)
     for seed in seeds:
-        if not all(world.all_gather(time.time() < until)):
-            return
         program = generate(seed, devices)
         with bounded(program.name, EACH_S):
             verdict = _verdict(program)
@@ -142,7 +147,6 @@ def _explain(program: Fuzzed, verdict: str, world: Any) -> None:
 class Tally:
     """Results of workers so far; errors are printed as they come."""
 
-    until: float
     count: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -160,56 +164,91 @@ class Tally:
         with self.lock:
             return sum(times for what, times in self.count.items() if word in what)
 
-    def say(self) -> None:
+    def say(self, seconds: float) -> None:
         """All counts."""
-        print(f"INFO {self.until - time.time():.0f} s left, {dict(sorted(self.count.items()))}", flush=True)
+        print(f"INFO {seconds:.0f} s, {dict(sorted(self.count.items()))}", flush=True)
 
 
-def supervise(devices: int, seed: int, workers: int, env: dict[str, str], tally: Tally) -> None:
-    """Run a worker, which restarts after a program that ends it; in the end all its processes are killed."""
-    port = f"--master-port={29700 + 20 * (seed % workers)}"
-    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={devices}", port]
-    while time.time() < tally.until:
-        command = [*(launcher if devices > 1 else launcher[:1]), __file__, "worker"]
-        command += [str(n) for n in (devices, seed, workers, tally.until)]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **env},
-            start_new_session=True,
-        )  # fmt: skip
-        watch = threading.Timer(tally.until - time.time() + GRACE_S, os.killpg, (process.pid, signal.SIGKILL))
-        watch.daemon = True
-        watch.start()
-        begun = None
-        for line in process.stdout or ():
-            tally.add(devices, line.rstrip("\n"))
-            found = re.match(rf"INFO begins: fuzz_{devices}_(\d+)$", line)
-            begun = int(found[1]) if found else begun
-        code = process.wait()
-        watch.cancel()
-        if code == 0 or begun is None:
-            return
-        seed = begun + workers
+@dataclass
+class Supervisor:
+    """A worker, which restarts after a program that ends it: seeds from `seed` on, every `step`-th one."""
+
+    devices: int
+    seed: int
+    step: int
+    env: dict[str, str]
+    tally: Tally
+    process: subprocess.Popen[str] | None = None
+    ended: bool = False
+
+    def run(self) -> None:
+        """Start the worker until it ends, or is ended."""
+        port = f"--master-port={29700 + 20 * (self.seed % self.step)}"
+        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={self.devices}", port]
+        seed = self.seed
+        while not self.ended:
+            command = [*(launcher if self.devices > 1 else launcher[:1]), __file__, "worker"]
+            self.process = subprocess.Popen(
+                [*command, *map(str, (self.devices, seed, self.step))], stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, env={**os.environ, **self.env}, start_new_session=True,
+            )  # fmt: skip
+            begun = None
+            for line in self.process.stdout or ():
+                if not self.ended:
+                    self.tally.add(self.devices, line.rstrip("\n"))
+                found = re.match(rf"INFO begins: fuzz_{self.devices}_(\d+)$", line)
+                begun = int(found[1]) if found else begun
+            self.process.wait()
+            if begun is None:
+                return
+            seed = begun + self.step
+
+    def end(self) -> None:
+        """End it and all its processes."""
+        self.ended = True
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGTERM)
+
+
+def supervisors(first: int, tally: Tally, compiler: str) -> list[Supervisor]:
+    """Two workers for each core, as half of them wait for the compiler; an eighth of them for two devices."""
+    gpus, workers = torch.cuda.device_count(), max(2, 2 * cores())
+    pairs = max(1, workers // 16) if gpus > 1 else 0
+    env = {"TILESCALE_HEAP_BYTES": "64MiB", "OMP_NUM_THREADS": "1", "TILELANG_DISABLE_CACHE": "1"}
+    env["FUZZ_COMPILER"] = compiler
+    alone = max(1, workers - 2 * pairs)
+    found = [
+        Supervisor(1, first + n, alone, {**env, "CUDA_VISIBLE_DEVICES": str(n % gpus)}, tally) for n in range(alone)
+    ]
+    two = {**env, "CUDA_VISIBLE_DEVICES": "0,1"}
+    return [*found, *(Supervisor(2, first + n, pairs, two, tally) for n in range(pairs))]
 
 
 def main() -> int:
     """Start all workers, and sum up."""
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
-    workers = int(sys.argv[2]) if len(sys.argv) > 2 else max(2, os.cpu_count() or 2)
+    programs = int(sys.argv[1]) if len(sys.argv) > 1 else PROGRAMS
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else SECONDS
     first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
-    gpus, tally = torch.cuda.device_count(), Tally(time.time() + seconds)
-    pairs = max(1, workers // 8) if gpus > 1 else 0
-    env = {"TILESCALE_HEAP_BYTES": "64MiB", "OMP_NUM_THREADS": "1", "TILELANG_CACHE_DIR": tempfile.mkdtemp()}
-    alone = max(1, workers - 2 * pairs)
-    jobs = [(1, first + n, alone, {**env, "CUDA_VISIBLE_DEVICES": str(n % gpus)}, tally) for n in range(alone)]
-    jobs += [(2, first + n, pairs, {**env, "CUDA_VISIBLE_DEVICES": "0,1"}, tally) for n in range(pairs)]
-    threads = [threading.Thread(target=supervise, args=job, daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads) and time.time() < tally.until + 2 * GRACE_S:
-        time.sleep(5)
-        tally.say()
+    tally, begin = Tally(), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        compile_text = nvcc.compile_cuda
+        compiler = SharedCompiler(
+            f"{folder}/compiler", lambda text, given: bytes(compile_text(text, *given[0], **given[1])),
+            max(1, cores() // 3),
+        )  # fmt: skip
+        workers = supervisors(first, tally, compiler.address)
+        for one in workers:
+            threading.Thread(target=one.run, daemon=True).start()
+        while tally.of("RIGHT") < programs and time.monotonic() - begin < seconds:
+            time.sleep(1)
+            if (passed := int(time.monotonic() - begin)) % 10 == 0:
+                tally.say(passed)
+        for one in workers:
+            one.end()
+        time.sleep(GRACE_S)
     right, wrong = tally.of("RIGHT"), tally.of("WRONG")
-    ok = not wrong and right >= LEAST * min(1.0, seconds / SECONDS) * min(1.0, workers / WORKERS)
+    ok = not wrong and right >= programs
     print(f"{'PASS' if ok else 'FAIL'} {right} of {right + wrong} random programs compute what the emulator does")
     return 0 if ok else 1
 
@@ -217,9 +256,9 @@ def main() -> int:
 def worker() -> None:
     """Command line of a worker."""
     if sys.argv[1] == "seeds":
-        return run(int(sys.argv[2]), iter(map(int, sys.argv[3:])), time.time() + 3600)
-    devices, first, step, until = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
-    run(devices, iter(range(first, 1 << 30, step)), until)
+        return run(int(sys.argv[2]), iter(map(int, sys.argv[3:])))
+    devices, first, step = (int(given) for given in sys.argv[2:])
+    run(devices, itertools.count(first, step))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""Several CUDA texts as one file: the compiler parses TileLang's headers, most of a small kernel's time, once."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+KERNEL = re.compile(r'^extern "C" __global__ void [^;]*? \{\n.*?^\}$', re.MULTILINE | re.DOTALL)
+_NAME = re.compile(r"(\w+_kernel)\(")
+
+
+def kernels(text: str) -> set[str]:
+    """Names of the kernels of a text."""
+    return {_NAME.search(kernel)[1] for kernel in KERNEL.findall(text)}  # type: ignore[index]  # each has one
+
+
+def joined(texts: Sequence[str]) -> str:
+    """One file of texts whose kernels have different names: each kernel's shared arrays get names of their own."""
+    counted = itertools.count()
+
+    def own_array(found: re.Match[str]) -> str:
+        array = re.search(r"extern __shared__ .*?(\w+)\[\];", found[0])
+        return re.sub(rf"(?<!\.)\b{array[1]}\b", f"shared_{next(counted)}", found[0]) if array else found[0]
+
+    return "\n".join(KERNEL.sub(own_array, text) for text in texts)
