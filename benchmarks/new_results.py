@@ -5,8 +5,8 @@
     torchrun --nproc-per-node 2 benchmarks/new_results.py --only "all_reduce"      one collective
 
 Works: all_reduce, all_gather, reduce_scatter, all_to_all of 4 KiB to 64 MiB a rank. For small tensors this is the
-host's time, as in PyTorch programs without CUDA graphs. `collectives.py` measures devices, on the same tensors each
-time.
+host's time, as in PyTorch programs without CUDA graphs; up to 1 MiB rows of mode "host" have that alone, and rows of
+mode "graph" the device's. `collectives.py` measures devices, on the same tensors each time.
 """
 
 from __future__ import annotations

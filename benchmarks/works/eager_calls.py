@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Collectives as PyTorch programs call them: eagerly, on changing tensors, with newly allocated results."""
+"""Collectives as PyTorch programs call them: eagerly, on changing tensors, with newly allocated results.
+
+Of small ones also the two parts of that time: the host's alone, and the device's in a CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,9 @@ from tilescale.tuning.race import Contender, Heat, Runner
 KIB = 1 << 10
 SIZES = tuple(4 * KIB << n for n in range(0, 15, 2))
 """Bytes of a rank's tensor: 4 KiB to 64 MiB."""
+
+SMALL = 1 << 20
+"""Bytes of a rank's tensor up to which the host takes longer than the device."""
 
 ROWS, INPUTS = 64, 4
 """Rows of a tensor, and number of tensors that alternate."""
@@ -72,7 +78,8 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     if gpus == 1:
         return
     for name, nbytes in itertools.product(WAYS, SIZES[:3] if quick else SIZES):
-        yield Work(name, nbytes).heat(gpus)
+        for mode in ("eager", "host", "graph")[: 3 if nbytes <= SMALL else 1]:
+            yield Work(name, nbytes).heat(gpus, mode)
 
 
 @dataclass(frozen=True)
@@ -87,14 +94,14 @@ class Work:
         """Shape of a rank's tensor, in bfloat16."""
         return ROWS, self.nbytes // 2 // ROWS
 
-    def heat(self, gpus: int) -> Heat:
+    def heat(self, gpus: int, mode: str) -> Heat:
         """All contenders, interleaved."""
         theirs, own = WAYS[self.name]
         entries = [Contender("nccl", lambda: self.runner(theirs)), Contender("tilescale", lambda: self.runner(own))]
         if self.nbytes >= FLOAT8 and self.name != "all_to_all":
             narrow = partial(own, wire="float8_e4m3fn")
             entries.append(Contender("tilescale, float8 on the wire", lambda: self.runner(narrow, 2.0**-3)))
-        return Heat(self.name, self.shape, "bfloat16", gpus, "eager", "nccl", entries, calls=20)
+        return Heat(self.name, self.shape, "bfloat16", gpus, mode, "nccl", entries, calls=20)
 
     def draw(self, seed: int, narrow: float = 0.0) -> Case:
         """This rank's tensor, and its result by PyTorch in float32; `narrow`: the additional error of float8."""

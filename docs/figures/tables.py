@@ -87,7 +87,8 @@ def experts() -> str:
 def eager_collectives() -> str:
     """Eager calls of collectives: ours and NCCL's microseconds, and the median ratio of the rounds."""
     cells: dict[int, dict[str, str]] = {}
-    for (work, extents), group in groupby(measured("new_results")["rows"], lambda row: (row["work"], row["shape"])):
+    rows = [row for row in measured("new_results")["rows"] if row["mode"] == "eager"]
+    for (work, extents), group in groupby(rows, lambda row: (row["work"], row["shape"])):
         of = {row["contender"]: row for row in group}
         ours, nccl = of["tilescale"], of["nccl"]
         cell = f"{ours['us']:.1f} / {nccl['us']:.1f} ({ours['ratio']:.2f})"

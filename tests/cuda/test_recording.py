@@ -4,17 +4,19 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tilescale
 from tests.autograd_nodes import no_graph_is_kept
 from tests.cuda.fakes import Device
 from tests.cuda.test_execute_calls import fetched
 from tilescale.backends.cuda.running.plans import ALIGNED
-from tilescale.backends.cuda.running.recording import current_recording, recorded_memory
+from tilescale.backends.cuda.running.recording import recorded_memory
 from tilescale.comm import world
 from tilescale.errors import WaitTimeoutError
 from tilescale.ops import repeated
@@ -22,12 +24,13 @@ from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.repeated import TRIED, RecordedCalls
 
 ENOUGH = TRIED[2] + 1
+PACKAGE = str(Path(tilescale.__file__).parent)
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Rank 0 of two, whose tensors count as a GPU's."""
-    monkeypatch.setattr(repeated, "is_recorded", lambda tensors: current_recording() is None)
+    monkeypatch.setattr(repeated, "are_on_gpus", lambda tensors: True)
     return Device(monkeypatch)
 
 
@@ -160,6 +163,24 @@ def test_plain_calls_of_a_public_function_are_recorded_with_its_choices(device: 
     with torch.no_grad():
         public(drawn(), [drawn()], scales={4})
     assert len(chosen) == calls + 3, "autograd sees the function, and so does an argument that cannot be hashed"
+
+
+def test_a_recorded_call_runs_few_functions_of_python(device: Device):
+    counted = Counted(device)
+    public, ran = plain_calls_repeat(counted._call), list[str]()
+
+    def noted(frame: Any, event: str, arg: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith((PACKAGE, str(Path(torch.__file__).parent))):
+            ran.append(frame.f_code.co_name)
+
+    for _ in range(3 * ENOUGH):
+        calls, x = counted.calls, drawn()
+        ran.clear()
+        sys.setprofile(noted)
+        public(x)
+        sys.setprofile(None)
+    assert counted.calls == calls, "the last one is recorded"
+    assert 0 < len(ran) <= 21, ran
 
 
 @pytest.mark.parametrize(

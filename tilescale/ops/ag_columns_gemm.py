@@ -26,8 +26,8 @@ from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
 
 
-@collective
 @plain_calls_repeat
+@collective
 def all_gather_columns_matmul(
     a: torch.Tensor, b: torch.Tensor, *, bias: torch.Tensor | None = None, group: Any = None
 ) -> torch.Tensor:

@@ -61,8 +61,8 @@ ACTIVATIONS = {
 """Activations of the epilogue, as PyTorch computes them."""
 
 
-@collective
 @plain_calls_repeat
+@collective
 @takes_dtensors(1, a=0, b=1, bias=0)
 def all_gather_matmul(
     a: torch.Tensor,

@@ -14,8 +14,8 @@ from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 
 
-@collective
 @plain_calls_repeat
+@collective
 def all_gather(
     a: torch.Tensor, dim: int = 0, *, out: torch.Tensor | None = None, wire: str | None = None, group: Any = None
 ) -> torch.Tensor:

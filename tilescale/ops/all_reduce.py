@@ -21,8 +21,8 @@ from tilescale.ops.plain_calls import plain_calls_repeat
 OPS = ("sum", "max", "min")
 
 
-@collective
 @plain_calls_repeat
+@collective
 def all_reduce(
     a: torch.Tensor,
     *,

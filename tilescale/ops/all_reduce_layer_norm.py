@@ -19,8 +19,8 @@ from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 
 
-@collective
 @plain_calls_repeat
+@collective
 def all_reduce_layer_norm(
     a: torch.Tensor,
     weight: torch.Tensor,

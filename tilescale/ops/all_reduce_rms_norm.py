@@ -41,8 +41,8 @@ TALL = 64
 """Rows of a block, at most."""
 
 
-@collective
 @plain_calls_repeat
+@collective
 def all_reduce_rms_norm(
     a: torch.Tensor,
     weight: torch.Tensor,

@@ -23,8 +23,8 @@ from tilescale.program.norm import GROUP, LARGEST, LEAST
 FLOAT8 = torch.float8_e4m3fn
 
 
-@collective
 @plain_calls_repeat
+@collective
 def all_reduce_rms_norm_float8(
     a: torch.Tensor,
     weight: torch.Tensor,

@@ -25,8 +25,8 @@ from tilescale.ops.strategy import exchanges_as_a_whole
 from tilescale.ops.workspace import workspace_of
 
 
-@collective
 @plain_calls_repeat
+@collective
 def all_to_all(a: torch.Tensor, cut: int = 0, joined: int = 0, *, group: Any = None) -> torch.Tensor:
     """Cut every rank's tensor along a dimension, and join the parts addressed to this rank along one. Collective.
 

@@ -21,8 +21,8 @@ from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.repeated import not_recorded
 
 
-@collective
 @plain_calls_repeat
+@collective
 def all_to_all_v(
     a: torch.Tensor, sent: Any, received: Sequence[int] | None = None, *, most: int | None = None, group: Any = None
 ) -> Any:

@@ -12,8 +12,8 @@ from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 
 
-@collective
 @plain_calls_repeat
+@collective
 def broadcast(a: torch.Tensor, root: int = 0, *, group: Any = None) -> torch.Tensor:
     """The root's tensor, as a new tensor on every rank. Collective.
 

@@ -65,8 +65,8 @@ LEAST = -3e4
 """The least log-sum that is sent: float16 has it, and its weight is 0 next to any other."""
 
 
-@collective
 @plain_calls_repeat
+@collective
 def flash_decode(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -121,8 +121,8 @@ def flash_decode(
     return _operator(q, *caches, base2(scale, q.shape[2]), v.shape[3], own_heads, name)
 
 
-@collective
 @plain_calls_repeat
+@collective
 def mla_decode(
     q: torch.Tensor,
     cache: torch.Tensor,

@@ -14,8 +14,8 @@ from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 
 
-@collective
 @plain_calls_repeat
+@collective
 def gather(a: torch.Tensor, root: int = 0, dim: int = 0, *, group: Any = None) -> torch.Tensor:
     """The tensors of all ranks on the root, one after the other along a dimension. Collective.
 

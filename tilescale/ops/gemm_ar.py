@@ -43,8 +43,8 @@ from tilescale.ops.unfused import Scales, summed_product
 from tilescale.runtime.kernel import Kernel
 
 
-@collective
 @plain_calls_repeat
+@collective
 @takes_dtensors(None, a=-1, b=0, bias=None)
 def matmul_all_reduce(
     a: torch.Tensor,

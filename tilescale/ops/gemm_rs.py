@@ -58,8 +58,8 @@ from tilescale.ops.workspace import workspace_of
 from tilescale.runtime.kernel import Kernel
 
 
-@collective
 @plain_calls_repeat
+@collective
 @takes_dtensors(0, a=1, b=0, bias=None)
 def matmul_reduce_scatter(
     a: torch.Tensor,

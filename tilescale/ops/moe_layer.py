@@ -39,8 +39,8 @@ NARROW_ROWS = 32
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-@collective
 @plain_calls_repeat
+@collective
 def moe_layer(
     x: torch.Tensor,
     choice: torch.Tensor | Pair,

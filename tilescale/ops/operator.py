@@ -208,6 +208,11 @@ def somebody_looks() -> bool:
     return _dispatching() > recorders() or _transforming() is not None or _profiling() or _tracing() is not None
 
 
+def nobody_looks() -> bool:
+    """Whether there is none of these, and no call is recorded in this thread: a recording is a mode, too."""
+    return not _dispatching() and _transforming() is None and not _profiling() and _tracing() is None
+
+
 def _tensors(given: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors among arguments, and in lists among them."""
     flat = [x for each in given for x in (each if each.__class__ is list else (each,))]

@@ -11,9 +11,10 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import torch
+from torch.compiler import is_compiling
 
-from tilescale.ops.operator import PLAIN, differentiates, somebody_looks
-from tilescale.ops.repeated import RecordedCalls
+from tilescale.ops.operator import PLAIN, differentiates, nobody_looks
+from tilescale.ops.repeated import TENSOR, RecordedCalls
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,31 +23,39 @@ def plain_calls_repeat(function: F) -> F:
     """Record calls of a function that gives tensors, in lists or tuples or not, and whose other arguments are hashable.
 
     Calls that a compiler, autograd, a mode or a profiler is to see are those of the function, and so are calls with
-    tensors of another class.
+    tensors of another class. Recorded calls raise errors that all ranks raise: so it is applied to `collective`.
     """
     repeated = RecordedCalls(lambda args, options: function(*args, **options))
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
+        if is_compiling() or not nobody_looks():
+            return function(*args, **options)
         tensors: list[torch.Tensor] = []
-        if torch.compiler.is_compiling() or not _are_plain((*args, *options.values()), tensors):
+        form = _form((*args, *options.values()), tensors)
+        if form is None or differentiates(tensors):
             return function(*args, **options)
-        if differentiates(tensors) or somebody_looks():
-            return function(*args, **options)
-        return repeated((args, options), tensors)
+        return repeated.of_form((*options, form), (args, options), tensors)
 
     return call  # type: ignore[return-value]
 
 
-def _are_plain(given: Any, found: list[torch.Tensor]) -> bool:
-    """Whether all tensors among arguments, and in lists there, own their data; finds them in order."""
+def _form(given: Any, found: list[torch.Tensor]) -> tuple[Any, ...] | None:
+    """Arguments but for their plain tensors, also those in lists, which are found in order; None if a tensor does not
+    own its data."""
+    form: list[Any] = []
     for x in given:
         kind = x.__class__
         if kind in PLAIN:
             found.append(x)
+            form.append(TENSOR)
         elif kind is list or kind is tuple:
-            if not _are_plain(x, found):
-                return False
+            inner = _form(x, found)
+            if inner is None:
+                return None
+            form.append((kind, inner))
         elif isinstance(x, torch.Tensor):
-            return False
-    return True
+            return None
+        else:
+            form.append(x if kind is str else (kind, x))
+    return tuple(form)

@@ -28,20 +28,17 @@ KEPT = 256
 
 
 class _CallForm:
-    """Calls of one form."""
+    """Calls of one form, which are counted until one is recorded."""
 
     def __init__(self) -> None:
         self._calls = self._misses = 0
-        self._recorded: Recorded | None = None
+        self.recorded: Recorded | None = None
 
     def __call__(self, function: Callable[..., Any], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
-        if self._recorded is not None:
-            made = self._recorded(tensors)
-            if made is not None:
-                return made
+        """A call that no record does."""
         if torch.cuda.is_current_stream_capturing():  # a recording makes some things twice, which a graph would repeat
             return function(*given)
-        if self._recorded is not None:
+        if self.recorded is not None:
             self._misses += 1
             if self._misses == FORGOTTEN:
                 self.__init__()  # type: ignore[misc]
@@ -49,7 +46,7 @@ class _CallForm:
         self._calls += 1
         if self._calls not in TRIED:
             return function(*given)
-        made, self._recorded = recorded(lambda: function(*given), tensors)
+        made, self.recorded = recorded(lambda: function(*given), tensors)
         return made
 
 
@@ -62,10 +59,16 @@ class RecordedCalls:
 
     def __call__(self, given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
         """Call it; `tensors` are those among the arguments, and in lists, tuples and dictionaries there."""
-        if not is_recorded(tensors) or any([x.is_neg() or x.is_conj() for x in tensors]):
+        if current_recording() is not None:  # the call is a part of one
+            return self.function(*given)
+        return self.of_form(tuple([_other(x) for x in given]), given, tensors)
+
+    def of_form(self, form: tuple[Any, ...], given: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """Call it, while nothing is recorded; `form` are the arguments but for their tensors."""
+        if not are_on_gpus(tensors) or any([x.is_neg() or x.is_conj() for x in tensors]):
             return self.function(*given)
         cast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        key = id(current_machine()), times_shrunk(), recorded_memory.generation, cast, *[_other(x) for x in given]
+        key: tuple[Any, ...] = id(current_machine()), times_shrunk(), recorded_memory.generation, cast, form
         if len(set(map(id, tensors))) < len(tensors):  # such as a result in place: forms differ by position
             alone = list({id(x): x for x in tensors}.values())
             key, tensors = (*key, *[next(i for i, y in enumerate(alone) if y is x) for x in tensors]), alone
@@ -86,12 +89,17 @@ class RecordedCalls:
             known.append(_CallForm())
             number = len(known)
             forms.keep(number, tensors)
-        return known[number - 1](self.function, given, tensors)
+        calls = known[number - 1]
+        if calls.recorded is not None:
+            made = calls.recorded(tensors)
+            if made is not None:
+                return made
+        return calls(self.function, given, tensors)
 
 
-def is_recorded(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether calls on tensors are recorded: on GPUs, but for those that are a part of one."""
-    return current_recording() is None and bool(tensors) and tensors[0].is_cuda and len(tensors) < PLACES
+def are_on_gpus(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether calls on tensors can be recorded: there are some, on GPUs, and not too many."""
+    return bool(tensors) and tensors[0].is_cuda and len(tensors) < PLACES
 
 
 def not_recorded() -> None:
@@ -112,7 +120,8 @@ def _other(x: Any) -> Any:
         return kind, *[_other(each) for each in x]
     if kind is dict:
         return tuple([(name, _other(each)) for name, each in x.items()])
-    return _TENSOR if issubclass(kind, torch.Tensor) else x if kind is str else (kind, x)
+    return TENSOR if issubclass(kind, torch.Tensor) else x if kind is str else (kind, x)
 
 
-_TENSOR = object()
+TENSOR = object()
+"""A tensor's place in a form."""

@@ -31,8 +31,8 @@ QUERIES, KEYS = 128, 128
 """Queries of a block, and keys of a step."""
 
 
-@collective
 @plain_calls_repeat
+@collective
 @takes_dtensors(1, q=1, k=1, v=1)
 def sequence_attention(
     q: torch.Tensor,
@@ -67,8 +67,8 @@ def sequence_attention(
     return _operator(*tensors, *how, group_name(group))[0]
 
 
-@collective
 @plain_calls_repeat
+@collective
 def sequence_attention_forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -98,8 +98,8 @@ def sequence_attention_forward(
     return out, sums.transpose(1, 2).flatten(2) * LN2
 
 
-@collective
 @plain_calls_repeat
+@collective
 def sequence_attention_backward(
     grad: torch.Tensor,
     q: torch.Tensor,

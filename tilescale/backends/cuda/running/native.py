@@ -15,9 +15,9 @@ from tilescale.backends.cuda.native import source
 from tilescale.backends.cuda.running.toolchain import check_cache
 from tilescale.errors import DeviceError
 
-UNKNOWN = 0
-"""Status of a call that was not launched: its form, or a moved argument, is unknown. 1 means launched, below zero is a
-driver status.
+UNKNOWN, LAUNCHED = 0, 1
+"""Status of a call: not launched, as its form, or a moved argument, is unknown; or launched. Below zero is a driver's
+status.
 """
 
 PLACES = 64

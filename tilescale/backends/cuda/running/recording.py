@@ -11,6 +11,7 @@ two operations of PyTorch are one call of C.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -21,9 +22,8 @@ from torch._C._dynamo.guards import _empty_strided_cuda  # type: ignore[attr-def
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilescale.backends.cuda.running import driver, nccl
-from tilescale.backends.cuda.running.native import PLACES, UNKNOWN, ReplayRecord, ReplaySource, ReplayStep
+from tilescale.backends.cuda.running.native import LAUNCHED, PLACES, UNKNOWN, ReplayRecord, ReplaySource, ReplayStep
 from tilescale.comm import init
-from tilescale.errors import DeviceError
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.running.native import ReplayGraph
@@ -38,8 +38,8 @@ _ALLOCATIONS = {
     torch.ops.aten.new_empty_strided.default,
 }
 
-RecordedStep = Callable[[list[torch.Tensor], int], bool]
-"""Adds its results to the tensors, or launches programs on a stream; false for unknown tensors."""
+Allocate = Callable[[], torch.Tensor]
+"""Makes an uninitialized tensor."""
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -78,6 +78,33 @@ class RecordedView(NamedTuple):
         return base.as_strided(shape, stride, base.storage_offset() + offset).data
 
 
+class _Allocation(NamedTuple):
+    """A step that makes an uninitialized tensor."""
+
+    allocate: Allocate
+
+    @classmethod
+    def like(cls, x: torch.Tensor) -> _Allocation:
+        if x.is_cuda and x.device.index == torch.cuda.current_device():
+            # Like inductor's graphs, allocate without the dispatcher, which takes a third of a small call.
+            return cls(partial(_empty_strided_cuda, tuple(x.shape), x.stride(), x.dtype))
+        return cls(partial(torch.empty_strided, tuple(x.shape), x.stride(), dtype=x.dtype, device=x.device))
+
+
+class _Computation(NamedTuple):
+    """A step that is an operation of PyTorch's; `keeps`: its results are among the tensors."""
+
+    func: Any
+    template: Any
+    keeps: bool
+
+    def __call__(self, tensors: list[torch.Tensor]) -> None:
+        args, kwargs = _filled(self.template, tensors)
+        made = self.func(*args, **kwargs)
+        if self.keeps:
+            tensors.extend(made) if isinstance(made, tuple | list) else tensors.append(made)
+
+
 class Recording(TorchDispatchMode):
     """A call that is recorded.
 
@@ -91,7 +118,7 @@ class Recording(TorchDispatchMode):
         self._tensors: list[torch.Tensor] = list(tensors)  # the caller's, then those made by steps
         self._given = len(tensors)
         self._spans = [_span(x) for x in tensors]
-        self._made: list[RecordedStep] = []
+        self._made: list[_Allocation | _Computation | ReplayRecord] = []
         self._allocated: dict[int, int] = {}  # number of a tensor -> its allocation
         self._shaped: set[int] = set()  # tensors whose shapes an operation of PyTorch's takes
         self._steps: list[ReplayStep] = []  # since the last operation of PyTorch's
@@ -128,11 +155,11 @@ class Recording(TorchDispatchMode):
             return made
         if before is None:
             self._allocated[len(self._tensors)] = len(self._made)
-            self._made.append(partial(_allocate, _allocation(made)))
+            self._made.append(_Allocation.like(made))
         else:
             self._close()
             self._has_computed = True
-            self._made.append(partial(_compute, func._op, before, is_pure))
+            self._made.append(_Computation(func._op, before, is_pure))
             if not is_pure:
                 return made
         for x in results:
@@ -182,7 +209,7 @@ class Recording(TorchDispatchMode):
         if self._has_computed or self._launches:
             self._later.append(record)
         self._launches = True
-        self._made.append(partial(_launch, record))
+        self._made.append(record)
 
     def _source(self, number: int) -> ReplaySource:
         for i, (first, end) in enumerate(self._spans):
@@ -223,7 +250,21 @@ class Recording(TorchDispatchMode):
             return None
         (order,), guards = {caller.order for caller in self._callers}, {caller.guard for caller in self._callers}
         bounded = [guard for guard in guards if guard is not None]
-        return Recorded(self._made, self._later, results, bounded, order, nccl.generation())
+        only = results.number if isinstance(results, RecordedView) and results.form is None else None
+        state = bounded, order, nccl.generation(), init().one_call
+        return Recorded(self._rounds(), self._later, results, only, *state)
+
+    def _rounds(self) -> list[tuple[list[Allocate], ReplayRecord | _Computation | None]]:
+        """The steps, each with the allocations before it."""
+        found: list[tuple[list[Allocate], ReplayRecord | _Computation | None]] = []
+        allocations: list[Allocate] = []
+        for step in self._made:
+            if isinstance(step, _Allocation):
+                allocations.append(step.allocate)
+            else:
+                found.append((allocations, step))
+                allocations = []
+        return [*found, (allocations, None)] if allocations else found
 
     def _results(self, made: Any) -> Any:
         if isinstance(made, list | tuple):
@@ -244,7 +285,7 @@ class Recording(TorchDispatchMode):
         is_whole = x.is_contiguous() and base.is_contiguous() and x.numel() == base.numel()
         if x.dtype is not base.dtype or not is_whole:
             return view
-        self._made[self._allocated[view.number]] = partial(_allocate, _allocation(x))
+        self._made[self._allocated[view.number]] = _Allocation.like(x)
         self._shaped.add(view.number)
         return RecordedView(view.number, None)
 
@@ -259,17 +300,21 @@ class Recorded:
     """The record of a function for tensors of one form.
 
     Attributes:
-        steps: the first one that does more than allocate may report unknown tensors.
-        later: the launches of later ones.
+        rounds: allocations, and a step after them: launches, or an operation of PyTorch's.
+        later: the launches after the first step, which alone may find that tensors are unknown.
         results: the results among the tensors.
+        only: the number of the tensor that is the result, if it is that alone.
+        one_call: held during a call.
     """
 
-    steps: Sequence[RecordedStep]
+    rounds: Sequence[tuple[Sequence[Allocate], ReplayRecord | _Computation | None]]
     later: Sequence[ReplayRecord]
     results: Any
+    only: int | None
     guards: Sequence[WaitGuard]
     order: StreamOrder
     generation: int
+    one_call: AbstractContextManager[None]
 
     def __call__(self, given: Sequence[torch.Tensor]) -> Any:
         """Execute the record for these tensors; None, and nothing done, if it does not apply to them.
@@ -278,9 +323,9 @@ class Recorded:
             WaitTimeoutError, RankMismatchError, RankFailedError, ...: as a call of the programs.
             DeviceError: a launch fails.
         """
-        tensors = list(given)
-        with init().one_call:
-            stream = self.order.stream()
+        tensors, order = list(given), self.order
+        with self.one_call:
+            stream = order.stream()
             if stream is None or self.generation != nccl.generation():
                 return None
             for record in self.later:
@@ -288,38 +333,30 @@ class Recorded:
                     return None
             for guard in self.guards:
                 guard.check()
-            self.order.begin(stream)
+            if stream != order.last:
+                order.begin(stream)
             try:
-                for step in self.steps:
-                    if not step(tensors, stream):
-                        return None
-            except DeviceError:  # this rank's part of the call is incomplete
-                for guard in self.guards:
-                    guard.records.stop()
-                raise
+                for allocations, step in self.rounds:
+                    for allocate in allocations:
+                        tensors.append(allocate())
+                    if isinstance(step, ReplayRecord):
+                        status = step.run(step.address, stream, *tensors)
+                        if status != LAUNCHED:
+                            return self._refused(status)
+                    elif step is not None:
+                        step(tensors)
             finally:
-                self.order.end()
-        return _filled(self.results, tensors)
+                if order.records:
+                    order.end()
+        return tensors[self.only] if self.only is not None else _filled(self.results, tensors)
 
-
-def _allocate(new: Callable[[], torch.Tensor], tensors: list[torch.Tensor], stream: int) -> bool:
-    tensors.append(new())
-    return True
-
-
-def _compute(func: Any, template: Any, keeps: bool, tensors: list[torch.Tensor], stream: int) -> bool:
-    args, kwargs = _filled(template, tensors)
-    made = func(*args, **kwargs)
-    if keeps:
-        tensors.extend(made) if isinstance(made, tuple | list) else tensors.append(made)
-    return True
-
-
-def _launch(record: ReplayRecord, tensors: list[torch.Tensor], stream: int) -> bool:
-    status = record.run(record.address, stream, *tensors)
-    if status < UNKNOWN:
+    def _refused(self, status: int) -> None:
+        """None for unknown tensors. Raises DeviceError; then this rank's part of the call is incomplete."""
+        if status == UNKNOWN:
+            return
+        for guard in self.guards:
+            guard.records.stop()
         raise driver.refused("cuGraphLaunch", -status)
-    return bool(status != UNKNOWN)
 
 
 def _filled(template: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -329,13 +366,6 @@ def _filled(template: Any, tensors: Sequence[torch.Tensor]) -> Any:
     if kind is tuple or kind is list:
         return kind([_filled(x, tensors) for x in template])
     return {name: _filled(x, tensors) for name, x in template.items()} if kind is dict else template
-
-
-def _allocation(x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    if x.is_cuda and x.device.index == torch.cuda.current_device():
-        # Like inductor's graphs, allocate without the dispatcher, which takes a third of a small call.
-        return partial(_empty_strided_cuda, tuple(x.shape), x.stride(), x.dtype)
-    return partial(torch.empty_strided, tuple(x.shape), x.stride(), dtype=x.dtype, device=x.device)
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:

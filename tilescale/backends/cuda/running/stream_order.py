@@ -33,6 +33,10 @@ class StreamOrder:
     An event costs a tenth of a small call. As long as all calls are on the default stream, none is recorded: a call on
     another stream waits for all work on the default stream by then. Any other stream may be captured meanwhile, or
     destroyed.
+
+    Attributes:
+        last: the number of the stream of the last call; -1 before the first one.
+        records: whether the end of a call is recorded.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,8 +47,8 @@ class StreamOrder:
         self._is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._event = torch.cuda.Event()
         self._last: torch.cuda.Stream | None = None
-        self._last_number = -1
-        self._records = False
+        self.last = -1
+        self.records = False
         self._thread = -1
 
     def stream(self) -> int | None:
@@ -65,7 +69,7 @@ class StreamOrder:
 
     def begin(self, number: int) -> None:
         """Begin a call on the current stream, given by number."""
-        if number != self._last_number:
+        if number != self.last:
             self._change(number)
 
     def _change(self, number: int) -> None:
@@ -74,15 +78,15 @@ class StreamOrder:
 
         stream = torch.cuda.current_stream(self._device)
         if self._last is not None:
-            if not self._records:
+            if not self.records:
                 self._event.record(self._last)
             stream.wait_event(self._event)
-        self._records = self._last is not None or number != DEFAULT
-        self._last, self._last_number = stream, number
+        self.records = self._last is not None or number != DEFAULT
+        self._last, self.last = stream, number
 
     def end(self) -> None:
         """End the call: all its work is on its stream."""
-        if self._records:
+        if self.records:
             self._event.record(self._last)
 
 
