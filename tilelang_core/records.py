@@ -41,7 +41,7 @@ class _Pickler(pickle.Pickler):
         self._numbers: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, tvm_ffi.Object):
+        if tvm_ffi.Object not in type(obj).__mro__:  # isinstance of this abstract class takes half a second at first
             return None
         if id(obj) not in self._numbers:
             self._numbers[id(obj)] = len(self.nodes)

@@ -21,8 +21,10 @@ from tests.cuda.support import lowered
 from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilelang_core.source_rewrites import keyed
+from tilescale.backends import processes
 from tilescale.backends.cuda.lowering.check import GeneratedTextError, KernelCheck
 from tilescale.backends.cuda.running import execute
+from tilescale.backends.cuda.running.barrier_kernel import barrier_function
 from tilescale.backends.cuda.support import DeviceLowered
 from tilescale.backends.cuda.target import target_for
 from tilescale.backends.cuda.text import REWRITES, check_of
@@ -134,7 +136,9 @@ def test_ranks_of_a_node_share_out_kernels(
     """Of a job of two nodes: ranks 0 and 1, and 2 and 3. A rank that is alone on its node compiles all."""
     made = two_grids()
     monkeypatch.setattr(stock, "keeps_kernels", lambda: True)
-    monkeypatch.setattr(execute, "compile_missing", lambda jobs, most, what: found.append([job.func for job in jobs]))
+    monkeypatch.setattr(stock.KernelCompilation, "pinned", lambda own: own)
+    monkeypatch.setattr(stock.KernelCompilation, "is_done", False)
+    monkeypatch.setattr(processes, "run_in_processes", lambda runs, *of: found.append([run.__self__ for run in runs]))
     monkeypatch.setattr(execute.DeviceProgram, "on_all", lambda own, make: make())
     found: list[Any] = []
     for number, rank in enumerate(ranks):
@@ -145,7 +149,32 @@ def test_ranks_of_a_node_share_out_kernels(
         own.world = SimpleNamespace(node_of=(0, 0, 1, 1), node=rank // 2)
         own._compile_ahead()
     functions = [k.func for k in made.kernels]
-    assert [[functions.index(func) for func in each] for each in found] == shares
+    assert [[functions.index(job.func) for job in each] for each in found] == shares
+
+
+def test_equal_kernels_are_compiled_once_and_long_ones_first(monkeypatch: pytest.MonkeyPatch):
+    found: list[Any] = []
+    monkeypatch.setattr(stock.KernelCompilation, "is_done", False)
+    monkeypatch.setattr(stock.TextCompilation, "is_done", False)
+    monkeypatch.setattr(processes, "run_in_processes", lambda runs, *of: found.append([run.__self__ for run in runs]))
+    text, barrier = stock.TextCompilation("text", TARGET), barrier_function(2, 1 << 36)
+    short, again = (stock.KernelCompilation(barrier, REWRITES, None, {"target": TARGET}) for _ in range(2))
+    long = replace(short, func=two_grids().kernels[0].func)
+    for number in range(2):
+        processes.compile_missing([text, short, again, replace(text), long], number, ranks=2)
+    assert [[type(job) for job in each] for each in found] == [[type(long), type(text)], [type(short)]]
+    assert found[0][0].func is long.func
+
+
+def test_a_missing_text_is_found_out_without_an_error_of_a_callback(monkeypatch: pytest.MonkeyPatch):
+    """Such an error takes a second, for the lines of its frames."""
+    monkeypatch.setattr(tilelang.contrib.nvcc, "compile_cuda", lambda *given, **options: pytest.fail("compiled"))
+    load = stock.CUDABinaryCache.load
+    for binary in (None, b"binary"):
+        monkeypatch.setattr(stock.CUDABinaryCache, "load", lambda key, kind, binary=binary: binary)
+        assert stock.TextCompilation("text", TARGET).is_done == (binary is not None)
+    monkeypatch.undo()
+    assert stock.CUDABinaryCache.load == load
 
 
 def sum_of(elements: Any, impl: str | None = None) -> Any:
@@ -203,7 +232,7 @@ def test_forked_processes_leave_kernels_in_the_cache(tmp_path: Path):
         "jobs = [stock.KernelCompilation(k.func, REWRITES, c, {'target': TARGET}) for k, c in pairs]\n"
         "jobs.append(stock.TextCompilation('extern \"C\" __global__ void nothing() {}', TARGET))\n"
         "print([job.is_done for job in jobs])\n"
-        "compile_missing(jobs, 2)\n"
+        "compile_missing(jobs)\n"
         "print([job.is_done for job in jobs])\n"
         "print([stock.compiled(job.run()).dynamic_shared > 0 for job in jobs[:2]], b'nothing' in jobs[2].run())\n"
     )

@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from tilescale import ops
 from tilescale.errors import ArgumentError
+from tilescale.ops import token_wise
 
 PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
@@ -160,6 +161,15 @@ def test_gradients_of_norms_are_summed_once_however_they_are_made(mesh: DeviceMe
         wanted = wanted + nn.functional.rms_norm(x.float(), (16,), eps=None).sum((0, 1))
         assert made[0].weight.grad.placements == (Replicate(),)
         torch.testing.assert_close(made[0].weight.grad.to_local().float(), wanted, rtol=0.1, atol=0.5)
+
+
+def test_a_warm_up_meets_the_sums_of_norms_gradients(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    find = token_wise.operator_of
+    monkeypatch.setattr(token_wise, "operator_of", lambda name: asked.append(name) or find(name))
+    made = ops.parallelize_module(nn.Sequential(nn.RMSNorm(16).bfloat16()), mesh, {"0": SequenceParallel()})
+    ops.warm_up(made, torch.randn(2, 8, 16).bfloat16())
+    assert asked == ["all_reduce"] and made[0].weight.grad is None
 
 
 def test_of_others_nothing_is_said(mesh: DeviceMesh):

@@ -73,7 +73,11 @@ class Executable:
 
 
 class Compilation(Protocol):
-    """A kernel to compile."""
+    """A kernel to compile. Equal ones give the same kernel."""
+
+    @property
+    def length(self) -> int:
+        """Relative duration, for the order."""
 
     @property
     def is_done(self) -> bool:

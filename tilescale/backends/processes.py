@@ -34,10 +34,23 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def compile_missing(compilations: Sequence[Compilation], most: int, what: str | None = None) -> None:
-    """Compile kernels missing from the cache, in up to `most` processes. Errors surface when a kernel is loaded."""
-    missing = [each for each in (compilation.pinned() for compilation in compilations) if not each.is_done]
-    run_in_processes([each.run for each in missing], most, what)
+def compile_missing(compilations: Sequence[Compilation], number: int = 0, ranks: int = 1) -> None:
+    """Compile this rank's share of the kernels that the cache does not have. Errors surface when a kernel is loaded.
+
+    The longest begin first, so that none is left for the end.
+
+    Args:
+        compilations: the same on each rank of a node; equal ones count once.
+        number: of this rank on its node; the first one shows progress.
+        ranks: number of ranks on the node.
+    """
+    distinct: list[Compilation] = []
+    for each in compilations:
+        if each not in distinct:
+            distinct.append(each)
+    own = sorted(distinct, key=lambda each: -each.length)[number::ranks]
+    missing = [each for each in (compilation.pinned() for compilation in own) if not each.is_done]
+    run_in_processes([each.run for each in missing], cores() // ranks, None if number else COMPILING)
 
 
 def run_in_processes(jobs: Sequence[Callable[[], Any]], most: int, what: str | None = None) -> None:

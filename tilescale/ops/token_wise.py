@@ -78,13 +78,22 @@ def _sum_gradients(module: nn.Module) -> None:
 
 
 def _sum_gradient(parameter: torch.Tensor) -> None:
-    grad = parameter.grad
+    parameter.grad = summed(parameter.grad)
+
+
+def finished(parameter: torch.Tensor, grad: Any) -> Any:
+    """The gradient of a parameter as it is once accumulated: where that is done here, summed over the ranks."""
+    return summed(grad) if _sum_gradient in (parameter._post_accumulate_grad_hooks or {}).values() else grad
+
+
+def summed(grad: Any) -> Any:
+    """A gradient of which each rank has a part, summed over the ranks; any other one as it is. Collective."""
     if not is_dtensor(grad) or grad.dtype not in SUMS or not all(each.is_partial("sum") for each in grad.placements):
-        return
+        return grad
     from torch.distributed.tensor import Replicate
 
-    summed = operator_of("all_reduce")(grad.to_local(), "sum", group_name(grad.device_mesh))
-    parameter.grad = DTensorPlacement(grad.device_mesh, (Replicate(),), grad.shape, grad.stride()).made_of(summed)
+    whole = operator_of("all_reduce")(grad.to_local(), "sum", group_name(grad.device_mesh))
+    return DTensorPlacement(grad.device_mesh, (Replicate(),), grad.shape, grad.stride()).made_of(whole)
 
 
 def _has_whole_tokens(x: Any) -> bool:

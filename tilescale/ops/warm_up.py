@@ -8,6 +8,7 @@ import torch
 
 from tilescale.comm import init
 from tilescale.errors import ArgumentError
+from tilescale.ops.token_wise import finished
 from tilescale.runtime.ahead import compile_all, dry_run
 
 
@@ -39,9 +40,10 @@ def warm_up(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
 
 
 def _differentiate(model: torch.nn.Module, results: Any) -> None:
-    """Compute the gradients of all parameters, and drop them."""
+    """Compute the gradients of all parameters, as far as a step does before its optimizer, and drop them."""
     leaves = torch.utils._pytree.tree_leaves(results)
     made = [x.sum() for x in leaves if isinstance(x, torch.Tensor) and x.requires_grad]
     wanted = [p for p in model.parameters() if p.requires_grad]
     if made and wanted:
-        torch.autograd.grad(made, wanted, allow_unused=True)
+        for parameter, grad in zip(wanted, torch.autograd.grad(made, wanted, allow_unused=True), strict=True):
+            finished(parameter, grad)

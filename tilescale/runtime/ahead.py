@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.processes import COMPILING, compile_missing, cores, run_in_processes
+from tilescale.backends.processes import compile_missing, cores, run_in_processes
 from tilescale.comm import init
 from tilescale.errors import UsageError
 from tilescale.passes.mod_analysis import written_parameters
@@ -57,11 +57,10 @@ def compile_all(kernels: Sequence[Kernel]) -> None:
     Raises the errors of a kernel's first call, except those of its arguments.
     """
     world = init()
-    own, most = slice(world.local_rank, None, world.local_size), cores() // world.local_size
-    run_in_processes([kernel.lower for kernel in kernels[own]], most)  # into the cache
+    number, ranks = world.local_rank, world.local_size
+    run_in_processes([kernel.lower for kernel in kernels[number::ranks]], cores() // ranks)  # into the cache
     world.barrier()
-    compilations = [each for kernel in kernels for each in kernel.compilations()]
-    compile_missing(compilations[own], most, None if world.local_rank else COMPILING)
+    compile_missing([each for kernel in kernels for each in kernel.compilations()], number, ranks)
     world.barrier()
     for kernel in kernels:
         kernel.prepare()

@@ -39,7 +39,7 @@ from tilescale.backends.cuda.running.wait_guard import WaitGuard
 from tilescale.backends.cuda.target import check_gpu, target_or_auto
 from tilescale.backends.cuda.text import REWRITES, STRIDE
 from tilescale.backends.cuda.upstream_errors import explained
-from tilescale.backends.processes import COMPILING, compile_missing, cores
+from tilescale.backends.processes import compile_missing
 from tilescale.comm import Team, World, init
 from tilescale.comm.agreement import agree
 from tilescale.comm.heap import SymmetricHeap
@@ -109,6 +109,7 @@ class DeviceProgram:
         self._transport: transports.Transport | None = None  # once a step uses it
         self._queue_transport: transports.Transport | None = None
         self._is_loaded = False  # once a call was made
+        self._are_asked_for = False  # its kernels, to compile those of several programs at once
 
     def build(self) -> DeviceProgram:
         """Collective: compile the kernels; returns the program."""
@@ -171,7 +172,8 @@ class DeviceProgram:
         if not self.is_alone and not self.peer_group.is_whole:
             assert self.transport  # opened now, where all ranks are
         self.spared = transports.QUEUE_SMS if leads_out(self._lowered.body, self.target) else 0
-        self._compile_ahead()
+        if not self._are_asked_for:
+            self._compile_ahead()
         self._steps = self._step(self._lowered.body)
         self._generation = generation
         self._waits: bool = bool(self.sites) or not self.is_alone
@@ -220,16 +222,15 @@ class DeviceProgram:
             return stock.KernelCompilation(func, REWRITES, check, self.options).run()
 
     def compilations(self) -> list[Compilation]:
-        """The kernels, as far as they are known before the build."""
+        """The kernels, as far as they are known before the build, which leaves them to the caller."""
+        self._are_asked_for = True
         return compilations(self, self._lowered, self._code_target)
 
     def _compile_ahead(self) -> None:
         """Collective: compile several kernels in parallel, over the ranks and CPU cores of a node, into the cache."""
-        mine, many = self._number_in_node
         jobs = self.compilations()
-        if not stock.keeps_kernels():
-            return
-        self.on_all(lambda: compile_missing(jobs[mine::many], cores() // many, None if mine else COMPILING))
+        if stock.keeps_kernels():
+            self.on_all(lambda: compile_missing(jobs, *self._number_in_node))
 
     @property
     def _number_in_node(self) -> tuple[int, int]:
