@@ -106,6 +106,7 @@ def test_a_wire_without_it_is_refused(machine: str, monkeypatch: pytest.MonkeyPa
 
 HOST = """
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -122,7 +123,10 @@ inline int load_acquire(const int* p) { return __atomic_load_n(p, __ATOMIC_ACQUI
 inline void store_relaxed(int* p, int v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 inline void fail(i64* report, Kind, int, i64 index, i64, i64) { *report = 100 + index; }
 template <typename R> Outcome await(R ready, i64 limit, const i64*) {
-  for (i64 turn = 0; turn < limit; ++turn) { if (ready()) return READY; std::this_thread::yield(); }
+  for (i64 turn = 0; turn < limit; ++turn) {
+    if (ready()) return READY;
+    turn < 64 ? std::this_thread::yield() : std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
   return LATE;
 }
 }  // namespace tilescale
@@ -152,7 +156,7 @@ extern "C" int run(int by_node, int missing) {
     for (int turn = 0; turn < 40 && !report; ++turn) {
       came[team][turn] += 1;
       int* base = memory[rank / NEAR * NEAR];
-      barrier_of_groups(base, STRIDE, s, by_node ? 1 : NEAR, 1, epochs, missing < 0 ? 1L << 40 : 1L << 20, &report, 0);
+      barrier_of_groups(base, STRIDE, s, by_node ? 1 : NEAR, 1, epochs, missing < 0 ? 1L << 40 : 1L << 12, &report, 0);
       if (!report && came[team][turn] != size) wrong += 1;
     }
     if (report) absent = report;
