@@ -24,13 +24,13 @@ for package in ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybu
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The site of `make docs`, without the examples' outputs, which other tests check."""
+    """The site of `make docs`, without the examples' outputs, which other tests check, and names in sidebars."""
     return made_once("site", build)
 
 
 def build(folder: Path) -> None:
     words = ["--fail-on-warning", "--keep-going", "--quiet", "--doctree-dir", str(folder / ".trees")]
-    words += ["-D", "run_examples=0"]
+    words += ["-D", "run_examples=0", "-D", "toc_object_entries=0"]
     command = [warm.python(), "-m", "sphinx", *words, "docs", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -123,7 +123,7 @@ def test_queues_send_and_producers_load(made: Any, said: list[str]):
     assert [re.sub(r" \(line \d+\)", "", note) for note in notes(made())] == said
 
 
-@pytest.mark.parametrize("form", ["program", "in_turns"])
+@pytest.mark.parametrize("form", ["program", pytest.param("in_turns", marks=pytest.mark.nightly)])
 def test_what_peers_have_sent_is_loaded_without_conditions(form: str):
     """Loads with a condition wait for one another: 8192 x 8192 x 3584 on two H100 took 5 % longer."""
     of = GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), True, False)
@@ -203,9 +203,9 @@ def test_whole_waves_decide():
     ("name", "given"),
     [
         ("scatter_program", (2, 132, 1)),
-        ("scatter_program", (2, 268, 1)),
+        pytest.param("scatter_program", (2, 268, 1), marks=pytest.mark.nightly),
         # Rows of 67 units would be summed in tiles of one, which any number of threads share.
-        ("sum_program", (2, 264, 2, "bfloat16", 8, False)),
+        pytest.param("sum_program", (2, 264, 2, "bfloat16", 8, False), marks=pytest.mark.nightly),
     ],
 )
 def test_rows_of_any_width_have_a_layout(name: str, given: tuple[Any, ...]):
@@ -285,6 +285,7 @@ NEEDED = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_decode_keeps_its_state_in_registers():
     said = ptxas(source(OPERATORS["float8"]()))
