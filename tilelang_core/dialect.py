@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: MIT
 """Hooks into TileLang's front end. They change nothing for programs that use none of our constructs.
 
-TileLang rewrites a kernel's Python source with `DSLMutator`, which `mutate` looks up as a module global: one
-assignment covers prim_func, macro, lazy and eager jit. Ours does two things more:
+TileLang's `mutate` rewrites a kernel's Python source with `DSLMutator`. The builder looks it up as a module global: one
+assignment covers prim_func, macro, lazy and eager jit. Our rewriter does two things more:
 
 - `with Scope(...) as a, b:` binds both names, like `as (a, b)` (Python itself reads `b` as a second context manager);
   only for functions that carry `SCOPE_ATTR`, whose value is how many names they bind. The names show in the IR, and
   using one where its region has ended is TileLang's usual error.
 - statements that TileLang's own macros emit (`T.reduce_sum` and others) keep the source line of the user's call.
 
-Functions that make programs run many times, for other sizes and machines, and TileLang rewrites the source each time.
-The rewrite of the same lines is cached: its only other inputs are the few names that are evaluated.
+Functions that make programs run many times, for other sizes and machines, and TileLang parses, rewrites and compiles
+the source each time. The code of the same lines is cached: its only other inputs are the few names that are evaluated.
 """
 
 from __future__ import annotations
 
 import ast
-import copy
+import inspect
 import linecache
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from tilelang.language.eager import ast as eager_ast
+from tilelang.language.eager import builder, utils
 
 from tilelang_core import upstream_errors
 from tilelang_core.lru import LruCache
@@ -37,18 +40,56 @@ class _Rewritten:
     """A function's source as it was rewritten.
 
     Attributes:
-        tree: the rewritten source.
-        evaluated: the expressions that were evaluated meanwhile, with their values.
+        code: defines `make_closure`, which makes the function from the names that it closes over.
+        source: the rewritten lines.
+        evaluated: the expressions that were evaluated meanwhile, as functions of those names, with their values.
         hints: types of parameters that appear in the body.
     """
 
-    tree: ast.Module
-    evaluated: list[tuple[ast.expr, Any]]
+    code: CodeType
+    source: str
+    evaluated: list[tuple[CodeType, Any]]
     hints: dict[str, Any]
 
 
-_rewritten: LruCache[Hashable, _Rewritten] = LruCache(64)
+_rewritten: LruCache[Hashable, _Rewritten] = LruCache(256)
 """The functions that were rewritten last, by their lines and the names that they close over."""
+
+
+def mutate(func: Callable[..., Any]) -> eager_ast.IRGenerator[..., Any]:
+    """The function that builds the IR of a function of the user's."""
+    nonlocals = utils.get_func_nonlocals(func)
+    file = str(Path(inspect.getsourcefile(func) or inspect.getfile(func)).absolute())
+    lines = _lines(file, func.__code__)
+    known = _rewritten.get(key := (file, *nonlocals, func.__code__.co_firstlineno, lines))
+    if known is None or any(_value(e, nonlocals, func.__globals__) is not value for e, value in known.evaluated):
+        known = Mutator(nonlocals, func.__globals__, file).rewritten(utils.get_ast(func))
+        if lines:
+            _rewritten[key] = known
+    made: dict[str, Any] = {}
+    exec(known.code, func.__globals__, made)
+    return eager_ast.IRGenerator(made["make_closure"](**nonlocals), known.source, dict(known.hints))
+
+
+def _lines(file: str, code: CodeType) -> str:
+    """The lines of a function in a file, empty if they cannot be read."""
+    linecache.checkcache(file)
+    last = max(line for each in _nested(code) for *_, line in each.co_lines() if line)
+    return "".join(linecache.getlines(file)[code.co_firstlineno - 1 : last])
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
+
+
+def _value(expression: CodeType, nonlocals: dict[str, Any], names: dict[str, Any]) -> Any:
+    try:
+        return eval(expression, names)(**nonlocals)
+    except Exception:
+        return eager_ast._empty  # as TileLang has it
 
 
 class Mutator(_StockMutator):
@@ -56,22 +97,20 @@ class Mutator(_StockMutator):
 
     def __init__(self, nonlocals: dict[str, Any], *given: Any):
         super().__init__(nonlocals, *given)
-        self._evaluated: list[tuple[ast.expr, Any]] = []
+        self._evaluated: list[tuple[CodeType, Any]] = []
 
-    def visit_Module(self, node: ast.Module):  # noqa: N802 - ast.NodeTransformer's naming
-        lines = _lines(self.filename, node)
-        known = _rewritten.get(key := (self.filename, *self.nonlocals, lines))
-        if known is None or any(super(Mutator, self)._try_eval(e) is not value for e, value in known.evaluated):
-            known = _Rewritten(self.generic_visit(node), self._evaluated, self.extra_type_hints)
-            if lines[1]:
-                _rewritten[key] = known
-        self.extra_type_hints = dict(known.hints)
-        return known.tree
+    def rewritten(self, tree: ast.Module) -> _Rewritten:
+        """The rewritten form of a parsed function, changed in place."""
+        tree = ast.fix_missing_locations(self.visit(tree))
+        code = compile(tree, self.filename, "exec")
+        return _Rewritten(code, ast.unparse(tree), self._evaluated, self.extra_type_hints)
 
     def _try_eval(self, node: ast.expr) -> Any:
-        before = copy.deepcopy(node)  # it is rewritten in place
-        self._evaluated.append((before, super()._try_eval(node)))
-        return self._evaluated[-1][1]
+        text = f"lambda {', '.join(self.nonlocals)}: {ast.unparse(node)}"
+        expression = compile(text, self.filename, "eval")
+        value = _value(expression, self.nonlocals, self.globals)
+        self._evaluated.append((expression, value))
+        return value
 
     def visit_With(self, node: ast.With):  # noqa: N802
         node.items = self._merge_targets(node.items)
@@ -118,13 +157,6 @@ class _DropFileLines(ast.NodeTransformer):
         return ast.copy_location(ast.Pass(), node) if is_fileline else node
 
 
-def _lines(file: str, module: ast.Module) -> tuple[int, str]:
-    """Position of a module's function in a file, and its lines; none if they cannot be read."""
-    (function,) = module.body
-    first = min(node.lineno for node in (function, *function.decorator_list))
-    return first, "".join(linecache.getlines(file)[first - 1 : function.end_lineno])
-
-
 def _is_path(node: ast.expr) -> bool:
     """Whether an expression is `name` or `name.attribute...`: safe to evaluate while the source is rewritten."""
     while isinstance(node, ast.Attribute):
@@ -162,7 +194,7 @@ def names_bound_at(file: str, line: int) -> list[str]:
 
 def install() -> None:
     """Install the hooks; a second call does nothing."""
-    if eager_ast.DSLMutator is Mutator:
+    if builder.mutate is mutate:
         return
-    eager_ast.DSLMutator = Mutator
+    builder.mutate = mutate
     upstream_errors.install()

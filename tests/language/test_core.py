@@ -8,7 +8,7 @@ from importlib import metadata
 
 import pytest
 import tilelang.language as stock
-from tilelang.language.eager import ast as eager_ast
+from tilelang.language.eager import builder
 
 import tilescale.language as T
 from tilelang_core import TESTED, TileLangCacheError, TileLangVersionError, dialect, ir, require_tilelang, trace
@@ -56,9 +56,9 @@ def test_a_home_that_cannot_be_written():
 
 
 def test_installing_twice_does_nothing():
-    before = eager_ast.DSLMutator
+    before = builder.mutate
     dialect.install()
-    assert eager_ast.DSLMutator is before is dialect.Mutator
+    assert builder.mutate is before is dialect.mutate
 
 
 class Manager:

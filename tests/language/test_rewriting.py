@@ -36,10 +36,14 @@ def filled(length: int, enter: Any, size: Any = None) -> Any:
     return program
 
 
-def test_other_values_of_names_need_no_other_source(rewritten: list[str]):
+def test_other_values_of_names_need_no_other_source(rewritten: list[str], monkeypatch: pytest.MonkeyPatch):
+    """The lines are parsed, rewritten and compiled once."""
+    parsed: list[Any] = []
+    get_ast = dialect.utils.get_ast
+    monkeypatch.setattr(dialect.utils, "get_ast", lambda func: parsed.append(func) or get_ast(func))
     texts = [filled(length, T.Scale).script() for length in (8, 16, 8)]
     assert texts[0] == texts[2] != texts[1] and "(16,)" in texts[1]
-    assert rewritten == ["program"]
+    assert rewritten == ["program"] and len(parsed) == 1
 
 
 def test_what_a_name_means_decides(rewritten: list[str]):
