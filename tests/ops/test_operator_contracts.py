@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from tilescale import ops
 
 FLOAT8 = "rowwise torch.float8_e4m3fn torch.float8_e5m2"
+UNCOMPILED = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -64,13 +66,26 @@ def given_of(name: str, view: str, rows: int, dtype: torch.dtype, grad: bool) ->
     return CASES[name](lambda *shape: VIEWS[view](*shape, dtype=dtype).requires_grad_(grad), rows)
 
 
+def check(tests: str | tuple[str, ...], name: str, view: str, *shapes: tuple[int, torch.dtype]) -> None:
+    """PyTorch's tests of an operator, for numbers of rows and types, with gradients of bfloat16."""
+    for rows, dtype in shapes:
+        if name != "matmul_float8" or dtype == torch.bfloat16:
+            given = given_of(name, view, rows, dtype, grad=dtype == torch.bfloat16)
+            torch.library.opcheck(getattr(torch.ops.tilescale, name), given, test_utils=tests)
+
+
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", CASES)
 def test_operators_are_what_they_are_registered_as(name: str, view: str):
-    operator = getattr(torch.ops.tilescale, name)
-    for rows in (1, 4):
-        for dtype in (torch.bfloat16,) if name == "matmul_float8" else (torch.bfloat16, torch.float16):
-            torch.library.opcheck(operator, given_of(name, view, rows, dtype, grad=dtype == torch.bfloat16))
+    check(UNCOMPILED, name, view, *itertools.product((1, 4), (torch.bfloat16, torch.float16)))
+    check("test_aot_dispatch_dynamic", name, view, (4, torch.bfloat16))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", CASES)
+def test_operators_are_compiled_for_other_shapes(name: str, view: str):
+    check("test_aot_dispatch_dynamic", name, view, (1, torch.bfloat16), (1, torch.float16), (4, torch.float16))
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn])
