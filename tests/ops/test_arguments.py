@@ -13,15 +13,8 @@ from torch.distributed.distributed_c10d import GroupMember
 
 from tilescale import ops
 from tilescale.errors import ArgumentError
-from tilescale.settings import settings
 
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TILESCALE_EMULATE", "1")
-    settings.cache_clear()
-    yield
-    settings.cache_clear()
+pytestmark = pytest.mark.usefixtures("emulated")
 
 
 def half(*shape: int) -> torch.Tensor:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,18 +13,11 @@ from torch.nn.functional import silu
 from tilescale import ops
 from tilescale.ops.padding import padded, trimmed
 from tilescale.ops.workspace import needed
-from tilescale.settings import settings
+
+pytestmark = pytest.mark.usefixtures("emulated")
 
 SHAPES = [(5, 12, 100), (3, 1, 1), (4, 100, 16), (7, 30, 9)]
 """M, N, K."""
-
-
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILESCALE_EMULATE", "1")
-    settings.cache_clear()
-    yield
-    settings.cache_clear()
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
