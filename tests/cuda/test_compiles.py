@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.cuda import cluster_programs, gated_programs, programs, thread_group_programs
-from tests.cuda.support import apart, example_programs, source
+from tests.cuda.support import example_programs, source
 from tests.cuda.thread_group_programs import CASES
+from tests.fuzz.together import joined, renamed
 from tests.language import programs as reference
 from tilelang_core import compile as stock
 from tilescale.backends.cuda.target import target_for
@@ -122,7 +123,7 @@ def test_text_compiles(machine: str, which: str):
             except (UnknownLevelError, UsageError):
                 lacking.add(name)
     assert lacking == LACKS.get(machine, set())
-    _compile("\n".join(apart(text, number) for number, text in enumerate(texts)), target_for(described))
+    _compile(joined([renamed(text, number) for number, text in enumerate(texts)]), target_for(described))
 
 
 def _compile(text: str, target: dict[str, str]) -> None:

@@ -16,6 +16,11 @@ def kernels(text: str) -> set[str]:
     return {_NAME.search(kernel)[1] for kernel in KERNEL.findall(text)}  # type: ignore[index]  # each has one
 
 
+def renamed(text: str, number: int) -> str:
+    """A text whose kernels have other names than those of texts with another number."""
+    return _NAME.sub(rf"program{number}_\1(", text)
+
+
 def joined(texts: Sequence[str]) -> str:
     """One file of texts whose kernels have different names: each kernel's shared arrays get names of their own."""
     counted = itertools.count()
