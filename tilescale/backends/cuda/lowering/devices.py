@@ -68,6 +68,7 @@ class DeviceStage(Signature):
             names = {self.local(data).name for data in channel.near} | {self.peers(data).name for data in channel.far}
             ahead |= names
             free |= names if channel.is_free else set()
+        self._pass_extents(body, *launch.grid)
         kept = (tuple(self.parameters), tuple(self.arguments), tuple(self.sites))
         return self.done(
             body,
@@ -79,6 +80,16 @@ class DeviceStage(Signature):
                 *kept, frozenset(self.reached), frozenset(self.libraries), frozenset(ahead), frozenset(free)
             ),
         )
+
+    def _pass_extents(self, *nodes: Any) -> None:
+        """Pass the extents that a kernel uses, but that no tensor of its own has."""
+        own = {n for _, buffer in self.parameters if buffer is not None for n in buffer.shape if isinstance(n, ir.Var)}
+        used: set[ir.Var] = set()
+        for node in nodes:
+            ir.walk(node, lambda n: used.add(n) if isinstance(n, ir.Var) else None)
+        for var in dict.fromkeys(n for p in self.program.parameters for n in p.shape if isinstance(n, ir.Var)):
+            if var in used - own:
+                self._parameter(HostVariable(var), lambda var=var: (var, None))
 
     # -- the walk ----------------------------------------------------------------------------------------------------
 
