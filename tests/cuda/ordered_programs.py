@@ -224,6 +224,34 @@ def read_in_a_branch(X, ws, Z):
 
 
 @T.macro
+def read_in_both_cases(X, ws, Z):
+    """A barrier in the first case is none for the other one."""
+    tile = T.alloc((16, 16), "float32", level="l1")
+    T.copy(X, tile)
+    if X[0, 0] < -100:
+        for i, j in T.Parallel(16, 16):
+            tile[i, 15 - j] = T.Cast("float32", i + j)
+    else:
+        for i, j in T.Parallel(16, 16):
+            tile[j, i] = 2 * tile[j, i] + 1
+    T.copy(tile, Z)
+
+
+@T.macro
+def loaded_by_few(X, ws, Z):
+    """Two statements of one warp, in a loop: as one branch they would have a barrier inside."""
+    few, tile = T.alloc((32,), "float32", level="l0"), T.alloc((32,), "float32", level="l1")
+    T.copy(X[0:32], few)
+    for turn in T.serial(3):
+        T.copy(few, tile)
+        for i in T.Parallel(32):
+            tile[31 - i] = few[i] + tile[31 - i] + turn
+        T.copy(few, ws[0:32])
+    for i in T.Parallel(N):
+        Z[i] = tile[i % 32]
+
+
+@T.macro
 def read_again(X, ws, Z):
     """The threads that store last have read the whole tile themselves, others in a branch before."""
     tile, other = T.alloc((N,), "float32", level="l1"), T.alloc((N,), "float32", level="l1")
@@ -300,6 +328,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "next_threads": lambda: program(256, (N,), next_threads),
     "sums_in_memory": lambda: program(128, (M, M), sums_in_memory, "float16"),
     "read_in_a_branch": lambda: program(256, (N,), read_in_a_branch),
+    "read_in_both_cases": lambda: program(256, (16, 16), read_in_both_cases),
+    "loaded_by_few": lambda: program(256, (N,), loaded_by_few),
     "read_again": lambda: program(256, (N,), read_again),
     "read_before_warps": lambda: program(64, (M, M), read_before_warps, "float16"),
 }

@@ -353,6 +353,16 @@ def test_a_branch_that_all_threads_take_has_its_own_barrier():
     assert re.search(r"if \(3 < n\) \{\s+__syncthreads", text(program))
 
 
+def test_both_cases_of_a_branch_have_their_own_barrier():
+    assert re.search(r"\} else \{\s+__syncthreads", text(PROGRAMS["read_in_both_cases"]()))
+
+
+def test_statements_of_few_threads_have_their_barrier_between_them():
+    """Stock TileLang would make them one branch, with the barrier inside."""
+    found = text(PROGRAMS["loaded_by_few"]())
+    assert re.search(r"if \(\(\(\(int\)threadIdx\.x\) >> 5\) == 0\) \{\n[^\n]*\n +\}\n +__syncthreads\(\);", found)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_that_run_on_gpus_are_accepted_and_ordered(name: str):
     func = PROGRAMS[name]()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tilelang_core import ir
@@ -89,7 +90,7 @@ class DeviceStage(Signature):
             ir.walk(node, lambda n: used.add(n) if isinstance(n, ir.Var) else None)
         for var in dict.fromkeys(n for p in self.program.parameters for n in p.shape if isinstance(n, ir.Var)):
             if var in used - own:
-                self._parameter(HostVariable(var), lambda var=var: (var, None))
+                self._parameter(HostVariable(var), partial(_plain, var))
 
     # -- the walk ----------------------------------------------------------------------------------------------------
 
@@ -282,6 +283,11 @@ class DeviceStage(Signature):
     def after_wait(self, body: ir.Stmt) -> ir.Stmt:
         """`body`, in which one thread waits; then all threads see what it acquired."""
         return tir.sequence([body, acquired(sync())])
+
+
+def _plain(var: ir.Var) -> tuple[ir.Var, None]:
+    """A parameter that is a number."""
+    return var, None
 
 
 def _reads_memory(expr: ir.PrimExpr) -> bool:

@@ -35,7 +35,7 @@ from tilescale.backends.cuda.lowering.order_state import (
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined
 from tilescale.backends.cuda.lowering.thread_maps import PhaseBuffers
-from tilescale.backends.cuda.lowering.touches import AccessCollector, MemoryAccess
+from tilescale.backends.cuda.lowering.touches import AccessCollector, AccessKey, MemoryAccess
 from tilescale.passes.structure import location
 
 _COMPLETES = ("tilescale::complete_stores", "tilescale::barrier", "tilescale::leave")
@@ -70,6 +70,7 @@ class _StatementContext:
         unit: the depth at which the statements of those threads begin.
         apart: the depth from which on only some threads take part; None if all do.
         once: the condition that selects a single thread.
+        before_if: in an `else`, the accesses before its `if`.
         pipelined: the depth of the outermost enclosing pipelined loop; None without one.
     """
 
@@ -78,6 +79,7 @@ class _StatementContext:
     unit: int = 0
     apart: int | None = None
     once: Any = None
+    before_if: frozenset[AccessKey] = frozenset()
     pipelined: int | None = None
 
     def place(self, earlier: MemoryAccess) -> int:
@@ -195,7 +197,8 @@ class _Hazards:
         then_case, first = self.block(stmt.then_case, state, inner)
         else_case, second = stmt.else_case, state
         if else_case is not None:
-            else_case, second = self.block(else_case, state, replace(inner, once=at.once))
+            inner = replace(inner, once=at.once, before_if=at.before_if | state.keys())
+            else_case, second = self.block(else_case, state, inner)
         state = _left(_outside(merged(first, second), at), state)
         if then_case is stmt.then_case and else_case is stmt.else_case:
             return stmt, state
@@ -284,16 +287,26 @@ class _Hazards:
                 return completed(state)
             if function == "tilescale::acquired":
                 return fenced(state)
-        return self._touched(self.touches.of(stmt, at.by, at.depth, at.once), self._loaded(stmt, state), at)
+        touches = self.touches.of(stmt, at.by, at.depth, at.once)
+        return self._touched(touches, self._loaded(stmt, touches, state, at), at)
 
-    def _loaded(self, stmt: ir.Stmt, state: AccessState) -> AccessState:
+    def _loaded(
+        self, stmt: ir.Stmt, touches: list[MemoryAccess], state: AccessState, at: _StatementContext
+    ) -> AccessState:
         """A state without stores to the tiles that a statement loads: stock TileLang orders them with the load or
-        before the next store, by any threads.
+        before the next store, by any threads. It may miss some of them.
         """
         whole = self.touches.loads_whole(stmt)
         if not whole:
             return state
-        return {k: t for k, t in state.items() if not (t.is_shared and t.access.writes and t.access.root in whole)}
+        few = {touch.access.root for touch in touches if touch.is_by_few}
+
+        def is_ordered(touch: MemoryAccess) -> bool:
+            root = touch.access.root
+            is_missed = touch.key in at.before_if or touch.is_by_few and root in few
+            return touch.is_shared and touch.access.writes and root in whole and not is_missed
+
+        return {k: t for k, t in state.items() if not is_ordered(t)}
 
     def _published(self, state: AccessState, by: ExecutingThreads | None, at: _StatementContext) -> AccessState:
         """A state before units synchronize: some threads, or blocks.
@@ -335,7 +348,9 @@ class _Hazards:
 
     def _is_ours_to_order(self, earlier: MemoryAccess, later: MemoryAccess, at: _StatementContext) -> bool:
         """Whether stock TileLang may not order two accesses of shared memory: two stores, or a store and a load one of
-        which is in a branch or a unit without the other. Roles order their channels, and slots their reuse.
+        which is in a branch or a unit without the other. An `else` counts as ordered where the branch before it is. Two
+        accesses by the same few threads become one branch, with the barrier inside. Roles order their channels, and
+        slots their reuse.
         """
         if earlier.access.writes and later.access.writes:
             return True
@@ -343,7 +358,8 @@ class _Hazards:
         ordered = at.pipelined is not None or self.phase.graph.has_epilogue
         if ordered or any(tile.data.same_as(later.access.root) for tile in tiles):
             return False
-        return earlier.left or earlier.depth < max(at.unit, at.apart or 0)
+        is_few = earlier.is_by_few and later.is_by_few
+        return is_few or earlier.left or earlier.key in at.before_if or earlier.depth < max(at.unit, at.apart or 0)
 
     def _between(self, need: RequiredOrder, stmt: ir.Stmt) -> ir.Stmt:
         """The barrier and completion needed before a statement, with a note."""

@@ -8,6 +8,7 @@ memory, stock TileLang orders loads with the stores in the same sequence of stat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -69,6 +70,16 @@ class MemoryAccess:
     def is_shared(self) -> bool:
         """Whether it is an access to shared memory."""
         return ir.scope_kind(self.access.buffer) == "shared"
+
+    @property
+    def is_by_few(self) -> bool:
+        """Whether it is known to have fewer elements than its unit has threads."""
+        if self.access.begins is None or self.access.extents is None:
+            return False
+        used = {var for begin in self.access.begins for var in ir.variables(begin)}
+        sizes = [*self.access.extents, *(size for var, (_, size) in self.inside.ranges.items() if var in used)]
+        counts = ir.constants(sizes)
+        return counts is not None and math.prod(counts) < self.by.threads
 
     def conflicts(self, later: MemoryAccess, running: Mapping[ir.Var, tuple[Any, Any]]) -> bool:
         """Whether a later access, in loops over `running`, must stay after this one if other threads make it."""
