@@ -27,6 +27,7 @@
     parameters.py          parameters that share an annotation (installed likewise)
     ellipsis.py            indices with an Ellipsis (installed likewise)
     mixed_fp8.py           GEMMs of both float8 types (installed likewise)
+    prover.py              Z3 for the queries of TVM's analyzer
     files.py               files that are there as a whole or not at all
     native.py              C sources for TVM-FFI, compiled and loaded
     lru.py                 a bounded dictionary, for results that are recomputed often

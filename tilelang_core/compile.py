@@ -29,6 +29,7 @@ from tilelang_core.launches import binds_threads
 from tilelang_core.lru import LruCache
 from tilelang_core.merged_remainders import keeping_remainders, with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
+from tilelang_core.prover import proving
 from tilelang_core.rewrite import renamed
 from tilelang_core.single_trip_loops import with_kept_extents
 from tilelang_core.source_rewrites import Rewrite, keyed, through
@@ -110,6 +111,13 @@ def _kept(key: Hashable, make: Callable[[], GeneratedText]) -> GeneratedText:
     return _generated[key]
 
 
+@contextlib.contextmanager
+def _lowering() -> Iterator[None]:
+    """Within the block stock TileLang lowers for us."""
+    with logs.following(), keeping_remainders(), proving():
+        yield
+
+
 def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """The function with workarounds for stock TileLang's faults, and with fresh thread indices.
 
@@ -121,7 +129,7 @@ def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> GeneratedText:
-    with logs.following(), keeping_remainders(), tvm.transform.PassContext(opt_level=3, config=config), target:
+    with _lowering(), tvm.transform.PassContext(opt_level=3, config=config), target:
         lowered = tilelang.lower(mended(func), target=target)
     return GeneratedText(zero_trip_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
 
@@ -215,9 +223,9 @@ class KernelCompilation:
         """The kernel, compiled or loaded from the cache. A check is made once, in the process that compiles it;
         `compiled` returns its result."""
         if self.check is None:
-            with logs.following(), keeping_remainders(), _text_through(self._last):
+            with _lowering(), _text_through(self._last):
                 return tilelang.compile(self._keyed, **self.options)
-        with logs.following(), keeping_remainders(), _seen_by(self.check) as noted:
+        with _lowering(), _seen_by(self.check) as noted:
             with _text_through((*self._last, noted)):
                 return tilelang.compile(self._keyed, **self.options)
 
