@@ -7,9 +7,7 @@ one step of autograd instead of one each.
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -21,7 +19,6 @@ from tilescale.ops.float8 import gradients_of_times, of_gradients, recipe_of
 from tilescale.ops.gemm_ar import matmul_all_reduce
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import size_of
-from tilescale.ops.layout import plain
 from tilescale.ops.operator import operator, operator_of
 
 
@@ -29,24 +26,25 @@ from tilescale.ops.operator import operator, operator_of
 def column_parallel(
     x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor], group: str, float8: str, keeps: bool
 ) -> list[torch.Tensor]:
-    """Outputs of layers with weights (N, K), and a bias each or none, for the tokens of all ranks: (..., tokens, N).
+    """Outputs of layers with weights (N, K), and a bias each or none, for the rows of all ranks: (..., rows, N).
 
-    x is (..., tokens / ranks, K). The gathered rows, (ranks * rows, K), follow the results if they are to be kept.
+    x is (..., rows / ranks, K), its other dimensions 1. The gathered rows, (rows, K), follow the results if they are to
+    be kept.
     """
     _tell_of_float32(x.dtype)
     how = {"bias": biases or None, "float8": recipe_of(float8), "group": group, "return_gathered": keeps}
     made = all_gather_matmul(_rows(x), [w.t() for w in weights], **how)
     made, kept = (made[0], [made[1]]) if keeps else (made, [])
-    return [*(_gathered_tokens(y, x.shape, size_of(group)) for y in made), *kept]
+    return [*(y.view(*x.shape[:-2], *y.shape) for y in made), *kept]
 
 
 @column_parallel.register_fake
 def _(
     x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor], group: str, float8: str, keeps: bool
 ) -> list[torch.Tensor]:
-    before, tokens = x.shape[:-2], size_of(group) * x.shape[-2]
-    made = [x.new_empty(*before, tokens, weight.shape[0]) for weight in weights]
-    return [*made, x.new_empty(math.prod(before) * tokens, x.shape[-1])] if keeps else made
+    rows = size_of(group) * x.shape[-2]
+    made = [x.new_empty(*x.shape[:-2], rows, weight.shape[0]) for weight in weights]
+    return [*made, x.new_empty(rows, x.shape[-1])] if keeps else made
 
 
 def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
@@ -60,7 +58,7 @@ def _column_backward(ctx: Any, grads: list[torch.Tensor | None]) -> tuple[Any, .
     """dx = scatter(sum of dy w); dw = dy^T gather(x); the gather is repeated unless it was kept."""
     x, *weights = ctx.saved_tensors
     used = [i for i in range(len(weights)) if grads[i] is not None]
-    rows = {i: _scattered_rows(grads[i], size_of(ctx.group)) for i in used}
+    rows = {i: _rows(grads[i]) for i in used}
     joined = torch.cat(list(rows.values()), 1) if len(rows) > 1 else rows[used[0]]
     dx = input_gradient(joined, [weights[i] for i in used], ctx.group, of_gradients(ctx.float8)).view(ctx.shape)
     gathered = x if ctx.keeps else all_gather(_rows(x), group=ctx.group)
@@ -184,15 +182,14 @@ def _lies_behind(x: torch.Tensor, other: torch.Tensor) -> bool:
 def row_parallel(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group: str, sequence: bool, float8: str
 ) -> torch.Tensor:
-    """The sum over the ranks of a layer's outputs, with weight (N, K), for (..., tokens, K): of this rank's tokens, or
-    of all (not `sequence`)."""
+    """The sum over the ranks of a layer's outputs, with weight (N, K), for (..., rows, K): of this rank's rows, where
+    other dimensions are 1; or of all (not `sequence`)."""
     _tell_of_float32(x.dtype)
     how = {"bias": bias, "float8": recipe_of(float8), "group": group}
     if not sequence:
         return matmul_all_reduce(_rows(x), weight.t(), **how).view(*x.shape[:-1], weight.shape[0])
-    size = size_of(group)
-    made = matmul_reduce_scatter(_scattered_rows(x, size), weight.t(), **how)
-    return made.view(*x.shape[:-2], x.shape[-2] // size, weight.shape[0])
+    made = matmul_reduce_scatter(_rows(x), weight.t(), **how)
+    return made.view(*x.shape[:-2], *made.shape)
 
 
 @row_parallel.register_fake
@@ -212,15 +209,15 @@ def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _row_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """dx = gather(dy) w; dw = gather(dy)^T x; the bias was added once, so its gradient is that of all rows."""
     x, weight = ctx.saved_tensors
-    rows, size = _rows(grad), size_of(ctx.group)
+    rows = _rows(grad)
     if ctx.sequence:
         how = True, ctx.group, "", False, of_gradients(ctx.float8)
         made, rows = operator_of("all_gather_matmul")(rows, [weight], None, *how)
-        dx, dw = _gathered_tokens(made, grad.shape, size), rows.t() @ _scattered_rows(x, size)
+        dw = rows.t() @ _rows(x)
     else:
         made, across = gradients_of_times(rows, _rows(x), weight.t(), ctx.float8)
-        dx, dw = made.view(x.shape), across.t()
-    return dx, dw, rows.sum(0) if ctx.biased else None, None, None, None
+        dw = across.t()
+    return made.view(x.shape), dw, rows.sum(0) if ctx.biased else None, None, None, None
 
 
 row_parallel.register_autograd(_row_backward, setup_context=_row_setup)
@@ -239,15 +236,3 @@ def _tell_of_float32(dtype: torch.dtype) -> None:
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """(..., K) as rows."""
     return x.reshape(-1, x.shape[-1])
-
-
-def _gathered_tokens(rows: torch.Tensor, shape: Sequence[int], size: int) -> torch.Tensor:
-    """Rows that come rank by rank as (..., ranks * tokens, N), where each rank has (..., tokens, K) of a shape."""
-    before, tokens, features = shape[:-2], shape[-2], rows.shape[-1]
-    sequences = rows.view(size, math.prod(before), tokens, features).transpose(0, 1)
-    return plain(sequences.reshape(*before, size * tokens, features))
-
-
-def _scattered_rows(x: torch.Tensor, size: int) -> torch.Tensor:
-    """The inverse: (..., ranks * tokens, N) as rows, those of one rank together."""
-    return x.reshape(-1, size, x.shape[-2] // size, x.shape[-1]).transpose(0, 1).reshape(-1, x.shape[-1])

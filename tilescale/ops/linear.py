@@ -152,7 +152,8 @@ class ColumnParallelLinear(ParallelLinear):
     def outputs(self, x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch.Tensor]:
         """Outputs of layers with one input, this one among them. Raises as a call of this one."""
         if self.sequence:
-            return _gathered(self._given(x, TOKENS), layers)
+            part = self._given(x, TOKENS)
+            return [_as_tokens(y, part) for y in _gathered(_token_rows(part), layers)]
         given = self._given(x, None)
         given = given if is_dtensor(x) else _ReplicatedInput.apply(given, self.group)
         if len(layers) == 1:
@@ -184,7 +185,9 @@ class RowParallelLinear(ParallelLinear):
             raise ArgumentError(
                 f"x has {x.shape[TOKENS]} tokens, the group has {size} ranks", hint=f"pad them to a multiple of {size}"
             )
-        return row_parallel(x, weight, bias, self.group, self.sequence, spelled(self.float8))
+        if not self.sequence:
+            return row_parallel(x, weight, bias, self.group, False, spelled(self.float8))
+        return _as_tokens(row_parallel(_token_rows(x), weight, bias, self.group, True, spelled(self.float8)), x)
 
 
 def check_shard(kind: type[ParallelLinear], linear: nn.Linear, group: Any, src_data_rank: int | None) -> None:
@@ -252,6 +255,21 @@ def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch
     keeps = layers[0].keep_gathered and torch.is_grad_enabled()
     made = column_parallel(x, weights, biases, layers[0].group, spelled(layers[0].float8), keeps)
     return made[: len(layers)]
+
+
+def _token_rows(x: torch.Tensor) -> torch.Tensor:
+    """(..., tokens, features) as rows, those of a token together: then a rank's rows are contiguous among those of all
+    ranks. It is a copy unless memory has that order; of one sequence it is the tensor itself.
+    """
+    return x if x.shape[:TOKENS].numel() == 1 else x.movedim(TOKENS, 0).flatten(0, TOKENS)
+
+
+def _as_tokens(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The inverse, for a result of the rows of a tensor: a view with the tensor's dimensions."""
+    if rows.ndim == x.ndim:
+        return rows
+    before = x.shape[:TOKENS]
+    return rows.view(rows.shape[0] // before.numel(), *before, rows.shape[1]).movedim(0, TOKENS)
 
 
 def _operands(layers: list[ColumnParallelLinear]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
