@@ -51,6 +51,13 @@ def test_a_parallel_model_learns_as_the_plain_one():
     assert "passed" in done.output
 
 
+def test_any_number_of_tokens_is_split_over_the_ranks():
+    """See scripts/generation.py."""
+    pytest.importorskip("transformers")
+    done = run_words([*command("tilescale run", 2), str(SCRIPTS / "generation.py")], **EMULATED)
+    assert done.code == 0 and done.output.count("passed") == 2, done.output
+
+
 def test_training_with_fsdp_over_the_other_dimension_of_a_mesh():
     """See scripts/training.py."""
     script = SCRIPTS / "training.py"

@@ -8,6 +8,7 @@ nothing to make them fit: placement is the user's decision, by `redistribute`.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,25 +78,36 @@ class DTensorPlacement:
         return DTensor.from_local(shard, self.mesh, self.placements, **how)
 
 
-def brought(name: str, x: Any, dim: int | None, group: str) -> Any:
+def brought(name: str, x: Any, dim: int | None, group: str, *, uneven: bool = False) -> Any:
     """Input of a layer: this rank's part of a DTensor, along a dimension or whole (None); other values unchanged.
 
     For a replicated tensor each rank has a part of the gradient: PyTorch adds these up where they are needed, once for
     all layers. A tensor with another placement is redistributed, as by PyTorch's own parallel layers. Raises
-    ArgumentError for one on ranks other than the group's, or that cannot be split evenly among them.
+    ArgumentError for one on ranks other than the group's, or that cannot be split evenly among them; if `uneven`, the
+    last ranks have shorter parts, or none.
     """
     if not is_dtensor(x):
         return x
     mesh, dim = x.device_mesh, None if dim is None or not x.ndim else dim % x.ndim
     if mesh.ndim != 1 or not is_one_group(group_name(mesh), group):
         raise ArgumentError(f"{name} lies on {mesh}, the layer on another group", hint=f"pass {name}.to_local()")
-    if dim is not None:
+    if dim is not None and not uneven:
         _check_even(name, x, dim)
     from torch.distributed.tensor import Partial
 
     wanted = (_placement(dim),)
     lying = x if tuple(x.placements) == wanted else x.redistribute(placements=wanted)
     return lying.to_local(grad_placements=[Partial()] if dim is None else None)
+
+
+def split_over(shard: Any, mesh: Any, dim: int, extent: int) -> Any:
+    """The DTensor of a dimension's extent whose shard is this, its dimensions in the same order in memory; its parts
+    need not be equal."""
+    dim %= shard.ndim
+    shape = (*shard.shape[:dim], extent, *shard.shape[dim + 1 :])
+    inside = [[j for j in range(shard.ndim) if (shard.stride(j), i) < (shard.stride(i), j)] for i in range(shard.ndim)]
+    strides = tuple(math.prod(shape[j] for j in each) for each in inside)
+    return DTensorPlacement(mesh, (_placement(dim),), shape, strides).made_of(shard)
 
 
 def _has_dtensor(x: Any) -> bool:

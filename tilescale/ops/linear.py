@@ -14,7 +14,7 @@ from torch import nn
 
 from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import SUMS, as_autocast, check_like, check_tensor
-from tilescale.ops.dtensors import brought, is_dtensor
+from tilescale.ops.dtensors import DTensorPlacement, brought, is_dtensor, split_over
 from tilescale.ops.float8 import Float8, spelled, times
 from tilescale.ops.group import collective, group_name, is_mesh, rank_of, size_of
 from tilescale.ops.layer_products import column_parallel, row_parallel, side_by_side
@@ -36,12 +36,15 @@ class ParallelLinear(nn.Linear):
             all.
         float8: how products are rounded to float8; None for those of the weight's type.
         keep_gathered: whether a column-parallel layer keeps the gathered tokens for its backward pass.
+        local_output: whether a row-parallel layer's result is this rank's part; else a DTensor, whose tokens need not
+            be a multiple of the ranks.
     """
 
     group: str
     sequence: bool
     float8: Float8 | None
     keep_gathered: bool
+    local_output: bool
     cut: int
 
     def __init__(self, *given: Any, **named: Any):
@@ -97,6 +100,7 @@ class ParallelLinear(nn.Linear):
         linear.__class__ = cls
         linear.group, linear.sequence = group_name(group), sequence  # type: ignore[assignment]
         linear.float8, linear.keep_gathered = float8, keep_gathered  # type: ignore[assignment]
+        linear.local_output = True  # type: ignore[assignment]
         return linear
 
     def _given(self, x: torch.Tensor, dim: int | None) -> torch.Tensor:
@@ -104,7 +108,7 @@ class ParallelLinear(nn.Linear):
 
         Raises ArgumentError unless it has tokens, features of this layer, and the type of its weight.
         """
-        (x,) = as_autocast(brought("x", x, dim, self.group))
+        (x,) = as_autocast(brought("x", x, dim, self.group, uneven=dim == TOKENS))
         check_tensor("x", x, served=SUMS)
         check_like("x", x, "weight", self.operands()[0])
         if x.ndim < (-TOKENS if self.sequence else 1) or x.shape[-1] != self.in_features:
@@ -132,7 +136,8 @@ class ColumnParallelLinear(ParallelLinear):
     """A linear layer of which each rank has some of the outputs.
 
     It takes (..., tokens / ranks, in_features) if the tokens are split over the ranks, else (..., tokens, in_features),
-    and gives (..., tokens, out_features / ranks). Several layers with one input share the gather: see `gather_once`.
+    and gives (..., tokens, out_features / ranks). A DTensor may have any number of tokens: the last parts are padded.
+    Several layers with one input share the gather: see `gather_once`.
     """
 
     cut = 0
@@ -153,7 +158,9 @@ class ColumnParallelLinear(ParallelLinear):
         """Outputs of layers with one input, this one among them. Raises as a call of this one."""
         if self.sequence:
             part = self._given(x, TOKENS)
-            return [_as_tokens(y, part) for y in _gathered(_token_rows(part), layers)]
+            tokens = x.shape[TOKENS] if is_dtensor(x) else size_of(self.group) * part.shape[TOKENS]
+            given = _padded(part, -(-tokens // size_of(self.group)))
+            return [_first(_as_tokens(y, given), tokens) for y in _gathered(_token_rows(given), layers)]
         given = self._given(x, None)
         given = given if is_dtensor(x) else _ReplicatedInput.apply(given, self.group)
         if len(layers) == 1:
@@ -181,13 +188,21 @@ class RowParallelLinear(ParallelLinear):
             ArgumentError: the input has other features, or tokens that cannot be split among the ranks.
         """
         x, (weight, bias), size = self._given(x, FEATURES), self.operands(), size_of(self.group)
-        if self.sequence and x.shape[TOKENS] % size:
-            raise ArgumentError(
-                f"x has {x.shape[TOKENS]} tokens, the group has {size} ranks", hint=f"pad them to a multiple of {size}"
-            )
         if not self.sequence:
             return row_parallel(x, weight, bias, self.group, False, spelled(self.float8))
-        return _as_tokens(row_parallel(_token_rows(x), weight, bias, self.group, True, spelled(self.float8)), x)
+        tokens, each = x.shape[TOKENS], -(-x.shape[TOKENS] // size)
+        if self.local_output and tokens % size:
+            raise ArgumentError(
+                f"x has {tokens} tokens, the group has {size} ranks",
+                hint=f"pad them to a multiple of {size}; or give DTensors: use_local_output=False in the plan",
+            )
+        given = _padded(x, each * size)
+        rows = row_parallel(_token_rows(given), weight, bias, self.group, True, spelled(self.float8))
+        made = _as_tokens(rows, given)
+        if self.local_output:
+            return made
+        own = min(max(tokens - each * rank_of(self.group), 0), each)
+        return split_over(_first(made, own), DTensorPlacement.of(self.weight).mesh, TOKENS, tokens)
 
 
 def check_shard(kind: type[ParallelLinear], linear: nn.Linear, group: Any, src_data_rank: int | None) -> None:
@@ -259,7 +274,7 @@ def _gathered(x: torch.Tensor, layers: list[ColumnParallelLinear]) -> list[torch
 
 def _token_rows(x: torch.Tensor) -> torch.Tensor:
     """(..., tokens, features) as rows, those of a token together: then a rank's rows are contiguous among those of all
-    ranks. It is a copy unless memory has that order; of one sequence it is the tensor itself.
+    ranks. It is a copy unless memory has that order, and the tensor itself if there is one sequence.
     """
     return x if x.shape[:TOKENS].numel() == 1 else x.movedim(TOKENS, 0).flatten(0, TOKENS)
 
@@ -270,6 +285,16 @@ def _as_tokens(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return rows
     before = x.shape[:TOKENS]
     return rows.view(rows.shape[0] // before.numel(), *before, rows.shape[1]).movedim(0, TOKENS)
+
+
+def _padded(x: torch.Tensor, tokens: int) -> torch.Tensor:
+    """(..., tokens, features) with zeros behind it."""
+    return x if x.shape[TOKENS] == tokens else nn.functional.pad(x, (0, 0, 0, tokens - x.shape[TOKENS]))
+
+
+def _first(x: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The first tokens of (..., tokens, features)."""
+    return x if x.shape[TOKENS] == tokens else x.narrow(TOKENS, 0, tokens)
 
 
 def _operands(layers: list[ColumnParallelLinear]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -57,8 +57,10 @@ def parallelize_module(
 
     Returns:
         The model. A `ColwiseParallel` linear layer whose output stays sharded, and a `RowwiseParallel` one, become
-        TileScale's. Other linear layers become PyTorch's: a UserWarning names them and the reason. So do warnings of
-        names that no module has, and of parameters that were tied and no longer are.
+        TileScale's. If tokens are split over the ranks, their number may be any where the layers that give them return
+        DTensors, `use_local_output=False`: `generate` of transformers has one token in a step. Other linear layers
+        become PyTorch's: a UserWarning names them and the reason. So do warnings of names that no module has, and of
+        parameters that were tied and no longer are.
 
     Raises:
         ArgumentError: a layer's features cannot be split among the ranks, or PyTorch cannot shard a module of its type;
@@ -92,6 +94,7 @@ def parallelize_module(
     siblings: dict[Any, list[ColumnParallelLinear]] = defaultdict(list)
     for name, shard in shards.items():
         made = shard.kind.shard(module.get_submodule(name), mesh, sequence=shard.sequence, **how)
+        made.local_output = shard.local_output
         if shard.kind is ColumnParallelLinear and (shard.block is not None or not shard.sequence):
             # Layers that get all tokens are assumed to be siblings with one input, until a call shows otherwise.
             single = name.rpartition(".")[0], made.in_features, made.bias is None
@@ -139,11 +142,13 @@ class _Shard:
     Attributes:
         sequence: whether the tokens are split over the ranks outside of it.
         block: the name of the module whose gather moves into it, if there is one.
+        local_output: as of the layer.
     """
 
     kind: type[ParallelLinear]
     sequence: bool
     block: str | None = None
+    local_output: bool = True
 
 
 def _shards(module: nn.Module, styles: Mapping[str, Any], gathers: set[str]) -> dict[str, _Shard]:
@@ -180,17 +185,18 @@ def _shard(layer: nn.Module, style: Any, block: str | None) -> _Shard | str:
         return f"{type(layer).__name__} is not torch.nn.Linear itself; change layers after parallelize_module"
     if layer.weight.dtype not in SUMS:
         return f"weights are {layer.weight.dtype}; supported: {', '.join(map(str, SUMS))}"
-    if not style.use_local_output:
-        return "use_local_output is False"
     column = isinstance(style, ColwiseParallel)
     inside, outside = style.input_layouts[0], style.output_layouts[0]
+    if not style.use_local_output and (column or not _is_tokens(outside)):
+        return "use_local_output is False"
     if column:
         inside, outside = outside, Shard(1) if block is not None else inside
     if inside != Shard(-1):
         return f"{'output' if column else 'input'}_layouts is {inside}; supported: Shard(-1)"
     if not _is_tokens(outside) and outside != Replicate():
         return f"{'input' if column else 'output'}_layouts is {outside}; supported: Shard(1), Shard(-2), Replicate()"
-    return _Shard(ColumnParallelLinear if column else RowParallelLinear, _is_tokens(outside), block)
+    kind = ColumnParallelLinear if column else RowParallelLinear
+    return _Shard(kind, _is_tokens(outside), block, style.use_local_output)
 
 
 def _is_linear_style(style: Any) -> bool:
