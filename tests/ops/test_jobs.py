@@ -51,10 +51,10 @@ def test_a_parallel_model_learns_as_the_plain_one():
     assert "passed" in done.output
 
 
-def test_any_number_of_tokens_is_split_over_the_ranks():
-    """See scripts/generation.py."""
+def test_any_number_of_tokens_and_sequences_is_split_over_the_ranks():
+    """See scripts/sequences.py."""
     pytest.importorskip("transformers")
-    done = run_words([*command("tilescale run", 2), str(SCRIPTS / "generation.py")], **EMULATED)
+    done = run_words([*command("tilescale run", 2), str(SCRIPTS / "sequences.py")], **EMULATED)
     assert done.code == 0 and done.output.count("passed") == 2, done.output
 
 

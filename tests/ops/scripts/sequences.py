@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""A small Llama of transformers whose tokens are split over two ranks, in any number: logits, gradients, `generate`."""
+"""Tokens that are split over two ranks, in any number, and of any number of sequences.
+
+A small Llama of transformers has the logits and gradients of the whole one, and generates the same. A pair of layers
+copies of several sequences what enters it, once a pass.
+"""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,10 +16,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tilescale
 from tilescale import ops
+from tilescale.ops.operator import operator_of
 
 SIZES = {
     "hidden_size": 32,
@@ -78,6 +85,49 @@ def check_generate(plain: nn.Module, model: nn.Module) -> None:
         assert model.generate(numbers(tokens), **how).equal(plain.generate(numbers(tokens), **how))
 
 
+class Copies(TorchDispatchMode):
+    """Counts copies of tensors, also those inside of operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        space, name = func.name().split("::")
+        if space == "tilescale":
+            with self:
+                return operator_of(name).function(*args)
+        made = func(*args, **(kwargs or {}))
+        if name.partition(".")[0] in ("reshape", "flatten", "contiguous"):  # below autograd they are one operation
+            self.number += made.data_ptr() != args[0].data_ptr()
+        self.number += name.partition(".")[0] in ("clone", "copy_", "cat", "_to_copy")
+        return made
+
+
+def copies(x: torch.Tensor, grad: torch.Tensor) -> tuple[int, int]:
+    """Number of copies in forward and backward of a gated MLP, for this rank's tokens and the result's gradient."""
+    sizes = SIZES["hidden_size"], SIZES["intermediate_size"]
+    gate, up, down = (nn.Linear(*each, bias=False).bfloat16() for each in (sizes, sizes, sizes[::-1]))
+    for layer in (gate, up):
+        ops.ColumnParallelLinear.shard(layer)
+    ops.RowParallelLinear.shard(down)
+    ops.gather_once(gate, up)
+    x = x.detach().requires_grad_()
+    with Copies() as forward:
+        y = down(nn.functional.silu(gate(x)) * up(x))
+    with Copies() as backward:
+        torch.autograd.grad(y, (x, gate.weight, up.weight, down.weight), grad)
+    return forward.number, backward.number
+
+
+def check_copies() -> None:
+    one, several = (torch.randn(batch, 4, SIZES["hidden_size"]).bfloat16() for batch in (1, 3))
+    least = copies(one, one)
+    assert copies(several, several) == (least[0] + 1, least[1] + 1)
+    token_major = several.transpose(0, 1).contiguous().transpose(0, 1)
+    assert copies(token_major, token_major) == least, "tokens are outermost in memory already"
+
+
 if __name__ == "__main__":
     world = tilescale.init()
     dist.init_process_group("gloo")
@@ -89,4 +139,5 @@ if __name__ == "__main__":
     assert isinstance(layer.mlp.down_proj, ops.RowParallelLinear)
     check_logits_and_gradients(plain, model)
     check_generate(plain, model)
+    check_copies()
     print("passed", flush=True)
