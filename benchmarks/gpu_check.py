@@ -2,12 +2,12 @@
 """The whole GPU verification, as jobs of this computer's GPUs; `gpu_check.sh` sets the environment.
 
 Every step is a job with a time limit. Most of a step is compilation on the host, so several run at a time. Scripts
-print lines `PASS name` and `FAIL name: why`; pytest its own summary.
+print lines `PASS name` and `FAIL name: why`; pytest its own summary. Outcomes go to one file, gpu_checks.json, in the
+place of earlier ones of the same steps and ranks.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,12 +19,14 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 import click
 import torch
 from jobs import stop
+
+from tilescale.tuning.race import record
+from tilescale.tuning.versions import machine, versions
 
 ROOT = Path(__file__).parent.parent
 LIMITS = {"device_phases": 360, "never_hang": 240, "cluster_check": 240, "thread_groups_check": 400,
@@ -72,9 +74,17 @@ class Step:
 
 @dataclass
 class Outcome:
-    """Outcome of a job."""
+    """Outcome of a job.
+
+    Attributes:
+        ranks, gpus: their numbers.
+        passed, failed, skipped: numbers of its checks.
+        failures: the first ones, a line each.
+    """
 
     name: str
+    ranks: int
+    gpus: int
     ok: bool
     seconds: float
     passed: int = 0
@@ -134,7 +144,7 @@ def _checks(torchrun: list[str]) -> list[Step]:
     return result
 
 
-def run(step: Step, log: Path) -> Outcome:
+def run(step: Step, log: Path, ranks: int) -> Outcome:
     """Run a job and read its output; a job that hangs is killed with all its processes."""
     begin = time.monotonic()
     with log.open("w") as out:
@@ -146,7 +156,10 @@ def run(step: Step, log: Path) -> Outcome:
     text = log.read_text(errors="replace").replace(f"{ROOT}/", "")
     failures = re.findall(r"^.*\bFAIL(?:ED)?\b.*$", text, re.MULTILINE)
     passed = len(re.findall(r"\bPASS\b", text)) + _pytest_count(text, "passed")
-    outcome = Outcome(step.name, code == 0 and not failures, round(time.monotonic() - begin, 1), passed)
+    seconds = round(time.monotonic() - begin, 1)
+    outcome = Outcome(
+        step.name, ranks, min(ranks, torch.cuda.device_count()), code == 0 and not failures, seconds, passed
+    )
     outcome.failed, outcome.skipped = len(failures), _pytest_count(text, "skipped")
     outcome.failures = failures[:8] if failures or code == 0 else [f"exit code {code}", *text.splitlines()[-6:]]
     return outcome
@@ -185,18 +198,19 @@ def main(devices: int | None, only: str, out: Path, budget: float, jobs: int) ->
     out.mkdir(parents=True, exist_ok=True)
     LOGS.mkdir(parents=True, exist_ok=True)
     wanted, begin = [step for step in steps(devices, devices > gpus) if re.search(only, step.name)], time.monotonic()
-    name = f"gpu_check_{devices}_on_{gpus}" if devices > gpus else f"gpu_check_{devices}"
     outcomes: list[Outcome] = []
 
     def do(step: Step) -> None:
         if time.monotonic() - begin > budget:
-            outcome = Outcome(step.name, False, 0.0, failures=["not run: the budget is spent"])
+            outcome = Outcome(
+                step.name, devices, min(devices, gpus), False, 0.0, failures=["not run: the budget is spent"]
+            )
         else:
-            outcome = run(step, LOGS / (re.sub(r"\W+", "_", step.name) + ".log"))
+            outcome = run(step, LOGS / (re.sub(r"\W+", "_", step.name) + ".log"), devices)
         with _SHOWING:
             show(outcome)
             outcomes.append(outcome)
-            write(outcomes, round(time.monotonic() - begin), devices, out / f"{name}.json")  # the run may be killed
+            write([outcome], out / "gpu_checks.json")  # now, as the run may be killed
 
     for step in (step for step in wanted if step.alone):
         do(step)
@@ -207,18 +221,10 @@ def main(devices: int | None, only: str, out: Path, budget: float, jobs: int) ->
     sys.exit(0 if outcomes and all(o.ok for o in outcomes) else 1)
 
 
-def write(outcomes: Sequence[Outcome], seconds: int, devices: int, path: Path) -> None:
-    """Results file of a number of ranks."""
-    result = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "seconds": seconds,
-        "ranks": devices,
-        "gpus": min(devices, torch.cuda.device_count()),
-        "gpu": torch.cuda.get_device_name(0),
-        "torch": torch.__version__,
-        "steps": [asdict(o) for o in outcomes],
-    }
-    path.write_text(json.dumps(result, indent=1) + "\n")
+def write(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Add outcomes to the results file."""
+    key = lambda row: (row["name"], row["ranks"], row["gpus"])  # noqa: E731
+    record(path, [asdict(o) for o in outcomes], machine(), versions(), same=lambda a, b: key(a) == key(b))
 
 
 if __name__ == "__main__":
