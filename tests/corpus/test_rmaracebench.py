@@ -5,6 +5,7 @@ The benchmark's own programs are not here. These are of the same shapes, and eac
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,11 +163,16 @@ RIGHT = {
 }
 
 
-def emulated(statements: str, folder: Path, seed: int | None = None) -> None:
+def translated(statements: str, folder: Path) -> tuple[Any, program.World]:
     world = execute.translated(c.parse(FRAME % (2, statements)), 2)
     path = folder / "translated_of_test.py"
     path.write_text(world.text(), encoding="utf-8")
-    tilescale.emulate(program.load(path), world.arguments(), check="all", time=False, schedule_seed=seed)
+    return program.load(path), world
+
+
+def emulated(statements: str, folder: Path, seed: int | None = None) -> None:
+    func, world = translated(statements, folder)
+    tilescale.emulate(func, world.arguments(), check="all", time=False, schedule_seed=seed)
 
 
 @pytest.mark.parametrize("shape", RACY)
@@ -179,6 +185,13 @@ def test_a_race_is_one_in_the_translation(shape: str, tmp_path: Path):
 def test_a_right_program_is_right_in_the_translation(shape: str, tmp_path: Path):
     for seed in (None, 0, 1):
         emulated(RIGHT[shape], tmp_path, seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("shape", [*RACY, *RIGHT])
+def test_a_translation_is_compiled(shape: str, tmp_path: Path):
+    func, _ = translated({**RACY, **RIGHT}[shape], tmp_path)
+    assert tilescale.compile(func, machine="h200-sxm-8").source
 
 
 @pytest.mark.parametrize(

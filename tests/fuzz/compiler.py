@@ -7,6 +7,7 @@ there are the more share the time that headers take.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -56,13 +57,10 @@ class SharedCompiler:
             threading.Thread(target=self._serve, args=(self._listener.accept(),), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        while True:
-            try:
-                text, options = connection.recv()
-            except (EOFError, ConnectionError):
-                return
-            done = self._asked(text, options).done
-            connection.send(done.exception() or done.result())
+        with contextlib.suppress(EOFError, ConnectionError):  # the process has ended
+            while True:
+                done = self._asked(*connection.recv()).done
+                connection.send(done.exception() or done.result())
 
     def _asked(self, text: str, options: Any) -> Job:
         """The job of a text: one for all processes that ask for it."""

@@ -14,13 +14,14 @@ import pytest
 import tilelang
 import torch
 
+import tilescale
 from tests.cuda.support import lowered
 from tests.fuzz.compiler import SharedCompiler, compile_at
 from tests.fuzz.generator import generate
 from tests.fuzz.program import Fuzzed, Line, smaller
 from tests.fuzz.skew import skewed
 from tests.fuzz.together import joined, kernels
-from tilescale.errors import TileScaleError
+from tilescale.errors import InternalError, TileScaleError
 
 PROGRAMS = [(1, seed) for seed in range(6)] + [(2, seed) for seed in range(2)]
 MACHINE = "h200-sxm-8"
@@ -42,6 +43,17 @@ def test_every_order_of_units_computes_the_same(devices: int, seed: int):
     expected = program.emulated()
     for order in (0, 1):
         assert same(program.emulated(schedule_seed=order), expected)
+
+
+@pytest.mark.parametrize(
+    ("devices", "seed"),
+    [(1, 3), (1, 114), (2, 1), *(pytest.param(1, seed, marks=pytest.mark.nightly) for seed in range(200, 260))],
+)
+def test_compile_ends_with_text_or_an_error_of_ours(devices: int, seed: int):
+    try:
+        tilescale.compile(generate(seed, devices).trace(), machine=MACHINE).source  # noqa: B018 - lowered when asked for
+    except TileScaleError as error:
+        assert error.where and not isinstance(error, InternalError)
 
 
 def texts() -> list[str]:
