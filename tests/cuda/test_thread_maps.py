@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Thread-private accesses: no barrier separates these, and one separates all others."""
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 import tilescale.language as T
 from tests.cuda.support import example_programs, lowered, source
 from tilescale.hda.current import use_machine
+from tilescale.ops.key_cache import CacheLayout
+from tilescale.ops.products import TILINGS, GemmSpec
 
 N, M = 256, 64
 FEW = (N,), N
@@ -333,3 +336,24 @@ def test_examples_have_no_barrier_that_they_do_not_need(name: str):
     with use_machine("h200-sxm-8"):
         for func in example_programs()[name]():
             assert not synchronizes(func)
+
+
+GEMM = GemmSpec(8192, 4096, "bfloat16", TILINGS[0], True, False)
+CACHE = CacheLayout("bfloat16", 0, 1)
+OPERATORS: dict[str, tuple[Any, ...]] = {
+    "ag_gemm": (2, GEMM, True),
+    "gemm_rs": (2, GEMM),
+    "gemm_ar": (2, GEMM, 132),
+    "ag_columns_gemm": (2, GEMM),
+    "grouped_gemm": (0, 4096, 4096, "bfloat16", True),
+    "sequence_attention": (2, 1, 16, 4, 128, "bfloat16", True, True, True, 0.1),
+    "attention_backward": (2, 1, 16, 4, 128, "bfloat16", True, True, True, 0.1),
+    "decode": (2, 16, 4, 128, 128, 4, 4, "bfloat16", False, False, 0.1, CACHE, CACHE),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_take_no_time_for_barriers(name: str):
+    """So their text, and their time, is what it is without the insertion."""
+    with use_machine("h200-sxm-8"):
+        assert not synchronizes(import_module(f"tilescale.ops.{name}").program(*OPERATORS[name]))
