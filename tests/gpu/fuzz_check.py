@@ -235,7 +235,7 @@ def main() -> int:
         compile_text = nvcc.compile_cuda
         compiler = SharedCompiler(
             f"{folder}/compiler", lambda text, given: bytes(compile_text(text, *given[0], **given[1])),
-            max(1, cores() // 3),
+            max(1, cores() // 2),
         )  # fmt: skip
         workers = supervisors(first, tally, compiler.address)
         for one in workers:
