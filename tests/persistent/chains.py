@@ -174,10 +174,10 @@ class Chain:
         return self.launch("1", "bx", [Line('with T.Scale("device"):', [Line(text) for text in texts])])
 
 
-def arguments(program: Fuzzed) -> list[list[torch.Tensor]]:
+def arguments(program: Fuzzed, launch: int = 0) -> list[list[torch.Tensor]]:
     """Tensors for each device; the index is a permutation of the rows."""
-    found = program.arguments()
+    found = program.arguments(launch)
     for rank, tensors in enumerate(found):
-        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(16 * program.seed + rank))
+        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(16 * (program.seed + launch) + rank))
         tensors[-1].copy_(order)
     return found
