@@ -132,6 +132,8 @@ class Expressions:
         short = (ir.op_name(expr) or "").rpartition(".")[2]
         if short in _CALLS:
             return f"T.{short}({self.values(expr.args)})", _ATOM
+        if ir.op_name(expr) == tl.ELECT:
+            return f"T.shuffle_elect({self.values(expr.args)})", _ATOM
         raise UnsupportedError(f"{expr} has no source text", hint="print kernel.ir, in TileLang's notation")
 
     def _number(self, expr: Any) -> tuple[str, int]:

@@ -114,8 +114,8 @@ class _Writer:
         self.after_grid = True
 
     def _launch(self, launch: Launch) -> Iterator[str]:
-        if launch.cluster_size > 1 or launch.barriers:
-            raise UnsupportedError("a launch with clusters or barriers has no source text", where=launch.where)
+        if launch.cluster_size > 1:
+            raise UnsupportedError("a launch with clusters has no source text", where=launch.where)
         levels = [f"{name}={self.text.value(extent)}" for name, extent in launch.extents]
         grid = f"{self.machine.program_level.name}={self.text.shape(launch.grid)}"
         names = ", ".join(self.text.name(var, f"b{axis}") for var, axis in zip(launch.programs, "xyz", strict=False))
@@ -130,6 +130,8 @@ class _Writer:
         name, shape = self.text.name(buffer.data, buffer.name), self.text.shape(buffer.shape)
         if buffer.data in launch.flags:
             return f"{name} = T.alloc_flags({shape})"
+        if (arrivals := dict(launch.barriers).get(buffer.data)) is not None:
+            return f"{name} = T.alloc_barrier({list(arrivals)})"
         kind = ir.scope_kind(buffer)
         if kind not in ("global", "shared", "fragment"):
             raise UnsupportedError(f"memory of scope {buffer.scope()!r} has no source text", where=launch.where)
@@ -246,7 +248,7 @@ class _Writer:
 
     def _stock(self, stmt: ir.Evaluate) -> str:
         name, text = ir.op_name(stmt.value), self.text
-        if dict(stmt.value.annotations or {}) and name != tl.GEMM:
+        if dict(stmt.value.annotations or {}) and name not in (tl.GEMM, tl.TMA_COPY):
             raise self._wordless(stmt)
         if name == tl.COPY:
             copy = TileCopy.of(stmt.value)
@@ -254,6 +256,11 @@ class _Writer:
         if name == tl.FILL:
             fill = Fill.of(stmt.value)
             return f"T.fill({text.region(fill.target)}, {text.value(fill.value)})"
+        if name == tl.TMA_COPY:
+            return self._bulk_load(stmt)
+        if name in (tl.WAIT_BARRIER_PARITY, tl.ARRIVE_BARRIER):
+            word = "barrier_arrive" if name == tl.ARRIVE_BARRIER else "mbarrier_wait_parity"
+            return f"T.{word}({text.values(stmt.value.args)})"
         if name == tl.GEMM:
             return self._gemm(Gemm.of(stmt.value), stmt)
         if name == tl.REDUCE:
@@ -261,6 +268,12 @@ class _Writer:
             tiles = f"{text.region(made.source)}, {text.region(made.target)}"
             return f"T.reduce_{made.kind}({tiles}, dim={made.dim}, clear={made.clear})"
         raise self._wordless(stmt)
+
+    def _bulk_load(self, stmt: ir.Evaluate) -> str:
+        copy, notes = TileCopy.of(stmt.value), dict(stmt.value.annotations)
+        if set(map(str, notes)) != {"barrier", "is_tma_copy"}:
+            raise self._wordless(stmt)
+        return f"T.tma_copy({self.text.pair(copy.source, copy.target)}, barrier={self.text.value(notes['barrier'])})"
 
     def _gemm(self, made: Gemm, stmt: ir.Stmt) -> str:
         if not made.is_plain or None in made.notes.values():
