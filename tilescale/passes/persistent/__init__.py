@@ -7,6 +7,7 @@
     collectives.py  collectives of whole tensors as grids of tiles
     dependences.py  which tasks wait for which of earlier phases
     counters.py     arrivals of the tasks of a phase, counted in device memory
+    streams.py      tiles of weights loaded ahead, across tasks
     placement.py    which block executes which task
     task_body.py    the statements of a task
     tasks.py        the schedule in words

@@ -34,6 +34,14 @@ class Grid:
     title: str
     where: Location | None
 
+    def indices(self, task: Any) -> dict[ir.Var, ir.PrimExpr]:
+        """The indices of the grid from the number of a task: its first axis runs fastest."""
+        *faster, last = zip(self.launch.programs, self.launch.grid, strict=True)
+        found: dict[ir.Var, ir.PrimExpr] = {}
+        for var, extent in faster:
+            found[var], task = task % extent, task // extent
+        return {**found, last[0]: task}
+
 
 @dataclass(frozen=True)
 class Phases:

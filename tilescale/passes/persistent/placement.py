@@ -11,9 +11,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
+
+
+@dataclass(frozen=True)
+class Task:
+    """The statements of tasks of a phase.
+
+    Attributes:
+        number: variable for a task's number.
+        first: what a block does once before its tasks: waits and loads that all of them have alike.
+        body: what it does in each.
+    """
+
+    number: ir.Var
+    first: list[ir.Stmt]
+    body: ir.Stmt
 
 
 @dataclass(frozen=True)
@@ -30,18 +47,31 @@ class Placement:
     first: int
     count: int
 
-    def loop(self, block: ir.Var, task: ir.Var, body: ir.Stmt) -> ir.Stmt:
-        """A block executes its tasks of the phase: `body` for each value of `task`."""
-        mine: Any = (block + (self.blocks - self.first)) % self.blocks if self.first else block
+    def loop(self, block: ir.Var, task: Task) -> ir.Stmt:
+        """A block executes its tasks of the phase."""
         if self.count <= self.blocks:
-            run = ir.IfThenElse(task < self.count, body, None) if self._is_partial else body
-            return tir.sequence([ir.Bind(task, mine), run])
+            body = tir.sequence([*task.first, task.body])
+            run = ir.IfThenElse(task.number < self.count, body, None) if self._is_partial else body
+            return tir.sequence([ir.Bind(task.number, self.task(block, 0)), run])
         turn = ir.Var("turn", "int32")
-        count: Any = ir.IntImm("int32", self.count // self.blocks)
-        if self._is_partial:
-            count = ir.simplify((self.count - mine + (self.blocks - 1)) // self.blocks, {})
-        run = tir.sequence([ir.Bind(task, mine + turn * self.blocks), body])
-        return ir.For(turn, 0, count, ir.ForKind.SERIAL, run)
+        run = tir.sequence([ir.Bind(task.number, self.task(block, turn)), task.body])
+        return tir.sequence([*task.first, ir.For(turn, 0, self.turns(block), ir.ForKind.SERIAL, run)])
+
+    def task(self, block: ir.Var, turn: Any) -> Any:
+        """The task that a block executes in an iteration of its loop."""
+        mine: Any = (block + (self.blocks - self.first)) % self.blocks if self.first else block
+        return mine + turn * self.blocks
+
+    def turns(self, block: ir.Var) -> Any:
+        """Tasks of a block."""
+        if not self._is_partial:
+            return ir.IntImm("int32", self.count // self.blocks)
+        return ir.simplify((self.count - self.task(block, 0) + (self.blocks - 1)) // self.blocks, {})
+
+    def executed(self) -> np.ndarray:
+        """Tasks of each block."""
+        mine = (np.arange(self.blocks) - self.first) % self.blocks
+        return (self.count - mine + self.blocks - 1) // self.blocks
 
     @property
     def _is_partial(self) -> bool:

@@ -20,6 +20,7 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.persistent.dependences import Need, needs_of
 from tilescale.passes.persistent.phases import Grid, Phases, phases_of
 from tilescale.passes.persistent.placement import Placement, placed
+from tilescale.passes.persistent.streams import Ring
 from tilescale.passes.persistent.task_body import TaskWriter
 from tilescale.passes.persistent.tasks import Tasks
 from tilescale.passes.persistent.unroll import unrolled
@@ -67,14 +68,14 @@ def _launched(
     func: ir.PrimFunc, phases: Phases, placements: Sequence[Placement], needs: Sequence[Need], machine: Machine
 ) -> ir.PrimFunc:
     """The function with its one launch."""
-    tasks = TaskWriter(needs, phases.names, machine)
     block, first = ir.Var("block", "int32"), phases.grids[0].launch
+    ring = Ring.of(phases, placements, block, machine)
+    tasks = TaskWriter(needs, phases.names, machine, ring)
     threads = {axis: var for var, axis in first.thread_vars}
-    stmts = []
+    stmts = [] if ring is None else ring.begin
     for number, (grid, placement) in enumerate(zip(phases.grids, placements, strict=True)):
-        task, body = tasks.task(number, grid)
-        body = ir.substitute(body, {var: threads[axis] for var, axis in grid.launch.thread_vars})
-        stmts.append(placement.loop(block, task, body))
+        names = {var: threads[axis] for var, axis in grid.launch.thread_vars}
+        stmts.append(ir.substitute(placement.loop(block, tasks.task(number, grid)), names))
     shared = [_scale(machine.tensor_level.name, tir.sequence(phases.shared))] if phases.shared else []
     body = tir.sequence([*shared, _scale(machine.program_level.name, tir.sequence(stmts))])
     flags = [buffer for _, buffer in tasks.flags]
@@ -82,15 +83,15 @@ def _launched(
     nest = tir.launch_nest(
         [(block, ir.IntImm("int32", placements[0].blocks))],
         first.thread_vars,
-        [*buffers.values(), *flags],
-        _notes([grid.launch for grid in phases.grids], flags),
+        [*buffers.values(), *flags, *(() if ring is None else (ring.ring, ring.full))],
+        _notes([grid.launch for grid in phases.grids], flags, ring),
         body,
     )
     root = ir.SBlock([], [], [], "root", nest)
     return func.with_body(ir.SBlockRealize([], ir.IntImm("bool", 1), root))
 
 
-def _notes(launches: Sequence[Launch], flags: Sequence[ir.Buffer]) -> dict[str, Any]:
+def _notes(launches: Sequence[Launch], flags: Sequence[ir.Buffer], ring: Ring | None) -> dict[str, Any]:
     """Annotations of all launches together."""
     notes: dict[str, Any] = {}
     for launch in launches:
@@ -99,6 +100,8 @@ def _notes(launches: Sequence[Launch], flags: Sequence[ir.Buffer]) -> dict[str, 
             notes[key] = {**notes[key], **value} if joins else dict(value) if isinstance(value, Mapping) else value
     notes.pop(IN_ORDER, None)
     notes[FLAGS] = {**notes.get(FLAGS, {}), **{buffer.data: ir.IntImm("int32", 1) for buffer in flags}}
+    if ring is not None:
+        notes["barrier_init"] = {ring.full.data: [ir.IntImm("int32", 1)] * ring.stages}
     return notes
 
 

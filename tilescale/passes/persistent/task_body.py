@@ -7,7 +7,7 @@ overlaps with those tasks. Signals end the task.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilelang_core import ir
@@ -16,6 +16,8 @@ from tilescale.hda import Machine
 from tilescale.passes.persistent.counters import Counter
 from tilescale.passes.persistent.dependences import Need
 from tilescale.passes.persistent.phases import Grid
+from tilescale.passes.persistent.placement import Task
+from tilescale.passes.persistent.streams import Ring
 from tilescale.program.effects import ProgramNames
 from tilescale.program.operations import TileView, operation
 from tilescale.program.ops import SCALE
@@ -28,26 +30,55 @@ class TaskWriter:
 
     Args:
         needs: all dependences between them.
+        ring: of tiles loaded ahead, if there is one.
 
     Attributes:
         flags: the counters, each with its flags.
     """
 
-    def __init__(self, needs: Sequence[Need], names: ProgramNames, machine: Machine):
-        self.needs, self.names, self.machine = needs, names, machine
+    def __init__(self, needs: Sequence[Need], names: ProgramNames, machine: Machine, ring: Ring | None):
+        self.needs, self.names, self.machine, self.ring = needs, names, machine, ring
         counters = {id(need.counter): need.counter for need in needs}.values()
         self.flags = [(counter, _flags(counter)) for counter in counters]
 
-    def task(self, number: int, grid: Grid) -> tuple[ir.Var, ir.Stmt]:
-        """A variable for the number of a task of a phase, and the task's statements."""
+    def task(self, number: int, grid: Grid) -> Task:
+        """The statements of a task of a phase."""
         waits = [(n, n.counter.waits(n.boxes, self._of(n.counter))) for n in self.needs if n.later == number]
-        body = self._waiting(grid.phase.stmt, waits)
+        first, body = self._alike(list(_flat(self._waiting(grid.phase.stmt, waits))), grid)
         arrives = {id(n.counter): n.counter for n in self.needs if n.earlier == number}.values()
         last = list(ir.statements(grid.phase.stmt))[-1]
         signals = [tir.at(counter.signals(self._of(counter)), last) for counter in arrives]
         task = ir.Var("task", "int32")
-        stmts = ir.substitute(tir.sequence([body, *signals]), _indices(grid, task))
-        return task, tir.renamed(stmts, _has_a_value)
+        rest = tir.sequence(body)
+        if self.ring is not None:
+            rest = self.ring.used(number, task, rest)
+        stmts = ir.substitute(tir.sequence([rest, *signals]), grid.indices(task))
+        return Task(task, [tir.renamed(stmt, _has_a_value) for stmt in first], tir.renamed(stmts, _has_a_value))
+
+    def _alike(self, stmts: list[ir.Stmt], grid: Grid) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
+        """The first statements, as far as they are the same in each task and what they write stays; the other ones.
+
+        Names that are bound in between belong to the others.
+        """
+        alike: list[ir.Stmt] = []
+        others: list[ir.Stmt] = []
+        own = set(grid.launch.programs)
+        for count, stmt in enumerate(stmts):
+            if isinstance(stmt, ir.Bind):
+                others.append(stmt)
+                own.add(stmt.var)
+            elif self._is_alike(stmt, stmts[count + 1 :], own):
+                alike.append(stmt)
+            else:
+                return alike, others + stmts[count:]
+        return alike, others
+
+    def _is_alike(self, stmt: ir.Stmt, later: list[ir.Stmt], own: set[ir.Var]) -> bool:
+        """Whether a statement names nothing of its own task, and writes tiles that no later one does."""
+        named = {var for inner in ir.statements(stmt) for var in ir.uses(inner)}
+        written = {access.root for access in self.names.all_effects(stmt).writes}
+        again = {access.root for other in later for access in self.names.all_effects(other).writes}
+        return not (named & own or written & again or any(map(self.names.shared, written)))
 
     def _of(self, counter: Counter) -> ir.Buffer:
         return next(flags for known, flags in self.flags if known is counter)
@@ -81,14 +112,11 @@ def _flags(counter: Counter) -> ir.Buffer:
     return tir.local_buffer(counter.name, shape, "int32", "global")
 
 
-def _indices(grid: Grid, task: ir.Var) -> dict[ir.Var, ir.PrimExpr]:
-    """The indices of a grid from the number of a task: its first axis runs fastest."""
-    *faster, last = zip(grid.launch.programs, grid.launch.grid, strict=True)
-    left: Any = task
-    found: dict[ir.Var, ir.PrimExpr] = {}
-    for var, extent in faster:
-        found[var], left = left % extent, left // extent
-    return {**found, last[0]: left}
+def _flat(stmt: ir.Stmt) -> Iterator[ir.Stmt]:
+    for inner in stmt.seq if isinstance(stmt, ir.SeqStmt) else ():
+        yield from _flat(inner)
+    if not isinstance(stmt, ir.SeqStmt):
+        yield stmt
 
 
 def _has_a_value(node: Any) -> bool:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""Weights that are loaded ahead across the tasks of one launch."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.overlap.test_source import executed
+from tilescale.hda import Machine
+from tilescale.passes.persistent import streams
+from tilescale.passes.persistent.rewrite import persistent
+
+ROWS, INNER, DEPTH, HIGH = 16, 128, 64, 16
+
+
+@T.macro
+def multiply(W: Any, X: Any, Y: Any, column: Any) -> None:
+    """Columns of Y = X W^T."""
+    x = T.alloc((ROWS, INNER), "bfloat16", level="l1")
+    w = T.alloc((HIGH, DEPTH), "bfloat16", level="l1")
+    c = T.alloc((HIGH, ROWS), "float32", level="l0")
+    T.copy(X, x)
+    T.clear(c)
+    for k in T.Pipelined(INNER // DEPTH, num_stages=2):
+        T.copy(W[column * HIGH, k * DEPTH], w)
+        T.gemm(w, x[:, k * DEPTH : (k + 1) * DEPTH], c, transpose_B=True)
+    for i, j in T.Parallel(HIGH, ROWS):
+        Y[j, column * HIGH + i] = c[i, j] * 0.125
+
+
+@T.prim_func
+def twice(
+    X: T.Tensor((ROWS, INNER), "bfloat16"),
+    W: T.Tensor((INNER, INNER), "bfloat16"),
+    V: T.Tensor((INNER, INNER), "bfloat16"),
+    Y: T.Tensor((ROWS, INNER), "bfloat16"),
+    Z: T.Tensor((ROWS, INNER), "bfloat16"),
+):
+    with T.Kernel(device=1, block=INNER // HIGH, threads=32) as column:
+        multiply(W, X, Y, column)
+    with T.Kernel(device=1, block=2, threads=32) as row:
+        for i, j in T.Parallel(8, INNER):
+            Y[row * 8 + i, j] = Y[row * 8 + i, j] + 1
+    with T.Kernel(device=1, block=INNER // HIGH, threads=32) as column:
+        multiply(V, Y, Z, column)
+
+
+def arguments() -> list[torch.Tensor]:
+    """Small integers."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(ROWS, INNER), (INNER, INNER), (INNER, INNER), (ROWS, INNER), (ROWS, INNER)]
+    return [torch.randint(-3, 4, shape, generator=generator).bfloat16() for shape in shapes]
+
+
+def test_weights_go_through_one_ring_and_bits_stay(small: Machine):
+    kernel = tilescale.compile(twice, machine=small, schedule="persistent")
+    want = arguments()
+    tilescale.emulate(twice, [want], machine=small, time=False, check="none")
+    for order in (None, 1):
+        got = arguments()
+        check = "none" if order else "all"
+        tilescale.emulate(kernel.ir, [got], machine=small, time=False, schedule_seed=order, check=check)
+        assert all(a.equal(b) for a, b in zip(got, want, strict=True))
+    assert "tma_copy" in kernel.schedule
+
+
+def test_the_text_with_a_ring_is_the_program(small: Machine):
+    again = executed(tilescale.compile(twice, machine=small, schedule="persistent").python, "twice")
+    want, got = arguments(), arguments()
+    tilescale.emulate(twice, [want], machine=small, time=False, check="none")
+    tilescale.emulate(again, [got], machine=small, time=False, check="none")
+    assert all(a.equal(b) for a, b in zip(got, want, strict=True))
+
+
+def test_what_phases_write_is_not_loaded_ahead(small: Machine):
+    @T.prim_func
+    def written(W: T.Tensor((INNER, INNER), "bfloat16"), X: T.Tensor((ROWS, INNER), "bfloat16")):
+        with T.Kernel(device=1, block=8, threads=32) as row:
+            for i, j in T.Parallel(16, INNER):
+                W[row * 16 + i, j] = W[row * 16 + i, j] + 1
+        with T.Kernel(device=1, block=INNER // HIGH, threads=32) as column:
+            multiply(W, X, W, column)
+
+    with pytest.MonkeyPatch.context() as patch:
+        made = []
+        patch.setattr(streams.Ring, "__init__", lambda *args: made.append(args))
+        persistent(written, small)
+    assert not made
