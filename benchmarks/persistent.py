@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: MIT
+"""A decode step of a decoder layer as one launch, compared with its phases in order and with PyTorch, on these GPUs.
+
+    torchrun --nproc-per-node 2 benchmarks/persistent.py                       everything
+    torchrun --nproc-per-node 2 benchmarks/persistent.py --only "layer 1x"     one batch
+
+A layer of Llama 3 8B with 1024 cached tokens, tensor-parallel. Its floor is the time of reading its weights once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve()
+sys.path[:0] = [str(SCRIPT.parents[1]), str(SCRIPT.parent), str(SCRIPT.parent / "works")]
+
+import decode_steps  # noqa: E402 - found through the path above
+from suite import Suite, command  # noqa: E402
+
+if __name__ == "__main__":
+    command(Suite(SCRIPT, decode_steps.heats, seeds=(0, 1)), __doc__)()

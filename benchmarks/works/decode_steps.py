@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""A decode step of a layer of Llama 3 8B: as one launch, in order, by PyTorch, by operators, and what memory allows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import trials
+from decode_program import Sizes, decode_layer
+from torch.distributed import _functional_collectives as functional
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from trials import Case, checked
+
+import tilescale
+from tilescale import ops
+from tilescale.tuning.race import Contender, Heat, Runner
+
+Tensors = dict[str, torch.Tensor]
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Sum over the ranks of (sequences, inputs) times the transpose of (outputs, inputs)."""
+
+EPS, THETA, BOUND = 1e-5, 500_000.0, 2.0**-4
+"""Of norms; base of the rotation; largest error, relative to what the layer adds to the residual stream."""
+
+SPLITS = {1: (8, 2, 4, 2), 16: (8, 2, 4, 4)}
+"""Batch -> parts of K of the four products: such that activations of a part fit, and blocks have as much to do."""
+
+BASELINE = "weights read once"
+SCHEDULES = {"one launch": "persistent", "in order": "sequential"}
+
+
+def heats(quick: bool, gpus: int) -> Iterator[Heat]:
+    """Sequences x cached tokens x features, in CUDA graphs; the baseline reads as many bytes as the weights have."""
+    for batch in () if gpus == 1 else (1,) if quick else (1, 16):
+        yield Work(Sizes(batch, gpus, splits=SPLITS[batch])).heat()
+
+
+@dataclass(frozen=True)
+class Work:
+    """A layer's decode step."""
+
+    sizes: Sizes
+
+    def heat(self) -> Heat:
+        """Everything races against the time of reading the weights."""
+        s = self.sizes
+        entries = [
+            Contender(BASELINE, self.reading),
+            *(
+                Contender(name, functools.partial(self.ours, how), lambda h=how: self.kernel(h))
+                for name, how in SCHEDULES.items()
+            ),
+            *(Contender(name, functools.partial(self.torchs, product)) for name, product in PRODUCTS.items()),
+        ]
+        shape = s.batch, s.keys, s.hidden
+        return Heat("llama decode layer", shape, "bfloat16", s.devices, "graph", BASELINE, entries, bytes=self.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a rank's weights."""
+        return sum(t.nbytes for name, t in tensors(self.sizes).items() if name.startswith("W"))
+
+    def draw(self, seed: int) -> Case:
+        """A new residual stream, and the result of the same layer in float64."""
+        generator = torch.Generator(trials.device()).manual_seed(seed)
+        x = torch.randn(self.sizes.batch, self.sizes.hidden, generator=generator, device=trials.device())
+        wide = {name: t.double() if t.is_floating_point() else t for name, t in tensors(self.sizes).items()}
+        want = step(self.sizes, wide, x.double(), nccl).float()
+        added = float((want - x).pow(2).mean().sqrt())
+        return Case((x,), want, torch.full_like(want, BOUND * added))
+
+    def reading(self) -> Runner:
+        """Read as many bytes."""
+        weights = torch.ones(self.nbytes // 4, device=trials.device())
+        return Runner(weights.sum)
+
+    def kernel(self, schedule: str) -> tilescale.Kernel:
+        """The program, built now."""
+        kernel = tilescale.compile(decode_layer(self.sizes), schedule=schedule, wait_s=trials.WAIT_S)
+        kernel.prepare()
+        return kernel
+
+    def ours(self, schedule: str) -> Runner:
+        """The program; its workspaces are poisoned before checked calls."""
+        s, kernel, known, args = self.sizes, self.kernel(schedule), tensors(self.sizes), []
+        for parameter in kernel.program.parameters:
+            shape, dtype = tuple(map(int, parameter.shape)), getattr(torch, str(parameter.buffer.dtype))
+            args.append(torch.zeros(shape, dtype=dtype, device=trials.device()))
+            if (given := known.get(parameter.buffer.name)) is not None:
+                args[-1][tuple(map(slice, given.shape))] = given
+        x = args[0][: s.batch]
+
+        def call() -> torch.Tensor:
+            kernel(*args)
+            return x
+
+        return checked(self.draw, x.copy_, call, args[-WORKSPACES:], kernel.synchronize)
+
+    def torchs(self, product: Product) -> Runner:
+        """PyTorch's operators, compiled, with products that are summed over the ranks."""
+        s, given = self.sizes, tensors(self.sizes)
+        x = torch.zeros(s.batch, s.hidden, device=trials.device())
+        torch._dynamo.config.recompile_limit = 64
+        made = torch.compile(lambda x: step(s, given, x, product), dynamic=False)
+        return checked(self.draw, x.copy_, lambda: made(x))
+
+
+WORKSPACES = 11
+"""Last parameters of the program, which it writes before it reads them."""
+
+
+@functools.cache
+def tensors(sizes: Sizes) -> Tensors:
+    """Weights and caches of this rank, by the names of the program's parameters; norms and positions are everyone's."""
+    s, device, rank = sizes, trials.device(), tilescale.init().rank
+    mine, common = (torch.Generator(device).manual_seed(seed) for seed in (1 + rank, 0))
+
+    def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(shape, generator=mine, device=device).mul_(scale).bfloat16()
+
+    values, cache = s.heads * s.width, (s.batch, s.groups, s.keys, s.width)
+    shapes = {"Wqkv": (s.projected, s.hidden), "Wo": (s.hidden, values)}
+    shapes |= {"Wup": (2 * s.inner, s.hidden), "Wdown": (s.hidden, s.inner)}
+    found = {name: random(*shape, scale=shape[1] ** -0.5) for name, shape in shapes.items()}
+    found |= {name: torch.rand(s.hidden, generator=common, device=device) + 0.5 for name in ("norm1", "norm2")}
+    at = torch.full((s.batch,), s.keys - 1, dtype=torch.int32, device=device)
+    turns = at[:, None] * THETA ** (-torch.arange(0, s.width, 2, device=device) / s.width)
+    return found | {
+        "K": random(*cache),
+        "V": random(*cache),
+        "at": at,
+        "angles": torch.stack([turns.cos(), turns.sin()]),
+    }
+
+
+def step(sizes: Sizes, t: Tensors, x: torch.Tensor, product: Product) -> torch.Tensor:
+    """The layer: the residual stream (sequences, features) behind it; the caches get the new keys and values."""
+    s, kind = sizes, t["Wo"].dtype
+    rows = torch.arange(s.batch, device=x.device)
+    h = (rms_norm(x, (s.hidden,), eps=EPS) * t["norm1"]).to(kind)
+    parts = linear(h, t["Wqkv"]).view(s.batch, -1, s.width).split([s.heads, s.groups, s.groups], 1)
+    q, k = (rotated(part, *t["angles"]).to(kind) for part in parts[:2])
+    t["K"][rows, :, t["at"]], t["V"][rows, :, t["at"]] = k, parts[2]
+    o = scaled_dot_product_attention(q[:, :, None], t["K"], t["V"], enable_gqa=True).reshape(s.batch, -1)
+    x = x + product(o, t["Wo"])
+    h = (rms_norm(x, (s.hidden,), eps=EPS) * t["norm2"]).to(kind)
+    gate, up = linear(h, t["Wup"]).chunk(2, 1)
+    return x + product(silu(gate) * up, t["Wdown"])
+
+
+def rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """(sequences, heads, features), the two halves of the features turned by angles."""
+    a, b = heads.chunk(2, -1)
+    return torch.cat([a * cos[:, None] - b * sin[:, None], b * cos[:, None] + a * sin[:, None]], -1)
+
+
+def nccl(a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A product, and its sum by NCCL."""
+    made = linear(a, weight)
+    return functional.all_reduce(made, "sum", dist.group.WORLD) if tilescale.init().size > 1 else made
+
+
+def fused(a: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A product that is summed by our operator."""
+    return ops.matmul_all_reduce(a, weight.t())
+
+
+PRODUCTS: dict[str, Product] = {"torch, compiled": nccl, "operators": fused}
