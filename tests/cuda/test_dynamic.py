@@ -7,6 +7,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.cuda.support import bodies, lowered, ptxas, source
+from tests.fuzz.together import joined, renamed
 from tilescale.errors import TileScaleError, UsageError
 
 ROWS, COLUMNS = 8, 128
@@ -203,7 +204,10 @@ def polling(how):
     return program
 
 
-@pytest.mark.parametrize("how", ["condition", "variable", "left", "one thread", "nested", "skipped"])
+POLLING = ["condition", "variable", "left", "one thread", "nested", "skipped"]
+
+
+@pytest.mark.parametrize("how", POLLING)
 def test_a_loop_that_polls_ends(how):
     """In any order of the emulator, and by a bound on GPUs, where it looks at the time, and at failures of others."""
     program = polling(how)
@@ -211,13 +215,16 @@ def test_a_loop_that_polls_ends(how):
         per_device = [[torch.randn(COLUMNS), torch.zeros(COLUMNS)] for _ in "ab"]
         tilescale.emulate(program, per_device, schedule_seed=seed)
         assert torch.equal(per_device[0][1], per_device[1][0])
-    text = source(program)
-    body = bodies(text)
+    body = bodies(source(program))
     loops = 2 if how == "nested" else 1
     assert body.count("tilescale::turn<") == loops and body.count("tilescale::look(") == 1
     is_alone = how == "one thread"
     assert ("tilescale::told<" in body) == (not is_alone)  # else one thread polls for all
-    ptxas(text)
+
+
+def test_loops_that_poll_are_compiled():
+    """In one file: two or three seconds of each are its headers'."""
+    ptxas(joined([renamed(source(polling(how)), number) for number, how in enumerate(POLLING)]))
 
 
 def test_a_loop_that_waits_ends_once_a_wait_has_failed():

@@ -207,6 +207,7 @@ def test_attention_means_the_same_in_parts(how: dict[str, Any]):
     torch.testing.assert_close(output.double(), weights @ kv[:, :, 0].double(), rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.nightly
 def test_attention_fits():
     """With a merge of splits; that the example's programs do, which have none, is seen where they are compiled."""
     module = load(NUMBERED[9])
