@@ -8,7 +8,8 @@ import pytest
 
 import tilescale.language as T
 from tests.cuda.peer_programs import CASES, handled, last_block, summed, tickets, units
-from tests.cuda.support import apart, bodies, notes, source
+from tests.cuda.support import bodies, notes, source
+from tests.fuzz.together import joined, renamed
 from tilelang_core import compile as stock
 from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnsupportedError
@@ -22,7 +23,7 @@ WITHOUT_TMA = [name for name in CASES if not name.endswith("_tma")]
 @pytest.mark.parametrize(
     ("machine", "devices", "names"),
     [
-        ("h200-sxm-8", 4, list(CASES)),
+        pytest.param("h200-sxm-8", 4, list(CASES), marks=pytest.mark.nightly),
         ("a100-sxm-8", 2, ["numbers_bfloat16", "summed_bfloat16_l0", "units", "handled"]),
         ("b200-sxm-8", 2, ["last_block", "summed_float32_l1_tma"]),
     ],
@@ -31,7 +32,8 @@ def test_text_compiles(machine, devices, names):
     described = Machine.load(machine)
     with use_machine(described):
         texts = [source(CASES[name].make(devices), machine) for name in names]
-        assert stock.device_code("\n".join(apart(text, n) for n, text in enumerate(texts)), target_for(described))
+        text = joined([renamed(text, number) for number, text in enumerate(texts)])
+        assert stock.device_code(text, target_for(described))
 
 
 def test_one_thread_adds_and_all_have_the_result_behind_a_barrier():

@@ -10,7 +10,8 @@ import pytest
 import tilescale.language as T
 from tests.cuda import overlap_programs as programs
 from tests.cuda import turn_programs
-from tests.cuda.support import apart, bodies, notes, ptxas, source
+from tests.cuda.support import bodies, notes, ptxas, source
+from tests.fuzz.together import joined, renamed
 
 SMALL = (2048, 512, 512)
 LATE = "compute -> next iteration: cs; 1 stage"
@@ -228,6 +229,7 @@ def test_roles_have_the_registers_that_blocks_of_a_processor_begin_with():
     assert 128 * loads[0] + 256 * computes[0] <= begun
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_nothing_spills():
     made = [
@@ -237,5 +239,5 @@ def test_nothing_spills():
         programs.put(rows=1024, columns=1024, blocks=8),
         turn_programs.sums(2, (1024, 2048, 256), 12),
     ]
-    text = "\n".join(apart(source(func), number) for number, func in enumerate(made))
+    text = joined([renamed(source(func), number) for number, func in enumerate(made)])
     assert re.findall(r"(\d+) bytes spill", ptxas(text)) == ["0", "0"] * len(made)
