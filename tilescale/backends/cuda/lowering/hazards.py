@@ -294,7 +294,7 @@ class _Hazards:
         self, stmt: ir.Stmt, touches: list[MemoryAccess], state: AccessState, at: _StatementContext
     ) -> AccessState:
         """A state without stores to the tiles that a statement loads: stock TileLang orders them with the load or
-        before the next store, by any threads. It may miss some of them.
+        before the next store, by any threads. It may miss some of them, but for those of roles, which hand them over.
         """
         whole = self.touches.loads_whole(stmt)
         if not whole:
@@ -304,7 +304,8 @@ class _Hazards:
         def is_ordered(touch: MemoryAccess) -> bool:
             root = touch.access.root
             is_missed = touch.key in at.before_if or touch.is_by_few and root in few
-            return touch.is_shared and touch.access.writes and root in whole and not is_missed
+            is_handed_over = self.phase.graph.has_epilogue
+            return touch.is_shared and touch.access.writes and root in whole and (is_handed_over or not is_missed)
 
         return {k: t for k, t in state.items() if not is_ordered(t)}
 
