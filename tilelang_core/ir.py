@@ -264,6 +264,11 @@ def is_pure(expr: PrimExpr) -> bool:
     return side_effect(expr) <= CallEffectKind.Pure.value
 
 
+def conjuncts(expr: PrimExpr) -> list[PrimExpr]:
+    """The conditions that a conjunction joins, in order; a condition of another form is the only one."""
+    return [*conjuncts(expr.a), *conjuncts(expr.b)] if isinstance(expr, And) else [expr]
+
+
 def variables(expr: Any) -> set[Var]:
     """The variables an expression reads (not those inside buffers' declarations)."""
     found: set[Var] = set()

@@ -188,6 +188,28 @@ def next_threads(X, ws, Z):
 
 
 @T.macro
+def by_a_warp(X, ws, Z):
+    """The threads of one warp store an element that all load."""
+    thread = T.get_thread_binding()
+    for step in T.serial(STEPS):
+        if thread // 32 == step:
+            ws[step] = X[step] + step
+        for i in T.Parallel(N):
+            Z[i] = ws[step] + i
+
+
+@T.macro
+def by_one_thread_after_another(X, ws, Z):
+    """The thread that updates an element is another one in each iteration."""
+    thread = T.get_thread_binding()
+    T.copy(X, ws)
+    for step in T.serial(STEPS):
+        if thread == 40 * step:
+            ws[0] = ws[0] + step
+    T.copy(ws, Z)
+
+
+@T.macro
 def sums_in_memory(X, ws, Z):
     a, b = T.alloc((M, M), "float16", level="l1"), T.alloc((M, M), "float16", level="l1")
     c = T.alloc((M, M), "float32", level="l0")
@@ -326,6 +348,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "loaded_by_two": lambda: program(256, (N,), loaded_by_two),
     "of_other_threads": lambda: program(256, (N,), of_other_threads),
     "next_threads": lambda: program(256, (N,), next_threads),
+    "by_a_warp": lambda: program(256, (N,), by_a_warp),
+    "by_one_thread_after_another": lambda: program(256, (N,), by_one_thread_after_another),
     "sums_in_memory": lambda: program(128, (M, M), sums_in_memory, "float16"),
     "read_in_a_branch": lambda: program(256, (N,), read_in_a_branch),
     "read_in_both_cases": lambda: program(256, (16, 16), read_in_both_cases),

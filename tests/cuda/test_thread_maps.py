@@ -166,11 +166,96 @@ def sliding_by_threads(X, Z, at, n):
                 Z[turn + t] = Z[turn + t] + 1
 
 
+@T.macro
+def stored_and_updated(X, Z, at, n):
+    for i in T.Parallel(Z.shape[0]):
+        Z[i] = X[i]
+    for i in T.Parallel(Z.shape[0]):
+        Z[i] = Z[i] + 1
+
+
+@T.macro
+def unaligned(X, Z, at, n):
+    for i in T.Parallel(Z.shape[0] - N):
+        Z[i] = X[i]
+    for i in T.Parallel(Z.shape[0] - N):
+        X[i + 1] = Z[i]
+
+
+@T.macro
+def with_the_index_as_a_value(X, Z, at, n):
+    for i in T.Parallel(Z.shape[0]):
+        Z[i] = X[i]
+    for i in T.Parallel(Z.shape[0]):
+        X[i] = Z[i] + i
+
+
+@T.macro
+def with_a_function(X, Z, at, n):
+    for i in T.Parallel(Z.shape[0]):
+        Z[i] = X[i]
+    for i in T.Parallel(Z.shape[0]):
+        X[i] = T.exp(Z[i])
+
+
+@T.macro
+def with_a_cast(X, Z, at, n):
+    for i in T.Parallel(Z.shape[0]):
+        Z[i] = X[i]
+    for i in T.Parallel(Z.shape[0]):
+        X[i] = T.cast(T.cast(Z[i], "float16"), "float32")
+
+
+@T.macro
+def with_a_loop_of_one(X, Z, at, n):
+    for i, j in T.Parallel(1, N):
+        Z[i * 16 + j] = X[i * 16 + j]
+    for i, j in T.Parallel(1, N):
+        X[i * 16 + j] = Z[i * 16 + j]
+
+
+@T.macro
+def in_a_row_of_threads(X, Z, at, n):
+    thread = T.get_thread_binding()
+    if thread < M:
+        Z[n, thread] = X[n, thread]
+        X[n, thread] = Z[n, thread]
+
+
+@T.macro
+def by_two_threads(X, Z, at, n):
+    thread = T.get_thread_binding()
+    X[thread] = Z[thread // 2]
+    if thread % 2 == 0:
+        Z[thread // 2] = 1.0
+
+
+@T.macro
+def at_an_index_in_memory(X, Z, at, n):
+    thread = T.get_thread_binding()
+    for turn in T.serial(8):
+        if thread < N - 8:
+            Z[at[0] + thread] = X[thread]
+        if thread == n:
+            at[0] = turn
+        if thread < N - 8:
+            X[thread] = Z[at[0] + thread]
+
+
 @pytest.mark.parametrize(
     ("body", "on", "needs"),
     [
         (stored_and_loaded, FEW, False),
         (stored_and_loaded, MANY, False),
+        (stored_and_updated, MANY, False),
+        (unaligned, MANY, True),
+        (with_the_index_as_a_value, MANY, True),
+        (with_a_function, MANY, True),
+        (with_a_cast, MANY, True),
+        (with_a_loop_of_one, FEW, False),
+        (in_a_row_of_threads, SQUARE, False),
+        (by_two_threads, FEW, True),
+        (at_an_index_in_memory, FEW, True),
         (loaded_under_a_condition, FEW, False),  # an iteration for each thread, in any form
         (loaded_under_a_condition, MANY, True),  # the one by vectors, the other by elements
         (chosen_by_the_index, FEW, False),
@@ -196,131 +281,6 @@ def sliding_by_threads(X, Z, at, n):
 )
 def test_loops_that_are_distributed_alike_need_no_barrier(body: Any, on: tuple[Any, int], needs: bool):
     assert synchronizes(program(*on, body)) == needs
-
-
-@T.macro
-def through_a_fragment(X, Z, at, n):
-    tile = T.alloc((M, M), "float32", level="l0")
-    T.copy(Z, tile)
-    for i, j in T.Parallel(M, M):
-        tile[i, j] *= 2
-    T.copy(tile, Z)
-
-
-@T.macro
-def by_elements_of_a_fragment(X, Z, at, n):
-    tile = T.alloc((M, M), "float32", level="l0")
-    T.copy(Z, tile)
-    for i, j in T.Parallel(M, M):
-        if i + n < M:
-            Z[i, j] = tile[i, j] + X[j, i]
-
-
-@T.macro
-def by_transposed_elements(X, Z, at, n):
-    tile = T.alloc((M, M), "float32", level="l0")
-    for i, j in T.Parallel(M, M):
-        tile[j, i] = Z[i, j]
-    for i, j in T.Parallel(M, M):
-        Z[j, i] = tile[i, j] + 1
-
-
-@T.macro
-def from_a_variable_on(X, Z, at, n):
-    first = T.alloc_var("int32")
-    first = n * 2
-    tile = T.alloc((16, M), "float32", level="l0")
-    T.copy(Z[first, 0], tile)
-    T.copy(tile, Z[first, 0])
-
-
-@T.macro
-def from_a_variable_that_changes(X, Z, at, n):
-    first = T.alloc_var("int32")
-    first = n * 2
-    tile = T.alloc((16, M), "float32", level="l0")
-    T.copy(Z[first, 0], tile)
-    first = first + 1
-    T.copy(tile, Z[first, 0])
-
-
-@T.macro
-def in_another_place(X, Z, at, n):
-    tile = T.alloc((16, M), "float32", level="l0")
-    T.copy(Z[0, 0], tile)
-    T.copy(tile, Z[1, 0])
-
-
-@T.macro
-def of_fewer_elements_than_threads(X, Z, at, n):
-    tile = T.alloc((1, M), "float32", level="l0")
-    T.copy(Z[0, 0], tile)
-    T.copy(tile, Z[0, 0])
-
-
-@T.macro
-def of_a_row_for_all(X, Z, at, n):
-    row = T.alloc((M,), "float32", level="l0")
-    tile = T.alloc((M, M), "float32", level="l0")
-    T.copy(Z[0, 0:M], row)
-    for i, j in T.Parallel(M, M):
-        tile[i, j] = row[j]
-    T.copy(row, Z[0, 0:M])
-    T.copy(tile, X)
-
-
-@T.macro
-def elements_of_a_row_for_all(X, Z, at, n):
-    row = T.alloc((M,), "float32", level="l0")
-    tile = T.alloc((M, M), "float32", level="l0")
-    for j in T.Parallel(M):
-        row[j] = Z[0, j]
-    for i, j in T.Parallel(M, M):
-        tile[i, j] = row[j]
-    for j in T.Parallel(M):
-        Z[0, j] = row[j] + 1
-    T.copy(tile, X)
-
-
-@T.macro
-def in_turns(X, Z, at, n):
-    tile = T.alloc((16, M), "float32", level="l0")
-    T.clear(tile)
-    for turn in T.serial(n):
-        T.copy(Z[turn, 0], tile)
-        T.copy(tile, Z[turn, 0])
-
-
-@T.macro
-def sums_of_a_product(X, Z, at, n):
-    a, b = T.alloc((M, M), "float16", level="l1"), T.alloc((M, M), "float16", level="l1")
-    c = T.alloc((M, M), "float32", level="l0")
-    T.copy(Z, c)
-    for i, j in T.Parallel(M, M):
-        a[i, j] = T.cast(X[i, j], "float16")
-        b[i, j] = T.cast(X[j, i], "float16")
-    T.gemm(a, b, c)
-    T.copy(c, Z)
-
-
-@pytest.mark.parametrize(
-    ("body", "needs"),
-    [
-        (through_a_fragment, False),
-        (by_elements_of_a_fragment, False),
-        (by_transposed_elements, True),
-        (from_a_variable_on, False),
-        (from_a_variable_that_changes, True),
-        (in_another_place, True),
-        (of_fewer_elements_than_threads, True),
-        (of_a_row_for_all, True),
-        (elements_of_a_row_for_all, True),
-        (in_turns, True),
-        (sums_of_a_product, False),
-    ],
-)
-def test_a_thread_loads_and_stores_what_it_holds(body: Any, needs: bool):
-    assert synchronizes(program(*SQUARE, body)) == needs
 
 
 def test_tilelang_distributes_by_vectors_what_loops_touch_alike():

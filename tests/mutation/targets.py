@@ -54,7 +54,8 @@ def _header(name: str) -> Target:
 
 
 def _order(name: str, *nearest: str) -> Target:
-    tests = tuple(f"tests/cuda/{test}.py" for test in (*nearest, "test_thread_maps", "test_hazards"))
+    near = *nearest, "test_thread_maps", "test_held_elements", "test_elements_in_order", "test_hazards"
+    tests = tuple(f"tests/cuda/{test}.py" for test in near)
     return Target("order within a block", f"tilescale/backends/cuda/lowering/{name}.py", tests)
 
 

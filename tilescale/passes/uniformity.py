@@ -150,7 +150,7 @@ class Uniformity:
 
     def _branch(self, stmt: ir.IfThenElse) -> None:
         self._note(stmt, [stmt.condition])
-        conditions = [self._condition(part, stmt) for part in _conjuncts(stmt.condition)]
+        conditions = [self._condition(part, stmt) for part in ir.conjuncts(stmt.condition)]
         self._written.append(set())
         before = dict(self._differs)
         with self._under(*conditions):
@@ -333,10 +333,6 @@ def is_atomic_load(node: Any) -> bool:
 
 def _is_single(buffer: ir.Buffer) -> bool:
     return all(ir.constant(n) == 1 for n in buffer.shape)
-
-
-def _conjuncts(expr: Any) -> list[Any]:
-    return [*_conjuncts(expr.a), *_conjuncts(expr.b)] if isinstance(expr, ir.And) else [expr]
 
 
 def _is_parallel(stmt: ir.For | ir.While) -> bool:

@@ -13,7 +13,6 @@ the program orders the accesses inside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,8 +33,8 @@ from tilescale.backends.cuda.lowering.order_state import (
 )
 from tilescale.backends.cuda.lowering.phase import Phase
 from tilescale.backends.cuda.lowering.statements import in_order, is_pipelined
-from tilescale.backends.cuda.lowering.thread_maps import PhaseBuffers
-from tilescale.backends.cuda.lowering.touches import AccessCollector, AccessKey, MemoryAccess
+from tilescale.backends.cuda.lowering.thread_maps import PhaseBuffers, ThreadMap, of_condition
+from tilescale.backends.cuda.lowering.touches import EVERY, AccessCollector, AccessKey, MemoryAccess
 from tilescale.passes.structure import location
 
 _COMPLETES = ("tilescale::complete_stores", "tilescale::barrier", "tilescale::leave")
@@ -44,20 +43,19 @@ _ORDERS_ALL = ("tilescale::put", "tilescale::get", "tilescale::start_put")
 """
 
 
+@dataclass(eq=False)
 class _BarrierBefore(Exception):
     """A statement needs a barrier before it, or before the enclosing statement at a depth."""
 
-    def __init__(self, need: RequiredOrder, depth: int):
-        super().__init__()
-        self.need, self.depth = need, depth
+    need: RequiredOrder
+    depth: int
 
 
+@dataclass(eq=False)
 class _DependentIterations(Exception):
     """Iterations of a pipelined loop depend on one another, by an access at a depth."""
 
-    def __init__(self, depth: int):
-        super().__init__()
-        self.depth = depth
+    depth: int
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class _StatementContext:
         depth: number of enclosing loops, branches and units that can only be ordered from outside.
         unit: the depth at which the statements of those threads begin.
         apart: the depth from which on only some threads take part; None if all do.
-        once: the condition that selects a single thread.
+        once: the map of accesses by a single thread, in a branch that selects it.
         before_if: in an `else`, the accesses before its `if`.
         pipelined: the depth of the outermost enclosing pipelined loop; None without one.
     """
@@ -78,9 +76,14 @@ class _StatementContext:
     depth: int = 0
     unit: int = 0
     apart: int | None = None
-    once: Any = None
+    once: ThreadMap | None = None
     before_if: frozenset[AccessKey] = frozenset()
     pipelined: int | None = None
+
+    @property
+    def thread(self) -> Any:
+        """The thread of an access whose index is the same in all threads; None if it may be any."""
+        return EVERY if self.apart is None else self.once
 
     def place(self, earlier: MemoryAccess) -> int:
         """The depth at which a barrier can be inserted between an earlier access and this statement."""
@@ -189,10 +192,10 @@ class _Hazards:
         return (stmt if body is stmt.body else _with_body(stmt, body)), state
 
     def _branch(self, stmt: ir.IfThenElse, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
-        state = self._touched(self.touches.read([stmt.condition], stmt, at.by, at.depth, at.once), state, at)
+        state = self._touched(self.touches.read([stmt.condition], stmt, at.by, at.depth, at.thread), state, at)
         inner = at
         if self._tells_apart(stmt.condition):
-            once = str(stmt.condition) if _is_one_thread(stmt.condition, self.touches.known.threads) else at.once
+            once = of_condition(stmt.condition, self.touches.known) or at.once
             inner = at.inside(apart=at.apart or at.depth + 1, once=once)
         then_case, first = self.block(stmt.then_case, state, inner)
         else_case, second = stmt.else_case, state
@@ -228,7 +231,7 @@ class _Hazards:
     def _turns(self, stmt: Any, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         """A loop: its body once after the statements before, once after an earlier iteration."""
         head = [stmt.condition] if isinstance(stmt, ir.While) else [stmt.min, stmt.extent]
-        read = self.touches.read(head, stmt, at.by, at.depth, at.once)
+        read = self.touches.read(head, stmt, at.by, at.depth, at.thread)
         before = self._touched(read, state, at)
         apart = at.apart
         if any(map(self._tells_apart, head)):
@@ -259,7 +262,7 @@ class _Hazards:
         self, stmt: ir.While, body: ir.Stmt, state: AccessState, at: _StatementContext
     ) -> tuple[ir.Stmt, AccessState]:
         """The body of a `while`, followed by its condition."""
-        read = self.touches.read([stmt.condition], stmt, at.by, at.depth, at.once)
+        read = self.touches.read([stmt.condition], stmt, at.by, at.depth, at.thread)
         try:
             return body, self._touched(read, state, at)
         except _BarrierBefore as found:
@@ -287,7 +290,7 @@ class _Hazards:
                 return completed(state)
             if function == "tilescale::acquired":
                 return fenced(state)
-        touches = self.touches.of(stmt, at.by, at.depth, at.once)
+        touches = self.touches.of(stmt, at.by, at.depth, at.thread)
         return self._touched(touches, self._loaded(stmt, touches, state, at), at)
 
     def _loaded(
@@ -417,15 +420,6 @@ def _outside(state: AccessState, at: _StatementContext) -> AccessState:
 def _left(state: AccessState, before: AccessState) -> AccessState:
     """A state in which accesses since `before` are in a branch or a unit that has ended."""
     return {k: t if k in before else replace(t, left=True) for k, t in state.items()}
-
-
-def _is_one_thread(condition: Any, threads: Iterable[ir.Var]) -> bool:
-    """Whether a condition selects a single thread."""
-    if ir.op_name(condition) == tl.ELECT:
-        return True
-    if isinstance(condition, ir.And):
-        return _is_one_thread(condition.a, threads) or _is_one_thread(condition.b, threads)
-    return isinstance(condition, ir.EQ) and any(side in threads for side in (condition.a, condition.b))
 
 
 def _with_body(stmt: Any, body: ir.Stmt) -> ir.Stmt:

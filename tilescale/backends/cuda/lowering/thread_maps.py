@@ -9,8 +9,9 @@ index determines the iteration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from tilelang_core import accesses, ir, tl
@@ -21,8 +22,11 @@ from tilescale.program.fragments import is_whole, spread, steps
 from tilescale.program.parallel_loops import is_fragment, loops_of, vector_lengths
 from tilescale.program.regions import BoundVariables
 
-_AXES = tuple(ir.Var(f"axis{axis}", "int32") for axis in range(8))
-"""Canonical variables of an iteration where two statements are compared: of its loops, or of its fragment."""
+
+@cache
+def _axis(number: int) -> ir.Var:
+    """A canonical variable of an iteration where two statements are compared: of its loops, or of its fragment."""
+    return ir.Var(f"axis{number}", "int32")
 
 
 @dataclass(frozen=True)
@@ -93,9 +97,9 @@ def of_copy(found: Iterable[accesses.BufferAccess], known: PhaseBuffers) -> Thre
     if tensor.begins is None or extents is None or shape is None or fragment.buffer.data not in known.held:
         return None
     wide = [n for n in shape if n > 1]
-    if [n for n in extents if n > 1] != wide or len(wide) > len(_AXES):
+    if [n for n in extents if n > 1] != wide:
         return None
-    axes = iter(_AXES)
+    axes = map(_axis, range(len(wide)))
     indices = [b + next(axes) if n > 1 else b for b, n in zip(tensor.begins, extents, strict=True)]
     return _map(("held", fragment.buffer.data), indices, wide, set(), known)
 
@@ -105,15 +109,25 @@ def of_loops(
 ) -> Callable[[Any], ThreadMap | None]:
     """The map of each access of a nest of parallel loops."""
     loops = loops_of(nest)
-    extents, begins = ir.constants(loop.extent for loop in loops), ir.constants(loop.min for loop in loops)
-    if extents is None or begins is None or any(begins) or len(loops) > len(_AXES):
+    extents = ir.constants(loop.extent for loop in loops)
+    if extents is None:
         return lambda access: None
     rule, order = _rule(nest, loops, found, known.held, threads)
     if rule is None:
         return lambda access: None
-    names = {loops[at].loop_var: _AXES[axis] for axis, at in enumerate(order)}
+    names = {loops[at].loop_var: _axis(axis) for axis, at in enumerate(order)}
     bound, sizes = BoundVariables.of(nest).names - names.keys(), [extents[at] for at in order]
     return lambda access: _map(rule, [ir.substitute(n, names) for n in access.begins or ()], sizes, bound, known)
+
+
+def of_condition(condition: Any, known: PhaseBuffers) -> ThreadMap | None:
+    """The map of a branch that one thread takes, with a constant index; None if another one may take it too, or later.
+    """
+    equal = [test for test in ir.conjuncts(condition) if isinstance(test, ir.EQ)]
+    sides = [pair for test in equal for pair in ((test.a, test.b), (test.b, test.a))]
+    index = {thread: ir.constant(number) for thread, number in sides if thread in known.threads}
+    rule = tuple(index.get(thread) for thread in known.threads)
+    return None if None in rule else ThreadMap(("one", *rule))
 
 
 def _held(stmt: ir.Stmt, by: ExecutingThreads) -> frozenset[ir.Var]:
@@ -175,7 +189,7 @@ def _order(begins: tuple[Any, ...] | None, variables: list[ir.Var]) -> list[int]
 
 def _vectors(nest: ir.For, variables: list[ir.Var], found: list[accesses.BufferAccess]) -> list[str] | None:
     """The factors that decide the vector width of a nest; None if its values matter in addition to its accesses."""
-    names: dict[ir.Var, Any] = dict(zip(variables, _AXES, strict=False))
+    names: dict[ir.Var, Any] = {variable: _axis(axis) for axis, variable in enumerate(variables)}
     said: set[str] = set()
     for access in found:
         if access.begins is None:
@@ -188,7 +202,6 @@ def _vectors(nest: ir.For, variables: list[ir.Var], found: list[accesses.BufferA
             value = tir.rewrite(tir.evaluate(inner.value), enter=_unloaded).value
             if ir.variables(value) & names.keys() or ir.contains(value, lambda node: isinstance(node, ir.Call)):
                 return None
-            said.add(f"{value.dtype}")
             ir.walk(value, lambda node: said.add(f"to {node.dtype}") if isinstance(node, ir.Cast) else None)
         elif not isinstance(inner, ir.For | ir.SeqStmt) or isinstance(inner, ir.For) and inner.loop_var not in names:
             return None
@@ -203,17 +216,16 @@ def _map(
     rule: tuple[Any, ...], indices: Iterable[Any], extents: list[int], bound: set[ir.Var], known: PhaseBuffers
 ) -> ThreadMap | None:
     """A map, if the index of an element determines the iteration; `bound` are names with a value in each iteration."""
-    axes = _AXES[: len(extents)]
-    place = tuple(_told(index, axes, bound, known) for index in indices)
-    sizes = dict(zip(axes, extents, strict=True))
+    sizes = {_axis(number): extent for number, extent in enumerate(extents)}
+    place = tuple(_told(index, sizes.keys(), bound, known) for index in indices)
     told = {v for n in place if n is not None and _is_injective(n, sizes) for v in ir.variables(n)}
     return ThreadMap(rule, place) if all(v in told or n == 1 for v, n in sizes.items()) else None
 
 
-def _told(index: Any, axes: tuple[ir.Var, ...], bound: set[ir.Var], known: PhaseBuffers) -> Any:
+def _told(index: Any, axes: Set[ir.Var], bound: set[ir.Var], known: PhaseBuffers) -> Any:
     """An index that depends on the iteration, and has the same value at each evaluation; None for others."""
     used = ir.variables(index)
-    return ir.simplify(index, {}) if used & set(axes) and not used & bound and known.is_fixed(index) else None
+    return ir.simplify(index, {}) if used & axes and not used & bound and known.is_fixed(index) else None
 
 
 def _is_injective(index: Any, sizes: Mapping[ir.Var, int]) -> bool:
@@ -234,15 +246,15 @@ def _stride(index: Any, var: ir.Var) -> int | None:
 
 def _is_affine(index: Any, thread: ir.Var) -> bool:
     """Whether an index is the thread index plus a uniform value."""
-    return thread in ir.variables(index) and thread not in ir.variables(ir.simplify(index - thread, {}))
+    return thread not in ir.variables(ir.simplify(index - thread, {}))
 
 
 def _alike(one: Any, other: Any) -> bool:
     """Whether two things that decide on a thread are equal."""
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(_alike(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, ir.PrimExpr) and isinstance(other, ir.PrimExpr):
-        return ir.same(one, other)
+    if isinstance(one, ir.PrimExpr):
+        return isinstance(other, ir.PrimExpr) and ir.same(one, other)
     return type(one) is type(other) and bool(one == other)
 
 

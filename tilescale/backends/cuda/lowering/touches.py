@@ -169,20 +169,21 @@ class AccessCollector:
     has_bulk: bool
     buffers: dict[ir.Var, ir.Buffer]
 
-    def of(self, stmt: ir.Stmt, by: ExecutingThreads, depth: int, once: Any) -> list[MemoryAccess]:
+    def of(self, stmt: ir.Stmt, by: ExecutingThreads, depth: int, thread: Any) -> list[MemoryAccess]:
         """The accesses of a statement and its inner statements.
 
         Args:
-            once: the condition that selects a single thread, if there is one.
+            thread: the thread of an access whose index is the same in all threads: `EVERY`, the map of the single one
+                that executes the statement, or None if it may be any.
         """
         inside = BoundVariables.of(stmt)
-        thread = self._thread(stmt, by, once)
+        thread_of = self._thread(stmt, by, thread)
         made: list[MemoryAccess] = []
         for found, is_bulk in self._accesses(stmt):
             access = _access(found)
             bulk = is_bulk and self.has_bulk and ir.scope_kind(access.buffer) == "global"
             generic = not (bulk and _is_bulk_only(stmt))
-            who = thread(access) if not bulk else None
+            who = thread_of(access) if not bulk else None
             key = (stmt, len(made))
             made.append(MemoryAccess(key, *self._by_any_thread(access, inside), by, who, generic, bulk, depth))
         return made
@@ -200,13 +201,13 @@ class AccessCollector:
         return replace(access, begins=begins, extents=extents), running
 
     def read(
-        self, exprs: Iterable[Any], like: ir.Stmt, by: ExecutingThreads, depth: int, once: Any
+        self, exprs: Iterable[Any], like: ir.Stmt, by: ExecutingThreads, depth: int, thread: Any
     ) -> list[MemoryAccess]:
         """The accesses of expressions that a statement evaluates before its inner statements."""
         made: list[MemoryAccess] = []
         for expr in exprs:
             stmt = tir.at(ir.Evaluate(expr), like)
-            made += [replace(t, key=(like, "head", *t.key[1:])) for t in self.of(stmt, by, depth, once)]
+            made += [replace(t, key=(like, "head", *t.key[1:])) for t in self.of(stmt, by, depth, thread)]
         return made
 
     def updates(self, stmt: ir.Stmt) -> bool:
@@ -215,7 +216,7 @@ class AccessCollector:
             return False
         (store, *others), none = map(_access, self._found(stmt)), BoundVariables()
         loads = [other for other in others if other.root.same_as(store.root)]
-        return self._of_index(store) == EVERY and any(may_overlap(store, none, load, none) for load in loads)
+        return self._of_index(store, EVERY) == EVERY and any(may_overlap(store, none, load, none) for load in loads)
 
     def loads_whole(self, stmt: ir.Stmt) -> set[ir.Var]:
         """Tiles in shared memory of which a statement loads every element, also after simplification of its values."""
@@ -256,10 +257,10 @@ class AccessCollector:
 
     # -- which thread ------------------------------------------------------------------------------------------------
 
-    def _thread(self, stmt: ir.Stmt, by: ExecutingThreads, once: Any) -> Callable[[Any], Any]:
+    def _thread(self, stmt: ir.Stmt, by: ExecutingThreads, thread: Any) -> Callable[[Any], Any]:
         """The thread of an access of a statement."""
-        if once is not None:
-            return lambda access: ThreadMap(("one", once))
+        if isinstance(thread, ThreadMap):
+            return lambda access: thread
         if isinstance(stmt, ir.For):
             found = [access for inner in ir.statements(stmt) for access in self._found(inner)]
             return of_loops(stmt, found, self.known, by.threads)
@@ -267,17 +268,15 @@ class AccessCollector:
             copied = of_copy(self._found(stmt), self.known)
             return lambda access: copied
         if isinstance(stmt, ir.BufferStore | ir.Bind) or isinstance(stmt, ir.Evaluate) and not _is_tile_operation(stmt):
-            return self._of_index
+            return lambda access: self._of_index(access, thread)
         return lambda access: None
 
-    def _of_index(self, access: Access | accesses.BufferAccess) -> Any:
-        """The thread of an access by a statement that all threads execute: from its index, if it differs between
-        threads.
-        """
+    def _of_index(self, access: Access | accesses.BufferAccess, thread: Any) -> Any:
+        """The thread of an access: from its index, if it differs between threads; else `thread`."""
         if access.begins is None:
             return None
         is_one = not any(ir.variables(index) & self.known.threads.keys() for index in access.begins)
-        return EVERY if is_one else of_index(access, self.known)
+        return thread if is_one else of_index(access, self.known)
 
 
 def _access(found: accesses.BufferAccess) -> Access:
