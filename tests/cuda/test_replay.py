@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tests.cuda.fakes import Device
+from tilescale.backends.cuda.running import replay
 from tilescale.backends.cuda.running.replay import ArgumentKind, ArgumentPair, Arguments, GraphReplay, _code, kinds_of
 
 FIRST, SECOND, THIRD = 0x7000_0000_1000, 0x7000_0000_8000, 0x7000_0002_0000
@@ -142,3 +144,55 @@ def test_kinds_are_bytes_of_tensors_and_types_of_scalars_that_kernels_take():
 )
 def test_c_converts_whole_numbers_and_wide_floats(kind: ArgumentKind, code: int):
     assert _code(kind) == code
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What PyTorch is asked for during a capture, in order."""
+    done: list[str] = []
+
+    class Graph:
+        def __init__(self, keep_graph: bool) -> None:
+            assert keep_graph
+
+        def capture_begin(self, capture_error_mode: str) -> None:
+            done.append(f"begin, {capture_error_mode}")
+
+        def capture_end(self) -> None:
+            done.append("end")
+
+        def raw_cuda_graph_exec(self) -> int:
+            return 9
+
+    @contextmanager
+    def stream(number: int) -> Iterator[None]:
+        done.append(f"on {number}")
+        yield
+        done.append("back")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(replay, "_stream", lambda device: 100 + device)
+    return done
+
+
+def test_launches_are_captured_on_a_stream_of_their_own(captures: list[str]):
+    graph = replay.captured([lambda: captures.append("launch"), lambda: captures.append("another")])
+    assert captures == ["on 101", "begin, relaxed", "launch", "another", "end", "back"]
+    assert replay._executable(graph) == 9
+
+
+def test_a_capture_ends_where_a_launch_fails(captures: list[str]):
+    def fails() -> None:
+        raise RuntimeError("no kernel image")
+
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        replay.captured([fails])
+    assert captures[-1] == "end"
+
+
+def test_a_graph_is_instantiated_before_its_first_launch(device: Device):
+    calls = Calls(device, [NBYTES], lambda x: [pointer(x)], FIRST)
+    assert device.instantiated == 1
+    assert calls.replayed(SECOND) == [SECOND] and device.instantiated == 1, "another capture only shows what differs"

@@ -138,6 +138,23 @@ def test_which_rendezvous_a_program_needs(func: Any, wanted: CallBarriers):
     assert lowered(func).lowered.rendezvous == wanted
 
 
+@pytest.mark.parametrize(("tells", "patience"), [(True, 3), (False, 1)])
+def test_an_entry_behind_waits_of_the_call_before_is_more_patient(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tells: bool, patience: int
+):
+    """Without an exit a rank that hangs in a wait of the program has to fail first, with the cause."""
+    found: list[int] = []
+
+    def barrier(site: int, call: int = 0, patience: int = 3) -> Any:
+        return lambda: found.append(patience)
+
+    monkeypatch.setattr(device.guard, "barrier", barrier)
+    own = device.program(doubled_and_put(tells=tells, shares_flags=not tells))
+    shapes = ((4096, 64), torch.float32), ((4, 64), torch.float32), ((1,), torch.int32)
+    own([device.heap.zeros(*shape) for shape in shapes])
+    assert found[0] == patience
+
+
 def test_a_pipelined_grid_keeps_its_producer():
     @T.prim_func
     def product(A: T.Tensor((64, 512), "float16"), Y: T.Tensor((64, 512), "float16")):

@@ -58,3 +58,26 @@ def test_parts_that_are_read_later_hold_local_tiles_too():
     args = [[torch.randn(16, 4), torch.full((8, 4), torch.nan), torch.full((16, 4), torch.nan)] for _ in range(2)]
     check_same(f, changed, args, seeds=(None,))
     assert not overlapped(f, carrier="tiles")[1].moves[0].overlapped
+
+
+def test_a_result_that_the_producer_grid_reads_is_summed_behind_it():
+    """Otherwise a tile could add up where another block still reads what the result was before."""
+
+    @T.prim_func
+    def f(X: T.Tensor((16, 4), "float32"), Y: T.Tensor((8, 4), "float32")):
+        with T.Kernel(device=2, block=4, threads=32) as block:
+            parts = T.alloc((16, 4), "float32", level="l2")
+            with T.Scale("device"), T.Scale("block"):
+                x, before = (T.alloc((4, 4), "float32", level="l1") for _ in range(2))
+                T.copy(X[block * 4, 0], x)
+                T.copy(Y[block % 2 * 4, 0], before)
+                for i, j in T.Parallel(4, 4):
+                    x[i, j] = x[i, j] + before[i, j]
+                T.copy(x, parts[block * 4, 0])
+            with T.Scale("device"):
+                T.reduce_scatter(parts, Y)
+
+    changed, schedule = overlapped(f, carrier="queue")
+    assert schedule.moves[0].overlapped and schedule.moves[0].adds == "grid"
+    args = [[torch.randn(16, 4), torch.randn(8, 4)] for _ in range(2)]
+    check_same(f, changed, args, seeds=(None, 1))
