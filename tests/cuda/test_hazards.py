@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import tilescale
 import tilescale.language as T
 from tests.cuda.ordered_programs import PROGRAMS
 from tests.cuda.support import bodies, lowered, ptxas, source
+from tests.cuda.test_stages import begun
+from tilescale.backends.cuda.lowering import hazards, stages
 from tilescale.backends.cuda.lowering.markers import ExecutingThreads
 from tilescale.backends.cuda.lowering.order_state import covers
 
@@ -230,6 +233,14 @@ def rows_apart(X: T.Tensor((16, N), "float32"), Z: T.Tensor((16, N), "float32"))
 def test_rows_of_turns_that_are_apart_need_no_barrier():
     assert said(rows_apart) == []
     assert "__syncthreads" not in text(rows_apart)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_earlier_stages_say_of_a_phase_stays(ordered: bool):
+    """Neither its order, which keeps a producer from loading ahead, nor its notes."""
+    phase = replace(stages.devices(begun(rows_apart), None), ordered=ordered, notes=("a note",))
+    after = hazards.lower(phase)
+    assert (after.ordered, after.notes) == (ordered, ("a note",))
 
 
 @T.prim_func

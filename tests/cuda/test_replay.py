@@ -148,7 +148,7 @@ def test_c_converts_whole_numbers_and_wide_floats(kind: ArgumentKind, code: int)
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What PyTorch is asked for during a capture, in order."""
+    """Calls of PyTorch during a capture, in order."""
     done: list[str] = []
 
     class Graph:

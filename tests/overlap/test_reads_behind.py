@@ -4,7 +4,8 @@
 import torch
 
 import tilescale.language as T
-from tests.overlap.support import check_leaves, check_same, overlapped
+from tests.overlap.support import H200, check_leaves, check_same, overlapped
+from tilescale.passes.overlap.rewrite import overlap
 
 
 def test_a_grid_behind_an_all_reduce_by_tiles_sees_the_sums_of_all_devices():
@@ -78,6 +79,9 @@ def test_a_result_that_the_producer_grid_reads_is_summed_behind_it():
                 T.reduce_scatter(parts, Y)
 
     changed, schedule = overlapped(f, carrier="queue")
-    assert schedule.moves[0].overlapped and schedule.moves[0].adds == "grid"
+    (move,) = schedule.moves
+    assert move.overlapped and move.adds == "grid"
     args = [[torch.randn(16, 4), torch.randn(8, 4)] for _ in range(2)]
     check_same(f, changed, args, seeds=(None, 1))
+    estimated, move.overlapped_s = move.overlapped_s, None
+    assert overlap(f, H200, schedule)[1].moves[0].overlapped_s == estimated, "that grid is a part of the estimate"

@@ -258,6 +258,12 @@ def test_tiles_go_to_their_owners_where_the_queue_begins_late():
     assert re.search(r"T.tilescale.copy\(T.region\(x_1\[0, 0\].*T.region\(made_inbox", text)
 
 
+def test_the_cheaper_carrier_is_the_first_choice():
+    func = scale_then_reduce(4, 16, 4)
+    chosen, tiles, queue = (overlapped(func, carrier=carrier)[1].moves[0] for carrier in (None, "tiles", "queue"))
+    assert chosen.carrier == "tiles" and chosen.overlapped_s == tiles.overlapped_s < queue.overlapped_s
+
+
 def test_blocks_in_an_order_of_their_own_do_not_wait():
     @T.prim_func
     def f(X: T.Tensor((16, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
