@@ -156,7 +156,8 @@ class _Hazards:
                     if found.depth < at.depth:
                         raise
                     made.append(self._between(found.need, inner))
-                    state = found.need.applied(state, at.by)
+                    before, state = state, found.need.applied(state, at.by)
+                    assert state != before, "a barrier here orders what needs it"
             made.append(new)
             state = after
         is_same = len(made) == len(stmts) and all(a is b for a, b in zip(made, stmts, strict=True))
