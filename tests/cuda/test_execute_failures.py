@@ -195,6 +195,13 @@ def test_programs_of_other_ranks_are_told_in_the_numbers_of_this_one(monkeypatch
 def test_an_index_outside_of_the_flags():
     error = error_for([report(WaitFailure.OUTSIDE, index=-1, expected=8)], scene(at(1), at(1)))
     assert type(error) is OutOfBoundsError and "element -1 of 8" in error.message
+    assert error.where == (Location("program.py", 12, "the flag's index"),)
+
+
+@pytest.mark.parametrize(("index", "text"), [(0, "sends 9 rows, src has 8"), (1, "gets 9 rows, dst has 8")])
+def test_rows_that_do_not_fit(index: int, text: str):
+    error = error_for([report(WaitFailure.ROWS, index=index, seen=9, expected=8)], scene(at(1), at(1)))
+    assert type(error) is OutOfBoundsError and text in error.message
 
 
 def test_waits_stopped_by_the_host_are_no_mystery():

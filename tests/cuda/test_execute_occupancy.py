@@ -173,10 +173,18 @@ def test_a_grid_that_fits_is_accepted():
 
 @pytest.mark.parametrize("asked", [265, None])
 def test_a_grid_that_does_not_fit_is_refused(asked: int | None):
-    with pytest.raises(LaunchError, match="264 at once .2 on each of 132") as raised:
+    with pytest.raises(LaunchError, match=r"264 at once \(2 on each of 132 SMs\)") as raised:
         check_resident("crowd", asked, Occupancy(264, 2, 132), Location("program.py", 3, "waits here"))
     assert asked is None or f"a grid of {asked}" in raised.value.message
     assert raised.value.where[0].line == 3
+
+
+@pytest.mark.parametrize(("asked", "grid"), [(249, "a grid of 249 programs"), (None, "of an extent that is not known")])
+def test_a_grid_that_waits_for_messages_leaves_them_sms(asked: int | None, grid: str):
+    room, where = Occupancy(264, 2, 132), Location("program.py", 3, "waits here")
+    check_spared("crowd", 248, room, 8, where)
+    with pytest.raises(LaunchError, match=grid):
+        check_spared("crowd", asked, room, 8, where)
 
 
 def test_a_grid_of_clusters_has_room_for_whole_ones():
@@ -223,6 +231,7 @@ def test_the_driver_says_how_many_clusters_a_device_holds(monkeypatch: pytest.Mo
     asked = Driver(monkeypatch).asked
     assert resident(KernelImage(b"code", "f", 256, 1024), 0) == Occupancy(132, 1, 132)
     assert not any(name == "cuOccupancyMaxActiveClusters" for name, *_ in asked)
+    assert ("cuFuncSetAttribute", None, 8, 1024) in asked, "else the driver takes shared memory of the default limit"
     assert resident(KernelImage(b"code", "f", 256, 1024, (4, 2, 1)), 0) == Occupancy(120, 1, 132, 8)
     ((_, _, launch),) = (each for each in asked if each[0] == "cuOccupancyMaxActiveClusters")
     assert (launch.gridDimX, launch.gridDimY, launch.gridDimZ) == (4, 2, 1)

@@ -84,6 +84,10 @@ def _overlap(name: str, *tests: str) -> Target:
     return Target("overlap", f"tilescale/passes/overlap/{name}.py", tests)
 
 
+def _persistent(name: str) -> Target:
+    return Target("one launch", f"tilescale/passes/persistent/{name}.py", ("tests/persistent/test_tasks.py",))
+
+
 _PROTOCOL = ("rendezvous", "_rendezvous", "refuse", "_arrive", "_key", "receive", "wait", "_wait", "refusal", "status",
              "rank_gone", "_stop_if_hopeless", "_stop_if_elsewhere")  # fmt: skip
 """Not those that word errors."""
@@ -139,7 +143,12 @@ TARGETS = (
     _running("copy_queue", "test_own_streams", "test_execute_queue"),
     _running("replay", "test_replay"),
     _running("wait_guard", "test_execute_failures", functions=("barrier", "blame", "_scene")),
+    _running("diagnosis", "test_execute_failures"),
+    _running("occupancy", "test_execute_occupancy"),
     _overlap("scatter", "test_reductions", "test_reads_behind"),
+    _persistent("placement"),
+    _persistent("counters"),
+    _persistent("dependences"),
     Target("arguments of operators", "tilescale/ops/arguments.py", ("tests/ops/test_arguments.py",)),
     Target("ledger of the heap", "tilescale/comm/heap/ledger.py", ("tests/comm/test_heap_arena.py",)),
     Target("ledger of the heap", "tilescale/comm/heap/arena.py", ("tests/comm/test_heap_arena.py",)),
