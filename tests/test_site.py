@@ -47,7 +47,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Handle a tag."""
+        """Note the anchor, the link or the loaded file of a tag."""
         given = dict(attrs)
         self.anchors |= {given[key] for key in ("id", "name") if given.get(key)}
         if tag == "a" and given.get("href"):

@@ -97,7 +97,7 @@ class Fill:
 
     @classmethod
     def of(cls, call: ir.Call) -> Fill:
-        """A call of it."""
+        """The operation of a call."""
         return cls(call, call.args[0], call.args[1])
 
     def on(self, target: ir.Call) -> ir.Stmt:
@@ -124,7 +124,7 @@ class Reduce:
 
     @classmethod
     def of(cls, call: ir.Call) -> Reduce:
-        """A call of it."""
+        """The operation of a call."""
         source, target, kind, dim, clear = call.args[:5]
         return cls(call, source, target, str(kind.value), ir.integer(dim), bool(ir.constant(clear)))
 
@@ -163,7 +163,7 @@ class Gemm:
 
     @classmethod
     def of(cls, call: ir.Call) -> Gemm:
-        """A call of it."""
+        """The operation of a call."""
         a, b, c, transpose_a, transpose_b, m, n, k, _, clear = call.args[:10]
         return cls(call, a, b, c, bool(ir.constant(transpose_a)), bool(ir.constant(transpose_b)), (m, n, k), clear)
 
@@ -244,7 +244,7 @@ class ScaledGemm(Gemm):
 
     @classmethod
     def of(cls, call: ir.Call) -> ScaledGemm:
-        """A call of it."""
+        """The operation of a call."""
         plain = Gemm.of(call)
         fields = call, *plain.operands, plain.transpose_a, plain.transpose_b, plain.sizes, plain.clear
         return cls(*fields, (call.args[13], call.args[14]), call.args[15])
@@ -265,7 +265,7 @@ class SparseGemm:
 
     @classmethod
     def of(cls, call: ir.Call) -> SparseGemm:
-        """A call of it."""
+        """The operation of a call."""
         return cls(*call.args[:4], *(bool(ir.constant(flag)) for flag in call.args[4:7]), call.args[11])
 
 
@@ -280,7 +280,7 @@ class Scan:
 
     @classmethod
     def of(cls, call: ir.Call) -> Scan:
-        """A call of it."""
+        """The operation of a call."""
         source, target, dim, reverse = call.args[:4]
         return cls(source, target, ir.integer(dim), bool(ir.constant(reverse)))
 
@@ -299,7 +299,7 @@ class Im2col:
 
     @classmethod
     def of(cls, call: ir.Call) -> Im2col:
-        """A call of it."""
+        """The operation of a call."""
         return cls(call.args[0], call.args[1], tuple(call.args[2:8]))
 
 

@@ -50,7 +50,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def memory_of(ranks: int) -> torch.Tensor:
-    """As a heap makes it."""
+    """The memory of all ranks, zeroed as a heap zeroes it."""
     return torch.zeros(ranks, RANK_BYTES, dtype=torch.uint8)
 
 

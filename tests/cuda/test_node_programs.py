@@ -188,6 +188,6 @@ def test_a_barrier_of_two_levels_waits_for_all(by_node: int, barrier: Any):
 
 
 def test_who_does_not_come_is_named(barrier: Any):
-    """Address by the number from the first device of the waiting unit's node."""
+    """By its number relative to the first device of the waiting unit's node."""
     assert barrier(1, 3) - 100 in (3 - 0, 3 - 4), "its rail misses device 3"
     assert barrier(0, 3) > 0

@@ -18,7 +18,7 @@ def flags(n=1):
 
 
 def line_of(marker):
-    """File and line of this test module of a comment."""
+    """File and line of a comment in this module."""
     lines, _ = inspect.getsourcelines(inspect.getmodule(line_of))
     (number,) = [i for i, text in enumerate(lines, start=1) if text.rstrip().endswith(f"# {marker}")]
     return f"{__file__}:{number}"

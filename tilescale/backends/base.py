@@ -87,7 +87,7 @@ class Compilation(Protocol):
         """`is_done` and `run` for a process that must not query the hardware."""
 
     def run(self) -> Any:
-        """Compile it into the cache."""
+        """Compile the kernel into the cache."""
 
 
 class Lowered(Protocol):

@@ -63,7 +63,7 @@ class StoreClient:
         self._call(self.store.append, name, value)
 
     def get(self, name: str) -> bytes:
-        """The value of a name that has one."""
+        """The value of a name; a name without one is an error of the store."""
         return self._call(self.store.get, name)
 
     def find(self, name: str) -> bytes | None:

@@ -160,7 +160,7 @@ def _check_exchange(context: Context, level: Level, source: ir.Call, target: ir.
 
 
 def _check_own(level: Level, parts: PartLayout, source: ir.Call, target: ir.Call) -> None:
-    """Check that a part in place is at its position."""
+    """Raise UsageError if a part of the target itself is gathered that is not this unit's part."""
     (buffer, mine, part), (other, whole, _) = ir.region_parts(source), ir.region_parts(target)
     if buffer.data != other.data:
         return

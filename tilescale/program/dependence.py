@@ -194,7 +194,7 @@ class Dependence:
         return any(self.machine.level(str(scale.value.value)).kind == "thread_group" for scale in scales)
 
     def _reaches_others(self, access: Access) -> bool:
-        """Whether an access is to memory of which other units see anything."""
+        """Whether other units may access the memory of an access."""
         root = access.root
         return self.names.shared(root) or root in self._reached or self._forks and not self._private(access)
 

@@ -146,7 +146,7 @@ class Kernel(DropIn):
         Executed, it defines the program again, under its name.
 
         Raises:
-            UnsupportedError: the program has something that the text has no words for.
+            UnsupportedError: the program has a construct without source form.
         """
         return DisplayedText(source_of(structure(self.ir, self.machine), self.machine))
 
@@ -201,7 +201,7 @@ class Kernel(DropIn):
         return backends.choose(self.program, self._lowered).build(self.options)
 
     def compilations(self) -> Sequence[backends.Compilation]:
-        """Compilations of the first call. Collective, as that call. Raises as that call, but for its arguments."""
+        """Compilations of the first call. Collective, and raises as that call, errors of its arguments aside."""
         return self.lower().compilations(self.options)
 
     def lower(self) -> backends.Lowered:

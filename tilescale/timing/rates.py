@@ -143,13 +143,13 @@ class TileCache:
         self.history = hash((self.history, count, self.together))
 
     def copy(self) -> TileCache:
-        """Another one that holds the same."""
+        """Another cache with the same tiles."""
         other = copy(self)
         other._tiles = self._tiles.copy()
         return other
 
     def holds(self, tile: Hashable, nbytes: int) -> bool:
-        """Whether a tile was there; it is from now on."""
+        """Whether the cache had a tile, which it has from now on."""
         self.history = hash((self.history, tile, nbytes))
         known = self._tiles.pop(tile, None)
         self._tiles[tile] = (nbytes, self._programs)

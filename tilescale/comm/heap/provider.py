@@ -23,7 +23,7 @@ __all__ = ["PROVIDERS", "ProviderEntry", "Extent", "Provider", "HeapCannotGrow",
 
 
 class Extent(NamedTuple):
-    """Bytes of a heap that are mapped on all ranks: where they begin in the heap, and how many."""
+    """A range of a heap that is mapped on all ranks: its offset in the heap and its size, in bytes."""
 
     offset: int
     nbytes: int

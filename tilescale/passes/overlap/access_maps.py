@@ -125,7 +125,7 @@ class AccessMaps:
             raise self.unknown(use) from None
 
     def unknown(self, use: TensorUse) -> Declined:
-        """The reason against an overlap whose use is known only at launch."""
+        """The reason not to overlap: which rows a tile uses is known only at launch."""
         said = f": {' and '.join(map(repr, use.named))} says" if use.named else ""
         return Declined(f"which rows a tile touches is known at launch only{said}", location(use.stmts[0]))
 

@@ -104,7 +104,7 @@ class RowTransport:
         return (self.parts + 1) * rows * self.row_bytes * self.local / 2 / SUMMING
 
     def held(self, work: TileWork) -> TileWork:
-        """A grid whose programs send the tiles of others themselves, all at once, and keep their places until then."""
+        """The cost of a grid whose programs send remote tiles themselves, and stay resident until these are sent."""
         together = work.at_once * self.parts * self.height * self.row_bytes / work.tiles
         share = (self.parts - 1) / self.parts
         return replace(work, tile=work.tile + share * (self.network.latency + self.queue.seconds(together, starts=0)))

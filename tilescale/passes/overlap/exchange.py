@@ -105,7 +105,7 @@ def overlap_exchange(
 
 
 def _rows(region: ir.Call, site: CollectiveSite, uses: AccessMaps) -> Partition:
-    """Row numbering of one of its tensors."""
+    """Row numbering of a tensor of the all-to-all, from its region."""
     whole, begins, extents = ir.region_parts(region)
     where, sizes, parts = location(site.stmt), ir.constants(extents), uses.sizes[site.made.level]
     if site.made.axis != 0:

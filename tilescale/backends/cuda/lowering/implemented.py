@@ -102,7 +102,7 @@ def _by_rail(made: Collective, target: LoweringTarget) -> bool:
 
 
 def _by_levels(made: Collective, target: LoweringTarget) -> bool:
-    """Requirements for tiles of programs, which NVSHMEM sends between groups. Groups split an all-reduce."""
+    """Whether NVSHMEM can send tiles of programs between groups; those of an all-reduce split between groups."""
     groups = split(target, made.level)
     if groups is None or groups.across == 1 or groups.inside == 1:
         return False

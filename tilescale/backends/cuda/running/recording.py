@@ -187,7 +187,7 @@ class Recording(TorchDispatchMode):
         self._is_complete = False
 
     def launched(self, graph: ReplayGraph | None, caller: ProgramState, stream: int) -> None:
-        """A program has launched a graph with its present arguments; None for anything else."""
+        """Record that a program has launched a graph with its present arguments; None if it launched anything else."""
         if graph is None:
             return self.fail()
         sources = [self._source(number) for number in graph.given]

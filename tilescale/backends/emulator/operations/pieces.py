@@ -88,7 +88,7 @@ def _cut(value: Value, pieces: int) -> list[Value]:
 
 
 def _at(plan: RoundSchedule, unit: int) -> list[int]:
-    """The pieces that a unit begins or ends with, in order."""
+    """Numbers of the pieces whose home is a unit, ascending."""
     return np.flatnonzero(plan.home == unit).tolist()
 
 

@@ -38,7 +38,7 @@ class TileAxis:
 
     @property
     def whole(self) -> bool:
-        """Whether the tile spans the whole tensor along it."""
+        """Whether the tile spans the whole tensor along this axis."""
         return ir.constant(self.begin) == 0 and ir.constant(self.size) == self.extent
 
 

@@ -248,7 +248,7 @@ class _LoopSearch:
         return level
 
     def _check_waits(self, body: list[ir.Stmt], gates: LoadGates) -> None:
-        """The loader can make the waits in a loop."""
+        """Check that the producer can make the waits in a loop. Raises Declined if it cannot."""
         works = [self.stage.level_of(inner) is not None for inner in body]
         first = works.index(True) if True in works else len(works)
         if any(is_wait(inner) for inner in body[first:]):

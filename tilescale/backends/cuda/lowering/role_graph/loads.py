@@ -48,11 +48,11 @@ class ProducerLoad:
 
     @property
     def tile(self) -> ir.Buffer:
-        """The tile."""
+        """The loaded tile in shared memory."""
         return ir.region_parts(self.target)[0]
 
     def under(self, names: Mapping[ir.Var, ir.PrimExpr]) -> ProducerLoad:
-        """The same in terms of other names."""
+        """The same load, its names replaced by expressions."""
         return replace(self, call=ir.substitute(self.call, dict(names)))
 
     def made(self, source: ir.Call, target: ir.Call, barrier: ir.BufferLoad) -> ir.Stmt:
