@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -97,17 +98,22 @@ def all_reduce() -> Iterator[Case]:
 
 
 def linear() -> Iterator[Case]:
-    """Pairs of layers, tokens split over the ranks outside of each."""
-    for rows, k, n in SIZES:
+    """Pairs of layers, tokens of one or several sequences split over the ranks outside of each."""
+    for batch, (rows, k, n) in product([(), (3,)], SIZES):
         first, last = (nn.Linear(*sizes, bias=False, device=DEVICE) for sizes in ((k, SIZE * n), (SIZE * n, k)))
         up = ops.ColumnParallelLinear.shard(first.bfloat16())
         down = ops.RowParallelLinear.shard(last.bfloat16())
         yield Case(
-            f"linear layers {rows}x{n}x{k}",
-            [leaf(random(rows, k)), up.weight, down.weight],
+            f"linear layers {'x'.join(map(str, (*batch, rows, n, k)))}",
+            [leaf(random(*batch, rows, k)), up.weight, down.weight],
             lambda x, *_, up=up, down=down: down(up(x)),
-            lambda x, up, down: torch.stack((x.flatten(0, 1) @ up.mT @ down.mT).sum(0).chunk(SIZE)),
+            lambda x, up, down: torch.stack(_pair(torch.cat(list(x), -2), up, down).chunk(SIZE, -2)),
         )
+
+
+def _pair(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """All tokens, of the weights of all ranks."""
+    return torch.stack([x @ first.t() @ last.t() for first, last in zip(up, down, strict=True)]).sum(0)
 
 
 def moe_layer() -> Iterator[Case]:
