@@ -30,6 +30,9 @@ TOKENS, FEATURES = -2, -1
 class ParallelLinear(nn.Linear):
     """Common base of both layers. Make one of an existing layer with `shard`.
 
+    Where tokens are split over the ranks, the result of several sequences is not contiguous: tokens are outermost in
+    memory, so take `reshape`, not `view`, to join both dimensions.
+
     Attributes:
         group: the name of the group whose ranks share the weight.
         sequence: whether the tokens are split over the ranks outside of the pair of layers; else every rank has them
