@@ -17,7 +17,7 @@ from tilescale.backends.cuda.target import target_for
 from tilescale.errors import UnknownLevelError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
-from tilescale.ops import expert_programs, grouped_gemm, moe_tables, row_exchange
+from tilescale.ops import expert_float8, expert_programs, grouped_float8, moe_tables, row_exchange
 from tilescale.ops.key_cache import CacheLayout
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
@@ -77,7 +77,9 @@ def operators() -> list[Any]:
         expert_programs.layer_gradient_program(2, 32, 8, 512, 16, "bfloat16"),
         row_exchange.scatter_program(2, 3584, 8),
         row_exchange.sum_program(4, 512, 2, "bfloat16", 8, True),
-        grouped_gemm.scaled_program(512, 512, 528, "float8_e4m3fn"),
+        grouped_float8.scaled_program(512, 512, 528),
+        grouped_float8.scaled_gated_program(2, 512, 512),
+        expert_float8.scatter_float8_program(2, 512, 8),
         decode(16, 4, 128, 128, "bfloat16", False, CacheLayout("bfloat16", 16)),
         decode(128, 1, 576, 512, "float16", True, CacheLayout("float8_e4m3fn", 64)),
     ]

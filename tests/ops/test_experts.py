@@ -11,7 +11,7 @@ import torch
 
 import tilescale
 from tilescale import ops
-from tilescale.ops import grouped_gemm, moe_tables, row_exchange
+from tilescale.ops import grouped_float8, grouped_gemm, moe_tables, row_exchange
 from tilescale.ops.moe_tables import ALIGN
 
 CHOICES = [
@@ -262,8 +262,8 @@ def test_grouped_products_of_float8():
     b, of_b = torch.randn(2, n, k).to(torch.float8_e4m3fn), torch.rand(2, n // 128, k // 128) + 0.5
     wide = torch.zeros(room, k + 16).to(torch.float8_e4m3fn)
     wide[:, :k] = x
-    y = torch.zeros(room, n).bfloat16()
-    tilescale.emulate(grouped_gemm.scaled_program(n, k, k + 16, "float8_e4m3fn"), [wide, b, of_x, of_b, owners, y])
+    y, given = torch.zeros(room, n).bfloat16(), [wide, of_x.t().contiguous(), b, of_b, owners]
+    tilescale.emulate(grouped_float8.scaled_program(n, k, k + 16), [*given, y])
     whole = x.float() * of_x.repeat_interleave(128, 1)
     weights = b.float() * of_b.repeat_interleave(128, 1).repeat_interleave(128, 2)
     for e, part in enumerate(rows):

@@ -258,7 +258,8 @@ OPERATORS = {
     "gradients of experts": made("expert_programs", "layer_gradient_program", 2, 8, 2, 512, 512, "bfloat16"),
     "grouped": made("grouped_gemm", "program", 0, 512, 512, "bfloat16", True),
     "gradients of weights": made("grouped_gemm", "outer_program", 0, 8, 512, 512, "bfloat16"),
-    "scaled": made("grouped_gemm", "scaled_program", 512, 512, 512, "float8_e4m3fn"),
+    "scaled": made("grouped_float8", "scaled_program", 512, 512, 512),
+    "float8 experts": made("expert_float8", "layer_float8_program", 2, 8, 2, 512, 512, "int64"),
     "rounding": made("rounding", "rows_program", 4096, "float8_e4m3fn"),
     "rounding tiles": made("rounding", "tiles_program", None, 512, "float8_e4m3fn", True, True),
     "decode": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS, *WIDE),
@@ -274,14 +275,17 @@ OF_DECODE = [
     "before the load of inbox: threads synchronize (stored)",  # this rank's part, which nothing is waited for
 ]
 OF_SUMS = ["before the load of share: threads synchronize (stored)"]  # in place of one of stock TileLang's
+OF_EXPERTS = [
+    "before the store to before: threads synchronize (stored)",  # its last row is a block's that wrote others
+    *OF_SUMS,
+]
 NEEDED = {
     # The blocks that multiply have stored the tile that others, of the same text, load.
     "gemm_ag": ["before the load of G: bulk stores are completed, threads synchronize (stored)"],
     **dict.fromkeys(("decode", "pages", "float8"), OF_DECODE),
     "sum of rows": OF_SUMS,
     "gradients of experts": ["before the load of which: threads synchronize (stored)"],
-    # The last row of `before` is a block's that wrote others.
-    "experts": ["before the store to before: threads synchronize (stored)", *OF_SUMS],
+    **dict.fromkeys(("experts", "float8 experts"), OF_EXPERTS),
 }
 
 

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilescale
+from tests.ops.float8_experts import random_expert
 from tilescale import ops
 from tilescale.hda.current import current_machine
 from tilescale.ops import linear
@@ -115,6 +116,13 @@ def test_a_layer_of_experts_is_an_operator(keeps: bool):
         _, _, rows, hidden, *tables = torch.ops.tilescale.moe_layer(*given)
         given = x, rows, hidden, tables, up, down, ""
         torch.library.opcheck(torch.ops.tilescale.moe_layer_backward, given, test_utils=kinds)
+
+
+def test_a_layer_of_float8_experts_is_an_operator():
+    gate_up, down, *scales = (t[None] for t in random_expert(128, 128))
+    x, chosen = torch.randn(3, 128).bfloat16(), torch.zeros(3, 1).long()
+    given = x, chosen, torch.ones(3, 1), gate_up, down, *scales, 3, 128, ""
+    torch.library.opcheck(torch.ops.tilescale.moe_layer_float8, given, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 """Products of the rows of each expert with its own weights, as `moe_dispatch` lays them out.
 
 A tile of rows is of one expert, so a block looks up the expert, and multiplies as in any GEMM. Tiles after the last
-expert's rows cost blocks that end at once. Weights in float8 have a scale for each square of 128, their rows one for
-each 128 columns (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3.2): sums of 128 are scaled, and added up
-in float32.
+expert's rows cost blocks that end at once.
 """
 
 from typing import Any
@@ -13,17 +11,14 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import MULTIPLE, PRODUCTS, as_autocast, check_tensor, dense, two_scales
+from tilescale.ops.arguments import MULTIPLE, PRODUCTS, as_autocast, check_tensor, dense
+from tilescale.ops.grouped_float8 import scaled_matmul
 from tilescale.ops.kernels import local_kernel
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.moe_route import Routing, check_routing
 from tilescale.ops.moe_tables import ALIGN
 from tilescale.ops.operator import operator
-from tilescale.ops.products import DEPTH
-from tilescale.ops.row_exchange import UNIT_BYTES
-
-SQUARE = 128
-"""Rows and columns of a float8 weight that share a scale."""
+from tilescale.ops.products import DEPTH, launch
 
 COLUMNS = 256
 """Columns of a block's tile; half as many where they do not divide N."""
@@ -62,19 +57,7 @@ def grouped_matmul(
     if scales is None:
         check_tensor("x", x)
         return _operator(x, b, routing.counts, routing.owners)
-    of_x, of_b = two_scales(scales, "of x, and of b")
-    check_tensor("b", b, 3, (torch.float8_e4m3fn,))
-    if not b.mT.is_contiguous() or b.shape[1] % SQUARE or b.shape[2] % SQUARE:
-        raise ArgumentError(
-            f"b has shape {tuple(b.shape)} and strides {b.stride()}",
-            hint=f"in float8: the transposes of contiguous matrices, K and N are multiples of {SQUARE}",
-        )
-    squares = b.shape[1] // SQUARE, b.shape[2] // SQUARE
-    for name, given, shape in ("scales[0]", of_x, (x.shape[0], squares[0])), ("scales[1]", of_b, (len(b), *squares)):
-        check_tensor(name, given, len(shape), (torch.float32,))
-        if given.shape != shape:
-            raise ArgumentError(f"{name} has shape {tuple(given.shape)}", hint=f"here it is {shape}")
-    return _scaled(x, b, of_x, of_b, routing.owners)
+    return scaled_matmul(x, b, scales, routing.owners)
 
 
 def _check_shapes(x: torch.Tensor, b: torch.Tensor, routing: Routing) -> None:
@@ -109,28 +92,6 @@ def _outer(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tens
     return result
 
 
-@operator("grouped_matmul_scaled")
-def _scaled(
-    x: torch.Tensor, b: torch.Tensor, of_x: torch.Tensor, of_b: torch.Tensor, owners: torch.Tensor
-) -> torch.Tensor:
-    """The GEMMs of float8 matrices."""
-    rows, N, K = x.shape[0], b.shape[2], b.shape[1]
-    result = x.new_empty(rows, N, dtype=torch.bfloat16)
-    wide = _wide(x)
-    made = local_kernel(scaled_program, N, K, wide.shape[1], dtype_of(x))
-    made(wide, b.mT, dense(of_x), of_b.mT.contiguous(), owners, result)
-    return result
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    """The matrix whose first columns are x: x, or the wider matrix that tokens and their scales arrived in."""
-    stride = x.stride(0)
-    is_front = x.stride(1) == 1 and stride % UNIT_BYTES == 0 and x.storage_offset() == 0
-    if is_front and x.untyped_storage().nbytes() >= x.shape[0] * stride * x.itemsize:
-        return x.as_strided((x.shape[0], stride), (stride, 1))
-    return dense(x)
-
-
 @_operator.register_fake
 def _(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape[0], b.shape[2])
@@ -139,11 +100,6 @@ def _(x: torch.Tensor, b: torch.Tensor, counts: torch.Tensor, owners: torch.Tens
 @_outer.register_fake
 def _(x: torch.Tensor, y: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return x.new_empty(counts.shape[0], x.shape[1], y.shape[1])
-
-
-@_scaled.register_fake
-def _(x: torch.Tensor, b: torch.Tensor, of_x: torch.Tensor, of_b: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape[0], b.shape[2], dtype=torch.bfloat16)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -159,11 +115,6 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 
 
 _operator.register_autograd(_backward, setup_context=_setup)
-
-
-def launch(size: int, *grid: Any) -> Any:
-    """A grid on each of `size` devices; 0: on the caller's alone."""
-    return T.Kernel(device=size, block=grid, threads=256) if size else T.Kernel(*grid, threads=256)
 
 
 @T.macro
@@ -260,38 +211,3 @@ def load_left(tile, source, begin, left, column, width, room):
     for i, j in T.Parallel(tile.shape[0], tile.shape[1]):
         value = source[T.min(begin + i, room - 1), column + j if is_whole else T.min(column + j, width - 1)]
         tile[i, j] = T.if_then_else((i < left) & (is_whole | (column + j < width)), value, T.cast(0, tile.dtype))
-
-
-def scaled_program(N: int, K: int, stride: int, dtype: str) -> Any:
-    """`program` in float8: the contribution of each square is scaled."""
-    room, experts, wide = T.dynamic("room"), T.dynamic("experts"), SQUARE
-
-    @T.prim_func
-    def grouped_matmul_scaled(
-        A: T.Tensor((room, stride), dtype),  # its first K columns
-        B: T.Tensor((experts, N, K), dtype),
-        of_A: T.Tensor((room, K // SQUARE), "float32"),
-        of_B: T.Tensor((experts, N // SQUARE, K // SQUARE), "float32"),
-        owners: T.Tensor((room // ALIGN,), "int32"),
-        C: T.Tensor((room, N), "bfloat16"),
-    ):
-        with T.Kernel(N // wide, room // ALIGN, threads=256) as (column, tile):
-            a = T.alloc((ALIGN, SQUARE), dtype, level="l1")
-            b = T.alloc((wide, SQUARE), dtype, level="l1")
-            scale = T.alloc((ALIGN,), "float32", level="l0")
-            part, c = (T.alloc((ALIGN, wide), "float32", level="l0") for _ in range(2))
-            out = T.alloc((ALIGN, wide), "bfloat16", level="l1")
-            if owners[tile] >= 0:
-                T.clear(c)
-                for k in T.Pipelined(K // SQUARE, num_stages=STAGES):
-                    T.copy(A[tile * ALIGN, k * SQUARE], a)
-                    T.copy(B[owners[tile], column * wide, k * SQUARE], b)
-                    for i in T.Parallel(ALIGN):
-                        scale[i] = of_A[tile * ALIGN + i, k] * of_B[owners[tile], column, k]
-                    T.gemm(a, b, part, transpose_B=True, clear_accum=True)
-                    for i, j in T.Parallel(ALIGN, wide):
-                        c[i, j] += part[i, j] * scale[i]
-                T.copy(c, out)
-                T.copy(out, C[tile * ALIGN, column * wide])
-
-    return grouped_matmul_scaled

@@ -12,12 +12,23 @@ import torch
 
 from tilescale.errors import ArgumentError
 from tilescale.ops import expert_programs
-from tilescale.ops.arguments import MULTIPLE, as_autocast, check_count, check_like, check_tensor, dense
+from tilescale.ops.arguments import (
+    MULTIPLE,
+    NARROW,
+    PRODUCTS,
+    as_autocast,
+    check_count,
+    check_same,
+    check_tensor,
+    dense,
+)
 from tilescale.ops.expert_programs import LEAST_COLUMNS
+from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of, more_rows
 from tilescale.ops.moe_choice import Router
+from tilescale.ops.moe_float8 import scaled_layer
 from tilescale.ops.moe_route import check_choices, room_for
 from tilescale.ops.moe_tables import (
     ALIGN,
@@ -51,6 +62,7 @@ def moe_layer(
     bias: torch.Tensor | None = None,
     shared: Pair | None = None,
     replicas: torch.Tensor | None = None,
+    scales: Pair | None = None,
     most: int | None = None,
     room: int | None = None,
     group: Any = None,
@@ -59,7 +71,10 @@ def moe_layer(
 
     The ranks have equally many experts each, one rank's after the other's. Sums are made in one order, so results have
     the same bits each time. Nothing waits for the host, and a CUDA graph may have it. It can be differentiated: with
-    respect to x, weights or logits, gate_up, down and shared.
+    respect to x, weights or logits, gate_up, down and shared; but not with float8 experts.
+
+    With float8 experts, tokens are quantized before they are sent, and activations before they are multiplied by down:
+    each 128 numbers of a row have a scale, a power of two, by which they become at most 448. Sums are bfloat16.
 
     Args:
         x: (..., features), bfloat16 or float16: the tokens of this rank. Their number may differ from rank to rank, and
@@ -67,13 +82,18 @@ def moe_layer(
         choice: the numbers of a token's experts and their weights, both (tokens, choices): int32 or int64, and float32,
             bfloat16 or float16; another number than those of experts stands for none. Or the logits of a router,
             (tokens, experts), with `router`.
-        gate_up: (experts of this rank, 2 * inner, features), the rows of the gate first.
-        down: (experts of this rank, features, inner). Features are a multiple of 8, inner of 16.
+        gate_up: (experts of this rank, 2 * inner, features), the rows of the gate first. Like x, or float8_e4m3fn with
+            `scales`, and then x is bfloat16.
+        down: (experts of this rank, features, inner), of the type of gate_up. Features are a multiple of 8, inner of
+            16; of float8 both of 128.
         router: how experts are chosen from logits.
         bias: (experts,), with logits: see `Router.choose`.
         shared: gate_up (2 * n, features) and down (features, n) of an expert that all tokens take, on every rank.
         replicas: (experts, n), int32 or int64: the ranks' experts that replicate each one that can be chosen, followed
             by -1. Tokens are distributed over them.
+        scales: of gate_up and down in float8, float32: one number for each 128 rows and 128 columns, (experts of this
+            rank, 2 * inner / 128, features / 128) and (experts of this rank, features / 128, inner / 128), as the
+            `weight_scale_inv` of DeepSeek-V3; or one for each expert.
         most: tokens that any rank has at most, the same on all ranks. Left out, all have equally many.
         room: rows for the choices of all ranks that fall on this one's experts, each of which takes a multiple of 128;
             the same on all ranks. Choices beyond it are dropped, those of the last experts first. Left out, there is
@@ -85,14 +105,56 @@ def moe_layer(
 
     Raises:
         ArgumentError: an unsupported argument; names it, and the supported ones.
+        UnsupportedError: float8 experts, and a gradient is needed.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     x, gate_up, down = as_autocast(x, gate_up, down)
-    _check_experts(x, gate_up, down)
+    _check_experts(x, gate_up, down, scales is not None)
     rows, name = x.flatten(0, -2), group_name(group)
     chosen, weights = _chosen(choice, router, bias)
     if replicas is not None:
         chosen = _replaced(chosen, replicas)
+    most = _most_tokens(rows, chosen, most)
+    space = room_for(size_of(name) * most, chosen.shape[1], len(gate_up)) if room is None else room
+    check_count("room", space)
+    if most:
+        space = -(-space // ALIGN) * ALIGN
+        keeps = torch.is_grad_enabled() and any(t.requires_grad for t in (rows, weights, gate_up, down))
+        if scales is None:
+            y, dropped, *_ = _layer(rows, chosen, weights, gate_up, down, most, space, keeps, name)
+        else:
+            y, dropped = scaled_layer(rows, chosen, weights, gate_up, down, scales, most, space, keeps, name)
+    else:
+        y, dropped = rows.clone(), chosen.new_zeros(len(gate_up), dtype=torch.int32)
+    if shared is not None:
+        y = y + _mlp(rows, *as_autocast(*shared))
+    return y.view(x.shape) if room is None else (y.view(x.shape), dropped)
+
+
+def _check_experts(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, scaled: bool) -> None:
+    check_tensor("x", x, None, (torch.bfloat16,) if scaled else PRODUCTS)
+    for name, weight in ("gate_up", gate_up), ("down", down):
+        if not scaled and isinstance(weight, torch.Tensor) and weight.dtype in NARROW:
+            raise ArgumentError(f"{name} is {weight.dtype}", hint="give scales of gate_up and down")
+        check_tensor(name, weight, 3, NARROW if scaled else PRODUCTS)
+        check_same("device", name, weight, "x", x)
+        if not scaled:
+            check_same("dtype", name, weight, "x", x)
+    experts, features, inner = down.shape
+    if x.ndim < 2 or x.shape[-1] != features or gate_up.shape != (experts, 2 * inner, features) or not experts:
+        raise ArgumentError(
+            f"x has shape {tuple(x.shape)}, gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}",
+            hint="(..., features), (experts, 2 * inner, features) and (experts, features, inner)",
+        )
+    of_features, of_inner = (GROUP, GROUP) if scaled else (MULTIPLE, LEAST_COLUMNS)
+    if features % of_features or inner % of_inner or not features or not inner:
+        raise ArgumentError(
+            f"down has shape {tuple(down.shape)}", hint=f"features: a multiple of {of_features}, inner of {of_inner}"
+        )
+
+
+def _most_tokens(rows: torch.Tensor, chosen: torch.Tensor, most: int | None) -> int:
+    """Tokens that any rank has at most."""
     if len(chosen) != len(rows):
         raise ArgumentError(f"choice has {len(chosen)} tokens, x has {len(rows)}", hint="one for each")
     most = len(rows) if most is None else most
@@ -101,35 +163,7 @@ def moe_layer(
         raise ArgumentError(
             f"x has {len(rows)} tokens of {chosen.shape[1]} choices, most is {most}", hint="raise most, on all ranks"
         )
-    space = room_for(size_of(name) * most, chosen.shape[1], len(gate_up)) if room is None else room
-    check_count("room", space)
-    if most:
-        space = -(-space // ALIGN) * ALIGN
-        keeps = torch.is_grad_enabled() and any(t.requires_grad for t in (rows, weights, gate_up, down))
-        y, dropped, *_ = _layer(rows, chosen, weights, gate_up, down, most, space, keeps, name)
-    else:
-        y, dropped = rows.clone(), chosen.new_zeros(len(gate_up), dtype=torch.int32)
-    if shared is not None:
-        y = y + _mlp(rows, *as_autocast(*shared))
-    return y.view(x.shape) if room is None else (y.view(x.shape), dropped)
-
-
-def _check_experts(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> None:
-    check_tensor("x", x)
-    check_tensor("gate_up", gate_up, 3)
-    check_tensor("down", down, 3)
-    for name, weight in ("gate_up", gate_up), ("down", down):
-        check_like(name, weight, "x", x)
-    experts, features, inner = down.shape
-    if x.ndim < 2 or x.shape[-1] != features or gate_up.shape != (experts, 2 * inner, features) or not experts:
-        raise ArgumentError(
-            f"x has shape {tuple(x.shape)}, gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}",
-            hint="(..., features), (experts, 2 * inner, features) and (experts, features, inner)",
-        )
-    if features % MULTIPLE or inner % LEAST_COLUMNS or not features or not inner:
-        raise ArgumentError(
-            f"down has shape {tuple(down.shape)}", hint=f"features: a multiple of {MULTIPLE}, inner of {LEAST_COLUMNS}"
-        )
+    return most
 
 
 def _chosen(choice: Any, router: Router | None, bias: torch.Tensor | None) -> Pair:

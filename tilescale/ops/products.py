@@ -289,6 +289,11 @@ def in_parts(tiles: GemmTiling, rows: int) -> GemmTiling:
     return replace(tiles, group=tiles.group // 2) if is_one else tiles
 
 
+def launch(size: int, *grid: Any) -> Any:
+    """A grid on each of `size` devices; 0: on the caller's alone."""
+    return T.Kernel(device=size, block=grid, threads=256) if size else T.Kernel(*grid, threads=256)
+
+
 @T.macro
 def await_columns(arrived, shard, k, steps):
     """Before a step: wait for the flag of the slice of columns that begins there, if there are such flags."""

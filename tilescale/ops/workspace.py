@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ALIGNMENT = 256
 """Bytes at a multiple of which each tensor begins; bulk copies ask for 128."""
 
-_MOST_TENSORS = 4
+_MOST_TENSORS = 5
 """Largest number of tensors that an operator has in its workspace at once."""
 
 _KEPT = 1024

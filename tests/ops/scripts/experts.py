@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import tilescale
+from tests.ops.float8_experts import near as float64_near
+from tests.ops.float8_experts import random_expert, wanted
 from tilescale import ops
 from tilescale.errors import ArgumentError
 
@@ -153,6 +155,29 @@ def check_logits_have_gradients_and_a_shared_expert():
     leaf = logits[RANK].clone().requires_grad_()
     (of_logits,) = torch.autograd.grad(router.choose(leaf)[1], leaf, of_share.float())
     near(torch.autograd.grad(y, given, layer.grad[RANK])[0], of_logits)
+
+
+def check_float8_experts():
+    """With squares of scales, and one for each expert; ranks with different numbers of tokens."""
+    generator = torch.Generator().manual_seed(8)
+    experts = [random_expert(256, 128, generator=generator) for _ in range(SIZE * LOCAL)]
+    gate_up, down, *scales = (torch.stack(each[RANK * LOCAL :][:LOCAL]) for each in zip(*experts, strict=True))
+    chosen = [c[:n] for c, n in zip(random_choices(SIZE + 2, 2), range(2, 2 + SIZE), strict=True)]
+    x, weights = everyones(SIZE + 2, 256)[RANK][: RANK + 2], torch.rand(RANK + 2, 2)
+    given = x, (chosen[RANK], weights), gate_up, down
+    y = ops.moe_layer(*given, scales=tuple(scales), most=SIZE + 2)
+    float64_near("float8 experts", y, wanted(x, chosen[RANK], weights, experts))
+
+    numbers = [torch.rand(SIZE * LOCAL, generator=generator) * n**-0.5 for n in (256, 128)]
+    y, dropped = ops.moe_layer(
+        *given, scales=tuple(n[RANK * LOCAL :][:LOCAL] for n in numbers), most=SIZE + 2, room=LOCAL * 128
+    )
+    whole = [
+        (up, down, *(n[i].expand(of.shape) for n, of in zip(numbers, of_both, strict=True)))
+        for i, (up, down, *of_both) in enumerate(experts)
+    ]
+    float64_near("scales of experts", y, wanted(x, chosen[RANK], weights, whole))
+    assert not dropped.any()
 
 
 def check_errors_are_everyones():

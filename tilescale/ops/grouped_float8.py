@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""Grouped GEMMs in float8, with a scale for each 128 numbers of a row and for each square of 128 of the weights.
+
+Tensor cores add up float8 in fewer bits than float32 has. So they make the sum of 128 products alone, which is scaled
+and added up in float32 (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3.2; so does DeepGEMM,
+https://github.com/deepseek-ai/DeepGEMM). The scales of a tile's rows are consecutive in memory, and are loaded with it.
+
+A block multiplies its rows by two squares of weights, one after the other, so it has registers for both sums and for
+one of 128: the gate's and the other, or two of adjacent columns.
+"""
+
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import ArgumentError
+from tilescale.ops.arguments import check_tensor, dense, two_scales
+from tilescale.ops.float8_wire import GROUP, WIRE, last_of, quantize
+from tilescale.ops.kernels import local_kernel
+from tilescale.ops.moe_tables import ALIGN
+from tilescale.ops.operator import operator
+from tilescale.ops.products import launch
+from tilescale.ops.row_exchange import UNIT_BYTES
+
+STAGES = 4
+"""Pipeline stages: as many as fit with the result."""
+
+
+def scaled_matmul(x: torch.Tensor, b: torch.Tensor, scales: Any, owners: torch.Tensor) -> torch.Tensor:
+    """`grouped_matmul` in float8, with the expert of each tile of rows.
+
+    Raises:
+        ArgumentError: unsupported scales, or a b that is not their kind.
+    """
+    of_x, of_b = two_scales(scales, "of x, and of b")
+    check_tensor("b", b, 3, (torch.float8_e4m3fn,))
+    if not b.mT.is_contiguous() or b.shape[1] % GROUP or b.shape[2] % GROUP:
+        raise ArgumentError(
+            f"b has shape {tuple(b.shape)} and strides {b.stride()}",
+            hint=f"in float8: the transposes of contiguous matrices, K and N are multiples of {GROUP}",
+        )
+    squares = b.shape[1] // GROUP, b.shape[2] // GROUP
+    for name, given, shape in ("scales[0]", of_x, (x.shape[0], squares[0])), ("scales[1]", of_b, (len(b), *squares)):
+        check_scales(name, given, shape)
+    return _scaled(x, b, of_x, of_b, owners)
+
+
+def check_scales(name: str, scales: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ArgumentError unless they are float32 numbers of this shape."""
+    check_tensor(name, scales, len(shape), (torch.float32,))
+    if scales.shape != shape:
+        raise ArgumentError(f"{name} has shape {tuple(scales.shape)}", hint=f"here it is {shape}")
+
+
+@operator("grouped_matmul_scaled")
+def _scaled(
+    x: torch.Tensor, b: torch.Tensor, of_x: torch.Tensor, of_b: torch.Tensor, owners: torch.Tensor
+) -> torch.Tensor:
+    """The GEMMs of float8 matrices."""
+    _, K, N = b.shape
+    result = x.new_empty(x.shape[0], N, dtype=torch.bfloat16)
+    wide = _wide(x)
+    made = local_kernel(scaled_program, N, K, wide.shape[1])
+    made(wide, of_x.t().contiguous(), b.mT, of_b.mT.contiguous(), owners, result)
+    return result
+
+
+@_scaled.register_fake
+def _(x: torch.Tensor, b: torch.Tensor, of_x: torch.Tensor, of_b: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], b.shape[2], dtype=torch.bfloat16)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """The matrix whose first columns are x: x, or the wider matrix that tokens and their scales arrived in."""
+    stride = x.stride(0)
+    is_front = x.stride(1) == 1 and stride % UNIT_BYTES == 0 and x.storage_offset() == 0
+    if is_front and x.untyped_storage().nbytes() >= x.shape[0] * stride * x.itemsize:
+        return x.as_strided((x.shape[0], stride), (stride, 1))
+    return dense(x)
+
+
+@T.macro
+def add_scaled(c, part, row_scales, scale):
+    """c += part, with scales of its rows and of the weights."""
+    for i, j in T.Parallel(c.shape[0], c.shape[1]):
+        c[i, j] += part[i, j] * (row_scales[i] * scale)
+
+
+@T.macro
+def multiply_squares(A, of_A, tile, B, of_B, expert, first, second, c, c_second):
+    """The products of a tile's rows with the weights of two squares of columns; a second one beyond the last is 0."""
+    a = T.alloc((ALIGN, GROUP), A.dtype, level="l1")
+    b, b_second = (T.alloc((GROUP, GROUP), B.dtype, level="l1") for _ in range(2))
+    scales, row_scales = T.alloc((ALIGN,), "float32", level="l1"), T.alloc((ALIGN,), "float32", level="l0")
+    part = T.alloc((ALIGN, GROUP), "float32", level="l0")
+    scale, scale_second = (T.alloc_var("float32") for _ in range(2))
+    T.clear(c)
+    T.clear(c_second)
+    for k in T.Pipelined(of_B.shape[2], num_stages=STAGES):
+        T.copy(A[tile * ALIGN, k * GROUP], a)
+        T.copy(B[expert, first * GROUP, k * GROUP], b)
+        T.copy(B[expert, second * GROUP, k * GROUP], b_second)
+        T.copy(of_A[k, tile * ALIGN], scales)
+        scale = of_B[expert, first, k]
+        scale_second = of_B[expert, T.min(second, int(of_B.shape[1]) - 1), k]
+        T.gemm(a, b, part, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+        for i in T.Parallel(ALIGN):
+            row_scales[i] = scales[i]
+        add_scaled(c, part, row_scales, scale)
+        T.gemm(a, b_second, part, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
+        add_scaled(c_second, part, row_scales, scale_second)
+
+
+@T.macro
+def scaled_grid(A, of_A, B, of_B, owners, C, size):
+    """C[m] = A[m] B[owner of m]^T, of the first columns of A; tiles without a token are skipped. `size`: see `launch`.
+
+    `of_A` has a row for each 128 columns, `of_B` those of the squares.
+    """
+    with launch(size, T.ceildiv(int(C.shape[1]), 2 * GROUP), owners.shape[0]) as (column, tile):
+        c, c_second = (T.alloc((ALIGN, GROUP), "float32", level="l0") for _ in range(2))
+        out = T.alloc((ALIGN, GROUP), C.dtype, level="l1")
+        if owners[tile] >= 0:
+            expert = T.max(T.min(owners[tile], B.shape[0] - 1), 0)
+            multiply_squares(A, of_A, tile, B, of_B, expert, 2 * column, 2 * column + 1, c, c_second)
+            T.copy(c, out)
+            T.copy(out, C[tile * ALIGN, 2 * column * GROUP])
+            T.copy(c_second, out)
+            T.copy(out, C[tile * ALIGN, (2 * column + 1) * GROUP])
+
+
+@T.macro
+def scaled_gated_grid(A, of_A, B, of_B, owners, C, of_C, size):
+    """C[m] = silu(A[m] gate^T) * (A[m] up^T) of the owner of m, in float8; `of_C` has its scales, as `of_A` has those
+    of A."""
+    squares = int(C.shape[1]) // GROUP
+    with launch(size, squares, owners.shape[0]) as (column, tile):
+        c, c_up = (T.alloc((ALIGN, GROUP), "float32", level="l0") for _ in range(2))
+        sizes, top = T.alloc((ALIGN, GROUP), "int32", level="l0"), T.alloc((ALIGN,), "int32", level="l0")
+        scale, inverse, end = (T.alloc((ALIGN,), "float32", level="l0") for _ in range(3))
+        q, out = T.alloc((ALIGN, GROUP), C.dtype, level="l0"), T.alloc((ALIGN, GROUP), C.dtype, level="l1")
+        if owners[tile] >= 0:
+            expert = T.max(T.min(owners[tile], B.shape[0] - 1), 0)
+            multiply_squares(A, of_A, tile, B, of_B, expert, column, squares + column, c, c_up)
+            for i, j in T.Parallel(ALIGN, GROUP):
+                c[i, j] = c[i, j] / (1 + T.exp(-c[i, j])) * c_up[i, j]
+            quantize(c, sizes, top, scale, inverse, end, q, last_of("float32"))
+            T.copy(q, out)
+            T.copy(out, C[tile * ALIGN, column * GROUP])
+            for i in T.Parallel(ALIGN):
+                of_C[column, tile * ALIGN + i] = scale[i]
+
+
+def scaled_program(N: int, K: int, stride: int) -> Any:
+    """`scaled_grid` of N columns, of the first K of `stride` columns of A."""
+    room, experts = T.dynamic("room"), T.dynamic("experts")
+
+    @T.prim_func
+    def grouped_matmul_scaled(
+        A: T.Tensor((room, stride), WIRE),
+        of_A: T.Tensor((K // GROUP, room), "float32"),
+        B: T.Tensor((experts, N, K), WIRE),
+        of_B: T.Tensor((experts, N // GROUP, K // GROUP), "float32"),
+        owners: T.Tensor((room // ALIGN,), "int32"),
+        C: T.Tensor((room, N), "bfloat16"),
+    ):
+        scaled_grid(A, of_A, B, of_B, owners, C, 0)
+
+    return grouped_matmul_scaled
+
+
+def scaled_gated_program(size: int, N: int, K: int) -> Any:
+    """`scaled_gated_grid` of N columns."""
+    room, experts = T.dynamic("room"), T.dynamic("experts")
+
+    @T.prim_func
+    def gated_experts_scaled(
+        A: T.Tensor((room, K), WIRE),
+        of_A: T.Tensor((K // GROUP, room), "float32"),
+        B: T.Tensor((experts, 2 * N, K), WIRE),
+        of_B: T.Tensor((experts, 2 * N // GROUP, K // GROUP), "float32"),
+        owners: T.Tensor((room // ALIGN,), "int32"),
+        C: T.Tensor((room, N), WIRE),
+        of_C: T.Tensor((N // GROUP, room), "float32"),
+    ):
+        scaled_gated_grid(A, of_A, B, of_B, owners, C, of_C, size)
+
+    return gated_experts_scaled
