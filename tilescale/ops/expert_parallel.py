@@ -13,8 +13,20 @@ import torch
 from torch import nn
 
 from tilescale.errors import ArgumentError
+from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.group import group_name, rank_of, size_of
 from tilescale.ops.moe_layer import moe_layer
+
+WEIGHTS = ("gate_up_proj", "down_proj")
+"""Parameters of experts."""
+
+SCALES = tuple(f"{name}_scale_inv" for name in WEIGHTS)
+"""Those that float8 experts have in addition."""
+
+SQUARES = (GROUP, GROUP)
+
+OTHER_GATES = ("limit", "swiglu_alpha", "gate_softcap")
+"""Attributes of float8 experts of transformers with another function than SwiGLU."""
 
 
 class ParallelExperts(nn.Module):
@@ -23,22 +35,26 @@ class ParallelExperts(nn.Module):
     Attributes:
         gate_up_proj: (experts of this rank, 2 * inner, features).
         down_proj: (experts of this rank, features, inner).
+        gate_up_proj_scale_inv, down_proj_scale_inv: of float8 experts, their `scales`.
         most, room: as `moe_layer` takes them.
         dropped: with `room`, how many choices of each expert of this rank the last call dropped; None before.
     """
 
-    def __init__(self, gate_up: nn.Parameter, down: nn.Parameter, group: str, most: int | None, room: int | None):
+    def __init__(self, parameters: dict[str, nn.Parameter], group: str, most: int | None, room: int | None):
         super().__init__()
-        self.gate_up_proj, self.down_proj = gate_up, down
+        for name, parameter in parameters.items():
+            self.register_parameter(name, parameter)
         self.group, self.most, self.room = group, most, room
         self.dropped: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """(tokens, features), and of each token the experts of all ranks and their weights, (tokens, choices)."""
         given = x, (chosen, weights), self.gate_up_proj, self.down_proj
+        scales = tuple(getattr(self, name) for name in SCALES) if hasattr(self, SCALES[0]) else None
+        options = {"scales": scales, "most": self.most, "group": self.group}
         if self.room is None:
-            return moe_layer(*given, most=self.most, group=self.group)  # type: ignore[return-value]
-        y, self.dropped = moe_layer(*given, most=self.most, room=self.room, group=self.group)
+            return moe_layer(*given, **options)  # type: ignore[return-value]
+        y, self.dropped = moe_layer(*given, room=self.room, **options)
         return y
 
     def extra_repr(self) -> str:
@@ -52,8 +68,9 @@ def parallelize_experts(
     """Distribute the experts of a model over the ranks, in place: those of Mixtral, Qwen3-MoE, DeepSeek-V3 and others.
 
     Experts are modules of `transformers` with `gate_up_proj` (experts, 2 * inner, features) and `down_proj` (experts,
-    features, inner), and SiLU between them. Each becomes a `ParallelExperts` with this rank's part of the parameters,
-    under the same names. Each rank passes its own tokens: parameters outside of experts have the gradients of these
+    features, inner), and SiLU between them; in bfloat16, float16, or float8 with a scale for each square of 128, as
+    DeepSeek-V3's checkpoints have them. Each becomes a `ParallelExperts` with this rank's part of the parameters, under
+    the same names. Each rank passes its own tokens: parameters outside of experts have the gradients of these
     alone, as in data parallelism.
 
     Args:
@@ -82,8 +99,8 @@ def parallelize_experts(
                 hint="each rank has equally many",
             )
     for path, experts in found.items():
-        gate_up, down = (_part(p, size, rank) for p in (experts.gate_up_proj, experts.down_proj))
-        module.set_submodule(path, ParallelExperts(gate_up, down, name, most, room).train(experts.training))
+        parts = {key: _part(parameter, size, rank) for key, parameter in experts.named_parameters(recurse=False)}
+        module.set_submodule(path, ParallelExperts(parts, name, most, room).train(experts.training))
     return module
 
 
@@ -94,12 +111,19 @@ def _part(parameter: nn.Parameter, size: int, rank: int) -> nn.Parameter:
 
 
 def _is_experts(module: nn.Module) -> bool:
-    up, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
+    up, down = (getattr(module, name, None) for name in WEIGHTS)
     if not (isinstance(up, nn.Parameter) and isinstance(down, nn.Parameter) and up.ndim == down.ndim == 3):
         return False
     experts, features, inner = down.shape
-    has_more = len(list(module.parameters(recurse=False))) > 2  # such as biases
-    return up.shape == (experts, 2 * inner, features) and not has_more and _is_silu(getattr(module, "act_fn", None))
+    names = {name for name, _ in module.named_parameters(recurse=False)}
+    is_float8 = names == {*WEIGHTS, *SCALES} and _has_squares(module)
+    has_all = is_float8 or names == {*WEIGHTS}
+    return up.shape == (experts, 2 * inner, features) and has_all and _is_silu(getattr(module, "act_fn", None))
+
+
+def _has_squares(module: nn.Module) -> bool:
+    is_plain = all(getattr(module, name, None) is None for name in OTHER_GATES)
+    return is_plain and tuple(getattr(module, "block_size", None) or ()) == SQUARES
 
 
 def _is_silu(function: Any) -> bool:

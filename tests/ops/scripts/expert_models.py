@@ -8,8 +8,11 @@ import copy
 import pytest
 import torch
 import transformers
+from transformers.integrations.finegrained_fp8 import FP8Experts
 
 import tilescale
+from tests.ops.float8_experts import near as float64_near
+from tests.ops.float8_experts import random_expert, wanted
 from tilescale import ops
 from tilescale.errors import ArgumentError
 
@@ -68,7 +71,29 @@ def check(name: str) -> None:
         print(f"passed {name}", flush=True)
 
 
+def check_float8() -> None:
+    """The experts of float8 checkpoints, in a block by themselves, compared with float64."""
+    config = transformers.DeepseekV3Config(hidden_size=128, moe_intermediate_size=128, n_routed_experts=2 * SIZE)
+    config.num_local_experts = 2 * SIZE
+    block = torch.nn.ModuleDict({"experts": FP8Experts(config, block_size=(128, 128))})
+    generator = torch.Generator().manual_seed(0)
+    experts = [random_expert(128, 128, generator=generator) for _ in range(2 * SIZE)]
+    named = ("gate_up_proj", "down_proj", "gate_up_proj_scale_inv", "down_proj_scale_inv")
+    for name, whole in zip(named, zip(*experts, strict=True), strict=True):
+        block["experts"].get_parameter(name).data.copy_(torch.stack(whole))
+    shared = ops.parallelize_experts(block)["experts"]
+    x, weights, chosen = torch.randn(5, 128).bfloat16(), *torch.rand(5, 2 * SIZE).topk(2)
+    with torch.no_grad():
+        float64_near("float8 experts", shared(x, chosen, weights), wanted(x, chosen, weights, experts))
+    assert set(dict(shared.named_parameters())) == set(named)
+    if RANK == 0:
+        print("passed FP8Experts", flush=True)
+    with pytest.raises(ArgumentError, match="has no experts"):
+        ops.parallelize_experts(torch.nn.ModuleDict({"experts": FP8Experts(config, block_size=(64, 128))}))
+
+
 for each in ADDED:
     check(each)
+check_float8()
 with pytest.raises(ArgumentError, match="has no experts"):
     ops.parallelize_experts(torch.nn.Linear(8, 8))
