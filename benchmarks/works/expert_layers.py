@@ -40,7 +40,7 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     for tokens in (16, 512) if quick else TOKENS:
         for trains in (False, True):
             work = Work(tokens, trains)
-            for mode in ("eager", "graph"):
+            for mode in ("eager", "graph", *(["host"] if tokens == TOKENS[0] else [])):
                 left_out = (HOST_KNOWS if mode == "graph" else set()) | (NO_BACKWARD if trains else set())
                 names = [name for name in LAYERS if name not in left_out]
                 entries = [Contender(name, functools.partial(work.runner, LAYERS[name])) for name in names]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from docs.figures.charts import LABELS, MODES, WORKS, Row, measured
@@ -67,10 +67,8 @@ def forms() -> str:
 
 def experts() -> str:
     """A layer of experts over two GPUs, in microseconds; contenders that need the host have no graph."""
-    rows = sorted(measured("experts")["rows"], key=lambda row: (row["work"], row["shape"], row["mode"]))
     lines = []
-    for _, group in groupby(rows, lambda row: (row["work"], row["shape"], row["mode"])):
-        of = {row["contender"]: row for row in group}
+    for of in _layers("bfloat16"):
         ours = of["tilescale"]
         times = (f"{of[name]['us']:.0f}" if name in of else "" for name in ("tilescale", "operators", "torch"))
         lines.append(
@@ -82,6 +80,27 @@ def experts() -> str:
             ]
         )
     return table(["", "tokens of a rank", "mode", "`moe_layer`", "separate operators", "PyTorch"], lines, 3)
+
+
+def float8_experts() -> str:
+    """A layer of float8 experts over two GPUs, in microseconds, and its ratio to its grouped GEMMs."""
+    lines = []
+    for of in _layers("float8_e4m3fn"):
+        ours, alone = of["tilescale"], of["grouped GEMMs alone"]
+        mode = MODES.get(ours["mode"], ours["mode"])
+        lines.append([f"{ours['shape'][0]}", mode, f"{ours['us']:.0f}", f"{alone['us']:.0f}", f"{ours['ratio']:.2f}"])
+    return table(["tokens of a rank", "mode", "`moe_layer`", "its grouped GEMMs alone", "ratio"], lines, 2)
+
+
+def _layers(dtype: str) -> Iterator[dict[str, Row]]:
+    """The rows of each work of experts, by contender."""
+
+    def work(row: Row) -> tuple[str, list[int], str]:
+        return row["work"], row["shape"], row["mode"]
+
+    rows = sorted((row for row in measured("experts")["rows"] if row["dtype"] == dtype), key=work)
+    for _, group in groupby(rows, work):
+        yield {row["contender"]: row for row in group}
 
 
 def eager_collectives() -> str:
