@@ -50,7 +50,8 @@ def arguments(size: int, rank: int, x: torch.Tensor, chosen: torch.Tensor, weigh
     gate_up, down, of_gate_up, of_down = (torch.stack(each) for each in mine)
     of_choices, groups = moe_tables.arriving_choices(size, MOST, CHOICES), MOST * FEATURES // 128
     inboxes = numbers(size, groups, 128), of_numbers(size, groups), sums(size, MOST, FEATURES)
-    tables = moe_tables.new_counts(chosen, size, LOCAL, MOST), *moe_tables.new_tables(chosen, size, LOCAL, MOST, ROOM)
+    counted = torch.empty(moe_tables.form_of_counts(size, LOCAL, MOST, CHOICES)[0], dtype=torch.int32)
+    tables = counted, *moe_tables.new_tables(chosen, size, LOCAL, MOST, ROOM)
     rows = numbers(ROOM, FEATURES), of_numbers(FEATURES // 128, ROOM), numbers(ROOM, INNER), of_numbers(1, ROOM)
     given = x, chosen.reshape(-1), weights.reshape(-1), gate_up, of_gate_up, down, of_down
     arrived = torch.full(of_choices, -9, dtype=torch.int32), of_numbers(*of_choices), *inboxes

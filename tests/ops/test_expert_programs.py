@@ -87,7 +87,7 @@ def test_a_layer_and_its_gradients(narrow: bool):
     tables = [moe_tables.new_tables(chosen[r], size, local, most, room) for r in ranks]
     made = [[rows(room, features), rows(room, 2 * inner), rows(room, inner), rows(room, features)] for _ in ranks]
     y = [rows(most, features) for _ in ranks]
-    counted = [moe_tables.new_counts(chosen[r], size, local, most) for r in ranks]
+    counted = [torch.empty(moe_tables.form_of_counts(size, local, most, choices)[0], dtype=torch.int32) for _ in ranks]
     program = expert_programs.layer_program(
         size, local, choices, features, inner, "bfloat16", "int64", narrow, keeps=True
     )

@@ -11,6 +11,7 @@ import torch
 
 from tilescale import ops
 from tilescale.errors import UsageError
+from tilescale.ops.layout import ALIGNMENT, new_tensors
 
 module = import_module("tilescale.ops.workspace")
 RANKS, ROWS, K = 2, 64, 48
@@ -79,3 +80,13 @@ def test_tensors_are_the_same_again_and_do_not_overlap(grown: list[int]):
         space.symmetric(torch.uint8, (rows % 100 + 1, rows // 100 + 1))
     assert len(space._symmetric._views) == module._KEPT
     assert space.own(BRAIN, (0, 5))[0].shape == (0, 5)
+
+
+def test_temporary_tensors_share_an_allocation():
+    """But not those apart, which an operator may return; none overlap."""
+    forms = ((3, 5), torch.bfloat16), ((7,), torch.int32), ((2, 128), torch.float8_e4m3fn), ((0, 4), torch.float32)
+    made = new_tensors(torch.empty(1), *forms, apart=(1,))
+    assert [(tuple(x.shape), x.dtype) for x in made] == [*forms]
+    assert len({x.untyped_storage().data_ptr() for x in (made[0], made[2], made[3])}) == 1
+    assert made[1].untyped_storage().nbytes() == made[1].nbytes
+    assert made[2].storage_offset() % ALIGNMENT == 0 and made[2].storage_offset() >= made[0].nbytes

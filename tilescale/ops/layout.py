@@ -6,7 +6,8 @@ view costs the host a part of the time of a small collective: a tensor that need
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -19,6 +20,9 @@ TILE = 4096
 """Elements that one block takes."""
 
 THREADS = 256
+
+ALIGNMENT = 256
+"""Bytes at a multiple of which tensors begin in a common allocation; bulk copies ask for 128."""
 
 CHUNK_BYTES = 4 << 20
 """Largest size that is sent at once: enough for a copy engine's full rate."""
@@ -44,6 +48,23 @@ def room_for(out: torch.Tensor | None, shape: Sequence[int], a: torch.Tensor, dt
     if out is None or tuple(out.shape) != tuple(shape) or dense(out) is not out:
         return a.new_empty(shape, dtype=dtype)
     return out
+
+
+def new_tensors(
+    like: torch.Tensor, *forms: tuple[Sequence[int], torch.dtype], apart: Collection[int] = ()
+) -> list[torch.Tensor]:
+    """Uninitialized tensors of shapes and types on the device of `like`, in one allocation: each allocation takes the
+    host as long as a part of a launch.
+
+    `apart`: numbers of those that have their own, since an operator returns them.
+    """
+    sizes = [0 if i in apart else math.prod(shape) * dtype.itemsize for i, (shape, dtype) in enumerate(forms)]
+    ends = [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
+    memory = like.new_empty(ends[-1], dtype=torch.uint8)
+    return [
+        like.new_empty(shape, dtype=dtype) if i in apart else memory[at : at + size].view(dtype).view(shape)
+        for i, (at, size, (shape, dtype)) in enumerate(zip(ends, sizes, forms, strict=False))
+    ]
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,8 @@ from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.group import team_of
 from tilescale.ops.grouped_float8 import check_scales
 from tilescale.ops.kernels import kernel
-from tilescale.ops.layout import dtype_of, more_rows
-from tilescale.ops.moe_tables import arriving_choices, new_counts, new_tables, padded_choices
+from tilescale.ops.layout import dtype_of, more_rows, new_tensors
+from tilescale.ops.moe_tables import DROPPED, arriving_choices, form_of_counts, forms_of_tables, padded_choices
 from tilescale.ops.operator import operator
 from tilescale.ops.row_exchange import UNIT_BYTES, sharers
 from tilescale.ops.workspace import workspace_of
@@ -82,10 +82,16 @@ def _layer(
     in_chosen, in_shares, in_rows, in_scales, in_sums = workspace_of(team).symmetric(
         torch.int32, of_choices, of_choices, (size, groups, WORDS), (size, groups), of_sums
     )
-    counted, tables = new_counts(chosen, size, experts, most), new_tables(chosen, size, experts, most, room)
-    rows, active = (x.new_empty(room, n, dtype=gate_up.dtype) for n in (features, inner))
-    of_rows, of_active = (tables[0].new_empty(n // GROUP, room) for n in (features, inner))
-    made, result = x.new_empty(room, features), x.new_empty(most, features)
+    result = x.new_empty(most, features)
+    *tables, counted, rows, of_rows, active, of_active, made = new_tensors(
+        x,
+        *forms_of_tables(size, experts, most, room, choices),
+        form_of_counts(size, experts, most, choices),
+        *(((room, features), gate_up.dtype), ((features // GROUP, room), torch.float32)),
+        *(((room, inner), gate_up.dtype), ((inner // GROUP, room), torch.float32)),
+        ((room, features), x.dtype),
+        apart=(DROPPED,),
+    )
     kernel(layer_float8_program, team, experts, choices, features, inner, dtype_of(numbers))(
         *(more_rows(dense(x), most), numbers, shares),
         *(dense(gate_up), dense(of_gate_up), dense(down), dense(of_down)),
@@ -93,7 +99,7 @@ def _layer(
         *(in_rows.view(gate_up.dtype), in_scales.view(torch.float32), in_sums.view(x.dtype), counted, *tables),
         *(rows, of_rows, active, of_active, made, result, sharers(features, UNIT_BYTES // x.itemsize, most)),
     )
-    return [result[: x.shape[0]], tables[2]]
+    return [result[: x.shape[0]], tables[DROPPED]]
 
 
 @_layer.register_fake

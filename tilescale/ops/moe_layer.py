@@ -26,14 +26,16 @@ from tilescale.ops.expert_programs import LEAST_COLUMNS
 from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
-from tilescale.ops.layout import dtype_of, more_rows
+from tilescale.ops.layout import dtype_of, more_rows, new_tensors
 from tilescale.ops.moe_choice import Router
 from tilescale.ops.moe_float8 import scaled_layer
 from tilescale.ops.moe_route import check_choices, room_for
 from tilescale.ops.moe_tables import (
     ALIGN,
+    DROPPED,
     arriving_choices,
-    new_counts,
+    form_of_counts,
+    forms_of_tables,
     new_tables,
     padded_choices,
 )
@@ -46,6 +48,9 @@ WORD_BYTES = 4
 
 NARROW_ROWS = 32
 """Choices of a rank's tokens for each of its experts, at most, for which tiles of the GEMMs are narrow."""
+
+SAVED = 11
+"""Tables, rows and pre-activations: what a backward needs."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -214,9 +219,14 @@ def _layer(
     of_tokens = words_of(x, team.size, most)
     given = of_choices, of_choices, of_tokens, of_tokens
     in_chosen, in_shares, *inboxes = workspace_of(team).symmetric(torch.int32, *given)
-    counted, tables = new_counts(chosen, team.size, experts, most), new_tables(chosen, team.size, experts, most, room)
-    hidden, active = x.new_empty((room, 2 * inner) if keeps else (1, 1)), x.new_empty(room, inner)
-    rows, made, result = (x.new_empty(n, features) for n in (room, room, most))
+    result, of_rows = x.new_empty(most, features), ((room, features), x.dtype)
+    *tables, rows, hidden, counted, active, made = new_tensors(
+        x,
+        *forms_of_tables(team.size, experts, most, room, choices),
+        *(of_rows, ((room, 2 * inner) if keeps else (1, 1), x.dtype)),
+        *(form_of_counts(team.size, experts, most, choices), ((room, inner), x.dtype), of_rows),
+        apart=range(SAVED) if keeps else (DROPPED,),
+    )
     is_narrow = most * choices <= experts * NARROW_ROWS
     shape = experts, choices, features, inner, dtype_of(x), dtype_of(numbers), is_narrow, keeps
     kernel(expert_programs.layer_program, team, *shape)(
@@ -224,8 +234,8 @@ def _layer(
         *(in_chosen, in_shares.view(torch.float32), *(words.view(x.dtype) for words in inboxes), counted, *tables),
         *(rows, hidden, active, made, result, sharers(features, UNIT_BYTES // x.itemsize, most)),
     )
-    of_rows, counts, dropped, *others = tables
-    return [result[: x.shape[0]], dropped, *([rows, hidden, of_rows, counts, *others] if keeps else [])]
+    of_row_choices, counts, dropped, *others = tables
+    return [result[: x.shape[0]], dropped, *([rows, hidden, of_row_choices, counts, *others] if keeps else [])]
 
 
 @_layer.register_fake
@@ -263,9 +273,11 @@ def _gradients(
     of_tokens = words_of(rows, size, most)
     given = arriving_choices(size, most, choices), of_tokens, of_tokens
     in_shares, *inboxes = workspace_of(team).symmetric(torch.int32, *given)
-    far, of_hidden, of_rows = (torch.empty_like(x) for x in (rows, hidden, rows))
-    active = rows.new_empty(len(rows), inner)
-    of_row_weights = of_weights.new_empty(inner // expert_programs.columns_of(inner), len(rows))
+    shapes = rows.shape, hidden.shape, rows.shape, (len(rows), inner)
+    parts = inner // expert_programs.columns_of(inner), len(rows)
+    far, of_hidden, of_rows, active, of_row_weights = new_tensors(
+        rows, *((shape, rows.dtype) for shape in shapes), (parts, torch.float32)
+    )
     of_x, of_choices = rows.new_empty(most, features), of_weights.new_empty(most, choices)
     of_gate_up, of_down = (torch.empty_like(w, memory_format=torch.contiguous_format) for w in (gate_up, down))
     kernel(expert_programs.layer_gradient_program, team, experts, choices, features, inner, dtype_of(rows))(

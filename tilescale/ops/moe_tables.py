@@ -20,6 +20,12 @@ from tilescale.ops.workspace import workspace_of
 ALIGN = 128
 """Rows of each expert begin at a multiple of this number: a tile of a GEMM has rows of one expert."""
 
+DROPPED = 2
+"""The number of `dropped` among the tables."""
+
+Form = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a tensor."""
+
 CHUNK = 256
 """Choices of a chunk, at most, and threads of a block: each has one choice."""
 
@@ -43,7 +49,8 @@ def made_tables(
         team: the participating ranks.
     """
     size, choices = team.size, chosen.shape[1]
-    made, counted = new_tables(chosen, size, local, most, room), new_counts(chosen, size, local, most)
+    made, (counts, kind) = new_tables(chosen, size, local, most, room), form_of_counts(size, local, most, choices)
+    counted = chosen.new_empty(counts, dtype=kind)
     shape = arriving_choices(size, most, choices)
     in_chosen, in_weights = workspace_of(team).symmetric(torch.int32, shape, shape)
     numbers = padded_choices(chosen, most, -1)
@@ -59,9 +66,9 @@ def arriving_choices(size: int, most: int, choices: int) -> tuple[int, int, int]
     return size, chunks_of(most, choices), whole(choices)
 
 
-def new_counts(like: torch.Tensor, size: int, local: int, most: int) -> torch.Tensor:
-    """Uninitialized counts of each chunk."""
-    return like.new_empty(size * chunks_of(most, like.shape[1]), local + 2, dtype=torch.int32)
+def form_of_counts(size: int, local: int, most: int, choices: int) -> Form:
+    """Shape and type of the counts of each chunk."""
+    return (size * chunks_of(most, choices), local + 2), torch.int32
 
 
 def chunks_of(most: int, choices: int) -> int:
@@ -75,11 +82,16 @@ def padded_choices(x: torch.Tensor, rows: int, value: int) -> torch.Tensor:
     return (torch.nn.functional.pad(x, (0, 0, 0, missing), value=value) if missing else dense(x)).view(-1)
 
 
+def forms_of_tables(size: int, local: int, most: int, room: int, choices: int) -> list[Form]:
+    """Shapes and types of the tables."""
+    shapes = (local,), (local,), (room // ALIGN,), (size, most), (size,), (size,), (size, most, choices)
+    return [((room,), torch.float32), *((shape, torch.int32) for shape in (*shapes, (most + 1, size)))]
+
+
 def new_tables(like: torch.Tensor, size: int, local: int, most: int, room: int) -> list[torch.Tensor]:
     """Uninitialized tables, on the device of the choices `like`."""
-    weights = like.new_empty(room, dtype=torch.float32)
-    shapes = (local,), (local,), (room // ALIGN,), (size, most), (size,), (size,), (size, most, like.shape[1])
-    return [weights, *(like.new_empty(shape, dtype=torch.int32) for shape in (*shapes, (most + 1, size)))]
+    forms = forms_of_tables(size, local, most, room, like.shape[1])
+    return [like.new_empty(shape, dtype=dtype) for shape, dtype in forms]
 
 
 def returned(

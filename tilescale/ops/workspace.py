@@ -20,15 +20,13 @@ from tilescale.comm.heap.default import heap_for
 from tilescale.errors import ArgumentError, UsageError
 from tilescale.ops.arguments import MULTIPLE, check_count
 from tilescale.ops.group import group_name, team_of
+from tilescale.ops.layout import ALIGNMENT
 from tilescale.ops.products import RESULT_BYTES
 
 if TYPE_CHECKING:
     import torch
 
     from tilescale.ops.group import Group
-
-_ALIGNMENT = 256
-"""Bytes at a multiple of which each tensor begins; bulk copies ask for 128."""
 
 _MOST_TENSORS = 5
 """Largest number of tensors that an operator has in its workspace at once."""
@@ -181,7 +179,7 @@ def workspace(rows: int, features: int, dtype: torch.dtype | None = None, *, gro
 def needed(rows: int, features: int, dtype: torch.dtype) -> int:
     """Bytes of a symmetric part for such a matrix, if it is sent or if it is the type of a sum's terms."""
     features += -features % (2 * MULTIPLE)  # as padding.py has them
-    return rows * features * max(dtype.itemsize, RESULT_BYTES) + _MOST_TENSORS * _ALIGNMENT
+    return rows * features * max(dtype.itemsize, RESULT_BYTES) + _MOST_TENSORS * ALIGNMENT
 
 
 def workspace_of(team: Team) -> Workspace:
@@ -194,4 +192,4 @@ def workspace_of(team: Team) -> Workspace:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
