@@ -12,7 +12,7 @@ from tests.page_tables import compare_tables
 DOCS = Path(__file__).parents[1] / "docs"
 MADE = {
     "how-fast": {"overlapped": tables.overlapped},
-    "operators/experts": {"experts": tables.experts},
+    "operators/experts": {"experts": tables.experts, "float8 experts": tables.float8_experts},
     "notes/measured-races": {"races": tables.races},
     "notes/host-time": {"eager collectives": tables.eager_collectives},
     "notes/gemm-experiments": {"forms": tables.forms},

@@ -93,12 +93,13 @@ def float8_experts() -> str:
 
 
 def _layers(dtype: str) -> Iterator[dict[str, Row]]:
-    """The rows of each work of experts, by contender."""
+    """The rows of each work of experts on the device, by contender."""
 
     def work(row: Row) -> tuple[str, list[int], str]:
         return row["work"], row["shape"], row["mode"]
 
-    rows = sorted((row for row in measured("experts")["rows"] if row["dtype"] == dtype), key=work)
+    found = (row for row in measured("experts")["rows"] if row["dtype"] == dtype and row["mode"] != "host")
+    rows = sorted(found, key=work)
     for _, group in groupby(rows, work):
         yield {row["contender"]: row for row in group}
 

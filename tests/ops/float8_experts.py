@@ -9,8 +9,8 @@ GROUP, END, LEAST = 128, 448.0, 2.0**-117
 
 EMULATED, ON_GPUS = (2.0**-7, 2.0**-5), (2.0**-6, 2.0**-4)
 """Error bounds relative to a result's norm, and to its largest element: a rounding to bfloat16 of each expert's result,
-of the sums of a rank and of the sum. Tensor cores add up 128 products in fewer bits than float32 has, so some activations
-become the next number of float8."""
+of the sums of a rank and of the sum. Tensor cores add up 128 products in fewer bits than float32 has, so some
+activations become the next number of float8."""
 
 
 def quantized(x: torch.Tensor) -> torch.Tensor:
