@@ -12,6 +12,7 @@ from tilescale.backends.cuda.lowering.gemm_waits import wait_for_gemms
 from tilescale.backends.cuda.lowering.groups.registers import one_array_each
 from tilescale.backends.cuda.lowering.kernel import LoweredKernel
 from tilescale.backends.cuda.lowering.vectors import whole_vectors
+from tilescale.backends.cuda.lowering.wgmma import called_wgmmas
 from tilescale.backends.cuda.upstream_errors import explained
 from tilescale.hda import Machine
 from tilescale.passes.mod_analysis import written_by_peers
@@ -20,7 +21,7 @@ from tilescale.program.model import Program
 STRIDE = 1 << 36
 """Bytes between devices in the address range of a text generated without a heap."""
 
-REWRITES = one_array_each, whole_vectors, wait_for_gemms
+REWRITES = one_array_each, whole_vectors, wait_for_gemms, called_wgmmas
 """Rewrites of stock TileLang's text before nvcc compiles it."""
 
 
