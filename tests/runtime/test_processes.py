@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from functools import partial
@@ -75,6 +76,15 @@ def test_ranks_share_out_what_is_lowered_before_a_kernel_is_compiled(monkeypatch
     ahead.compile_all([kernel(number) for number in range(5)])
     assert log[:3] == ["lower 1", "lower 3", "barrier"]
     assert log[3:] == [*(f"ask for {number}" for number in range(5)), "barrier"]
+
+
+def test_garbage_is_not_collected_meanwhile(monkeypatch: pytest.MonkeyPatch):
+    """A collection goes through all objects of a model."""
+    monkeypatch.setattr(ahead, "init", lambda: SimpleNamespace(local_rank=0, local_size=1, barrier=lambda: None))
+    found: list[bool] = []
+    kernel = SimpleNamespace(lower=lambda: None, compilations=list, prepare=lambda: found.append(gc.isenabled()))
+    ahead.compile_all([kernel])
+    assert found == [False] and gc.isenabled()
 
 
 def test_kernels_of_a_rank_are_lowered_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -16,6 +16,7 @@ from tilescale.comm import init
 from tilescale.errors import UsageError
 from tilescale.passes.mod_analysis import written_parameters
 from tilescale.runtime.outputs import output_positions
+from tilescale.timing.no_gc import no_cyclic_collection
 
 if TYPE_CHECKING:
     from tilescale.runtime.kernel import Kernel
@@ -51,6 +52,7 @@ def noted(kernel: Kernel, args: Sequence[Any]) -> bool:
     return True
 
 
+@no_cyclic_collection()  # half a second in a process with a model, also in each forked one, and its pages are copied
 def compile_all(kernels: Sequence[Kernel]) -> None:
     """Collective over the job: compile and load kernels, over all ranks and CPU cores of each node.
 
