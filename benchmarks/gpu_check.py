@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -144,15 +145,28 @@ def _checks(torchrun: list[str]) -> list[Step]:
     return result
 
 
+_RUNNING: set[subprocess.Popen] = set()
+"""Jobs that have sessions of their own: they outlive this process unless it ends them."""
+
+
+def end(*_: object) -> None:
+    """End all jobs and this process, on SIGTERM. Outcomes so far are in the file."""
+    for process in list(_RUNNING):
+        os.killpg(process.pid, signal.SIGTERM)
+    os._exit(128 + signal.SIGTERM)
+
+
 def run(step: Step, log: Path, ranks: int) -> Outcome:
     """Run a job and read its output; a job that hangs is killed with all its processes."""
     begin = time.monotonic()
     with log.open("w") as out:
         process = subprocess.Popen(step.command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True)
+        _RUNNING.add(process)
         try:
             code = process.wait(step.limit_s)
         except subprocess.TimeoutExpired:
             code = stop(process)
+        _RUNNING.discard(process)
     text = log.read_text(errors="replace").replace(f"{ROOT}/", "")
     failures = re.findall(r"^.*\bFAIL(?:ED)?\b.*$", text, re.MULTILINE)
     passed = len(re.findall(r"\bPASS\b", text)) + _pytest_count(text, "passed")
@@ -162,6 +176,7 @@ def run(step: Step, log: Path, ranks: int) -> Outcome:
     )
     outcome.failed, outcome.skipped = len(failures), _pytest_count(text, "skipped")
     outcome.failures = failures[:8] if failures or code == 0 else [f"exit code {code}", *text.splitlines()[-6:]]
+    outcome.failures += re.findall(r"^.*(?:\bSignal \d+|terminate called|what\(\)).*$", text, re.MULTILINE)[:4]
     return outcome
 
 
@@ -191,6 +206,7 @@ def show(outcome: Outcome) -> None:
 @click.option("--jobs", default=8, show_default=True, help="Steps that run at a time.")
 def main(devices: int | None, only: str, out: Path, budget: float, jobs: int) -> None:
     """Run every GPU check and write the outcome as JSON."""
+    signal.signal(signal.SIGTERM, end)
     gpus = torch.cuda.device_count()
     devices = devices or gpus
     if devices > gpus:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -34,9 +36,13 @@ def job(check: ModuleType, tmp_path: Path, name: str, said: str, code: int = 0, 
         ("PASS a\nPASS b", 0, True, (2, 0, 0), []),
         ("PASS a\nFAIL b: wrong", 0, False, (1, 1, 0), ["FAIL b: wrong"]),
         ("5 passed, 2 skipped in 3 s", 0, True, (5, 0, 2), []),
+        (
+            "PASS a\nx.py FAILED\ntraceback : Signal 6 (SIGABRT)", 1, False, (1, 1, 0),
+            ["x.py FAILED", "traceback : Signal 6 (SIGABRT)"],
+        ),
         ("PASS a\nkilled", 3, False, (1, 0, 0), ["exit code 3", "PASS a", "killed"]),
     ],
-)
+)  # fmt: skip
 def test_a_jobs_checks_are_counted(
     check: ModuleType, tmp_path: Path, said: str, code: int, ok: bool, counts: tuple[int, ...], failures: list[str]
 ):
@@ -61,3 +67,16 @@ def test_every_script_of_checks_is_a_step(check: ModuleType):
     scripts = [path.name for path in (BENCHMARKS.parent / "tests/gpu").glob("*.py") if "__main__" in path.read_text()]
     assert scripts and all(f"tests/gpu/{name}" in commands for name in scripts)
     assert "100" in commands  # random programs, next to other jobs
+
+
+def test_jobs_do_not_outlive_the_verification(check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    codes: list[int] = []
+    monkeypatch.setattr(check.os, "_exit", codes.append)
+    step = check.Step("long", [sys.executable, "-c", "print('begun', flush=True); import time; time.sleep(60)"], 50)
+    with ThreadPoolExecutor(1) as pool:
+        outcome = pool.submit(check.run, step, tmp_path / "log", 2)
+        while "begun" not in ((tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""):
+            time.sleep(0.01)
+        check.end()
+        assert outcome.result().failures[0] == "exit code -15"
+    assert codes == [143]

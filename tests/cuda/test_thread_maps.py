@@ -9,7 +9,6 @@ import pytest
 import tilescale.language as T
 from tests.cuda.support import example_programs, lowered, source
 from tilescale.hda.current import use_machine
-from tilescale.ops.key_cache import CacheLayout
 from tilescale.ops.products import TILINGS, GemmSpec
 
 N, M = 256, 64
@@ -299,7 +298,6 @@ def test_examples_have_no_barrier_that_they_do_not_need(name: str):
 
 
 GEMM = GemmSpec(8192, 4096, "bfloat16", TILINGS[0], True, False)
-CACHE = CacheLayout("bfloat16", 0, 1)
 OPERATORS: dict[str, tuple[Any, ...]] = {
     "ag_gemm": (2, GEMM, True),
     "gemm_rs": (2, GEMM),
@@ -308,7 +306,6 @@ OPERATORS: dict[str, tuple[Any, ...]] = {
     "grouped_gemm": (0, 4096, 4096, "bfloat16", True),
     "sequence_attention": (2, 1, 16, 4, 128, "bfloat16", True, True, True, 0.1),
     "attention_backward": (2, 1, 16, 4, 128, "bfloat16", True, True, True, 0.1),
-    "decode": (2, 16, 4, 128, 128, 4, 4, "bfloat16", False, False, 0.1, CACHE, CACHE),
 }
 
 
