@@ -2,6 +2,7 @@
 """Times of operators and collectives at random shapes, for `held_out.py` to estimate, on this computer's GPUs.
 
     torchrun --nproc-per-node 2 benchmarks/held_out_times.py --seconds 95
+    torchrun --nproc-per-node 2 benchmarks/held_out_times.py --seconds 74 --seed 238      the second draw
 
 Operators take both strategies, with weights that `any_shape.py` has not measured. Collectives run by each algorithm, on
 activations of published models and on tensors of any number of elements. All calls are in CUDA graphs.

@@ -36,27 +36,36 @@ def test_estimates_of_held_out_times_are_close(held_out: ModuleType):
     assert held_out.good_choices(results["choices"]) >= 0.95
 
 
+def test_estimates_of_the_second_draw_are_as_close_in_the_mean(held_out: ModuleType):
+    """Nine of ten single times are within 20 %, fewer than of the draw after which the model was finished."""
+    second = committed(held_out)["second"]
+    count, by_time, _, close = held_out.summary([row for group in second["groups"] for row in group["rows"]])
+    assert count >= 230 and by_time <= 0.08 and close >= 0.89
+    assert held_out.good_choices(second["choices"]) >= 0.95
+
+
 def test_what_is_held_out_is_not_what_numbers_are_fitted_to(held_out: ModuleType):
-    fitted_to, others = held_out.operators("any_shape"), held_out.operators("held_out_times")
-    assert len(fitted_to) == committed(held_out)["fitted_to"] == 166 and len(others) >= 120
-    weights = [
-        {case.what.rpartition(",")[0] + case.what.partition(" x ")[2] for case in of} for of in (fitted_to, others)
-    ]
-    assert not weights[0] & weights[1]
-    for machine in ("h200-sxm-8", "h100-sxm-8"):
-        data, unseen = held_out.unseen(machine)
+    names = "any_shape", held_out.FIRST_DRAW, held_out.SECOND_DRAW
+    fitted_to, *others = cases = [held_out.operators(name) for name in names]
+    assert len(fitted_to) == committed(held_out)["fitted_to"] == 166 and all(len(of) >= 120 for of in others)
+    weights = [{case.what.rpartition(",")[0] + case.what.partition(" x ")[2] for case in of} for of in cases]
+    assert len(set().union(*weights)) == sum(map(len, weights))
+    drawn = ("h200-sxm-8", held_out.FIRST_DRAW), ("h200-sxm-8", held_out.SECOND_DRAW), ("h100-sxm-8", "")
+    for machine, draw in drawn:
+        data, unseen = held_out.unseen(machine, draw)
         assert unseen and not {p.nbytes for p in data.collectives} & {case.nbytes for case in unseen}
 
 
 def test_committed_estimates_are_those_of_this_source(held_out: ModuleType):
     results = committed(held_out)
-    operators, *collectives = (group["rows"] for group in results["groups"])
-    with use_machine(H200):
-        cases = held_out.operators("held_out_times")[::6]
-        assert held_out.operator_rows(H200, results["share"], cases) == operators[::6]
-    for machine, rows in zip(("h200-sxm-8", "h100-sxm-8"), collectives, strict=True):
-        assert held_out.collective_rows(*held_out.unseen(machine)) == rows
-    assert held_out.with_table(page := held_out.PAGE.read_text(encoding="utf-8"), held_out.table(results)) == page
+    for draw, part in ((held_out.FIRST_DRAW, results), (held_out.SECOND_DRAW, results["second"])):
+        operators, *collectives = (group["rows"] for group in part["groups"])
+        with use_machine(H200):
+            cases = held_out.operators(draw)[::6]
+            assert held_out.operator_rows(H200, results["share"], cases) == operators[::6]
+        for machine, rows in zip(("h200-sxm-8", "h100-sxm-8"), collectives, strict=False):
+            assert held_out.collective_rows(*held_out.unseen(machine, draw)) == rows
+    assert held_out.with_tables(page := held_out.PAGE.read_text(encoding="utf-8"), results) == page
 
 
 def test_the_share_that_is_fitted_is_that_of_the_times(held_out: ModuleType):
