@@ -133,6 +133,8 @@ RACY = {
 RIGHT = {
     "local: put, then load": FIRST % (PUT + 'printf("%d", here);'),
     "local: get, quiet, load": FIRST % (GET + 'shmem_quiet(); printf("%d", here);'),
+    "local: put, the end of its context, store": FIRST
+    % "shmem_ctx_int_put_nbi(one, &there, &here, 1, 1); shmem_ctx_destroy(one); here = 2;",
     "local: blocking put, then store": FIRST % "shmem_int_put(&there, &here, 1, 1); here = 2;",
     "remote: get and load": BOTH % ("shmem_int_get(&here, &there, 1, 1);", "here = there;"),
     "remote: atomic update and atomic read": BOTH

@@ -96,8 +96,14 @@ class Calls:
     def team_create_ctx(self, team: str, options: int, context: Any) -> None:
         context.value = Context(narrow=team == "shared")
 
+    def team_destroy(self, team: str) -> None: ...
+
     def ctx_create(self, options: int, context: Any) -> None:
         context.value = Context()
+
+    def destroy(self) -> None:
+        """The end of a context completes its operations."""
+        self.quiet()
 
     # -- order ---------------------------------------------------------------------------------------------------------
 
