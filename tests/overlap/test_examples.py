@@ -45,7 +45,7 @@ def by_hand(number: int, devices: int, shape: tuple[int, int, int], chunk: int, 
         (6, 22, 2, SIZE, 1024, 0.97),
         (7, 23, 2, SMALL, 256, 0.97),
         # By hand the gather is in place: local rows are not copied.
-        (6, 22, 4, SMALL, 256, 0.9),
+        (6, 22, 4, SIZE, 256, 0.9),
     ],
 )
 def test_examples_in_phases_reach_what_was_overlapped_by_hand(

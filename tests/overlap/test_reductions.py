@@ -429,7 +429,7 @@ def test_nothing_is_rounded_that_gains_nothing_or_that_nobody_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype", "wire"), [(4096, "float32", "bfloat16"), (4096, "bfloat16", None), (8, "float32", None)]
+    ("rows", "dtype", "wire"), [(16384, "float32", "bfloat16"), (4096, "bfloat16", None), (8, "float32", None)]
 )
 def test_where_rounding_is_allowed_the_cost_decides(rows: int, dtype: str, wire: str | None):
     """A grid that only doubles takes less time than the transfer of its rows: half of many bytes save time."""

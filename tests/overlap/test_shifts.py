@@ -264,6 +264,6 @@ def test_ring_attention_in_phases_goes_on_while_shares_travel():
 
 
 def test_ring_attention_of_long_sequences_is_overlapped_by_default():
-    program = ring_attention.in_phases(4, 8, 4096, 128, tile=128, threads=256)
+    program = ring_attention.in_phases(4, 8, 8192, 128, tile=128, threads=256)
     (move,) = tilescale.compile(program, machine=H200).moves.moves
     assert move.overlapped and move.overlapped_s < 0.9 * move.in_order_s

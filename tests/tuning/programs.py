@@ -56,7 +56,9 @@ def scaled(x, factor: int = 2, block: int = 32):
     return y
 
 
-@tilescale.autotune(configs={"rows": [128, 256], "__roles__": [{"carrier": "queue"}, {"carrier": "tiles"}, {}]})
+@tilescale.autotune(
+    configs={"rows": [128, 256], "__roles__": [{"carrier": "queue"}, {"carrier": "tiles"}, {"overlapped": True}]}
+)
 @tilescale.jit
 def scattered(M: int, N: int, K: int, rows: int = 128):
     """A GEMM of 4 devices' columns; the rows of its sum are split over them."""

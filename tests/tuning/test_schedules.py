@@ -83,7 +83,7 @@ def test_a_factory_takes_it_too(tuned: bool, monkeypatch: pytest.MonkeyPatch):
 
     if tuned:
         factory = tilescale.autotune(configs={"rows": [32, 64]})(factory)
-    kernel = factory(1 << 20)
+    kernel = factory(1 << 21)
     assert kernel.moves.moves[0].overlapped and kernel.moves.measured
     assert not tuned or all(CHUNK.search(text) for text in seen[:2]) and len(factory.result.trials) == 2
 

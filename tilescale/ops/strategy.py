@@ -248,7 +248,7 @@ def _travel(machine: Machine, parts: int, rows: int, row_bytes: int) -> RowTrans
 
 def _beginning(machine: Machine, travel: RowTransport) -> float:
     """Seconds of a call with a queue beyond those in the formulas of chunks."""
-    return travel.queue.fork_and_join + machine.tensor_level.launch
+    return travel.fork_and_join + machine.tensor_level.launch
 
 
 def _work(

@@ -34,12 +34,12 @@ CLOSE = 0.02
 together."""
 
 
-WORTH = 0.08
+WORTH = 0.06
 """Share of the time in order that an overlap has to save: estimates that are closer may be wrong about which is less,
 and a program that its user wrote in order is not made slower.
 
-On two H200 a GEMM of 2048 x 8192 x 3584 and an all-reduce take 1.02 of the time in order, where 0.93 is estimated; with
-8192 rows 0.98 for 0.90; 4096 rows and a reduce-scatter 0.92 for 0.89.
+On two H200 a GEMM of 2048 x 8192 x 3584 and an all-reduce take 1.02 of the time in order, where 0.99 is estimated; with
+8192 rows 0.98 for 0.91; 4096 rows and a reduce-scatter 0.92 for 0.93.
 """
 
 SUMMING = 0.5
@@ -91,6 +91,11 @@ class RowTransport:
         row_bytes, local = whole // (parts * height), 2 / bandwidth_of(uses.machine)
         return cls(network, able[0], parts, height, row_bytes, local, by_tiles=carrier != QUEUE)
 
+    @property
+    def fork_and_join(self) -> float:
+        """Seconds of the queue that nothing hides; programs that move rows need none."""
+        return 0.0 if self.by_tiles else self.queue.fork_and_join
+
     def sending(self, rows: int) -> float:
         """Seconds for some rows to another unit; the queue has begun before."""
         return self.network.latency + self.queue.seconds(rows * self.row_bytes, starts=0)
@@ -103,11 +108,15 @@ class RowTransport:
         """Seconds in which a grid adds up some rows of all parts: each is read, and their sum is written."""
         return (self.parts + 1) * rows * self.row_bytes * self.local / 2 / SUMMING
 
-    def held(self, work: TileWork) -> TileWork:
-        """The cost of a grid whose programs send remote tiles themselves, and stay resident until these are sent."""
+    def held(self, work: TileWork, everywhere: bool) -> TileWork:
+        """The cost of a grid whose programs send remote tiles themselves, and stay resident until these are sent.
+
+        Args:
+            everywhere: whether they send their sums of local tiles, too.
+        """
         together = work.at_once * self.parts * self.height * self.row_bytes / work.tiles
-        share = (self.parts - 1) / self.parts
-        return replace(work, tile=work.tile + share * (self.network.latency + self.queue.seconds(together, starts=0)))
+        share = (1 + everywhere) * (self.parts - 1) / self.parts
+        return replace(work, tile=work.tile + share * self.queue.seconds(together, starts=0))
 
     def chunks(self, step: int) -> Iterator[int]:
         """Possible numbers of rows of a chunk: whole steps, at last the whole part."""
@@ -153,13 +162,15 @@ def reduced(travel: RowTransport, chunk: int, work: TileWork, *, everywhere: boo
     """
     each = -(-travel.height // chunk)
     others = (travel.parts - 1) * each
-    work = travel.held(work) if travel.by_tiles else work
+    work = travel.held(work, everywhere) if travel.by_tiles else work
     arrived = _gone(travel, chunk, work.made(others + each)[:others])
     # The last to send here is the unit after.
     add_up = _added_behind if behind else _added_where_made
     own = add_up(travel, chunk, work, arrived[others - each :])
     if not everywhere:
         return own[-1]
+    if travel.by_tiles:  # programs have sent their sums when they end
+        return own[-1] + travel.network.latency
     sent = arrived[-1]
     for ready in own:
         sent = max(sent, ready) + (travel.parts - 1) * (travel.queue.startup + travel.sending(chunk))
@@ -208,14 +219,15 @@ def choose_chunk(
     seconds: Callable[[int], float],
     carrier: str | None = None,
 ) -> int:
-    """The rows of a chunk that `move` asks for, or else those for which `seconds` is least; it gets the estimates."""
+    """The rows of a chunk that `move` asks for, or else those for which `seconds` is least; it gets the estimates, with
+    the fork and the join of the queue."""
     chunk = move.chunk
     if chunk is None:
-        times = {count: seconds(count) for count in map(rows.even, travel.chunks(step))}
+        times = {count: travel.fork_and_join + seconds(count) for count in map(rows.even, travel.chunks(step))}
         move.estimates |= {(carrier, count): time for count, time in times.items()}
         chunk = by_estimate(times)[0]
     chunk = rows.even(min(chunk, travel.height))
-    move.overlapped_s = seconds(chunk)
+    move.overlapped_s = travel.fork_and_join + seconds(chunk)
     return chunk
 
 

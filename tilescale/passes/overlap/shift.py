@@ -144,7 +144,7 @@ def _check_apart(shift: _SplitShift, graph: Dependence, own: set[ir.Var]) -> Non
 
 def _estimate(shift: _SplitShift, uses: AccessMaps, move: Move) -> None:
     """Record the estimate in the move. Raises Declined if nothing moves data while programs run."""
-    in_order = overlapped = 0.0
+    in_order = overlapped = fork_and_join = 0.0
     for made in shift.site.made:
         network = network_of(made.call, in_force(uses.machine), uses.sizes)
         able = [m for m in network.mechanisms if m.put and not m.on_request] if network is not None else []
@@ -154,12 +154,14 @@ def _estimate(shift: _SplitShift, uses: AccessMaps, move: Move) -> None:
         nbytes = region_bytes(made.source) or 0
         in_order += network.latency + min(m.seconds(nbytes) for m in able)
         overlapped += network.latency + queues[0].seconds(nbytes)
+        fork_and_join = queues[0].fork_and_join
     level, nothing = shift.site.made[0].level, ir.IntImm("int32", 0)
     launch, rows = shift.site.launch, Partition(ir.region_parts(shift.site.made[0].target)[0], 1, slots=False)
     whole = [TensorUse(phase, launch, rows, (phase.stmt,), nothing, nothing, ()) for phase in shift.context.grids]
     work = sum(TileWork.of(use, uses, level).seconds for use in whole)
     count = len(list(shift.context.values()))
-    move.in_order_s, move.overlapped_s = count * (work + in_order), count * max(work, overlapped)
+    move.in_order_s = count * (work + in_order)
+    move.overlapped_s = fork_and_join + count * max(work, overlapped)
 
 
 # -- the program -------------------------------------------------------------------------------------------------------
