@@ -49,6 +49,17 @@ def finished(words: list[str], **variables: str) -> str:
     return output
 
 
+def under_mpirun(prefix: str) -> Callable[[Path], str]:
+    """Run a job by `launch/mpirun.sh` with the MPI that is installed in a folder."""
+
+    def run(script: Path) -> str:
+        paths = {"PATH": f"{prefix}/bin{os.pathsep}{os.environ['PATH']}", "LD_LIBRARY_PATH": f"{prefix}/lib"}
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return finished([str(ROOT / "launch/mpirun.sh"), "3", str(script)], PYTHON=sys.executable, **paths, **root)
+
+    return run
+
+
 # -- the launcher itself -----------------------------------------------------------------------------------------------
 
 

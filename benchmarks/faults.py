@@ -3,8 +3,9 @@
 
     python benchmarks/faults.py [--only WORD]      prints the table; with UPDATE_DOCS=1 it goes into docs/faults.md
 
-Needs Linux and no GPU; the faults of the network need root and `ip`, that of the cache root. The time is measured
-inside the job, from the fault to the error on the last surviving rank: all processes of a host share CLOCK_MONOTONIC.
+Needs Linux and no GPU; the faults of the network need root and `ip`, that of the cache root, those of MPI an MPICH in
+Python's environment, and an Open MPI in the folder OPEN_MPI, or in /usr. The time is measured inside the job, from the
+fault to the error on the last surviving rank: all processes of a host share CLOCK_MONOTONIC.
 After each job the script checks that no process or file of it is left.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import tempfile
 import textwrap
 import time
@@ -30,6 +32,7 @@ from broken_jobs import (
     one_port,
     output_gone,
     started_again,
+    under_mpirun,
     with_full_cache,
 )
 
@@ -100,10 +103,13 @@ def shifted(n, devices=3):
             with T.Scale("device"): T.allreduce(X)
     return tilescale.compile(program)
 """
+KILLED = "if rank == 1: say('FAULT'); os.kill(os.getpid(), signal.SIGKILL)"
 FAULTS = [
     Fault("a rank raises an exception", "if rank == 1: say('FAULT'); raise ValueError('no more tea')"),
     Fault("a rank's script ends", "if rank == 1: say('FAULT'); sys.exit(3)"),
-    Fault("a rank is killed", "if rank == 1: say('FAULT'); os.kill(os.getpid(), signal.SIGKILL)"),
+    Fault("a rank is killed", KILLED),
+    Fault("a rank is killed under mpirun (MPICH)", KILLED, run=under_mpirun(sys.prefix)),
+    Fault("a rank is killed under mpirun (Open MPI)", KILLED, run=under_mpirun(os.environ.get("OPEN_MPI", "/usr"))),
     Fault("rank 0 is killed", "if rank == 0: say('FAULT'); os.kill(os.getpid(), signal.SIGKILL)"),
     Fault("a rank is stopped (SIGSTOP)", "if rank == 1: say('FAULT'); os.kill(os.getpid(), signal.SIGSTOP)",
           timeout_s=TIMEOUT_S),
@@ -221,10 +227,10 @@ for _ in range(50): world.all_gather(rank)
 say('FAULT')
 if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
 """),
-    Fault("a rank calls a collective after it has left", """
+    Fault("a rank calls init() and a collective after it has left", """
 import atexit
 def late():
-    try: world.barrier()
+    try: comm.init().barrier()
     except BaseException as error: say('ERROR', type(error).__name__ + ':', ' '.join(str(error).split()), '|')
 atexit._clear(); atexit.register(late)
 from tilescale.comm import shutdown

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -147,6 +148,14 @@ def test_ranks_join_and_talk(key: JobKey | None) -> None:
     assert teams[0].all_gather(0) == [0, 1]
     thread.join(20)
     assert other == [[0, 1]]
+
+
+def test_clocks_that_jump_end_nothing(monkeypatch) -> None:
+    """By a year, to and fro, at every look: only the monotonic clock counts."""
+    jumps, own = itertools.cycle((0.0, 31536000.0, -31536000.0)), time.time
+    monkeypatch.setattr(time, "time", lambda: own() + next(jumps))
+    monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * time.time()))
+    test_ranks_join_and_talk(KEY)
 
 
 def test_another_key_does_not_get_in() -> None:
