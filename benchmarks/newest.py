@@ -3,9 +3,10 @@
 
     make test-newest        (python benchmarks/newest.py FOLDER [--only PACKAGE])
 
-Installs one package at a time, with its dependencies, in front of the tested ones; runs the tests that use it; and
-prints a row for docs/compatibility.md: the version, and that the tests passed, or the first failure. Needs the package
-index; this environment does not change. Libraries for GPUs only (NCCL, NVSHMEM) are just loaded.
+Installs one package at a time in front of the tested ones, runs the tests that use it, and prints a row for
+docs/compatibility.md: the version, and that the tests passed, or the first failure. Needs the package index; this
+environment does not change. PyTorch comes with the libraries that it loads. Libraries for GPUs only (NCCL, NVSHMEM) are
+just loaded.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ class Package:
         tests: those that use it; without any it is only loaded.
         imported: the name of its module.
         library: its shared library, which is loaded.
+        complete: whether its dependencies are installed, too; TileLang's would be gigabytes, for the tested PyTorch.
     """
 
     name: str
     tests: tuple[str, ...] = ()
     imported: str = ""
     library: str = ""
+    complete: bool = False
 
 
+TORCH = ("tests/comm/test_team.py", "tests/ops/test_torch_library.py", "tests/ops/test_arguments.py")
 PACKAGES = (
-    Package("torch", ("tests/comm/test_team.py", "tests/ops/test_torch_library.py", "tests/ops/test_arguments.py")),
+    Package("torch", TORCH, complete=True),
     Package("tilelang", ("tests/language/test_core.py", "tests/emulator/test_phases.py", "tests/cuda/test_texts.py")),
     Package("cuda-bindings", imported="cuda.bindings.driver"),
     Package("nvidia-nccl-cu13", library="nvidia/nccl/lib/libnccl.so.2"),
@@ -50,7 +54,8 @@ PACKAGES = (
 def newest(package: Package, folder: Path) -> str:
     """Install the newest version into a folder; return that version. Raises CalledProcessError."""
     words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--upgrade", "--target", str(folder)]
-    subprocess.run([*words, package.name], check=True, timeout=LIMIT_S)
+    alone = [] if package.complete else ["--no-deps"]
+    subprocess.run([*words, *alone, package.name], check=True, timeout=LIMIT_S)
     asked = f"from importlib.metadata import version; print(version({package.name!r}))"
     return run([sys.executable, "-c", asked], folder).stdout.strip()
 
