@@ -215,15 +215,15 @@ def nobody_looks() -> bool:
 
 def _tensors(given: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors among arguments, and in lists among them."""
-    flat = [x for each in given for x in (each if each.__class__ is list else (each,))]
+    flat = [x for each in given for x in (each if isinstance(each, list) else (each,))]
     return [x for x in flat if isinstance(x, torch.Tensor)]
 
 
 def _count(x: Any) -> int:
     """Number of tensors in an argument."""
-    return sum(map(_count, x)) if x.__class__ is list else int(isinstance(x, torch.Tensor))
+    return sum(map(_count, x)) if isinstance(x, list) else int(isinstance(x, torch.Tensor))
 
 
 def _shard(x: Any) -> Any:
     """This rank's part of what may be a DTensor, or a list with some."""
-    return [_shard(one) for one in x] if x.__class__ is list else x.to_local() if is_dtensor(x) else x
+    return [_shard(one) for one in x] if isinstance(x, list) else x.to_local() if is_dtensor(x) else x
