@@ -12,6 +12,7 @@ import tilescale.language as T
 from tilescale.errors import RaceError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.passes.persistent import rewrite
+from tilescale.passes.persistent.placement import placed
 from tilescale.passes.persistent.rewrite import persistent
 
 
@@ -53,6 +54,15 @@ def test_tasks_wait_for_the_chunks_that_they_read(small: Machine):
     assert [p.first for p in tasks.placements] == [0, 3]
     x, _, z = ran(fused, [(64, 32)] * 2, 1, small)
     assert z.equal(2 * x + 1)
+
+
+@pytest.mark.parametrize(("counts", "blocks"), [((3, 500), 132), ((3, 5), 5)])
+def test_no_block_is_without_a_task_or_an_sm(counts: tuple[int, ...], blocks: int):
+    """A block that is not resident would leave others waiting for its tasks."""
+    assert [(p.blocks, p.first, p.count) for p in placed(counts, Machine.load("h200-sxm-8"))] == [
+        (blocks, 0, counts[0]),
+        (blocks, counts[0], counts[1]),
+    ]
 
 
 def test_phases_of_one_kernel_share_its_workspace(small: Machine):
