@@ -23,8 +23,15 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "(not (home.guarded or self._is_shared(home, clock)) and array.size == 0)": _MORE,
         "self._table.keep(shadow.cells for shadow in self._memory) -> pass": "the table of states only grows",
     },
-    "tilescale/backends/cuda/lowering/hazards.py": {
-        "min -> max": "the inner barrier comes first, and the need of the outer one is found again",
+    "tilescale/backends/cuda/lowering/thread_maps.py": {
+        "bool(buffer.scope() == ir.VARIABLE) -> True": "a barrier separates loads of an index from its change",
+        "isinstance(one, tuple) and isinstance(other, tuple) -> (isinstance(one, tuple) or isinstance(other, tuple))": (
+            "both are tuples"
+        ),
+    },
+    "tilescale/passes/persistent/placement.py": {
+        "self.count <= self.blocks -> self.count < self.blocks": "a loop of one iteration",
+        "self.count % self.blocks != 0 -> True": "the bounds hold for each block",
     },
     "tilescale/backends/cuda/running/copy_queue.py": {
         "self._host[-1].nbytes < nbytes -> self._host[-1].nbytes <= nbytes": "a buffer of the same size replaces one",
