@@ -22,7 +22,7 @@ import click
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tilescale.backends.cuda.lowering.implemented import ON_TENSORS  # noqa: E402 - found through the path above
+from tilescale.backends.tilelang.lowering.implemented import ON_TENSORS  # noqa: E402 - found through the path above
 from tilescale.collectives import TENSORS, AvailableAlgorithms, CollectiveQuery, select  # noqa: E402
 from tilescale.collectives.select import seconds  # noqa: E402
 from tilescale.cost.choose import first_of_the_fastest  # noqa: E402

@@ -16,8 +16,8 @@ import torch
 import tilescale
 from tests.collectives.programs import SHAPES, UNITS, arguments, program, results, shapes, wanted
 from tests.cuda.support import lowered, of_nvshmem
-from tilescale.backends.cuda.lowering.host_step import HostStep
-from tilescale.backends.cuda.lowering.implemented import BETWEEN, IMPLEMENTED, ON_TENSORS
+from tilescale.backends.tilelang.lowering.host_step import HostStep
+from tilescale.backends.tilelang.lowering.implemented import BETWEEN, IMPLEMENTED, ON_TENSORS
 from tilescale.collectives import FORMS, TENSORS, TILES, names, records
 from tilescale.collectives.table import family
 from tilescale.errors import UnsupportedError, UsageError

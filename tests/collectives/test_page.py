@@ -8,7 +8,7 @@ import pytest
 from tests.collectives.algorithm_tables import OPERATIONS, kinds, operations, table
 from tests.collectives.measured_tables import link, measured
 from tests.page_tables import compare_tables
-from tilescale.backends.cuda.lowering.implemented import IMPLEMENTED
+from tilescale.backends.tilelang.lowering.implemented import IMPLEMENTED
 
 DOCS = Path(__file__).parents[2] / "docs"
 MADE = {

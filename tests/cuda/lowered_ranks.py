@@ -18,8 +18,8 @@ import numpy as np
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering import arguments as arg
-from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.tilelang.lowering import arguments as arg
+from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
 
 TIMEOUT_S = 20
 SHIFT = 1

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import tilescale.language as T
-from tilescale.backends.cuda.lowering.implemented import ON_TILES, Implementation, available
 from tilescale.backends.cuda.running.barrier_kernel import purpose, site_of
 from tilescale.backends.cuda.running.memory import ProgramMemory
 from tilescale.backends.cuda.running.steps import ProgramCall
+from tilescale.backends.tilelang.lowering.implemented import ON_TILES, Implementation, available
 from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, TILES, CollectiveQuery
 from tilescale.hda.current import current_machine
 from tilescale.passes.pipeline import analyse
@@ -105,7 +105,7 @@ def test_algorithms_on_tensors_are_those_that_are_able_in_the_order_of_the_table
         ("allreduce", "ring"): (asked,),
         ("allreduce", "nccl"): (can,),
     }
-    monkeypatch.setattr("tilescale.backends.cuda.lowering.implemented.ON_TENSORS", table)
+    monkeypatch.setattr("tilescale.backends.tilelang.lowering.implemented.ON_TENSORS", table)
     made = SimpleNamespace(name="allreduce", norm=None)
     plain = available(made, CollectiveQuery("allreduce", TENSORS, "device", (0, 1)), None)
     assert plain.names == ("one_shot", "ring", "nccl") and plain.on_request == {"ring"}

@@ -15,10 +15,10 @@ import tilescale
 import tilescale.language as T
 from tests.cuda.support import lowered
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.program import ConcurrentGrids
-from tilescale.backends.cuda.lowering.split_grid import NOTE
 from tilescale.backends.cuda.running import concurrent_grids
 from tilescale.backends.cuda.running.steps import KernelLaunch, run
+from tilescale.backends.tilelang.lowering.program import ConcurrentGrids
+from tilescale.backends.tilelang.lowering.split_grid import NOTE
 
 ROWS, SIZE, TILE = 4, 256, 64
 

@@ -18,8 +18,8 @@ from tests.cuda import programs
 from tests.cuda.fakes import Device
 from tests.cuda.host_text import on_host
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.lowering.call_barriers import CallBarriers
 from tilescale.backends.cuda.running.steps import ProgramCall
+from tilescale.backends.tilelang.lowering.call_barriers import CallBarriers
 
 RANK_BYTES, REPORT = 4096, 3584
 LONG_NS, SHORT_NS = 250 * 10**9, 10**7
@@ -40,7 +40,7 @@ class Job:
 
 def headers() -> str:
     """The device functions."""
-    return header("sync.cuh") + header("rendezvous.cuh")
+    return "".join(map(header, ("memory.cuh", "sync.cuh", "rendezvous.cuh")))
 
 
 @pytest.fixture(scope="module")

@@ -214,6 +214,6 @@ def test_long_messages_fit_their_slots(nbytes: int, peers: int):
 
 
 def test_all_types_of_the_table_have_a_type_of_c():
-    from tilescale.backends.cuda.lowering.implemented import COMBINED
+    from tilescale.backends.tilelang.lowering.implemented import COMBINED
 
     assert {*COMBINED} == C_TYPES.keys()

@@ -22,12 +22,12 @@ from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilelang_core.source_rewrites import keyed
 from tilescale.backends import processes
-from tilescale.backends.cuda.lowering.check import GeneratedTextError, KernelCheck
 from tilescale.backends.cuda.running import execute
 from tilescale.backends.cuda.running.barrier_kernel import barrier_function
 from tilescale.backends.cuda.support import DeviceLowered
 from tilescale.backends.cuda.target import target_for
-from tilescale.backends.cuda.text import REWRITES, check_of
+from tilescale.backends.tilelang.lowering.check import GeneratedTextError, KernelCheck
+from tilescale.backends.tilelang.text import REWRITES, check_of
 from tilescale.errors import AllocationTooLargeError
 from tilescale.hda import Machine
 from tilescale.ops import whole_tensors

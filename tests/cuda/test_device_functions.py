@@ -13,7 +13,7 @@ import pytest
 
 from tilescale.backends.cuda.headers import header
 
-FUNCTIONS = "\n".join(map(header, ("sync.cuh", "rendezvous.cuh", "words.cuh")))
+FUNCTIONS = "\n".join(map(header, ("memory.cuh", "sync.cuh", "producer.cuh", "rendezvous.cuh", "words.cuh")))
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 

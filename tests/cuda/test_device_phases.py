@@ -14,9 +14,10 @@ from tests.cuda import programs
 from tests.cuda.support import notes, program, source
 from tests.cuda.test_thread_groups import interpret
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.host_step import HostStep
-from tilescale.backends.cuda.lowering.phase import LoweringTarget
-from tilescale.backends.cuda.lowering.plan import plan
+from tilescale.backends.cuda import headers
+from tilescale.backends.tilelang.lowering.host_step import HostStep
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget
+from tilescale.backends.tilelang.lowering.plan import plan
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence
@@ -24,7 +25,8 @@ from tilescale.program.model import Control, GridPhase, Launch, Part, Sequence
 
 def steps(func: Any, sizes: dict[str, int] | None = None, machine: str = "h200-sxm-8", nccl: bool = True) -> list[str]:
     """The plan in words: host steps by operation and implementation, grids by programs x threads."""
-    target = LoweringTarget(Machine.load(machine), tuple((sizes or {"device": 4}).items()), 1 << 36, nccl)
+    levels = tuple((sizes or {"device": 4}).items())
+    target = LoweringTarget(Machine.load(machine), levels, 1 << 36, headers.__name__, nccl)
     return list(_words(plan(program(func, machine), target)[0], None))
 
 

@@ -20,7 +20,7 @@ from tests.cuda.support import bodies, lowered, role_graph, source
 from tests.cuda.test_window import FUNCTIONS
 from tilelang_core import ir, role_schedule
 from tilelang_core.tiles import Fill, Gemm
-from tilescale.backends.cuda.lowering.role_graph.graph import COMMUNICATE
+from tilescale.backends.tilelang.lowering.role_graph.graph import COMMUNICATE
 
 MACHINE = "h200-sxm-8"
 SHAPE = (1024, 2048, 256)

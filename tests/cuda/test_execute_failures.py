@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running import wait_guard as running_guard
 from tilescale.backends.cuda.running.agreement import on_all, once_per_node
@@ -20,6 +19,7 @@ from tilescale.backends.cuda.running.diagnosis import ReportContext, error_for
 from tilescale.backends.cuda.running.stream_order import IdleWait, noted_failure, wait_idle
 from tilescale.backends.cuda.running.timeouts import HEAD, ROW, WaitFailure, WaitReport, decode
 from tilescale.backends.cuda.running.wait_guard import WaitGuard
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.failure_log import RankFailure
 from tilescale.errors import (

@@ -27,9 +27,7 @@ from tests.cuda.test_copy_queue import (
     one_flag_each,
 )
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.host_step import HostStep
-from tilescale.backends.cuda.lowering.phase import LoweringTarget
-from tilescale.backends.cuda.lowering.plan import plan
+from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.running import queued, queued_exchange, stream_memory
 from tilescale.backends.cuda.running.control import loop
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
@@ -38,6 +36,9 @@ from tilescale.backends.cuda.running.queue_watch import QueueWait
 from tilescale.backends.cuda.running.steps import ProgramCall, in_order, run
 from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word, rows
 from tilescale.backends.cuda.running.sums import FlagSums
+from tilescale.backends.tilelang.lowering.host_step import HostStep
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget
+from tilescale.backends.tilelang.lowering.plan import plan
 from tilescale.errors import OutOfBoundsError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Control, Launch, Part, Sequence
@@ -116,7 +117,7 @@ class Device:
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         """One call; what it did, addresses as (tensor, device, offset in bytes)."""
-        target = self.target = LoweringTarget(Machine.load("h200-sxm-8"), self.sizes, 1 << 36)
+        target = self.target = LoweringTarget(Machine.load("h200-sxm-8"), self.sizes, 1 << 36, headers.__name__)
         for module in (queued, queued_exchange):
             monkeypatch.setattr(module, "copy_queue", lambda device: self.queue)
         monkeypatch.setattr(stream_memory, "copy", lambda stream, part: self._copied(part))

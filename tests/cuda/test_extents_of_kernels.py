@@ -7,7 +7,7 @@ from tvm.target import Target
 import tilescale.language as T
 from tests.cuda.support import lowered
 from tilelang_core.compile import mended
-from tilescale.backends.cuda.lowering.arguments import HostVariable
+from tilescale.backends.tilelang.lowering.arguments import HostVariable
 
 
 def two_grids():

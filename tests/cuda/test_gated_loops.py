@@ -15,8 +15,8 @@ from tests.cuda.support import bodies, lowered, notes, role_graph, source
 from tests.cuda.test_pipelines import branches
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering import arguments as arg
-from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.tilelang.lowering import arguments as arg
+from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
 
 GATE = re.compile(
     r"tilescale::wait_by_producer<|released\[0\]\.wait|[XYB]_(?:peers_)?desc, full|empty\[[^.]*\.wait|arrive"

@@ -3,7 +3,7 @@
 
 import pytest
 
-from tilescale.backends.cuda.lowering.check import (
+from tilescale.backends.tilelang.lowering.check import (
     GeneratedTextError,
     check_shared,
     check_text,

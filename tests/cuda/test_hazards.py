@@ -15,9 +15,9 @@ import tilescale.language as T
 from tests.cuda.ordered_programs import PROGRAMS
 from tests.cuda.support import bodies, lowered, ptxas, source
 from tests.cuda.test_stages import begun
-from tilescale.backends.cuda.lowering import hazards, stages
-from tilescale.backends.cuda.lowering.markers import ExecutingThreads
-from tilescale.backends.cuda.lowering.order_state import covers
+from tilescale.backends.tilelang.lowering import hazards, stages
+from tilescale.backends.tilelang.lowering.markers import ExecutingThreads
+from tilescale.backends.tilelang.lowering.order_state import covers
 
 N, M = 256, 64
 

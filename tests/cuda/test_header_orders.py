@@ -6,12 +6,14 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tilescale.backends.cuda import headers
+from tilescale.backends.cuda import headers as cuda
+from tilescale.backends.hip import headers as hip
+from tilescale.backends.tilelang import headers
 
-HEADERS = Path(headers.__file__).parent
 TOPS = ("tilescale", "tilelang_core", "tests")
 
 FUNCTION = re.compile(
@@ -20,43 +22,47 @@ FUNCTION = re.compile(
 )
 PARTS = re.compile(
     r"asm volatile\(\"([\w.]+ ?%?\d?)|\b(__threadfence_system|__syncwarp|complete_stores|drain|acquired|load_acquire"
-    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|cluster_barrier|order_stores|store_words|load_words"
+    r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|fence|count_of_device|cluster_barrier|order_stores|store_words|load_words"
     r"|store_line|load_line|clear|__syncthreads|__syncthreads_and|nvshmemx?_\w+|await_siblings)\("
     r"|\b(complete|start_put|put|update_flag|put_flag|tell_siblings)(?:<SET>)?\((?=\)|from|flags|counters)"
 )
 """An instruction of PTX, or a call of what orders."""
 
 ORDERS = {
-    "sync.cuh": {
+    "memory.cuh": {
         "now_ns": ["mov.u64 %0"],
         # The next grid begins when this one may read the previous grid's data.
         "follow_grid": ["griddepcontrol.wait", "griddepcontrol.launch_dependents"],
-        # A report's words are written before its state, and the state before any wait is stopped.
-        "fail": ["__threadfence_system"] * 3,
+        "fence": ["fence.acq_rel.sys"],
         "complete_stores": ["cp.async.bulk.wait_group %0", "fence.proxy.async.global"],
         # Bulk copies are complete and ordered before the fence that releases them.
-        "drain": ["complete_stores", "fence.acq_rel.sys"],
+        "drain": ["complete_stores", "fence"],
         "acquired": ["fence.proxy.async.global", "fence.proxy.async.shared"],
         "load_acquire": [f"ld.acquire.sys.global.{kind} %0" for kind in ("s32", "u32", "s64", "u64")],
         "store_relaxed": ["st.relaxed.sys.global.s32 ", "st.relaxed.sys.global.s64 "],
         "add_relaxed": ["red.relaxed.sys.global.add.u64 "],
         "add_release": [f"red.release.sys.global.add.{kind} " for kind in ("s32", "u32", "u64", "u64")],
         "store_release": [f"st.release.sys.global.{kind} " for kind in ("s32", "u32", "s64", "u64")],
+        "count_of_device": ["atom.acq_rel.gpu.global.add.u32 %0"],
         "store_whole": ["st.global.v4.b32 ", "st.global.v2.b32 "],
+    },
+    "sync.cuh": {
+        # A report's words are written before its state, and the state before any wait is stopped.
+        "fail": ["__threadfence_system"] * 3,
         "wait": ["load_acquire"],
         "wait_any": ["load_acquire"],
         # A thread that is a unit of its own orders its bulk copies, and publishes its stores, by itself.
         "wait_by_thread": ["acquired"],
         "wait_any_by_thread": ["acquired"],
         "signal_by_thread": ["complete_stores"],
-        # The other lanes come after lane 0's acquire, and their bulk copies after them.
-        "wait_by_producer": ["__syncwarp", "acquired"],
         "signal": ["store_release", "add_release"],
         "release": ["store_release", "add_release"],
         "tell_ranks": ["store_relaxed"],
         # One fence releases the stores for all ranks; only then does a thread read theirs.
         "barrier": ["drain", "tell_ranks", "load_acquire"],
     },
+    # The other lanes come after lane 0's acquire, and their bulk copies after them.
+    "producer.cuh": {"wait_by_producer": ["__syncwarp", "acquired"]},
     "siblings.cuh": {
         "tell_siblings": ["store_relaxed"],
         "await_siblings": ["load_acquire"],
@@ -106,10 +112,10 @@ ORDERS = {
         "await_ranks": ["load_acquire"],
         "barrier_of_ranks": ["drain", "tell_ranks"],
         "clear": ["clear"],
-        "come": ["fence.acq_rel.sys", "tell_ranks"],
+        "come": ["fence", "tell_ranks"],
         # Blocks signal completion; the first one waits for all of them, and only then clears the flags.
         "leave": ["drain", "add_relaxed", "tell_ranks", "load_acquire", "clear"],
-        "count": ["atom.acq_rel.gpu.global.add.u32 %0", "clear"],
+        "count": ["count_of_device", "clear"],
     },
     "words.cuh": {
         # A vector of two words arrives as a whole, each with the message's number in it.
@@ -152,17 +158,37 @@ ORDERS = {
 @pytest.mark.parametrize("name", ORDERS)
 def test_what_functions_say_about_order(name: str):
     found: dict[str, list[str]] = {}
-    for _, function, body in FUNCTION.findall((HEADERS / name).read_text(encoding="utf-8")):
+    for _, function, body in FUNCTION.findall(cuda.header(name)):
         said = ["".join(found) for found in PARTS.findall(body)]
         if said:
             found.setdefault(function, []).extend(said)
     assert found == ORDERS[name]
 
 
+SETS = {"cuda": cuda, "hip": hip}
+"""Packages of instruction sets."""
+
+
+def files(package: Any) -> dict[str, str]:
+    """Name -> text of the files of a package."""
+    return {path.name: path.read_text(encoding="utf-8") for path in Path(package.__file__).parent.glob("*.cuh")}
+
+
 def test_headers_are_listed_and_name_files_that_exist():
-    texts = {path.name: path.read_text(encoding="utf-8") for path in HEADERS.glob("*.cuh")}
-    assert set(re.findall(r"\w+\.cuh\b", headers.__doc__ or "")) == texts.keys()
-    root = HEADERS.parents[3]
-    files = [f"/{path.relative_to(root).as_posix()}" for top in TOPS for path in (root / top).rglob("*.py")]
-    named = {found for text in texts.values() for found in re.findall(r"[\w/]+\.py\b", text)}
-    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in files)]
+    texts, own = files(headers), files(cuda)
+    assert set(re.findall(r"\w+\.cuh\b", headers.__doc__ or "")) == texts.keys() | own.keys()
+    root = Path(headers.__file__).parents[4]
+    found = [f"/{path.relative_to(root).as_posix()}" for top in TOPS for path in (root / top).rglob("*.py")]
+    named = {name for text in (*texts.values(), *own.values()) for name in re.findall(r"[\w/]+\.py\b", text)}
+    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in found)]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_an_instruction_set_has_what_others_call(name: str):
+    """It has the files of CUDA with all of their functions, except those for bulk copies and dependent launches."""
+    own, of_cuda = files(SETS[name]), files(cuda)
+    assert own.keys() == of_cuda.keys()
+    assert set(re.findall(r"\w+\.cuh\b", SETS[name].__doc__ or "")) == own.keys()
+    functions = re.compile(r"^__device__ [^\n;]*?(\w+)\(", re.MULTILINE)
+    missing = {file: {*functions.findall(text)} - {*functions.findall(own[file])} for file, text in of_cuda.items()}
+    assert missing["memory.cuh"] <= {"follow_grid", "store_whole"} and not missing["adders.cuh"]

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from tests.cuda.host_ranks import LIMIT_NS, Library, Ranks, shorten
-from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, hierarchical, rounds
 from tilescale.backends.cuda.running.collectives.kernels import HeaderKernel, combining, moving, moving_units
@@ -21,6 +20,7 @@ from tilescale.backends.cuda.running.timeouts import WaitFailure
 from tilescale.backends.emulator import numerics
 from tilescale.backends.emulator.numerics.dtypes import to_numpy
 from tilescale.backends.emulator.operations import pieces
+from tilescale.backends.tilelang.lowering.implemented import BY_ROUNDS
 from tilescale.collectives import records, schedule
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

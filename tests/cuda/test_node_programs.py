@@ -15,9 +15,10 @@ import tilescale.language as T
 from tests.cuda import node_programs as programs
 from tests.cuda.support import bodies, lowered, program
 from tilescale.backends.base import Target
-from tilescale.backends.cuda import headers, support
-from tilescale.backends.cuda.lowering import internode
-from tilescale.backends.cuda.nvshmem_link import IMPL
+from tilescale.backends.cuda import support
+from tilescale.backends.tilelang import headers
+from tilescale.backends.tilelang.lowering import internode
+from tilescale.backends.tilelang.nvshmem_link import IMPL
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.settings import settings

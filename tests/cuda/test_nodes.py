@@ -14,13 +14,14 @@ import tilescale.language as T
 from tests.cuda.host_ranks import Post
 from tests.cuda.support import notes, program
 from tests.cuda.test_device_phases import steps
-from tilescale.backends.cuda.lowering.host_step import HostStep
-from tilescale.backends.cuda.lowering.phase import LoweringTarget
-from tilescale.backends.cuda.lowering.plan import plan
+from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.running import messages, nccl  # noqa: F401 - messages registers its steps
 from tilescale.backends.cuda.running.peer_group import PeerGroup
 from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.steps import ProgramCall, run
+from tilescale.backends.tilelang.lowering.host_step import HostStep
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget
+from tilescale.backends.tilelang.lowering.plan import plan
 from tilescale.comm import AddressMap, Team, World
 from tilescale.comm.heap import default
 from tilescale.errors import LaunchError, PeerOutOfRangeError, UnsupportedError
@@ -97,7 +98,8 @@ class Rank:
 
 def run_all(func: Any, sizes: dict[str, int], machine: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Tensors of all ranks after a run on threads, and after one on the emulator."""
-    target, traced = LoweringTarget(Machine.load(machine), tuple(sizes.items()), 1 << 36), program(func, machine)
+    target = LoweringTarget(Machine.load(machine), tuple(sizes.items()), 1 << 36, headers.__name__)
+    traced = program(func, machine)
     body, post = plan(traced, target)[0], Post(RANKS)
     memory = [torch.randn(RANKS, 8, 4), torch.zeros(RANKS, 8, 4), torch.zeros(RANKS, 4, dtype=torch.int32)]
     emulated = [tensor.clone() for tensor in memory]
@@ -227,7 +229,7 @@ def test_a_device_of_the_job_has_a_slot_in_the_heap_of_its_node():
 )
 def test_ranks_are_placed_as_the_machine_says(sizes: Any, ranks: Any, rank: int, found: str | None, machine: str):
     here, team = near(ranks, rank)
-    target = LoweringTarget(Machine.load(machine), tuple(sizes.items()), 1 << 36)
+    target = LoweringTarget(Machine.load(machine), tuple(sizes.items()), 1 << 36, headers.__name__)
     if found is None:
         here.check(team, target, None)
         return
@@ -240,7 +242,7 @@ def test_a_team_of_as_many_of_each_node_is_served(machine: str):
     addresses = AddressMap(1 << 40, 1 << 20, 1 << 20, 1, (0, 1))
     team, heap = Team(ranks=(0, 1, 3, 4), rank=3), SimpleNamespace(team=Team(ranks=(3, 4), rank=1), addresses=addresses)
     here = PeerGroup.of(heap, team)
-    here.check(team, LoweringTarget(Machine.load(machine), tuple(FLAT.items()), 1 << 36), None)
+    here.check(team, LoweringTarget(Machine.load(machine), tuple(FLAT.items()), 1 << 36, headers.__name__), None)
     assert (here.first, here.size) == (2, 2)
 
 

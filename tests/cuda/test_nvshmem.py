@@ -17,7 +17,7 @@ from tests.cuda import nvshmem_programs as programs
 from tests.cuda.support import bodies, lowered, notes, source
 from tilelang_core import compile as stock
 from tilelang_core import modules
-from tilescale.backends.cuda import nvshmem_link
+from tilescale.backends.tilelang import nvshmem_link
 from tilescale.cost.choose import TileTransfer, mechanism
 from tilescale.errors import DependencyError, UnsupportedError, UsageError
 from tilescale.hda import Machine

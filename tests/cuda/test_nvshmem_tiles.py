@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda import headers
-from tilescale.backends.cuda.lowering.copies import nvshmem
-from tilescale.backends.cuda.lowering.copies.nvshmem import SignalUpdate, StridedTile
+from tilescale.backends.tilelang import headers
+from tilescale.backends.tilelang.lowering.copies import nvshmem
+from tilescale.backends.tilelang.lowering.copies.nvshmem import SignalUpdate, StridedTile
 
 HEADER = Path(headers.__file__).with_name("nvshmem.cuh")
 SLACK, PES, PE = 3, 2, 1

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tilescale.backends.cuda.lowering.markers import ExecutingThreads
-from tilescale.backends.cuda.lowering.order_state import RequiredOrder, completed, fenced, merged, synced
-from tilescale.backends.cuda.lowering.touches import MemoryAccess
+from tilescale.backends.tilelang.lowering.markers import ExecutingThreads
+from tilescale.backends.tilelang.lowering.order_state import RequiredOrder, completed, fenced, merged, synced
+from tilescale.backends.tilelang.lowering.touches import MemoryAccess
 from tilescale.program.regions import BoundVariables
 
 WHOLE, HALF = ExecutingThreads(0, 128), ExecutingThreads(0, 64)

@@ -11,7 +11,7 @@ import pytest
 from tilelang import tvm
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.places import collide
+from tilescale.backends.tilelang.lowering.places import collide
 from tilescale.program.effects import Access
 from tilescale.program.regions import BoundVariables
 

@@ -17,13 +17,14 @@ from tests.cuda.support import lowered, notes, program
 from tests.cuda.test_device_phases import steps
 from tests.cuda.test_execute_queue import Queue, move
 from tests.cuda.test_nodes import BY_NODE, FLAT, LOCAL, RANKS, Rank, machine  # noqa: F401 - a fixture
-from tilescale.backends.cuda.lowering.phase import LoweringTarget
-from tilescale.backends.cuda.lowering.plan import plan
-from tilescale.backends.cuda.lowering.queued import leads_out
+from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.running import occupancy, queued, queued_between, queued_exchange, stream_memory
 from tilescale.backends.cuda.running.queue_watch import QueueWait
 from tilescale.backends.cuda.running.steps import ProgramCall
 from tilescale.backends.cuda.running.sums import FlagSums
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget
+from tilescale.backends.tilelang.lowering.plan import plan
+from tilescale.backends.tilelang.lowering.queued import leads_out
 from tilescale.errors import LaunchError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.waiting import first_wait
@@ -123,7 +124,8 @@ def run_all(
         word.address, value.to_bytes(word.nbytes, "little"), word.nbytes
     )
     monkeypatch.setattr(stream_memory, "write", written)
-    target, traced = LoweringTarget(Machine.load(described), tuple(sizes.items()), 1 << 36), program(func, described)
+    target = LoweringTarget(Machine.load(described), tuple(sizes.items()), 1 << 36, headers.__name__)
+    traced = program(func, described)
     body, post = plan(traced, target)[0], Post(RANKS)
     memory = {
         "X": torch.randn(RANKS, units, ROWS, COLUMNS),

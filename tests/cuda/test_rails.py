@@ -14,8 +14,8 @@ import tilescale
 import tilescale.language as T
 from tests.cuda.lowered_ranks import Job
 from tests.cuda.support import lowered
-from tilescale.backends.cuda.lowering.implemented import BETWEEN
-from tilescale.backends.cuda.nvshmem_link import IMPL
+from tilescale.backends.tilelang.lowering.implemented import BETWEEN
+from tilescale.backends.tilelang.nvshmem_link import IMPL
 from tilescale.settings import settings
 
 BLOCKS, COLUMNS, TURNS = 2, 2, 3

@@ -12,8 +12,8 @@ from tests.cuda import thread_group_programs
 from tests.cuda.support import bodies, source
 from tests.language import programs as reference
 from tilelang_core import compile as stock
-from tilescale.backends.cuda.lowering.groups.registers import marks, one_array_each
 from tilescale.backends.cuda.target import target_for
+from tilescale.backends.tilelang.lowering.groups.registers import marks, one_array_each
 from tilescale.hda import Machine
 
 TEXT = """{marks}kernel() {{

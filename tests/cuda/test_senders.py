@@ -12,8 +12,8 @@ import tilescale.language as T
 from tests.cuda.support import bodies, lowered, source
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering import arguments as arg
-from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.tilelang.lowering import arguments as arg
+from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
 
 HIGH, WIDE = 32, 64
 

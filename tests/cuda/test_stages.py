@@ -12,14 +12,14 @@ from tests.cuda.support import program
 from tests.language import programs as reference
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.cuda import support
-from tilescale.backends.cuda.lowering import implemented, kernel, registry, stages
-from tilescale.backends.cuda.lowering.clusters import stage as clusters
-from tilescale.backends.cuda.lowering.groups import barriers
-from tilescale.backends.cuda.lowering.groups import stage as groups
-from tilescale.backends.cuda.lowering.phase import Phase
-from tilescale.backends.cuda.lowering.registry import lowers
-from tilescale.backends.cuda.lowering.role_graph import split
-from tilescale.backends.cuda.lowering.role_graph import stage as roles
+from tilescale.backends.tilelang.lowering import implemented, kernel, registry, stages
+from tilescale.backends.tilelang.lowering.clusters import stage as clusters
+from tilescale.backends.tilelang.lowering.groups import barriers
+from tilescale.backends.tilelang.lowering.groups import stage as groups
+from tilescale.backends.tilelang.lowering.phase import Phase
+from tilescale.backends.tilelang.lowering.registry import lowers
+from tilescale.backends.tilelang.lowering.role_graph import split
+from tilescale.backends.tilelang.lowering.role_graph import stage as roles
 from tilescale.hda import Machine
 from tilescale.program import ops
 from tilescale.program.model import GridPhase, Sequence

@@ -14,7 +14,7 @@ from tests.cuda import lowered_ranks, turn_programs
 from tests.cuda.support import bodies, lowered, source
 from tests.cuda.test_exchanging import MACHINE, SHAPE, TINY, _by_turns, interleaved, turns  # noqa: F401 - a fixture
 from tilelang_core import role_schedule
-from tilescale.backends.cuda.lowering.role_graph.graph import STORE
+from tilescale.backends.tilelang.lowering.role_graph.graph import STORE
 
 HANDED = "compute -> store: out; 1 stage"
 

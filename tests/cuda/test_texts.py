@@ -15,7 +15,7 @@ import tilescale.language as T
 from tilelang_core import compile as stock
 from tilelang_core import zero_trip_loops
 from tilelang_core.source_rewrites import Rewrite, keyed
-from tilescale.backends.cuda.text import REWRITES
+from tilescale.backends.tilelang.text import REWRITES
 
 MODULE = '"""{doc}"""\ndef rewrite(text):\n    return _inner(text)\n\ndef _inner(text):\n    return text + "// {end}"\n'
 

@@ -24,10 +24,10 @@ from tests.ladder import NUMBERED, load
 from tests.language import programs as reference
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
-from tilescale.backends.cuda.lowering import arguments as arg
-from tilescale.backends.cuda.lowering.groups.ranges import _Ranges
-from tilescale.backends.cuda.lowering.kernel import LoweredKernel
-from tilescale.backends.cuda.lowering.phase import ThreadGroups
+from tilescale.backends.tilelang.lowering import arguments as arg
+from tilescale.backends.tilelang.lowering.groups.ranges import _Ranges
+from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
+from tilescale.backends.tilelang.lowering.phase import ThreadGroups
 from tilescale.errors import UnsupportedError
 
 
@@ -129,7 +129,7 @@ def test_split_product_over_two_warpgroups():
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_roles_that_reach_other_devices(devices: int, monkeypatch: pytest.MonkeyPatch):
     """No block waits for another device, but in barriers, which are left out here: one device runs after another."""
-    monkeypatch.setattr("tilescale.backends.cuda.lowering.program.small_grid", lambda *_: None)
+    monkeypatch.setattr("tilescale.backends.tilelang.lowering.program.small_grid", lambda *_: None)
     m, n, k = 96 * devices, 160, 128 * devices
     a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
     wanted = a.double() @ b.double()

@@ -13,8 +13,8 @@ from tests.corpus.record import Program
 from tests.emulator.checks.support import line_of
 from tilelang_core import compile as stock
 from tilelang_core import ir, tl
-from tilescale.backends.cuda.lowering import stages
-from tilescale.backends.cuda.lowering.phase import Phase
+from tilescale.backends.tilelang.lowering import stages
+from tilescale.backends.tilelang.lowering.phase import Phase
 from tilescale.errors import InternalError, ShapeError, TileScaleError, UnsupportedError, UsageError
 from tilescale.passes import pipeline
 from tilescale.runtime import kernel

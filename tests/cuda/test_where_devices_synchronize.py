@@ -11,8 +11,8 @@ from tests.cuda import programs
 from tests.cuda.fakes import Device
 from tests.cuda.support import lowered
 from tests.cuda.test_execute_calls import put
-from tilescale.backends.cuda.lowering.call_barriers import CallBarriers
 from tilescale.backends.cuda.running.plans import LAUNCHED_BEFORE
+from tilescale.backends.tilelang.lowering.call_barriers import CallBarriers
 
 NEVER, BEGIN = CallBarriers(False, False), CallBarriers(True, False)
 BOTH, INSIDE = CallBarriers(True, True), CallBarriers(True, True, inside=True)

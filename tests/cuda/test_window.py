@@ -22,9 +22,9 @@ from tests.cuda.lowered_ranks import Job, Rank
 from tests.cuda.support import lowered
 from tests.cuda.test_thread_groups import interpret_on_all, kernel
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering import workspace_slots
-from tilescale.backends.cuda.lowering.arguments import KernelWorkspace
-from tilescale.backends.cuda.lowering.kernel import LoweredKernel
+from tilescale.backends.tilelang.lowering import workspace_slots
+from tilescale.backends.tilelang.lowering.arguments import KernelWorkspace
+from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
 
 RANKS, PROGRAMS, PLACES, RESIDENT, EXTENT = 3, 8, 3, 5, 2
 MACHINE = "h200-sxm-8"

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import tilescale  # noqa: E402
 from tests.collectives.programs import SHAPES, UNITS, arguments, program  # noqa: E402
-from tilescale.backends.cuda.lowering.implemented import BETWEEN, IMPLEMENTED  # noqa: E402
+from tilescale.backends.tilelang.lowering.implemented import BETWEEN, IMPLEMENTED  # noqa: E402
 from tilescale.collectives import PROGRAMS, TENSORS, THREAD_GROUPS, records  # noqa: E402
 
 LIMIT_S, CALLS = 200.0, 3

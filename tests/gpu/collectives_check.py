@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import tilescale  # noqa: E402
 import tilescale.language as T  # noqa: E402
 from tests.gpu import named_checks  # noqa: E402
-from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS  # noqa: E402
+from tilescale.backends.tilelang.lowering.implemented import BY_ROUNDS  # noqa: E402
 from tilescale.collectives import records  # noqa: E402
 from tilescale.errors import OutOfBoundsError, WaitTimeoutError  # noqa: E402
 from tilescale.settings import settings  # noqa: E402

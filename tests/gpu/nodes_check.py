@@ -38,7 +38,7 @@ from tilescale.backends.base import Target  # noqa: E402
 from tilescale.backends.cuda import support  # noqa: E402
 from tilescale.backends.cuda.running.collectives import hierarchical  # noqa: E402
 from tilescale.backends.cuda.running.collectives.kernels import HeaderKernel, combining, moving  # noqa: E402
-from tilescale.backends.cuda.text import REWRITES, check_of  # noqa: E402
+from tilescale.backends.tilelang.text import REWRITES, check_of  # noqa: E402
 from tilescale.comm.heap import default  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
 from tilescale.ops import chunks  # noqa: E402

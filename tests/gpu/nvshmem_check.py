@@ -39,10 +39,11 @@ from outcomes import RESULTS, Outcome, write  # noqa: E402
 import tilescale  # noqa: E402
 from tilelang_core import compile as stock  # noqa: E402
 from tilescale import backends  # noqa: E402
-from tilescale.backends.cuda import nvshmem_link  # noqa: E402
-from tilescale.backends.cuda.lowering.phase import LoweringTarget  # noqa: E402
-from tilescale.backends.cuda.lowering.program import lower  # noqa: E402
-from tilescale.backends.cuda.text import REWRITES  # noqa: E402
+from tilescale.backends.cuda import headers  # noqa: E402
+from tilescale.backends.tilelang import nvshmem_link  # noqa: E402
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget  # noqa: E402
+from tilescale.backends.tilelang.lowering.program import lower  # noqa: E402
+from tilescale.backends.tilelang.text import REWRITES  # noqa: E402
 from tilescale.comm.heap import default_heap  # noqa: E402
 
 LIMITS_S = {"warm": 150.0}
@@ -106,7 +107,8 @@ class Job:
         """A program as lowered at its first call."""
         program, stride = kernel.program, default_heap().addresses.stride
         sizes = backends.Target.of(program, kernel.machine, self.size).sizes
-        return lower(program, LoweringTarget(kernel.machine, sizes, stride, nvshmem=True).with_mapped(self.size))
+        target = LoweringTarget(kernel.machine, sizes, stride, headers.__name__, nvshmem=True)
+        return lower(program, target.with_mapped(self.size))
 
     def data(self, rank: int, launch: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Input of a rank for a launch."""

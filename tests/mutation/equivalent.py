@@ -23,7 +23,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "(not (home.guarded or self._is_shared(home, clock)) and array.size == 0)": _MORE,
         "self._table.keep(shadow.cells for shadow in self._memory) -> pass": "the table of states only grows",
     },
-    "tilescale/backends/cuda/lowering/thread_maps.py": {
+    "tilescale/backends/tilelang/lowering/thread_maps.py": {
         "bool(buffer.scope() == ir.VARIABLE) -> True": "a barrier separates loads of an index from its change",
         "isinstance(one, tuple) and isinstance(other, tuple) -> (isinstance(one, tuple) or isinstance(other, tuple))": (
             "both are tuples"

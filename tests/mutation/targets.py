@@ -50,13 +50,13 @@ def _checks(name: str, *tests: str) -> Target:
 
 def _header(name: str) -> Target:
     tests = ("tests/cuda/test_header_orders.py",)
-    return Target("device functions", f"tilescale/backends/cuda/headers/{name}.cuh", tests)
+    return Target("device functions", f"tilescale/backends/{name}.cuh", tests)
 
 
 def _order(name: str, *nearest: str) -> Target:
     near = *nearest, "test_thread_maps", "test_held_elements", "test_elements_in_order", "test_hazards"
     tests = tuple(f"tests/cuda/{test}.py" for test in near)
-    return Target("order within a block", f"tilescale/backends/cuda/lowering/{name}.py", tests)
+    return Target("order within a block", f"tilescale/backends/tilelang/lowering/{name}.py", tests)
 
 
 def _remedies(name: str) -> Target:
@@ -66,7 +66,7 @@ def _remedies(name: str) -> Target:
 
 def _calls(path: str, *functions: str) -> Target:
     tests = ("tests/cuda/test_agreement_of_calls.py",)
-    return Target("agreement of calls", f"tilescale/backends/cuda/{path}", tests, functions)
+    return Target("agreement of calls", f"tilescale/backends/{path}", tests, functions)
 
 
 def _comm(name: str, *tests: str, functions: tuple[str, ...] = ()) -> Target:
@@ -120,22 +120,24 @@ TARGETS = (
         "tests/emulator/checks/test_races_in_a_device.py",
     ),
     _checks("phases", "tests/emulator/checks/test_phases.py"),
-    _header("sync"),
-    _header("cluster"),
+    _header("cuda/headers/memory"),
+    _header("tilelang/headers/sync"),
+    _header("tilelang/headers/producer"),
+    _header("tilelang/headers/cluster"),
     _order("hazards"),
     _order("order_state", "test_order_state"),
     _order("touches"),
     _order("thread_maps"),
-    Target("order within a block", "tilescale/backends/cuda/lowering/places.py", ("tests/cuda/test_places.py",)),
+    Target("order within a block", "tilescale/backends/tilelang/lowering/places.py", ("tests/cuda/test_places.py",)),
     Target("uniformity of threads", "tilescale/passes/uniformity.py", ("tests/program/test_uniformity.py",)),
-    Target("uniformity of threads", "tilescale/backends/cuda/lowering/polling.py", ("tests/cuda/test_polling.py",)),
+    Target("uniformity of threads", "tilescale/backends/tilelang/lowering/polling.py", ("tests/cuda/test_polling.py",)),
     _remedies("remedies"),
     _remedies("edits"),
     Target("routes", "tilescale/hda/route.py", ("tests/hda/test_machine_routes.py",), _ROUTES),
     Target("routes", "tilescale/collectives/routes.py", ("tests/collectives/test_routes.py",)),
-    _calls("running/memory.py", "digest"),
-    _calls("running/barrier_kernel.py", "purpose", "site_of"),
-    _calls("lowering/implemented.py", "available"),
+    _calls("cuda/running/memory.py", "digest"),
+    _calls("cuda/running/barrier_kernel.py", "purpose", "site_of"),
+    _calls("tilelang/lowering/implemented.py", "available"),
     _comm("session", "test_team", "test_ends_of_ranks", functions=_PROTOCOL),
     _comm("refusal", "test_team"),
     _comm("failure_log", "test_failure_log"),

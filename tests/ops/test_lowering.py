@@ -14,7 +14,7 @@ from tilelang.cuda.op.gemm.gemm_wgmma import GemmWGMMA
 
 from tests.cuda.support import notes, ptxas, source
 from tests.cuda.support import program as taken
-from tilescale.backends.cuda.lowering import split_grid
+from tilescale.backends.tilelang.lowering import split_grid
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine

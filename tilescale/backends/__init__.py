@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Back ends: `base.py` the manifest and the choice, `emulator/` the CPU, `cuda/` stock TileLang on a GPU.
+"""Back ends: `base.py` the manifest and the choice, `emulator/` the CPU, `cuda/` and `hip/` stock TileLang on GPUs of
+NVIDIA and AMD.
 
 `processes.py` compiles several kernels at once; `progress.py` shows a bar.
 """
 
-from tilescale.backends import cuda, emulator
+from tilescale.backends import cuda, emulator, hip
 from tilescale.backends.base import Backend, Compilation, Executable, Lowered, Target, choose, generator, register
 
 register(cuda.BACKEND)
+register(hip.BACKEND)
 register(emulator.BACKEND)
 
 __all__ = ["Backend", "Compilation", "Executable", "Lowered", "Target", "choose", "generator", "register"]

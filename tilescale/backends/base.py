@@ -152,9 +152,12 @@ def register(backend: Backend) -> None:
     _BACKENDS.sort(key=lambda b: -b.priority)
 
 
-def generator() -> Backend:
-    """The first back end that generates text, whether or not it runs on this computer."""
-    return next(b for b in _BACKENDS if b.generates)
+def generator(machine: Machine) -> Backend:
+    """The back end that generates text for a machine, whether or not it runs on this computer. Where there is none, the
+    first that generates any, whose error has the reason.
+    """
+    able = [b for b in _BACKENDS if b.generates]
+    return next((b for b in able if b.serves(machine)), able[0])
 
 
 def available(made: Collective, wanted: CollectiveQuery, target: Target) -> AvailableAlgorithms:
@@ -176,7 +179,8 @@ def check(program: Program, machine: Machine) -> None:
 
 def text_target(machine: Machine) -> Any | None:
     """The compilation target of a machine's text, as `Backend.target`; None where no back end generates any."""
-    return next((backend.target(machine) for backend in _BACKENDS if backend.serves(machine)), None)
+    found = generator(machine)
+    return found.target(machine) if found.serves(machine) else None
 
 
 def choose(program: Program, lower: Callable[[Backend], Lowered]) -> Lowered:

@@ -242,7 +242,7 @@ class Identify:
     """Facts by which `Machine.detect` recognizes the hardware of a description."""
 
     products: tuple[str, ...] = spec("names", "product names as the driver reports them, or parts of them", default=())
-    architecture: str = spec("text", "compute capability, for products that no description names", default="")
+    architecture: str = spec("text", "compute capability, or architecture of AMD GPUs, such as gfx942", default="")
     cores: int | None = spec("integer", "cores of one program unit, as the driver counts cores", default=None)
     network: str = spec("text", "the network whose links the driver counts", default="")
     links: int | None = spec("integer", "links of one unit when all are up", default=None)

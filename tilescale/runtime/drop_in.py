@@ -63,7 +63,7 @@ class DropIn(stock.JITKernel):
     @property
     def target(self) -> Any:
         """The target of the generated text. Raises UnsupportedError for a machine without text."""
-        return stock.target(self.options.get("target") or backends.generator().target(self.machine))
+        return stock.target(self.options.get("target") or backends.generator(self.machine).target(self.machine))
 
     @property
     def target_host(self) -> Any:

@@ -137,7 +137,7 @@ class Kernel(DropIn):
             ShapeError: a GEMM that cannot be distributed over the threads of its unit.
             InternalError: TileScale itself failed; please report it.
         """
-        return DisplayedText(self._lowered(backends.generator()).source(self.options))
+        return DisplayedText(self._lowered(backends.generator(self.machine)).source(self.options))
 
     @property
     def python(self) -> str:
@@ -154,7 +154,7 @@ class Kernel(DropIn):
     def schedule(self) -> str:
         """The order of execution as text: launches, phases, operations; implementations, and the reasons for them."""
         try:
-            chosen = self._lowered(backends.generator()).notes
+            chosen = self._lowered(backends.generator(self.machine)).notes
         except UnsupportedError:
             chosen = ()
         return DisplayedText(describe(self.program, self.machine, chosen, self._scheduled[1]))

@@ -19,9 +19,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import tilescale  # noqa: E402
-from tilescale.backends.cuda.lowering.arguments import WaitSite  # noqa: E402
 from tilescale.backends.cuda.running import timeouts  # noqa: E402
 from tilescale.backends.cuda.running.wait_guard import WaitGuard  # noqa: E402
+from tilescale.backends.tilelang.lowering.arguments import WaitSite  # noqa: E402
 from tilescale.comm import default_heap  # noqa: E402
 from tilescale.errors import Location, RankFailedError, RankMismatchError, WaitTimeoutError  # noqa: E402
 

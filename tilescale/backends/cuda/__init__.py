@@ -2,15 +2,11 @@
 """Programs on NVIDIA GPUs through stock TileLang.
 
 target.py         the compilation target of a machine
-limits.py         shapes that no lowering can distribute over a number of threads
-ptx.py            constants of the PTX ISA and the driver for all GPUs
-text.py           the CUDA text of a kernel, checked
 lowered_cache.py  lowered programs on disk
 support.py        a lowered program: generated text without a GPU, an executable with one
-upstream_errors.py  errors of stock TileLang, with the user's line
-nvshmem_link.py   linking and initialization of kernels that call NVSHMEM
 
-Folders: `lowering` (a program to TileLang functions), `headers` (device functions), `running` (on the GPUs).
+Folders: `headers` (device functions in PTX), `running` (on the GPUs), `native` (host code in C). `../tilelang` turns
+programs into TileLang functions.
 """
 
 from __future__ import annotations

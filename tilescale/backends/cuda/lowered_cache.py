@@ -19,9 +19,9 @@ import tilescale
 from tilelang_core import compile as stock
 from tilelang_core import records
 from tilelang_core.files import replacing
-from tilescale.backends.cuda.lowering.phase import LoweringTarget
-from tilescale.backends.cuda.lowering.program import LoweredProgram, lower
 from tilescale.backends.cuda.running.toolchain import objection
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget
+from tilescale.backends.tilelang.lowering.program import LoweredProgram, lower
 from tilescale.cost.calibrated import origin
 from tilescale.program.model import Program
 from tilescale.settings import settings

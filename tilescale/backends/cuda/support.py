@@ -14,17 +14,18 @@ from tilelang_core import ir
 from tilelang_core.lru import LruCache
 from tilescale.backends.base import Compilation, Executable
 from tilescale.backends.base import Target as AnyTarget
-from tilescale.backends.cuda.limits import check_threads, may_be_uneven
+from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.lowered_cache import cached
-from tilescale.backends.cuda.lowering import implemented
-from tilescale.backends.cuda.lowering.kernel import LoweredKernel
-from tilescale.backends.cuda.lowering.phase import LoweringTarget
-from tilescale.backends.cuda.lowering.program import LoweredProgram
-from tilescale.backends.cuda.lowering.program import lower as lower_for
-from tilescale.backends.cuda.nvshmem_link import IMPL
 from tilescale.backends.cuda.target import target_for
-from tilescale.backends.cuda.text import STRIDE, checked
-from tilescale.backends.cuda.upstream_errors import explained
+from tilescale.backends.tilelang.limits import check_threads, may_be_uneven
+from tilescale.backends.tilelang.lowering import implemented
+from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget
+from tilescale.backends.tilelang.lowering.program import LoweredProgram
+from tilescale.backends.tilelang.lowering.program import lower as lower_for
+from tilescale.backends.tilelang.nvshmem_link import IMPL
+from tilescale.backends.tilelang.text import STRIDE, checked
+from tilescale.backends.tilelang.upstream_errors import explained
 from tilescale.collectives import AvailableAlgorithms, CollectiveQuery
 from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
 from tilescale.hda import Machine
@@ -96,7 +97,8 @@ def collectives(made: Collective, wanted: CollectiveQuery, target: AnyTarget) ->
 def _target(target: AnyTarget) -> LoweringTarget:
     sizes = tuple((name, size or DEVICES) for name, size in target.sizes)
     own = settings()
-    return LoweringTarget(target.machine, sizes, STRIDE, nccl=not own.share_gpus, nvshmem=own.heap == IMPL)
+    by_nccl, by_nvshmem = not own.share_gpus, own.heap == IMPL
+    return LoweringTarget(target.machine, sizes, STRIDE, headers.__name__, by_nccl, by_nvshmem)
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _nccl() -> Finding:
 
 
 def _nvshmem_transports() -> Finding:
-    from tilescale.backends.cuda.nvshmem_link import folder
+    from tilescale.backends.tilelang.nvshmem_link import folder
 
     try:
         libraries = (folder() / "lib").glob("nvshmem_transport_*")

@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Device functions in CUDA C++ that generated kernels carry as text.
+"""Device functions in CUDA C++ with PTX, which those of `tilescale/backends/tilelang/headers` call.
 
-sync.cuh: signals, bounded waits, barriers; siblings.cuh: barriers of one level of several; rendezvous.cuh: barriers of
-all ranks at begin and end of a call; combine.cuh: the combination of two elements; cluster.cuh: shared memory of a
-cluster; units.cuh: barriers of units inside a program; atomics.cuh: additions between GPUs; broadcast.cuh: broadcasts
-of a thread's value; polling.cuh: polling loops; nvshmem.cuh: copies, signals and barriers by NVSHMEM. words.cuh,
-messages.cuh, sums.cuh, short_messages.cuh, norm_messages.cuh, row_norms.cuh, long_messages.cuh, moved_messages.cuh,
-row_messages.cuh, rounds.cuh: collectives on whole tensors. cluster_sum.cuh: sums over a cluster.
+memory.cuh: accesses, fences and the clock; adders.cuh: atomic additions.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import resources
+from tilescale.backends.tilelang import headers
 
 
-@cache
 def header(name: str) -> str:
-    """The text of a file in this folder."""
-    return resources.files(__package__).joinpath(name).read_text()
+    """The text of a file for CUDA."""
+    return headers.header(name, __name__)

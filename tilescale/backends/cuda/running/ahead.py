@@ -8,11 +8,11 @@ from typing import Any
 from tilelang_core.compile import KernelCompilation as KernelCompilation
 from tilelang_core.compile import TextCompilation
 from tilescale.backends.base import Compilation
-from tilescale.backends.cuda.lowering.program import LoweredProgram
 from tilescale.backends.cuda.running.barrier_kernel import barrier_function
 from tilescale.backends.cuda.running.phases import message_texts
 from tilescale.backends.cuda.running.program_context import ProgramContext
-from tilescale.backends.cuda.text import REWRITES, check_of
+from tilescale.backends.tilelang.lowering.program import LoweredProgram
+from tilescale.backends.tilelang.text import REWRITES, check_of
 
 
 def compilations(context: ProgramContext, lowered: LoweredProgram, target: Any) -> list[Compilation]:

@@ -14,9 +14,10 @@ from typing import Any, no_type_check
 from tilelang_core import stock as T
 from tilelang_core import tl
 from tilelang_core.compile import entry
-from tilescale.backends.cuda.lowering.kernel import prelude
+from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.cuda.running.timeouts import WaitRecords
+from tilescale.backends.tilelang.lowering.kernel import prelude
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.reach import Reach
 
@@ -105,7 +106,7 @@ def barrier_function(devices: int, stride: int) -> Any:
         counts: T.Tensor((3,), T.int32),
         record: T.Tensor((8,), T.int64),
     ):
-        with T.Kernel(1, threads=1, prelude=prelude("rendezvous.cuh")):
+        with T.Kernel(1, threads=1, prelude=prelude(headers.__name__, "rendezvous.cuh")):
             T.call_extern(
                 "handle",
                 "tilescale::barrier_of_ranks",

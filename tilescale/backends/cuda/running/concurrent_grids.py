@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.lowering.program import ConcurrentGrids
 from tilescale.backends.cuda.running.grids import grid_step
 from tilescale.backends.cuda.running.steps import CallStep, KernelLaunch, ProgramCall, StreamWork, in_order
 from tilescale.backends.cuda.running.streams import own_stream
+from tilescale.backends.tilelang.lowering.program import ConcurrentGrids
 
 if TYPE_CHECKING:
     import torch

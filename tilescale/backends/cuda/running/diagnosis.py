@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running.barrier_kernel import LastBarrier, site_of
 from tilescale.backends.cuda.running.queue_watch import PATIENCE
 from tilescale.backends.cuda.running.timeouts import WaitFailure, WaitReport
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.errors import OutOfBoundsError, RankMismatchError, TileScaleError, WaitTimeoutError
 from tilescale.program.extents import UNFIT, unfit
 

@@ -10,15 +10,8 @@ from typing import Any
 from tilelang_core import compile as stock
 from tilelang_core import ir
 from tilescale.backends.base import Compilation
-from tilescale.backends.cuda import nvshmem_link
+from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.lowered_cache import cached
-from tilescale.backends.cuda.lowering.arguments import WaitSite
-from tilescale.backends.cuda.lowering.call_barriers import ENTRY, EXIT
-from tilescale.backends.cuda.lowering.check import KernelCheck
-from tilescale.backends.cuda.lowering.host_step import HostStep
-from tilescale.backends.cuda.lowering.phase import LoweringTarget
-from tilescale.backends.cuda.lowering.program import ConcurrentGrids, LoweredGrid, LoweredProgram
-from tilescale.backends.cuda.lowering.queued import leads_out
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
 from tilescale.backends.cuda.running.agreement import facts, on_all, once_per_node
 from tilescale.backends.cuda.running.ahead import compilations
@@ -37,9 +30,17 @@ from tilescale.backends.cuda.running.stream_order import stream_order
 from tilescale.backends.cuda.running.sums import FlagSums
 from tilescale.backends.cuda.running.wait_guard import WaitGuard
 from tilescale.backends.cuda.target import check_gpu, target_or_auto
-from tilescale.backends.cuda.text import REWRITES, STRIDE
-from tilescale.backends.cuda.upstream_errors import explained
 from tilescale.backends.processes import compile_missing
+from tilescale.backends.tilelang import nvshmem_link
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
+from tilescale.backends.tilelang.lowering.call_barriers import ENTRY, EXIT
+from tilescale.backends.tilelang.lowering.check import KernelCheck
+from tilescale.backends.tilelang.lowering.host_step import HostStep
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget
+from tilescale.backends.tilelang.lowering.program import ConcurrentGrids, LoweredGrid, LoweredProgram
+from tilescale.backends.tilelang.lowering.queued import leads_out
+from tilescale.backends.tilelang.text import REWRITES, STRIDE
+from tilescale.backends.tilelang.upstream_errors import explained
 from tilescale.comm import Team, World, init
 from tilescale.comm.agreement import agree
 from tilescale.comm.heap import SymmetricHeap
@@ -88,7 +89,8 @@ class DeviceProgram:
         stride, mapped = (STRIDE, 1) if self.is_alone else (self.peer_group.stride, self.peer_group.size)
         by_nccl = not settings().share_gpus and nccl.joins(self.team, self.world)
         by_nvshmem = not self.is_alone and self.heap.provider == nvshmem_link.IMPL
-        self.target = LoweringTarget(machine, self.sizes, stride, by_nccl, by_nvshmem).with_mapped(mapped)
+        target = LoweringTarget(machine, self.sizes, stride, headers.__name__, by_nccl, by_nvshmem)
+        self.target = target.with_mapped(mapped)
         if not self.is_alone:
             at = self.program.launches[0].where
             self.on_all(lambda: self.peer_group.check(self.team, self.target, at))

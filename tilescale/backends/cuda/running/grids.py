@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import compile as stock
 from tilelang_core import ir
-from tilescale.backends.cuda import nvshmem_link
-from tilescale.backends.cuda.lowering import arguments as arg
-from tilescale.backends.cuda.lowering.check import kernels
-from tilescale.backends.cuda.lowering.program import LoweredGrid
 from tilescale.backends.cuda.running import occupancy
 from tilescale.backends.cuda.running.steps import CallStep, KernelLaunch, ProgramCall, StreamWork
-from tilescale.backends.cuda.text import check_of
+from tilescale.backends.tilelang import nvshmem_link
+from tilescale.backends.tilelang.lowering import arguments as arg
+from tilescale.backends.tilelang.lowering.check import kernels
+from tilescale.backends.tilelang.lowering.program import LoweredGrid
+from tilescale.backends.tilelang.text import check_of
 from tilescale.program.grids import programs
 from tilescale.program.waiting import first_wait, waits_across
 

@@ -12,9 +12,9 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering import arguments as arg
 from tilescale.backends.cuda.running.barrier_kernel import purpose
 from tilescale.backends.cuda.running.steps import ProgramCall, StreamWork
+from tilescale.backends.tilelang.lowering import arguments as arg
 from tilescale.program.extents import agreed
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.messages import MessageStep
-from tilescale.backends.cuda.lowering.reach import BY_MESSAGES
 from tilescale.backends.cuda.running.phases import TensorRegion, runs
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
 from tilescale.backends.cuda.running.transports import TensorMessage, Transport
+from tilescale.backends.tilelang.lowering.messages import MessageStep
+from tilescale.backends.tilelang.lowering.reach import BY_MESSAGES
 from tilescale.errors import OutOfBoundsError
 from tilescale.program import ops
 from tilescale.program.mesh import Mesh

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.phase import LoweringTarget
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.comm import Team
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.comm.heap.reach import Reach, reach

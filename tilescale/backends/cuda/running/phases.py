@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir, tl
 from tilelang_core.tiles import Fill
-from tilescale.backends.cuda.lowering import arguments as arg
-from tilescale.backends.cuda.lowering.arguments import WaitSite
-from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.running.collectives import LAUNCHERS, kernels_of
 from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork, copied
+from tilescale.backends.tilelang.lowering import arguments as arg
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
+from tilescale.backends.tilelang.lowering.host_step import HostStep
 from tilescale.cost.operations import region_bytes
 from tilescale.program import ops
 from tilescale.program.formulas import one

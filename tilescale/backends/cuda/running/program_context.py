@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.arguments import WaitSite
-from tilescale.backends.cuda.lowering.check import KernelCheck
-from tilescale.backends.cuda.lowering.phase import LoweringTarget
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.peer_group import PeerGroup
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.cuda.running.sums import FlagSums
 from tilescale.backends.cuda.running.wait_guard import WaitGuard
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
+from tilescale.backends.tilelang.lowering.check import KernelCheck
+from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.comm import Team, World
 from tilescale.comm.heap import SymmetricHeap
 from tilescale.errors import Location

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.lowering.arguments import WaitSite
-from tilescale.backends.cuda.lowering.host_step import HostStep
 from tilescale.backends.cuda.running import stream_memory
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.phases import TensorRegion
@@ -16,6 +14,8 @@ from tilescale.backends.cuda.running.queue_watch import QueueWait
 from tilescale.backends.cuda.running.steps import ProgramCall, StreamWork
 from tilescale.backends.cuda.running.stream_memory import WaitCondition, Word
 from tilescale.backends.cuda.running.transports import TensorMessage, Transport
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
+from tilescale.backends.tilelang.lowering.host_step import HostStep
 from tilescale.errors import OutOfBoundsError, UnsupportedError
 from tilescale.program.asynchronous import PartLayout
 from tilescale.program.operations import Copy

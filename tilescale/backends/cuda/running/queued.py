@@ -11,11 +11,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.lowering.host_step import JOIN, QUEUE, HostStep
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.phases import TensorRegion, device_of, runs
 from tilescale.backends.cuda.running.queue_parts import at_home, moved_to, shaped, to_itself, told, wait_before, word_of
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
+from tilescale.backends.tilelang.lowering.host_step import JOIN, QUEUE, HostStep
 from tilescale.program import ops
 from tilescale.program.operations import Copy
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.lowering.host_step import QUEUE_BETWEEN
-from tilescale.backends.cuda.lowering.messages import MessageStep
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.messages import DeviceMessages, DeviceTransfer
 from tilescale.backends.cuda.running.phases import runs
 from tilescale.backends.cuda.running.queue_parts import at_home, moved, shaped, to_itself, told, wait_before, word_of
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
+from tilescale.backends.tilelang.lowering.host_step import QUEUE_BETWEEN
+from tilescale.backends.tilelang.lowering.messages import MessageStep
 from tilescale.program import ops
 
 if TYPE_CHECKING:

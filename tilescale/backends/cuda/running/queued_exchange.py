@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.lowering.host_step import QUEUE, HostStep
-from tilescale.backends.cuda.lowering.reach import reached
 from tilescale.backends.cuda.running.copy_queue import copy_queue
 from tilescale.backends.cuda.running.phases import TensorRegion, device_of, runs
 from tilescale.backends.cuda.running.queue_parts import at_home, exchange, moved_to, part_of, shaped, told, word_of
 from tilescale.backends.cuda.running.steps import CallStep, ProgramCall, StreamWork
 from tilescale.backends.cuda.running.transports import TensorMessage
+from tilescale.backends.tilelang.lowering.host_step import QUEUE, HostStep
+from tilescale.backends.tilelang.lowering.reach import reached
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops
 from tilescale.program.asynchronous import PartLayout, flag_of

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running import nccl
 from tilescale.backends.cuda.running.barrier_kernel import RankBarrier, standings
 from tilescale.backends.cuda.running.diagnosis import ReportContext, error_for
@@ -20,6 +19,7 @@ from tilescale.backends.cuda.running.queue_watch import QueueWatch
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.cuda.running.stream_order import IdleWait, noted_failure, wait_idle
 from tilescale.backends.cuda.running.timeouts import WaitRecords
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.comm import Team, World
 from tilescale.comm.call import CollectiveCall
 from tilescale.comm.heap import SymmetricHeap

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilescale.backends.cuda.lowering.implemented import BY_ROUNDS, ON_TENSORS
 from tilescale.backends.cuda.running.collectives import (
     copy_engine,
     direct,
@@ -32,6 +31,7 @@ from tilescale.backends.cuda.running.collectives.exchanges import HeaderCall, Me
 from tilescale.backends.cuda.running.collectives.kernels import HeaderKernel
 from tilescale.backends.cuda.running.collectives.setting import CollectiveLauncher, PlacedCollective
 from tilescale.backends.cuda.running.program_context import ProgramContext
+from tilescale.backends.tilelang.lowering.implemented import BY_ROUNDS, ON_TENSORS
 
 _MODULES = {
     "one_shot": one_shot,

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running.collectives.setting import (
     BoundCollective,
     Operands,
@@ -20,6 +19,7 @@ from tilescale.backends.cuda.running.collectives.setting import (
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.cuda.running.streams import own_stream
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tilescale.backends.cuda.lowering.arguments import WaitSite
-from tilescale.backends.cuda.lowering.reach import STORES
-from tilescale.backends.cuda.ptx import WARP
 from tilescale.backends.cuda.running.collectives.kernels import (
     THREADS,
     Element,
@@ -30,6 +27,9 @@ from tilescale.backends.cuda.running.collectives.setting import PlacedCollective
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox, SlotShape
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
+from tilescale.backends.tilelang.lowering.reach import STORES
+from tilescale.backends.tilelang.ptx import WARP
 from tilescale.comm.heap.arena import round_up
 from tilescale.cost.operations import network_of
 from tilescale.settings import settings

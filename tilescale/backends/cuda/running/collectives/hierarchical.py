@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.lowering.reach import chunk_bytes, split
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import BlockMessages, HeaderCall, PartStrides
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
@@ -26,6 +25,7 @@ from tilescale.backends.cuda.running.collectives.setting import (
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import run
 from tilescale.backends.cuda.running.transports import TensorMessage, TransportWait
+from tilescale.backends.tilelang.lowering.reach import chunk_bytes, split
 
 if TYPE_CHECKING:
     import torch

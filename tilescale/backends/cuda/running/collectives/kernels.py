@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import torch
 
 HEADERS = (
-    "sync.cuh", "words.cuh", "cluster_sum.cuh", "messages.cuh", "combine.cuh", "sums.cuh", "short_messages.cuh",
-    "norm_messages.cuh", "row_norms.cuh", "long_messages.cuh", "moved_messages.cuh", "row_messages.cuh", "rounds.cuh",
+    "memory.cuh", "sync.cuh", "words.cuh", "cluster_sum.cuh", "messages.cuh", "combine.cuh", "sums.cuh",
+    "short_messages.cuh", "norm_messages.cuh", "row_norms.cuh", "long_messages.cuh", "moved_messages.cuh",
+    "row_messages.cuh", "rounds.cuh",
 )  # fmt: skip
 
 C_TYPES = {

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running.collectives import exchanges
 from tilescale.backends.cuda.running.collectives.exchanges import (
     SHARING,
@@ -28,6 +27,7 @@ from tilescale.backends.cuda.running.collectives.setting import BoundCollective,
 from tilescale.backends.cuda.running.collectives.workspaces import SlotShape
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.program.norm import GROUP
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
-from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, exchange_of, power_of_two
 from tilescale.backends.cuda.running.collectives.kernels import (
@@ -34,6 +33,7 @@ from tilescale.backends.cuda.running.collectives.setting import (
 from tilescale.backends.cuda.running.collectives.workspaces import Inbox
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork, run
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
 from tilescale.collectives import RoundSchedule, schedule
 from tilescale.collectives.estimate import shape_of
 from tilescale.collectives.play import arrivals

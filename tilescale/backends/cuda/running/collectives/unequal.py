@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.cuda.lowering.arguments import WaitSite
 from tilescale.backends.cuda.running.collectives import dense
 from tilescale.backends.cuda.running.collectives.exchanges import (
     LONG_SLOTS,
@@ -27,6 +26,7 @@ from tilescale.backends.cuda.running.collectives.setting import BoundCollective,
 from tilescale.backends.cuda.running.collectives.workspaces import SLOTS, SlotShape
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
+from tilescale.backends.tilelang.lowering.arguments import WaitSite
 
 if TYPE_CHECKING:
     import torch
