@@ -260,6 +260,22 @@ def read_in_both_cases(X, ws, Z):
 
 
 @T.macro
+def read_behind_a_branch(X, ws, Z):
+    """A barrier in a branch that no rank takes orders nothing behind it."""
+    tile, other = T.alloc((N,), "float32", level="l1"), T.alloc((N,), "float32", level="l1")
+    for i in T.Parallel(N):
+        tile[i] = X[i]
+    with T.Scale("device") as (rank, _):
+        if rank > 100:
+            for i in T.Parallel(N):
+                other[N - 1 - i] = X[i]
+            for i in T.Parallel(N):
+                other[i] = X[i]
+    for i in T.Parallel(N):
+        Z[i] = tile[T.max(N - 1 - i, 1)]
+
+
+@T.macro
 def loaded_by_few(X, ws, Z):
     """Two statements of one warp, in a loop: as one branch they would have a barrier inside."""
     few, tile = T.alloc((32,), "float32", level="l0"), T.alloc((32,), "float32", level="l1")
@@ -353,6 +369,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "sums_in_memory": lambda: program(128, (M, M), sums_in_memory, "float16"),
     "read_in_a_branch": lambda: program(256, (N,), read_in_a_branch),
     "read_in_both_cases": lambda: program(256, (16, 16), read_in_both_cases),
+    "read_behind_a_branch": lambda: program(256, (N,), read_behind_a_branch),
     "loaded_by_few": lambda: program(256, (N,), loaded_by_few),
     "read_again": lambda: program(256, (N,), read_again),
     "read_before_warps": lambda: program(64, (M, M), read_before_warps, "float16"),

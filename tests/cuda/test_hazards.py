@@ -376,6 +376,10 @@ def test_both_cases_of_a_branch_have_their_own_barrier():
     assert re.search(r"\} else \{\s+__syncthreads", text(PROGRAMS["read_in_both_cases"]()))
 
 
+def test_a_barrier_in_a_branch_is_none_behind_it():
+    assert re.search(r"\n  \}\n  __syncthreads\(\);\n  Z\[", text(PROGRAMS["read_behind_a_branch"]()))
+
+
 def test_statements_of_few_threads_have_their_barrier_between_them():
     """Stock TileLang would make them one branch, with the barrier inside."""
     found = text(PROGRAMS["loaded_by_few"]())

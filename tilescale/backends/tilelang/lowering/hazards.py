@@ -203,7 +203,10 @@ class _Hazards:
         if else_case is not None:
             inner = replace(inner, once=at.once, before_if=at.before_if | state.keys())
             else_case, second = self.block(else_case, state, inner)
-        state = _left(_outside(merged(first, second), at), state)
+        ended = _left(_outside(merged(first, second), at), state)
+        if any(_synchronizes(case) for case in (then_case, else_case) if case is not None):
+            ended = {k: replace(t, passed=t.passed or k in state) for k, t in ended.items()}
+        state = ended
         if then_case is stmt.then_case and else_case is stmt.else_case:
             return stmt, state
         return tir.at(ir.IfThenElse(stmt.condition, then_case, else_case), stmt), state
@@ -307,7 +310,8 @@ class _Hazards:
 
         def is_ordered(touch: MemoryAccess) -> bool:
             root = touch.access.root
-            is_missed = touch.key in at.before_if or touch.is_by_few and root in few
+            is_few = touch.is_by_few and root in few
+            is_missed = is_few or touch.passed or touch.key in at.before_if
             is_handed_over = self.phase.graph.has_epilogue
             return touch.is_shared and touch.access.writes and root in whole and (is_handed_over or not is_missed)
 
@@ -353,9 +357,9 @@ class _Hazards:
 
     def _is_ours_to_order(self, earlier: MemoryAccess, later: MemoryAccess, at: _StatementContext) -> bool:
         """Whether stock TileLang may not order two accesses of shared memory: two stores, or a store and a load one of
-        which is in a branch or a unit without the other. An `else` counts as ordered where the branch before it is. Two
-        accesses by the same few threads become one branch, with the barrier inside. Roles order their channels, and
-        slots their reuse.
+        which is in a branch or a unit without the other. An `else`, and what follows a branch, count as ordered there
+        if the branch has a barrier. Two accesses by the same few threads become one branch, with the barrier inside.
+        Roles order their channels, and slots their reuse.
         """
         if earlier.access.writes and later.access.writes:
             return True
@@ -363,8 +367,8 @@ class _Hazards:
         ordered = at.pipelined is not None or self.phase.graph.has_epilogue
         if ordered or any(tile.data.same_as(later.access.root) for tile in tiles):
             return False
-        is_few = earlier.is_by_few and later.is_by_few
-        return is_few or earlier.left or earlier.key in at.before_if or earlier.depth < max(at.unit, at.apart or 0)
+        is_few, is_lost = earlier.is_by_few and later.is_by_few, earlier.passed or earlier.key in at.before_if
+        return is_few or is_lost or earlier.left or earlier.depth < max(at.unit, at.apart or 0)
 
     def _between(self, need: RequiredOrder, stmt: ir.Stmt) -> ir.Stmt:
         """The barrier and completion needed before a statement, with a note."""
@@ -421,6 +425,11 @@ def _outside(state: AccessState, at: _StatementContext) -> AccessState:
 def _left(state: AccessState, before: AccessState) -> AccessState:
     """A state in which accesses since `before` are in a branch or a unit that has ended."""
     return {k: t if k in before else replace(t, left=True) for k, t in state.items()}
+
+
+def _synchronizes(stmt: ir.Stmt) -> bool:
+    """Whether a statement has a barrier."""
+    return ir.contains(stmt, lambda node: ir.op_name(node) in (SYNC.name, tl.STORAGE_SYNC))
 
 
 def _with_body(stmt: Any, body: ir.Stmt) -> ir.Stmt:

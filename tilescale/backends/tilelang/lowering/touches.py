@@ -51,6 +51,7 @@ class MemoryAccess:
         complete: whether a bulk store is known to be complete.
         fenced: whether later bulk copies are ordered after it.
         left: whether it is in a branch or a unit that has ended.
+        passed: whether a branch with a barrier has ended since: stock TileLang counts the barrier as executed.
     """
 
     key: AccessKey
@@ -65,6 +66,7 @@ class MemoryAccess:
     complete: bool = False
     fenced: bool = False
     left: bool = False
+    passed: bool = False
 
     @property
     def is_shared(self) -> bool:
