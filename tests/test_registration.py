@@ -14,7 +14,8 @@ REGISTERS = {"runs", "lowers"}
 def test_what_registers_itself_is_imported():
     """By an import of each module that runs a program: otherwise a process without other imports lacks its operations.
     """
-    files = {module(path): path for path in sources("tilescale/backends/cuda")}
+    paths = [*sources("tilescale/backends/cuda"), *sources("tilescale/backends/tilelang")]
+    files = {module(path): path for path in paths}
     graph = networkx.DiGraph()
     for name, path in files.items():
         found = [n for node in at_module_level(tree(path).body) for n in imported(node)]

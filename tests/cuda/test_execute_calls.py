@@ -19,6 +19,7 @@ from tilescale import backends
 from tilescale.backends.cuda.running import stream_order
 from tilescale.backends.cuda.running.plans import KEPT, LAUNCHED_BEFORE
 from tilescale.errors import UnsupportedError, WaitTimeoutError
+from tilescale.hda import Machine
 from tilescale.ops.workspace import Workspace
 
 
@@ -352,7 +353,7 @@ def test_the_default_stream_needs_no_event_until_another_one_is_used(device: Dev
 
 def test_a_kernel_is_lowered_once_for_its_own_machine(monkeypatch: pytest.MonkeyPatch):
     made = []
-    cuda = backends.generator()
+    cuda = backends.generator(Machine.load("h100-sxm-8"))
 
     def lower(program: Any, target: backends.Target) -> Any:
         made.append(target)
@@ -389,4 +390,5 @@ def test_why_a_machine_does_not_run_a_program_is_said_of_that_machine():
                     X[w] = 1
 
         kernel = tilescale.compile(waves)
-    assert kernel._lowered(backends.generator()).lowered.target.machine.name == "mi300x-8"
+    cuda = backends.generator(Machine.load("h100-sxm-8"))
+    assert kernel._lowered(cuda).lowered.target.machine.name == "mi300x-8"

@@ -76,13 +76,12 @@ def plain_odd_tile() -> Any:
 def partial_loop() -> Any:
     @T.prim_func
     def run(X: T.Tensor((100,), "float32")):
-        with T.Kernel(device=1, block=1, threads=256):
-            with T.Scale("block"):
-                values = T.alloc((100,), "float32", level="l1")
-                T.copy(X, values)
-                for i in T.Parallel(100):
-                    values[99 - i] = values[99 - i] * 2
-                T.copy(values, X)
+        with T.Kernel(1, threads=256):
+            values = T.alloc_shared((100,), "float32")
+            T.copy(X, values)
+            for i in T.Parallel(100):
+                values[99 - i] = values[99 - i] * 2
+            T.copy(values, X)
 
     return run
 

@@ -272,20 +272,22 @@ OPERATORS = {
 }
 OF_DECODE = [
     "before the store to shares: threads synchronize (stored)",  # by replicas of a fragment, in the next iteration
+    "before the load of shares: threads synchronize (stored)",  # in place of one of stock TileLang's
     "before the load of inbox: threads synchronize (stored)",  # this rank's part, which nothing is waited for
 ]
-OF_SUMS = ["before the load of share: threads synchronize (stored)"]  # in place of one of stock TileLang's
-OF_EXPERTS = [
-    "before the store to before: threads synchronize (stored)",  # its last row is a block's that wrote others
-    *OF_SUMS,
-]
+BEFORE = "before the store to before: threads synchronize (stored)"
+"""Its last row is a block's that wrote others."""
+OWN, SHARE, WHICH = (f"before the load of {name}: threads synchronize (stored)" for name in ("own", "share", "which"))
+"""In place of some of stock TileLang's."""
 NEEDED = {
     # The blocks that multiply have stored the tile that others, of the same text, load.
     "gemm_ag": ["before the load of G: bulk stores are completed, threads synchronize (stored)"],
     **dict.fromkeys(("decode", "pages", "float8"), OF_DECODE),
-    "sum of rows": OF_SUMS,
-    "gradients of experts": ["before the load of which: threads synchronize (stored)"],
-    **dict.fromkeys(("experts", "float8 experts"), OF_EXPERTS),
+    "scatter": [OWN],
+    "sum of rows": [SHARE],
+    "gradients of experts": [OWN, WHICH],
+    "experts": [BEFORE, OWN, SHARE],
+    "float8 experts": [BEFORE, WHICH, SHARE],
 }
 
 

@@ -10,7 +10,7 @@ support.py  a lowered program: its HIP text
 from __future__ import annotations
 
 from tilescale.backends.base import Backend
-from tilescale.backends.hip.support import check, collectives, lower, serves
+from tilescale.backends.hip.support import collectives, lower, serves
 from tilescale.backends.hip.target import target_for
 
 BACKEND = Backend(
@@ -22,5 +22,4 @@ BACKEND = Backend(
     serves=serves,
     target=target_for,
     collectives=collectives,
-    check=check,
 )

@@ -11,7 +11,6 @@ from tilelang_core import ir
 from tilescale.backends.base import Target as AnyTarget
 from tilescale.backends.hip import headers
 from tilescale.backends.hip.target import target_for
-from tilescale.backends.tilelang.limits import check_threads
 from tilescale.backends.tilelang.lowering import implemented
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.program import LoweredProgram
@@ -38,26 +37,15 @@ def lower(program: Program, target: AnyTarget) -> PlainText | HierarchicalText:
 
     Raises:
         UnsupportedError: a construct without a lowering, with its line.
-        ShapeError: the tiles of a unit cannot be distributed over its threads.
         InternalError: TileScale itself failed.
     """
     made = _target(target)
     again = lambda func: lower_for(analyse(func, target.machine), made)  # noqa: E731
     with explained(program.func, again, program.launches[0].where):
-        check(program, target.machine)
         _refuse_units_inside(program, target.machine)
         if not program.is_hierarchical:
             return PlainText(program, target.machine)
         return HierarchicalText(lower_for(program, made))
-
-
-def check(program: Program, machine: Machine) -> None:
-    """Raise the errors of a program that every lowering for a machine has.
-
-    Raises:
-        ShapeError: the result of a GEMM cannot be distributed over the wavefronts of its unit.
-    """
-    check_threads(program, machine)
 
 
 def serves(machine: Machine) -> bool:

@@ -108,6 +108,7 @@ class _Hazards:
         loaded: tensors that are loaded at all.
         stored: tensors that are stored to before the current statement.
         running: program indices and loop variables so far, with their ranges.
+        before: the statement before the current one in its block.
         ordered: whether a bulk load reads earlier stores: the producer warp may not issue it ahead.
     """
 
@@ -116,6 +117,7 @@ class _Hazards:
     loaded: set[ir.Var] = field(default_factory=set)
     stored: set[ir.Var] = field(default_factory=set)
     running: dict[ir.Var, tuple[Any, Any]] = field(default_factory=dict)
+    before: ir.Stmt | None = None
     ordered: bool = False
 
     def __post_init__(self) -> None:
@@ -147,7 +149,8 @@ class _Hazards:
         """Statements in order, with the inserted barriers."""
         made: list[ir.Stmt] = []
         stmts = list(stmt.seq) if isinstance(stmt, ir.SeqStmt) else [stmt]
-        for inner in stmts:
+        for before, inner in zip((None, *stmts), stmts, strict=False):
+            self.before = before
             while True:
                 try:
                     new, after = self._statement(inner, state, at)
@@ -310,7 +313,7 @@ class _Hazards:
 
         def is_ordered(touch: MemoryAccess) -> bool:
             root = touch.access.root
-            is_few = touch.is_by_few and root in few
+            is_few = touch.key[0] is self.before and touch.is_by_few and root in few
             is_missed = is_few or touch.passed or touch.key in at.before_if
             is_handed_over = self.phase.graph.has_epilogue
             return touch.is_shared and touch.access.writes and root in whole and (is_handed_over or not is_missed)
@@ -358,8 +361,8 @@ class _Hazards:
     def _is_ours_to_order(self, earlier: MemoryAccess, later: MemoryAccess, at: _StatementContext) -> bool:
         """Whether stock TileLang may not order two accesses of shared memory: two stores, or a store and a load one of
         which is in a branch or a unit without the other. An `else`, and what follows a branch, count as ordered there
-        if the branch has a barrier. Two accesses by the same few threads become one branch, with the barrier inside.
-        Roles order their channels, and slots their reuse.
+        if the branch has a barrier. Two statements in succession by few threads become one branch, with the barrier
+        inside. Roles order their channels, and slots their reuse.
         """
         if earlier.access.writes and later.access.writes:
             return True
@@ -367,7 +370,8 @@ class _Hazards:
         ordered = at.pipelined is not None or self.phase.graph.has_epilogue
         if ordered or any(tile.data.same_as(later.access.root) for tile in tiles):
             return False
-        is_few, is_lost = earlier.is_by_few and later.is_by_few, earlier.passed or earlier.key in at.before_if
+        is_few = earlier.key[0] is self.before and earlier.is_by_few and later.is_by_few
+        is_lost = earlier.passed or earlier.key in at.before_if
         return is_few or is_lost or earlier.left or earlier.depth < max(at.unit, at.apart or 0)
 
     def _between(self, need: RequiredOrder, stmt: ir.Stmt) -> ir.Stmt:
