@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.gpu.ops_support import main, random, runs, say  # noqa: E402
+from tests.gpu.ops_support import main, random, routings, runs, say  # noqa: E402
 from tests.gpu.ranks import DEVICE, RANK, SIZE, everyones  # noqa: E402
 from tests.ops import float8_experts  # noqa: E402
 from tests.ops.float8_experts import ON_GPUS, random_expert, wanted  # noqa: E402
@@ -72,14 +71,7 @@ def check_forward(only: slice) -> None:
 def check_routings(_: slice) -> None:
     """All to one expert, none to a rank, ties, none at all, the same expert twice."""
     tokens, (_, _, local, choices) = 300, SMALL
-    routes: dict[str, Callable[[], torch.Tensor]] = {
-        "all to one": lambda: torch.full((tokens, choices), local * SIZE - 1, device=DEVICE),
-        "none to the last rank": lambda: torch.rand(tokens, local, device=DEVICE).topk(choices).indices,
-        "ties": lambda: torch.zeros(tokens, local * SIZE, device=DEVICE).topk(choices).indices,
-        "nobody": lambda: torch.full((tokens, choices), -1, device=DEVICE),
-        "some": lambda: torch.randint(-2, local * SIZE + 2, (tokens, choices), device=DEVICE),
-    }
-    for name, chosen in routes.items():
+    for name, chosen in routings(tokens, local, choices).items():
         layer = Layer(tokens, *SMALL)
         layer.chosen = chosen()
         runs(f"float8 experts, {name}", layer.call, functools.partial(near, name, want=layer.wanted()))

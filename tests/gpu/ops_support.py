@@ -97,6 +97,17 @@ def runs(what: str, call: Callable[[], Any], check: Callable[[Any], None]) -> No
     say(f"PASS {what}")
 
 
+def routings(tokens: int, local: int, choices: int) -> dict[str, Callable[[], torch.Tensor]]:
+    """Adversarial choices among `local` experts of each rank: what makes (tokens, choices) of each kind."""
+    return {
+        "all to one": lambda: torch.full((tokens, choices), local * SIZE - 1, device=DEVICE),
+        "none to the last rank": lambda: torch.rand(tokens, local, device=DEVICE).topk(choices).indices,
+        "ties": lambda: torch.zeros(tokens, local * SIZE, device=DEVICE).topk(choices).indices,
+        "nobody": lambda: torch.full((tokens, choices), -1, device=DEVICE),
+        "some": lambda: torch.randint(-2, local * SIZE + 2, (tokens, choices), device=DEVICE),
+    }
+
+
 def main(checks: dict[str, Callable[[slice], None]]) -> None:
     """Those that the words ask for, in order; a failing one does not keep the others from running."""
     ranks.join()
