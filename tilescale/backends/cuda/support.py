@@ -24,7 +24,7 @@ from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.program import LoweredProgram
 from tilescale.backends.tilelang.lowering.program import lower as lower_for
 from tilescale.backends.tilelang.nvshmem_link import IMPL
-from tilescale.backends.tilelang.text import STRIDE, checked
+from tilescale.backends.tilelang.text import DEVICES, STRIDE, checked
 from tilescale.backends.tilelang.upstream_errors import explained
 from tilescale.collectives import AvailableAlgorithms, CollectiveQuery
 from tilescale.errors import ShapeError, TileScaleError, UnsupportedError
@@ -36,9 +36,6 @@ from tilescale.settings import settings
 
 if TYPE_CHECKING:
     from tilescale.backends.cuda.running.execute import DeviceProgram
-
-DEVICES = 4
-"""Number of devices in the text of a program that leaves it open, outside of a job."""
 
 
 def lower(program: Program, target: AnyTarget) -> PlainLowered | DeviceLowered:

@@ -15,7 +15,7 @@ from tilescale.backends.tilelang.lowering import implemented
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.program import LoweredProgram
 from tilescale.backends.tilelang.lowering.program import lower as lower_for
-from tilescale.backends.tilelang.text import STRIDE, check_of
+from tilescale.backends.tilelang.text import DEVICES, STRIDE, check_of
 from tilescale.backends.tilelang.upstream_errors import explained
 from tilescale.collectives import AvailableAlgorithms, CollectiveQuery
 from tilescale.errors import Location, UnsupportedError
@@ -25,9 +25,6 @@ from tilescale.program.effects import phases
 from tilescale.program.model import Program, location
 from tilescale.program.operations import Collective
 from tilescale.program.ops import SCALE
-
-DEVICES = 4
-"""Number of devices in the text of a program that leaves it open."""
 
 _PRELUDE, _KERNEL = "pragma_import_c", 'extern "C" __global__'
 

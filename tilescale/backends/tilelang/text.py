@@ -18,6 +18,9 @@ from tilescale.hda import Machine
 from tilescale.passes.mod_analysis import written_by_peers
 from tilescale.program.model import Program
 
+DEVICES = 4
+"""Number of devices in the text of a program that leaves it open, outside of a job."""
+
 STRIDE = 1 << 36
 """Bytes between devices in the address range of a text generated without a heap."""
 

@@ -7,17 +7,20 @@ namespace tilescale {
 
 enum Order { RELAXED, ACQUIRE, RELEASE, ACQ_REL };
 
+constexpr int memory_order(int order) {
+  return order == RELAXED   ? __ATOMIC_RELAXED
+         : order == ACQUIRE ? __ATOMIC_ACQUIRE
+         : order == RELEASE ? __ATOMIC_RELEASE
+                            : __ATOMIC_ACQ_REL;
+}
+
 // A type of elements that the compiler adds; where memory cannot, it compares and swaps.
 template <typename T>
 struct Added {
   typedef T Bits;
   template <int ORDER>
   static __device__ __forceinline__ T fetch(void* p, T v) {
-    constexpr int order = ORDER == RELAXED   ? __ATOMIC_RELAXED
-                          : ORDER == ACQUIRE ? __ATOMIC_ACQUIRE
-                          : ORDER == RELEASE ? __ATOMIC_RELEASE
-                                             : __ATOMIC_ACQ_REL;
-    return __hip_atomic_fetch_add(static_cast<T*>(p), v, order, __HIP_MEMORY_SCOPE_SYSTEM);
+    return __hip_atomic_fetch_add(static_cast<T*>(p), v, memory_order(ORDER), __HIP_MEMORY_SCOPE_SYSTEM);
   }
   static __device__ __forceinline__ void add(void* p, T v) { fetch<RELAXED>(p, v); }
 };
@@ -36,17 +39,13 @@ struct AddedInWord {
   static __device__ __forceinline__ Bits fetch(void* p, Bits v) {
     unsigned* word = reinterpret_cast<unsigned*>(reinterpret_cast<u64>(p) & ~3ull);
     unsigned shift = (reinterpret_cast<u64>(p) & 2) * 8, before = *reinterpret_cast<volatile unsigned*>(word);
-    constexpr int order = ORDER == RELAXED   ? __ATOMIC_RELAXED
-                          : ORDER == ACQUIRE ? __ATOMIC_ACQUIRE
-                          : ORDER == RELEASE ? __ATOMIC_RELEASE
-                                             : __ATOMIC_ACQ_REL;
     unsigned after;
     do {
       Bits old = static_cast<Bits>(before >> shift);
       T sum = static_cast<T>(static_cast<float>(*reinterpret_cast<T*>(&old)) + static_cast<float>(*reinterpret_cast<T*>(&v)));
       unsigned bits = *reinterpret_cast<Bits*>(&sum);
       after = (before & ~(0xffffu << shift)) | bits << shift;
-    } while (!__hip_atomic_compare_exchange_strong(word, &before, after, order, __ATOMIC_RELAXED,
+    } while (!__hip_atomic_compare_exchange_strong(word, &before, after, memory_order(ORDER), __ATOMIC_RELAXED,
                                                    __HIP_MEMORY_SCOPE_SYSTEM));
     return static_cast<Bits>(before >> shift);
   }

@@ -89,6 +89,10 @@ class _StatementContext:
         """The depth at which a barrier can be inserted between an earlier access and this statement."""
         return max(earlier.depth, self.unit) if covers(self.by, earlier.by) else earlier.depth
 
+    def is_behind(self, earlier: MemoryAccess) -> bool:
+        """Whether a branch, with a barrier or in whose `else` this is, separates an earlier access from this."""
+        return earlier.passed or earlier.key in self.before_if
+
     def inside(self, **changes: Any) -> _StatementContext:
         """The context inside this statement."""
         return replace(self, depth=self.depth + 1, **changes)
@@ -314,7 +318,7 @@ class _Hazards:
         def is_ordered(touch: MemoryAccess) -> bool:
             root = touch.access.root
             is_few = touch.key[0] is self.before and touch.is_by_few and root in few
-            is_missed = is_few or touch.passed or touch.key in at.before_if
+            is_missed = is_few or at.is_behind(touch)
             is_handed_over = self.phase.graph.has_epilogue
             return touch.is_shared and touch.access.writes and root in whole and (is_handed_over or not is_missed)
 
@@ -371,8 +375,7 @@ class _Hazards:
         if ordered or any(tile.data.same_as(later.access.root) for tile in tiles):
             return False
         is_few = earlier.key[0] is self.before and earlier.is_by_few and later.is_by_few
-        is_lost = earlier.passed or earlier.key in at.before_if
-        return is_few or is_lost or earlier.left or earlier.depth < max(at.unit, at.apart or 0)
+        return is_few or at.is_behind(earlier) or earlier.left or earlier.depth < max(at.unit, at.apart or 0)
 
     def _between(self, need: RequiredOrder, stmt: ir.Stmt) -> ir.Stmt:
         """The barrier and completion needed before a statement, with a note."""
