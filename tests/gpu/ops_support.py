@@ -57,12 +57,15 @@ def leaf(x: torch.Tensor) -> torch.Tensor:
     return x.detach().clone().requires_grad_()
 
 
-def near(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    """Raises ValueError if a result is further from the reference than roundings explain."""
+def near(what: str, got: torch.Tensor, want: torch.Tensor, parts: float = 0.0) -> None:
+    """Raises ValueError if a result is further from the reference than roundings explain.
+
+    `parts`: the norm that sums have whose parts do not cancel, for results of few elements, which may all cancel.
+    """
     error, want = got.float() - want.float(), want.float()
-    if got.shape != want.shape or not bool(error.norm() <= ERROR * want.norm() + 1e-6):
+    if got.shape != want.shape or not bool(error.norm() <= ERROR * max(float(want.norm()), parts) + 1e-6):
         raise ValueError(f"{what}: {float(error.norm()):.3g} of a norm of {float(want.norm()):.3g}")
-    if not bool((error.abs() <= LARGEST * want.abs().max() + 1e-6).all()):
+    if not bool((error.abs() <= LARGEST * want.abs().max().clamp(min=parts / want.numel() ** 0.5) + 1e-6).all()):
         raise ValueError(f"{what}: off by {float(error.abs().max()):.3g}, the largest is {float(want.abs().max()):.3g}")
 
 
