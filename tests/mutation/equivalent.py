@@ -4,6 +4,7 @@
 _NEWS = "what is known already is added again, with the same values"
 _MORE = "more accesses are recorded, of memory without races"
 _AT_ONCE = "only another time of the clock itself decides otherwise"
+_BOUND = "a bound is added that holds already"
 _POLL = "only the time between two polls differs"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -28,6 +29,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "isinstance(one, tuple) and isinstance(other, tuple) -> (isinstance(one, tuple) or isinstance(other, tuple))": (
             "both are tuples"
         ),
+    },
+    "tilescale/passes/persistent/counters.py": {
+        "boxes.first[axis] < 0 -> boxes.first[axis] <= 0": _BOUND,
+        "boxes.last[axis] > extent -> boxes.last[axis] >= extent": _BOUND,
     },
     "tilescale/passes/persistent/placement.py": {
         "self.count <= self.blocks -> self.count < self.blocks": "a loop of one iteration",

@@ -85,7 +85,8 @@ def _overlap(name: str, *tests: str) -> Target:
 
 
 def _persistent(name: str) -> Target:
-    return Target("one launch", f"tilescale/passes/persistent/{name}.py", ("tests/persistent/test_tasks.py",))
+    tests = "tests/persistent/test_orders.py", "tests/persistent/test_tasks.py"
+    return Target("one launch", f"tilescale/passes/persistent/{name}.py", tests)
 
 
 _PROTOCOL = ("rendezvous", "_rendezvous", "refuse", "_arrive", "_key", "receive", "wait", "_wait", "refusal", "status",
