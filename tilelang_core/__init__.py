@@ -35,6 +35,7 @@
     rewrite.py             rebuilding traced functions: new parameters, buffers and statements
     decreasing_index.py    indices that fall, in a form that the stock compiler gets right
     single_trip_loops.py   loops of at most one step, in a form that it leaves alone
+    loop_extents.py        extents that the body of a loop changes, evaluated once
     merged_remainders.py   indices with several remainders, in a form that it does not merge
     uneven_copies.py       copies between tiles of different extents, in a form that all instructions take
     loop_ranges.py         the ranges of variables of loops and threads

@@ -26,6 +26,7 @@ from tvm.arith import Analyzer
 from tilelang_core import logs, zero_trip_loops
 from tilelang_core.decreasing_index import with_rising_dividends
 from tilelang_core.launches import binds_threads
+from tilelang_core.loop_extents import with_constant_extents
 from tilelang_core.lru import LruCache
 from tilelang_core.merged_remainders import keeping_remainders, with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
@@ -125,7 +126,7 @@ def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
     than on ranks that have not lowered it.
     """
     own = func.with_body(renamed(func.body, binds_threads))
-    return with_like_extents(with_kept_extents(with_rising_dividends(own)))
+    return with_like_extents(with_kept_extents(with_rising_dividends(with_constant_extents(own))))
 
 
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> GeneratedText:

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: MIT
+"""Loops whose body changes their extent, with the extent that they have at their beginning.
+
+TileLang 0.1.15 writes the extent of a loop into the condition of a `for`, which C evaluates before each iteration. An
+extent that loads memory, or a variable, that the body stores to would change while the loop runs. A name keeps it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from tilelang_core.accesses import accesses_of
+from tilelang_core.ir import contains, statements
+from tilelang_core.rewrite import at, rewrite
+
+__all__ = ["with_constant_extents"]
+
+
+def with_constant_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function itself, or if it has such loops one that evaluates each of their extents once."""
+    changed = False
+
+    def leave(node: Any) -> Any:
+        nonlocal changed
+        if not isinstance(node, tirx.For) or not _changes_its_extent(node):
+            return None
+        changed = True
+        kept = tirx.Var("extent", node.extent.dtype)
+        head = node.loop_var, node.min, kept, node.kind, node.body, node.thread_binding, node.annotations, node.step
+        return tirx.SeqStmt([at(tirx.Bind(kept, node.extent), node), at(tirx.For(*head), node)])
+
+    body = rewrite(func.body, leave=leave)
+    return func.with_body(body) if changed else func
+
+
+def _changes_its_extent(loop: tirx.For) -> bool:
+    accesses = (a for stmt in statements(loop.body) for a in accesses_of(stmt, lambda name: False).accesses)
+    written = {access.buffer.data for access in accesses if access.writes}
+    return contains(loop.extent, lambda node: isinstance(node, tirx.BufferLoad) and node.buffer.data in written)
