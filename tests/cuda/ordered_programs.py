@@ -346,6 +346,31 @@ def random_numbers(X, ws, Z):
         Z[i] = ws[299 - i]
 
 
+@T.macro
+def until_large(X, ws, Z):
+    for i in T.Parallel(N):
+        ws[i] = T.min(T.max(X[N - 1 - i], -3.0), 3.0)
+    while ws[0] < 5:
+        for i in T.Parallel(N):
+            ws[N - 1 - i] = ws[N - 1 - i] + 1
+    for i in T.Parallel(N):
+        Z[i] = ws[i]
+
+
+@T.macro
+def shorter_in_each_turn(X, ws, Z):
+    for i in T.Parallel(N):
+        ws[i] = 6 + T.min(T.abs(X[i]), 1.0)
+    left = T.alloc_var("int32")
+    left = T.Cast("int32", ws[N - 1])
+    for turn in T.serial(left):
+        left = left - 1
+        for i in T.Parallel(N):
+            ws[i] = ws[N - 1 - i] + turn
+    for i in T.Parallel(N):
+        Z[i] = ws[i] + left
+
+
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "reversed_row": lambda: program(256, (N,), reversed_row),
     "stencil": lambda: program(256, (M, M), stencil),
@@ -372,5 +397,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "read_behind_a_branch": lambda: program(256, (N,), read_behind_a_branch),
     "loaded_by_few": lambda: program(256, (N,), loaded_by_few),
     "read_again": lambda: program(256, (N,), read_again),
+    "until_large": lambda: program(256, (N,), until_large),
+    "shorter_in_each_turn": lambda: program(256, (N,), shorter_in_each_turn),
     "read_before_warps": lambda: program(64, (M, M), read_before_warps, "float16"),
 }

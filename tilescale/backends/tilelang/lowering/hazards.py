@@ -200,11 +200,11 @@ class _Hazards:
         return (stmt if body is stmt.body else _with_body(stmt, body)), state
 
     def _branch(self, stmt: ir.IfThenElse, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
-        state = self._touched(self.touches.read([stmt.condition], stmt, at.by, at.depth, at.thread), state, at)
         inner = at
         if self._tells_apart(stmt.condition):
             once = of_condition(stmt.condition, self.touches.known) or at.once
             inner = at.inside(apart=at.apart or at.depth + 1, once=once)
+        state = self._touched(self.touches.read([stmt.condition], stmt, at.by, inner.depth, at.thread), state, at)
         then_case, first = self.block(stmt.then_case, state, inner)
         else_case, second = stmt.else_case, state
         if else_case is not None:
@@ -242,7 +242,7 @@ class _Hazards:
     def _turns(self, stmt: Any, state: AccessState, at: _StatementContext) -> tuple[ir.Stmt, AccessState]:
         """A loop: its body once after the statements before, once after an earlier iteration."""
         head = [stmt.condition] if isinstance(stmt, ir.While) else [stmt.min, stmt.extent]
-        read = self.touches.read(head, stmt, at.by, at.depth, at.thread)
+        read = self.touches.read(head, stmt, at.by, at.depth + 1, at.thread)
         before = self._touched(read, state, at)
         apart = at.apart
         if any(map(self._tells_apart, head)):
