@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Run TileLang's examples and tests through TileScale without a GPU, and tabulate the outcomes.
 
-    python benchmarks/upstream_examples.py ~/tilelang --mode text             # is the CUDA text stock's?
-    python benchmarks/upstream_examples.py ~/tilelang --mode run --only gemm  # is the emulated result right?
-    python benchmarks/upstream_examples.py ~/tilelang --table                 # write the table of all results so far
+    python benchmarks/upstream_examples.py ~/tilelang --only gemm  # files whose path contains this
+    python benchmarks/upstream_examples.py ~/tilelang --left       # files not run so far
+    python benchmarks/upstream_examples.py ~/tilelang --table      # write the table of all results so far
 
 The first argument is a checkout of TileLang's repository. Each file of tests runs in a separate process, see
 `upstream_pretence.py`. Results are added to those of earlier runs, in benchmarks/results/upstream_examples.json; the
@@ -26,60 +26,60 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "upstream_examples.json"
 PAGE = ROOT / "docs" / "upstream.md"
-FOLDERS = ("examples", "testing/python/language", "testing/python/kernel", "testing/python/tilelibrary",
-           "testing/python/math", "testing/python/fastmath", "testing/python/issue", "testing/python/cuda")  # fmt: skip
-"""Folders of tests of programs; those of other folders are of TileLang's passes, caches and other back ends."""
+FOLDERS = ("examples", *(f"testing/python/{name}" for name in (
+    "language", "kernel", "issue", "tilelibrary", "math", "fastmath", "cuda", "")))  # fmt: skip
+"""Folders of tests; tests of programs first, before those of TileLang's passes, caches and tools."""
 
-LEFT_OUT = ("examples/amd", "examples/aws")
-"""Examples of other back ends."""
+FILE_TESTS = 4
+"""Limit of the CPU time of a file, in limits of one test."""
+
+LEFT_OUT = ("examples/amd", "examples/aws", *(f"testing/python/{name}/" for name in (
+    "amd", "cpu", "llvm", "metal", "webgpu")))  # fmt: skip
+"""Tests of other back ends."""
 
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
 
 
 def files(checkout: Path, only: str) -> Iterator[Path]:
     """Files of tests, examples first."""
-    for folder in FOLDERS:
-        for path in sorted((checkout / folder).rglob("test_*.py")):
-            name = path.relative_to(checkout).as_posix()
-            if only in name and not name.startswith(LEFT_OUT):
-                yield path
+    paths = dict.fromkeys(path for folder in FOLDERS for path in sorted((checkout / folder).rglob("test_*.py")))
+    for path in paths:
+        name = path.relative_to(checkout).as_posix()
+        if only in name and not name.startswith(LEFT_OUT):
+            yield path
 
 
-def run(path: Path, checkout: Path, mode: str, arch: str, seconds: int) -> list[dict[str, Any]]:
+def run(path: Path, checkout: Path, arch: str, seconds: int) -> list[dict[str, Any]]:
     """Run the tests of one file; return their results."""
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder, "records")
         ours = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), ".", os.environ.get("PYTHONPATH", "")])
         settings = {"PYTHONPATH": ours, "TILESCALE_EMULATE": "1", "UPSTREAM_RECORDS": str(records)}
-        settings |= {"UPSTREAM_ARCH": arch, "UPSTREAM_TEST_S": str(seconds)}
-        settings |= {"UPSTREAM_RUNS": str(int(mode == "run")), "UPSTREAM_TEXT": str(int(mode == "text"))}
+        settings |= {"UPSTREAM_ARCH": arch, "UPSTREAM_TEST_S": str(seconds), "TILELANG_CACHE_DIR": folder}
         options = ["-q", "-p", "upstream_pretence", "-p", "no:cacheprovider", "--rootdir", str(checkout), path.name]
+        limit = FILE_TESTS * seconds
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "pytest", *options], cwd=path.parent, env={**os.environ, **settings},
-                capture_output=True, text=True, timeout=20 * seconds, check=False,
+                ["prlimit", f"--cpu={limit}", sys.executable, "-m", "pytest", *options], cwd=path.parent,
+                env={**os.environ, **settings}, capture_output=True, text=True, timeout=4 * limit, check=False,
             )  # fmt: skip
-            last = (done.stdout.strip().splitlines() or [""])[-1]
+            last = (done.stdout.strip().splitlines() or [""])[-1] if done.returncode >= 0 else "ended by its limit"
         except subprocess.TimeoutExpired:
-            last = f"the file took more than {20 * seconds} s"
+            last = "ended by its limit"
         print(f"{path.relative_to(checkout)}: {last}", flush=True)
-        lines = records.read_text().splitlines() if records.exists() else []
+        lines = records.read_text().replace(f"{checkout.resolve()}/", "").splitlines() if records.exists() else []
     return [json.loads(line) for line in lines]
 
 
-def kept(results: dict[str, Any], record: dict[str, Any], mode: str) -> None:
-    """Add a test's result to its results in other modes."""
-    row = results["tests"].setdefault(record["test"], {})
-    if mode == "text":
-        row["texts"] = dict(Counter(text["text"] for text in record["texts"]))
-        row["not equal"] = [
-            {key: text[key] for key in ("kernel", "text", "error") if key in text}
-            for text in record["texts"]
-            if text["text"] != "equal"
-        ]
-    else:
-        row |= {"outcome": record["outcome"], "seconds": record["seconds"]}
-        row["detail"] = record["detail"].strip().splitlines()[:3]
+def kept(results: dict[str, Any], record: dict[str, Any]) -> None:
+    """Put a test's result in place of its last one."""
+    row = results["tests"][record["test"]] = {key: record[key] for key in ("outcome", "seconds")}
+    if detail := record["detail"].strip().splitlines()[:3]:
+        row["detail"] = detail
+    if texts := Counter(text["text"] for text in record["texts"]):
+        row["texts"] = dict(texts)
+    if unequal := [text for text in record["texts"] if text["text"] != "equal"]:
+        row["not equal"] = [{key: text[key] for key in ("kernel", "text", "error") if key in text} for text in unequal]
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -153,17 +153,21 @@ def main() -> None:
     """Run the tests that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="a checkout of TileLang's repository")
-    parser.add_argument("--mode", choices=("text", "run"), default="text")
     parser.add_argument("--only", default="", help="files whose path contains this")
+    parser.add_argument("--left", action="store_true", help="files not run so far")
     parser.add_argument("--arch", default="9.0", help="compute capability that tests find")
-    parser.add_argument("--seconds", type=int, default=150, help="longest time of one test")
+    parser.add_argument("--seconds", type=int, default=40, help="limit of the CPU time of one test")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="only write docs/upstream.md")
     given = parser.parse_args()
-    results = json.loads(given.out.read_text()) if given.out.exists() else {"tests": {}}
+    results = json.loads(given.out.read_text()) if given.out.exists() else {"files": [], "tests": {}}
     for path in () if given.table else files(given.checkout, given.only):
-        for record in run(path, given.checkout, given.mode, given.arch, given.seconds):
-            kept(results, record, given.mode)
+        name = path.relative_to(given.checkout).as_posix()
+        if given.left and name in results["files"]:
+            continue
+        for record in run(path, given.checkout, given.arch, given.seconds):
+            kept(results, record)
+        results["files"] = sorted({*results["files"], name})
         given.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     if given.table:
         write_page(results)

@@ -45,9 +45,8 @@ def test_an_example_is_run_and_its_text_compared(tmp_path: Path):
     path.write_text(EXAMPLE)
     assert list(examples.files(tmp_path, "double")) == [path]
     results: dict[str, Any] = {"tests": {}}
-    for mode in ("text", "run"):
-        for record in examples.run(path, tmp_path, mode, "9.0", 100):
-            examples.kept(results, record, mode)
+    for record in examples.run(path, tmp_path, "9.0", 100):
+        examples.kept(results, record)
     assert json.loads(json.dumps(results)) == results
     right, wrong = (results["tests"][f"examples/double/test_double.py::test_{name}"] for name in ("doubled", "wrong"))
     assert right["texts"] == wrong["texts"] == {"equal": 1}
