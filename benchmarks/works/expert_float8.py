@@ -85,12 +85,12 @@ class Work:
         gate_up, down, of_gate_up, of_down = experts()
         rows, active = (_random(routing.room, n) for n in (FEATURES, INNER))
         of_rows, of_active = (_scales(n // GROUP, routing.room) for n in (FEATURES, INNER))
-        y = trials.nothing(routing.room, FEATURES)
+        y, none = trials.nothing(routing.room, FEATURES), trials.nothing(1, 1)
         first = local_kernel(grouped_float8.scaled_gated_program, 0, INNER, FEATURES)
         second = local_kernel(grouped_float8.scaled_program, FEATURES, INNER, INNER)
 
         def call() -> torch.Tensor:
-            first(rows, of_rows, gate_up, of_gate_up, routing.owners, active, of_active)
+            first(rows, of_rows, gate_up, of_gate_up, routing.owners, none, active, of_active)
             second(active, of_active, down, of_down, routing.owners, y)
             return y
 

@@ -12,6 +12,12 @@ EMULATED, ON_GPUS = (2.0**-7, 2.0**-5), (2.0**-6, 2.0**-4)
 of the sums of a rank and of the sum. Tensor cores add up 128 products in fewer bits than float32 has, so some
 activations become the next number of float8."""
 
+GRADIENTS = 2.0**-6, 2.0**-4
+"""The same for gradients, of GEMMs of bfloat16 matrices, and of rounded products."""
+
+ON_THE_WIRE = 2.0**-5, 2.0**-4
+"""The same for sums that travel as float8: a further rounding, by up to 2^-4 of a number."""
+
 
 def quantized(x: torch.Tensor) -> torch.Tensor:
     """Each 128 numbers of a row rounded to float8 by the least power of two that keeps them below 448."""
@@ -22,15 +28,18 @@ def quantized(x: torch.Tensor) -> torch.Tensor:
 
 
 def whole(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """A weight (..., rows, columns) of float8 in float64."""
+    """A weight (..., rows, columns) of float8 in float64, with scales of squares, or of rows."""
+    if scales.ndim < weight.ndim:
+        return weight.double() * scales.double()[..., None]
     return weight.double() * scales.double().repeat_interleave(GROUP, -2).repeat_interleave(GROUP, -1)
 
 
-def random_expert(features: int, inner: int, **where: object) -> list[torch.Tensor]:
-    """gate_up and down of an expert, and their scales, which differ by up to three times."""
+def random_expert(features: int, inner: int, *, by_rows: bool = False, **where: object) -> list[torch.Tensor]:
+    """gate_up and down of an expert, and the scales of squares or rows, which differ by up to three times."""
     made = []
     for shape in ((2 * inner, features), (features, inner)):
-        scales = torch.rand(shape[0] // GROUP, shape[1] // GROUP, **where) + 0.5
+        squares = shape[0] // GROUP, shape[1] // GROUP
+        scales = torch.rand(shape[:1] if by_rows else squares, **where) + 0.5
         made += [torch.randn(shape, **where).to(torch.float8_e4m3fn), scales * shape[1] ** -0.5]
     return [made[0], made[2], made[1], made[3]]
 
@@ -52,6 +61,39 @@ def wanted(
             made = expert(tokens[token], whole(gate_up, of_gate_up), whole(down, of_down))
             y.index_add_(0, token, made * weights[token, choice].double()[:, None])
     return y
+
+
+def quantized_squares(weight: torch.Tensor) -> torch.Tensor:
+    """Each square of 128 x 128 numbers of a matrix rounded to float8, in float64, by such a power of two."""
+    squares = weight.double().unflatten(1, (-1, GROUP)).unflatten(0, (-1, GROUP))
+    exponent = torch.frexp(squares.abs().amax((1, 3), keepdim=True).clamp(min=1e-12) / END).exponent
+    scale = torch.ldexp(torch.ones_like(squares[:, :1, :, :1]), exponent)
+    return ((squares / scale).to(torch.float8_e4m3fn).double() * scale).view(weight.shape)
+
+
+def trained(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    experts: list[tuple[torch.Tensor, torch.Tensor]],
+    used: list[tuple[torch.Tensor, torch.Tensor]],
+) -> torch.Tensor:
+    """The weighted sums of tokens by the quantized experts that are `used`, in float64, with the gradients of GEMMs of
+    quantized tokens, of activations and of weights as they are."""
+    rows, y = _with_value(x, quantized(x.detach())), torch.zeros_like(x)
+    for number, ((gate_up, down), (used_up, used_down)) in enumerate(zip(experts, used, strict=True)):
+        token, choice = (chosen == number).nonzero(as_tuple=True)
+        products = _with_value(rows[token] @ gate_up.t(), rows[token] @ used_up.t())
+        gate, up = products.chunk(2, -1)
+        active, share = torch.nn.functional.silu(gate) * up, weights[token, choice][:, None]
+        made = _with_value(active @ down.t() * share, quantized(active) @ used_down.t() * share)
+        y = y.index_add(0, token, made)
+    return y
+
+
+def _with_value(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A value with the gradient of x."""
+    return x + (value - x).detach()
 
 
 def near(what: str, got: torch.Tensor, want: torch.Tensor, bounds: tuple[float, float] = EMULATED) -> None:

@@ -11,10 +11,21 @@ import torch
 
 import tilescale
 from tests.cuda.support import ptxas, source
-from tests.ops.float8_experts import near, random_expert, wanted
+from tests.ops.float8_experts import (
+    EMULATED,
+    GRADIENTS,
+    ON_THE_WIRE,
+    near,
+    quantized,
+    random_expert,
+    trained,
+    wanted,
+    whole,
+)
 from tilescale import ops
-from tilescale.errors import ArgumentError, UnsupportedError
+from tilescale.errors import ArgumentError
 from tilescale.ops import expert_float8, grouped_float8, moe_tables, row_exchange
+from tilescale.ops.expert_float8 import Float8Form
 
 LOCAL, FEATURES, INNER, CHOICES, MOST, ROOM = 2, 384, 128, 2, 5, 768
 
@@ -30,33 +41,74 @@ ROUTES = {
 
 @pytest.mark.parametrize(("size", "route"), [*enumerate(ROUTES, 1)])
 def test_a_layer_of_float8_experts(size: int, route: str):
-    run_layer(size, ROUTES[route](size), seed=size % 2)
+    run_layer(size, ROUTES[route](size), Float8Form(), seed=size % 2)
 
 
-def run_layer(size: int, chosen: torch.Tensor, seed: int) -> None:
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("size", [1, 3])
+def test_sums_that_travel_as_float8(size: int, route: str):
+    run_layer(size, ROUTES[route](size), Float8Form(by_rows=size == 1, narrow_sums=True), seed=1)
+
+
+@pytest.mark.parametrize(("high", "senders", "chunks"), [(4, 2, 3), (8, 9, 256)])
+def test_sums_in_several_tiles(high: int, senders: int, chunks: int, monkeypatch: pytest.MonkeyPatch):
+    """Several tiles for each flag and each sender, or as many blocks for one."""
+    for name, value in (("HIGH", high), ("SUMMING_SENDERS", senders), ("SENDERS", senders), ("CHUNKS", chunks)):
+        monkeypatch.setattr(expert_float8, name, value)
+    run_layer(2, ROUTES["random"](2), Float8Form(narrow_sums=True), seed=2)
+
+
+def test_rows_and_products_that_are_kept():
+    """Rows are quantized tokens, exactly; products are those of these rows."""
+    given, experts, x = run_layer(2, ROUTES["random"](2), Float8Form(keeps=True), seed=0)
+    for rank, tensors in enumerate(given):
+        wide, hidden, owners, places = (tensors[i] for i in (-7, -6, 17, 21))
+        for home, place in enumerate(places):
+            for row in place[place >= 0].tolist():
+                gate_up, _, of_gate_up, _ = experts[rank * LOCAL + int(owners[row // 128])]
+                assert (quantized(x[home]) == wide[row].double()).all(1).any()
+                near("products", hidden[row], whole(gate_up, of_gate_up) @ wide[row].double())
+
+
+def run_layer(size: int, chosen: torch.Tensor, form: Float8Form, seed: int) -> tuple[list, list, torch.Tensor]:
     """Compare with float64."""
-    experts = [random_expert(FEATURES, INNER) for _ in range(size * LOCAL)]
+    experts = [random_expert(FEATURES, INNER, by_rows=form.by_rows) for _ in range(size * LOCAL)]
     x, weights = torch.randn(size, MOST, FEATURES).bfloat16(), torch.rand(size, MOST, CHOICES)
-    per_device = [arguments(size, r, x[r], chosen[r], weights[r], experts) for r in range(size)]
-    program = expert_float8.layer_float8_program(size, LOCAL, CHOICES, FEATURES, INNER, "int64")
+    per_device = [arguments(size, r, x[r], chosen[r], weights[r], experts, form) for r in range(size)]
+    program = expert_float8.layer_float8_program(size, LOCAL, CHOICES, FEATURES, INNER, "int64", form)
     tilescale.emulate(program, per_device, schedule_seed=seed)
     for r in range(size):
-        near(f"rank {r}", per_device[r][-2], wanted(x[r], chosen[r], weights[r], experts))
+        want = wanted(x[r], chosen[r], weights[r], experts)
+        near(f"rank {r}", per_device[r][-2], want, ON_THE_WIRE if form.narrow_sums and size > 1 else EMULATED)
+    return per_device, experts, x
 
 
-def arguments(size: int, rank: int, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, experts: list):
+def arguments(
+    size: int,
+    rank: int,
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    experts: list,
+    form: Float8Form,
+) -> list:
     """Of the program on a rank."""
     mine = zip(*experts[rank * LOCAL :][:LOCAL], strict=True)
     gate_up, down, of_gate_up, of_down = (torch.stack(each) for each in mine)
     of_choices, groups = moe_tables.arriving_choices(size, MOST, CHOICES), MOST * FEATURES // 128
-    inboxes = numbers(size, groups, 128), of_numbers(size, groups), sums(size, MOST, FEATURES)
+    in_sums = [sums(size, MOST, FEATURES), of_numbers(1, 1)]
+    if form.narrow_sums:
+        in_sums = [numbers(size, groups, 128), of_numbers(size, groups)]
+    inboxes = numbers(size, groups, 128), of_numbers(size, groups), *in_sums
     counted = torch.empty(moe_tables.form_of_counts(size, LOCAL, MOST, CHOICES)[0], dtype=torch.int32)
     tables = counted, *moe_tables.new_tables(chosen, size, LOCAL, MOST, ROOM)
-    rows = numbers(ROOM, FEATURES), of_numbers(FEATURES // 128, ROOM), numbers(ROOM, INNER), of_numbers(1, ROOM)
+    kept = [(ROOM, FEATURES), (ROOM, 2 * INNER)] if form.keeps else [(1, 1), (1, 1)]
+    rows = numbers(ROOM, FEATURES), of_numbers(FEATURES // 128, ROOM), *(sums(*shape) for shape in kept)
+    active = numbers(ROOM, INNER), of_numbers(1, ROOM)
     given = x, chosen.reshape(-1), weights.reshape(-1), gate_up, of_gate_up, down, of_down
     arrived = torch.full(of_choices, -9, dtype=torch.int32), of_numbers(*of_choices), *inboxes
     made = sums(ROOM, FEATURES), sums(MOST, FEATURES), row_exchange.sharers(FEATURES, 8, MOST)
-    return [*given, *arrived, *tables, *rows, *made]
+    return [*given, *arrived, *tables, *rows, *active, *made]
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -69,6 +121,9 @@ def of_numbers(*shape: int) -> torch.Tensor:
 
 def sums(*shape: int) -> torch.Tensor:
     return of_numbers(*shape).bfloat16()
+
+
+BFLOAT = {"gate_up": torch.zeros(1, 256, 128).bfloat16(), "down": torch.zeros(1, 128, 128).bfloat16(), "scales": None}
 
 
 def test_tokens_with_infinities_are_nan():
@@ -93,6 +148,11 @@ def test_tokens_with_infinities_are_nan():
         (lambda given: {"scales": tuple(s.bfloat16() for s in given["scales"])}, r"scales\[0\] is torch.bfloat16"),
         (lambda given: {"gate_up": given["gate_up"].bfloat16()}, "gate_up is torch.bfloat16"),
         (lambda given: {"x": given["x"].half()}, "x is torch.float16"),
+        (lambda given: {"scales": (torch.ones(1, 256, 1), torch.ones(1, 128).bfloat16())}, r"scales\[1\] is torch.bf"),
+        (lambda given: {"float8": ops.Float8("blockwise", torch.bfloat16)}, "scales and float8"),
+        (lambda given: {"float8": ops.Float8()}, "float8 is Float8"),
+        (lambda given: {"wire": "float8"}, "wire is 'float8'"),
+        (lambda given: BFLOAT | {"wire": "float8_e4m3fn"}, "wire is 'float8_e4m3fn'"),
         (lambda given: {"gate_up": given["gate_up"][:, :96], "down": given["down"][..., :48]}, "inner of 128"),
     ],
 )
@@ -104,11 +164,20 @@ def test_mistakes_of_float8_experts_are_named(change, message: str):
         ops.moe_layer(choice=(torch.zeros(3, 1).long(), torch.ones(3, 1)), **given)
 
 
-def test_float8_experts_have_no_gradients():
-    gate_up, down, *scales = (t[None] for t in random_expert(128, 128))
-    x = torch.zeros(3, 128).bfloat16().requires_grad_()
-    with pytest.raises(UnsupportedError, match="no gradients"):
-        ops.moe_layer(x, (torch.zeros(3, 1).long(), torch.ones(3, 1)), gate_up, down, scales=tuple(scales))
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_gradients_through_float8_weights(by_rows: bool):
+    """Of tokens and their weights."""
+    experts = [random_expert(256, 128, by_rows=by_rows) for _ in range(2)]
+    gate_up, down, *scales = (torch.stack(each) for each in zip(*experts, strict=True))
+    x, weights = torch.randn(5, 256).bfloat16().requires_grad_(), torch.rand(5, 2, requires_grad=True)
+    chosen, grad = torch.tensor([[0, 1], [1, -1], [0, 0], [-1, -1], [1, 0]]), torch.randn(5, 256).bfloat16()
+    y = ops.moe_layer(x, (chosen, weights), gate_up, down, scales=tuple(scales))
+    near("y", y.detach(), wanted(x.detach(), chosen, weights.detach(), experts))
+    plain = [(whole(up, of_up), whole(out, of_out)) for up, out, of_up, of_out in experts]
+    leaves = [t.detach().double().requires_grad_() for t in (x, weights)]
+    want = torch.autograd.grad(trained(*leaves[:1], chosen, leaves[1], plain, plain), leaves, grad.double())
+    for name, got, one in zip(("of x", "of weights"), torch.autograd.grad(y, [x, weights], grad), want, strict=True):
+        near(name, got, one, GRADIENTS)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

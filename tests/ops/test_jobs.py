@@ -41,7 +41,7 @@ def test_models_whose_experts_lie_over_the_ranks():
     pytest.importorskip("transformers")
     done = run_words([*command("tilescale run", 2), str(SCRIPTS / "expert_models.py")], **EMULATED)
     assert done.code == 0, done.output
-    assert re.findall(r"passed (\w+)", done.output) == ["Mixtral", "Qwen3Moe", "DeepseekV3", "FP8Experts"]
+    assert re.findall(r"passed (\w+)", done.output) == ["Mixtral", "Qwen3Moe", "DeepseekV3", "FP8Experts", "Float8"]
 
 
 def test_a_parallel_model_learns_as_the_plain_one():

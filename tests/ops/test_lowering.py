@@ -18,6 +18,7 @@ from tilescale.backends.tilelang.lowering import split_grid
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
+from tilescale.ops.expert_float8 import Float8Form
 from tilescale.ops.key_cache import CacheLayout
 from tilescale.ops.products import (
     BARRIERS,
@@ -232,6 +233,7 @@ def made(module: str, function: str, *given: Any) -> Any:
 
 WIDE = (CacheLayout("bfloat16"), CacheLayout("bfloat16"))
 HEADS = ("bfloat16", False, True, 0.1)
+FLOAT8_EXPERTS = 2, 8, 2, 512, 512, "int64"
 PERSISTENT = replace(LARGE, stages=3)
 OPERATORS = {
     "ag_gemm": made("ag_gemm", "program", 2, of(512, 512, LARGE, True, True), True),
@@ -259,8 +261,11 @@ OPERATORS = {
     "grouped": made("grouped_gemm", "program", 0, 512, 512, "bfloat16", True),
     "gradients of weights": made("grouped_gemm", "outer_program", 0, 8, 512, 512, "bfloat16"),
     "scaled": made("grouped_float8", "scaled_program", 512, 512, 512),
-    "float8 experts": made("expert_float8", "layer_float8_program", 2, 8, 2, 512, 512, "int64"),
+    "float8 experts": made("expert_float8", "layer_float8_program", *FLOAT8_EXPERTS, Float8Form()),
+    "float8 sums": made("expert_float8", "layer_float8_program", *FLOAT8_EXPERTS, Float8Form(narrow_sums=True)),
+    "trained in float8": made("expert_float8", "layer_float8_program", *FLOAT8_EXPERTS, Float8Form(keeps=True)),
     "rounding": made("rounding", "rows_program", 4096, "float8_e4m3fn"),
+    "rounding squares": made("rounding", "squares_program", 512, "float8_e4m3fn", True),
     "rounding tiles": made("rounding", "tiles_program", None, 512, "float8_e4m3fn", True, True),
     "decode": made("decode", "program", 2, 16, 4, 128, 128, 4, 8, *HEADS, *WIDE),
     "latent": made("decode", "program", 2, 128, 1, 576, 512, 4, 8, "bfloat16", True, False, 0.1, *WIDE),
@@ -279,6 +284,7 @@ BEFORE = "before the store to before: threads synchronize (stored)"
 """Its last row is a block's that wrote others."""
 OWN, SHARE, WHICH = (f"before the load of {name}: threads synchronize (stored)" for name in ("own", "share", "which"))
 """In place of some of stock TileLang's."""
+TABLES = "lines", "slot"
 NEEDED = {
     # The blocks that multiply have stored the tile that others, of the same text, load.
     "gemm_ag": ["before the load of G: bulk stores are completed, threads synchronize (stored)"],
@@ -287,7 +293,8 @@ NEEDED = {
     "sum of rows": [SHARE],
     "gradients of experts": [OWN, WHICH],
     "experts": [BEFORE, OWN, SHARE],
-    "float8 experts": [BEFORE, WHICH, SHARE],
+    **dict.fromkeys(("float8 experts", "trained in float8"), [BEFORE, WHICH, SHARE]),
+    "float8 sums": [BEFORE, WHICH, *(f"before the load of {name}: threads synchronize (stored)" for name in TABLES)],
 }
 
 

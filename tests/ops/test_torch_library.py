@@ -114,15 +114,20 @@ def test_a_layer_of_experts_is_an_operator(keeps: bool):
     torch.library.opcheck(torch.ops.tilescale.moe_layer, given, test_utils=kinds)
     if keeps:
         _, _, rows, hidden, *tables = torch.ops.tilescale.moe_layer(*given)
-        given = x, rows, hidden, tables, up, down, ""
+        given = x, rows, hidden, tables, up, down, True, ""
         torch.library.opcheck(torch.ops.tilescale.moe_layer_backward, given, test_utils=kinds)
 
 
-def test_a_layer_of_float8_experts_is_an_operator():
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_layer_of_float8_experts_is_an_operator(keeps: bool):
     gate_up, down, *scales = (t[None] for t in random_expert(128, 128))
     x, chosen = torch.randn(3, 128).bfloat16(), torch.zeros(3, 1).long()
-    given = x, chosen, torch.ones(3, 1), gate_up, down, *scales, 3, 128, ""
+    given = x, chosen, torch.ones(3, 1), gate_up, down, *scales, 3, 128, not keeps, keeps, ""
     torch.library.opcheck(torch.ops.tilescale.moe_layer_float8, given, test_utils="test_faketensor")
+    if keeps:
+        _, _, rows, hidden, *tables = torch.ops.tilescale.moe_layer_float8(*given)
+        given = x, rows, hidden, tables, gate_up.bfloat16(), down.bfloat16(), False, ""
+        torch.library.opcheck(torch.ops.tilescale.moe_layer_backward, given, test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ float8_wire.py                      collectives that send numbers as float8
 all_reduce_rms_norm.py all_reduce_rms_norm_float8.py all_reduce_layer_norm.py    the end of a transformer block
 decode.py sequence_attention.py attention_backward.py    attention over several ranks; key_cache.py: of decode
 moe_layer.py moe_choice.py expert_programs.py    mixture of experts: the layer, its router, its programs
+moe_gradient.py                     its backward
 moe_float8.py expert_float8.py grouped_float8.py    the layer in float8, its program, its GEMMs
 expert_parallel.py                  models whose experts are split over the ranks
 moe_route.py moe_tables.py moe_dispatch.py grouped_gemm.py    its parts as separate operators

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""A layer of SwiGLU experts in float8: its program, and the grid that sends tokens as float8.
+"""A layer of SwiGLU experts in float8: its program, and the grids that send tokens and sums as float8.
 
 Tokens are quantized on the rank that they come from, and so are the activations between both GEMMs: each 128 numbers
 of a row have a scale, a power of two (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3.2). A scale is sent
-with its numbers. Weighted sums go back as bfloat16.
+with its numbers. Weighted sums go back as bfloat16, or as float8 with scales of the same kind.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import tilescale.language as T
@@ -13,7 +14,16 @@ from tilescale.ops.float8_wire import GROUP, WIRE, last_of, quantize
 from tilescale.ops.grouped_float8 import scaled_gated_grid, scaled_grid
 from tilescale.ops.moe_tables import tables_grids, whole
 from tilescale.ops.persistent import turns_of_first
-from tilescale.ops.row_exchange import CHUNKS, RESIDENT, SENDERS, THREADS, UNIT_BYTES, sum_grid, tiles_in
+from tilescale.ops.row_exchange import (
+    CHUNKS,
+    RESIDENT,
+    SENDERS,
+    SUMMING_SENDERS,
+    THREADS,
+    UNIT_BYTES,
+    sum_grid,
+    tiles_in,
+)
 
 DTYPE = "bfloat16"
 """Type of tokens and results."""
@@ -35,8 +45,9 @@ def load_groups(given, x, which, X, order, owner, first, most):
 
 
 @T.macro
-def scatter_float8_grid(X, order, sent, inbox, in_scales, received, places, R, of_R):
-    """R[places[s, i]] = X[order[s][i]] of rank s in float8, and in a column of of_R the scales of that row.
+def scatter_float8_grid(X, order, sent, inbox, in_scales, received, places, R, of_R, wide, keeps):
+    """R[places[s, i]] = X[order[s][i]] of rank s in float8, and in a column of of_R the scales of that row; `wide` has
+    the rows times their scales, if it `keeps` them.
 
     A tile is a number of groups of consecutive tokens, not of a whole number of tokens. A rank sends its own tokens to
     itself as well, last.
@@ -87,10 +98,100 @@ def scatter_float8_grid(X, order, sent, inbox, in_scales, received, places, R, o
                         for c in [*range(copies)]:
                             if row[i, c] >= 0:
                                 R[row[i, c], (first + i) % each * GROUP + j] = come[i, j]
+                                if keeps:
+                                    number = T.cast(come[i, j], "float32") * come_scale[i]
+                                    wide[row[i, c], (first + i) % each * GROUP + j] = number
                     for i in T.Parallel(HIGH):
                         for c in [*range(copies)]:
                             if row[i, c] >= 0:
                                 of_R[(first + i) % each, row[i, c]] = come_scale[i]
+
+
+@T.macro
+def load_copies(which, share, W, places, source, slot, received):
+    """The rows of the tokens in slots of a rank, and their weights; -1 and 0 for a slot that is not `received`."""
+    for i, c in T.Parallel(which.shape[0], which.shape[1]):
+        place = places[source, T.max(T.min(slot[i], places.shape[1] - 1), 0), c]
+        which[i, c] = T.if_then_else((slot[i] >= 0) & (slot[i] < received), place, -1)
+        share[i, c] = T.if_then_else(which[i, c] >= 0, W[T.max(which[i, c], 0)], 0)
+
+
+@T.macro
+def sum_groups(total, Y, which, share, first, each):
+    """The weighted sums of the copies of consecutive groups."""
+    T.clear(total)
+    for c in T.unroll(which.shape[1]):
+        for i, j in T.Parallel(total.shape[0], GROUP):
+            far = Y[which[i, c], (first + i) % each * GROUP + j]
+            total[i, j] += T.cast(T.if_then_else(which[i, c] >= 0, far, T.cast(0, Y.dtype)), "float32") * share[i, c]
+
+
+@T.macro
+def sum_float8_grid(Y, W, received, places, inbox, in_scales, before, Out):
+    """`sum_grid` with sums that travel as float8, in tiles as those of `scatter_float8_grid`.
+
+    A rank's own sum is rounded to the type of the result, and not to float8.
+    """
+    size, groups, copies = int(in_scales.shape[0]), in_scales.shape[1], int(places.shape[2])
+    most, each = places.shape[1], int(Out.shape[1]) // GROUP
+    with T.Kernel(device=size, block=(T.ceildiv(groups, HIGH), 2), threads=THREADS) as (tile, z):
+        arrived = T.alloc_flags((size, CHUNKS))
+        T.assume(most >= 1)
+        T.assume(groups >= 1)
+        with T.Scale("block"), T.Scale("device") as (rank, _):
+            T.annotate_min_blocks_per_sm(RESIDENT)
+            pieces = T.ceildiv(groups, HIGH)
+            chunk = T.ceildiv(pieces, CHUNKS)  # tiles that share a flag
+            total = T.alloc((HIGH, GROUP), "float32", level="l0")
+            which, share = (T.alloc((HIGH, copies), kind, level="l1") for kind in ("int32", "float32"))
+            slot = T.alloc((HIGH,), "int32", level="l1")
+            if size > 1:
+                if z == 0:
+                    sizes, top = T.alloc((HIGH, GROUP), "int32", level="l0"), T.alloc((HIGH,), "int32", level="l0")
+                    scale, inverse, end = (T.alloc((HIGH,), "float32", level="l0") for _ in range(3))
+                    q = T.alloc((HIGH, GROUP), WIRE, level="l0")
+                    senders = T.min(SUMMING_SENDERS, pieces)
+                    for turn in T.serial(turns_of_first(tile, senders, (size - 1) * pieces)):
+                        number = tile + turn * senders
+                        home, first = (T.alloc_var("int32") for _ in range(2))
+                        home, first = (rank + 1 + number // pieces) % size, number % pieces * HIGH
+                        if first < received[home] * each:
+                            for i in T.Parallel(HIGH):
+                                slot[i] = (first + i) // each
+                            load_copies(which, share, W, places, home, slot, received[home])
+                            sum_groups(total, Y, which, share, first, each)
+                            quantize(total, sizes, top, scale, inverse, end, q, last_of("float32"))
+                            T.copy(q, inbox[rank, first, 0], dst=home)
+                            T.copy(scale, in_scales[rank, first], dst=home)
+                            T.signal(arrived[rank, first // (chunk * HIGH)], dst=home)
+            if z > 0:
+                first, own = tile * HIGH, T.alloc((HIGH, GROUP), Out.dtype, level="l0")
+                lines = T.alloc((size, HIGH), "int32", level="l1")
+                for s, i in T.Parallel(size, HIGH):
+                    row = T.min((first + i) // each, most - 1)
+                    lines[s, i] = T.if_then_else(before[row + 1, s] > before[row, s], before[row, s], -1)
+                for i in T.Parallel(HIGH):
+                    slot[i] = lines[rank, i]
+                load_copies(which, share, W, places, rank, slot, most)
+                for step in T.serial(1, size):
+                    source = (rank + size - step) % size
+                    row, last = T.min(first // each, most - 1), T.min((first + HIGH - 1) // each, most - 1) + 1
+                    begin, end_of = before[row, source] * each, before[last, source] * each
+                    for c in T.serial(begin // (HIGH * chunk), T.ceildiv(end_of, HIGH * chunk)):
+                        T.wait(arrived[source, c], ">=", tiles_in(c, chunk, before[most, source] * each, HIGH))
+                T.sync_threads()  # the tables are there, also where nothing is waited for
+                sum_groups(total, Y, which, share, first, each)
+                T.copy(total, own)
+                T.clear(total)
+                for source in T.unroll(size):
+                    for i, j in T.Parallel(HIGH, GROUP):
+                        group = T.max(lines[source, i], 0) * each + (first + i) % each
+                        far = T.cast(inbox[source, group, j], "float32") * in_scales[source, group]
+                        come = T.if_then_else(lines[source, i] >= 0, far, 0)
+                        total[i, j] += T.if_then_else(source == rank, T.cast(own[i, j], "float32"), come)
+                for i, j in T.Parallel(HIGH, GROUP):
+                    if first + i < most * each:
+                        Out[(first + i) // each, (first + i) % each * GROUP + j] = total[i, j]
 
 
 def scatter_float8_program(size: int, features: int, copies: int) -> Any:
@@ -109,15 +210,37 @@ def scatter_float8_program(size: int, features: int, copies: int) -> Any:
         R: T.Tensor((room, features), WIRE),
         of_R: T.Tensor((features // GROUP, room), "float32"),
     ):
-        scatter_float8_grid(X, order, sent, inbox, in_scales, received, places, R, of_R)
+        scatter_float8_grid(X, order, sent, inbox, in_scales, received, places, R, of_R, R, False)
 
     return scatter_float8
 
 
-def layer_float8_program(size: int, local: int, choices: int, features: int, inner: int, kind: str) -> Any:
+@dataclass(frozen=True)
+class Float8Form:
+    """Form of a program of float8 experts.
+
+    Attributes:
+        by_rows: whether each row of the weights has a scale, else each square of 128 x 128.
+        narrow_sums: whether sums travel as float8.
+        keeps: whether quantized tokens and the products of the first GEMM are kept as bfloat16, for a backward.
+    """
+
+    by_rows: bool = False
+    narrow_sums: bool = False
+    keeps: bool = False
+
+    def scales(self, local: int, rows: int, columns: int) -> tuple[int, ...]:
+        """The shape of the scales of the weights of `local` experts."""
+        return (local, rows) if self.by_rows else (local, rows // GROUP, columns // GROUP)
+
+
+def layer_float8_program(
+    size: int, local: int, choices: int, features: int, inner: int, kind: str, form: Float8Form
+) -> Any:
     """The forward of a layer with float8 experts: `expert_programs.layer_program` with scales."""
     numbers, chunks, most, groups = (T.dynamic(name) for name in ("numbers", "chunks", "most", "groups"))
     room, tiles = T.dynamic("room"), T.dynamic("tiles")
+    of_sums = (size, groups) if form.narrow_sums else (1, 1)
 
     @T.prim_func
     def moe_layer_float8(
@@ -125,14 +248,17 @@ def layer_float8_program(size: int, local: int, choices: int, features: int, inn
         chosen: T.Tensor((numbers,), kind),
         shares: T.Tensor((numbers,), "float32"),
         gate_up: T.Tensor((local, 2 * inner, features), WIRE),
-        of_gate_up: T.Tensor((local, 2 * inner // GROUP, features // GROUP), "float32"),
+        of_gate_up: T.Tensor(form.scales(local, 2 * inner, features), "float32"),
         down: T.Tensor((local, features, inner), WIRE),
-        of_down: T.Tensor((local, features // GROUP, inner // GROUP), "float32"),
+        of_down: T.Tensor(form.scales(local, features, inner), "float32"),
         in_chosen: T.Tensor((size, chunks, whole(choices)), "int32"),
         in_shares: T.Tensor((size, chunks, whole(choices)), "float32"),
         in_rows: T.Tensor((size, groups, GROUP), WIRE),
         in_scales: T.Tensor((size, groups), "float32"),
-        in_sums: T.Tensor((size, most, features), DTYPE),
+        in_sums: T.Tensor(
+            (size, groups, GROUP) if form.narrow_sums else (size, most, features), WIRE if form.narrow_sums else DTYPE
+        ),
+        in_sum_scales: T.Tensor(of_sums, "float32"),
         counted: T.Tensor((size * chunks, local + 2), "int32"),
         W: T.Tensor((room,), "float32"),
         counts: T.Tensor((local,), "int32"),
@@ -145,6 +271,8 @@ def layer_float8_program(size: int, local: int, choices: int, features: int, inn
         before: T.Tensor((most + 1, size), "int32"),
         rows: T.Tensor((room, features), WIRE),
         of_rows: T.Tensor((features // GROUP, room), "float32"),
+        wide: T.Tensor((room, features) if form.keeps else (1, 1), DTYPE),
+        hidden: T.Tensor((room, 2 * inner) if form.keeps else (1, 1), DTYPE),
         active: T.Tensor((room, inner), WIRE),
         of_active: T.Tensor((inner // GROUP, room), "float32"),
         made: T.Tensor((room, features), DTYPE),
@@ -153,9 +281,12 @@ def layer_float8_program(size: int, local: int, choices: int, features: int, inn
     ):
         tables = W, counts, dropped, owners, order, sent, received, places, before
         tables_grids(chosen, shares, in_chosen, in_shares, counted, tables, True)
-        scatter_float8_grid(X, order, sent, in_rows, in_scales, received, places, rows, of_rows)
-        scaled_gated_grid(rows, of_rows, gate_up, of_gate_up, owners, active, of_active, size)
+        scatter_float8_grid(X, order, sent, in_rows, in_scales, received, places, rows, of_rows, wide, form.keeps)
+        scaled_gated_grid(rows, of_rows, gate_up, of_gate_up, owners, hidden, active, of_active, size, form.keeps)
         scaled_grid(active, of_active, down, of_down, owners, made, size)
-        sum_grid(made, W, received, places, in_sums, before, Y, sharers, UNIT_BYTES // 2, True)
+        if form.narrow_sums:
+            sum_float8_grid(made, W, received, places, in_sums, in_sum_scales, before, Y)
+        else:
+            sum_grid(made, W, received, places, in_sums, before, Y, sharers, UNIT_BYTES // 2, True)
 
     return moe_layer_float8

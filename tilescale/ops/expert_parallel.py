@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tilescale.errors import ArgumentError
+from tilescale.ops.float8 import Float8
 from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.group import group_name, rank_of, size_of
 from tilescale.ops.moe_layer import moe_layer
@@ -36,25 +37,25 @@ class ParallelExperts(nn.Module):
         gate_up_proj: (experts of this rank, 2 * inner, features).
         down_proj: (experts of this rank, features, inner).
         gate_up_proj_scale_inv, down_proj_scale_inv: of float8 experts, their `scales`.
-        most, room: as `moe_layer` takes them.
+        options: `most`, `room`, `float8` and `wire` as `moe_layer` takes them.
         dropped: with `room`, how many choices of each expert of this rank the last call dropped; None before.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], group: str, most: int | None, room: int | None):
+    def __init__(self, parameters: dict[str, nn.Parameter], group: str, options: dict[str, Any]):
         super().__init__()
         for name, parameter in parameters.items():
             self.register_parameter(name, parameter)
-        self.group, self.most, self.room = group, most, room
+        self.group, self.options = group, options
         self.dropped: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """(tokens, features), and of each token the experts of all ranks and their weights, (tokens, choices)."""
         given = x, (chosen, weights), self.gate_up_proj, self.down_proj
         scales = tuple(getattr(self, name) for name in SCALES) if hasattr(self, SCALES[0]) else None
-        options = {"scales": scales, "most": self.most, "group": self.group}
-        if self.room is None:
-            return moe_layer(*given, **options)  # type: ignore[return-value]
-        y, self.dropped = moe_layer(*given, room=self.room, **options)
+        made = moe_layer(*given, scales=scales, group=self.group, **self.options)
+        if isinstance(made, torch.Tensor):
+            return made
+        y, self.dropped = made
         return y
 
     def extra_repr(self) -> str:
@@ -63,7 +64,13 @@ class ParallelExperts(nn.Module):
 
 
 def parallelize_experts(
-    module: nn.Module, group: Any = None, *, most: int | None = None, room: int | None = None
+    module: nn.Module,
+    group: Any = None,
+    *,
+    most: int | None = None,
+    room: int | None = None,
+    float8: Float8 | None = None,
+    wire: str | None = None,
 ) -> nn.Module:
     """Distribute the experts of a model over the ranks, in place: those of Mixtral, Qwen3-MoE, DeepSeek-V3 and others.
 
@@ -76,7 +83,7 @@ def parallelize_experts(
     Args:
         module: the model, the same on all ranks.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
-        most, room: as `moe_layer` takes them, in each call.
+        most, room, float8, wire: as `moe_layer` takes them, in each call.
 
     Returns:
         The model.
@@ -98,9 +105,10 @@ def parallelize_experts(
                 f"{path} has {len(experts.gate_up_proj)} experts, the group has {size} ranks",
                 hint="each rank has equally many",
             )
+    options = {"most": most, "room": room, "float8": float8, "wire": wire}
     for path, experts in found.items():
         parts = {key: _part(parameter, size, rank) for key, parameter in experts.named_parameters(recurse=False)}
-        module.set_submodule(path, ParallelExperts(parts, name, most, room).train(experts.training))
+        module.set_submodule(path, ParallelExperts(parts, name, options).train(experts.training))
     return module
 
 

@@ -163,8 +163,10 @@ def layer_program(
     return moe_layer
 
 
-def layer_gradient_program(size: int, local: int, choices: int, features: int, inner: int, dtype: str) -> Any:
-    """The gradients of `layer_program`, from that of its result."""
+def layer_gradient_program(
+    size: int, local: int, choices: int, features: int, inner: int, dtype: str, learns: bool = True
+) -> Any:
+    """The gradients of `layer_program`, from that of its result; those of the experts if it `learns`."""
     chunks, most, room, tiles = (T.dynamic(name) for name in ("chunks", "most", "room", "tiles"))
     unit, columns = UNIT_BYTES // 2, columns_of(inner)
 
@@ -193,8 +195,8 @@ def layer_gradient_program(size: int, local: int, choices: int, features: int, i
         of_W: T.Tensor((inner // columns, room), "float32"),
         DX: T.Tensor((most, features), dtype),
         of_shares: T.Tensor((most, choices), "float32"),
-        of_gate_up: T.Tensor((local, 2 * inner, features), dtype),
-        of_down: T.Tensor((local, features, inner), dtype),
+        of_gate_up: T.Tensor((local, 2 * inner, features) if learns else (1, 1, 1), dtype),
+        of_down: T.Tensor((local, features, inner) if learns else (1, 1, 1), dtype),
         groups: T.int32,
     ):
         scatter_grid(DY, order, sent, in_rows, received, places, far, unit)
@@ -202,7 +204,8 @@ def layer_gradient_program(size: int, local: int, choices: int, features: int, i
         returns_grid(of_W, received, places, before, in_shares, of_shares)
         grouped_gemm.product_grid(of_hidden, gate_up, owners, of_rows, size, grouped_gemm.columns_of(features), False)
         sum_grid(of_rows, W, received, places, in_sums, before, DX, groups, unit, False)
-        grouped_gemm.outer_grid(far, active, counts, of_down, size)
-        grouped_gemm.outer_grid(of_hidden, rows, counts, of_gate_up, size)
+        if learns:
+            grouped_gemm.outer_grid(far, active, counts, of_down, size)
+            grouped_gemm.outer_grid(of_hidden, rows, counts, of_gate_up, size)
 
     return moe_layer_gradient

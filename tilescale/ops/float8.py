@@ -27,7 +27,9 @@ from tilescale.ops.unfused import Scales, product
 FORWARD = torch.float8_e4m3fn
 """Type of rounded operands; the weight also where gradients are multiplied with it."""
 
-SCALINGS = ("rowwise", "tensorwise")
+BLOCKWISE = "blockwise"
+
+SCALINGS = ("rowwise", "tensorwise", BLOCKWISE)
 
 GRADIENTS = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16)
 
@@ -37,8 +39,9 @@ class Float8:
     """Recipe by which a GEMM rounds its bfloat16 operands to float8.
 
     Attributes:
-        scaling: "rowwise", a scale for each row of a and each column of b, or "tensorwise", one for each matrix of a
-            rank.
+        scaling: "rowwise", a scale for each row of a and each column of b; "tensorwise", one for each matrix of a rank;
+            or "blockwise", one for each 128 numbers of a row of a, and for each 128 x 128 of b (DeepSeek-V3,
+            arXiv:2412.19437, section 3.3.2).
         gradients: torch.float8_e5m2 or torch.float8_e4m3fn, to which the gradient of the result is rounded where that
             of `a` is made of it; or torch.bfloat16, which it has: then that product is one of bfloat16. The gradient of
             `b` is always one of bfloat16 matrices.
@@ -68,6 +71,8 @@ def spelled(recipe: Float8 | None) -> str:
         return ""
     if not isinstance(recipe, Float8):
         raise ArgumentError(f"float8 is {recipe!r}", hint="pass tilescale.ops.Float8(), or None for bfloat16")
+    if recipe.scaling == BLOCKWISE:
+        raise ArgumentError(f"scaling is {recipe.scaling!r}", hint="supported here: rowwise, tensorwise")
     return _words(recipe.scaling, FORWARD, recipe.gradients)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Grouped GEMMs in float8, with a scale for each 128 numbers of a row and for each square of 128 of the weights.
+"""Grouped GEMMs in float8, with a scale for each 128 numbers of a row, and for each square or row of the weights.
 
 Tensor cores add up float8 in fewer bits than float32 has. So they make the sum of 128 products alone, which is scaled
 and added up in float32 (DeepSeek-V3 technical report, arXiv:2412.19437, section 3.3.2; so does DeepGEMM,
@@ -88,35 +88,47 @@ def add_scaled(c, part, row_scales, scale):
 
 
 @T.macro
-def multiply_squares(A, of_A, tile, B, of_B, expert, first, second, c, c_second):
+def scale_columns(c, of_B, expert, first):
+    """c *= the scales of the rows of the weights, which are its columns."""
+    for i, j in T.Parallel(c.shape[0], c.shape[1]):
+        c[i, j] *= of_B[expert, T.min(first * GROUP + j, of_B.shape[1] - 1)]
+
+
+@T.macro
+def multiply_squares(A, of_A, tile, B, of_B, expert, first, second, c, c_second, stages=STAGES):
     """The products of a tile's rows with the weights of two squares of columns; a second one beyond the last is 0."""
+    by_rows = len(of_B.shape) == 2
     a = T.alloc((ALIGN, GROUP), A.dtype, level="l1")
     b, b_second = (T.alloc((GROUP, GROUP), B.dtype, level="l1") for _ in range(2))
     scales, row_scales = T.alloc((ALIGN,), "float32", level="l1"), T.alloc((ALIGN,), "float32", level="l0")
     part = T.alloc((ALIGN, GROUP), "float32", level="l0")
-    scale, scale_second = (T.alloc_var("float32") for _ in range(2))
+    scale, scale_second = (T.alloc_var("float32", init=1.0) for _ in range(2))
     T.clear(c)
     T.clear(c_second)
-    for k in T.Pipelined(of_B.shape[2], num_stages=STAGES):
+    for k in T.Pipelined(T.ceildiv(int(B.shape[2]), GROUP), num_stages=stages):
         T.copy(A[tile * ALIGN, k * GROUP], a)
         T.copy(B[expert, first * GROUP, k * GROUP], b)
         T.copy(B[expert, second * GROUP, k * GROUP], b_second)
         T.copy(of_A[k, tile * ALIGN], scales)
-        scale = of_B[expert, first, k]
-        scale_second = of_B[expert, T.min(second, int(of_B.shape[1]) - 1), k]
+        if not by_rows:
+            scale = of_B[expert, first, k]
+            scale_second = of_B[expert, T.min(second, int(of_B.shape[1]) - 1), k]
         T.gemm(a, b, part, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
         for i in T.Parallel(ALIGN):
             row_scales[i] = scales[i]
         add_scaled(c, part, row_scales, scale)
         T.gemm(a, b_second, part, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
         add_scaled(c_second, part, row_scales, scale_second)
+    if by_rows:
+        scale_columns(c, of_B, expert, first)
+        scale_columns(c_second, of_B, expert, second)
 
 
 @T.macro
 def scaled_grid(A, of_A, B, of_B, owners, C, size):
     """C[m] = A[m] B[owner of m]^T, of the first columns of A; tiles without a token are skipped. `size`: see `launch`.
 
-    `of_A` has a row for each 128 columns, `of_B` those of the squares.
+    `of_A` has a row for each 128 columns, `of_B` those of the squares, or a number for each row of B.
     """
     with launch(size, T.ceildiv(int(C.shape[1]), 2 * GROUP), owners.shape[0]) as (column, tile):
         c, c_second = (T.alloc((ALIGN, GROUP), "float32", level="l0") for _ in range(2))
@@ -131,9 +143,9 @@ def scaled_grid(A, of_A, B, of_B, owners, C, size):
 
 
 @T.macro
-def scaled_gated_grid(A, of_A, B, of_B, owners, C, of_C, size):
+def scaled_gated_grid(A, of_A, B, of_B, owners, H, C, of_C, size, keeps):
     """C[m] = silu(A[m] gate^T) * (A[m] up^T) of the owner of m, in float8; `of_C` has its scales, as `of_A` has those
-    of A."""
+    of A. H has both products if it `keeps` them."""
     squares = int(C.shape[1]) // GROUP
     with launch(size, squares, owners.shape[0]) as (column, tile):
         c, c_up = (T.alloc((ALIGN, GROUP), "float32", level="l0") for _ in range(2))
@@ -142,7 +154,14 @@ def scaled_gated_grid(A, of_A, B, of_B, owners, C, of_C, size):
         q, out = T.alloc((ALIGN, GROUP), C.dtype, level="l0"), T.alloc((ALIGN, GROUP), C.dtype, level="l1")
         if owners[tile] >= 0:
             expert = T.max(T.min(owners[tile], B.shape[0] - 1), 0)
-            multiply_squares(A, of_A, tile, B, of_B, expert, column, squares + column, c, c_up)
+            given = A, of_A, tile, B, of_B, expert, column, squares + column, c, c_up
+            multiply_squares(*given, STAGES - keeps)  # those products take the memory of a stage
+            if keeps:
+                kept = T.alloc((ALIGN, GROUP), H.dtype, level="l1")
+                T.copy(c, kept)
+                T.copy(kept, H[tile * ALIGN, column * GROUP])
+                T.copy(c_up, kept)
+                T.copy(kept, H[tile * ALIGN, (squares + column) * GROUP])
             for i, j in T.Parallel(ALIGN, GROUP):
                 c[i, j] = c[i, j] / (1 + T.exp(-c[i, j])) * c_up[i, j]
             quantize(c, sizes, top, scale, inverse, end, q, last_of("float32"))
@@ -170,7 +189,7 @@ def scaled_program(N: int, K: int, stride: int) -> Any:
     return grouped_matmul_scaled
 
 
-def scaled_gated_program(size: int, N: int, K: int) -> Any:
+def scaled_gated_program(size: int, N: int, K: int, keeps: bool = False) -> Any:
     """`scaled_gated_grid` of N columns."""
     room, experts = T.dynamic("room"), T.dynamic("experts")
 
@@ -181,9 +200,10 @@ def scaled_gated_program(size: int, N: int, K: int) -> Any:
         B: T.Tensor((experts, 2 * N, K), WIRE),
         of_B: T.Tensor((experts, 2 * N // GROUP, K // GROUP), "float32"),
         owners: T.Tensor((room // ALIGN,), "int32"),
+        H: T.Tensor((room, 2 * N) if keeps else (1, 1), "bfloat16"),
         C: T.Tensor((room, N), WIRE),
         of_C: T.Tensor((N // GROUP, room), "float32"),
     ):
-        scaled_gated_grid(A, of_A, B, of_B, owners, C, of_C, size)
+        scaled_gated_grid(A, of_A, B, of_B, owners, H, C, of_C, size, keeps)
 
     return gated_experts_scaled

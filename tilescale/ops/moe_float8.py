@@ -1,53 +1,71 @@
 # SPDX-License-Identifier: MIT
-"""A layer of float8 experts: what `moe_layer` calls for weights with scales."""
+"""A layer of experts in float8: what `moe_layer` calls for weights with scales, and for those that it quantizes."""
 
 from typing import Any
 
 import torch
 
-from tilescale.errors import UnsupportedError
+from tilescale.errors import ArgumentError
 from tilescale.ops.arguments import dense, two_scales
-from tilescale.ops.expert_float8 import layer_float8_program
-from tilescale.ops.float8_wire import GROUP
-from tilescale.ops.group import team_of
+from tilescale.ops.expert_float8 import Float8Form, layer_float8_program
+from tilescale.ops.float8 import Float8
+from tilescale.ops.float8_wire import GROUP, WIRE
+from tilescale.ops.group import size_of, team_of
 from tilescale.ops.grouped_float8 import check_scales
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of, more_rows, new_tensors
-from tilescale.ops.moe_tables import DROPPED, arriving_choices, form_of_counts, forms_of_tables, padded_choices
+from tilescale.ops.moe_gradient import SAVED, gradients
+from tilescale.ops.moe_tables import (
+    DROPPED,
+    arriving_choices,
+    form_of_counts,
+    forms_of_tables,
+    new_tables,
+    padded_choices,
+)
 from tilescale.ops.operator import operator
+from tilescale.ops.rounding import rounded_squares
 from tilescale.ops.row_exchange import UNIT_BYTES, sharers
 from tilescale.ops.workspace import workspace_of
 
 WORDS = GROUP // 4
 """Words of a group of numbers."""
 
+RECIPE = Float8("blockwise", torch.bfloat16)
+"""Recipe of training: experts are quantized in the call."""
 
-def scaled_layer(
-    x: torch.Tensor,
-    chosen: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    scales: Any,
-    most: int,
-    room: int,
-    differentiates: bool,
-    group: str,
-) -> list[torch.Tensor]:
-    """The sums, and the number of dropped choices.
+Scale = torch.Tensor | None
+
+
+def check_recipe(float8: Float8 | None, scales: Any, wire: str | None) -> None:
+    """Raise ArgumentError unless experts are quantized so, or given so, or neither."""
+    if float8 not in (None, RECIPE):
+        raise ArgumentError(f"float8 is {float8!r}", hint=f"supported for experts: {RECIPE!r}")
+    if float8 is not None and scales is not None:
+        raise ArgumentError(
+            "scales and float8 are given", hint="float8 quantizes weights, scales are of quantized ones"
+        )
+    if wire is not None and (wire != WIRE or (float8 is None and scales is None)):
+        raise ArgumentError(f"wire is {wire!r}", hint=f"supported: {WIRE!r} for experts in float8, or None")
+
+
+def scales_of_experts(scales: Any, gate_up: torch.Tensor, down: torch.Tensor) -> tuple[Scale, Scale]:
+    """The scales of all squares of the weights, or of all their rows; None for weights without scales.
 
     Raises:
         ArgumentError: unsupported scales.
-        UnsupportedError: a gradient is needed.
     """
-    if differentiates:
-        raise UnsupportedError(
-            "float8 experts have no gradients, and an input requires one",
-            hint="call it under torch.no_grad(), or train with bfloat16 experts",
-        )
+    if scales is None:
+        return None, None
     given = two_scales(scales, "of gate_up, and of down")
-    names = zip(("scales[0]", "scales[1]"), given, (gate_up, down), strict=True)
-    return _layer(x, chosen, weights, gate_up, down, *(_of_squares(*each) for each in names), most, room, group)
+    names, weights = ("scales[0]", "scales[1]"), (gate_up, down)
+    if all(isinstance(x, torch.Tensor) and x.shape[:2] == w.shape[:2] for x, w in zip(given, weights, strict=True)):
+        given = tuple(x.squeeze(2) if x.shape[2:] == (1,) else x for x in given)
+        for name, x, weight in zip(names, given, weights, strict=True):
+            check_scales(name, x, tuple(weight.shape[:2]))
+        return given
+    of_gate_up, of_down = (_of_squares(*each) for each in zip(names, given, weights, strict=True))
+    return of_gate_up, of_down
 
 
 def _of_squares(name: str, scales: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -62,46 +80,95 @@ def _of_squares(name: str, scales: torch.Tensor, weight: torch.Tensor) -> torch.
 
 
 @operator("moe_layer_float8")
-def _layer(
+def float8_layer(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    of_gate_up: torch.Tensor,
-    of_down: torch.Tensor,
+    of_gate_up: Scale,
+    of_down: Scale,
     most: int,
     room: int,
+    narrow_sums: bool,
+    keeps: bool,
     group: str,
 ) -> list[torch.Tensor]:
-    """The sums, and the number of dropped choices."""
+    """The sums, and the number of dropped choices; then the tensors saved for a backward, with `keeps`.
+
+    Weights are float8 with scales, or bfloat16 without, and are quantized.
+    """
+    if of_gate_up is None or of_down is None:
+        (gate_up, of_gate_up), (down, of_down) = _quantized(gate_up), _quantized(down)
     team, (experts, features, inner), choices = team_of(group), down.shape, chosen.shape[1]
-    size, groups = team.size, most * features // GROUP
+    size, groups, form = team.size, most * features // GROUP, Float8Form(of_down.ndim == 2, narrow_sums, keeps)
     numbers, shares = padded_choices(chosen, most, -1), padded_choices(weights.float(), most, 0)
-    of_choices, of_sums = arriving_choices(size, most, choices), (size, most, features * x.itemsize // 4)
-    in_chosen, in_shares, in_rows, in_scales, in_sums = workspace_of(team).symmetric(
-        torch.int32, of_choices, of_choices, (size, groups, WORDS), (size, groups), of_sums
+    of_choices, wide_sums = arriving_choices(size, most, choices), (size, most, features * x.itemsize // 4)
+    of_groups = (size, groups, WORDS), (size, groups)
+    in_chosen, in_shares, in_rows, in_scales, in_sums, in_sum_scales = workspace_of(team).symmetric(
+        torch.int32, of_choices, of_choices, *of_groups, *(of_groups if narrow_sums else (wide_sums, (1, 1)))
     )
-    result = x.new_empty(most, features)
-    *tables, counted, rows, of_rows, active, of_active, made = new_tensors(
-        x,
+    of_rows, of_inner, none = (room, features), (room, inner), (1, 1)
+    forms = [
         *forms_of_tables(size, experts, most, room, choices),
-        form_of_counts(size, experts, most, choices),
-        *(((room, features), gate_up.dtype), ((features // GROUP, room), torch.float32)),
-        *(((room, inner), gate_up.dtype), ((inner // GROUP, room), torch.float32)),
-        ((room, features), x.dtype),
-        apart=(DROPPED,),
-    )
-    kernel(layer_float8_program, team, experts, choices, features, inner, dtype_of(numbers))(
+        *((of_rows if keeps else none, x.dtype), ((room, 2 * inner) if keeps else none, x.dtype)),
+        *((of_rows, gate_up.dtype), ((features // GROUP, room), torch.float32)),
+        *((of_inner, gate_up.dtype), ((inner // GROUP, room), torch.float32)),
+        *((of_rows, x.dtype), form_of_counts(size, experts, most, choices)),
+    ]
+    made = new_tensors(x, *forms, apart=range(SAVED) if keeps else (DROPPED,))
+    *tables, wide, hidden, rows, of_row, active, of_active, products, counted = made
+    result = x.new_empty(most, features)
+    kernel(layer_float8_program, team, experts, choices, features, inner, dtype_of(numbers), form)(
         *(more_rows(dense(x), most), numbers, shares),
         *(dense(gate_up), dense(of_gate_up), dense(down), dense(of_down)),
-        *(in_chosen, in_shares.view(torch.float32)),
-        *(in_rows.view(gate_up.dtype), in_scales.view(torch.float32), in_sums.view(x.dtype), counted, *tables),
-        *(rows, of_rows, active, of_active, made, result, sharers(features, UNIT_BYTES // x.itemsize, most)),
+        *(in_chosen, in_shares.view(torch.float32), in_rows.view(gate_up.dtype), in_scales.view(torch.float32)),
+        *(in_sums.view(gate_up.dtype if narrow_sums else x.dtype), in_sum_scales.view(torch.float32), counted, *tables),
+        *(rows, of_row, wide, hidden, active, of_active, products, result),
+        sharers(features, UNIT_BYTES // x.itemsize, most),
     )
-    return [result[: x.shape[0]], tables[DROPPED]]
+    of_row_choices, counts, dropped, *others = tables
+    return [result[: x.shape[0]], dropped, *([wide, hidden, of_row_choices, counts, *others] if keeps else [])]
 
 
-@_layer.register_fake
-def _(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, *_: Any) -> Any:
-    return [x.new_empty(x.shape), chosen.new_empty(len(gate_up), dtype=torch.int32)]
+def _quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of experts in float8, and the scale of each square."""
+    made, scales = rounded_squares(dense(weight).flatten(0, 1), torch.float8_e4m3fn)
+    return made.view(weight.shape), scales.view(len(weight), -1, scales.shape[1])
+
+
+@float8_layer.register_fake
+def _(x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *given: Any) -> list[torch.Tensor]:
+    (experts, features, inner), (most, room, _, keeps, group) = given[1].shape, given[4:]
+    of_rows, counts, dropped, *tables = new_tables(chosen, size_of(group), experts, most, room)
+    kept = [x.new_empty(room, features), x.new_empty(room, 2 * inner), of_rows, counts, *tables] if keeps else []
+    return [x.new_empty(x.shape), dropped, *kept]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    _, _, weights, gate_up, down, of_gate_up, of_down, *_, ctx.group = inputs
+    _, dropped, *kept = output
+    ctx.save_for_backward(gate_up, down, of_gate_up, of_down, *kept)
+    ctx.mark_non_differentiable(dropped, *kept)
+    ctx.set_materialize_grads(False)
+    ctx.dtype = weights.dtype
+
+
+def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
+    """Weights without scales have gradients; those with scales become bfloat16."""
+    gate_up, down, of_gate_up, of_down, rows, hidden, *tables = ctx.saved_tensors
+    learns = of_gate_up is None
+    wide = (gate_up, down) if learns else (_dequantized(gate_up, of_gate_up), _dequantized(down, of_down))
+    of_x, of_weights, *of_experts = gradients(grads[0], rows, hidden, tables, *wide, learns, ctx.group)
+    return of_x, None, of_weights.to(ctx.dtype), *(of_experts or (None, None)), *[None] * 7
+
+
+def _dequantized(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Weights with scales of rows or squares as bfloat16."""
+    if scales.ndim == 2:
+        return (weight.float() * scales[..., None]).bfloat16()
+    squares = weight.float().unflatten(2, (-1, GROUP)).unflatten(1, (-1, GROUP))
+    return (squares * scales[:, :, None, :, None]).bfloat16().view(weight.shape)
+
+
+float8_layer.register_autograd(_backward, setup_context=_setup)

@@ -23,12 +23,14 @@ from tilescale.ops.arguments import (
     dense,
 )
 from tilescale.ops.expert_programs import LEAST_COLUMNS
+from tilescale.ops.float8 import Float8
 from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import dtype_of, more_rows, new_tensors
 from tilescale.ops.moe_choice import Router
-from tilescale.ops.moe_float8 import scaled_layer
+from tilescale.ops.moe_float8 import check_recipe, float8_layer, scales_of_experts
+from tilescale.ops.moe_gradient import SAVED, gradients, words_of
 from tilescale.ops.moe_route import check_choices, room_for
 from tilescale.ops.moe_tables import (
     ALIGN,
@@ -44,13 +46,8 @@ from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.row_exchange import UNIT_BYTES, sharers
 from tilescale.ops.workspace import workspace_of
 
-WORD_BYTES = 4
-
 NARROW_ROWS = 32
 """Choices of a rank's tokens for each of its experts, at most, for which tiles of the GEMMs are narrow."""
-
-SAVED = 11
-"""Tables, rows and pre-activations: what a backward needs."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -68,6 +65,8 @@ def moe_layer(
     shared: Pair | None = None,
     replicas: torch.Tensor | None = None,
     scales: Pair | None = None,
+    float8: Float8 | None = None,
+    wire: str | None = None,
     most: int | None = None,
     room: int | None = None,
     group: Any = None,
@@ -76,10 +75,10 @@ def moe_layer(
 
     The ranks have equally many experts each, one rank's after the other's. Sums are made in one order, so results have
     the same bits each time. Nothing waits for the host, and a CUDA graph may have it. It can be differentiated: with
-    respect to x, weights or logits, gate_up, down and shared; but not with float8 experts.
+    respect to x, weights or logits, gate_up, down and shared; but not float8 weights.
 
-    With float8 experts, tokens are quantized before they are sent, and activations before they are multiplied by down:
-    each 128 numbers of a row have a scale, a power of two, by which they become at most 448. Sums are bfloat16.
+    In float8, tokens are quantized before they are sent, and activations before they are multiplied by down: each 128
+    numbers of a row have a scale, a power of two, by which they become at most 448. Gradients have GEMMs of bfloat16.
 
     Args:
         x: (..., features), bfloat16 or float16: the tokens of this rank. Their number may differ from rank to rank, and
@@ -98,7 +97,9 @@ def moe_layer(
             by -1. Tokens are distributed over them.
         scales: of gate_up and down in float8, float32: one number for each 128 rows and 128 columns, (experts of this
             rank, 2 * inner / 128, features / 128) and (experts of this rank, features / 128, inner / 128), as the
-            `weight_scale_inv` of DeepSeek-V3; or one for each expert.
+            `weight_scale_inv` of DeepSeek-V3; or one for each expert and row, or for each expert.
+        float8: `Float8("blockwise", torch.bfloat16)`: bfloat16 weights are quantized in the call, by such squares.
+        wire: "float8_e4m3fn": the weighted sums of float8 experts travel back as float8, each 128 numbers with a scale.
         most: tokens that any rank has at most, the same on all ranks. Left out, all have equally many.
         room: rows for the choices of all ranks that fall on this one's experts, each of which takes a multiple of 128;
             the same on all ranks. Choices beyond it are dropped, those of the last experts first. Left out, there is
@@ -110,25 +111,24 @@ def moe_layer(
 
     Raises:
         ArgumentError: an unsupported argument; names it, and the supported ones.
-        UnsupportedError: float8 experts, and a gradient is needed.
         WaitTimeoutError, RankMismatchError, RankFailedError: as for a call of any kernel.
     """
     x, gate_up, down = as_autocast(x, gate_up, down)
-    _check_experts(x, gate_up, down, scales is not None)
+    check_recipe(float8, scales, wire)
+    _check_experts(x, gate_up, down, scales is not None, float8 is not None)
     rows, name = x.flatten(0, -2), group_name(group)
-    chosen, weights = _chosen(choice, router, bias)
-    if replicas is not None:
-        chosen = _replaced(chosen, replicas)
+    chosen, weights = _chosen(choice, router, bias, replicas)
     most = _most_tokens(rows, chosen, most)
     space = room_for(size_of(name) * most, chosen.shape[1], len(gate_up)) if room is None else room
     check_count("room", space)
     if most:
-        space = -(-space // ALIGN) * ALIGN
-        keeps = torch.is_grad_enabled() and any(t.requires_grad for t in (rows, weights, gate_up, down))
-        if scales is None:
-            y, dropped, *_ = _layer(rows, chosen, weights, gate_up, down, most, space, keeps, name)
+        given, extents = (rows, chosen, weights, gate_up, down), (most, -(-space // ALIGN) * ALIGN)
+        keeps = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+        pair = scales_of_experts(scales, gate_up, down)
+        if scales is None and float8 is None:
+            y, dropped, *_ = _layer(*given, *extents, keeps, name)
         else:
-            y, dropped = scaled_layer(rows, chosen, weights, gate_up, down, scales, most, space, keeps, name)
+            y, dropped, *_ = float8_layer(*given, *pair, *extents, bool(wire), keeps, name)
     else:
         y, dropped = rows.clone(), chosen.new_zeros(len(gate_up), dtype=torch.int32)
     if shared is not None:
@@ -136,8 +136,9 @@ def moe_layer(
     return y.view(x.shape) if room is None else (y.view(x.shape), dropped)
 
 
-def _check_experts(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, scaled: bool) -> None:
-    check_tensor("x", x, None, (torch.bfloat16,) if scaled else PRODUCTS)
+def _check_experts(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, scaled: bool, rounds: bool) -> None:
+    is_float8 = scaled or rounds
+    check_tensor("x", x, None, (torch.bfloat16,) if is_float8 else PRODUCTS)
     for name, weight in ("gate_up", gate_up), ("down", down):
         if not scaled and isinstance(weight, torch.Tensor) and weight.dtype in NARROW:
             raise ArgumentError(f"{name} is {weight.dtype}", hint="give scales of gate_up and down")
@@ -151,7 +152,7 @@ def _check_experts(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, s
             f"x has shape {tuple(x.shape)}, gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}",
             hint="(..., features), (experts, 2 * inner, features) and (experts, features, inner)",
         )
-    of_features, of_inner = (GROUP, GROUP) if scaled else (MULTIPLE, LEAST_COLUMNS)
+    of_features, of_inner = (GROUP, GROUP) if is_float8 else (MULTIPLE, LEAST_COLUMNS)
     if features % of_features or inner % of_inner or not features or not inner:
         raise ArgumentError(
             f"down has shape {tuple(down.shape)}", hint=f"features: a multiple of {of_features}, inner of {of_inner}"
@@ -171,8 +172,14 @@ def _most_tokens(rows: torch.Tensor, chosen: torch.Tensor, most: int | None) -> 
     return most
 
 
-def _chosen(choice: Any, router: Router | None, bias: torch.Tensor | None) -> Pair:
+def _chosen(choice: Any, router: Router | None, bias: torch.Tensor | None, replicas: torch.Tensor | None) -> Pair:
     """The experts of each token, and their weights."""
+    chosen, weights = _routed(choice, router, bias)
+    return chosen if replicas is None else _replaced(chosen, replicas), weights
+
+
+def _routed(choice: Any, router: Router | None, bias: torch.Tensor | None) -> Pair:
+    """The experts that are given, or that a router chooses, and their weights."""
     if isinstance(choice, torch.Tensor):
         if not isinstance(router, Router):
             raise ArgumentError(f"choice is logits, router is {type(router).__name__}", hint="pass ops.Router(choices)")
@@ -256,59 +263,6 @@ def _(
     return [x.new_empty(x.shape), dropped, *kept]
 
 
-@operator("moe_layer_backward")
-def _gradients(
-    grad: torch.Tensor,
-    rows: torch.Tensor,
-    hidden: torch.Tensor,
-    tables: list[torch.Tensor],
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    group: str,
-) -> list[torch.Tensor]:
-    """The gradients of x, of the weights of choices, in float32, of gate_up and of down."""
-    team, tokens, (experts, features, inner) = team_of(group), grad.shape[0], down.shape
-    of_weights, counts, owners, order, sent, received, places, before = tables
-    size, most, choices = places.shape
-    of_tokens = words_of(rows, size, most)
-    given = arriving_choices(size, most, choices), of_tokens, of_tokens
-    in_shares, *inboxes = workspace_of(team).symmetric(torch.int32, *given)
-    shapes = rows.shape, hidden.shape, rows.shape, (len(rows), inner)
-    parts = inner // expert_programs.columns_of(inner), len(rows)
-    far, of_hidden, of_rows, active, of_row_weights = new_tensors(
-        rows, *((shape, rows.dtype) for shape in shapes), (parts, torch.float32)
-    )
-    of_x, of_choices = rows.new_empty(most, features), of_weights.new_empty(most, choices)
-    of_gate_up, of_down = (torch.empty_like(w, memory_format=torch.contiguous_format) for w in (gate_up, down))
-    kernel(expert_programs.layer_gradient_program, team, experts, choices, features, inner, dtype_of(rows))(
-        *(more_rows(dense(grad), most), dense(gate_up), dense(down), rows, hidden, of_weights, counts),
-        *(owners, order, sent, received, places, before),
-        *(in_shares.view(torch.float32), *(words.view(rows.dtype) for words in inboxes)),
-        *(far, of_hidden, active, of_rows, of_row_weights, of_x, of_choices, of_gate_up, of_down),
-        sharers(features, UNIT_BYTES // rows.itemsize, most),
-    )
-    return [of_x[:tokens], of_choices[:tokens], of_gate_up, of_down]
-
-
-@_gradients.register_fake
-def _(
-    grad: torch.Tensor,
-    rows: torch.Tensor,
-    hidden: torch.Tensor,
-    tables: list[torch.Tensor],
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    group: str,
-) -> list[torch.Tensor]:
-    of_choices = grad.new_empty(grad.shape[0], tables[-2].shape[2], dtype=torch.float32)
-    return [grad.new_empty(grad.shape), of_choices, gate_up.new_empty(gate_up.shape), down.new_empty(down.shape)]
-
-
-def words_of(x: torch.Tensor, size: int, most: int) -> tuple[int, int, int]:
-    """The shape of all ranks' rows like those of x, in words."""
-    return size, most, x.shape[1] * x.itemsize // WORD_BYTES
-
-
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     _, _, weights, gate_up, down, *_, ctx.group = inputs
     _, dropped, *kept = output
@@ -320,7 +274,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> Non
 
 def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     gate_up, down, rows, hidden, *tables = ctx.saved_tensors
-    of_x, of_weights, *of_experts = _gradients(grads[0], rows, hidden, tables, gate_up, down, ctx.group)
+    of_x, of_weights, *of_experts = gradients(grads[0], rows, hidden, tables, gate_up, down, True, ctx.group)
     return of_x, None, of_weights.to(ctx.dtype), *of_experts, *[None] * 4
 
 

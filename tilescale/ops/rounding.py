@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Matrices rounded to float8, with a scale for each row or for the whole.
+"""Matrices rounded to float8, with a scale for each row, for each square of 128 x 128, or for the whole.
 
 Rows are read once: a block keeps its rows in registers, finds the largest magnitude of each, and rounds them. Elements
 that share a scale with other blocks are read twice, for the largest magnitude and to be rounded, and are transposed
@@ -56,6 +56,12 @@ TALL = 64
 TILE = (128, 64)
 """Rows and columns of a tile that is read twice: a line of the transposed result has 128 bytes."""
 
+SIDE = 128
+"""Rows and columns of a square, and numbers of a group, that share a scale."""
+
+SQUARE_THREADS = 256
+"""Threads of a block for a square: each keeps 64 numbers."""
+
 STRIP = 8
 """Number of tiles whose magnitudes a block compares before it publishes the maximum."""
 
@@ -88,6 +94,31 @@ def rounded_rows(x: torch.Tensor, kind: torch.dtype, scaling: str) -> tuple[torc
     peaks = x.new_zeros(rows if scaling == "rowwise" else 1, dtype=torch.int32)
     extents = len(given) if across else None, given.shape[1]
     local_kernel(tiles_program, *extents, to, across, scaling == "rowwise")(given, peaks, made, scales)
+    return made, scales
+
+
+def rounded_groups(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A bfloat16 matrix in float8, contiguous, and the scale of each 128 numbers of a row, (rows, columns / 128)."""
+    rows, columns = x.shape
+    made, scales = rounded_rows(dense(x).view(-1, SIDE), kind, "rowwise")
+    return made.view(rows, columns), scales.view(rows, columns // SIDE)
+
+
+def rounded_squares(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A bfloat16 matrix in float8, contiguous, and the scale of each square of 128 x 128 numbers: a power of two.
+
+    Args:
+        x: (rows, columns), multiples of 128; contiguous, the transpose of a contiguous matrix, or copied.
+        kind: torch.float8_e4m3fn or torch.float8_e5m2.
+    """
+    rows, columns = x.shape
+    made, scales = (
+        x.new_empty(rows, columns, dtype=kind),
+        x.new_empty(rows // SIDE, columns // SIDE, dtype=torch.float32),
+    )
+    across = not x.is_contiguous() and x.t().is_contiguous()
+    given = dense(x.t() if across else x).view(torch.int16)
+    local_kernel(squares_program, given.shape[1], dtype_name(kind), across)(given, made, scales)
     return made, scales
 
 
@@ -219,3 +250,40 @@ def tiles_program(rows: int | None, columns: int, kind: str, across: bool, each:
                         scales[first + i] = scale[i if across else 0]
 
     return round_tiles
+
+
+def squares_program(columns: int, kind: str, across: bool) -> Any:
+    """Q = X / scale, or across, its transpose, square by square."""
+    rows, most = T.dynamic("rows"), largest(kind)
+    shape, squares = (rows, columns), (rows // SIDE, columns // SIDE)
+
+    @T.prim_func
+    def round_squares(
+        X: T.Tensor((rows, columns), "int16"),  # bits of bfloat16
+        Q: T.Tensor(shape[::-1] if across else shape, kind),
+        scales: T.Tensor(squares[::-1] if across else squares, "float32"),
+    ):
+        with T.Kernel(rows // SIDE, columns // SIDE, threads=SQUARE_THREADS) as (m, n):
+            i0, j0 = (n, m) if across else (m, n)
+            x = T.alloc((SIDE, SIDE), "int16", level="l1" if across else "l0")
+            q, sizes = (T.alloc((SIDE, SIDE), dtype, level="l0") for dtype in (kind, "int32"))
+            top, scale, inverse = (T.alloc((SIDE,), dtype, level="l0") for dtype in ("int32", "float32", "float32"))
+            highest = T.alloc((1,), "int32", level="l0")
+            if across:
+                T.annotate_layout({x: T.Layout((SIDE, SIDE), spread)})
+            T.copy(X[m * SIDE, n * SIDE], x)
+            for i, j in T.Parallel(SIDE, SIDE):
+                sizes[i, j] = T.cast(x[j, i] if across else x[i, j], "int32") & MAGNITUDE
+            T.reduce_max(sizes, top, dim=1)
+            T.reduce_max(top, highest, dim=0)
+            for i in T.Parallel(SIDE):
+                top[i] = highest[0]
+            scales_of(top, scale, inverse, most)
+            for i, j in T.Parallel(SIDE, SIDE):
+                q[i, j] = rounded(x[j, i] if across else x[i, j], inverse[i], kind)
+            T.copy(q, Q[i0 * SIDE, j0 * SIDE])
+            for i in T.Parallel(SIDE):
+                if i == 0:
+                    scales[i0, j0] = scale[i]
+
+    return round_squares

@@ -92,8 +92,33 @@ def check_float8() -> None:
         ops.parallelize_experts(torch.nn.ModuleDict({"experts": FP8Experts(config, block_size=(64, 128))}))
 
 
+def check_training_in_float8() -> None:
+    """Logits and gradients as those of bfloat16, except for rounding; the same again as of one layer of experts."""
+    torch.manual_seed(0)
+    sizes = SIZES | {"hidden_size": 128, "intermediate_size": 128}
+    alone = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **ADDED["Mixtral"])).bfloat16()
+    recipe = ops.Float8("blockwise", torch.bfloat16)
+    models = [
+        ops.parallelize_experts(copy.deepcopy(alone), **options)
+        for options in ({}, {"float8": recipe}, {"float8": recipe, "wire": "float8_e4m3fn"})
+    ]
+    tokens = torch.randint(0, 50, (SIZE, 1, 6))
+    plain, *others = (model(tokens[RANK]).logits for model in models)
+    for logits in (plain, *others):
+        logits.float().square().sum().backward()
+    for model, logits in zip(models[1:], others, strict=True):
+        assert not torch.equal(logits, plain)
+        near(logits, plain, 0.06)
+        for key, parameter in model.named_parameters():
+            if ".experts." in key:
+                near(parameter.grad, models[0].get_parameter(key).grad, 0.1)
+    if RANK == 0:
+        print("passed Float8", flush=True)
+
+
 for each in ADDED:
     check(each)
 check_float8()
+check_training_in_float8()
 with pytest.raises(ArgumentError, match="has no experts"):
     ops.parallelize_experts(torch.nn.Linear(8, 8))

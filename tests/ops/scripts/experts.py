@@ -9,8 +9,16 @@ import pytest
 import torch
 
 import tilescale
+from tests.ops.float8_experts import (
+    EMULATED,
+    GRADIENTS,
+    ON_THE_WIRE,
+    quantized_squares,
+    random_expert,
+    trained,
+    wanted,
+)
 from tests.ops.float8_experts import near as float64_near
-from tests.ops.float8_experts import random_expert, wanted
 from tilescale import ops
 from tilescale.errors import ArgumentError
 
@@ -178,6 +186,42 @@ def check_float8_experts():
     ]
     float64_near("scales of experts", y, wanted(x, chosen[RANK], weights, whole))
     assert not dropped.any()
+
+
+def check_training_in_float8():
+    """Adversarial routings, and ranks with different numbers of tokens, also with sums that travel as float8."""
+    generator = torch.Generator().manual_seed(9)
+    experts = [
+        [(torch.randn(shape, generator=generator) * shape[1] ** -0.5).bfloat16() for shape in ((256, 256), (256, 128))]
+        for _ in range(SIZE * LOCAL)
+    ]
+    used = [tuple(map(quantized_squares, each)) for each in experts]
+    recipe = ops.Float8("blockwise", torch.bfloat16)
+    for wire, bounds, routes in (
+        (None, EMULATED, [c[:n] for c, n in zip(random_choices(SIZE + 2, 2), range(2, 2 + SIZE), strict=True)]),
+        (None, EMULATED, [torch.full((5, 2), SIZE * LOCAL - 1)] * SIZE),
+        ("float8_e4m3fn", ON_THE_WIRE, [torch.tensor([[0, 0], [-1, SIZE * LOCAL], [1, 99]])] * SIZE),
+    ):
+        x, grad = everyones(SIZE + 5, 256), everyones(SIZE + 5, 256, seed=1)
+        x, grad = ([t[: len(c)] for t, c in zip(each, routes, strict=True)] for each in (x, grad))
+        share = [torch.rand(c.shape, generator=generator) for c in routes]
+        mine = zip(*experts[RANK * LOCAL :][:LOCAL], strict=True)
+        leaves = [t.clone().requires_grad_() for t in (x[RANK], share[RANK], *map(torch.stack, mine))]
+        y = ops.moe_layer(
+            leaves[0], (routes[RANK], leaves[1]), *leaves[2:], float8=recipe, wire=wire, most=max(map(len, routes))
+        )
+        got = [y.detach(), *torch.autograd.grad(y, leaves, grad[RANK])]
+        plain = [[t.double().requires_grad_() for t in each] for each in (x, share)]
+        weights = [tuple(t.double().requires_grad_() for t in each) for each in experts]
+        made = [trained(*given, weights, used) for given in zip(plain[0], routes, plain[1], strict=True)]
+        loss = sum((a * b.double()).sum() for a, b in zip(made, grad, strict=True))
+        of_both = [[each[i] for each in weights[RANK * LOCAL :][:LOCAL]] for i in range(2)]
+        given = [plain[0][RANK], plain[1][RANK], *of_both[0], *of_both[1]]
+        want = torch.autograd.grad(loss, given, allow_unused=True, materialize_grads=True)
+        want = [made[RANK].detach(), *want[:2], torch.stack(want[2 : 2 + LOCAL]), torch.stack(want[2 + LOCAL :])]
+        names = "y", "of x", "of weights", "of gate_up", "of down"
+        for name, one, other, most in zip(names, got, want, [bounds, *[GRADIENTS] * 4], strict=True):
+            float64_near(name, one, other, most)
 
 
 def check_errors_are_everyones():
