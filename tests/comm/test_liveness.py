@@ -54,6 +54,45 @@ def door() -> Iterator[Door]:
     yield Door()
 
 
+def test_a_rank_is_held_until_its_end_is_reported() -> None:
+    """Rank 0 exits when it holds none: a report in another thread would then still be in a call of the store, in C++,
+    which Python's exit aborts.
+    """
+    reported, may_end, held = threading.Event(), threading.Event(), []
+
+    def report(_: int) -> None:
+        reported.set()
+        may_end.wait(10)
+        held.append(server.holding())
+
+    server = LivenessServer("127.0.0.1", KEY, JOB, SIZE, report)
+    rank = LivenessConnection(("127.0.0.1", server.port), KEY, 5, 10.0)
+    assert eventually(lambda: server.holding() == {5})
+    rank.close()
+    assert reported.wait(10) and server.holding() == {5}
+    may_end.set()
+    assert eventually(lambda: not server.holding()) and held == [{5}]
+
+
+def test_an_end_is_reported_to_the_next_group_too() -> None:
+    """One that is found while the survivors make a group anew."""
+    reported, may_end = threading.Event(), threading.Event()
+    later: list[int] = []
+
+    def report(_: int) -> None:
+        reported.set()
+        may_end.wait(10)
+
+    server = LivenessServer("127.0.0.1", KEY, JOB, SIZE, report)
+    rank = LivenessConnection(("127.0.0.1", server.port), KEY, 5, 10.0)
+    assert eventually(lambda: server.holding() == {5})
+    rank.close()
+    assert reported.wait(10)
+    server.renumber({5: 3}, later.append)
+    may_end.set()
+    assert eventually(lambda: not server.holding()) and later == [3]
+
+
 def test_ranks_join_and_are_missed(door: Door) -> None:
     first, second = door.join(2), door.join(3)
     assert first.job == second.job == JOB

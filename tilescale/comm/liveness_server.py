@@ -37,7 +37,7 @@ class LivenessServer:
             self._on_cut = on_cut
 
     def holding(self) -> frozenset[int]:
-        """The ranks that are connected now."""
+        """The ranks that are connected, or whose ends are being reported."""
         return frozenset(self._ranks.values())
 
     def close(self) -> None:
@@ -50,13 +50,22 @@ class LivenessServer:
         self._ranks[connection] = rank
 
         def cut() -> None:  # a rank sends nothing, so there is something to read only at the end
-            with self._lock:
-                number, on_cut = self._ranks.pop(connection, None), self._on_cut
-            if number is not None:
-                on_cut(number)
+            self._report(connection)
             self._admission.forget(connection)
 
         return cut
+
+    def _report(self, connection: socket.socket) -> None:
+        """Report the end of a connection; again if `renumber` has set another function meanwhile."""
+        reported: Callable[[int], None] | None = None
+        while True:
+            with self._lock:
+                number, on_cut = self._ranks.get(connection), self._on_cut
+                if number is None or on_cut is reported:
+                    self._ranks.pop(connection, None)
+                    return
+            on_cut(number)
+            reported = on_cut
 
 
 def _listen(host: str) -> socket.socket:
