@@ -29,7 +29,7 @@ from tilescale.cost.choose import first_of_the_fastest  # noqa: E402
 from tilescale.cost.measured import DATA, Measured, MeasuredCollective  # noqa: E402
 from tilescale.hda import Machine  # noqa: E402
 from tilescale.hda.current import use_machine  # noqa: E402
-from tilescale.tuning.probes import WHOLE, chosen_from  # noqa: E402
+from tilescale.tuning.probes import chosen_from, tensors  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "algorithms.json"
 PAGE = ROOT / "docs" / "predictions.md"
@@ -77,9 +77,14 @@ def points(known: Sequence[Case], date: str) -> list[MeasuredCollective]:
             operation=case.operation, algorithm=name, units=case.units, nbytes=case.nbytes, us=us, source=source
         )
         for case in known
-        if case.nbytes in WHOLE
+        if is_calibrated(case)
         for name, us in case.us.items()
     ]
+
+
+def is_calibrated(case: Case) -> bool:
+    """Whether a calibration measures this size."""
+    return (case.operation, case.nbytes) in tensors(case.units)
 
 
 def shipped(data: Measured, known: Sequence[Case], date: str) -> Measured:
@@ -132,7 +137,7 @@ def with_table(page: str, text: str) -> str:
 
 def unseen(known: Sequence[Case]) -> list[Case]:
     """Cases of sizes that are not shipped as points."""
-    return [case for case in known if case.nbytes not in WHOLE and len(case.us) > 1]
+    return [case for case in known if not is_calibrated(case) and len(case.us) > 1]
 
 
 @click.command(help=__doc__.split("\n\n")[0])

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import tilescale
 
@@ -36,10 +38,18 @@ def test_ours_races_at_all_shapes_of_krakens_benchmarks(works: Any) -> None:
     assert {heat.shape[0] for heat in heats if heat.work == "ag_gemm"} == {256, 512, 1024, 2048}, "rows of all ranks"
 
 
+def test_contenders_for_gathered_keys_are_built_without_a_gpu(works: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(works("trials"), "device", lambda: torch.device("cpu"))
+    keys = works("triton_kernels").Keys(4)
+    for make in (keys.library, keys.operator):
+        assert make().check is not None
+
+
 def test_the_grid_of_nccl_tests_is_doubled_from_its_first_size_on(works: Any) -> None:
     tensors = works("whole_tensors")
     assert tensors.doubled(8)[:3] == (8, 16, 32) and tensors.doubled(8)[-1] == 8 << 30
-    put, *heats = tensors.heats(2, ("eager",), False, 1 << 27, tensors.doubled(8))
+    sizes = [nbytes for nbytes in tensors.doubled(8) if nbytes <= 1 << 27]
+    put, *heats = tensors.heats(2, ("eager",), False, [*itertools.product(tensors.NAMES, sizes)])
     assert put.work != "allreduce" and len(heats) == 5 * 25
     assert [heat.shape for heat in heats[:2]] == [(4,), (8,)], "elements of bfloat16"
     (largest,) = (heat for heat in heats if (heat.work, heat.shape) == ("allreduce", (1 << 26,)))

@@ -158,14 +158,14 @@ class Keys:
 
     def library(self) -> Runner:
         """NCCL."""
-        x, y = trials.nothingself.shape, trials.nothing(tilescale.init().size, *self.shape)
+        x, y = trials.nothing(*self.shape), trials.nothing(tilescale.init().size, *self.shape)
         return self._of(x, trials.returning(y, lambda: dist.all_gather_into_tensor(y, x)))
 
     def operator(self) -> Runner:
         """Ours."""
         from tilescale import ops
 
-        x = trials.nothingself.shape
+        x = trials.nothing(*self.shape)
         return self._of(x, lambda: ops.all_gather(x))
 
     def _of(self, x: torch.Tensor, call: Callable[[], torch.Tensor]) -> Runner:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,18 +35,17 @@ def doubled(least: int) -> tuple[int, ...]:
 
 
 def heats(
-    gpus: int, modes: tuple[str, ...], algorithms: bool, largest: int, sizes: tuple[int, ...] = SIZES + ODD
+    gpus: int, modes: tuple[str, ...], algorithms: bool, tensors: Sequence[tuple[str, int]]
 ) -> Iterator[Heat]:
-    """All collectives at all sizes up to the largest; `algorithms`: also each algorithm alone.
+    """Collectives and the bytes of their tensors; `algorithms`: each algorithm alone.
 
     Before them a put by copy engine, which measures the link's rate.
     """
     put = Put(128).heat()
     yield replace(put, contenders=[c for c in put.contenders if c.name == put.baseline])
     for mode in modes:
-        for name in NAMES:
-            for nbytes in sorted(n for n in sizes if n <= largest):
-                yield Work(name, nbytes).heat(gpus, mode, algorithms)
+        for name, nbytes in tensors:
+            yield Work(name, nbytes).heat(gpus, mode, algorithms)
 
 
 @dataclass(frozen=True)

@@ -201,6 +201,18 @@ def test_between_two_sizes_times_are_a_start_and_a_rate():
         assert data.collective_s("allreduce", *other) is None
 
 
+def test_unaligned_parts_are_a_curve_of_their_own():
+    """Two parts are aligned in multiples of 32 bytes; sums in place have no parts."""
+    points = curve("direct", (KIB, 2.0), (17 * KIB, 10.0), (KIB + 4, 4.0), (17 * KIB + 4, 36.0))
+    data = replace(CALIBRATION, collectives=tuple(replace(point, operation="all_gather") for point in points))
+    found = [data.collective_s("all_gather", "direct", 2, 9 * KIB + more) for more in (0, 4, 16, 32)]
+    assert found == pytest.approx([6e-6, 20e-6, 20e-6 + 12 * 2e-9, 6e-6 + 32 * 0.5e-9 / 1.024], rel=1e-2)
+    whole = replace(CALIBRATION, collectives=tuple(curve("ring", (KIB, 2.0), (17 * KIB, 10.0))))
+    assert whole.collective_s("allreduce", "ring", 2, 9 * KIB + 4) == pytest.approx(6e-6, rel=1e-2)
+    aligned = replace(CALIBRATION, collectives=data.collectives[:2])
+    assert aligned.collective_s("all_gather", "direct", 2, 9 * KIB + 4) == pytest.approx(6e-6, rel=1e-2), "no other"
+
+
 def test_types_are_curves_of_their_own():
     narrow = curve("ring", (KIB, 2.0), (16 * KIB, 8.0))
     wide = [replace(point, us=3 * point.us, dtype="float32") for point in narrow]

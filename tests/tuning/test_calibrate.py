@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from tilescale.cli import main
 from tilescale.cost.calibrated import calibrated, in_force, measured
-from tilescale.cost.measured import KINDS, Measured
+from tilescale.cost.measured import IN_PARTS, KINDS, Measured, has_aligned_parts
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.tuning import probes
@@ -62,12 +62,21 @@ def test_simulated_times_are_kept_and_never_in_force(quick: Measured, cache: Pat
 def test_everything_is_measured_in_groups_that_take_turns():
     every = list(groups(here(H200, 4), False))
     assert {group.kind for group in every} == {*("launches", "flags", "collectives", "products", "wires", "contention")}
-    sizes = [group for group in every if group.kind == "collectives"]
-    assert len(sizes) == len(probes.OPERATIONS) * len(probes.WHOLE)
+    titles = [group.title for group in every if group.kind == "collectives"]
+    assert titles == [f"{operation}, {nbytes:,} B" for operation, nbytes in probes.tensors(4)]
     assert {p.name for group in every if group.kind == "wires" for p in group.probes} >= {
         "copy_engine put 65536 by None", "lsu put 8388608 by 1", "lsu get 17301504 by None",
     }  # fmt: skip
     assert {group.kind for group in groups(here(H200, 1), False)} == {"launches", "products"}
+
+
+@pytest.mark.parametrize("units", [2, 8])
+def test_unaligned_parts_are_measured_too(units: int):
+    every = probes.tensors(units)
+    unaligned = [(name, nbytes) for name, nbytes in every if not has_aligned_parts(name, units, nbytes)]
+    assert {name for name, _ in unaligned} == set(IN_PARTS) and len(unaligned) == len(IN_PARTS) * len(probes.WHOLE)
+    assert all(nbytes % (2 * units) == 0 for _, nbytes in every), "whole elements of bfloat16"
+    assert max(every.index(of) for of in every if of not in unaligned) < min(map(every.index, unaligned))
 
 
 def test_on_devices_those_are_measured_that_a_program_is_given():

@@ -20,6 +20,12 @@ from tilescale.errors import UsageError
 FORMAT = 1
 """Number of the files' form."""
 
+VECTOR = 16
+"""Bytes of a thread's widest access."""
+
+IN_PARTS = ("all_gather", "reduce_scatter", "all_to_all")
+"""Collectives that move a part of the whole tensor for each unit."""
+
 DATA = Path(__file__).with_name("data")
 """Folder of the measurements that are shipped."""
 
@@ -196,19 +202,27 @@ class Measured:
         """Seconds of a collective, between the sizes that were measured; None if it was not, or not at such sizes.
 
         A type that was not measured has the times of one that was. Between two sizes the time grows with the bytes, as
-        by a start and a rate.
+        by a start and a rate. Sizes with unaligned parts have a curve of their own, where such sizes were measured.
         """
         asked = operation, algorithm, units, "graph"
         points = [p for p in self.collectives if (p.operation, p.algorithm, p.units, p.mode) == asked]
         types = {p.dtype for p in points}
         like = dtype if dtype in types else min(types, default=dtype)
-        curve = sorted((p.nbytes, p.us) for p in points if p.dtype == like)
+        points = [p for p in points if p.dtype == like]
+        aligned = has_aligned_parts(operation, units, nbytes)
+        alike = [p for p in points if has_aligned_parts(operation, units, p.nbytes) == aligned]
+        curve = sorted((p.nbytes, p.us) for p in alike or points)
         if not curve or not curve[0][0] <= nbytes <= curve[-1][0]:
             return None
         place = next(i for i, (size, _) in enumerate(curve) if size >= nbytes)
         (size, us), (before, least) = curve[place], curve[max(place - 1, 0)]
         share = 1.0 if size == before else (nbytes - before) / (size - before)
         return (least + share * (us - least)) * 1e-6
+
+
+def has_aligned_parts(operation: str, units: int, nbytes: float) -> bool:
+    """Whether all parts of a whole tensor begin at multiples of a vector: else they are moved element by element."""
+    return operation not in IN_PARTS or nbytes % (VECTOR * units) == 0
 
 
 KINDS: dict[str, type] = {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,14 @@ from tilescale.backends.base import Target, available
 from tilescale.collectives import TENSORS, names, records
 from tilescale.collectives.record import Algorithm
 from tilescale.collectives.request import wanted_of
-from tilescale.cost.measured import MeasuredCollective, MeasuredFlag, MeasuredGemm, MeasuredLaunch, MeasuredTransfer
+from tilescale.cost.measured import (
+    IN_PARTS,
+    MeasuredCollective,
+    MeasuredFlag,
+    MeasuredGemm,
+    MeasuredLaunch,
+    MeasuredTransfer,
+)
 from tilescale.hda import Machine, Mechanism, Network
 from tilescale.passes.pipeline import analyse
 from tilescale.program.effects import statements
@@ -45,6 +53,9 @@ SHAPES = ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 4096), (8192, 358
 OPERATIONS = ("allreduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 WHOLE = tuple(4 * KIB << n for n in range(0, 17, 2))
 """Bytes of tensors of collectives, up to 256 MiB."""
+
+UNALIGNED = 2
+"""Bytes by which parts of unaligned sizes are longer: one element."""
 
 CONTENDED_SHAPE = (8192, 8192, 4096)
 COPIED = 64 * MIB
@@ -102,11 +113,17 @@ def groups(place: TimeSource, quick: bool) -> Iterator[ProbeGroup]:
     yield ProbeGroup("flags", "flags", "graph", 3, (_probe("flag", place, programs.flags, (ROUNDS,), passed),))
     yield ProbeGroup("wires", "wires", "graph", 3, tuple(_wires(place, network, quick)))
     yield from () if quick else _contention(place, network)
-    for operation in OPERATIONS[:1] if quick else OPERATIONS:
-        for nbytes in WHOLE[:5:4] if quick else WHOLE:
-            calls = 8 if nbytes <= 4 * MIB else 2
-            probes = tuple(_collectives(place, operation, nbytes))
-            yield ProbeGroup("collectives", f"{operation}, {nbytes >> 10} KiB", "graph", calls, probes, of=operation)
+    few = [(OPERATIONS[0], nbytes) for nbytes in WHOLE[:5:4]]
+    for operation, nbytes in few if quick else tensors(place.units):
+        calls = 8 if nbytes <= 4 * MIB else 2
+        probes = tuple(_collectives(place, operation, nbytes))
+        yield ProbeGroup("collectives", f"{operation}, {nbytes:,} B", "graph", calls, probes, of=operation)
+
+
+def tensors(units: int) -> list[tuple[str, int]]:
+    """Collectives and bytes of their whole tensors, those with unaligned parts last."""
+    longer = [nbytes + units * UNALIGNED for nbytes in WHOLE]
+    return [*itertools.product(OPERATIONS, WHOLE), *itertools.product(IN_PARTS, longer)]
 
 
 def _probe(
