@@ -3,8 +3,9 @@
 
 Operators and collectives of `held_out_times.py` on H200: shapes of two draws that nothing is fitted to. The second one
 was measured when the model was finished. Operators of `any_shape.py` give the share of the peak of the tensor cores
-that power allows. A calibration on H100 lacks half of its sizes between the smallest and the largest. Choices among
-measured alternatives. Writes benchmarks/results/held_out.json, the tables of docs/predictions.md, and a figure.
+that power allows to each type. A calibration on H100 lacks half of its sizes between the smallest and the largest.
+Choices among measured alternatives. Writes benchmarks/results/held_out.json, the tables of docs/predictions.md, and a
+figure.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ FOLDER = ROOT / "benchmarks" / "results"
 RESULTS, PAGE = FOLDER / "held_out.json", ROOT / "docs" / "predictions.md"
 PICTURE = ROOT / "docs" / "diagrams" / "held-out.svg"
 
-FIRST_DRAW, SECOND_DRAW = "held_out_times", "held_out_second"
+FIRST_DRAW, LATER_DRAWS = "held_out_times", {"second": "held_out_second"}
 """Results files of the draws: seeds 138 and 238 of `held_out_times.py`."""
 
 SEED = 38
@@ -66,13 +67,18 @@ class Case:
     way: str
     us: float
 
+    @property
+    def dtype(self) -> str:
+        """Name of the type of its operands."""
+        return strategy.dtype_name(self.job.dtype)
+
     def estimated(self, machine: Machine, way: str = "", share: float = 1.0) -> float:
         """Estimate microseconds of its strategy, or of another one; power limits the rate to a share of that of
         single GEMMs.
         """
         seconds = {BESIDE: strategy.overlapped, IN_ORDER: strategy.in_order}[way or self.way](machine, self.job, 2)
         operations = 2 * 2 * self.job.rows * sum(self.job.columns) * self.job.K
-        rate = rate_of(machine, strategy.dtype_name(self.job.dtype))
+        rate = rate_of(machine, self.dtype)
         return max(seconds, operations / (share * rate)) * 1e6
 
 
@@ -100,9 +106,17 @@ def halves(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return drawn[: len(items) // 2], drawn[len(items) // 2 :]
 
 
-def fitted(machine: Machine, cases: Sequence[Case]) -> float:
-    """Return the share with the least error of the cases, weighted by time."""
-    return float(min(SHARES, key=lambda share: weighted([(c.us, c.estimated(machine, share=share)) for c in cases])))
+def fitted(machine: Machine, cases: Sequence[Case]) -> dict[str, float]:
+    """Return the share of each type with the least error of its cases, weighted by time."""
+    of_type: dict[str, list[Case]] = {}
+    for case in cases:
+        of_type.setdefault(case.dtype, []).append(case)
+
+    def best(alike: list[Case]) -> float:
+        times = {share: [(c.us, c.estimated(machine, share=share)) for c in alike] for share in SHARES.tolist()}
+        return min(times, key=lambda share: weighted(times[share]))
+
+    return {dtype: best(alike) for dtype, alike in of_type.items()}
 
 
 # -- collectives -------------------------------------------------------------------------------------------------------
@@ -138,9 +152,11 @@ def row(what: str, measured: float, estimated: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def operator_rows(machine: Machine, share: float, cases: Iterable[Case]) -> list[dict[str, Any]]:
+def operator_rows(machine: Machine, shares: Mapping[str, float], cases: Iterable[Case]) -> list[dict[str, Any]]:
     """Estimate operators, each by its measured strategy."""
-    return [row(f"{case.what}, {case.way}", case.us, case.estimated(machine, share=share)) for case in cases]
+    return [
+        row(f"{case.what}, {case.way}", case.us, case.estimated(machine, share=shares[case.dtype])) for case in cases
+    ]
 
 
 def collective_rows(data: Measured, cases: Iterable[choices.Case]) -> list[dict[str, Any]]:
@@ -175,21 +191,21 @@ def algorithm_choices(machine: Machine, data: Measured, cases: Iterable[choices.
 
 
 def held_out() -> dict[str, Any]:
-    """Return all estimates and choices, those of the second draw by themselves."""
+    """Return all estimates and choices, those of each later draw by themselves."""
     h200, h100 = Machine.load("h200-sxm-8"), Machine.load("h100-sxm-8")
     known = operators("any_shape")
     with use_machine(h200):
-        share = fitted(h200, known)
-    second = estimated(SECOND_DRAW, share, h200)
-    about = {"seed": SEED, "fitted_to": len(known), "share": share}
-    return {**about, **estimated(FIRST_DRAW, share, h200, h100), "second": second}
+        shares = fitted(h200, known)
+    later = {name: estimated(draw, shares, h200) for name, draw in LATER_DRAWS.items()}
+    about = {"seed": SEED, "fitted_to": len(known), "shares": shares}
+    return {**about, **estimated(FIRST_DRAW, shares, h200, h100), **later}
 
 
-def estimated(draw: str, share: float, *machines: Machine) -> dict[str, Any]:
+def estimated(draw: str, shares: Mapping[str, float], *machines: Machine) -> dict[str, Any]:
     """Return estimates and choices of a draw's operators on the first machine, and of collectives on all machines."""
     cases = operators(draw)
     with use_machine(machines[0]):
-        groups = [group("Operators at random shapes", "2 x H200", operator_rows(machines[0], share, cases))]
+        groups = [group("Operators at random shapes", "2 x H200", operator_rows(machines[0], shares, cases))]
         chosen = [*way_choices(machines[0], cases)]
     for machine in machines:
         data, new = unseen(machine.name, draw)
@@ -239,8 +255,9 @@ def table(results: dict[str, Any]) -> str:
 
 
 def with_tables(page: str, results: dict[str, Any]) -> str:
-    """Return the page with both tables between their markers."""
-    for mark, part in (("held_out", results), ("held_out_second", results["second"])):
+    """Return the page with the table of each draw between its markers."""
+    parts = {"held_out": results, **{f"held_out_{name}": results[name] for name in LATER_DRAWS}}
+    for mark, part in parts.items():
         begin, end = f"<!-- measured: {mark} -->", "<!-- end -->"
         text = f"{begin}\n\n{table(part)}\n\n{end}"
         page = re.sub(f"{begin}.*?{end}", lambda _, text=text: text, page, flags=re.DOTALL)
@@ -278,7 +295,9 @@ def main() -> None:
     RESULTS.write_text(text_of(results), encoding="utf-8")
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
     draw(results, PICTURE)
-    click.echo(f"share of the rate of single GEMMs: {results['share']}\n{table(results)}\n{table(results['second'])}")
+    click.echo(f"shares of the rate of single GEMMs: {results['shares']}")
+    for part in (results, *(results[name] for name in LATER_DRAWS)):
+        click.echo(table(part))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from tilescale.ops.products import (
     tiling,
 )
 from tilescale.ops.strategy import CollectiveGemm
+from tilescale.passes.overlap.tile_cost import rate_of
 from tilescale.tuning.places import simulated_us
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "ways.json"
@@ -69,10 +70,11 @@ def test_a_machine_without_a_copy_queue_overlaps_nothing():
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "allreduce"])
 def test_what_is_small_goes_in_order_and_what_is_large_beside(collective: str):
+    N, K = (3584, 8192) if collective == "all_gather" else (8192, 3584)
     with use_machine(Machine.load("h200-sxm-8")):
         for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-            assert not strategy.overlaps(job(collective, 16, 8192, 3584, dtype=dtype), TWO)
-            assert strategy.overlaps(job(collective, 16384, 8192, 3584, dtype=dtype), TWO)
+            assert not strategy.overlaps(job(collective, 16, N, K, dtype=dtype), TWO)
+            assert strategy.overlaps(job(collective, 16384, N, K, dtype=dtype), TWO)
         assert strategy.overlaps(job(collective, 16, 8192, 3584), SimpleNamespace(size=1)), "nothing to move"
 
 
@@ -81,6 +83,18 @@ def test_what_is_multiplied_for_long_and_moved_soon_goes_in_order(rows: int):
     """As it was faster on two H200, by 3 to 6 %."""
     with use_machine(Machine.load("h200-sxm-8")):
         assert not strategy.overlaps(job("all_gather", rows, 20480, 7168, dtype=torch.float8_e4m3fn), TWO)
+
+
+def test_sums_of_tiles_take_as_long_as_the_link_where_their_gemm_takes_less():
+    """K = 512 or 1024: the sums of 16384 x 8192 take 740 us on the link, the GEMM 200 or 400 us."""
+    machine = Machine.load("h200-sxm-8")
+    with use_machine(machine):
+        short, longer, long = (
+            strategy.overlapped(machine, job("allreduce", 16384, 8192, K), 2) for K in (512, 1024, 8192)
+        )
+        link = 16384 * 8192 * 2 / machine.network("device").mechanism("lsu").put
+        of_long = 2 * 16384 * 8192 * 8192 / rate_of(machine, "bfloat16")
+    assert short == longer > link and of_long < long < of_long + link / 2
 
 
 @pytest.mark.parametrize(("rows", "N", "K"), [(24, 4096, 6144), (3, 5120, 2048), (39, 5120, 8960)])

@@ -43,6 +43,15 @@ def test_a_chunk_is_made_with_the_last_tile_that_it_spans():
     assert work.made(4).tolist() == [work.done()[last(i, 4, 6)] for i in range(4)] == [1, 2, 3, 3]
 
 
+def test_tiles_that_read_share_the_bandwidth_of_the_memory():
+    """Those of a last wave that is not full have more each; those that wait leave it to the others."""
+    work = TileWork(tiles=6, tile=1.0, at_once=4, streamed=2.0)
+    assert work.seconds == 12 and work.done().tolist() == [8, 8, 8, 8, 12, 12]
+    halves = TileWork(tiles=4, tile=1.0, at_once=4, streamed=2.0)
+    assert halves.done([0.0, 3.0]).tolist() == [4, 4, 8, 8] and halves.done([0.0, 9.0]).tolist() == [4, 4, 13, 13]
+    assert halves.done([0.0, 20.0]).tolist() == [4, 4, 24, 24]
+
+
 @pytest.mark.parametrize("everywhere", [False, True])
 @pytest.mark.parametrize("chunk", [256, 1024])
 def test_a_grid_behind_adds_up_when_all_is_made_and_its_chunks_leave_late(everywhere: bool, chunk: int):

@@ -78,6 +78,10 @@ times 20480 x 7168 on two H200 take 2557 us sequentially, 2722 us overlapped."""
 READING = 0.92
 """Bandwidth of a GEMM that reads weights, relative to copies."""
 
+SCALED_RATE = 0.9
+"""Rate of our tiles of float8, relative to those of two-byte types: least error of the overlapped GEMMs of
+`benchmarks/results/any_shape.json`."""
+
 LATENCIES = 6
 """Memory latencies of a GEMM that nothing hides: descriptors, its first step, its last stores."""
 
@@ -177,16 +181,24 @@ def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
 
 
 def _through_tiles(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
-    """Seconds until tiles are made and summed, those of the last wave after it."""
+    """Seconds until tiles are made and summed. The sums of a wave are exchanged concurrently with the GEMM of the next
+    one, which may take less time than the link; those of the last wave are exposed.
+    """
     rows, N = job.rows * ranks, sum(job.columns)
     tiles, _ = summed_tiling(rows, N, ranks)
     work = _work(machine, job, tiles, rows)
-    last = min(work.tiles, work.at_once) * tiles.m * tiles.n * RESULT_BYTES
-    wanted = CollectiveQuery("allreduce", TENSORS, machine.tensor_level.name, tuple(range(ranks)), (), last, "bfloat16")
+    a_wave = min(work.tiles, work.at_once) * tiles.m * tiles.n * RESULT_BYTES
+    last, both = (_summed(machine, ranks, waves * a_wave) for waves in (1, 2))
+    product = replace(work, tile=max(work.tile, both - last)).seconds
+    return machine.tensor_level.launch + product + last + PASSED * rows * N * RESULT_BYTES / bandwidth_of(machine)
+
+
+def _summed(machine: Machine, ranks: int, nbytes: int) -> float:
+    """Seconds of the fastest all-reduce of tiles; infinite where there is none."""
+    units = tuple(range(ranks))
+    wanted = CollectiveQuery("allreduce", TENSORS, machine.tensor_level.name, units, (), nbytes, "bfloat16")
     able = everything(machine, wanted).names
-    exchange = min((seconds(machine, wanted, name) for name in TILE_ALGORITHMS if name in able), default=math.inf)
-    product = machine.tensor_level.launch + work.seconds
-    return product + exchange + PASSED * rows * N * RESULT_BYTES / bandwidth_of(machine)
+    return min((seconds(machine, wanted, name) for name in TILE_ALGORITHMS if name in able), default=math.inf)
 
 
 def _through_chunks(work: TileWork, travel: RowTransport, chunk: int) -> float:
@@ -258,10 +270,9 @@ def _work(
     places, N = places_of(machine), sum(job.columns)
     count = shards * math.ceil(rows / tiles.m) * math.ceil(N / products / tiles.n)
     rate = rate_of(machine, dtype_name(job.dtype)) / places * tiles.rate
+    rate *= SCALED_RATE if job.dtype.itemsize == 1 else 1.0
     read = _reading(machine, shards * N * job.K * job.dtype.itemsize)
-    return TileWork(
-        count, max(2 * tiles.m * tiles.n * products * job.K / rate, read * min(places, count) / count), places
-    )
+    return TileWork(count, 2 * tiles.m * tiles.n * products * job.K / rate, places, read / count)
 
 
 def _reading(machine: Machine, nbytes: int) -> float:

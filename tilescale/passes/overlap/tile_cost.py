@@ -33,11 +33,14 @@ class TileWork:
         tiles: how many there are.
         tile: seconds of each.
         at_once: how many a unit makes at a time.
+        streamed: seconds in which the unit's memory delivers what a tile reads. All tiles share its bandwidth: those of
+            a last wave that is not full have more each.
     """
 
     tiles: int
     tile: float
     at_once: int
+    streamed: float = 0.0
 
     @classmethod
     def of(cls, use: TensorUse, uses: AccessMaps, level: str) -> TileWork:
@@ -60,7 +63,7 @@ class TileWork:
     @property
     def seconds(self) -> float:
         """Seconds until all tiles are done, without waits."""
-        return -(-self.tiles // self.at_once) * self.tile
+        return max(-(-self.tiles // self.at_once) * self.tile, self.tiles * self.streamed)
 
     def done(self, ready: np.ndarray | Sequence[float] = (0.0,)) -> np.ndarray:
         """When each tile is done, in the order in which they begin.
@@ -74,7 +77,16 @@ class TileWork:
             round_ = slice(first, min(first + self.at_once, self.tiles))
             free = done[first - self.at_once : round_.stop - self.at_once] if first else 0.0
             done[round_] = np.maximum(each[round_], free) + self.tile
-        return done
+        return np.maximum(done, self._read(each))
+
+    def _read(self, ready: np.ndarray) -> np.ndarray:
+        """When each tile has read its operands. Tiles that run at once, and are ready at once, read together."""
+        number = np.arange(self.tiles)
+        before = number * self.streamed
+        in_order = np.maximum.accumulate(ready - before) + before + self.streamed
+        begins = np.diff(number // self.at_once, prepend=-1) + np.diff(ready, prepend=ready[0]) > 0
+        together = np.cumsum(begins) - 1
+        return in_order[np.append(np.flatnonzero(begins)[1:] - 1, self.tiles - 1)][together]
 
     def made(self, chunks: int) -> np.ndarray:
         """Seconds at which each of `chunks` equal chunks of tiles is complete, if no tile waits."""
