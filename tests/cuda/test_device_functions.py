@@ -33,17 +33,17 @@ KERNELS = {
         ["cp.async.bulk.wait_group 3", "fence.proxy.async.global"],
     ),
     "acquired": ("tilescale::acquired();", ["fence.proxy.async.global", "fence.proxy.async.shared"]),
-    "load_acquire": ("out[0] = tilescale::load_acquire(flags);", ["ld.acquire.sys.global.s32"]),
+    "load_acquire": ("out[0] = tilescale::load_acquire(flags);", ["ld.acquire.sys.global.u32"]),
     "load_acquire_u": ("out[0] = tilescale::load_acquire((unsigned*)flags);", ["ld.acquire.sys.global.u32"]),
-    "load_acquire_l": ("out[0] = tilescale::load_acquire((long*)flags);", ["ld.acquire.sys.global.s64"]),
+    "load_acquire_l": ("out[0] = tilescale::load_acquire((long*)flags);", ["ld.acquire.sys.global.u64"]),
     "load_acquire_ul": ("out[0] = tilescale::load_acquire((unsigned long*)flags);", ["ld.acquire.sys.global.u64"]),
-    "add_release": ("tilescale::add_release(flags, 2);", ["red.release.sys.global.add.s32"]),
+    "add_release": ("tilescale::add_release(flags, 2);", ["red.release.sys.global.add.u32"]),
     "add_release_u": ("tilescale::add_release((unsigned*)flags, 2u);", ["red.release.sys.global.add.u32"]),
     "add_release_l": ("tilescale::add_release((long*)flags, 2l);", ["red.release.sys.global.add.u64"]),
     "add_release_ul": ("tilescale::add_release((unsigned long*)flags, 2ul);", ["red.release.sys.global.add.u64"]),
-    "store_release": ("tilescale::store_release(flags, 2);", ["st.release.sys.global.s32"]),
+    "store_release": ("tilescale::store_release(flags, 2);", ["st.release.sys.global.u32"]),
     "store_release_u": ("tilescale::store_release((unsigned*)flags, 2u);", ["st.release.sys.global.u32"]),
-    "store_release_l": ("tilescale::store_release((long*)flags, 2l);", ["st.release.sys.global.s64"]),
+    "store_release_l": ("tilescale::store_release((long*)flags, 2l);", ["st.release.sys.global.u64"]),
     "store_release_ul": ("tilescale::store_release((unsigned long*)flags, 2ul);", ["st.release.sys.global.u64"]),
     "store_relaxed": ("tilescale::store_relaxed(flags, 2);", ["st.relaxed.sys.global.s32"]),
     "store_relaxed_l": ("tilescale::store_relaxed((long*)flags, 2l);", ["st.relaxed.sys.global.s64"]),
@@ -69,8 +69,8 @@ KERNELS = {
         ["ld.relaxed.sys.global.v2.u64"],
     ),
     "order_stores": ("tilescale::order_stores();", ["fence.acq_rel.sys"]),
-    "release_adds": ("tilescale::release<0, int>(at, 1);", ["red.release.sys.global.add.s32"]),
-    "release_sets": ("tilescale::release<1, int>(at, 1);", ["st.release.sys.global.s32"]),
+    "release_adds": ("tilescale::release<0, int>(at, 1);", ["red.release.sys.global.add.u32"]),
+    "release_sets": ("tilescale::release<1, int>(at, 1);", ["st.release.sys.global.u32"]),
 }
 """Name -> the call, and the instructions in their order."""
 
@@ -78,23 +78,31 @@ DRAINED = "cp.async.bulk.wait_group 0 fence.proxy.async.global fence.acq_rel.sys
 """Instructions of drain()."""
 
 CONTAINED = {
-    "signal_adds": ("tilescale::signal<0, int>(flags, at, 8, 1, report, 0);", ["red.release.sys.global.add.s32"]),
-    "signal_sets": ("tilescale::signal<1, int>(flags, at, 8, 1, report, 0);", ["st.release.sys.global.s32"]),
+    "signal_adds": ("tilescale::signal<0, int>(flags, at, 8, 1, report, 0);", ["red.release.sys.global.add.u32"]),
+    "signal_of_device": (
+        "tilescale::signal<0, int, tilescale::DEVICE>(flags, at, 8, 1, report, 0);",
+        ["red.release.gpu.global.add.u32"],
+    ),
+    "wait_of_device": (
+        "tilescale::wait<tilescale::GE, int, tilescale::DEVICE>(flags, at, 8, 1, limit, report, 0);",
+        ["ld.acquire.gpu.global.u32"],
+    ),
+    "signal_sets": ("tilescale::signal<1, int>(flags, at, 8, 1, report, 0);", ["st.release.sys.global.u32"]),
     "wait": (
         "tilescale::wait<tilescale::GE, int>(flags, at, 8, 1, limit, report, 0);",
-        ["ld.acquire.sys.global.s32"],
+        ["ld.acquire.sys.global.u32"],
     ),
     "wait_by_producer": (
         "tilescale::wait_by_producer<tilescale::GE, int>(flags, at, 8, 1, limit, report, 0);",
-        ["ld.acquire.sys.global.s32", "bar.warp.sync fence.proxy.async.global"],
+        ["ld.acquire.sys.global.u32", "bar.warp.sync fence.proxy.async.global"],
     ),
     "barrier": (
         "tilescale::barrier(flags, at, 0, 0, 2, at, flags, limit, report, 0);",
-        [DRAINED, "st.relaxed.sys.global.s32", "ld.acquire.sys.global.s32"],
+        [DRAINED, "st.relaxed.sys.global.s32", "ld.acquire.sys.global.u32"],
     ),
     "barrier_of_ranks": (
         "tilescale::barrier_of_ranks(report, at, 0, 0, 2, flags, 0, limit, report, 0);",
-        [DRAINED, "st.relaxed.sys.global.s64", "ld.acquire.sys.global.s64"],
+        [DRAINED, "st.relaxed.sys.global.s64", "ld.acquire.sys.global.u64"],
     ),
     "come": (
         "tilescale::come(report, at, 0, 2, flags, 0, report);",
@@ -102,11 +110,11 @@ CONTAINED = {
     ),
     "enter": (
         "tilescale::enter(report, at, 0, 0, 2, flags, 0, limit, report, 0);",
-        ["ld.acquire.sys.global.s64"],
+        ["ld.acquire.sys.global.u64"],
     ),
     "leave": (
         "tilescale::leave(report, at, 0, 0, 2, flags, 0, limit, report, 0, (unsigned*)out, 1l);",
-        [DRAINED, "red.relaxed.sys.global.add.u64", "ld.acquire.sys.global.s64", "st.volatile.global.u32"],
+        [DRAINED, "red.relaxed.sys.global.add.u64", "ld.acquire.sys.global.u64", "st.volatile.global.u32"],
     ),
 }
 """Functions that report failures too, whose blocks have any order: runs of instructions that must exist."""
@@ -184,15 +192,15 @@ def test_a_lost_fence_is_found(name: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("right", "wrong", "name"),
     [
-        ("red.release.sys.global.add.s32", "red.relaxed.sys.global.add.s32", "add_release"),
-        ("ld.acquire.sys.global.s32", "ld.relaxed.sys.global.s32", "wait"),
-        ("st.release.sys.global.s32", "st.release.gpu.global.s32", "store_release"),
+        ("red.release.sys.global.add.u32", "red.relaxed.sys.global.add.u32", "add_release"),
+        ("ld.acquire.sys.global.u32", "ld.relaxed.sys.global.u32", "wait"),
+        ("st.release.sys.global.u32", "st.release.gpu.global.u32", "store_release"),
         ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "", "drain"),
         ('asm volatile("fence.proxy.async.global;" ::: "memory");', "", "wait_by_producer"),
         ('asm volatile("fence.acq_rel.sys;" ::: "memory");', "", "barrier"),
         ("st.relaxed.sys.global.s64", "st.relaxed.gpu.global.s64", "come"),
         ("red.relaxed.sys.global.add.u64", "red.relaxed.gpu.global.add.u64", "leave"),
-        ("ld.acquire.sys.global.s64", "ld.relaxed.sys.global.s64", "leave"),
+        ("ld.acquire.sys.global.u64", "ld.relaxed.sys.global.u64", "leave"),
         ("wait_group %0;", "wait_group.read %0;", "drain"),
         ('asm volatile("fence.proxy.async.global;" ::: "memory");', "", "complete_stores"),
         ("__syncwarp();", "", "wait_by_producer"),

@@ -23,7 +23,7 @@ FUNCTION = re.compile(
 PARTS = re.compile(
     r"asm volatile\(\"([\w.]+ ?%?\d?)|\b(__threadfence_system|__syncwarp|complete_stores|drain|acquired|load_acquire"
     r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|fence|count_of_device|cluster_barrier|order_stores|store_words|load_words"
-    r"|store_line|load_line|clear|__syncthreads|__syncthreads_and|nvshmemx?_\w+|await_siblings)\("
+    r"|store_line|load_line|clear|__syncthreads|__syncthreads_and|nvshmemx?_\w+|await_siblings)(?:<S>)?\("
     r"|\b(complete|start_put|put|update_flag|put_flag|tell_siblings)(?:<SET>)?\((?=\)|from|flags|counters)"
 )
 """An instruction of PTX, or a call of what orders."""
@@ -38,11 +38,13 @@ ORDERS = {
         # Bulk copies are complete and ordered before the fence that releases them.
         "drain": ["complete_stores", "fence"],
         "acquired": ["fence.proxy.async.global", "fence.proxy.async.shared"],
-        "load_acquire": [f"ld.acquire.sys.global.{kind} %0" for kind in ("s32", "u32", "s64", "u64")],
+        "load_acquire": [f"ld.acquire.{scope}.global.{kind} %0" for kind in ("u32", "u64") for scope in ("sys", "gpu")],
         "store_relaxed": ["st.relaxed.sys.global.s32 ", "st.relaxed.sys.global.s64 "],
         "add_relaxed": ["red.relaxed.sys.global.add.u64 "],
-        "add_release": [f"red.release.sys.global.add.{kind} " for kind in ("s32", "u32", "u64", "u64")],
-        "store_release": [f"st.release.sys.global.{kind} " for kind in ("s32", "u32", "s64", "u64")],
+        "add_release": [
+            f"red.release.{scope}.global.add.{kind} " for kind in ("u32", "u64") for scope in ("sys", "gpu")
+        ],
+        "store_release": [f"st.release.{scope}.global.{kind} " for kind in ("u32", "u64") for scope in ("sys", "gpu")],
         "count_of_device": ["atom.acq_rel.gpu.global.add.u32 %0"],
         "store_whole": ["st.global.v4.b32 ", "st.global.v2.b32 "],
     },

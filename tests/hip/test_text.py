@@ -96,7 +96,8 @@ def test_a_signal_follows_the_stores_and_a_wait_precedes_the_loads():
     kernel = text[text.index('extern "C"') :]
     order = ["inbox_peers[(", "complete_stores", "__syncthreads", "signal<", "wait<", "__syncthreads", "= inbox["]
     assert re.search(".*".join(map(re.escape, order)), kernel, re.DOTALL)
-    assert "__hip_atomic_fetch_add(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM)" in text
+    assert "__hip_atomic_fetch_add(p, v, __ATOMIC_RELEASE, S)" in text
+    assert "SYSTEM = __HIP_MEMORY_SCOPE_SYSTEM" in text
 
 
 def test_plain_tilelang_has_stock_text():

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Parameters that a program may write: only these are sent back from the rank that emulated it, and can have races."""
+"""Parameters that a program may write: only these are sent back from the rank that emulated it, and can have races.
+Also the tensors that peers write, and the flags that they do not."""
 
 from __future__ import annotations
 
 from tilelang_core import ir
 from tilescale.program.effects import ProgramNames, statements
 from tilescale.program.model import Program
+from tilescale.program.operations import Signal, Wait, operation
 
 
 def written_parameters(program: Program) -> frozenset[int]:
@@ -24,3 +26,16 @@ def written_by_peers(program: Program) -> frozenset[str]:
         found.update(access.root for access in effects.writes if access.at is not None)
         found.update(release.flag.root for release in effects.releases)
     return frozenset(names.homes[root].name for root in found if root in names.homes)
+
+
+def device_flags(program: Program) -> frozenset[ir.Var]:
+    """Workspaces of flags that only units of their own device signal, and wait for: at the scope of the device."""
+    names = ProgramNames(program)
+    found: set[ir.Var] = set()
+    others = {p.buffer.data for p in program.parameters if p.buffer is not None}
+    for stmt, _, _ in statements(program.body):
+        effects = names.effects(stmt)
+        is_local = isinstance(operation(stmt.value), Signal | Wait) if isinstance(stmt, ir.Evaluate) else False
+        found.update(effects.flags)
+        others.update(a.root for a in effects.accesses if a.at is not None or not is_local)
+    return frozenset(found - others)

@@ -67,25 +67,50 @@ __device__ __forceinline__ void acquired() {
 #endif
 }
 
-__device__ __forceinline__ int load_acquire(const int* p) {
-  int v;
-  asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ __forceinline__ unsigned load_acquire(const unsigned* p) {
-  unsigned v;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ __forceinline__ i64 load_acquire(const i64* p) {
-  i64 v;
-  asm volatile("ld.acquire.sys.global.s64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ __forceinline__ u64 load_acquire(const u64* p) {
+// Flags of 4 or 8 bytes, in order with other accesses: for all threads of the system, or for those of this device, which
+// takes less time.
+enum Scope { SYSTEM, DEVICE };
+
+template <Scope S = SYSTEM, typename V>
+__device__ __forceinline__ V load_acquire(const V* p) {
+  if (sizeof(V) == 4) {
+    unsigned v;
+    if (S == SYSTEM)
+      asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    else
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return static_cast<V>(v);
+  }
   u64 v;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-  return v;
+  if (S == SYSTEM)
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  else
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return static_cast<V>(v);
+}
+
+template <Scope S = SYSTEM, typename V>
+__device__ __forceinline__ void store_release(V* p, V v) {
+  if (sizeof(V) == 4 && S == SYSTEM)
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(static_cast<unsigned>(v)) : "memory");
+  else if (sizeof(V) == 4)
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(static_cast<unsigned>(v)) : "memory");
+  else if (S == SYSTEM)
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(static_cast<u64>(v)) : "memory");
+  else
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(static_cast<u64>(v)) : "memory");
+}
+
+template <Scope S = SYSTEM, typename V>
+__device__ __forceinline__ void add_release(V* p, V v) {
+  if (sizeof(V) == 4 && S == SYSTEM)
+    asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(static_cast<unsigned>(v)) : "memory");
+  else if (sizeof(V) == 4)
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(static_cast<unsigned>(v)) : "memory");
+  else if (S == SYSTEM)
+    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(static_cast<u64>(v)) : "memory");
+  else
+    asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(static_cast<u64>(v)) : "memory");
 }
 
 __device__ __forceinline__ void store_relaxed(int* p, int v) {
@@ -96,32 +121,6 @@ __device__ __forceinline__ void store_relaxed(i64* p, i64 v) {
 }
 __device__ __forceinline__ void add_relaxed(i64* p, i64 v) {
   asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-
-__device__ __forceinline__ void add_release(int* p, int v) {
-  asm volatile("red.release.sys.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-__device__ __forceinline__ void add_release(unsigned* p, unsigned v) {
-  asm volatile("red.release.sys.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-__device__ __forceinline__ void add_release(i64* p, i64 v) {
-  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-__device__ __forceinline__ void add_release(u64* p, u64 v) {
-  asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-
-__device__ __forceinline__ void store_release(int* p, int v) {
-  asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-__device__ __forceinline__ void store_release(unsigned* p, unsigned v) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-__device__ __forceinline__ void store_release(i64* p, i64 v) {
-  asm volatile("st.release.sys.global.s64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-__device__ __forceinline__ void store_release(u64* p, u64 v) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
 // Adds one to a counter of this device, in order with the accesses of all threads that do; returns the value before.

@@ -36,26 +36,29 @@ __device__ __forceinline__ void drain() { fence(); }
 
 __device__ __forceinline__ void acquired() {}
 
-template <typename V>
+// Accesses of flags in order with others: for all threads of the system, or for those of this device.
+enum Scope { SYSTEM = __HIP_MEMORY_SCOPE_SYSTEM, DEVICE = __HIP_MEMORY_SCOPE_AGENT };
+
+template <Scope S = SYSTEM, typename V>
 __device__ __forceinline__ V load_acquire(const V* p) {
-  return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+  return __hip_atomic_load(p, __ATOMIC_ACQUIRE, S);
 }
 
 template <typename V>
 __device__ __forceinline__ void store_relaxed(V* p, V v) {
   __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
-template <typename V>
+template <Scope S = SYSTEM, typename V>
 __device__ __forceinline__ void store_release(V* p, V v) {
-  __hip_atomic_store(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+  __hip_atomic_store(p, v, __ATOMIC_RELEASE, S);
 }
 
 __device__ __forceinline__ void add_relaxed(i64* p, i64 v) {
   __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
-template <typename V>
+template <Scope S = SYSTEM, typename V>
 __device__ __forceinline__ void add_release(V* p, V v) {
-  __hip_atomic_fetch_add(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+  __hip_atomic_fetch_add(p, v, __ATOMIC_RELEASE, S);
 }
 
 // Adds one to a counter of this device, in order with the accesses of all threads that do; returns the value before.

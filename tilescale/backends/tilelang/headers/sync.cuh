@@ -86,12 +86,13 @@ __device__ __forceinline__ bool holds(V a, V b) {
   return C == EQ ? a == b : C == NE ? a != b : C == GE ? a >= b : C == GT ? a > b : C == LE ? a <= b : a < b;
 }
 
-// One thread: blocks until `flags[index] C value`. An out-of-bounds index is reported instead.
-template <int C, typename V>
+// One thread: blocks until `flags[index] C value`. An out-of-bounds index is reported instead. The scope of flags that
+// only this device signals is the device.
+template <int C, typename V, Scope S = SYSTEM>
 __device__ inline void wait(const V* flags, i64 index, i64 extent, i64 wanted, i64 limit, i64* report, int site) {
   if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
   V value = static_cast<V>(wanted), seen;
-  auto ready = [&] { return holds<C, V>(seen = load_acquire(flags + index), value); };
+  auto ready = [&] { return holds<C, V>(seen = load_acquire<S>(flags + index), value); };
   if (await(ready, limit, report) == LATE) fail(report, TIMEOUT, site, index, wanted, static_cast<i64>(seen));
 }
 
@@ -120,10 +121,10 @@ __device__ inline int wait_any(const V* flags, i64 index, i64 stride, i64 count,
 }
 
 // A thread that is a unit of its own: it alone acquires.
-template <int C, typename V>
+template <int C, typename V, Scope S = SYSTEM>
 __device__ inline void wait_by_thread(const V* flags, i64 index, i64 extent, i64 wanted, i64 limit, i64* report,
                                       int site) {
-  wait<C, V>(flags, index, extent, wanted, limit, report, site);
+  wait<C, V, S>(flags, index, extent, wanted, limit, report, site);
   acquired();
 }
 
@@ -137,20 +138,20 @@ __device__ inline int wait_any_by_thread(const V* flags, i64 index, i64 stride, 
 
 // One thread, after complete_stores() by all and a barrier (or the other way round, if it alone issued bulk copies):
 // updates a flag; `flags` is the first one of its instance.
-template <int SET, typename V>
+template <int SET, typename V, Scope S = SYSTEM>
 __device__ inline void signal(V* flags, i64 index, i64 extent, i64 value, i64* report, int site) {
   if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
   if (SET)
-    store_release(flags + index, static_cast<V>(value));
+    store_release<S>(flags + index, static_cast<V>(value));
   else
-    add_release(flags + index, static_cast<V>(value));
+    add_release<S>(flags + index, static_cast<V>(value));
 }
 
 // A thread that is a unit of its own: it publishes its own writes.
-template <int SET, typename V>
+template <int SET, typename V, Scope S = SYSTEM>
 __device__ inline void signal_by_thread(V* flags, i64 index, i64 extent, i64 value, i64* report, int site) {
   complete_stores();
-  signal<SET, V>(flags, index, extent, value, report, site);
+  signal<SET, V, S>(flags, index, extent, value, report, site);
 }
 
 // A signal in two halves, for a deferred one: the address of its flag (0: an out-of-bounds index, reported) ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from tilelang_core import ir
@@ -35,6 +35,7 @@ from tilescale.collectives import TILES
 from tilescale.cost.choose import MechanismChoice
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Level
+from tilescale.passes.mod_analysis import device_flags
 from tilescale.passes.structure import location
 from tilescale.program import ops
 from tilescale.program.operations import Collective, Rank
@@ -66,6 +67,11 @@ class DeviceStage(Signature):
         self.libraries: dict[str, str] = {}
         self.ordered = self.is_complete = self.in_parallel = False
         self._scalars = {p.var: i for i, p in enumerate(self.program.parameters) if p.buffer is None}
+
+    @cached_property
+    def device_flags(self) -> frozenset[ir.Var]:
+        """Flags whose scope is the device."""
+        return device_flags(self.program)
 
     def lowered(self, body: ir.Stmt) -> Phase:
         """The phase after this stage."""

@@ -92,10 +92,15 @@ def signal_peer(stage: DeviceStage, call: ir.Call, slot: Any) -> ir.Stmt:
 def signal_here(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     """Update the flag of this device that a copy or signal names, after all writes of the program."""
     buffer = ir.region_parts(_told(call)[0])[0]
-    return _signal_at(stage, call, tir.address_of(stage.local(buffer.data)))
+    return _signal_at(stage, call, tir.address_of(stage.local(buffer.data)), _scope(stage, buffer))
 
 
-def _signal_at(stage: DeviceStage, call: ir.Call, flags: ir.PrimExpr) -> ir.Stmt:
+def _scope(stage: DeviceStage, flags: ir.Buffer) -> str:
+    """Template argument for the scope of flags: the system's is the default."""
+    return ", tilescale::DEVICE" if flags.data in stage.device_flags else ""
+
+
+def _signal_at(stage: DeviceStage, call: ir.Call, flags: ir.PrimExpr, scope: str = "") -> ir.Stmt:
     """Update a flag that a copy or signal names; `flags` is the first one of its instance."""
     region, value = _told(call)
     buffer, index, extent, _ = flag_of(stage, region)
@@ -106,7 +111,7 @@ def _signal_at(stage: DeviceStage, call: ir.Call, flags: ir.PrimExpr) -> ir.Stmt
     kind, wanted = signal_kind(buffer, ir.attribute(call, "op")), ir.Cast("int64", stage.expr(value))
     is_alone = ir.attribute(call, BY_THREAD) is not None
     name = "signal_by_thread" if is_alone else "signal"
-    update = tir.extern(f"tilescale::{name}<{kind}>", flags, index, extent, wanted, stage.record(), site)
+    update = tir.extern(f"tilescale::{name}<{kind}{scope}>", flags, index, extent, wanted, stage.record(), site)
     if is_alone:
         return tir.evaluate(update)
     return published(stage, tir.evaluate(update))
@@ -150,19 +155,27 @@ def _wait(stage: DeviceStage, call: ir.Call) -> ir.Stmt:
     if by_producer:
         stage.include("producer.cuh")
     name = BY_PRODUCER_FUNCTION if by_producer else f"tilescale::wait{'_by_thread' if alone else ''}"
-    poll = tir.evaluate(_poll(stage, name, wait, tir.beginning(wait.flag, places), site))
+    scope = "" if by_producer else _scope(stage, buffer)
+    poll = tir.evaluate(_poll(stage, name, wait, tir.beginning(wait.flag, places), site, scope=scope))
     for axis, var in reversed(list(zip(along, loops, strict=True))):
         poll = ir.For(var, ir.IntImm("int32", 0), stage.expr(extents[axis]), ir.ForKind.SERIAL, poll)
     return poll if by_producer or alone else stage.after_wait(stage.one_thread(poll))
 
 
 def _poll(
-    stage: DeviceStage, name: str, wait: Wait, region: ir.Call, site: int, *more: Any, dtype: str = "handle"
+    stage: DeviceStage,
+    name: str,
+    wait: Wait,
+    region: ir.Call,
+    site: int,
+    *more: Any,
+    dtype: str = "handle",
+    scope: str = "",
 ) -> ir.PrimExpr:
     """A call of a device function that waits for the first flag of a region; `more` follows its number."""
     buffer, index, extent, c_type = flag_of(stage, region)
     return tir.extern(
-        f"{name}<tilescale::{_COMPARE[wait.compare]}, {c_type}>",
+        f"{name}<tilescale::{_COMPARE[wait.compare]}, {c_type}{scope}>",
         tir.address_of(stage.local(buffer.data)),
         index,
         *more,
