@@ -146,7 +146,29 @@ def test_an_index_in_memory_waits_for_the_whole_phase(small: Machine):
 
     _, tasks = persistent(gathered, small)
     assert [need.counter.arrivals.tolist() for need in tasks.needs] == [[8]]
-    assert "waits for all 8 tasks of phase 0" in str(tasks)
+    assert "waits for all 5 blocks with tasks of phase 0" in str(tasks)
+
+
+def test_a_block_of_several_tasks_signals_once_where_later_ones_need_all(small: Machine):
+    @T.prim_func
+    def summed(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((64, 32), "float32"), Z: T.Tensor((2, 32), "float32")):
+        with T.Kernel(16, threads=64) as row:
+            for i, j in T.Parallel(4, 32):
+                Y[row * 4 + i, j] = X[row * 4 + i, j] * 2
+        with T.Kernel(2, threads=64) as column:
+            total = T.alloc((32,), "float32", level="l0")
+            T.clear(total)
+            for row in T.serial(64):
+                for j in T.Parallel(32):
+                    total[j] += Y[row, j] * (column + 1)
+            T.copy(total, Z[column, 0])
+
+    kernel = tilescale.compile(summed, machine=small, schedule="persistent")
+    (signal,) = [line for line in kernel.python.splitlines() if "T.signal" in line]
+    (loop,) = [line for line in kernel.python.splitlines() if "for turn in" in line]
+    assert signal.index("T.signal") == loop.index("for turn")
+    x, _, z = ran(kernel.ir, [(64, 32), (2, 32)], 1, small, check="all")
+    assert z.equal(torch.stack([2 * x.sum(0), 4 * x.sum(0)]))
 
 
 def test_a_kernel_shows_its_tasks_and_can_be_called_again(small: Machine):

@@ -2,14 +2,16 @@
 """Counters: arrivals of the tasks of a phase, for each chunk of a tensor that they touch.
 
 A task of the phase adds one to the counter of every chunk that it has touched; a later task waits until all tasks with
-elements of its chunks have. The extents of chunks change how often tasks signal and wait, never what is ordered.
+elements of its chunks have. The extents of chunks change how often tasks signal and wait, never what is ordered. A
+signal waits for the stores of its block, and longer while loads are in flight. So where later tasks need most of the
+phase, a block that executes several of its tasks signals once, behind the last one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +28,9 @@ STEPS = 8
 LARGEST = 1 << 14
 """Chunks of a tensor, at most."""
 
+MOST = 0.75
+"""Share of a phase's tasks that later ones wait for, on average, from which on they wait for all blocks."""
+
 
 @dataclass(frozen=True)
 class Counter:
@@ -35,11 +40,13 @@ class Counter:
         name: of what they count, for the text of the program.
         boxes: what each task of the phase touches.
         chunk: extents of a chunk.
+        blocks: blocks that signal, each behind its last task of the phase; None where every task signals.
     """
 
     name: str
     boxes: Boxes
     chunk: tuple[int, ...]
+    blocks: int | None = None
 
     @cached_property
     def axes(self) -> tuple[int, ...]:
@@ -87,7 +94,7 @@ class Counter:
         number: Any = ir.IntImm("int32", 0)
         for index, extent in zip(place, self.shape, strict=True):
             number = number * extent + index
-        counts = [int(n) for n in self.arrivals]
+        counts = [int(n) for n in self.arrivals] if self.blocks is None else [self.blocks]
         return ir.simplify(stairs(number, range(len(counts)), counts), {})
 
     def _span(self, boxes: Boxes, axis: int) -> tuple[np.ndarray, np.ndarray]:
@@ -126,10 +133,13 @@ class Counter:
         return ir.simplify(first, {}), ir.simplify(last, {})
 
 
-def counters_of(name: str, earlier: Boxes, later: Boxes) -> Counter:
-    """Counters of a phase in chunks that suit tasks of a later one."""
+def counters_of(name: str, earlier: Boxes, later: Boxes, blocks: int) -> Counter:
+    """Counters of a phase in chunks that suit tasks of a later one. They count blocks where those are fewer."""
     sides = zip(earlier.shape, earlier.first, earlier.last, later.first, later.last, strict=True)
-    return Counter(name, earlier, tuple(_extent(*side) for side in sides))
+    found = Counter(name, earlier, tuple(_extent(*side) for side in sides))
+    order = found.order(later)
+    has_fewer = blocks < order.shape[1] and found.touched(earlier).any(axis=1).all()
+    return replace(found, chunk=tuple(earlier.shape), blocks=blocks) if has_fewer and order.mean() > MOST else found
 
 
 def _extent(extent: int, *bounds: np.ndarray) -> int:

@@ -35,9 +35,9 @@ class Need:
     roots: tuple[ir.Var, ...]
 
 
-def needs_of(accesses: Sequence[TileAccesses], names: ProgramNames) -> list[Need]:
-    """The dependences between tasks of phases, by their accesses; those on the latest phases first."""
-    search = _Search(accesses, names)
+def needs_of(accesses: Sequence[TileAccesses], names: ProgramNames, blocks: int) -> list[Need]:
+    """The dependences between tasks of phases on some blocks, by their accesses; those on the latest phases first."""
+    search = _Search(accesses, names, blocks)
     return [need for later in range(len(accesses)) for need in search.needs(later)]
 
 
@@ -52,6 +52,7 @@ class _Search:
 
     accesses: Sequence[TileAccesses]
     names: ProgramNames
+    blocks: int
     counters: dict[tuple[int, str], list[Counter]] = field(default_factory=dict)
     ordered: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
@@ -89,7 +90,9 @@ class _Search:
         needs = [need for root in roots if (need := self._by_tiles(earlier, later, root)) is not None]
         if len(needs) == len(roots):
             return needs
-        counter = self._counter(earlier, Counter("done", Boxes.everything(before.grid.count), (1,)))
+        tasks = Boxes.everything(before.grid.count)
+        blocks = self.blocks if self.blocks < before.grid.count else None
+        counter = self._counter(earlier, Counter("done", tasks, (1,), blocks))
         return [Need(earlier, later, counter, Boxes.everything(after.grid.count), tuple(roots))]
 
     def _by_tiles(self, earlier: int, later: int, root: ir.Var) -> Need | None:
@@ -99,7 +102,7 @@ class _Search:
             return None
         mine = before.boxes(root, writes=not after.writes(root))
         theirs = after.boxes(root, writes=not before.writes(root))
-        counter = counters_of(self.names.homes[root].name, mine, theirs)
+        counter = counters_of(self.names.homes[root].name, mine, theirs, self.blocks)
         if not counter.is_simple:
             return None
         return Need(earlier, later, self._counter(earlier, counter), theirs, (root,))

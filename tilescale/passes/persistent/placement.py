@@ -26,11 +26,13 @@ class Task:
         number: variable for a task's number.
         first: what a block does once before its tasks: waits and loads that all of them have alike.
         body: what it does in each.
+        last: what it does once behind them, where every block has several.
     """
 
     number: ir.Var
     first: list[ir.Stmt]
     body: ir.Stmt
+    last: list[ir.Stmt]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Placement:
             return tir.sequence([ir.Bind(task.number, self.task(block, 0)), run])
         turn = ir.Var("turn", "int32")
         run = tir.sequence([ir.Bind(task.number, self.task(block, turn)), task.body])
-        return tir.sequence([*task.first, ir.For(turn, 0, self.turns(block), ir.ForKind.SERIAL, run)])
+        return tir.sequence([*task.first, ir.For(turn, 0, self.turns(block), ir.ForKind.SERIAL, run), *task.last])
 
     def task(self, block: ir.Var, turn: Any) -> Any:
         """The task that a block executes in an iteration of its loop."""

@@ -54,7 +54,7 @@ def persistent(func: ir.PrimFunc, machine: Machine) -> tuple[ir.PrimFunc, Tasks]
         ) from None
     accesses = [_accesses(grid, phases.names, machine) for grid in phases.grids]
     placements = placed([found.grid.count for found in accesses], machine)
-    needs = needs_of(accesses, phases.names)
+    needs = needs_of(accesses, phases.names, placements[0].blocks)
     return _launched(func, phases, placements, needs, machine), Tasks(phases.grids, tuple(placements), tuple(needs))
 
 

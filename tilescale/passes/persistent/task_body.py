@@ -2,7 +2,7 @@
 """The statements of a task: the body of a block of a phase, with waits for other tasks and signals for later ones.
 
 Waits are as late as possible, in front of the first statement that touches what others touch: what comes before them
-overlaps with those tasks. Signals end the task.
+overlaps with those tasks. Signals end the task, or the last one of the block's.
 """
 
 from __future__ import annotations
@@ -47,13 +47,16 @@ class TaskWriter:
         first, body = self._alike(list(_flat(self._waiting(grid.phase.stmt, waits))), grid)
         arrives = {id(n.counter): n.counter for n in self.needs if n.earlier == number}.values()
         last = list(ir.statements(grid.phase.stmt))[-1]
-        signals = [tir.at(counter.signals(self._of(counter)), last) for counter in arrives]
+        signals = [(counter, tir.at(counter.signals(self._of(counter)), last)) for counter in arrives]
+        of_tasks = [signal for counter, signal in signals if counter.blocks is None]
+        of_blocks = [signal for counter, signal in signals if counter.blocks is not None]
         task = ir.Var("task", "int32")
         rest = tir.sequence(body)
         if self.ring is not None:
             rest = self.ring.used(number, task, rest)
-        stmts = ir.substitute(tir.sequence([rest, *signals]), grid.indices(task))
-        return Task(task, [tir.renamed(stmt, _has_a_value) for stmt in first], tir.renamed(stmts, _has_a_value))
+        stmts = ir.substitute(tir.sequence([rest, *of_tasks]), grid.indices(task))
+        first = [tir.renamed(stmt, _has_a_value) for stmt in first]
+        return Task(task, first, tir.renamed(stmts, _has_a_value), of_blocks)
 
     def _alike(self, stmts: list[ir.Stmt], grid: Grid) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
         """The first statements, as far as they are the same in each task and what they write stays; the other ones.

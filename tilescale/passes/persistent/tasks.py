@@ -37,6 +37,8 @@ class Tasks:
 
 def _waits(need: Need) -> str:
     counter = need.counter
+    if counter.blocks is not None:
+        return f"all {counter.blocks} blocks with tasks of phase {need.earlier} by {counter.name}"
     if len(counter.arrivals) == 1:
         return f"all {counter.arrivals[0]} tasks of phase {need.earlier} by {counter.name}"
     low, high = counter.arrivals.min(), counter.arrivals.max()
