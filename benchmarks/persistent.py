@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""A decode step of a decoder layer as one launch, compared with its phases in order and with PyTorch, on these GPUs.
+"""A decode step of decoder layers as one launch, compared with its phases in order and with PyTorch, on these GPUs.
 
     torchrun --nproc-per-node 2 benchmarks/persistent.py                       everything
-    torchrun --nproc-per-node 2 benchmarks/persistent.py --only "layer 1x"     one batch
+    torchrun --nproc-per-node 2 benchmarks/persistent.py --only "1 layer 1x"   one work
 
-A layer of Llama 3 8B with 1024 cached tokens, tensor-parallel. Its floor is the time of reading its weights once.
+Layers of Llama 3 8B with 1024 cached tokens, tensor-parallel. Their floor is the time of reading their weights once.
 """
 
 from __future__ import annotations

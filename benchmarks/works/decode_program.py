@@ -29,6 +29,7 @@ class Sizes:
         batch: sequences, 16 at most.
         keys: cached tokens of each, the new one included.
         splits: parts of K of the four products.
+        layers: decoder layers, one after the other.
     """
 
     batch: int = 1
@@ -40,6 +41,7 @@ class Sizes:
     inner: int = 7168
     keys: int = 1024
     splits: tuple[int, int, int, int] = (8, 2, 4, 2)
+    layers: int = 1
 
     @property
     def rows(self) -> int:
@@ -53,19 +55,26 @@ class Sizes:
 
 
 @T.macro
-def multiply(W: Any, X: Any, C: Any, sizes: Sizes, row: Any, part: Any, splits: int) -> None:
+def multiply(W: Any, X: Any, C: Any, sizes: Sizes, layer: Any, row: Any, part: Any, splits: int) -> None:
     """C[part, :, row * ROWS ...] = X W^T over a part of K; the block keeps all of X for its next tasks where it can."""
     steps, wide = int(X.shape[1]) // DEPTH // splits, 2 * sizes.rows * int(X.shape[1]) <= SLAB
     kept, first = (splits * steps, 0) if wide else (steps, part * steps)
-    begin = part * steps - first
     x = T.alloc((kept, sizes.rows, DEPTH), "bfloat16", level="l1")
+    for k, i, j in T.Parallel(kept, sizes.rows, DEPTH):
+        x[k, i, j] = T.if_then_else(i < sizes.batch, X[T.min(i, sizes.batch - 1), (first + k) * DEPTH + j], 0)
+    accumulate(W, x, C, sizes, layer, row, part, steps, part * steps - first)
+
+
+@T.macro
+def accumulate(
+    W: Any, x: Any, C: Any, sizes: Sizes, layer: Any, row: Any, part: Any, steps: int, begin: Any
+) -> None:
+    """The same with tiles of X from `begin` on."""
     w = T.alloc((ROWS, DEPTH), "bfloat16", level="l1")
     c = T.alloc((ROWS, sizes.rows), "float32", level="l0")
-    for k, i, j in T.Parallel(kept, sizes.rows, DEPTH):
-        x[k, i, j] = X[i, (first + k) * DEPTH + j]
     T.clear(c)
     for k in T.Pipelined(steps, num_stages=4):
-        T.copy(W[row * ROWS, (part * steps + k) * DEPTH], w)
+        T.copy(W[layer, row * ROWS, (part * steps + k) * DEPTH], w)
         T.gemm(w, x[begin + k, :, :], c, transpose_B=True)
     for i, j in T.Parallel(ROWS, sizes.rows):
         if j < sizes.batch:
@@ -73,23 +82,38 @@ def multiply(W: Any, X: Any, C: Any, sizes: Sizes, row: Any, part: Any, splits: 
 
 
 @T.macro
-def normalize(X: Any, weight: Any, H: Any, row: Any, features: int) -> None:
-    """A row of H = RMSNorm(X)."""
-    x = T.alloc((1, features), "float32", level="l0")
-    squares = T.alloc((1, features), "float32", level="l0")
+def scaled(x: Any, weight: Any, H: Any, squares: Any, layer: Any, row: Any, column: Any) -> None:
+    """A tile of H = x * weight, and its part of the sum of squares: the norm's factor is applied behind the product."""
+    square = T.alloc((1, COLUMNS), "float32", level="l0")
     total = T.alloc((1,), "float32", level="l0")
-    T.copy(X[row, 0], x)
-    for i, j in T.Parallel(1, features):
-        squares[i, j] = x[i, j] * x[i, j]
-    T.reduce_sum(squares, total, dim=1)
-    for i, j in T.Parallel(1, features):
-        H[row + i, j] = x[i, j] * T.rsqrt(total[i] / features + 1e-5) * weight[j]
+    for i, j in T.Parallel(1, COLUMNS):
+        square[i, j] = x[i, j] * x[i, j]
+        H[row + i, column * COLUMNS + j] = x[i, j] * weight[layer, column * COLUMNS + j]
+    T.reduce_sum(square, total, dim=1)
+    for i in T.Parallel(1):
+        squares[column, row + i] = total[i]
 
 
 @T.macro
-def add_parts(C: Any, X: Any, Y: Any, sizes: Sizes, row: Any, column: Any, parts: int) -> None:
-    """A tile of Y = X + the sum of C's parts of all devices."""
-    total = T.alloc((1, COLUMNS), "float32", level="l0")
+def factor(squares: Any, scale: Any, row: Any, features: int) -> None:
+    """The factor of a row's norm."""
+    scale[0] = 0
+    for column in T.unroll(features // COLUMNS):
+        scale[0] += squares[column, row]
+    scale[0] = T.rsqrt(scale[0] / features + 1e-5)
+
+
+@T.macro
+def prepare(X: Any, weight: Any, H: Any, squares: Any, row: Any, column: Any) -> None:
+    """`scaled` of a tile of the residual stream."""
+    x = T.alloc((1, COLUMNS), "float32", level="l0")
+    T.copy(X[row, column * COLUMNS], x)
+    scaled(x, weight, H, squares, 0, row, column)
+
+
+@T.macro
+def add_parts(C: Any, X: Any, total: Any, sizes: Sizes, row: Any, column: Any, parts: int) -> None:
+    """A tile of X + the sum of C's parts of all devices."""
     tile = T.alloc((1, COLUMNS), "float32", level="l1")
     for i, j in T.Parallel(1, COLUMNS):
         total[i, j] = X[row + i, column * COLUMNS + j] / sizes.devices
@@ -99,49 +123,59 @@ def add_parts(C: Any, X: Any, Y: Any, sizes: Sizes, row: Any, column: Any, parts
     T.copy(total, tile)
     with T.Scale("device"):
         T.allreduce(tile)
-    T.copy(tile, Y[row, column * COLUMNS])
+    T.copy(tile, total)
 
 
 @T.macro
-def rotate(QKV: Any, angles: Any, at: Any, Q: Any, K: Any, V: Any, sizes: Sizes, group: Any, row: Any) -> None:
-    """Queries of a group, and its new key and value, rotated."""
+def attend(
+    QKV: Any, squares: Any, angles: Any, at: Any, K: Any, V: Any, S: Any, L: Any, sizes: Sizes,
+    layer: Any, span: Any, group: Any, row: Any,
+) -> None:  # fmt: skip
+    """A group's attention over some of its keys: not normalized, with the maximum and the sum of each head.
+
+    The task rotates the group's queries, and the new key and value, which it caches if they are among its own.
+    """
     s, half, each = sizes, sizes.width // 2, sizes.heads // sizes.groups
-    total = T.alloc((each + 2, s.width), "float32", level="l0")
-    given = T.alloc((each + 2, s.width), "float32", level="l1")
-    T.clear(total)
-    for part in T.unroll(s.splits[0]):
-        for i, j in T.Parallel(each + 2, s.width):
-            head = T.if_then_else(i < each, group * each + i, s.heads + (i - each) * s.groups + group)
-            total[i, j] += QKV[part, row, head * s.width + j]
-    T.copy(total, given)
-    for i, j in T.Parallel(each, half):
-        Q[row, group * each + i, j] = given[i, j] * angles[0, row, j] - given[i, half + j] * angles[1, row, j]
-        Q[row, group * each + i, half + j] = given[i, half + j] * angles[0, row, j] + given[i, j] * angles[1, row, j]
-    for j in T.Parallel(half):
-        K[row, group, at[row], j] = given[each, j] * angles[0, row, j] - given[each, half + j] * angles[1, row, j]
-        K[row, group, at[row], half + j] = (
-            given[each, half + j] * angles[0, row, j] + given[each, j] * angles[1, row, j]
-        )
-    for j in T.Parallel(s.width):
-        V[row, group, at[row], j] = given[each + 1, j]
-
-
-@T.macro
-def attend(Q: Any, K: Any, V: Any, at: Any, S: Any, L: Any, sizes: Sizes, span: Any, group: Any, row: Any) -> None:
-    """A group's attention over some of its keys: not normalized, with the maximum and the sum of each head."""
-    s, each = sizes, sizes.heads // sizes.groups
     q = T.alloc((QUERIES, s.width), "bfloat16", level="l1")
     k = T.alloc((SPAN, s.width), "bfloat16", level="l1")
     v = T.alloc((SPAN, s.width), "bfloat16", level="l1")
+    given = T.alloc((each + 2, s.width), "float32", level="l1")
+    found = T.alloc((each, s.width), "float32", level="l1")
+    fresh = T.alloc((each + 2, s.width), "float32", level="l0")
+    scale = T.alloc((1,), "float32", level="l0")
     score = T.alloc((QUERIES, SPAN), "float32", level="l0")
     weight = T.alloc((QUERIES, SPAN), "bfloat16", level="l0")
     o = T.alloc((QUERIES, s.width), "float32", level="l0")
     most = T.alloc((QUERIES,), "float32", level="l0")
     total = T.alloc((QUERIES,), "float32", level="l0")
-    for i, j in T.Parallel(QUERIES, s.width):
-        q[i, j] = T.if_then_else(i < each, Q[row, group * each + T.min(i, each - 1), j], 0)
-    T.copy(K[row, group, span * SPAN : (span + 1) * SPAN, :], k)
-    T.copy(V[row, group, span * SPAN : (span + 1) * SPAN, :], v)
+    T.copy(K[layer, row, group, span * SPAN : (span + 1) * SPAN, :], k)
+    T.copy(V[layer, row, group, span * SPAN : (span + 1) * SPAN, :], v)
+    factor(squares, scale, row, s.hidden)
+    T.clear(fresh)
+    for part in T.unroll(s.splits[0]):
+        for i, j in T.Parallel(each + 2, s.width):
+            head = T.if_then_else(i < each, group * each + i, s.heads + (i - each) * s.groups + group)
+            fresh[i, j] += QKV[part, row, head * s.width + j]
+    for i, j in T.Parallel(each + 2, s.width):
+        given[i, j] = fresh[i, j] * scale[0]
+    for i, j in T.Parallel(QUERIES, half):
+        head = T.min(i, each - 1)
+        q[i, j] = T.if_then_else(
+            i < each, given[head, j] * angles[0, row, j] - given[head, half + j] * angles[1, row, j], 0
+        )
+        q[i, half + j] = T.if_then_else(
+            i < each, given[head, half + j] * angles[0, row, j] + given[head, j] * angles[1, row, j], 0
+        )
+    place = at[row] - span * SPAN
+    for j in T.Parallel(half):
+        if T.And(0 <= place, place < SPAN):
+            k[place, j] = given[each, j] * angles[0, row, j] - given[each, half + j] * angles[1, row, j]
+            k[place, half + j] = given[each, half + j] * angles[0, row, j] + given[each, j] * angles[1, row, j]
+    for j in T.Parallel(s.width):
+        if T.And(0 <= place, place < SPAN):
+            v[place, j] = given[each + 1, j]
+            V[layer, row, group, span * SPAN + place, j] = given[each + 1, j]
+            K[layer, row, group, span * SPAN + place, j] = k[place, j]
     T.clear(score)
     T.gemm(q, k, score, transpose_B=True)
     for i, j in T.Parallel(QUERIES, SPAN):
@@ -157,46 +191,77 @@ def attend(Q: Any, K: Any, V: Any, at: Any, S: Any, L: Any, sizes: Sizes, span: 
     T.gemm(weight, v, o)
     for i, j in T.Parallel(QUERIES, s.width):
         if i < each:
-            S[span, row, group * each + i, j] = o[i, j]
+            found[i, j] = o[i, j]
     for i in T.Parallel(QUERIES):
         if i < each:
-            L[span, row, group * each + i, 0] = most[i]
-            L[span, row, group * each + i, 1] = total[i]
+            given[i, 0] = most[i]
+            given[i, 1] = total[i]
+    for i, j in T.Parallel(each, s.width):
+        S[span, row, group * each + i, j] = found[i, j]
+    for i, j in T.Parallel(each, 2):
+        L[span, row, group * each + i, j] = given[i, j]
+
+
+@T.macro
+def combined(S: Any, L: Any, o: Any, sizes: Sizes, first: Any, heads: int, row: Any) -> None:
+    """Some heads' attention over all keys, (heads, width)."""
+    s, spans = sizes, sizes.keys // SPAN
+    most = T.alloc((heads,), "float32", level="l0")
+    total = T.alloc((heads,), "float32", level="l0")
+    T.fill(most, -1e30)
+    T.clear(total)
+    T.clear(o)
+    for span in T.unroll(spans):
+        for i in T.Parallel(heads):
+            most[i] = T.max(most[i], L[span, row, first + i, 0])
+    for span in T.unroll(spans):
+        for i in T.Parallel(heads):
+            total[i] += T.exp2(L[span, row, first + i, 0] - most[i]) * L[span, row, first + i, 1]
+        for i, j in T.Parallel(heads, s.width):
+            o[i, j] += T.exp2(L[span, row, first + i, 0] - most[i]) * S[span, row, first + i, j]
+    for i, j in T.Parallel(heads, s.width):
+        o[i, j] = o[i, j] / total[i]
 
 
 @T.macro
 def combine(S: Any, L: Any, A: Any, sizes: Sizes, head: Any, row: Any) -> None:
     """A head's attention over all keys."""
-    s, spans = sizes, sizes.keys // SPAN
-    o = T.alloc((1, s.width), "float32", level="l0")
-    most = T.alloc((1,), "float32", level="l0")
-    total = T.alloc((1,), "float32", level="l0")
-    most[0] = -1e30
-    total[0] = 0
-    T.clear(o)
-    for span in T.unroll(spans):
-        most[0] = T.max(most[0], L[span, row, head, 0])
-    for span in T.unroll(spans):
-        total[0] += T.exp2(L[span, row, head, 0] - most[0]) * L[span, row, head, 1]
-        for i, j in T.Parallel(1, s.width):
-            o[i, j] += T.exp2(L[span, row, head, 0] - most[0]) * S[span, row, head, j]
-    for i, j in T.Parallel(1, s.width):
-        A[row + i, head * s.width + j] = o[i, j] / total[0]
+    o = T.alloc((1, sizes.width), "float32", level="l0")
+    combined(S, L, o, sizes, head, 1, row)
+    for i, j in T.Parallel(1, sizes.width):
+        A[row, (head + i) * sizes.width + j] = o[i, j]
 
 
 @T.macro
-def gate(G: Any, M: Any, sizes: Sizes, row: Any, column: Any) -> None:
+def project(W: Any, S: Any, L: Any, C: Any, sizes: Sizes, layer: Any, row: Any, part: Any, splits: int) -> None:
+    """`multiply` of the attention of one sequence over all keys, which each task combines for its part of K."""
+    heads = sizes.heads // splits
+    x = T.alloc((heads, sizes.rows, DEPTH), "bfloat16", level="l1")
+    o = T.alloc((heads, DEPTH), "float32", level="l0")
+    combined(S, L, o, sizes, part * heads, heads, 0)
+    for k, i, j in T.Parallel(heads, sizes.rows, DEPTH):
+        x[k, i, j] = 0
+    for k, j in T.Parallel(heads, DEPTH):
+        x[k, 0, j] = o[k, j]
+    accumulate(W, x, C, sizes, layer, row, part, heads, 0)
+
+
+@T.macro
+def gate(G: Any, squares: Any, M: Any, sizes: Sizes, row: Any, column: Any) -> None:
     """A tile of M = silu(first half) * second half of the sum of G's parts."""
     a = T.alloc((1, COLUMNS), "float32", level="l0")
     b = T.alloc((1, COLUMNS), "float32", level="l0")
+    scale = T.alloc((1,), "float32", level="l0")
     T.clear(a)
     T.clear(b)
+    factor(squares, scale, row, sizes.hidden)
     for part in T.unroll(sizes.splits[2]):
         for i, j in T.Parallel(1, COLUMNS):
             a[i, j] += G[part, row + i, column * COLUMNS + j]
             b[i, j] += G[part, row + i, sizes.inner + column * COLUMNS + j]
     for i, j in T.Parallel(1, COLUMNS):
-        M[row + i, column * COLUMNS + j] = a[i, j] / (1 + T.exp(-a[i, j])) * b[i, j]
+        a[i, j] *= scale[0]
+        M[row + i, column * COLUMNS + j] = a[i, j] / (1 + T.exp(-a[i, j])) * b[i, j] * scale[0]
 
 
 def decode_layer(sizes: Sizes) -> Any:
@@ -208,19 +273,19 @@ def decode_layer(sizes: Sizes) -> Any:
     @T.prim_func
     def decode_layer(
         X: T.Tensor((n, s.hidden), "float32"),
-        norm1: T.Tensor((s.hidden,), "float32"),
-        norm2: T.Tensor((s.hidden,), "float32"),
-        Wqkv: T.Tensor((s.projected, s.hidden), "bfloat16"),
-        Wo: T.Tensor((s.hidden, values), "bfloat16"),
-        Wup: T.Tensor((2 * s.inner, s.hidden), "bfloat16"),
-        Wdown: T.Tensor((s.hidden, s.inner), "bfloat16"),
+        norm1: T.Tensor((s.layers, s.hidden), "float32"),
+        norm2: T.Tensor((s.layers, s.hidden), "float32"),
+        Wqkv: T.Tensor((s.layers, s.projected, s.hidden), "bfloat16"),
+        Wo: T.Tensor((s.layers, s.hidden, values), "bfloat16"),
+        Wup: T.Tensor((s.layers, 2 * s.inner, s.hidden), "bfloat16"),
+        Wdown: T.Tensor((s.layers, s.hidden, s.inner), "bfloat16"),
         angles: T.Tensor((2, n, s.width // 2), "float32"),
         at: T.Tensor((n,), "int32"),
-        K: T.Tensor((n, s.groups, s.keys, s.width), "bfloat16"),
-        V: T.Tensor((n, s.groups, s.keys, s.width), "bfloat16"),
+        K: T.Tensor((s.layers, n, s.groups, s.keys, s.width), "bfloat16"),
+        V: T.Tensor((s.layers, n, s.groups, s.keys, s.width), "bfloat16"),
         H: T.Tensor((n, s.hidden), "bfloat16"),
+        R: T.Tensor((s.hidden // COLUMNS, n), "float32"),
         QKV: T.Tensor((first, n, s.projected), "float32"),
-        Q: T.Tensor((n, s.heads, s.width), "bfloat16"),
         S: T.Tensor((spans, n, s.heads, s.width), "float32"),
         L: T.Tensor((spans, n, s.heads, 2), "float32"),
         A: T.Tensor((n, values), "bfloat16"),
@@ -230,31 +295,38 @@ def decode_layer(sizes: Sizes) -> Any:
         M: T.Tensor((n, s.inner), "bfloat16"),
         D: T.Tensor((down, n, s.hidden), "float32"),
     ):
-        with T.Kernel(device=s.devices, block=s.batch, threads=THREADS) as row:
-            normalize(X, norm1, H, row, s.hidden)
-        with T.Kernel(device=s.devices, block=(s.projected // ROWS, first), threads=THREADS) as (row, part):
-            multiply(Wqkv, H, QKV, s, row, part, first)
-        with T.Kernel(device=s.devices, block=(s.groups, s.batch), threads=THREADS) as (group, row):
-            rotate(QKV, angles, at, Q, K, V, s, group, row)
-        with T.Kernel(device=s.devices, block=(spans, s.groups, s.batch), threads=THREADS) as (span, group, row):
-            attend(Q, K, V, at, S, L, s, span, group, row)
-        with T.Kernel(device=s.devices, block=(s.heads, s.batch), threads=THREADS) as (head, row):
-            combine(S, L, A, s, head, row)
-        with T.Kernel(device=s.devices, block=(s.hidden // ROWS, out), threads=THREADS) as (row, part):
-            multiply(Wo, A, C, s, row, part, out)
         with T.Kernel(device=s.devices, block=(s.hidden // COLUMNS, s.batch), threads=THREADS) as (column, row):
-            with T.Scale("block"):
-                add_parts(C, X, P, s, row, column, out)
-        with T.Kernel(device=s.devices, block=s.batch, threads=THREADS) as row:
-            normalize(P, norm2, H, row, s.hidden)
-        with T.Kernel(device=s.devices, block=(2 * s.inner // ROWS, up), threads=THREADS) as (row, part):
-            multiply(Wup, H, G, s, row, part, up)
-        with T.Kernel(device=s.devices, block=(s.inner // COLUMNS, s.batch), threads=THREADS) as (column, row):
-            gate(G, M, s, row, column)
-        with T.Kernel(device=s.devices, block=(s.hidden // ROWS, down), threads=THREADS) as (row, part):
-            multiply(Wdown, M, D, s, row, part, down)
-        with T.Kernel(device=s.devices, block=(s.hidden // COLUMNS, s.batch), threads=THREADS) as (column, row):
-            with T.Scale("block"):
-                add_parts(D, P, X, s, row, column, down)
+            prepare(X, norm1, H, R, row, column)
+        for layer in T.serial(s.layers):
+            with T.Kernel(device=s.devices, block=(s.projected // ROWS, first), threads=THREADS) as (row, part):
+                multiply(Wqkv, H, QKV, s, layer, row, part, first)
+            with T.Kernel(device=s.devices, block=(spans, s.groups, s.batch), threads=THREADS) as (span, group, row):
+                attend(QKV, R, angles, at, K, V, S, L, s, layer, span, group, row)
+            if s.batch > 1:
+                with T.Kernel(device=s.devices, block=(s.heads, s.batch), threads=THREADS) as (head, row):
+                    combine(S, L, A, s, head, row)
+            with T.Kernel(device=s.devices, block=(s.hidden // ROWS, out), threads=THREADS) as (row, part):
+                if s.batch > 1:
+                    multiply(Wo, A, C, s, layer, row, part, out)
+                else:
+                    project(Wo, S, L, C, s, layer, row, part, out)
+            with T.Kernel(device=s.devices, block=(s.hidden // COLUMNS, s.batch), threads=THREADS) as (column, row):
+                with T.Scale("block"):
+                    total = T.alloc((1, COLUMNS), "float32", level="l0")
+                    add_parts(C, X, total, s, row, column, out)
+                    T.copy(total, P[row, column * COLUMNS])
+                    scaled(total, norm2, H, R, layer, row, column)
+            with T.Kernel(device=s.devices, block=(2 * s.inner // ROWS, up), threads=THREADS) as (row, part):
+                multiply(Wup, H, G, s, layer, row, part, up)
+            with T.Kernel(device=s.devices, block=(s.inner // COLUMNS, s.batch), threads=THREADS) as (column, row):
+                gate(G, R, M, s, row, column)
+            with T.Kernel(device=s.devices, block=(s.hidden // ROWS, down), threads=THREADS) as (row, part):
+                multiply(Wdown, M, D, s, layer, row, part, down)
+            with T.Kernel(device=s.devices, block=(s.hidden // COLUMNS, s.batch), threads=THREADS) as (column, row):
+                with T.Scale("block"):
+                    result = T.alloc((1, COLUMNS), "float32", level="l0")
+                    add_parts(D, P, result, s, row, column, down)
+                    T.copy(result, X[row, column * COLUMNS])
+                    scaled(result, norm1, H, R, (layer + 1) % s.layers, row, column)
 
     return decode_layer

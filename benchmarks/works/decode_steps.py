@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A decode step of a layer of Llama 3 8B: as one launch, in order, by PyTorch, by operators, and what memory allows."""
+"""A decode step of layers of Llama 3 8B: as one launch, in order, by PyTorch, by operators, and what memory allows."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SCHEDULES = {"one launch": "persistent", "in order": "sequential"}
 
 def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     """Sequences x cached tokens x features, in CUDA graphs; the baseline reads as many bytes as the weights have."""
-    for batch in () if gpus == 1 else (1,) if quick else (1, 16):
-        yield Work(Sizes(batch, gpus, splits=SPLITS[batch])).heat()
+    for batch, layers in () if gpus == 1 else ((1, 1),) if quick else ((1, 1), (1, 4), (16, 1)):
+        yield Work(Sizes(batch, gpus, splits=SPLITS[batch], layers=layers)).heat()
 
 
 @dataclass(frozen=True)
 class Work:
-    """A layer's decode step."""
+    """A decode step of layers."""
 
     sizes: Sizes
 
@@ -57,7 +57,8 @@ class Work:
             *(Contender(name, functools.partial(self.torchs, product)) for name, product in PRODUCTS.items()),
         ]
         shape = s.batch, s.keys, s.hidden
-        return Heat("llama decode layer", shape, "bfloat16", s.devices, "graph", BASELINE, entries, bytes=self.nbytes)
+        name = f"llama decode {s.layers} layer{'s' * (s.layers > 1)}"
+        return Heat(name, shape, "bfloat16", s.devices, "graph", BASELINE, entries, bytes=self.nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -122,11 +123,13 @@ def tensors(sizes: Sizes) -> Tensors:
     def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
         return torch.randn(shape, generator=mine, device=device).mul_(scale).bfloat16()
 
-    values, cache = s.heads * s.width, (s.batch, s.groups, s.keys, s.width)
+    values, cache = s.heads * s.width, (s.layers, s.batch, s.groups, s.keys, s.width)
     shapes = {"Wqkv": (s.projected, s.hidden), "Wo": (s.hidden, values)}
     shapes |= {"Wup": (2 * s.inner, s.hidden), "Wdown": (s.hidden, s.inner)}
-    found = {name: random(*shape, scale=shape[1] ** -0.5) for name, shape in shapes.items()}
-    found |= {name: torch.rand(s.hidden, generator=common, device=device) + 0.5 for name in ("norm1", "norm2")}
+    found = {name: random(s.layers, *shape, scale=shape[1] ** -0.5) for name, shape in shapes.items()}
+    found |= {
+        name: torch.rand((s.layers, s.hidden), generator=common, device=device) + 0.5 for name in ("norm1", "norm2")
+    }
     at = torch.full((s.batch,), s.keys - 1, dtype=torch.int32, device=device)
     turns = at[:, None] * THETA ** (-torch.arange(0, s.width, 2, device=device) / s.width)
     return found | {
@@ -138,7 +141,16 @@ def tensors(sizes: Sizes) -> Tensors:
 
 
 def step(sizes: Sizes, t: Tensors, x: torch.Tensor, product: Product) -> torch.Tensor:
-    """The layer: the residual stream (sequences, features) behind it; the caches get the new keys and values."""
+    """The layers: the residual stream (sequences, features) behind them."""
+    everywhere = {name: t[name] for name in ("at", "angles")}
+    for layer in range(sizes.layers):
+        own = {name: values[layer] for name, values in t.items() if name not in everywhere}
+        x = layer_step(sizes, own | everywhere, x, product)
+    return x
+
+
+def layer_step(sizes: Sizes, t: Tensors, x: torch.Tensor, product: Product) -> torch.Tensor:
+    """One layer; its caches get the new keys and values."""
     s, kind = sizes, t["Wo"].dtype
     rows = torch.arange(s.batch, device=x.device)
     h = (rms_norm(x, (s.hidden,), eps=EPS) * t["norm1"]).to(kind)
