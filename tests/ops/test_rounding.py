@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -24,15 +27,27 @@ from tilescale.ops.rounding import (
 
 KINDS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
+SHAPES = ((1, 16), (70, 48), (TILE[1] + 16, 9 * TILE[0] + 16), (3, 4112))
 
-@pytest.mark.parametrize("how", ["contiguous", "across", "strided"])
-@pytest.mark.parametrize("scaling", ["rowwise", "tensorwise"])
-@pytest.mark.parametrize("shape", [(1, 16), (70, 48), (TILE[1] + 16, 9 * TILE[0] + 16), (3, 4112)])
-def test_bits_are_those_of_pytorch(shape: tuple[int, int], scaling: str, how: str):
+SCALINGS = ("rowwise", "tensorwise")
+
+LAYOUTS = ("contiguous", "across", "strided")
+
+
+def half_at_night(*axes: Sequence[Any]) -> list[Any]:
+    """All combinations of values: of two that differ in one value only, one runs at night."""
+    every = list(product(*map(range, map(len, axes))))
+    return [
+        pytest.param(*(axis[i] for axis, i in zip(axes, at, strict=True)), marks=[pytest.mark.nightly] * (sum(at) % 2))
+        for at in every
+    ]
+
+
+@pytest.mark.parametrize(("shape", "scaling", "how", "kind"), half_at_night(SHAPES, SCALINGS, LAYOUTS, KINDS))
+def test_bits_are_those_of_pytorch(shape: tuple[int, int], scaling: str, how: str, kind: torch.dtype):
     torch.manual_seed(sum(shape))
     x = of_many_magnitudes(*shape)
-    for kind in KINDS:
-        assert same(rounded_rows(as_it_lies(x, how), kind, scaling), by_pytorch(x, kind, scaling))
+    assert same(rounded_rows(as_it_lies(x, how), kind, scaling), by_pytorch(x, kind, scaling))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,17 +61,16 @@ def test_the_largest_numbers_stay_what_they_are(kind: torch.dtype):
     assert same((made, scales), by_pytorch(x, kind, "rowwise"))
 
 
-@pytest.mark.parametrize("how", ["contiguous", "across"])
+@pytest.mark.parametrize(("how", "kind"), half_at_night(LAYOUTS[:2], KINDS))
 @pytest.mark.parametrize("found", [float("inf"), float("-inf"), float("nan")])
-def test_what_is_no_number_is_seen_in_all_that_shares_its_scale(found: float, how: str):
+def test_what_is_no_number_is_seen_in_all_that_shares_its_scale(found: float, how: str, kind: torch.dtype):
     x = torch.ones(80, 160).bfloat16()
     x[70, 150] = found
-    for kind in KINDS:
-        made, scales = rounded_rows(as_it_lies(x, how), kind, "rowwise")
-        assert scales.isnan().nonzero().tolist() == [[70]]
-        assert made.float().isnan().all(1).nonzero().tolist() == [[70]] and int(made.float().isnan().sum()) == 160
-        made, scales = rounded_rows(as_it_lies(x, how), kind, "tensorwise")
-        assert bool(scales.isnan().all()) and bool(made.float().isnan().all())
+    made, scales = rounded_rows(as_it_lies(x, how), kind, "rowwise")
+    assert scales.isnan().nonzero().tolist() == [[70]]
+    assert made.float().isnan().all(1).nonzero().tolist() == [[70]] and int(made.float().isnan().sum()) == 160
+    made, scales = rounded_rows(as_it_lies(x, how), kind, "tensorwise")
+    assert bool(scales.isnan().all()) and bool(made.float().isnan().all())
 
 
 def test_no_rows_and_rows_too_wide():

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import warm
 from tests.comm.conftest import command, run_words
 from tilescale import ops
 from tilescale.errors import ArgumentError
@@ -69,7 +69,7 @@ def test_unsupported_inputs_run_the_other_implementation_and_warn_once(monkeypat
 
 
 def test_the_command_says_what_is_replaced():
-    done = subprocess.run([sys.executable, "-m", "tilescale.ops.install"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([warm.python(), "-m", "tilescale.ops.install"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert all(f"symm_mem::{name}: " in done.stdout for name in symm_mem.IMPLEMENTATIONS)
     assert all(f"-> tilescale.ops.{name}" in done.stdout for name in symm_mem.PATTERNS.values())
