@@ -292,7 +292,13 @@ def run(name: str, ranks: int, tiles: int, blocks: int, seed: int, calls: int = 
 @pytest.mark.usefixtures("_by_turns")
 @pytest.mark.parametrize(
     ("name", "ranks", "tiles", "blocks"),
-    [("sums", 2, 5, 2), ("sums", 3, 3, 1), ("sums in registers", 2, 3, 2), ("parts", 2, 3, 2), ("sums", 8, 2, 1)],
+    [
+        ("sums", 2, 5, 2),
+        ("sums", 3, 3, 1),
+        ("sums in registers", 2, 3, 2),
+        ("parts", 2, 3, 2),
+        pytest.param("sums", 8, 2, 1, marks=pytest.mark.nightly),
+    ],
 )
 def test_any_order_of_roles_and_blocks_computes_the_same(name: str, ranks: int, tiles: int, blocks: int):
     assert run(name, ranks, tiles, blocks, seed=tiles + ranks, calls=1 if ranks > 3 else 2)

@@ -52,7 +52,15 @@ def released(name: str) -> bool:
     return waits_of_units(name) or "pulled" in name and "once" not in name
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+OF_TWO_KINDS = ("each step and in front", "turns, in front") + tuple(
+    f"pulled, {kind}" for kind in ("between loads", "turns", "one stage", "in front")
+)
+"""Variants that combine two others: their graphs are checked daily, their texts at night."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in OF_TWO_KINDS)) for name in VARIANTS]
+)
 def test_the_loader_waits_in_front_of_what_a_wait_orders(name: str):
     """B, which is not sent, is loaded before; units wait for tiles only."""
     loader, units = branches(text(**VARIANTS[name]))
