@@ -62,11 +62,16 @@ def near(what: str, got: torch.Tensor, want: torch.Tensor, parts: float = 0.0) -
 
     `parts`: the norm that sums have whose parts do not cancel, for results of few elements, which may all cancel.
     """
+    if got.shape != want.shape:
+        raise ValueError(f"{what}: of shape {tuple(got.shape)}, not {tuple(want.shape)}")
+    if not want.numel():
+        return
     error, want = got.float() - want.float(), want.float()
-    if got.shape != want.shape or not bool(error.norm() <= ERROR * max(float(want.norm()), parts) + 1e-6):
-        raise ValueError(f"{what}: {float(error.norm()):.3g} of a norm of {float(want.norm()):.3g}")
-    if not bool((error.abs() <= LARGEST * want.abs().max().clamp(min=parts / want.numel() ** 0.5) + 1e-6).all()):
-        raise ValueError(f"{what}: off by {float(error.abs().max()):.3g}, the largest is {float(want.abs().max()):.3g}")
+    norm, largest = max(float(want.norm()), parts), max(float(want.abs().max()), parts / want.numel() ** 0.5)
+    if not float(error.norm()) <= ERROR * norm + 1e-6:
+        raise ValueError(f"{what}: {float(error.norm()):.3g} of a norm of {norm:.3g}")
+    if not float(error.abs().max()) <= LARGEST * largest + 1e-6:
+        raise ValueError(f"{what}: off by {float(error.abs().max()):.3g}, the largest is {largest:.3g}")
 
 
 def late(turn: int) -> None:
