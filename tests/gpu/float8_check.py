@@ -17,7 +17,7 @@ from tests.gpu.ops_support import compare, main, poison, random, runs, say  # no
 from tests.gpu.ranks import DEVICE, RANK, SIZE, as_first, everyones, total  # noqa: E402
 from tests.ops.roundings import as_it_lies, by_pytorch, of_many_magnitudes, same  # noqa: E402
 from tilescale import ops  # noqa: E402
-from tilescale.ops.rounding import rounded_rows  # noqa: E402
+from tilescale.ops.rounding import rounded_rows, rounded_squares  # noqa: E402
 
 
 def check_float8(_: slice) -> None:
@@ -49,6 +49,45 @@ def check_float8(_: slice) -> None:
         )
 
 
+def check_block_scales(only: slice) -> None:
+    """One for each 128 numbers of a row, and for each 128 x 128 of b; different strategies, tails, and two weights."""
+    shapes = [(8, 256, 512), (300, 528, 1040), (1536, 3584, 1024), (2047, 8192, 512), (4096, 2064, 512)]
+    for rows, n, k in shapes[only]:
+        multiply_with_block_scales(rows, n, k)
+
+
+def multiply_with_block_scales(rows: int, n: int, k: int) -> None:
+    """The operators of matrices of that shape on each rank."""
+    whole, weight = random(SIZE * rows, k).to(torch.float8_e4m3fn), random(n, k).to(torch.float8_e4m3fn).t()
+    of_rows = torch.rand(SIZE * rows, -(-k // 128), device=DEVICE) + 0.5
+    squares = as_first(torch.rand(-(-n // 128), -(-k // 128), device=DEVICE) + 0.5)
+    plain = weight.float() * squares.t().repeat_interleave(128, 0)[:k].repeat_interleave(128, 1)[:, :n]
+    scaled = whole.float() * of_rows.repeat_interleave(128, 1)[:, :k]
+    gathered = everyones(scaled[:rows].contiguous()).view(-1, k) @ plain
+    a, of_b, parts, title = whole[:rows], squares.t(), total(scaled @ plain), f"{SIZE * rows}x{n}x{k} of blocks"
+    both, by = [weight, weight], (of_rows[:rows], [of_b, of_b])
+    runs(
+        f"all_gather_matmul {title}",
+        lambda: ops.all_gather_matmul(a, weight, scales=(of_rows[:rows], of_b)),
+        lambda c: compare("gather", c, gathered),
+    )
+    runs(
+        f"gated all_gather_matmul {title}",
+        lambda: ops.all_gather_matmul(a, both, scales=by, activation="relu", gated=True),
+        lambda c: compare("gated", c, torch.relu(gathered) * gathered),
+    )
+    runs(
+        f"matmul_reduce_scatter {title}",
+        lambda: ops.matmul_reduce_scatter(whole, weight, scales=(of_rows, of_b)),
+        lambda c: compare("scatter", c, parts.chunk(SIZE)[RANK]),
+    )
+    runs(
+        f"matmul_all_reduce {title}",
+        lambda: ops.matmul_all_reduce(whole, weight, scales=(of_rows, of_b)),
+        lambda c: compare("sum", c, parts),
+    )
+
+
 def check_rounding(_: slice) -> None:
     """Quantized rows and tiles, bit for bit as by PyTorch; with tails, and rows that several warps share."""
     e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -62,6 +101,15 @@ def check_rounding(_: slice) -> None:
         made, scales = rounded_rows(x, kind, "rowwise")
         if not bool(made[rows // 2].float().isnan().all()) or int(scales.isnan().sum()) != 1:
             raise ValueError(f"{rows}x{columns} hides infinity")
+    for rows, columns, kind in [(256, 384, e4m3), (4096, 7168, e5m2)]:
+        x = of_many_magnitudes(rows, columns).to(DEVICE)
+        squares = x.unflatten(1, (-1, 128)).unflatten(0, (-1, 128)).transpose(1, 2).flatten(2).flatten(0, 1)
+        want, scales = rounded_rows(squares.contiguous(), kind, "rowwise")
+        want = want.view(rows // 128, columns // 128, 128, 128).view(torch.uint8).transpose(1, 2).reshape(rows, columns)
+        for how in ("contiguous", "across"):
+            got, of_squares = rounded_squares(as_it_lies(x, how), kind)
+            if not torch.equal(got.view(torch.uint8), want) or not torch.equal(of_squares.view(-1), scales):
+                raise ValueError(f"squares of {rows}x{columns}, {how}, {kind} have other bits than rows")
     wide = of_many_magnitudes(3, 40000).to(DEVICE)
     if not same(rounded_rows(wide, e4m3, "rowwise"), by_pytorch(wide, e4m3, "rowwise")):
         raise ValueError("rows of 40000 have other bits than by PyTorch")
@@ -76,7 +124,7 @@ def check_float8_gradients(only: slice) -> None:
         hidden = whole @ up.float().t()
         far = everyones(grad).view(-1, k).float()
         of_hidden = far @ down.float()
-        for recipe in (ops.Float8(), ops.Float8("tensorwise", torch.float8_e4m3fn)):
+        for recipe in (ops.Float8(), ops.Float8("tensorwise", torch.float8_e4m3fn), ops.Float8("blockwise")):
             leaves = [x.clone().requires_grad_() for x in (a, up, down)]
             poison()
             middle = ops.all_gather_matmul(leaves[0], leaves[1].t(), float8=recipe)

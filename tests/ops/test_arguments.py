@@ -82,7 +82,7 @@ def routing() -> ops.Routing:
         (lambda: column(half(2, 4, 8)), r"x has shape \(2, 4, 8\)"),
         (lambda: column(half(16)), r"x has shape \(16,\)"),
         (lambda: ops.parallelize_module(torch.nn.Linear(8, 8), None, {}), "device_mesh is None"),
-        (lambda: ops.Float8("blockwise"), "scaling is 'blockwise'"),
+        (lambda: ops.Float8("groupwise"), "scaling is 'groupwise'"),
         (lambda: ops.Float8(gradients=torch.float16), "gradients is torch.float16"),
         (lambda: ops.all_gather_matmul(eighth(4, 16), eighth(16, 16), scales=ONES), r"b has strides \(16, 1\)"),
         (lambda: ops.all_gather_matmul(eighth(4, 16), eighth(16, 16).t()), "a is torch.float8_e4m3fn"),

@@ -18,6 +18,7 @@ from tilescale.backends.tilelang.lowering import split_grid
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 from tilescale.hda.current import use_machine
+from tilescale.ops.block_products import block_tiling
 from tilescale.ops.expert_float8 import Float8Form
 from tilescale.ops.key_cache import CacheLayout
 from tilescale.ops.products import (
@@ -233,6 +234,7 @@ def made(module: str, function: str, *given: Any) -> Any:
 
 WIDE = (CacheLayout("bfloat16"), CacheLayout("bfloat16"))
 HEADS = ("bfloat16", False, True, 0.1)
+BLOCKS = GemmSpec(512, 512, "float8_e4m3fn", block_tiling(4096), True, False, blocks=True)
 FLOAT8_EXPERTS = 2, 8, 2, 512, 512, "int64"
 PERSISTENT = replace(LARGE, stages=3)
 OPERATORS = {
@@ -242,6 +244,9 @@ OPERATORS = {
     "gemm_rs in turns": made("gemm_rs", "in_turns", 2, of(512, 512, PERSISTENT, True, False), 8),
     "ag_columns_gemm": made("ag_columns_gemm", "program", 2, of(512, 512, LARGE, True, True)),
     "gemm_ag": made("gemm_ag", "program", 2, of(512, 512, LARGE, True, True)),
+    "gemm_rs with block scales": made("gemm_rs", "program", 2, BLOCKS),
+    "gemm_ar in turns with block scales": made("gemm_ar", "program", 2, BLOCKS, 8),
+    "gated ag_gemm with block scales": made("ag_gemm", "program", 2, replace(BLOCKS, gated=True), True),
     "gemm_ar": made("gemm_ar", "program", 2, of(512, 512, TILINGS[-1], True, True), 0),
     "gemm_ar in turns": made("gemm_ar", "program", 4, of(512, 512, PERSISTENT, True, False), 8),
     "all_gather": made("whole_tensors", "program", 2, "all_gather", "bfloat16", "direct"),

@@ -70,7 +70,7 @@ def test_several_weights_gates_and_kept_rows():
 
 
 @pytest.mark.parametrize("sequence", [True, False])
-@pytest.mark.parametrize("float8", [None, ops.Float8()])
+@pytest.mark.parametrize("float8", [None, ops.Float8(), ops.Float8("blockwise")])
 def test_layers_of_any_features(sequence: bool, float8: ops.Float8 | None):
     up, down = nn.Linear(100, 36).bfloat16(), nn.Linear(36, 100).bfloat16()
     plain = nn.Sequential(up, down)

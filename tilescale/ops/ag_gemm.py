@@ -18,6 +18,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops import strategy, whole_tensors
 from tilescale.ops.ag_gemm_programs import in_turns, program
 from tilescale.ops.arguments import (
+    BLOCK,
     as_autocast,
     check_flags,
     check_like,
@@ -25,13 +26,16 @@ from tilescale.ops.arguments import (
     check_product,
     check_tensor,
     dense,
+    has_blocks,
     operands,
     result_type,
     scales_of,
     unread,
 )
+from tilescale.ops.block_gemm import scales_of_columns, scales_of_shards
+from tilescale.ops.block_products import block_tiling
 from tilescale.ops.dtensors import takes_dtensors
-from tilescale.ops.float8 import Float8, of_gradients, rounded, spelled
+from tilescale.ops.float8 import Float8, multiple_of, of_gradients, rounded, spelled
 from tilescale.ops.group import collective, group_name, size_of, team_of
 from tilescale.ops.kernels import chosen, kernel
 from tilescale.ops.layout import delivered, dtype_of, room_for
@@ -89,8 +93,9 @@ def all_gather_matmul(
         gated: whether b is [gate, up], two matrices of one N, and the result is activation(a @ gate) * (a @ up):
             SwiGLU with "silu" (Shazeer, arXiv:2002.05202).
         scales: where a and b are float8_e4m3fn, their factors, float32: one number, or one for each row of a and for
-            each column of b; the second a list if b is one. Then b is the transpose of a contiguous matrix, or several,
-            and a bias is bfloat16.
+            each column of b; or one for each 128 numbers of a row of a, (rows, K / 128), and for each 128 x 128 of b,
+            (K / 128, N / 128), rounded up. The second is a list if b is one. Then b is the transpose of a contiguous
+            matrix, or several, and a bias is bfloat16.
         float8: how bfloat16 matrices are rounded to float8 before the GEMM, `Float8()`.
         out: the result's memory, or a list like the result, where no gradients are recorded, and no other tensor's. If
             it is contiguous and N a multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
@@ -211,7 +216,7 @@ def _made(
 ) -> list[torch.Tensor]:
     """Multiply matrices with N and K of any size, into `places` if given; then, if `keeps`, the gathered rows."""
     team = team_of(group)
-    left, rights, added, scales = padded(a, weights, bias, scales, rounds=bool(float8))
+    left, rights, added, scales = padded(a, weights, bias, scales, multiple_of(float8))
     if float8:
         left, rights, scales = rounded(left, rights, float8)
     results = _products(left, rights, added, scales, keeps and not float8, team, activation, gated, places)
@@ -269,9 +274,10 @@ def _overlapped(
     together = [weights] if gated else [[weight] for weight in weights]
     widths = [sum(w.shape[1] for w in each) for each in together]
     biases = [None] * len(together) if bias is None else dense(bias).split(widths)
-    shapes = [(size, rows, K * a.itemsize), (size, rows * 4)][: 1 if scales is None else 2]
+    of_a = None if scales is None else scales_of_shards(scales[0], 1)
+    shapes = [(size, rows, K * a.itemsize), *([] if of_a is None else [(size, *of_a.shape[1:-1], of_a.shape[-1] * 4)])]
     room = workspace_of(team).symmetric(torch.uint8, *shapes)
-    gathered, of_gathered = room[0].view(a.dtype), [x.view(torch.float32) for x in room[1:]]
+    gathered, of_gathered = room[0].view(a.dtype), [x.view(torch.float32) for x in room[1:] if rows]
     wanted = places or [None] * len(together)
     shapes = [(size * rows, each[0].shape[1]) for each in together]
     results = [room_for(out, shape, a, result_type(a)) for out, shape in zip(wanted, shapes, strict=True)]
@@ -283,11 +289,17 @@ def _overlapped(
         added = unread(result_type(a), a.device)[0] if biases[i] is None else biases[i]
         given = [matrix, matrix, vector]
         if scales is not None:
-            given = [scales[0].view(1, rows), *of_gathered, scales[1].split(widths)[i]]
-        how = transposed, bias is not None, activation, gated
+            given = [of_a, *of_gathered, scales_of_columns(scales[1].split(_extents(together, scales))[i])]
+        how = transposed, bias is not None, activation, gated, has_blocks(scales)
         call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(rights[0])), i == order[0], *how)
         call(dense(a).view(1, rows, K), gathered, rights[0], rights[-1], added, *given, results[i].view(size, rows, N))
     return results, gathered
+
+
+def _extents(together: list[list[torch.Tensor]], scales: Scales) -> list[int]:
+    """Numbers of scales of the columns of weights that are multiplied together."""
+    unit = BLOCK if has_blocks(scales) else 1
+    return [sum(-(-w.shape[1] // unit) for w in each) for each in together]
 
 
 @chosen
@@ -302,7 +314,12 @@ def _kernel(
     biased: bool,
     activation: str,
     gated: bool,
+    blocks: bool,
 ) -> Kernel:
+    if blocks:
+        tiles = block_tiling(rows, gated)
+        of = GemmSpec(N, K, dtypes[0], tiles, True, biased, activation, gated, dtypes[1], True)
+        return kernel(program, team, of, gathers)
     tiles = tiling(rows, team.size, N, transposed, 1 + gated)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
     if takes_turns(rows, TURNS) and not of.scaled:

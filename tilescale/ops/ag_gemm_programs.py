@@ -7,6 +7,7 @@ One grid computes the tiles of this rank's rows, in place, and then those of the
 from typing import Any
 
 import tilescale.language as T
+from tilescale.ops.block_products import multiply_blocks, scale_tiles
 from tilescale.ops.persistent import turns_of
 from tilescale.ops.products import (
     CHUNKS,
@@ -26,8 +27,7 @@ def program(size: int, of: GemmSpec, gathers: bool, slices: int = 1) -> Any:
     `slices`: number of slices of columns in which the rows of a shard of one chunk are sent.
     """
     rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
-    products = 2 if of.gated else 1
-    shapes = ((1, rows), (size, rows), (products * N,)) if of.scaled else ((1, 1), (1, 1), (1,))
+    products, shapes = 2 if of.gated else 1, of.scales(1, size)
     kind = "float32" if of.scaled else of.dtype
 
     @T.prim_func
@@ -110,7 +110,9 @@ def send_rows(A, G, of_A, of_G, arrived, scales, rank, size, of, slices=1):
     """Send this rank's rows to all ranks by the copy queue, in chunks or slices of columns, their scales first."""
     rows, wide = A.shape[1], of.K // slices
     for step in T.serial(1, size):
-        if of.scaled:
+        if of.blocks:
+            T.copy(of_A[0, :, :, :], of_G[rank, :, :, :], dst=(rank + step) % size, signal=scales[rank])
+        elif of.scaled:
             T.copy(of_A[0, :], of_G[rank, :], dst=(rank + step) % size, signal=scales[rank])
         if slices == 1:
             for i in T.serial(T.ceildiv(rows, of.chunk)):
@@ -129,13 +131,13 @@ def tiles_of(of: GemmSpec) -> tuple[Any, ...]:
     out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
     b, up = (T.alloc(of.b_tile, of.b_dtype, level="l1") if n <= of.gated else None for n in range(2))
     c, c_up = (T.alloc((tiles.m, tiles.n), "float32", level="l0") if n <= of.gated else None for n in range(2))
-    return a, b, up, c, c_up, out
+    return a, b, up, c, c_up, *scale_tiles(of), out
 
 
 @T.macro
 def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, C, shard, arrived, scales, of, slices=1):
     """A tile of the result, from the rows of A[source]; with flags, when these and their scales have arrived."""
-    a, b, up, c, c_up, out = on_chip
+    a, b, up, c, c_up, part, of_rows, of_b, of_up, held, out = on_chip
     rows, N = A.shape[1], of.N
     columns = (None, 0) if slices == 1 else (arrived, of.K // slices // of.depth)
     T.clear(c)
@@ -143,11 +145,16 @@ def make_tile(on_chip, A, source, m, n, B, Up, bias, of_A, of_B, C, shard, arriv
         T.clear(c_up)
     if arrived is not None and slices == 1:
         T.wait(arrived[source, m // of.chunk], ">=", 1)
-    if of.gated:
+    if of.blocks:
+        scaling = a, b, up, c, c_up, part, of_rows, of_b, of_up, held
+        if scales is not None:
+            T.wait(scales[source], ">=", 1)
+        multiply_blocks(A, source, m, of_A, B, Up, n, of_B, scaling, of)
+    elif of.gated:
         multiply_by_two(A, source, m, B, Up, n, a, b, up, c, c_up, of.K, of.tiles, of.transposed, *columns)
     else:
         multiply(A, source, m, B, n, a, b, c, of.K, of.tiles, of.transposed, *columns)
-    if of.scaled:
+    if of.scaled and not of.blocks:
         if scales is not None:
             T.wait(scales[source], ">=", 1)
         rescale(c, of_A, source, m, of_B, 0, n, rows, N)

@@ -35,6 +35,9 @@ NARROW = (torch.float8_e4m3fn,)
 SCALED = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Types that need scales."""
 
+BLOCK = 128
+"""Numbers of a row of a, and rows and columns of b, that share a block scale."""
+
 _AS_BYTES = (*SCALED, torch.bool)
 
 BYTES = (*MOVES, *SCALED)
@@ -162,17 +165,41 @@ def result_type(a: torch.Tensor) -> torch.dtype:
 
 
 def scales_of(scales: Any, a: torch.Tensor, weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scale of each row of a, (M,), and of each column of all weights.
+    """The scale of each row of a, (M,), and of each column of all weights; or of blocks, (M, K / 128), and of all
+    weights, (sum of N / 128, K / 128).
 
-    Raises ArgumentError unless there is a pair, of one number or one for each row of a, and the same for each weight.
+    Raises ArgumentError unless there is a pair, of one number or one for each row of a, and the same for each weight;
+    or of blocks.
     """
     of_a, of_b = two_scales(scales, "of the rows of a, and of the columns of b")
     given = list(of_b) if isinstance(of_b, Sequence) else [of_b]
     if len(given) != len(weights):
         raise ArgumentError(f"b is {len(weights)} matrices, scales[1] {len(given)}", hint="give scales of each")
+    if _are_blocks([of_a, *given], a, weights):
+        for i, x in enumerate((of_a, *given)):
+            check_tensor(f"scales[{min(i, 1)}]", x, 2, (torch.float32,))
+            check_same("device", f"scales[{min(i, 1)}]", x, "a", a)
+        return of_a.contiguous(), torch.cat([x.t() for x in given]).contiguous()
     names = [f"scales[1][{i}]" for i in range(len(given))] if isinstance(of_b, Sequence) else ["scales[1]"]
     columns = [_each(name, x, w.shape[1], a) for name, x, w in zip(names, given, weights, strict=True)]
     return _each("scales[0]", of_a, len(a), a), columns[0] if len(columns) == 1 else torch.cat(columns)
+
+
+def _are_blocks(scales: Sequence[Any], a: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
+    """Whether scales have the shapes of those of blocks, and not of rows and columns."""
+    extents = (len(a), *(w.shape[1] for w in weights))
+    if not all(isinstance(x, torch.Tensor) for x in scales):
+        return False
+    if all(x.numel() in (1, extent) for x, extent in zip(scales, extents, strict=True)):
+        return False
+    groups = -(-a.shape[1] // BLOCK)
+    shapes = [(len(a), groups), *((groups, -(-w.shape[1] // BLOCK)) for w in weights)]
+    return [tuple(x.shape) for x in scales] == shapes
+
+
+def has_blocks(scales: tuple[torch.Tensor, torch.Tensor] | None) -> bool:
+    """Whether these, as `scales_of` gives them, are of blocks."""
+    return scales is not None and scales[1].ndim == 2
 
 
 def two_scales(scales: Any, what: str) -> tuple[Any, Any]:
@@ -188,7 +215,10 @@ def _each(name: str, scale: torch.Tensor, extent: int, a: torch.Tensor) -> torch
     check_tensor(name, scale, None, (torch.float32,))
     check_same("device", name, scale, "a", a)
     if scale.numel() not in (1, extent):
-        raise ArgumentError(f"{name} has {scale.numel()} numbers", hint=f"give one for all, or {extent}")
+        raise ArgumentError(
+            f"{name} has {scale.numel()} numbers",
+            hint=f"give one number for all, or {extent}; or of blocks: (M, K / {BLOCK}) and (K / {BLOCK}, N / {BLOCK})",
+        )
     return scale.reshape(-1).expand(extent).contiguous()
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import dense
+from tilescale.ops.arguments import BLOCK, MULTIPLE, dense
 from tilescale.ops.group import team_of
 from tilescale.ops.layout import delivered
 from tilescale.ops.operator import operator
 from tilescale.ops.padding import padded, trimmed
-from tilescale.ops.rounding import rounded_rows
+from tilescale.ops.rounding import rounded_groups, rounded_rows, rounded_squares
 from tilescale.ops.unfused import Scales, product
 
 FORWARD = torch.float8_e4m3fn
@@ -71,8 +71,6 @@ def spelled(recipe: Float8 | None) -> str:
         return ""
     if not isinstance(recipe, Float8):
         raise ArgumentError(f"float8 is {recipe!r}", hint="pass tilescale.ops.Float8(), or None for bfloat16")
-    if recipe.scaling == BLOCKWISE:
-        raise ArgumentError(f"scaling is {recipe.scaling!r}", hint="supported here: rowwise, tensorwise")
     return _words(recipe.scaling, FORWARD, recipe.gradients)
 
 
@@ -82,6 +80,13 @@ def recipe_of(text: str) -> Float8 | None:
         return None
     scaling, _, gradients = _read(text)
     return Float8(scaling, gradients)
+
+
+def multiple_of(recipe: str) -> int:
+    """The unit of N and K of operands that are rounded; "" for no rounding."""
+    if not recipe:
+        return 1
+    return BLOCK if _read(recipe)[0] == BLOCKWISE else 2 * MULTIPLE
 
 
 def of_gradients(recipe: str) -> str:
@@ -95,11 +100,15 @@ def of_gradients(recipe: str) -> str:
 def rounded(
     a: torch.Tensor, weights: list[torch.Tensor], recipe: str
 ) -> tuple[torch.Tensor, list[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """The operands in float8, and their factors: for each row of a, and for each column of all weights.
+    """The operands in float8, and their factors: for each row of a, and for each column of all weights; or for blocks.
 
     Each weight is the transpose of a contiguous matrix, as tensor cores take it.
     """
     scaling, kind, _ = _read(recipe)
+    if scaling == BLOCKWISE:
+        left, of_a = rounded_groups(a, kind)
+        squares = [rounded_squares(weight.t(), FORWARD) for weight in weights]
+        return left, [right.t() for right, _ in squares], (of_a, torch.cat([scales for _, scales in squares]))
     left, of_a = rounded_rows(dense(a), kind, scaling)
     columns = [rounded_rows(weight.t(), FORWARD, scaling) for weight in weights]
     of_b = columns[0][1] if len(columns) == 1 else torch.cat([scale for _, scale in columns])
@@ -118,7 +127,7 @@ def of_any_size(
 ) -> torch.Tensor:
     """Compute `multiply(a, b, bias, scales, team, out)` for any N and K, rounded by a recipe if there is one; in `out`,
     if that is given."""
-    left, (right,), bias, scales = padded(a, [b], bias, scales, rounds=bool(float8))
+    left, (right,), bias, scales = padded(a, [b], bias, scales, multiple_of(float8))
     if float8:
         left, (right,), scales = rounded(left, [right], float8)
     return delivered(trimmed(multiply(left, right, bias, scales, team_of(group), out), b.shape[1]), out)
@@ -127,7 +136,7 @@ def of_any_size(
 @operator("matmul_float8")
 def times(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, float8: str) -> torch.Tensor:
     """Quantized a @ b + bias on this rank alone, by PyTorch."""
-    left, rights, bias, _ = padded(a, [b], bias, rounds=True)
+    left, rights, bias, _ = padded(a, [b], bias, None, multiple_of(float8))
     left, (right,), scales = rounded(left, rights, float8)
     return trimmed(product(left, right, bias, scales), b.shape[1])
 

@@ -18,11 +18,14 @@ from tilescale.ops.arguments import (
     check_out,
     check_product,
     dense,
+    has_blocks,
     operand,
     result_type,
     scales_of,
     unread,
 )
+from tilescale.ops.block_gemm import scales_of_columns, scales_of_shards
+from tilescale.ops.block_products import block_tiling, multiply_scaled, scale_tiles
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, gradients_of_times, of_any_size, spelled
 from tilescale.ops.group import collective, group_name, size_of
@@ -35,8 +38,7 @@ from tilescale.ops.products import (
     ROWS,
     GemmSpec,
     add_bias,
-    multiply,
-    rescale,
+    at_once,
     summed_tiling,
 )
 from tilescale.ops.unfused import Scales, summed_product
@@ -64,7 +66,8 @@ def matmul_all_reduce(
             in each call where K or N is not a multiple of 8, of 16 in float8.
         bias: (N,), the same on all ranks.
         scales: where a and b are float8_e4m3fn, their factors, float32: one number, or one for each row of a and for
-            each column of b. Then b is the transpose of a contiguous matrix.
+            each column of b; or one for each 128 numbers of a row of a, (M, K / 128), and for each 128 x 128 of b, (K /
+            128, N / 128), rounded up. Then b is the transpose of a contiguous matrix.
         float8: how bfloat16 matrices are rounded to float8 before the GEMM, `Float8()`.
         out: the result's memory, where no gradients are recorded, and no other tensor's. If it is contiguous and N a
             multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
@@ -138,18 +141,24 @@ def _overlapped(
     (M, K), N, made = a.shape, b.shape[1], result_type(a)
     (right, transposed), (of_b, of_a) = operand(b), unread(a.dtype, a.device)
     if scales is not None:
-        of_a, of_b = dense(scales[0]).view(1, M), scales[1]
+        of_a, of_b = scales_of_shards(scales[0], 1), scales_of_columns(scales[1])
     result = room_for(out, (M, N), a, made)
     added = unread(made, a.device)[0] if bias is None else dense(bias)
-    call = _kernel(team, M, N, K, (dtype_of(a), dtype_of(b)), transposed, bias is not None)
+    call = _kernel(team, M, N, K, (dtype_of(a), dtype_of(b)), transposed, bias is not None, has_blocks(scales))
     call(dense(a).view(1, M, K), right, added, of_a, of_b, result)
     return result
 
 
 @chosen
-def _kernel(team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool) -> Kernel:
-    tiles, blocks = summed_tiling(rows, N, team.size)
-    return kernel(program, team, GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1]), blocks)
+def _kernel(
+    team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool, blocks: bool
+) -> Kernel:
+    tiles, grid = summed_tiling(rows, N, team.size)
+    if blocks:
+        tiles = block_tiling(rows)
+        grid = at_once() if -(-rows // tiles.m) * tiles.columns(N) > at_once() else 0
+    of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1], blocks=blocks)
+    return kernel(program, team, of, grid)
 
 
 @_operator.register_fake
@@ -184,7 +193,7 @@ def program(size: int, of: GemmSpec, blocks: int) -> Any:
     N, K, tiles, rows = of.N, of.K, of.tiles, T.dynamic("rows")
     count = tiles.count(rows, N)
     grid = blocks if blocks else count
-    kind, scales = ("float32", ((1, rows), (N,))) if of.scaled else (of.dtype, ((1, 1), (1,)))
+    kind, scales = "float32" if of.scaled else of.dtype, of.scales(1)
 
     @T.prim_func
     def matmul_all_reduce(
@@ -201,12 +210,10 @@ def program(size: int, of: GemmSpec, blocks: int) -> Any:
                 b = T.alloc(of.b_tile, of.b_dtype, level="l1")
                 c = T.alloc((tiles.m, tiles.n), "float32", level="l0")
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
+                on_chip = a, b, c, *scale_tiles(of)
                 for turn in T.serial(turns_of(block, blocks, count) if blocks else 1):
                     m, n = tiles.at(block + turn * blocks, rows, N)
-                    T.clear(c)
-                    multiply(A, 0, m, B, n, a, b, c, K, tiles, of.transposed)
-                    if of.scaled:
-                        rescale(c, of_A, 0, m, of_B, 0, n, rows, N)
+                    multiply_scaled(A, 0, m, of_A, B, n, of_B, on_chip, rows, of)
                     if of.biased:
                         add_bias(c, bias, n, N, once=rank == 0)
                     T.copy(c, out)

@@ -21,11 +21,14 @@ from tilescale.ops.arguments import (
     check_out,
     check_product,
     dense,
+    has_blocks,
     operand,
     result_type,
     scales_of,
     unread,
 )
+from tilescale.ops.block_gemm import scales_of_columns, scales_of_shards
+from tilescale.ops.block_products import block_tiling, multiply_scaled, scale_tiles
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, of_any_size, of_gradients, spelled
 from tilescale.ops.group import collective, group_name, size_of
@@ -48,7 +51,6 @@ from tilescale.ops.products import (
     in_parts,
     load_scales,
     multiply,
-    rescale,
     scale,
     takes_turns,
     tiling,
@@ -79,7 +81,8 @@ def matmul_reduce_scatter(
             in each call where K or N is not a multiple of 8, of 16 in float8.
         bias: (N,), the same on all ranks.
         scales: where a and b are float8_e4m3fn, their factors, float32: one number, or one for each row of a and for
-            each column of b. Then b is the transpose of a contiguous matrix.
+            each column of b; or one for each 128 numbers of a row of a, (M, K / 128), and for each 128 x 128 of b, (K /
+            128, N / 128), rounded up. Then b is the transpose of a contiguous matrix.
         float8: how bfloat16 matrices are rounded to float8 before the GEMM, `Float8()`.
         out: the result's memory, where no gradients are recorded, and no other tensor's. If it is contiguous and N a
             multiple of 8 (16 in float8), overlapped GEMMs write it without a copy.
@@ -153,15 +156,20 @@ def _overlapped(
     (parts,), (inbox,) = space.own(made, shape), space.symmetric(made, shape)
     of_b, of_a = unread(a.dtype, a.device)
     if scales is not None:
-        of_a, of_b = scales[0].view(team.size, rows), scales[1]
+        of_a, of_b = scales_of_shards(scales[0], team.size), scales_of_columns(scales[1])
     added = unread(made, a.device)[0] if bias is None else dense(bias)
-    call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(b)), transposed, bias is not None)
+    call = _kernel(team, rows, N, K, (dtype_of(a), dtype_of(b)), transposed, bias is not None, has_blocks(scales))
     call(dense(a).view(team.size, rows, K), right, added, of_a, of_b, parts, inbox, result)
     return result
 
 
 @chosen
-def _kernel(team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool) -> Kernel:
+def _kernel(
+    team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool, blocks: bool
+) -> Kernel:
+    if blocks:
+        tiles = in_parts(block_tiling(rows), rows)
+        return kernel(program, team, GemmSpec(N, K, dtypes[0], tiles, True, biased, other=dtypes[1], blocks=True))
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
     if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
@@ -259,7 +267,7 @@ def program(size: int, of: GemmSpec) -> Any:
     """Remote rows go into `parts`, which the queue sends; local rows, added to the parts in `inbox`, into the
     result."""
     N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
-    kind, scales = ("float32", ((size, rows), (N,))) if of.scaled else (dtype, ((1, 1), (1,)))
+    kind, scales = "float32" if of.scaled else dtype, of.scales(size)
 
     @T.prim_func
     def matmul_reduce_scatter(
@@ -284,10 +292,7 @@ def program(size: int, of: GemmSpec) -> Any:
                 out = T.alloc((tiles.m, tiles.n), of.result, level="l1")
                 owner = (rank + 1 + turn) % size  # this rank's rows last
                 m, n = tiles.at(tile, rows, N)
-                T.clear(c)
-                multiply(A, owner, m, B, n, a, b, c, K, tiles, of.transposed)
-                if of.scaled:
-                    rescale(c, of_A, owner, m, of_B, 0, n, rows, N)
+                multiply_scaled(A, owner, m, of_A, B, n, of_B, (a, b, c, *scale_tiles(of)), rows, of)
                 if owner != rank:
                     T.copy(c, out)
                     T.copy(out, parts[owner, m, n])

@@ -171,16 +171,16 @@ def scaled_gated_grid(A, of_A, B, of_B, owners, H, C, of_C, size, keeps):
                 of_C[column, tile * ALIGN + i] = scale[i]
 
 
-def scaled_program(N: int, K: int, stride: int) -> Any:
-    """`scaled_grid` of N columns, of the first K of `stride` columns of A."""
-    room, experts = T.dynamic("room"), T.dynamic("experts")
+def scaled_program(N: int, K: int, stride: int, kind: str = WIRE) -> Any:
+    """`scaled_grid` of N columns, of the first K of `stride` columns of A, which is of type `kind`."""
+    room, experts, squares = T.dynamic("room"), T.dynamic("experts"), (-(-N // GROUP), -(-K // GROUP))
 
     @T.prim_func
     def grouped_matmul_scaled(
-        A: T.Tensor((room, stride), WIRE),
-        of_A: T.Tensor((K // GROUP, room), "float32"),
+        A: T.Tensor((room, stride), kind),
+        of_A: T.Tensor((squares[1], room), "float32"),
         B: T.Tensor((experts, N, K), WIRE),
-        of_B: T.Tensor((experts, N // GROUP, K // GROUP), "float32"),
+        of_B: T.Tensor((experts, *squares), "float32"),
         owners: T.Tensor((room // ALIGN,), "int32"),
         C: T.Tensor((room, N), "bfloat16"),
     ):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import pad
 
-from tilescale.ops.arguments import MULTIPLE, SCALED, as_moved
+from tilescale.ops.arguments import MULTIPLE, SCALED, as_moved, has_blocks
 
 if TYPE_CHECKING:
     from tilescale.ops.unfused import Scales
@@ -20,8 +20,7 @@ def padded(
     weights: list[torch.Tensor],
     bias: torch.Tensor | None,
     scales: Scales = None,
-    *,
-    rounds: bool = False,
+    multiple: int = 1,
 ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor | None, Scales]:
     """a (M, K), weights (K, N), one bias and the scales of the columns of all weights, N and K as programs take them.
 
@@ -29,15 +28,15 @@ def padded(
     that are multiples of 8, or of 16 in float8.
 
     Args:
-        rounds: whether a and the weights are rounded to float8.
+        multiple: what N and K have to be a multiple of, in addition to what their type asks for.
     """
-    unit = 2 * MULTIPLE if rounds or a.dtype in SCALED else MULTIPLE
+    unit = max(2 * MULTIPLE if a.dtype in SCALED else MULTIPLE, multiple)
     widths, K = [w.shape[1] for w in weights], a.shape[1]
     if not any(n % unit for n in (K, *widths)):
         return a, weights, bias, scales
     more = [-n % unit for n in widths]
     wider = [_more(w, -K % unit, n) for w, n in zip(weights, more, strict=True)]
-    of_columns = None if scales is None else _spread(scales[1], widths, more)
+    of_columns = None if scales is None else scales[1] if has_blocks(scales) else _spread(scales[1], widths, more)
     bias = None if bias is None else _spread(bias, widths, more)
     return _more(a, 0, -K % unit), wider, bias, None if scales is None else (scales[0], of_columns)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tilescale.language as T
 from tilescale.hda.current import current_machine
+from tilescale.ops.arguments import BLOCK
 
 CHUNK = 512
 """Rows that are sent together: enough for a copy engine's full rate, and soon there (1024 and 2048 were slower)."""
@@ -41,6 +42,9 @@ SLICE_BYTES = 4096
 
 BARRIERS = 1024
 """Bytes of shared memory for barriers, at most."""
+
+COPIES = 4
+"""Copies of a block scale of b: together 16 bytes, the least of a bulk copy."""
 
 SCALED = "float8"
 """Prefix of the names of types whose GEMMs are scaled."""
@@ -125,6 +129,7 @@ class GemmSpec:
         activation: its name in the epilogue; "" for none.
         gated: whether there are two matrices b, and the activation of the first product gates the second one.
         other: the type of b; "" for that of a. Float8 comes in two types.
+        blocks: whether float8 has block scales: one for each 128 numbers of a row of a, and for each 128 x 128 of b.
     """
 
     N: int
@@ -136,6 +141,18 @@ class GemmSpec:
     activation: str = ""
     gated: bool = False
     other: str = ""
+    blocks: bool = False
+
+    def scales(self, *shards: int) -> tuple[tuple[Any, ...], ...]:
+        """Shapes of the scales of that many shards of rows of a each, and of all columns of b."""
+        products = 1 + self.gated
+        if not self.scaled:
+            return *[(1, 1)] * len(shards), (1,)
+        if not self.blocks:
+            return *((n, T.dynamic("rows")) for n in shards), (products * self.N,)
+        groups = -(-self.K // BLOCK)
+        shapes = ((n, T.dynamic("row_blocks"), groups, BLOCK) for n in shards)
+        return *shapes, (products * -(-self.N // BLOCK), groups, COPIES)
 
     @property
     def b_dtype(self) -> str:

@@ -15,7 +15,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.arguments import dense
+from tilescale.ops.arguments import BLOCK, dense
 from tilescale.ops.kernels import local_kernel
 from tilescale.ops.layout import dtype_name
 
@@ -55,9 +55,6 @@ TALL = 64
 
 TILE = (128, 64)
 """Rows and columns of a tile that is read twice: a line of the transposed result has 128 bytes."""
-
-SIDE = 128
-"""Rows and columns of a square, and numbers of a group, that share a scale."""
 
 SQUARE_THREADS = 256
 """Threads of a block for a square: each keeps 64 numbers."""
@@ -100,8 +97,8 @@ def rounded_rows(x: torch.Tensor, kind: torch.dtype, scaling: str) -> tuple[torc
 def rounded_groups(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """A bfloat16 matrix in float8, contiguous, and the scale of each 128 numbers of a row, (rows, columns / 128)."""
     rows, columns = x.shape
-    made, scales = rounded_rows(dense(x).view(-1, SIDE), kind, "rowwise")
-    return made.view(rows, columns), scales.view(rows, columns // SIDE)
+    made, scales = rounded_rows(dense(x).view(-1, BLOCK), kind, "rowwise")
+    return made.view(rows, columns), scales.view(rows, columns // BLOCK)
 
 
 def rounded_squares(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,7 +111,7 @@ def rounded_squares(x: torch.Tensor, kind: torch.dtype) -> tuple[torch.Tensor, t
     rows, columns = x.shape
     made, scales = (
         x.new_empty(rows, columns, dtype=kind),
-        x.new_empty(rows // SIDE, columns // SIDE, dtype=torch.float32),
+        x.new_empty(rows // BLOCK, columns // BLOCK, dtype=torch.float32),
     )
     across = not x.is_contiguous() and x.t().is_contiguous()
     given = dense(x.t() if across else x).view(torch.int16)
@@ -255,7 +252,7 @@ def tiles_program(rows: int | None, columns: int, kind: str, across: bool, each:
 def squares_program(columns: int, kind: str, across: bool) -> Any:
     """Q = X / scale, or across, its transpose, square by square."""
     rows, most = T.dynamic("rows"), largest(kind)
-    shape, squares = (rows, columns), (rows // SIDE, columns // SIDE)
+    shape, squares = (rows, columns), (rows // BLOCK, columns // BLOCK)
 
     @T.prim_func
     def round_squares(
@@ -263,26 +260,26 @@ def squares_program(columns: int, kind: str, across: bool) -> Any:
         Q: T.Tensor(shape[::-1] if across else shape, kind),
         scales: T.Tensor(squares[::-1] if across else squares, "float32"),
     ):
-        with T.Kernel(rows // SIDE, columns // SIDE, threads=SQUARE_THREADS) as (m, n):
+        with T.Kernel(rows // BLOCK, columns // BLOCK, threads=SQUARE_THREADS) as (m, n):
             i0, j0 = (n, m) if across else (m, n)
-            x = T.alloc((SIDE, SIDE), "int16", level="l1" if across else "l0")
-            q, sizes = (T.alloc((SIDE, SIDE), dtype, level="l0") for dtype in (kind, "int32"))
-            top, scale, inverse = (T.alloc((SIDE,), dtype, level="l0") for dtype in ("int32", "float32", "float32"))
+            x = T.alloc((BLOCK, BLOCK), "int16", level="l1" if across else "l0")
+            q, sizes = (T.alloc((BLOCK, BLOCK), dtype, level="l0") for dtype in (kind, "int32"))
+            top, scale, inverse = (T.alloc((BLOCK,), dtype, level="l0") for dtype in ("int32", "float32", "float32"))
             highest = T.alloc((1,), "int32", level="l0")
             if across:
-                T.annotate_layout({x: T.Layout((SIDE, SIDE), spread)})
-            T.copy(X[m * SIDE, n * SIDE], x)
-            for i, j in T.Parallel(SIDE, SIDE):
+                T.annotate_layout({x: T.Layout((BLOCK, BLOCK), spread)})
+            T.copy(X[m * BLOCK, n * BLOCK], x)
+            for i, j in T.Parallel(BLOCK, BLOCK):
                 sizes[i, j] = T.cast(x[j, i] if across else x[i, j], "int32") & MAGNITUDE
             T.reduce_max(sizes, top, dim=1)
             T.reduce_max(top, highest, dim=0)
-            for i in T.Parallel(SIDE):
+            for i in T.Parallel(BLOCK):
                 top[i] = highest[0]
             scales_of(top, scale, inverse, most)
-            for i, j in T.Parallel(SIDE, SIDE):
+            for i, j in T.Parallel(BLOCK, BLOCK):
                 q[i, j] = rounded(x[j, i] if across else x[i, j], inverse[i], kind)
-            T.copy(q, Q[i0 * SIDE, j0 * SIDE])
-            for i in T.Parallel(SIDE):
+            T.copy(q, Q[i0 * BLOCK, j0 * BLOCK])
+            for i in T.Parallel(BLOCK):
                 if i == 0:
                     scales[i0, j0] = scale[i]
 

@@ -12,7 +12,8 @@ import torch
 
 from tilescale.comm import Team
 from tilescale.ops import whole_tensors
-from tilescale.ops.arguments import dense, result_type
+from tilescale.ops.arguments import BLOCK, dense, has_blocks, result_type
+from tilescale.ops.block_gemm import block_product
 from tilescale.ops.chunks import chunks, received_first, sent_after
 
 Scales = tuple[torch.Tensor, torch.Tensor] | None
@@ -29,7 +30,8 @@ def gathered_products(
     ending: Callable[[list[torch.Tensor]], list[torch.Tensor]],
 ) -> list[torch.Tensor]:
     """Outputs of the rows of all ranks times each weight, followed by the rows if they are to be kept."""
-    columns = [None] * len(weights) if scales is None else scales[1].split([w.shape[1] for w in weights])
+    unit = BLOCK if has_blocks(scales) else 1
+    columns = [None] * len(weights) if scales is None else scales[1].split([-(-w.shape[1] // unit) for w in weights])
 
     def gathered(part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
         rows = whole_tensors.gathered(dense(_chunk(a, part)), team)
@@ -72,7 +74,9 @@ def summed_product(
 
 
 def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scales: Scales) -> torch.Tensor:
-    """a @ b + bias, by PyTorch."""
+    """a @ b + bias, by PyTorch; with block scales, by the GEMM of experts."""
+    if scales is not None and has_blocks(scales):
+        return block_product(a, b, bias, *scales)
     if scales is not None:
         of_a, of_b = scales[0][:, None], scales[1][None]
         kind = result_type(a)

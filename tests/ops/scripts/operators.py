@@ -109,6 +109,7 @@ RECIPES = (
     ops.Float8(),
     ops.Float8("tensorwise", torch.float8_e4m3fn),
     ops.Float8(gradients=torch.bfloat16),
+    ops.Float8("blockwise"),
 )
 UNIT = {torch.float8_e4m3fn: 2.0**-4, torch.float8_e5m2: 2.0**-3, torch.bfloat16: 2.0**-9}
 """By how much of a number it may be off once it is rounded."""
