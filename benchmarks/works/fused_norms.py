@@ -14,10 +14,13 @@ import trials
 
 from tilescale.tuning.race import Contender, Heat, Runner
 
-SHAPES = ((1, 6144), (6, 6144), (16, 8192), (138, 6144), (512, 6144))
-"""Rows and columns of published times and of models."""
+SHAPES = (
+    (1, 6144), (6, 6144), (16, 8192), (32, 6144), (64, 6144), (100, 8192), (138, 6144), (300, 6144), (256, 8192),
+    (512, 6144), (600, 6144),
+)  # fmt: skip
+"""Rows and columns of published times and of models, and between them."""
 
-EAGER, EPS, DRAWN = (32, 6144), 1e-5, 6
+EAGER, EPS, DRAWN, GROUP = (32, 6144), 1e-5, 6, 128
 
 Tensors = tuple[torch.Tensor, ...]
 Call = Callable[["Rows"], Callable[[], Tensors]]
@@ -63,6 +66,7 @@ class Work:
         """All contenders; `others` are more of them."""
         calls = {"nccl": nccl, "symm_mem": symm_mem, "tilescale, two kernels": two_kernels, "tilescale": one_kernel}
         calls |= {"tilescale, float8 per row": float8_rows, "tilescale, float8 per group": float8_groups}
+        calls |= {"tilescale, float8, packed scales": float8_packed}
         entries = [
             Contender(name, functools.partial(self.runner, call)) for name, call in {**calls, **(others or {})}.items()
         ]
@@ -103,11 +107,14 @@ class Work:
     def compare(self, found: Tensors, want: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Raises ValueError where a result is further off than its roundings."""
         *normed, y = found
+        if normed[-1].dtype is torch.int32:
+            normed[-1] = _unpacked(normed[-1])
         narrow = 2 * torch.finfo(self.dtype).eps
         trials.compare(y, trials.Case((), want[1], narrow * want[1].abs() + narrow))
         rows, bound = normed[0], narrow * want[0].abs() + narrow * want[0].abs().mean()
         if len(normed) == 2:
-            factors = normed[1].repeat_interleave(-(-self.features // normed[1].shape[1]), 1)[:, : self.features]
+            wide = self.features if normed[1].shape[1] == 1 else GROUP
+            factors = normed[1].repeat_interleave(wide, 1)[:, : self.features]
             rows, bound = rows.float() * factors, bound + 2.0**-4 * want[0].abs() + 2.0**-9 * factors
         trials.compare(rows, trials.Case((), want[0], bound))
 
@@ -170,4 +177,17 @@ def float8_groups(rows: Rows) -> Callable[[], Tensors]:
     """The same, with a scale for 128 columns."""
     from tilescale import ops
 
-    return lambda: ops.all_reduce_rms_norm_float8(rows.x, rows.weight, rows.residual, eps=EPS, group_size=128)
+    return lambda: ops.all_reduce_rms_norm_float8(rows.x, rows.weight, rows.residual, eps=EPS, group_size=GROUP)
+
+
+def float8_packed(rows: Rows) -> Callable[[], Tensors]:
+    """The same, with exponents as scales, four in a word."""
+    from tilescale import ops
+
+    how = {"eps": EPS, "group_size": GROUP, "packed": True}
+    return lambda: ops.all_reduce_rms_norm_float8(rows.x, rows.weight, rows.residual, **how)
+
+
+def _unpacked(words: torch.Tensor) -> torch.Tensor:
+    """The scales of such words."""
+    return torch.exp2(words.contiguous().view(torch.uint8).float() - 127)

@@ -34,10 +34,11 @@ KIB, MIB, PROCESSORS = 1 << 10, 1 << 20, 132
 
 ORDERING = re.compile(r"\b(?:ld|st)\.(?:acquire|release|relaxed)[\w.]*|\bfence[\w.]*|\b(?:bar|barrier)\.[\w.]*")
 
+NORM = ("2", "false", "false", "tilescale::ROW")
 KERNELS = [
     HeaderKernel("reduce", "words", combining("bfloat16", "sum"), 3, ("true",)),
     HeaderKernel("reduce", "lines", combining("bfloat16", "sum"), 3, ("true",)),
-    HeaderKernel("reduce_norm", "lines", normalising("bfloat16"), 2, ("2", "false", "tilescale::ROW"), (256, 2)),
+    HeaderKernel("reduce_norm", "lines", normalising("bfloat16"), 2, NORM, (256, 2)),
     HeaderKernel("reduce_twice", "slots", combining("float32", "max"), 2),
     HeaderKernel("broadcast", "slots", moving("float16"), 3),
     HeaderKernel("reduce", "slots", combining("float8_e4m3", "sum"), 2, ("true",)),

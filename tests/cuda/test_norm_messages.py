@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from tests.cuda.host_ranks import CLUSTER, LIMIT_NS, PROCESSORS, THREADS, Library, Ranks, shorten
+from tests.packed_scales import unpacked
 from tilescale.backends.cuda.running.collectives import exchanges, normalised
 from tilescale.backends.cuda.running.collectives.exchanges import SHARING, KernelCapacity, rows_grid
 from tilescale.backends.cuda.running.collectives.kernels import HeaderKernel, normalising
 from tilescale.backends.cuda.running.collectives.normalised import SCALINGS
 from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective
 from tilescale.backends.cuda.running.timeouts import WaitFailure
-from tilescale.program.norm import GROUP, LARGEST, LEAST
+from tilescale.program.norm import GROUP, LARGEST, LEAST, packed_words
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -28,8 +29,11 @@ COLUMNS = {"words": {8: 1, 20: 2, 24: 2, 72: 3}, "lines": {8: 1, 20: 1, 24: 1, 7
 four. A line has 12 columns here: two threads, the last one of which has half as many. Where a row of 20 columns has two
 blocks the second one has fewer."""
 
-QUANTIZED = {"words": 8, "lines": 6}
-"""Units of 200 columns, of which the first block has 128."""
+QUANTIZED = {
+    "words": {"tensor": (1, 7), "row": (1, 7), "group": (8,)},
+    "lines": {"tensor": (1, 5), "row": (1, 5), "group": (6,)},
+}
+"""Units of 8 and of 200 columns, by what shares a scale: of groups the first block has 128 columns."""
 
 ROWS = (1, 3, 4, 7, 2, 13)
 """Clusters have one row, several, or none; a row has one block or two."""
@@ -47,20 +51,18 @@ def compiled() -> Iterator[HeaderKernel]:
     for form, dtype in itertools.product(COLUMNS, ("float16", "float32")):
         for each, twice in itertools.product((1, 2), ("false", "true")):
             yield kernel(form, dtype, 2, each, twice)
-    for form, units in QUANTIZED.items():
-        for scaling in ("tensor", "row", "group"):
-            for twice in ("false", "true"):
+    for form, of_scaling in QUANTIZED.items():
+        for scaling, every in of_scaling.items():
+            for units, twice in itertools.product(every, ("false", "true")):
                 yield kernel(form, "bfloat16", 2, units, twice, scaling)
 
 
 def kernel(
     form: str, dtype: str, ranks: int, units: int, twice: str, scaling: str | None = None, centered: bool = False
 ) -> HeaderKernel:
-    function, last = "reduce_norm", f"tilescale::{SCALINGS[scaling]}"
-    if centered or (units > 1 and scaling is None):
-        function, last = "reduce_norm_rows", str(centered).lower()
+    flags = str(units), twice, str(centered).lower(), f"tilescale::{SCALINGS[scaling]}"
     bounds = THREADS, exchanges.ROW_BLOCKS[ranks]
-    return HeaderKernel(function, form, normalising(dtype), ranks, (str(units), twice, last), bounds)
+    return HeaderKernel("reduce_norm", form, normalising(dtype), ranks, flags, bounds)
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +89,15 @@ def job(
         scaling: str | None = None,
         offset: float = 0,
         power: bool = False,
+        packed: bool = False,
         centered: bool = False,
     ) -> tuple[Ranks, Callable[..., None]]:
         made = Ranks(monkeypatch, library, {"device": ranks})
-        if scaling is not None:
+        if scaling == "group":
             monkeypatch.setattr(normalised, "WHOLE", GROUP)
-        norm = SimpleNamespace(eps=EPS, columns=columns, scaling=scaling, offset=offset, power=power, centered=centered)
+        norm = SimpleNamespace(
+            eps=EPS, columns=columns, scaling=scaling, offset=offset, power=power, packed=packed, centered=centered
+        )
         collective = SimpleNamespace(name="allreduce", level="device", call=None, reduction="sum", norm=norm)
         return made, made.collective(PlacedCollective(collective, None, dtype, None, lambda: None), algorithm)
 
@@ -155,10 +160,13 @@ def test_rows_of_several_units_and_blocks(ranks: int, columns: int, job: Callabl
 
 
 @pytest.mark.parametrize("gives_normed", [True, False])
-@pytest.mark.parametrize("scaling", ["tensor", "row", "group"])
-def test_rows_are_quantized(scaling: str, gives_normed: bool, job: Callable[..., Any]):
-    columns, offset = 200, 1.0
-    _, call = job(2, columns, scaling=scaling, offset=offset, power=not gives_normed)
+@pytest.mark.parametrize(
+    ("scaling", "columns"), [("tensor", 8), ("row", 8), ("tensor", 200), ("row", 200), ("group", 200), ("packed", 200)]
+)
+def test_rows_are_quantized(scaling: str, columns: int, gives_normed: bool, job: Callable[..., Any]):
+    packed, offset = scaling == "packed", 1.0
+    scaling, power = ("group", True) if packed else (scaling, not gives_normed)
+    _, call = job(2, columns, scaling=scaling, offset=offset, power=power, packed=packed)
     for rows in (1, 4):
         parts = [torch.randn(rows, columns).bfloat16() for _ in range(2)]
         weight, residual = torch.randn(columns).bfloat16(), torch.randn(rows, columns).bfloat16()
@@ -167,16 +175,18 @@ def test_rows_are_quantized(scaling: str, gives_normed: bool, job: Callable[...,
                 x[1] = 0
         y, _ = wanted(parts, residual, weight)
         exact = y.double() * (y.double().pow(2).mean(1, keepdim=True) + EPS).rsqrt() * (weight.double() + offset)
-        scales = scales_of(exact, scaling, power=not gives_normed)
+        scales = scales_of(exact, scaling, power)
         made = []
         for part in parts:
             q, normed = torch.full((rows, columns), 7.0).to(torch.float8_e4m3fn), torch.full((rows, columns), torch.nan)
             given = scales.clone() if scaling == "tensor" else torch.full_like(scales, torch.nan)
+            given = torch.full((packed_words(rows, columns),), -1, dtype=torch.int32) if packed else given
             more = {"normed": normed.bfloat16() if gives_normed else None, "quantized": q, "scales": given}
             made.append(Operands(part, torch.empty_like(part), weight=weight, residual=residual, **more))
         call(made)
         for one in made:
-            torch.testing.assert_close(one.scales, scales, rtol=1e-5, atol=0)
+            found = unpacked(one.scales, rows, columns) if packed else one.scales
+            torch.testing.assert_close(found, scales, rtol=1e-5, atol=0)
             assert torch.equal(one.target, y)
             wide = 1 if scaling == "tensor" else columns if scaling == "row" else GROUP
             factors = scales.view(-1, 1) if wide == 1 else scales.view(rows, -1).repeat_interleave(wide, 1)[:, :columns]

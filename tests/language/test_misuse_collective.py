@@ -137,6 +137,9 @@ def test_a_bias_that_does_not_fit(mistake):
                     T.allreduce_layer_norm(X, W, B, X, X)  # <-
 
 
+PACKED = {"scaling": "group", "power_of_two": True, "words": "int32"}
+
+
 @pytest.mark.parametrize(
     ("dtype", "kind", "scales", "options", "error", "text"),
     [
@@ -146,9 +149,15 @@ def test_a_bias_that_does_not_fit(mistake):
         ("float16", "float8_e4m3fn", (4,), {}, UsageError, "scaling=None"),
         ("float16", "float8_e4m3fn", (4,), {"scaling": "group"}, ShapeError, "scales has shape (4,)"),
         ("float16", "float8_e4m3fn", (4,), {"scaling": "tensor"}, ShapeError, "scales has shape (4,)"),
+        ("float16", "float8_e4m3fn", (4,), {**PACKED, "power_of_two": False}, UsageError, "power_of_two=False"),
+        ("float16", "float8_e4m3fn", (4,), {**PACKED, "scaling": "row"}, UsageError, "scaling='row'"),
+        ("float16", "float8_e4m3fn", (5,), PACKED, ShapeError, "scales has shape (5,)"),
+        ("float16", "float8_e4m3fn", (4,), {**PACKED, "words": "int16"}, UsageError, "scales is int16"),
     ],
 )
 def test_quantized_rows_that_do_not_fit(mistake, dtype: str, kind: str, scales, options, error, text: str):
+    words = options.get("words", "float32")
+    options = {name: value for name, value in options.items() if name != "words"}
     with mistake(error, text):
 
         @T.prim_func
@@ -156,7 +165,7 @@ def test_quantized_rows_that_do_not_fit(mistake, dtype: str, kind: str, scales, 
             X: T.Tensor((4, 8), dtype),
             W: T.Tensor((8,), dtype),
             Q: T.Tensor((4, 8), kind),
-            S: T.Tensor(scales, "float32"),
+            S: T.Tensor(scales, words),
         ):
             with T.Kernel(device=2):
                 with T.Scale("device"):

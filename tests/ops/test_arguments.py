@@ -201,6 +201,7 @@ def routing() -> ops.Routing:
             lambda: ops.all_reduce_rms_norm_float8(half(4, 8), half(8), scale=torch.ones(1), group_size=128),
             "scale is given with group_size",
         ),
+        (lambda: ops.all_reduce_rms_norm_float8(half(4, 8), half(8), packed=True), "packed is given without"),
         (lambda: ops.sequence_attention(*[half(1, 4, 2, 64)] * 3, scale="x"), "scale is 'x'"),
         (lambda: ops.sequence_attention(*[half(1, 4, 2, 64)] * 3, causal="x"), "causal is 'x'"),
         (lambda: ops.flash_decode(half(2, 4, 64), *2 * [half(2, 9, 4, 64)], lengths(2), scale="x"), "scale is 'x'"),

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import tilescale
-from tilescale.program.norm import GROUP
+from tests.packed_scales import unpacked
+from tilescale.errors import ShapeError
+from tilescale.program.norm import GROUP, packed_words
 
 EPS = 1e-5
 norm = import_module("tilescale.ops.all_reduce_rms_norm")
@@ -93,7 +95,7 @@ def check_results(per_device: list[list[torch.Tensor]], want: list[torch.Tensor]
 
 
 @pytest.mark.parametrize("return_normed", [True, False])
-@pytest.mark.parametrize("scaling", ["tensor", "row", "group"])
+@pytest.mark.parametrize("scaling", ["tensor", "row", "group", "packed"])
 @pytest.mark.parametrize(
     ("size", "M", "N", "dtype", "has_residual", "algorithm"),
     [
@@ -118,15 +120,18 @@ def test_quantized_rows(
     for part in (*x, residual):
         part[1] = 0
     given = torch.tensor([0.03]) if scaling == "tensor" else None
-    kind, groups = norm.dtype_of(weight), {"tensor": (1,), "row": (M,), "group": (M, -(-N // GROUP))}[scaling]
+    shapes = {"tensor": (1,), "row": (M,), "group": (M, -(-N // GROUP)), "packed": (packed_words(M, N),)}
+    kind, groups, scale_type = norm.dtype_of(weight), shapes[scaling], torch.float32
+    if scaling == "packed":
+        power, scale_type = True, torch.int32
     made = float8.by_one_kernel(
         size, N, kind, has_residual, EPS, algorithm, offset, scaling, power and given is None, return_normed
     )
     per_device = []
     for part in x:
         rows = nothing(*((M, N) if return_normed else (1, 1)), dtype=dtype)
-        q, scales = torch.full((M, N), 7.0).to(torch.float8_e4m3fn), nothing(*groups, dtype=torch.float32)
-        scales = scales if given is None else given.clone()
+        q = torch.full((M, N), 7.0).to(torch.float8_e4m3fn)
+        scales = nothing(*groups, dtype=torch.float32).to(scale_type) if given is None else given.clone()
         per_device.append([part, added, weight, rows, nothing(M, N, dtype=dtype), q, scales])
     tilescale.emulate(made, per_device)
     for *_, rows, y, q, scales in per_device:
@@ -142,6 +147,8 @@ def test_quantized_rows(
 def check_quantized(exact: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, scaling: str, power: bool) -> None:
     """Float8 numbers are the nearest ones, over the scales that the largest magnitudes have."""
     M, N = exact.shape
+    if scaling == "packed":
+        scales, scaling, power = unpacked(scales, M, N), "group", True
     wide = {"tensor": N, "row": N, "group": GROUP}[scaling]
     factors = scales.double().view(-1, 1) if scaling != "group" else scales.double().repeat_interleave(wide, 1)[:, :N]
     if scaling != "tensor":
@@ -152,7 +159,21 @@ def check_quantized(exact: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, 
     assert (error <= 2**-4 * 1.01 * exact.abs() + 2.0**-10 * factors).all()
 
 
-@pytest.mark.parametrize(("N", "scaling"), [(200, "row"), (200, "group"), (256, "group"), (200, "tensor")])
+@pytest.mark.parametrize("words", [12, 14])
+def test_another_number_of_packed_words(words: int):
+    """Five rows of two words have thirteen."""
+    made = float8.by_one_kernel(2, 640, "bfloat16", False, EPS, "one_shot", 0.0, "packed", False, False)
+    none, rows = nothing(1, 1, dtype=torch.bfloat16), nothing(5, 640, dtype=torch.bfloat16)
+    q, scales = rows.to(torch.float8_e4m3fn), torch.zeros(words, dtype=torch.int32)
+    per_device = [[rows, none, rows[0], none, rows.clone(), q.clone(), scales.clone()] for _ in range(2)]
+    with pytest.raises(ShapeError, match=f"scales has {words} words") as raised:
+        tilescale.emulate(made, per_device)
+    assert "5 rows of 640 have 13" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("N", "scaling"), [(200, "row"), (200, "group"), (256, "group"), (200, "tensor"), (200, "packed"), (640, "packed")]
+)
 def test_rows_that_are_there_are_quantized_alike(N: int, scaling: str):
     """By PyTorch's operations, where no kernel makes the norm."""
     rows = torch.randn(5, N).bfloat16()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from tilescale.language.checks import check_alike
 from tilescale.language.collective import check_whole_tensors, entered, region_of
 from tilescale.language.context import Context, extents_of, here
 from tilescale.program.model import bytes_of
-from tilescale.program.norm import GROUP
+from tilescale.program.norm import GROUP, PACKED_TYPE, packed_words
 from tilescale.program.ops import ALLREDUCE
 
 ROW_BYTES = 32 << 10
@@ -59,6 +60,9 @@ def allreduce_rms_norm(
             nothing.
         scales: float32. (1,), which is given, where `scaling` is "tensor"; (...,) for "row" and (..., columns / 128,
             rounded up) for "group", which are written: the largest magnitude of a row, or of 128 columns, over 448.
+            Or int32 of one dimension, for "group" with powers of two: their exponents (UE8M0), as DeepGEMM takes them.
+            A word has four groups of a row. Words of adjacent rows are adjacent, and those of the next four groups
+            begin at the next multiple of four words.
         scaling: the elements that share a scale.
         power_of_two: whether scales that are written are rounded up to powers of two, as E8M0 has them.
 
@@ -117,6 +121,8 @@ def _normalised(
     _check_choices(context.name, tiles, dtype, impl, scaling)
     groups = [*shape[:-1], -(-shape[-1] // GROUP)] if scaling == "group" else shape[:-1]
     wanted = {"weight": shape[-1:], "bias": shape[-1:], "scales": [1] if scaling == "tensor" else groups}
+    if "scales" in tiles and _type(tiles["scales"]) == PACKED_TYPE:
+        wanted["scales"] = _packed_shape(context.name, extents_of(tiles["scales"]), shape, notes)
     for name, region in {"out": target, **tiles}.items():
         if name not in ("quantized", "scales"):
             check_alike(context, source, region, "a collective")
@@ -149,10 +155,28 @@ def _check_choices(what: str, tiles: dict[str, Any], dtype: str, impl: str | Non
             hint="quantized, scales and scaling go together; without them it writes normed",
             where=here(),
         )
-    for name, kind in ("quantized", "float8_e4m3"), ("scales", "float32"):
-        found = str(ir.region_parts(tiles[name])[0].dtype) if name in tiles else kind
-        if not found.startswith(kind):
-            raise UsageError(f"{name} is {found}", hint=f"supported: {kind}", where=here())
+    for name, kinds in ("quantized", ("float8_e4m3",)), ("scales", ("float32", PACKED_TYPE)):
+        found = _type(tiles[name]) if name in tiles else kinds[0]
+        if not found.startswith(kinds):
+            raise UsageError(f"{name} is {found}", hint=f"supported: {', '.join(kinds)}", where=here())
+
+
+def _packed_shape(what: str, found: Sequence[Any], shape: Sequence[Any], notes: dict[str, Any]) -> Sequence[Any]:
+    """The shape that packed scales must have; theirs, of one dimension, if rows are counted at launch."""
+    if notes["scaling"] != "group" or not notes["power"]:
+        raise UsageError(
+            f"{what}: scales is {PACKED_TYPE}, scaling={notes['scaling']!r}, power_of_two={bool(notes['power'])}",
+            hint='packed scales are of scaling="group" with power_of_two=True',
+            where=here(),
+        )
+    sizes = [ir.constant(n) for n in shape]
+    if None in sizes:
+        return found if len(found) == 1 else ["words"]
+    return [packed_words(math.prod(sizes[:-1]), sizes[-1])]
+
+
+def _type(region: ir.Call) -> str:
+    return str(ir.region_parts(region)[0].dtype)
 
 
 def _check_shape(what: str, name: str, region: ir.Call, wanted: Sequence[Any]) -> None:

@@ -18,7 +18,8 @@ from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import delivered, dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
-from tilescale.program.norm import GROUP, LARGEST, LEAST
+from tilescale.ops.rounding import FRACTION
+from tilescale.program.norm import GROUP, LARGEST, LEAST, PACKED, packed_rows, packed_words
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -33,6 +34,7 @@ def all_reduce_rms_norm_float8(
     scale: torch.Tensor | None = None,
     group_size: int | None = None,
     power_of_two: bool = False,
+    packed: bool = False,
     return_normed: bool = False,
     eps: float = 1e-6,
     weight_offset: float = 0.0,
@@ -46,12 +48,15 @@ def all_reduce_rms_norm_float8(
         scale: float32, of one element: of all rows, the same on all ranks. None: each row, or each group, has one.
         group_size: None, or 128: the columns of a row that share a scale.
         power_of_two: whether the scales of rows and groups are rounded up to powers of two, as E8M0 has them.
+        packed: whether the scales of groups are the exponents of such powers (UE8M0), four in an int32. Words of
+            adjacent rows are adjacent, those of the next four groups begin at a multiple of 16 bytes, as in DeepGEMM.
         return_normed: whether to return the normalised rows of the type of `a`, too.
         out: the memory of the results, in their order; None for a new tensor, and for a scale that is given.
 
     Returns:
         The quantized rows, like `a`; their scales, float32: the scale that was given, (..., 1), or (..., features / 128
-        rounded up); the sum with the residual; and the normalised rows if they are asked for. A row or group has the
+        rounded up), or packed ones, (..., features / 512 rounded up) of int32; the sum with the residual; and the
+        normalised rows if they are asked for. A row or group has the
         scale with which its largest magnitude, or 1e-12, becomes 448.
 
     Raises:
@@ -63,20 +68,28 @@ def all_reduce_rms_norm_float8(
         raise ArgumentError(f"group_size is {group_size!r}", hint=f"supported: {GROUP}, or None for whole rows")
     if scale is not None and (group_size is not None or power_of_two):
         raise ArgumentError("scale is given with group_size or power_of_two", hint="these are of scales that are found")
+    if packed and group_size is None:
+        raise ArgumentError("packed is given without group_size", hint=f"pass group_size={GROUP}")
     if scale is not None and (scale.dtype is not torch.float32 or scale.numel() != 1 or scale.device != a.device):
         raise ArgumentError(
             f"scale is {scale.dtype} of shape {tuple(scale.shape)} on {scale.device}",
             hint=f"pass one float32 number on {a.device}",
         )
-    scaling = "tensor" if scale is not None else "group" if group_size else "row"
+    scaling = "tensor" if scale is not None else "packed" if packed else "group" if group_size else "row"
     options = scale, scaling, power_of_two, return_normed, eps, weight_offset, group_name(group)
-    like, scales = (a.shape, a.dtype), ((*a.shape[:-1], _scales(a.shape[-1], scaling)), torch.float32)
+    kind = torch.int32 if packed else torch.float32
+    like, scales = (a.shape, a.dtype), ((*a.shape[:-1], _scales(a.shape[-1], scaling)), kind)
     wanted = [(a.shape, FLOAT8), scales, like, *([like] if return_normed else [])]
     check_outs(out, wanted, a, weight, residual)
     if out is None or _operator.is_seen:
         made = _operator(flat, weight, given, *options)
     else:
-        made = _made(flat, weight, given, *options, [*rows_in(out, flat), None][:4])
+        places = [*rows_in(out, flat), None][:4]
+        if packed:
+            places[1] = _words_in(out[1], *flat.shape)
+        made = _made(flat, weight, given, *options, places)
+    if packed:
+        made = made[0], _packed_rows(made[1], *flat.shape), *made[2:]
     results = [
         delivered(x.view(shape), place)
         for x, (shape, _), place in zip(made, wanted, out or [None] * len(wanted), strict=False)
@@ -141,15 +154,29 @@ def _empty(
 ) -> tuple[torch.Tensor, ...]:
     """Uninitialized results of a matrix, new where there is no place."""
     M, N = a.shape
-    kinds = ((M, N), FLOAT8), ((M, _scales(N, scaling)), torch.float32), ((M, N), a.dtype)
+    packed = (packed_words(M, N),), torch.int32
+    scales = packed if scaling == "packed" else ((M, _scales(N, scaling)), torch.float32)
+    kinds = ((M, N), FLOAT8), scales, ((M, N), a.dtype)
     kinds = *kinds, ((M if return_normed else 0, N), a.dtype)
     pairs = zip(kinds, places, strict=True)
     return tuple(a.new_empty(shape, dtype=kind) if place is None else place for (shape, kind), place in pairs)
 
 
 def _scales(N: int, scaling: str) -> int:
-    """Scales of a row that are found."""
-    return {"tensor": 0, "row": 1, "group": -(-N // GROUP)}[scaling]
+    """Scales of a row that are found; words of them if they are packed."""
+    return {"tensor": 0, "row": 1, "group": -(-N // GROUP), "packed": -(-N // (GROUP * PACKED))}[scaling]
+
+
+def _packed_rows(words: torch.Tensor, M: int, N: int) -> torch.Tensor:
+    """Packed scales as rows."""
+    return words.as_strided((M, _scales(N, "packed")), (1, packed_rows(M)))
+
+
+def _words_in(place: torch.Tensor | None, M: int, N: int) -> torch.Tensor | None:
+    """The memory of packed scales of M rows; None where words lie in another order."""
+    if place is None or place.ndim != 2 or place.stride() != (1, packed_rows(M)):
+        return None
+    return place.as_strided((packed_words(M, N),), (1,))
 
 
 def _quantized(
@@ -163,8 +190,18 @@ def _quantized(
     size = N if scaling == "row" else GROUP
     groups = torch.nn.functional.pad(wide, (0, -N % size)).view(M, -1, size)
     scales = groups.abs().amax(2).clamp(min=LEAST) / LARGEST
-    scales = scales.log2().ceil().exp2() if power_of_two else scales
-    return _float8((groups / scales[..., None]).view(M, -1)[:, :N].contiguous()), scales
+    scales = scales.log2().ceil().exp2() if power_of_two or scaling == "packed" else scales
+    made = _float8((groups / scales[..., None]).view(M, -1)[:, :N].contiguous())
+    return made, _packed(scales, N) if scaling == "packed" else scales
+
+
+def _packed(scales: torch.Tensor, N: int) -> torch.Tensor:
+    """The exponents of powers of two, (rows, groups), as words."""
+    exponents = (scales.view(torch.int32) >> FRACTION).to(torch.uint8)
+    words = torch.nn.functional.pad(exponents, (0, -scales.shape[1] % PACKED)).view(torch.int32)
+    made = words.new_empty(packed_words(len(scales), N))
+    _packed_rows(made, len(scales), N).copy_(words)
+    return made
 
 
 def _float8(x: torch.Tensor) -> torch.Tensor:
@@ -200,7 +237,8 @@ def by_one_kernel(
     return_normed: bool,
 ) -> Any:
     """All of it, for any number of rows."""
-    M, groups = T.dynamic("M"), -(-N // GROUP)
+    M, groups, packed = T.dynamic("M"), -(-N // GROUP), scaling == "packed"
+    scales = {"tensor": (1,), "row": (M,), "group": (M, groups), "packed": (T.dynamic("words"),)}[scaling]
 
     @T.prim_func
     def all_reduce_rms_norm_float8(
@@ -210,7 +248,7 @@ def by_one_kernel(
         Out: T.Tensor((M, N) if return_normed else (1, 1), dtype),
         Y: T.Tensor((M, N), dtype),
         Q: T.Tensor((M, N), "float8_e4m3fn"),
-        S: T.Tensor({"tensor": (1,), "row": (M,), "group": (M, groups)}[scaling], "float32"),
+        S: T.Tensor(scales, "int32" if packed else "float32"),
     ):
         with T.Kernel(device=size):
             with T.Scale("device"):
@@ -225,8 +263,8 @@ def by_one_kernel(
                     weight_offset=offset,
                     quantized=Q,
                     scales=S,
-                    scaling=scaling,
-                    power_of_two=power_of_two,
+                    scaling="group" if packed else scaling,
+                    power_of_two=power_of_two or packed,
                 )
 
     return all_reduce_rms_norm_float8

@@ -36,10 +36,6 @@ _STATIC, _GROUPS, _ROWS = (2, 4), (8, 9), (10, 11)
 
 _QUANTIZED, _WITH_NORM = (*_STATIC, *_GROUPS, *_ROWS), (_STATIC[1], _GROUPS[1], _ROWS[1])
 
-PACKED = 4
-"""Scales in a word of a packed tensor, as exponents of eight bits."""
-
-
 class AllReduceFusionWorkspace:
     """The group of a fused all-reduce; the operators have the memory.
 
@@ -120,7 +116,8 @@ def allreduce_fusion(
             `residual_in`, and None for a new tensor. Patterns that quantize give the norm where their name has `Out`.
         quant_out: float8_e4m3fn, like `input`, of patterns that quantize; None for a new tensor.
         scale_out: the scales of `Dynamic` patterns, (tokens, 1) of float32; of `Packed` ones, (tokens, groups / 4) of
-            int32, in each word the exponents of four powers of two. Required there.
+            int32, in each word the exponents of four powers of two. Required there. Words of adjacent tokens are
+            adjacent, as in FlashInfer and DeepGEMM, else they are copied.
         scale_factor: the scale of the patterns with a static one: a float32 tensor of one element, or a number.
         weight_bias: is added to `rms_gamma`: 1 for Gemma.
         block_quant_group_size: 128, of `Packed` patterns.
@@ -154,12 +151,9 @@ def allreduce_fusion(
     if pattern not in _STATIC and scale_out is None:
         raise ArgumentError("scale_out is None", hint=f"pattern {pattern} puts the scales there")
     given.update(_scaling(pattern, scale_factor, block_quant_group_size, input), return_normed=pattern in _WITH_NORM)
-    out = quant_out, scale_out if pattern in _ROWS else None, residual_out
+    out = quant_out, scale_out, residual_out
     given["out"] = (*out, norm_out) if pattern in _WITH_NORM else out
-    quantized, scales, *_ = all_reduce_rms_norm_float8(input, rms_gamma, residual_in, **given)
-    if scale_out is not None and pattern in _GROUPS:
-        scale_out.copy_(_packed(scales))
-    return quantized
+    return all_reduce_rms_norm_float8(input, rms_gamma, residual_in, **given)[0]
 
 
 def _scaling(pattern: int, factor: Any, group_size: int | None, x: torch.Tensor) -> dict[str, Any]:
@@ -170,11 +164,5 @@ def _scaling(pattern: int, factor: Any, group_size: int | None, x: torch.Tensor)
         name = "scale_factor" if pattern in _STATIC else "block_quant_group_size"
         raise ArgumentError(f"{name} is None", hint=f"pattern {pattern} takes it")
     if pattern in _GROUPS:
-        return {"group_size": group_size, "power_of_two": True}
+        return {"group_size": group_size, "packed": True}
     return {"scale": factor if isinstance(factor, torch.Tensor) else x.new_full((1,), factor, dtype=torch.float32)}
-
-
-def _packed(scales: torch.Tensor) -> torch.Tensor:
-    """Powers of two, (rows, groups) of float32, as exponents of eight bits, four in each word of int32."""
-    exponents = (scales.view(torch.int32) >> 23).to(torch.uint8)
-    return torch.nn.functional.pad(exponents, (0, -scales.shape[1] % PACKED)).view(torch.int32)

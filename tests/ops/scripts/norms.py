@@ -77,5 +77,24 @@ def check_all_reduce_rms_norm_float8():
         assert len(ops.all_reduce_rms_norm_float8(x[RANK], weight, residual, **options)) == 3
 
 
+def check_packed_scales():
+    """As rows, in new memory and in that of the caller, which is written where words of adjacent rows are adjacent."""
+    x, weight = everyones(5, 640), everyones(640, seed=2)[0]
+    q, powers, *_ = ops.all_reduce_rms_norm_float8(x[RANK], weight, group_size=128, power_of_two=True)
+    exponents = torch.zeros(5, 8, dtype=torch.uint8)
+    exponents[:, :5] = (powers.log2() + 127).to(torch.uint8)
+    want = exponents.view(torch.int32)
+    column_major = torch.full((16,), -1, dtype=torch.int32)
+    places = None, column_major[:13].as_strided((5, 2), (1, 8)), torch.zeros(5, 2, dtype=torch.int32)
+    for place in places:
+        out = None if place is None else (None, place, None)
+        quantized, scales, _ = ops.all_reduce_rms_norm_float8(x[RANK], weight, group_size=128, packed=True, out=out)
+        assert place is None or scales is place
+        assert torch.equal(scales, want) and torch.equal(quantized.view(torch.uint8), q.view(torch.uint8))
+    assert (column_major[13:] == -1).all()
+    halves, words = ops.all_reduce_rms_norm_float8(x[RANK].view(1, 5, 640), weight, group_size=128, packed=True)[:2]
+    assert halves.shape == (1, 5, 640) and torch.equal(words, want[None]) and words.stride()[1:] == (1, 8)
+
+
 if __name__ == "__main__":
     run(dict(globals()))

@@ -27,7 +27,17 @@ from tilescale.collectives.request import wanted_of
 from tilescale.collectives.select import everything, moved, refusal
 from tilescale.errors import RankMismatchError
 from tilescale.program import ops
-from tilescale.program.norm import GROUP, LARGEST, LEAST, Norm
+from tilescale.program.norm import (
+    GROUP,
+    LARGEST,
+    LEAST,
+    PACKED,
+    PACKED_TYPE,
+    Norm,
+    check_packed,
+    packed_rows,
+    packed_words,
+)
 from tilescale.program.operations import Collective, Combine
 
 DIVIDED = ("reduce_scatter", "all_to_all")
@@ -180,12 +190,15 @@ def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure
     """An all-reduce, the addition of the residual, and RMSNorm or LayerNorm of the sum in float32."""
     tiles = (made.source, *norm.read, made.target, *norm.written)
     brought = 1 + len(norm.read)
+    words = compiler.expr(ir.region_parts(norm.scales)[2][0]) if norm.packed else None
 
     def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
         dtype = values[0][0].dtype
         sums = pieces.allreduce(plan, [(mine[0].reshape(-1),) for mine in values], _reduction(made.reduction, dtype))
         results = []
         for (total,), (tile, *given) in zip(sums, values, strict=True):
+            if words is not None:
+                check_packed(int(words(frame)), tile.size // tile.shape[-1], tile.shape[-1], compiler.where)
             others = iter(given[: len(norm.read)])
             read = norm.weight, norm.bias, norm.residual
             weight, bias, residual = (None if tile is None else next(others) for tile in read)
@@ -221,7 +234,19 @@ def _quantized(norm: Norm, rows: np.ndarray, given: Sequence[np.ndarray]) -> lis
     if norm.power:
         scales = np.exp2(np.ceil(np.log2(scales))).astype(np.float32)
     made = numerics.convert(rows / np.repeat(scales, wide, axis=-1)[..., : rows.shape[-1]], FLOAT8)
+    if norm.packed:
+        return [made, _packed(scales, rows.shape[-1])]
     return [made, scales[..., 0] if norm.scaling == "row" else scales]
+
+
+def _packed(scales: np.ndarray, columns: int) -> np.ndarray:
+    """The exponents of powers of two, four groups of a row in a word; words of adjacent rows are adjacent."""
+    exponents = (scales.reshape(-1, scales.shape[-1]).view(np.int32) >> 23).astype(np.uint8)
+    high, words = packed_rows(len(exponents)), -(-exponents.shape[1] // PACKED)
+    room = np.zeros((words, high, PACKED), np.uint8)
+    for group, column in enumerate(exponents.T):
+        room[group // PACKED, : len(column), group % PACKED] = column
+    return room.view(PACKED_TYPE).reshape(-1)[: packed_words(len(exponents), columns)]
 
 
 def _allreduce_function(compiler: Compiler, made: Collective, combine: Combine) -> Closure:

@@ -51,9 +51,9 @@ struct Exchange {
   float eps, weight_offset;
   int rows, part;  // bytes of a row per block
   int power;       // whether scales are powers of two
-  // For many rows, and LayerNorm (row_norms.cuh).
-  int each;          // units of a row per thread
+  int each;        // units of a row per thread
   const char* bias;  // nullable
+  i64 packed;        // words of packed scales from a group of columns to the next; 0: scales are float32
 };
 
 // Bytes in the form in which they are loaded and stored.

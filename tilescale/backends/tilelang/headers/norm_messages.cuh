@@ -18,19 +18,57 @@ struct Elements {
   }
 };
 
-// The part of a row in a block, in units.
-template <typename Form>
-struct RowPart {
-  const int begin, bytes, units;
-  __device__ __forceinline__ RowPart(const Exchange& x, int block)
+// The compiler widens the elements again where they are used next: wide ones would occupy twice the registers.
+template <int BYTES>
+__device__ __forceinline__ void keep_narrow(Pack<BYTES>& pack) {
+#pragma unroll
+  for (int i = 0; i < BYTES / 4; ++i) asm volatile("" : "+r"(pack.words[i]));
+}
+
+// The part of a row in a block: each thread has the units of `each` adjacent flags, so that their addresses differ by
+// constants. ALIGNED: the part consists of whole pieces.
+template <typename Form, int ELEMENT, bool ALIGNED>
+struct ThreadUnits {
+  typedef Pack<Form::BYTES> Data;
+  const int begin, bytes, units, each, first;
+  const Place<Form> place;
+  __device__ __forceinline__ ThreadUnits(const Exchange& x, int block)
       : begin(block * x.part),
         bytes(static_cast<int>(x.bytes) - begin < x.part ? static_cast<int>(x.bytes) - begin : x.part),
-        units(bytes > 0 ? (bytes + Form::DATA - 1) / Form::DATA * Form::THREADS : 0) {}
-  // The unit of this thread, among several; -1 if there is none.
+        units(bytes > 0 ? (bytes + Form::DATA - 1) / Form::DATA * Form::THREADS : 0),
+        each(x.each),
+        first(threadIdx.x / Form::THREADS * each * Form::THREADS + threadIdx.x % Form::THREADS),
+        place(first) {}
+  // The u-th unit of this thread; -1 if there is none.
   __device__ __forceinline__ int unit(int u) const {
-    const int unit = u * blockDim.x + threadIdx.x;
-    return unit < units ? unit : -1;
+    const int unit = first + u * Form::THREADS;
+    return u < each && unit < units ? unit : -1;
   }
+  // Its position in the part.
+  __device__ __forceinline__ int at(int u) const { return place.at + u * Form::DATA; }
+  // Whether it has data at an offset.
+  __device__ __forceinline__ bool has(int u, int offset) const {
+    return u < each && offset < place.room && at(u) + offset < bytes;
+  }
+  __device__ __forceinline__ Data read(const char* row, int u) const {
+    Data data = {};
+#pragma unroll
+    for (int i = 0; i < Form::BYTES; i += PIECE)
+      if (has(u, i))
+        reinterpret_cast<Pack<PIECE>*>(&data)[i / PIECE] =
+            tilescale::read<PIECE, ELEMENT, ALIGNED>(row + begin + at(u) + i, left(u, i));
+    return data;
+  }
+  __device__ __forceinline__ void write(char* row, int u, Data data) const {
+#pragma unroll
+    for (int i = 0; i < Form::BYTES; i += PIECE)
+      if (has(u, i))
+        tilescale::write<PIECE, ELEMENT, ALIGNED>(row + begin + at(u) + i, left(u, i),
+                                                  reinterpret_cast<const Pack<PIECE>*>(&data)[i / PIECE]);
+  }
+
+ private:
+  __device__ __forceinline__ i64 left(int u, int offset) const { return ALIGNED ? PIECE : bytes - at(u) - offset; }
 };
 
 // Elements of the normalized rows that share a scale, where they are quantized: all of them, by a given one; a row;
@@ -46,39 +84,50 @@ __device__ __forceinline__ float scale_of(float most, bool power) {
   return power && scale == scale ? __uint_as_float((__float_as_uint(scale) + fraction) & ~fraction) : scale;
 }
 
+// The scales of a row's groups from `first` on, of which this block has `columns` columns: as float32, or as exponents
+// (UE8M0), four groups in a word, where words of adjacent rows are adjacent. Zeros complete the last word of a row.
+template <typename T, typename Scale>
+__device__ __forceinline__ void write_scales(const Exchange& x, int row, int first, int columns, Scale scale) {
+  const int all = static_cast<int>(x.bytes / sizeof(T) + GROUP - 1) / GROUP, end = first + (columns + GROUP - 1) / GROUP;
+  if (x.packed == 0) {
+    for (int g = first + threadIdx.x; g < end; g += blockDim.x) x.scales[row * all + g] = scale(g - first);
+  } else {
+    unsigned char* exponents = reinterpret_cast<unsigned char*>(x.scales) + 4 * row;
+    for (int g = first + threadIdx.x; g < (end < all ? end : (all + 3) / 4 * 4); g += blockDim.x)
+      exponents[4 * x.packed * (g / 4) + g % 4] = g < end ? __float_as_uint(scale(g - first)) >> 23 : 0;
+  }
+}
+
 // The largest magnitudes of a row, where `value(u, e)` is an element of a unit. All threads: a warp reads PIECE bytes
 // of each at once, which are in one group.
-template <typename Form, typename T, int UNITS, typename Value>
-__device__ __forceinline__ void add_largest(const OfGroups& of_groups, int row, const RowPart<Form>& part, Value value) {
+template <typename Form, typename T, int UNITS, typename Part, typename Value>
+__device__ __forceinline__ void add_largest(const OfGroups& of_groups, int row, const Part& part, Value value) {
   enum { SIZE = sizeof(T), AT_ONCE = PIECE / SIZE };
 #pragma unroll
   for (int u = 0; u < UNITS; ++u) {
-    const Place<Form> place(part.unit(u) < 0 ? 0 : part.unit(u));
 #pragma unroll
     for (int first = 0; first < Form::BYTES / SIZE; first += AT_ONCE) {
-      const bool has = part.unit(u) >= 0 && first * SIZE < place.room;
+      const bool has = part.has(u, first * SIZE);
       float most = 0;
 #pragma unroll
       for (int e = 0; e < AT_ONCE; ++e)
         if (has) most = larger(most, fabsf(value(u, first + e)));
-      of_groups.add(row, has ? (place.at / SIZE + first) / GROUP : -1, most);
+      of_groups.add(row, has ? (part.at(u) / SIZE + first) / GROUP : -1, most);
     }
   }
 }
 
 // The rows of a block's part divided by their scales, as float8: `value(u, e)` is an element of a unit, `scale(group)`
 // that of GROUP columns.
-template <typename Form, typename T, bool ALIGNED, int UNITS, typename Value, typename Scale>
-__device__ __forceinline__ void write_quantized(char* row, const RowPart<Form>& part, Value value, Scale scale) {
+template <typename Form, typename T, bool ALIGNED, int UNITS, typename Part, typename Value, typename Scale>
+__device__ __forceinline__ void write_quantized(char* row, const Part& part, Value value, Scale scale) {
   enum { SIZE = sizeof(T), AT_ONCE = PIECE / SIZE };
 #pragma unroll
   for (int u = 0; u < UNITS; ++u) {
-    if (part.unit(u) < 0) continue;
-    const Place<Form> place(part.unit(u));
 #pragma unroll
     for (int first = 0; first < Form::BYTES / SIZE; first += AT_ONCE) {
-      if (first * SIZE >= place.room) continue;
-      const int column = place.at / SIZE + first;
+      if (!part.has(u, first * SIZE)) continue;
+      const int column = part.at(u) / SIZE + first;
       const float factor = 1 / scale(column / GROUP);
       Pack<AT_ONCE> pack;
 #pragma unroll
@@ -89,73 +138,76 @@ __device__ __forceinline__ void write_quantized(char* row, const RowPart<Form>& 
 }
 
 // Each row of the target becomes the sum over all ranks plus the residual, and that of `normed` the same divided by its
-// root mean square, times the weight. The sum is rounded before the addition of the residual, and so is the result.
+// root mean square, times the weight; CENTERED: minus its mean, divided by its deviation, times the weight, plus the bias.
+// The sum is rounded before the addition of the residual, and so is the result.
 //
 // In one step every rank sends each row to all. In two (TWICE) every rank sends it to one rank, another one for the
 // next row, which sends its sum to all. All ranks normalize all rows: so no more is sent than the sum alone.
 //
+// Few rows, of one unit per thread: the weights are read while the messages of the first row are in flight, and the next
+// row is sent before the sum of a row. Many rows: it is sent when the sum is there. Before that the stores would delay
+// what follows the sum, while other clusters' rows occupy the network.
+//
 // The normalized rows are quantized from their values before rounding.
-template <typename Form, typename T, int RANKS, bool ALIGNED, int UNITS, bool TWICE, int SCALING>
+template <typename Form, typename T, int RANKS, bool ALIGNED, int UNITS, bool TWICE, bool CENTERED, int SCALING>
 __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   typedef Pack<Form::BYTES> Data;
   typedef Elements<T, Form::BYTES> In;
   // Units that are polled at once: their words and those of all peers are in registers.
   constexpr int SIZE = sizeof(T), MOST = RANKS == 2 ? 4 : RANKS <= 4 ? 2 : 1, AT_ONCE = UNITS < MOST ? UNITS : MOST;
+  constexpr bool FEW = UNITS == 1;
   const Cluster own = own_cluster();
   const OfCluster of_cluster(own);
   const OfGroups of_groups;
   const int columns = static_cast<int>(x.bytes) / SIZE;
   if (SCALING == GROUPS) of_groups.clear(0);
-  const RowPart<Form> part(x, own.block);
-  auto read_part = [&](const char* row, int unit) {
-    return read_unit<Form, sizeof(T), ALIGNED>(row + part.begin, part.bytes, Place<Form>(unit));
-  };
-  auto write_part = [&](char* row, int unit, Data data) {
-    write_unit<Form, sizeof(T), ALIGNED>(row + part.begin, part.bytes, Place<Form>(unit), data);
-  };
+  const ThreadUnits<Form, SIZE, ALIGNED> part(x, own.block);
   auto read_units = [&](const char* row, Data(&data)[UNITS]) {
 #pragma unroll
-    for (int u = 0; u < UNITS; ++u)
-      if (part.unit(u) >= 0) data[u] = read_part(row, part.unit(u));
+    for (int u = 0; u < UNITS; ++u) data[u] = part.read(row, u);
   };
   follow_grid();
-  Data brought[UNITS], weight[UNITS];
-  if (own.cluster < x.rows) read_units(x.source + own.cluster * x.bytes, brought);
+  Data mine[UNITS], next[UNITS], weight[UNITS];
+  auto read_next = [&](int row) {
+    if (row < x.rows) read_units(x.source + row * x.bytes, next);
+  };
+  read_next(own.cluster);
   const Short<Form, RANKS> by(x, Share(0, part.units));
   auto sums = [&](int row) { return !TWICE || row % RANKS == x.rank; };
   auto send_all = [&](int set, int unit, Data data) {
 #pragma unroll
     for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), set, unit, data);
   };
-  // The local data of a row, which is one more of this cluster's.
-  auto send_row = [&](int row, int turn) {
-    if (TWICE && sums(row)) return;
+  // The local data of a row, number `turn` of this cluster.
+  auto send_next = [&](int row, int turn) {
+    if (row >= x.rows || (TWICE && sums(row))) return;
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
       if (part.unit(u) < 0) continue;
       const int unit = turn * part.units + part.unit(u);
       if (TWICE)
-        by.send(row % RANKS, 0, unit, brought[u]);
+        by.send(row % RANKS, 0, unit, next[u]);
       else
-        send_all(0, unit, brought[u]);
+        send_all(0, unit, next[u]);
     }
   };
   auto factor = [&](int u, int e) { return In::at(weight[u], e) + x.weight_offset; };
-  if (own.cluster < x.rows) send_row(own.cluster, 0);
-  read_units(x.weight, weight);  // while messages are in flight
+  send_next(own.cluster, 0);
+  if (FEW) read_units(x.weight, weight);
   of_cluster.ready();
   bool here = true;
+  unsigned sums_made = 0;
   for (int row = own.cluster, turn = 0; row < x.rows; row += own.clusters, ++turn) {
-    if (row + own.clusters < x.rows) {
-      read_units(x.source + (row + own.clusters) * x.bytes, brought);
-      send_row(row + own.clusters, turn + 1);
-    }
     const i64 at = row * x.bytes;
-    Data mine[UNITS], added[UNITS] = {};
-    if (sums(row)) {
-      read_units(x.source + at, mine);
-      if (x.residual != nullptr) read_units(x.residual + at, added);
+    const int following = row + own.clusters;
+#pragma unroll
+    for (int u = 0; u < UNITS; ++u) mine[u] = next[u];
+    if (FEW) {
+      read_next(following);
+      send_next(following, turn + 1);
     }
+    Data added[UNITS] = {};
+    if (sums(row) && x.residual != nullptr) read_units(x.residual + at, added);
     Statistics statistics = {0, 0};
 #pragma unroll
     for (int first = 0; first < UNITS; first += AT_ONCE) {
@@ -189,33 +241,60 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
         const int unit = part.unit(u);
         if (unit < 0) continue;
         if (TWICE && sums(row) && here) send_all(1, turn * part.units + unit, mine[u]);
-        const int room = Place<Form>(unit).room;
 #pragma unroll
         for (int e = 0; e < In::COUNT; ++e) {
           const float y = In::at(mine[u], e);
-          if (e * SIZE >= room) continue;
-          statistics.sum += y * y;
-          if (SCALING == ROW) statistics.most = larger(statistics.most, fabsf(y * factor(u, e)));
+          if (!part.has(u, e * SIZE)) continue;
+          statistics.sum += CENTERED ? y : y * y;
         }
-        if (here) write_part(x.target + at, unit, mine[u]);
+        if (here) part.write(x.target + at, u, mine[u]);
+        if (!FEW) keep_narrow(mine[u]);
       }
     }
-    statistics = of_cluster.template all<SCALING == ROW>(statistics, turn + 1);
+    if (!FEW) {
+      read_next(following);
+      read_units(x.weight, weight);
+      send_next(following, turn + 1);
+    }
+    if (SCALING == ROW) {
+#pragma unroll
+      for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+        for (int e = 0; e < In::COUNT; ++e)
+          if (part.has(u, e * SIZE))
+            statistics.most = larger(statistics.most, fabsf(In::at(mine[u], e) * factor(u, e)));
+    }
+    statistics = of_cluster.template all<SCALING == ROW>(statistics, ++sums_made);
+    float mean = 0;
+    if constexpr (CENTERED) {
+      mean = statistics.sum / columns;
+      statistics.sum = 0;
+#pragma unroll
+      for (int u = 0; u < UNITS; ++u) {
+        added[u] = {};
+#pragma unroll
+        for (int e = 0; e < In::COUNT; ++e) {
+          const float off = In::at(mine[u], e) - mean;
+          if (part.has(u, e * SIZE)) statistics.sum += off * off;
+        }
+      }
+      if (x.bias != nullptr) read_units(x.bias, added);
+      statistics = of_cluster.template all<false>(statistics, ++sums_made);
+    }
     const float scale = rsqrtf(statistics.sum / columns + x.eps);
-    auto value = [&](int u, int e) { return In::at(mine[u], e) * scale * factor(u, e); };
+    auto value = [&](int u, int e) {
+      const float y = In::at(mine[u], e);
+      return CENTERED ? (y - mean) * scale * factor(u, e) + In::at(added[u], e) : y * scale * factor(u, e);
+    };
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
-      if (part.unit(u) < 0) continue;
       Data normed;
 #pragma unroll
       for (int e = 0; e < In::COUNT; ++e) In::set(normed, e, value(u, e));
-      if (here && x.normed != nullptr) write_part(x.normed + at, part.unit(u), normed);
+      if (here && x.normed != nullptr) part.write(x.normed + at, u, normed);
     }
     if constexpr (SCALING != NOT_QUANTIZED) {
-      int first = row, count = own.block == 0;  // of the scales that this block writes
       if (SCALING == GROUPS) {
-        first = row * ((columns + GROUP - 1) / GROUP) + part.begin / SIZE / GROUP;
-        count = (part.bytes / SIZE + GROUP - 1) / GROUP;
         of_groups.clear(turn + 1);
         add_largest<Form, T, UNITS>(of_groups, turn, part, value);
         __syncthreads();
@@ -224,8 +303,8 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
         if (SCALING == TENSOR) return *x.scales;
         return scale_of(SCALING == ROW ? statistics.most * scale : of_groups.of(turn, group), x.power);
       };
-      if (SCALING != TENSOR && here)
-        for (int i = threadIdx.x; i < count; i += blockDim.x) x.scales[first + i] = scale_at(i);
+      if (SCALING == ROW && here && own.block == 0 && threadIdx.x == 0) x.scales[row] = scale_at(0);
+      if (SCALING == GROUPS && here) write_scales<T>(x, row, part.begin / SIZE / GROUP, part.bytes / SIZE, scale_at);
       char* quantized = x.quantized + row * static_cast<i64>(columns);
       if (here) write_quantized<Form, T, ALIGNED, UNITS>(quantized, part, value, scale_at);
     }

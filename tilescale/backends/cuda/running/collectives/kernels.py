@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HEADERS = (
     "memory.cuh", "sync.cuh", "words.cuh", "cluster_sum.cuh", "messages.cuh", "combine.cuh", "sums.cuh",
-    "short_messages.cuh", "norm_messages.cuh", "row_norms.cuh", "long_messages.cuh", "moved_messages.cuh",
+    "short_messages.cuh", "norm_messages.cuh", "long_messages.cuh", "moved_messages.cuh",
     "row_messages.cuh", "rounds.cuh",
 )  # fmt: skip
 
@@ -153,6 +153,7 @@ class ExchangeArgument(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("eps", "weight_offset")),
         *((name, ctypes.c_int32) for name in ("rows", "part", "power", "each")),
         ("bias", ctypes.c_uint64),
+        ("packed", ctypes.c_int64),
     ]
 
 

@@ -28,7 +28,7 @@ from tilescale.backends.cuda.running.collectives.workspaces import SlotShape
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.tilelang.lowering.arguments import WaitSite
-from tilescale.program.norm import GROUP
+from tilescale.program.norm import GROUP, check_packed, packed_rows
 
 if TYPE_CHECKING:
     import torch
@@ -81,11 +81,11 @@ class _Shape:
         assert norm is not None and norm.columns is not None, "the plan has asked for it"
         self.team, self.norm, self.steps, self._dtype = stand.team(own), norm, steps, stand.dtype
         element = ir.bits(stand.dtype) // 8
-        self.row, self._whole = norm.columns * element, WHOLE * element
+        self.columns, self.row, self._whole = norm.columns, norm.columns * element, WHOLE * element
         processors = machine.count(machine.program_level.name, machine.tensor_level.name)
         cluster = next((level.max_size or 1 for level in machine.levels if level.kind == "cluster"), 1)
         several = exchanges.ROW_BLOCKS.get(self.team.size, 1)
-        units = exchanges.ROW_UNITS.get(self.team.size, 1) if norm.scaling is None else 1
+        units = exchanges.ROW_UNITS.get(self.team.size, 1)
         self.room = (
             KernelCapacity(processors, several, exchanges.ROW_THREADS, cluster, units)
             if cluster > 1
@@ -116,13 +116,10 @@ class _Shape:
 
     def _kernel(self, form: str, each: int) -> HeaderKernel:
         """The kernel for a form of messages, whose threads have up to `each` units of a row."""
-        flags = [str(each), str(self.steps == 2).lower()]
-        if self.norm.centered or (each > 1 and self.room.units > 1):
-            function, last = "reduce_norm_rows", str(self.norm.centered).lower()
-        else:
-            function, last = "reduce_norm", f"tilescale::{SCALINGS[self.norm.scaling]}"
+        centered = str(self.norm.centered).lower()
+        flags = str(each), str(self.steps == 2).lower(), centered, f"tilescale::{SCALINGS[self.norm.scaling]}"
         bounds = self.room.threads, self.room.per_sm
-        return HeaderKernel(function, form, normalising(self._dtype), self.team.size, (*flags, last), bounds)
+        return HeaderKernel("reduce_norm", form, normalising(self._dtype), self.team.size, flags, bounds)
 
 
 class _Rows:
@@ -152,7 +149,11 @@ class _Rows:
         for name, place in places.items():
             setattr(exchange, name, place)
         exchange.bytes, exchange.rows, exchange.part, exchange.each = of.row, rows, part, each
-        exchange.eps, exchange.weight_offset, exchange.power = of.norm.eps, of.norm.offset, of.norm.power
+        exchange.eps, exchange.weight_offset = of.norm.eps, of.norm.offset
+        exchange.power, scales = of.norm.power, tensors["scales"]
+        if of.norm.packed and scales is not None:
+            check_packed(scales.numel(), rows, of.columns)
+            exchange.packed = packed_rows(rows)
         units = [of.row, *(place for name, place in places.items() if name != "scales")]
         aligned = all(place % UNIT_BYTES == 0 for place in units)
         function = self._functions[of.kernel(form, each)][aligned]
