@@ -55,16 +55,30 @@ def check_eager(_: slice) -> None:
 
 
 def check_inner_dimension(_: slice) -> None:
-    """A gather of the last dimension of A."""
+    """A gather of the last dimension of A, and a scatter of the result's columns."""
+    group, fused = dist.group.WORLD.group_name, torch.ops.symm_mem
     for shape, n in SHAPES:
         A, B = random(*shape), random(SIZE * shape[-1], n)
-        want = torch.cat(list(everyones(A)), -1).float() @ B.float()
+        whole = torch.cat(list(everyones(A)), -1).float()
+        want = whole @ B.float()
 
         def gather(A=A, B=B) -> torch.Tensor:
-            given = A, [B], A.ndim - 1, dist.group.WORLD.group_name
-            return torch.ops.symm_mem.fused_all_gather_matmul(*given, return_A=False)[1][0]
+            return fused.fused_all_gather_matmul(A, [B], A.ndim - 1, group, return_A=False)[1][0]
+
+        def several(A=A, B=B) -> torch.Tensor:
+            kept, results = fused.fused_all_gather_matmul(A, [B, B], A.ndim - 1, group, return_A=True)
+            return torch.cat([kept, *results], -1)
 
         runs(f"gather of the inner dimension {shape}", gather, lambda x, w=want: compare("gather", x, w))
+        every = torch.cat([whole, want, want], -1)
+        runs(f"the same, kept, two B {shape}", several, lambda x, w=every: compare("gather", x, w))
+        weight = random(n, shape[-1]).t()
+        part = total(A.float() @ weight.float()).chunk(SIZE, -1)[RANK]
+        runs(
+            f"scatter of columns {shape}",
+            lambda A=A, B=weight: fused.fused_matmul_reduce_scatter(A, B, "sum", A.ndim - 1, group),
+            lambda x, w=part: compare("scatter", x, w),
+        )
 
 
 def check_inductor(_: slice) -> None:

@@ -19,6 +19,8 @@ import torch
 from tilescale.errors import ArgumentError
 from tilescale.ops.ag_columns_gemm import all_gather_columns_matmul
 from tilescale.ops.ag_gemm import all_gather_matmul
+from tilescale.ops.all_gather import all_gather
+from tilescale.ops.arguments import check_product
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import otherwise, size_of, team_of
 
@@ -128,11 +130,24 @@ def _tell(name: str, reason: str) -> None:
 def _gather(
     A: torch.Tensor, Bs: list[torch.Tensor], gather_dim: int, group: str, *, return_A: bool = True
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """all_gather(A, gather_dim) @ B for each B; of the inner dimension for one B, without the gathered A."""
-    if gather_dim == A.ndim - 1 and len(Bs) == 1 and not return_A:
+    """all_gather(A, gather_dim) @ B for each B."""
+    if gather_dim in (-1, A.ndim - 1):
+        return _gather_inner(A, Bs, group, return_A)
+    return gather_matmul(A, Bs, gather_dim, group, return_A)
+
+
+def _gather_inner(
+    A: torch.Tensor, Bs: list[torch.Tensor], group: str, return_A: bool
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The same along the inner dimension: overlapped for one B, without the gathered A."""
+    if len(Bs) == 1 and not return_A:
         made = all_gather_columns_matmul(A.flatten(0, -2), Bs[0], group=group)
         return None, [made.view(*A.shape[:-1], -1)]
-    return gather_matmul(A, Bs, gather_dim, group, return_A)
+    like = A.new_empty(1, size_of(group) * A.shape[-1])
+    for B in Bs:
+        check_product(like, B, None)
+    whole = all_gather(A, -1, group=group)
+    return whole if return_A else None, [whole @ B for B in Bs]
 
 
 def _gather_scaled(
@@ -175,7 +190,10 @@ def gather_matmul(
 
 
 def _scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group: str) -> torch.Tensor:
-    """reduce_scatter(A @ B, reduce_op, scatter_dim)."""
+    """reduce_scatter(A @ B, reduce_op, scatter_dim); of columns by the GEMM of the transposed matrices."""
+    if scatter_dim in (-1, A.ndim - 1):
+        columns = matmul_scatter(B.t(), A.flatten(0, -2).t(), reduce_op, 0, group)
+        return columns.t().contiguous().view(*A.shape[:-1], -1)
     return matmul_scatter(A, B, reduce_op, scatter_dim, group).contiguous()
 
 

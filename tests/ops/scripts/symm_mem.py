@@ -53,22 +53,26 @@ def check_gathers(name: str) -> None:
 def check_inner_dimensions(name: str) -> None:
     for k, shape in itertools.product((64, 24), ((2, 4), (1, 6), (8,))):
         shards = [random(*shape, k, seed=rank) for rank in range(SIZE)]
-        for B in (random(SIZE * k, 16, seed=9), random(24, SIZE * k, seed=8).t()):
-            given = shards[WORLD.rank], [B], len(shape), name
-            _, (like,) = theirs._fused_all_gather_matmul_fallback(*given, return_A=False)
-            kept, (result,) = IMPLEMENTATIONS["fused_all_gather_matmul"](*given, return_A=False)
-            assert kept is None
-            close(result, like, torch.cat(shards, -1).double() @ B.double())
+        one, other = random(SIZE * k, 16, seed=9), random(24, SIZE * k, seed=8).t()
+        whole = torch.cat(shards, -1)
+        for Bs, keeps in itertools.product(([one], [other], [one, other]), (False, True)):
+            given = shards[WORLD.rank], Bs, len(shape), name
+            like_A, like = theirs._fused_all_gather_matmul_fallback(*given, return_A=keeps)
+            A, results = IMPLEMENTATIONS["fused_all_gather_matmul"](*given, return_A=keeps)
+            assert (A is None) == (not keeps) and (A is None or torch.equal(A, whole) and layout(A) == layout(like_A))
+            for result, wanted, B in zip(results, like, Bs, strict=True):
+                close(result, wanted, whole.double() @ B.double())
 
 
 SHAPES = (2 * SIZE, 4, 16), (1, 3 * SIZE, 16), (4 * SIZE, 16)
 
 
 def check_scatters(name: str) -> None:
-    for dim, op, shape in itertools.product((0, 1), ("sum", "avg"), SHAPES):
-        if dim >= len(shape) - 1 or shape[dim] % SIZE:
+    for dim, op, shape in itertools.product((0, 1, 2), ("sum", "avg"), SHAPES):
+        if dim >= len(shape) or (dim < len(shape) - 1 and shape[dim] % SIZE):
             continue
-        parts, Bs = ([random(*s, seed=10 * rank + n) for rank in range(SIZE)] for n, s in ((1, shape), (2, (16, 24))))
+        wide = 16, 8 * SIZE
+        parts, Bs = ([random(*s, seed=10 * rank + n) for rank in range(SIZE)] for n, s in ((1, shape), (2, wide)))
         given = parts[WORLD.rank], Bs[WORLD.rank], op, dim, name
         like = theirs._fused_matmul_reduce_scatter_fallback(*given)
         whole = sum(a.double() @ b.double() for a, b in zip(parts, Bs, strict=True)) / (SIZE if op == "avg" else 1)
@@ -125,11 +129,12 @@ def check_refusals(name: str) -> None:
     if WORLD.rank == 0:
         assert replaced(random(4 * SIZE, 32), random(32, 16).int(), "sum", 0, name) == "theirs"
     assert len(WORLD.all_gather(WORLD.rank)) == SIZE
-    A, B = random(4 * SIZE, 32), random(32, 16)
+    A, B = random(4 * SIZE, 32), random(32, 17)
     for operator, given in (
         ("fused_all_gather_matmul", (A, [B], 1, name)),
+        ("fused_all_gather_matmul", (A, [B, B], 1, name)),
         ("fused_matmul_reduce_scatter", (A, B, "max", 0, name)),
-        ("fused_matmul_reduce_scatter", (A, B, "sum", 1, name)),
+        ("fused_matmul_reduce_scatter", (A, B[:, : SIZE + 1], "sum", 1, name)),
         ("fused_matmul_reduce_scatter", (A[:-1], B, "sum", 0, name)),
         ("fused_all_gather_matmul", (A.int(), [B.int()], 0, name)),
     ):
