@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import nccl_windows
 import programs
 import torch
 import torch.distributed as dist
@@ -35,9 +36,10 @@ def doubled(least: int) -> tuple[int, ...]:
 
 
 def heats(
-    gpus: int, modes: tuple[str, ...], algorithms: bool, tensors: Sequence[tuple[str, int]]
+    gpus: int, modes: tuple[str, ...], algorithms: bool, tensors: Sequence[tuple[str, int]], windows: bool = False
 ) -> Iterator[Heat]:
-    """Collectives and the bytes of their tensors; `algorithms`: each algorithm alone.
+    """Collectives and the bytes of their tensors; `algorithms`: each algorithm alone; `windows`: NCCL with registered
+    memory in place of PyTorch's kernels.
 
     Before them a put by copy engine, which measures the link's rate.
     """
@@ -45,7 +47,7 @@ def heats(
     yield replace(put, contenders=[c for c in put.contenders if c.name == put.baseline])
     for mode in modes:
         for name, nbytes in tensors:
-            yield Work(name, nbytes).heat(gpus, mode, algorithms)
+            yield Work(name, nbytes).heat(gpus, mode, algorithms, windows)
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,12 @@ class Work:
         whole, size = -(-self.nbytes // 2), tilescale.init().size
         return whole if self.name in ("allreduce", "broadcast") else -(-whole // size) * size
 
-    def heat(self, gpus: int, mode: str, algorithms: bool) -> Heat:
+    def heat(self, gpus: int, mode: str, algorithms: bool, windows: bool = False) -> Heat:
         """All contenders, or the algorithms that one is chosen from."""
         if algorithms:
             others = [self.own(impl) for impl in OURS.get(self.name, ("direct",))]
         else:
-            others = [*self.symmetric(), self.own(None)]
+            others = [*(self.windows() if windows else self.symmetric()), self.own(None)]
         entries = [Contender("nccl", self.nccl), *others]
         share = {"allreduce": 2 * (gpus - 1) / gpus, "broadcast": 1.0}.get(self.name, (gpus - 1) / gpus)
         calls = 8 if self.nbytes <= 4 * MIB else 3
@@ -119,14 +121,28 @@ class Work:
 
     def nccl(self) -> Runner:
         """NCCL, as PyTorch calls it."""
-        source, target = self.lengths()
-        x, y = trials.nothing(source), trials.nothing(target)
+        x, y = map(trials.nothing, self.lengths())
+        return self.library(x, y, None)
+
+    def windows(self) -> list[Contender]:
+        """NCCL with registered memory; by copy engines where nothing is added up."""
+        copies = (False, True) if self.name in ("all_gather", "all_to_all") else (False,)
+        names = {False: "nccl, windows", True: "nccl, windows, copy engines"}
+        return [Contender(names[each], lambda each=each: self.registered(each)) for each in copies]
+
+    def registered(self, copies: bool) -> Runner:
+        """The same calls, of registered memory."""
+        made = nccl_windows.windows(copies)
+        return self.library(*made.tensors(*self.lengths()), made.group)
+
+    def library(self, x: torch.Tensor, y: torch.Tensor, group: dist.ProcessGroup | None) -> Runner:
+        """PyTorch's call; in place where a rank's source is as long as its result."""
         calls: dict[str, Callable[[], Any]] = {
-            "allreduce": lambda: dist.all_reduce(x),
-            "broadcast": lambda: dist.broadcast(x, 0),
-            "all_gather": lambda: dist.all_gather_into_tensor(y, x),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(y, x),
-            "all_to_all": lambda: dist.all_to_all_single(y, x),
+            "allreduce": lambda: dist.all_reduce(x, group=group),
+            "broadcast": lambda: dist.broadcast(x, 0, group=group),
+            "all_gather": lambda: dist.all_gather_into_tensor(y, x, group=group),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(y, x, group=group),
+            "all_to_all": lambda: dist.all_to_all_single(y, x, group=group),
         }
         result = x if self.name in ("allreduce", "broadcast") else y
         return checked(self.draw, x.copy_, trials.returning(result, calls[self.name]), [y])
