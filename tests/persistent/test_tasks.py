@@ -134,6 +134,29 @@ def test_iterations_of_a_loop_around_grids_follow_one_another(small: Machine):
     assert x.equal(again)
 
 
+def test_an_iteration_of_such_a_loop_has_its_own_tiles(small: Machine):
+    """One tile of all iterations would live from the first to the last, next to the tiles of every other phase."""
+
+    @T.prim_func
+    def layers(X: T.Tensor((256, 128), "float32"), Y: T.Tensor((256, 128), "float32")):
+        for _ in T.serial(2):
+            with T.Kernel(device=1, block=1, threads=64):
+                x = T.alloc((256, 128), "float32", level="l1")
+                T.copy(X, x)
+                T.copy(x, Y)
+            with T.Kernel(device=1, block=1, threads=64):
+                y = T.alloc((256, 128), "float32", level="l1")
+                T.copy(Y, y)
+                T.copy(y, X)
+
+    kernel = tilescale.compile(layers, machine=small, schedule="persistent")
+    assert len({b.data for b in kernel.program.launches[0].buffers if b.scope() != "global"}) == 4
+    assert kernel.source
+    x = torch.randn(256, 128)
+    tilescale.emulate(kernel.ir, [[x, y := torch.zeros(256, 128)]], machine=small, time=False, check="all")
+    assert y.equal(x)
+
+
 def test_an_index_in_memory_waits_for_the_whole_phase(small: Machine):
     @T.prim_func
     def gathered(X: T.Tensor((64, 32), "float32"), I: T.Tensor((64,), "int32"), Y: T.Tensor((64, 32), "float32")):  # noqa: E741

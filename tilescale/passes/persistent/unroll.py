@@ -2,11 +2,13 @@
 """Unroll loops around phases: layers of a model, steps of a decode loop.
 
 Before: a serial loop of known trip count around launches or phases. After: the phases of each iteration, one after the
-other, so tasks of one iteration depend on tasks of the one before tile by tile. Other control flow stays.
+other, so tasks of one iteration depend on tasks of the one before tile by tile. Each iteration has its own tiles: one
+of all iterations would keep its shared memory from the first to the last. Other control flow stays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +43,48 @@ def _iteration(part: Part, var: ir.Var, value: int) -> Part:
         for stmt in ir.statements(phase.stmt) if isinstance(phase, DevicePhase) else ():
             if isinstance(stmt, ir.Bind) and not isinstance(operation(stmt.value), TileView):
                 mapping[stmt.var] = ir.Var(stmt.var.name, str(stmt.var.dtype))
-    return _substituted(part, mapping)
+    return _with_own_tiles(_substituted(part, mapping))
+
+
+def _with_own_tiles(part: Part) -> Part:
+    """A part whose launches have tiles that no other iteration has; workspaces in device memory stay."""
+    if isinstance(part, Launch):
+        own = {b.data: _like(b) for b in part.buffers if b.scope() != "global"}
+        buffers = tuple(own.get(b.data, b) for b in part.buffers)
+        owners = tuple(_of_own(dict(part.owners), own).items())
+        notes = tuple((key, _of_own(value, own)) for key, value in part.notes)
+        return replace(part, buffers=buffers, owners=owners, notes=notes, body=_of_tiles(part.body, own))
+    if isinstance(part, Sequence | Control):
+        return replace(part, parts=tuple(map(_with_own_tiles, part.parts)))
+    return part
+
+
+def _like(tile: ir.Buffer) -> ir.Buffer:
+    return tir.local_buffer(tile.name, tile.shape, str(tile.dtype), tile.scope())
+
+
+def _of_own(value: Any, own: Mapping[ir.Var, ir.Buffer]) -> Any:
+    """An annotation of a launch: by the data of its buffers, or not."""
+    if not isinstance(value, Mapping):
+        return value
+    return {own[key].data if key in own else key: each for key, each in value.items()}
+
+
+def _of_tiles(part: Part, own: Mapping[ir.Var, ir.Buffer]) -> Part:
+    """A part with other tiles, by the data of those that it has."""
+
+    def leave(node: Any) -> Any:
+        if isinstance(node, ir.BufferLoad) and node.buffer.data in own:
+            return ir.BufferLoad(own[node.buffer.data], node.indices)
+        if isinstance(node, ir.BufferStore) and node.buffer.data in own:
+            return ir.BufferStore(own[node.buffer.data], node.value, node.indices)
+        return None
+
+    if isinstance(part, DevicePhase | GridPhase):
+        data = {old: tile.data for old, tile in own.items()}
+        return type(part)(ir.substitute(tir.rewrite(part.stmt, leave=leave), data))
+    assert not isinstance(part, Launch), "launches are not nested"
+    return replace(part, parts=tuple(_of_tiles(p, own) for p in part.parts))
 
 
 def _substituted(part: Part, mapping: dict[ir.Var, ir.PrimExpr]) -> Part:
