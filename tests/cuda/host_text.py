@@ -10,19 +10,21 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
+SCOPE, VALUE = "(?:sys|gpu)", r"(static_cast<\w+>\(\w+\)|\w+)"
+
 ATOMICS = [
     (r'asm volatile\("mov.u64 %0, %globaltimer;" : "=l"\((\w+)\)\);', r"\1 = now();"),
     (r'asm volatile\("fence.acq_rel.sys;" ::: "memory"\);', "__threadfence_system();"),
     (
-        r'asm volatile\("ld.acquire.sys.global.\w+ %0, \[%1\];" : "=\w"\((\w+)\) : "l"\((\w+)\) : "memory"\);',
+        rf'asm volatile\("ld.acquire.{SCOPE}.global.\w+ %0, \[%1\];" : "=\w"\((\w+)\) : "l"\((\w+)\) : "memory"\);',
         r"\1 = __atomic_load_n(\2, __ATOMIC_ACQUIRE);",
     ),
     (
-        r'asm volatile\("st.(\w+).sys.global.\w+ \[%0\], %1;" ::"l"\((\w+)\), "\w"\((\w+)\) : "memory"\);',
+        rf'asm volatile\("st.(\w+).{SCOPE}.global.\w+ \[%0\], %1;" ::"l"\((\w+)\), "\w"\({VALUE}\) : "memory"\);',
         r"__atomic_store_n(\2, \3, (int)std::memory_order_\1);",
     ),
     (
-        r'asm volatile\("red.(\w+).sys.global.add.\w+ \[%0\], %1;" ::"l"\((\w+)\), "\w"\((\w+)\) : "memory"\);',
+        rf'asm volatile\("red.(\w+).{SCOPE}.global.add.\w+ \[%0\], %1;" ::"l"\((\w+)\), "\w"\({VALUE}\) : "memory"\);',
         r"__atomic_fetch_add(\2, \3, (int)std::memory_order_\1);",
     ),
     (
