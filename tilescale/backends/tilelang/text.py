@@ -10,6 +10,7 @@ from tilelang_core import ir
 from tilescale.backends.tilelang.lowering.check import KernelCheck
 from tilescale.backends.tilelang.lowering.gemm_waits import wait_for_gemms
 from tilescale.backends.tilelang.lowering.groups.registers import one_array_each
+from tilescale.backends.tilelang.lowering.host_headers import without_host_headers
 from tilescale.backends.tilelang.lowering.kernel import LoweredKernel
 from tilescale.backends.tilelang.lowering.vectors import whole_vectors
 from tilescale.backends.tilelang.lowering.wgmma import called_wgmmas
@@ -24,7 +25,7 @@ DEVICES = 4
 STRIDE = 1 << 36
 """Bytes between devices in the address range of a text generated without a heap."""
 
-REWRITES = one_array_each, whole_vectors, wait_for_gemms, called_wgmmas
+REWRITES = one_array_each, whole_vectors, wait_for_gemms, called_wgmmas, without_host_headers
 """Rewrites of stock TileLang's text before nvcc compiles it."""
 
 

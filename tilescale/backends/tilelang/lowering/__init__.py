@@ -32,6 +32,7 @@ call_barriers.py                    barriers of all devices at begin and end of 
 check.py vectors.py                 checks of the generated text, vector stores
 gemm_waits.py                       GEMMs that complete in their iteration
 wgmma.py                            warpgroup instructions that a text calls, without the header of all
+host_headers.py                     texts without the headers that only host code needs
 
 Folders: `clusters` (programs of a cluster) and `groups` (units inside a program), a stage each; `copies` (a mechanism
 each); `role_graph` (roles of threads, and the channels between them).
