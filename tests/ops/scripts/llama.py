@@ -30,7 +30,7 @@ from tilescale import ops
 from tilescale.errors import ArgumentError
 from tilescale.ops import strategy
 
-HIDDEN, HEADS, TOKENS, BATCH, VOCABULARY, LAYERS, STEPS, FLOAT8_STEPS = 64, 4, 16, 2, 48, 1, 20, 4
+HIDDEN, HEADS, TOKENS, BATCH, VOCABULARY, LAYERS, STEPS, FLOAT8_STEPS = 64, 4, 16, 2, 48, 1, 8, 4
 WORLD = tilescale.init()
 
 

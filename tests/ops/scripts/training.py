@@ -29,7 +29,7 @@ import tilescale
 from tilescale import ops
 from tilescale.ops import layer_products
 
-HIDDEN, BLOCKS, BATCH, TOKENS, STEPS = 32, 2, 2, 8, 3
+HIDDEN, BLOCKS, BATCH, TOKENS, STEPS = 32, 2, 2, 8, 2
 WORLD = tilescale.init()
 dist.init_process_group("gloo")
 MESH = init_device_mesh("cpu", (2, WORLD.size // 2), mesh_dim_names=("dp", "tp"))
