@@ -83,6 +83,7 @@ def test_mismatch_names_both_places(run_ranks, other) -> None:
 def test_a_rank_that_has_done_its_part_may_go_on(run_ranks, monkeypatch, stays: bool) -> None:
     """Rank 1 is seen in its next call; it is elsewhere only if its contribution here is still missing."""
     monkeypatch.setattr(session, "_SLOW_S", -1.0)
+    monkeypatch.setattr(session, "_BRIEF_S", 0.0)
     looks = iter([[1, 2]])
     answers = iter([None] * 6 + ["all"])
 

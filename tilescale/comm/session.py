@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 _LONGEST = 4 << 10  # characters of a refusal
+_BRIEF_S = 0.05  # shorter waits cost one request each time they look; others look for failures, too
 _SLOW_S = 0.5  # after this long it is worth asking where the missing ranks are instead
 
 
@@ -167,6 +168,11 @@ class Session:
     ) -> T:
         start, pause = time.monotonic(), _FIRST_PAUSE_S
         while (value := ready()) is None:
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
+            waited = time.monotonic() - start
+            if waited < min(_BRIEF_S, self.timeout_s):
+                continue
             status = self.status()
             if (value := ready()) is not None:  # a rank may have done its part just before it left
                 break
@@ -174,13 +180,10 @@ class Session:
             self._stop_if_hopeless(status, absent, call)
             if (refused := self.refusal(ranks, missing, call)) is not None:
                 raise refused
-            waited = time.monotonic() - start
             if waited > _SLOW_S:
                 self._stop_if_elsewhere(absent, missing, call, ranks)
             if waited > self.timeout_s:
                 raise self._overdue(absent, call)
-            time.sleep(pause)
-            pause = min(pause * 1.5, _LONGEST_PAUSE_S)
         return value
 
     def refusal(
