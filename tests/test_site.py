@@ -72,7 +72,7 @@ def is_remote(target: str) -> bool:
 
 @pytest.mark.slow
 def test_every_page_is_built(site: Path):
-    built = {name for name, _ in pages(site)}
+    built = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     sources = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
     sources += [Path("examples", program.name) for program in (ROOT / "examples/distributed").glob("[0-9]*.py")]
     assert not {path.with_suffix(".html").as_posix() for path in sources} - built
@@ -87,9 +87,10 @@ def test_the_reference_has_every_public_name(site: Path):
     assert not sorted(public_names().keys() - found), "add them to a page of docs/reference"
 
 
-def test_no_link_is_dead(site: Path):
-    dead = []
+def test_no_link_is_dead_and_nothing_is_loaded_from_afar(site: Path):
+    dead, loaded = [], []
     for name, page in pages(site):
+        loaded += [f"{name}: {load}" for load in page.loads if is_remote(load)]
         for link in [*page.links, *page.loads]:
             if is_remote(link) or link.startswith("data:"):
                 continue
@@ -97,11 +98,7 @@ def test_no_link_is_dead(site: Path):
             target = (site / name).parent / path.partition("?")[0] if path else site / name
             if not target.exists() or (anchor and target.suffix == ".html" and anchor not in parsed(target).anchors):
                 dead.append(f"{name}: {link}")
-    assert not dead
-
-
-def test_nothing_is_loaded_from_afar(site: Path):
-    assert not [f"{name}: {load}" for name, page in pages(site) for load in page.loads if is_remote(load)]
+    assert not dead and not loaded
 
 
 def test_names_in_prose_are_links_to_the_reference(site: Path):

@@ -45,7 +45,7 @@ def by_hand(number: int, devices: int, shape: tuple[int, int, int], chunk: int, 
         (6, 22, 2, SIZE, 1024, 0.97),
         (7, 23, 2, SMALL, 256, 0.97),
         # By hand the gather is in place: local rows are not copied.
-        (6, 22, 4, SIZE, 256, 0.9),
+        pytest.param(6, 22, 4, SIZE, 256, 0.9, marks=pytest.mark.nightly),
     ],
 )
 def test_examples_in_phases_reach_what_was_overlapped_by_hand(
@@ -55,6 +55,7 @@ def test_examples_in_phases_reach_what_was_overlapped_by_hand(
     assert mine * share <= by_hand(hand, devices, (size, size, size), chunk)
 
 
+@pytest.mark.nightly
 def test_a_product_with_large_tiles_and_a_gather_reaches_it_too():
     m, n, k = LARGE
     mine = compiled(programs.gather_and_product(H200, 2, LARGE))
@@ -68,7 +69,9 @@ def test_a_product_with_large_tiles_and_a_scatter_has_a_grid_behind():
     assert mine * 0.9 <= by_hand(23, 2, (m, n, 2 * k), 256, **AS_THERE)
 
 
-@pytest.mark.parametrize(("number", "program", "size"), [(8, "tp_gemm", SIZE), (15, "phases", SMALL)])
+@pytest.mark.parametrize(
+    ("number", "program", "size"), [(8, "tp_gemm", SIZE), pytest.param(15, "phases", SMALL, marks=pytest.mark.nightly)]
+)
 def test_products_with_an_all_reduce_gain_a_tenth_of_their_time_in_order(number: int, program: str, size: int):
     """Example 8 is the tensor-parallel GEMM of the white paper."""
     func = getattr(load(NUMBERED[number]), program)(2, size, size, size)
