@@ -38,6 +38,7 @@
     loop_extents.py        extents that the body of a loop changes, evaluated once
     merged_remainders.py   indices with several remainders, in a form that it does not merge
     uneven_copies.py       copies between tiles of different extents, in a form that all instructions take
+    loop_invariants.py     index arithmetic that nvcc leaves in loops, before them
     loop_ranges.py         the ranges of variables of loops and threads
     zero_trip_loops.py     waits and barriers of loops and branches that are not executed
     source_rewrites.py     rewrites of generated text, part of the key of compiled kernels

@@ -27,6 +27,7 @@ from tilelang_core import logs, zero_trip_loops
 from tilelang_core.decreasing_index import with_rising_dividends
 from tilelang_core.launches import binds_threads
 from tilelang_core.loop_extents import with_constant_extents
+from tilelang_core.loop_invariants import hoisting, with_hoisted_invariants
 from tilelang_core.lru import LruCache
 from tilelang_core.merged_remainders import keeping_remainders, with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
@@ -115,7 +116,7 @@ def _kept(key: Hashable, make: Callable[[], GeneratedText]) -> GeneratedText:
 @contextlib.contextmanager
 def _lowering() -> Iterator[None]:
     """Within the block stock TileLang lowers for us."""
-    with logs.following(), keeping_remainders(), proving():
+    with logs.following(), keeping_remainders(), hoisting(), proving():
         yield
 
 
@@ -253,7 +254,7 @@ class KernelCompilation:
 
     @cached_property
     def _keyed(self) -> tirx.PrimFunc:
-        makers = (with_kept_remainders, *self._last)
+        makers = (with_kept_remainders, with_hoisted_invariants, *self._last)
         if self.check is None:
             return keyed(mended(self.func), makers)
         return keyed(mended(self.func), (*makers, _seen_by), self.check)
