@@ -131,8 +131,9 @@ def test_what_peers_have_sent_is_loaded_without_conditions(form: str):
     of = GemmSpec(512, 512, "bfloat16", replace(LARGE, stages=3), True, False)
     made = import_module("tilescale.ops.gemm_rs")
     text = source(made.program(2, of) if form == "program" else made.in_turns(2, of, 8))
-    (load,) = re.findall(r"^.*\(inbox \+.*$", text, re.MULTILINE)
-    assert "uint4" in load and "condval" not in load
+    whole, last = re.findall(r"^.*\(inbox \+.*$", text, re.MULTILINE)
+    assert all("uint4" in load and "condval" not in load for load in (whole, last))
+    assert "rows) - (int64_t)1" in last and "rows) - (int64_t)1" not in whole, "offsets of rows are constants"
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -334,17 +334,27 @@ def add_arrived(total, inbox, arrived, rank, size, m, n, rows, N, part):
 
 @T.macro
 def add_part(total, parts, source, m, n, rows, N, tile):
-    """total += parts[source, m:, n:], in float32, through a tile in shared memory.
+    """total += parts[source, m:, n:], in float32, through a tile in shared memory."""
+    T.assume(rows >= 1)
+    if m + int(total.shape[0]) <= rows:
+        load_part(tile, parts, source, m, n, N, None)
+    else:
+        load_part(tile, parts, source, m, n, N, rows)
+    add(total, tile)
+
+
+@T.macro
+def load_part(tile, parts, source, m, n, N, rows):
+    """tile = parts[source, m:, n:]; of `rows` rows where these end within the tile.
 
     A row beyond the last one is that again, and leads nowhere: with a condition, loads would wait for one another.
     """
-    T.assume(rows >= 1)
-    for i, j in T.Parallel(total.shape[0], total.shape[1]):
-        if N % total.shape[1] == 0:
-            tile[i, j] = parts[source, T.min(m + i, rows - 1), n + j]
+    for i, j in T.Parallel(tile.shape[0], tile.shape[1]):
+        row = m + i if rows is None else T.min(m + i, rows - 1)
+        if N % tile.shape[1] == 0:
+            tile[i, j] = parts[source, row, n + j]
         else:
-            tile[i, j] = T.if_then_else(n + j < N, parts[source, T.min(m + i, rows - 1), n + j], T.cast(0, tile.dtype))
-    add(total, tile)
+            tile[i, j] = T.if_then_else(n + j < N, parts[source, row, n + j], T.cast(0, tile.dtype))
 
 
 @T.macro
