@@ -80,10 +80,11 @@ def test_held_out_operators_take_both_strategies(work: str, any_shapes: Any, mon
 def test_right_results_alone_are_timed(work: str, dtype: str, any_shapes: Any):
     made = any_shapes.WORKS[work](any_shapes.Shape(work, 34, 48, 64, dtype))
     made.dry()
-    for contender in made.heat("eager", False).contenders:
-        runner = contender.make()
+    libraries, ours = (contender.make() for contender in made.heat("eager", False).contenders)
+    for runner in (libraries, ours):
         runner.check(0)
         runner.call()
+    assert libraries.way is None and ours.way() == "beside", "a single rank has nothing to wait for"
     made.ours = lambda *given: made.libraries(*given) * 1.5
     with pytest.raises(ValueError, match="wrong"):
         made.heat("eager", False).contenders[-1].make().check(0)

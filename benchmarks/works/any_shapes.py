@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import overlap
 import scaled
+import strategies
 import torch
 import torch.distributed as dist
 import trials
@@ -150,7 +151,12 @@ class Work(ABC):
             torch.cuda.synchronize()
             trials.compare(result, case)
 
-        return Runner(again, check)
+        return Runner(again, check, way=(lambda: self.way) if call == self.ours else None)
+
+    @functools.cached_property
+    def way(self) -> str:
+        """Strategy of the operator; it is chosen in the first calls, later ones are recorded."""
+        return strategies.taken(self.dry)
 
     @functools.cached_property
     def places(self) -> list[tuple[torch.Tensor, ...]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Operators with a fixed strategy: overlapped with their communication, or sequential."""
+"""Strategies of operators, fixed or noted: overlapped with their communication, or sequential."""
 
 from __future__ import annotations
 
@@ -23,6 +23,22 @@ def fixed(call: Callable[..., Any], name: str) -> Callable[..., Any]:
         return call(*given)
 
     return with_strategy
+
+
+def taken(call: Callable[[], Any]) -> str:
+    """Call an operator, and return the strategy that it chooses."""
+    choose, found = strategy.overlaps, []
+
+    def noted(*given: Any) -> bool:
+        found.append(choose(*given))
+        return found[-1]
+
+    strategy.overlaps = noted
+    try:
+        call()
+    finally:
+        strategy.overlaps = choose
+    return next(name for name, is_overlapped in STRATEGIES.items() if is_overlapped == found[-1])
 
 
 def contender(name: str, make: Callable[[], Runner]) -> Contender:

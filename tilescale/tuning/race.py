@@ -24,7 +24,8 @@ Step = Callable[[str, str], None]
 """A callback with a contender's name and its next step."""
 
 KEYS = ("work", "shape", "dtype", "gpus", "mode", "contender", "us", "spread", "baseline", "ratio")
-"""Keys of every row of a results file; some have rates, and `failed`, the reason why there is no time."""
+"""Keys of every row of a results file; some have rates, `way`, the strategy that calls took, and `failed`, the reason
+why there is no time."""
 
 RATES = {"tflops": "TFLOP/s", "gb_s": "GB/s", "gib": "GiB", "idle": "% idle"}
 """Optional keys of rows, and their units: of the work, of memory, and of the GPU's time by a trace."""
@@ -63,12 +64,14 @@ class Runner:
         check: runs it on fresh inputs made from a seed; raises ValueError if the result is wrong.
         group: times a number of calls by itself, for contenders that cannot be called from this process.
         rates: what else its row reports, by key of `RATES`; measured after the checks, the largest of all ranks.
+        way: returns the strategy that its calls take, where they choose one; for its row.
     """
 
     call: Callable[[], Any]
     check: Callable[[int], None] | None = None
     group: Callable[[int], float] | None = None
     rates: Mapping[str, Callable[[], float]] = field(default_factory=dict)
+    way: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,12 +122,13 @@ class Heat:
 
 @dataclass
 class HeatState:
-    """Contenders of a heat and their state: the timer of each, its times by round, its measured rates, and failures
-    with reasons."""
+    """Contenders of a heat and their state: the timer of each, its times by round, its measured rates, its strategy,
+    and failures with reasons."""
 
     groups: dict[str, Callable[[int], float]] = field(default_factory=dict)
     times: dict[str, dict[int, float]] = field(default_factory=dict)
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
+    ways: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
@@ -170,6 +174,9 @@ def _admit(
             step(contender.name, f"measure {rate}")
             largest = max(team.all_gather(_on_all(team, measure)))
             entered.rates.setdefault(contender.name, {})[rate] = largest
+        if runner.way is not None:
+            step(contender.name, "note the strategy")
+            entered.ways[contender.name] = _on_all(team, runner.way)
         step(contender.name, "prepare")
         entered.groups[contender.name] = _on_all(team, lambda: runner.group or timer.prepare(runner.call))
         entered.times[contender.name] = {}
@@ -251,7 +258,8 @@ def _row(heat: Heat, name: str, entered: HeatState) -> dict[str, Any]:
     row["ratio"] = None if compared is None else round(compared, 4)
     rates = {"tflops": round(heat.flops / us / 1e6, 1), "gb_s": round(heat.bytes / us / 1e3, 1)}
     measured = {key: round(rate, 2) for key, rate in entered.rates.get(name, {}).items()}
-    return {key: row[key] for key in KEYS} | {key: rate for key, rate in rates.items() if rate} | measured
+    way = {"way": entered.ways[name]} if name in entered.ways else {}
+    return {key: row[key] for key in KEYS} | {key: rate for key, rate in rates.items() if rate} | measured | way
 
 
 def line(row: Mapping[str, Any]) -> str:
