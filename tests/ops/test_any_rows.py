@@ -29,7 +29,7 @@ CHUNKS = [(2, CHUNK + 1), (3, CHUNK + 131)]
 SCALED = [(2, 65), (3, 131), CHUNKS[0]]
 """Those of float8, whose tiles are the ones of bfloat16, with scales."""
 
-FORMS = ("program", "in_turns", "known")
+FORMS = ("program", "in_turns")
 
 N, K = 136, 24
 
@@ -56,7 +56,7 @@ def test_each_tile_is_made_once_group_by_group(rows: int, columns: int, group: i
 
 
 def test_tiles_of_several_shards_follow_one_another():
-    tiles, rows = GemmTiling(64, 64, 1.0, group=2), 200
+    tiles, rows = GemmTiling(64, 64, 1.0, group=2), ir.IntImm("int32", 200)
     a_shard = int(tiles.count(rows, N))
     found = [tuple(map(int, tiles.of_shards(number, 3, rows, N))) for number in range(3 * a_shard)]
     one = [tuple(map(int, tiles.at(number, rows, N))) for number in range(a_shard)]
@@ -87,8 +87,7 @@ def unwritten(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 @pytest.mark.parametrize(("dtype", "form", "size", "rows"), cases(FORMS, FORMS[:1]))
 def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype: str, form: str):
     of, made = GemmSpec(N, K, dtype, TILES, True, False), import_module("tilescale.ops.ag_gemm_programs")
-    known = rows if form == "known" else None
-    program = made.program(size, of, True) if form == "program" else made.in_turns(size, of, 3, True, known)
+    program = made.program(size, of, True) if form == "program" else made.in_turns(size, of, 3, True)
     a, b, scales = operands(size, rows, dtype)
     one, per_device = a[0].view(-1)[:1], []
     for r in range(size):
@@ -107,8 +106,7 @@ def test_gathered_rows_of_any_number_are_multiplied(size: int, rows: int, dtype:
 @pytest.mark.parametrize(("dtype", "form", "size", "rows"), cases(FORMS, FORMS))
 def test_sums_of_any_number_of_rows_are_scattered(size: int, rows: int, dtype: str, form: str):
     of, made = GemmSpec(N, K, dtype, TILES, True, True), import_module("tilescale.ops.gemm_rs")
-    known = rows if form == "known" else None
-    program = made.program(size, of) if form == "program" else made.in_turns(size, of, 3, known)
+    program = made.program(size, of) if form == "program" else made.in_turns(size, of, 3)
     a, b, scales = operands(size, size * rows, dtype)
     bias, shape, per_device = torch.randn(N).bfloat16(), (size, rows, N), []
     for r in range(size):

@@ -47,7 +47,6 @@ from tilescale.ops.products import (
     TURNS,
     GemmSpec,
     at_once,
-    compiled_rows,
     concurrent_stores,
     slices,
     takes_turns,
@@ -323,7 +322,7 @@ def _kernel(
     tiles = tiling(rows, team.size, N, transposed, 1 + gated)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
     if takes_turns(rows, TURNS) and not of.scaled:
-        return kernel(in_turns, team, concurrent_stores(of), at_once(), gathers, compiled_rows(rows))
+        return kernel(in_turns, team, concurrent_stores(of), at_once(), gathers)
     return kernel(program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1)
 
 

@@ -62,13 +62,12 @@ def program(size: int, of: GemmSpec, gathers: bool, slices: int = 1) -> Any:
     return all_gather_matmul
 
 
-def in_turns(size: int, of: GemmSpec, blocks: int, gathers: bool, known: int | None = None) -> Any:
+def in_turns(size: int, of: GemmSpec, blocks: int, gathers: bool) -> Any:
     """`program` as a persistent grid: as many blocks as run at once iterate over the tiles.
 
-    A block loads the next tile while it stores this one. As many blocks again take the rows of others. `known`: the
-    rows of a shard, if it is for no other number.
+    A block loads the next tile while it stores this one. As many blocks again take the rows of others.
     """
-    rows, N, K, tiles = known or T.dynamic("rows"), of.N, of.K, of.tiles
+    rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
     products, a_shard = 2 if of.gated else 1, of.tiles.count(rows, of.N)
 
     @T.prim_func

@@ -46,7 +46,6 @@ from tilescale.ops.products import (
     GemmSpec,
     add_bias,
     at_once,
-    compiled_rows,
     concurrent_stores,
     in_parts,
     load_scales,
@@ -173,7 +172,7 @@ def _kernel(
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
     if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
-        return kernel(in_turns, team, concurrent_stores(of), at_once(), compiled_rows(rows))
+        return kernel(in_turns, team, concurrent_stores(of), at_once())
     return kernel(program, team, of)
 
 
@@ -208,12 +207,12 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _operator.register_autograd(_backward, setup_context=_setup)
 
 
-def in_turns(size: int, of: GemmSpec, blocks: int, known: int | None = None) -> Any:
+def in_turns(size: int, of: GemmSpec, blocks: int) -> Any:
     """`program` as a persistent grid: as many blocks as run at once iterate over the tiles.
 
-    A block loads the next tile while it stores this one. `known`: the rows of a shard, if it is for no other number.
+    A block loads the next tile while it stores this one.
     """
-    N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, known or T.dynamic("rows")
+    N, K, dtype, tiles, rows = of.N, of.K, of.dtype, of.tiles, T.dynamic("rows")
     count = size * tiles.count(rows, N)
     kind, scales = ("float32", ((size, rows), (N,))) if of.scaled else (dtype, ((1, 1), (1,)))
 

@@ -89,15 +89,10 @@ class GemmTiling:
     def at(self, number: Any, rows: Any, N: int) -> tuple[Any, Any]:
         """First row and column of a tile of a shard of `rows` rows.
 
-        The column is found in float32, which is exact here: a compiler keeps divisions of integers where they are, so
-        producers would make that one at every step that they load. Bounds that hold anyway are spelled out: loads that
-        cannot be proven to be inside of their tensor are guarded, and guarded loads wait for one another. A known
-        number of rows needs nothing of that: its groups are equal.
+        The column is found in float32, which is exact here and takes less than a division of integers. Bounds that hold
+        anyway are spelled out: loads that cannot be proven to be inside of their tensor are guarded, and guarded loads
+        wait for one another.
         """
-        if isinstance(rows, int):
-            high = math.gcd(self.group, -(-rows // self.m))
-            group, inside = number // (high * self.columns(N)), number % (high * self.columns(N))
-            return (group * high + inside % high) * self.m, inside // high * self.n
         a_group = self.group * self.columns(N)
         group = T.truncdiv(number, a_group)
         inside, high = number - group * a_group, T.min(self.group, T.ceildiv(rows, self.m) - group * self.group)
@@ -108,8 +103,6 @@ class GemmTiling:
     def of_shards(self, number: Any, shards: int, rows: Any, N: int) -> tuple[Any, Any, Any]:
         """The shard of a tile among `shards` consecutive ones, and its first row and column there."""
         a_shard = self.count(rows, N)
-        if isinstance(rows, int):
-            return number // a_shard, *self.at(number % a_shard, rows, N)
         shard: Any = 0
         for begun in range(1, shards):
             shard += T.cast(number >= begun * a_shard, "int32")
@@ -208,14 +201,6 @@ TILINGS = (
     GemmTiling(64, 128, 0.6),
     GemmTiling(64, 64, 0.45),
 )
-
-
-def compiled_rows(rows: int) -> int | None:
-    """The rows of a shard for which a persistent program is compiled; None: for any number of them.
-
-    Training uses whole chunks, and known rows save the arithmetic of tails, 2 to 7 % of a large GEMM.
-    """
-    return None if rows % CHUNK else rows
 
 
 def at_once() -> int:
