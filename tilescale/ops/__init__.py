@@ -24,7 +24,7 @@ symm_mem.py                         replacements of PyTorch's fused operators; i
 graph_pass.py graph_patterns.py     instead of functional collectives in inductor's graphs
 communicator.py allreduce_fusion.py engine_plugins.py    what vLLM and SGLang call
 transformers_styles.py              the layers as styles of Hugging Face transformers
-warm_up.py                          all kernels of a model, compiled at once before it runs
+warm_up.py row_counts.py            all kernels of a model, compiled at once before it runs, for any row count
 group.py arguments.py kernels.py    teams, argument checks, cached kernels
 padding.py                          N and K of any number
 dtensors.py                         DTensors in and out

@@ -16,14 +16,15 @@ from tilescale.errors import ArgumentError
 from tilescale.ops import strategy
 from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product, dense, operand, unread
 from tilescale.ops.group import collective, group_name, size_of, team_of
-from tilescale.ops.kernels import chosen, kernel
+from tilescale.ops.kernels import Choice, ChosenKernels
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import CHUNK, CHUNKS, DEPTH, ROWS, GemmSpec, add_bias, tiling
+from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import product
 from tilescale.ops.workspace import workspace_of
-from tilescale.runtime.kernel import Kernel
+from tilescale.runtime.ahead import is_dry
 
 
 @plain_calls_repeat
@@ -63,7 +64,12 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     """The product of the gathered columns."""
     team, (M, K), N = team_of(group), a.shape, b.shape[1]
     job = strategy.CollectiveGemm("all_gather", M, (N,), K, a.dtype)
-    if not M or K % DEPTH or N % MULTIPLE or not strategy.overlaps(job, team):
+    if K % DEPTH or N % MULTIPLE:
+        return product(operator_of("all_gather")(a, 1, group), b, bias, None)
+    if is_dry():
+        how = N, K, dtype_of(a), operand(b)[1], bias is not None
+        prepare(job, (), _kernel, team, *how)
+    if not M or not strategy.overlaps(job, team):
         return product(operator_of("all_gather")(a, 1, group), b, bias, None)
     right, transposed = operand(b)
     space, result = workspace_of(team), a.new_empty(M, N)
@@ -75,9 +81,9 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     return result
 
 
-@chosen
-def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Kernel:
-    return kernel(program, team, GemmSpec(N, K, dtype, tiling(rows, 1, N, transposed), transposed, biased))
+@ChosenKernels
+def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Choice:
+    return program, team, GemmSpec(N, K, dtype, tiling(rows, 1, N, transposed), transposed, biased)
 
 
 @_operator.register_fake

@@ -37,7 +37,7 @@ from tilescale.ops.block_products import block_tiling
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, multiple_of, of_gradients, rounded, spelled
 from tilescale.ops.group import collective, group_name, size_of, team_of
-from tilescale.ops.kernels import chosen, kernel
+from tilescale.ops.kernels import Choice, ChosenKernels
 from tilescale.ops.layout import delivered, dtype_of, room_for
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.padding import padded, trimmed
@@ -52,9 +52,10 @@ from tilescale.ops.products import (
     takes_turns,
     tiling,
 )
+from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import Scales, gathered_products
 from tilescale.ops.workspace import workspace_of
-from tilescale.runtime.kernel import Kernel
+from tilescale.runtime.ahead import is_dry
 
 ACTIVATIONS = {
     "relu": torch.relu,
@@ -241,6 +242,8 @@ def _products(
     columns = tuple(w.shape[1] for w in weights)
     ending = strategy.GATING if gated else strategy.ACTIVATING if activation else 0.0
     job = strategy.CollectiveGemm("all_gather", a.shape[0], columns, a.shape[1], a.dtype, gated, ending)
+    if is_dry():
+        _prepare(job, a, weights, bias is not None, team, activation, gated, has_blocks(scales))
     if a.nbytes and not strategy.overlaps(job, team):
         biases = [None] * len(weights) if bias is None else bias.split(columns)
         return gathered_products(a, weights, biases, scales, keeps, team, partial(_ended, activation, gated))
@@ -250,6 +253,32 @@ def _products(
         results.append(gathered.flatten(0, 1).clone())
         workspace_of(team).was_read()
     return results
+
+
+def _prepare(
+    job: strategy.CollectiveGemm,
+    a: torch.Tensor,
+    weights: list[torch.Tensor],
+    biased: bool,
+    team: Team,
+    activation: str,
+    gated: bool,
+    blocks: bool,
+) -> None:
+    """Add the kernels of all row counts to those of a dry run."""
+    together, order = _grids(weights, gated)
+    for i in order:
+        rights, transposed = operands(together[i])
+        N, dtypes = together[i][0].shape[1], (dtype_of(a), dtype_of(rights[0]))
+        how = N, job.K, dtypes, i == order[0], transposed, biased, activation, gated, blocks
+        prepare(job, (a.dtype, torch.float32)[: 1 + (a.itemsize == 1)], _kernel, team, *how)
+
+
+def _grids(weights: list[torch.Tensor], gated: bool) -> tuple[list[list[torch.Tensor]], list[int]]:
+    """The weights of each grid, and the order of the grids: the largest GEMM has the most time to hide the gather, so
+    it is the one that gathers."""
+    together = [weights] if gated else [[weight] for weight in weights]
+    return together, sorted(range(len(together)), key=lambda i: -sum(w.shape[1] for w in together[i]))
 
 
 def _ended(activation: str, gated: bool, made: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -270,7 +299,7 @@ def _overlapped(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The results, and the workspace in which the rows of the others are."""
     (rows, K), size = a.shape, team.size
-    together = [weights] if gated else [[weight] for weight in weights]
+    together, order = _grids(weights, gated)
     widths = [sum(w.shape[1] for w in each) for each in together]
     biases = [None] * len(together) if bias is None else dense(bias).split(widths)
     of_a = None if scales is None else scales_of_shards(scales[0], 1)
@@ -280,9 +309,7 @@ def _overlapped(
     wanted = places or [None] * len(together)
     shapes = [(size * rows, each[0].shape[1]) for each in together]
     results = [room_for(out, shape, a, result_type(a)) for out, shape in zip(wanted, shapes, strict=True)]
-    # The largest product has the most time to hide the gather, so it is the one that gathers.
-    order = sorted(range(len(together)), key=lambda i: -widths[i]) if rows else []
-    for i in order:
+    for i in order if rows else []:
         rights, transposed = operands(together[i])
         N, (vector, matrix) = together[i][0].shape[1], unread(a.dtype, a.device)
         added = unread(result_type(a), a.device)[0] if biases[i] is None else biases[i]
@@ -301,7 +328,7 @@ def _extents(together: list[list[torch.Tensor]], scales: Scales) -> list[int]:
     return [sum(-(-w.shape[1] // unit) for w in each) for each in together]
 
 
-@chosen
+@ChosenKernels
 def _kernel(
     team: Team,
     rows: int,
@@ -314,16 +341,16 @@ def _kernel(
     activation: str,
     gated: bool,
     blocks: bool,
-) -> Kernel:
+) -> Choice:
     if blocks:
         tiles = block_tiling(rows, gated)
         of = GemmSpec(N, K, dtypes[0], tiles, True, biased, activation, gated, dtypes[1], True)
-        return kernel(program, team, of, gathers)
+        return program, team, of, gathers
     tiles = tiling(rows, team.size, N, transposed, 1 + gated)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, activation, gated, other=dtypes[1])
     if takes_turns(rows, TURNS) and not of.scaled:
-        return kernel(in_turns, team, concurrent_stores(of), at_once(), gathers)
-    return kernel(program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1)
+        return in_turns, team, concurrent_stores(of), at_once(), gathers
+    return program, team, of, gathers, slices(rows, team.size, tiles, N, of.row_bytes) if gathers else 1
 
 
 @_operator.register_fake

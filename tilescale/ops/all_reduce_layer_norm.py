@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 import tilescale.language as T
-from tilescale.ops.all_reduce_rms_norm import algorithm_of, check_outs, checked, rows_in
+from tilescale.ops import whole_tensors
+from tilescale.ops.all_reduce_rms_norm import algorithm_of, algorithms_of, check_outs, checked, rows_in
 from tilescale.ops.arguments import SUMS, dense
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.kernels import kernel
 from tilescale.ops.layout import delivered, dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
+from tilescale.runtime.ahead import also_needed, is_dry
 
 
 @plain_calls_repeat
@@ -78,13 +80,17 @@ def _made(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     team = team_of(group)
     algorithm = algorithm_of(a, team) if len(a) else None
+    how = a.shape[1], dtype_of(a), bias is not None, residual is not None, eps
+    choice = lambda name: (by_one_kernel, team, *how, name)  # noqa: E731
+    if is_dry():
+        for each in (*map(choice, algorithms_of(a, team)), *whole_tensors.choices("allreduce", a.dtype, team)):
+            also_needed(kernel(*each))
     if algorithm is None:
         y = operator_of("all_reduce").function(a, "sum", group)
         y = y if residual is None else y.add_(residual)
         return torch.nn.functional.layer_norm(y, y.shape[1:], weight, bias, eps), y
     normed, y = (a.new_empty(a.shape) if place is None else place for place in places)
-    has = bias is not None, residual is not None
-    made = kernel(by_one_kernel, team, a.shape[1], dtype_of(a), *has, eps, algorithm)
+    made = kernel(*choice(algorithm))
     added = weight[:1, None] if residual is None else dense(residual)
     shift = weight[:1] if bias is None else dense(bias)
     made(dense(a), added, dense(weight), shift, normed, y)

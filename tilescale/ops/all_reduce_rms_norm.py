@@ -20,10 +20,11 @@ from tilescale.language.norm import ROW_BYTES
 from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_number, check_out, check_tensor, dense
 from tilescale.ops.group import collective, group_name, team_of
-from tilescale.ops.kernels import kernel
+from tilescale.ops.kernels import Choice, kernel
 from tilescale.ops.layout import THREADS, delivered, dtype_of, place_in
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
+from tilescale.runtime.ahead import also_needed, is_dry
 
 TILE = 16384
 """Elements that a block normalises at once; a row may have up to twice as many."""
@@ -33,6 +34,9 @@ LARGEST = 8 << 20
 
 STEP = 512 << 10
 """Bytes that a network moves in the time of a second step, some 1.5 us: the most that a rank sends in one step."""
+
+ALGORITHMS = ONE_SHOT, TWO_SHOT = "one_shot", "two_shot"
+"""Algorithms by which one kernel makes all of it."""
 
 COLUMNS = 1024
 """Columns that the threads of a block load at once."""
@@ -156,14 +160,17 @@ def _made(
     M, N = a.shape
     added = weight[:1, None] if residual is None else dense(residual)  # one that is not read costs nothing
     team, has_residual = team_of(group), residual is not None
-    algorithm = algorithm_of(a, team)
+    algorithm, how = algorithm_of(a, team), (N, dtype_of(a), has_residual, eps)
+    choice = lambda name: (by_one_kernel, team, *how, name, weight_offset)  # noqa: E731
+    if is_dry():
+        for each in (*map(choice, algorithms_of(a, team)), *by_two_kernels(a, has_residual, eps, weight_offset, team)):
+            also_needed(kernel(*each))
     if algorithm is not None:
-        made = kernel(by_one_kernel, team, N, dtype_of(a), has_residual, eps, algorithm, weight_offset)
-        made(dense(a), added, dense(weight), normed, y)
+        kernel(*choice(algorithm))(dense(a), added, dense(weight), normed, y)
         return normed, y
     impl = whole_tensors.algorithm("allreduce", team, a.nbytes)
     normed, y = (x.new_empty(x.shape) if x.data_ptr() == a.data_ptr() else x for x in (normed, y))
-    made = kernel(program, team, N, dtype_of(a), has_residual, eps, impl, weight_offset)
+    made = kernel(program, team, *how, impl, weight_offset)
     made(dense(a), torch.empty_like(normed), added, dense(weight), normed, y)
     return normed, y
 
@@ -173,11 +180,22 @@ def algorithm_of(a: torch.Tensor, team: Team) -> str | None:
     return None if whole_tensors.spans_nodes(team) else _algorithm(a.nbytes, a.shape[1] * a.itemsize, team.size)
 
 
+def by_two_kernels(a: torch.Tensor, has_residual: bool, eps: float, weight_offset: float, team: Team) -> list[Choice]:
+    """Kernels for matrices with more rows, which are summed before they are normalized."""
+    given = a.shape[1], dtype_of(a), has_residual, eps
+    return [(program, team, *given, impl, weight_offset) for impl in whole_tensors.algorithms("allreduce", team)]
+
+
+def algorithms_of(a: torch.Tensor, team: Team) -> tuple[str, ...]:
+    """The algorithms by which one kernel makes all of it from a matrix of any number of rows."""
+    return () if algorithm_of(a[:1], team) is None else ALGORITHMS
+
+
 def _algorithm(nbytes: int, row: int, ranks: int) -> str | None:
     twice = 2 * nbytes * (ranks - 1) // ranks
     if ranks == 1 or row > ROW_BYTES or twice > LARGEST or not whole_tensors.has_stores(current_machine()):
         return None
-    return "one_shot" if nbytes * (ranks - 1) - twice <= STEP else "two_shot"
+    return ONE_SHOT if nbytes * (ranks - 1) - twice <= STEP else TWO_SHOT
 
 
 @_operator.register_fake

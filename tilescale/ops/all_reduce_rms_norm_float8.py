@@ -11,7 +11,7 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import ArgumentError
-from tilescale.ops.all_reduce_rms_norm import algorithm_of, check_outs, checked, rows_in
+from tilescale.ops.all_reduce_rms_norm import algorithm_of, algorithms_of, by_two_kernels, check_outs, checked, rows_in
 from tilescale.ops.arguments import PRODUCTS, dense
 from tilescale.ops.group import collective, group_name, team_of
 from tilescale.ops.kernels import kernel
@@ -20,6 +20,7 @@ from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.rounding import FRACTION
 from tilescale.program.norm import GROUP, LARGEST, LEAST, PACKED, packed_rows, packed_words
+from tilescale.runtime.ahead import also_needed, is_dry
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -135,13 +136,17 @@ def _made(
     if not a.shape[0]:
         return quantized, scales, y, normed
     team, has_residual = team_of(group), residual is not None
-    algorithm = algorithm_of(a, team)
+    options = weight_offset, scaling, power_of_two, return_normed
+    algorithm, how = algorithm_of(a, team), (a.shape[1], dtype_of(a), has_residual, eps)
+    choice = lambda name: (by_one_kernel, team, *how, name, *options)  # noqa: E731
+    if is_dry():
+        for each in (*map(choice, algorithms_of(a, team)), *by_two_kernels(a, has_residual, eps, weight_offset, team)):
+            also_needed(kernel(*each))
     if algorithm is None:
         rows, y = operator_of("all_reduce_rms_norm").function(a, weight, residual, eps, weight_offset, group)
         found = _quantized(rows, scaling, power_of_two, scale)
         return *found, y, rows if return_normed else normed
-    options = has_residual, eps, algorithm, weight_offset, scaling, power_of_two, return_normed
-    made = kernel(by_one_kernel, team, a.shape[1], dtype_of(a), *options)
+    made = kernel(*choice(algorithm))
     added = weight[:1, None] if residual is None else dense(residual)
     rows = normed if return_normed else weight[:1, None]
     found = scales if scale is None else scale.view(1)

@@ -16,14 +16,15 @@ from tilescale.errors import ArgumentError
 from tilescale.ops import strategy
 from tilescale.ops.arguments import MULTIPLE, as_autocast, check_product, dense, operand, unread
 from tilescale.ops.group import collective, group_name, size_of, team_of
-from tilescale.ops.kernels import chosen, kernel
+from tilescale.ops.kernels import Choice, ChosenKernels
 from tilescale.ops.layout import dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
 from tilescale.ops.products import CHUNK, CHUNKS, ROWS, GemmSpec, add_bias, in_parts, multiply, tiling
+from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import product
 from tilescale.ops.workspace import workspace_of
-from tilescale.runtime.kernel import Kernel
+from tilescale.runtime.ahead import is_dry
 
 
 @plain_calls_repeat
@@ -61,7 +62,12 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     """The gathered columns."""
     team, (M, K), N = team_of(group), a.shape, b.shape[1]
     job = strategy.CollectiveGemm("reduce_scatter", M, (N,), K, a.dtype)  # each rank receives as much, and adds nothing
-    if not M or K % MULTIPLE or N % MULTIPLE or not strategy.overlaps(job, team):
+    if K % MULTIPLE or N % MULTIPLE:
+        return operator_of("all_gather")(product(a, b, bias, None), 1, group)
+    if is_dry():
+        how = N, K, dtype_of(a), operand(b)[1], bias is not None
+        prepare(job, (), _kernel, team, *how)
+    if not M or not strategy.overlaps(job, team):
         return operator_of("all_gather")(product(a, b, bias, None), 1, group)
     right, transposed = operand(b)
     (gathered,) = workspace_of(team).symmetric(a.dtype, (team.size, M, N))
@@ -72,10 +78,10 @@ def _operator(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, group
     return result
 
 
-@chosen
-def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Kernel:
+@ChosenKernels
+def _kernel(team: Team, rows: int, N: int, K: int, dtype: str, transposed: bool, biased: bool) -> Choice:
     tiles = in_parts(tiling(rows, 1, N, transposed), rows)
-    return kernel(program, team, GemmSpec(N, K, dtype, tiles, transposed, biased))
+    return program, team, GemmSpec(N, K, dtype, tiles, transposed, biased)
 
 
 @_operator.register_fake

@@ -29,7 +29,7 @@ from tilescale.ops.block_products import block_tiling, multiply_scaled, scale_ti
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, gradients_of_times, of_any_size, spelled
 from tilescale.ops.group import collective, group_name, size_of
-from tilescale.ops.kernels import chosen, kernel
+from tilescale.ops.kernels import Choice, ChosenKernels
 from tilescale.ops.layout import delivered, dtype_of, room_for
 from tilescale.ops.operator import operator
 from tilescale.ops.persistent import turns_of
@@ -41,8 +41,9 @@ from tilescale.ops.products import (
     at_once,
     summed_tiling,
 )
+from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import Scales, summed_product
-from tilescale.runtime.kernel import Kernel
+from tilescale.runtime.ahead import is_dry
 
 
 @plain_calls_repeat
@@ -124,7 +125,11 @@ def _summed(
 ) -> torch.Tensor:
     if not len(a):
         return a.new_empty(0, b.shape[1], dtype=result_type(a))
-    job = strategy.CollectiveGemm("allreduce", -(-len(a) // team.size), (b.shape[1],), a.shape[1], a.dtype)
+    N, K = b.shape[1], a.shape[1]
+    job = strategy.CollectiveGemm("allreduce", -(-len(a) // team.size), (N,), K, a.dtype)
+    if is_dry():
+        how = N, K, (dtype_of(a), dtype_of(b)), operand(b)[1], bias is not None, has_blocks(scales)
+        prepare(job, (result_type(a),), _kernel, team, *how, parts=team.size)
     if not strategy.overlaps(job, team):
         return summed_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team, out)
@@ -149,16 +154,16 @@ def _overlapped(
     return result
 
 
-@chosen
+@ChosenKernels
 def _kernel(
     team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool, blocks: bool
-) -> Kernel:
+) -> Choice:
     tiles, grid = summed_tiling(rows, N, team.size)
     if blocks:
         tiles = block_tiling(rows)
         grid = at_once() if -(-rows // tiles.m) * tiles.columns(N) > at_once() else 0
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1], blocks=blocks)
-    return kernel(program, team, of, grid)
+    return program, team, of, grid
 
 
 @_operator.register_fake

@@ -32,7 +32,7 @@ from tilescale.ops.block_products import block_tiling, multiply_scaled, scale_ti
 from tilescale.ops.dtensors import takes_dtensors
 from tilescale.ops.float8 import Float8, of_any_size, of_gradients, spelled
 from tilescale.ops.group import collective, group_name, size_of
-from tilescale.ops.kernels import chosen, kernel
+from tilescale.ops.kernels import Choice, ChosenKernels
 from tilescale.ops.layout import dtype_of, room_for
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.persistent import turns_of
@@ -54,9 +54,10 @@ from tilescale.ops.products import (
     takes_turns,
     tiling,
 )
+from tilescale.ops.row_counts import prepare
 from tilescale.ops.unfused import Scales, scattered_product
 from tilescale.ops.workspace import workspace_of
-from tilescale.runtime.kernel import Kernel
+from tilescale.runtime.ahead import is_dry
 
 
 @plain_calls_repeat
@@ -131,7 +132,11 @@ def _scattered(
     team: Team,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    job = strategy.CollectiveGemm("reduce_scatter", len(a) // team.size, (b.shape[1],), a.shape[1], a.dtype)
+    N, K = b.shape[1], a.shape[1]
+    job = strategy.CollectiveGemm("reduce_scatter", len(a) // team.size, (N,), K, a.dtype)
+    if is_dry():
+        how = N, K, (dtype_of(a), dtype_of(b)), operand(b)[1], bias is not None, has_blocks(scales)
+        prepare(job, (result_type(a),), _kernel, team, *how)
     if len(a) and not strategy.overlaps(job, team):
         return scattered_product(a, b, bias, scales, team)
     return _overlapped(a, b, bias, scales, team, out)
@@ -162,18 +167,18 @@ def _overlapped(
     return result
 
 
-@chosen
+@ChosenKernels
 def _kernel(
     team: Team, rows: int, N: int, K: int, dtypes: tuple[str, str], transposed: bool, biased: bool, blocks: bool
-) -> Kernel:
+) -> Choice:
     if blocks:
         tiles = in_parts(block_tiling(rows), rows)
-        return kernel(program, team, GemmSpec(N, K, dtypes[0], tiles, True, biased, other=dtypes[1], blocks=True))
+        return program, team, GemmSpec(N, K, dtypes[0], tiles, True, biased, other=dtypes[1], blocks=True)
     tiles = in_parts(tiling(rows, team.size, N, transposed), rows)
     of = GemmSpec(N, K, dtypes[0], tiles, transposed, biased, other=dtypes[1])
     if takes_turns(rows, SCALED_TURNS if of.scaled else SUM_TURNS):
-        return kernel(in_turns, team, concurrent_stores(of), at_once())
-    return kernel(program, team, of)
+        return in_turns, team, concurrent_stores(of), at_once()
+    return program, team, of
 
 
 @_operator.register_fake

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, lru_cache, wraps
+from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
 from typing import Any
 
 from tilescale.comm import Team
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops import repeated
+from tilescale.runtime import ahead
 from tilescale.runtime.compile import compile as compile_program
 from tilescale.runtime.kernel import Kernel
 
@@ -18,10 +19,24 @@ SHAPES = 4096
 """Choices of one operator that are kept, those used last."""
 
 
-def chosen(choose: Callable[..., Kernel]) -> Callable[..., Kernel]:
-    """A function that chooses a kernel by types and shapes: asked once for the same arguments and current machine."""
-    kept = lru_cache(SHAPES)(lambda machine, *given: choose(*given))
-    return wraps(choose)(lambda *given: kept(current_machine(), *given))
+Choice = tuple[Any, ...]
+"""Arguments of `kernel`: a function that builds a program, a team, and what else the program depends on."""
+
+
+class ChosenKernels:
+    """The kernels that a function chooses by types and shapes.
+
+    Attributes:
+        choice: the function.
+    """
+
+    def __init__(self, choice: Callable[..., Choice]):
+        self.choice = choice
+        self._kept = lru_cache(SHAPES)(lambda machine, *given: kernel(*choice(*given)))
+
+    def __call__(self, *given: Any) -> Kernel:
+        """The kernel for these arguments, of which the function is asked once for each current machine."""
+        return self._kept(current_machine(), *given)
 
 
 def kernel(build: Callable[..., Any], team: Team, *given: Any) -> Kernel:
@@ -32,6 +47,14 @@ def kernel(build: Callable[..., Any], team: Team, *given: Any) -> Kernel:
 @cache
 def _kept(build: Callable[..., Any], team: Team, machine: Machine, given: tuple[Any, ...]) -> Kernel:
     return compile_program(build(team.size, *given), machine=machine, team=team, schedule="sequential")
+
+
+def one_of(choice: Callable[[Any], Choice], taken: Any, variants: Iterable[Any]) -> Kernel:
+    """The kernel of a variant, which depends on the size of a call; a dry run adds those of all variants."""
+    if ahead.is_dry():
+        for variant in variants:
+            ahead.also_needed(kernel(*choice(variant)))
+    return kernel(*choice(taken))
 
 
 def local_kernel(build: Callable[..., Any], *given: Any) -> Kernel:

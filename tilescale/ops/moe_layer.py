@@ -26,7 +26,7 @@ from tilescale.ops.expert_programs import LEAST_COLUMNS
 from tilescale.ops.float8 import Float8
 from tilescale.ops.float8_wire import GROUP
 from tilescale.ops.group import collective, group_name, size_of, team_of
-from tilescale.ops.kernels import kernel
+from tilescale.ops.kernels import one_of
 from tilescale.ops.layout import dtype_of, more_rows, new_tensors
 from tilescale.ops.moe_choice import Router
 from tilescale.ops.moe_float8 import check_recipe, float8_layer, scales_of_experts
@@ -235,8 +235,9 @@ def _layer(
         apart=range(SAVED) if keeps else (DROPPED,),
     )
     is_narrow = most * choices <= experts * NARROW_ROWS
-    shape = experts, choices, features, inner, dtype_of(x), dtype_of(numbers), is_narrow, keeps
-    kernel(expert_programs.layer_program, team, *shape)(
+    shape = experts, choices, features, inner, dtype_of(x), dtype_of(numbers)
+    choice = lambda narrow: (expert_programs.layer_program, team, *shape, narrow, keeps)  # noqa: E731
+    one_of(choice, is_narrow, (False, True))(
         *(more_rows(dense(x), most), numbers, shares, dense(gate_up), dense(down)),
         *(in_chosen, in_shares.view(torch.float32), *(words.view(x.dtype) for words in inboxes), counted, *tables),
         *(rows, hidden, active, made, result, sharers(features, UNIT_BYTES // x.itemsize, most)),

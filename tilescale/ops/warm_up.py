@@ -16,7 +16,7 @@ def warm_up(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Compile every TileScale kernel that `run(*args, **kwargs)` needs, over all CPU cores and ranks. Collective.
 
     `run` is called once, dry: operators that have never run return zeros, everything else is computed. So inputs may be
-    zeros of the right shape and type. Row counts do not matter much: other counts of the same class need no compiler.
+    zeros of the right shape and type. Kernels of GEMMs, norms and collectives for other row counts are compiled too.
     Random number generators are left as they were; what else `run` changes stays changed, so give it no optimizer.
 
     Args:

@@ -20,12 +20,15 @@ from tilescale.errors import RankMismatchError
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.arguments import SUMS
-from tilescale.ops.kernels import kernel
-from tilescale.ops.layout import dtype_of
+from tilescale.ops.kernels import Choice, kernel, one_of
+from tilescale.ops.layout import dtype_name, dtype_of
 from tilescale.runtime.kernel import Kernel
 
 BY_STORES = {"allreduce": ("one_shot", "two_shot")}
 """Operation -> its algorithms by stores into peers' memory, where there are several; else it is "direct"."""
+
+LARGEST_BITS = 36
+"""Sizes of tensors are below two to the power of this."""
 
 KEPT = 4096
 """Choices that are kept, those used last."""
@@ -83,13 +86,35 @@ def summed(a: torch.Tensor, team: Team, into: torch.Tensor | None = None, op: st
     compare_counts(a, team)
     result = a if into is None else into
     x, y = _moved(a, a.dtype), _moved(result, a.dtype)
-    kernel(sum_program, team, dtype_of(a), op, algorithm("allreduce", team, a.nbytes))(x, y)
+    dtype, nbytes = dtype_of(a), a.nbytes
+    choice = lambda impl: (sum_program, team, dtype, op, impl)  # noqa: E731
+    one_of(choice, algorithm("allreduce", team, nbytes), algorithms("allreduce", team))(x, y)
     return result
+
+
+def choices(operation: str, moved: torch.dtype, team: Team) -> list[Choice]:
+    """Kernels of "all_gather", "reduce_scatter" or a sum by "allreduce" for tensors of a type and any size."""
+    dtype = dtype_name(moved if moved in SUMS else torch.uint8)
+    if operation == "allreduce":
+        return [(sum_program, team, dtype, "sum", impl) for impl in algorithms(operation, team)]
+    return [(program, team, operation, dtype, impl) for impl in algorithms(operation, team)]
 
 
 def _kernel(operation: str, whole: torch.Tensor, team: Team) -> Kernel:
     """The kernel of a collective; `whole` says how much it moves."""
-    return kernel(program, team, operation, dtype_of(whole), algorithm(operation, team, whole.nbytes))
+    dtype = dtype_of(whole)
+    choice = lambda impl: (program, team, operation, dtype, impl)  # noqa: E731
+    return one_of(choice, algorithm(operation, team, whole.nbytes), algorithms(operation, team))
+
+
+def algorithms(operation: str, team: Team) -> tuple[str | None, ...]:
+    """The algorithms that `algorithm` takes, for any number of bytes."""
+    return _algorithms(current_machine(), operation, team.size)
+
+
+@cache
+def _algorithms(machine: Machine, operation: str, ranks: int) -> tuple[str | None, ...]:
+    return tuple(dict.fromkeys(_algorithm(machine, operation, ranks, 1 << bits) for bits in range(LARGEST_BITS)))
 
 
 def algorithm(operation: str, team: Team, nbytes: int) -> str | None:

@@ -41,12 +41,22 @@ def dry_run() -> Iterator[list[Kernel]]:
         _met = None
 
 
+def is_dry() -> bool:
+    """Whether a dry run is in progress."""
+    return _met is not None
+
+
+def also_needed(kernel: Kernel) -> None:
+    """In a dry run, add a kernel to those that are compiled."""
+    if _met is not None and kernel not in _met:
+        _met.append(kernel)
+
+
 def noted(kernel: Kernel, args: Sequence[Any]) -> bool:
     """Whether a dry run takes this first call of a kernel; one that returns outputs has to run."""
     if _met is None or output_positions(kernel.program, kernel.options.get("out_idx")):
         return False
-    if kernel not in _met:
-        _met.append(kernel)
+    also_needed(kernel)
     for position in written_parameters(kernel.program):
         args[position].detach().zero_()
     return True

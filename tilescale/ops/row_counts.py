@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""Kernels of a GEMM with a collective for all row counts: a few, since programs take the number of rows as an argument.
+
+Rows decide between tile shapes, between persistent grids and one block a tile, and between the overlapped kernel and a
+collective of whole tensors. A dry run of one row count adds the kernels of the others, so that no later count compiles.
+"""
+
+from collections import defaultdict
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from tilescale.comm import Team
+from tilescale.hda import Machine
+from tilescale.hda.current import current_machine
+from tilescale.ops import strategy, whole_tensors
+from tilescale.ops.kernels import SHAPES, Choice, ChosenKernels, kernel
+from tilescale.ops.products import ROWS, TILINGS
+from tilescale.runtime import ahead
+
+STEP = TILINGS[-1].m
+"""Rows at whose multiples a choice of tiles may change: the height of the smallest ones."""
+
+ASKED = 32
+"""Row counts of a kernel, evenly spread, for which the strategy is estimated."""
+
+
+def prepare(
+    job: strategy.CollectiveGemm,
+    moved: tuple[torch.dtype, ...],
+    overlapped: ChosenKernels,
+    team: Team,
+    *how: Any,
+    parts: int = 1,
+) -> None:
+    """Add the kernels of all row counts to those of a dry run.
+
+    Args:
+        job: the GEMM of this call.
+        moved: types of the tensors that a collective of whole tensors moves.
+        overlapped: the kernels by team, rows and `how`.
+        parts: how many shards these rows are.
+    """
+    for choice in _needed(current_machine(), job._replace(rows=0), moved, overlapped, team, how, parts):
+        ahead.also_needed(kernel(*choice))
+
+
+@lru_cache(SHAPES)
+def _needed(
+    machine: Machine,
+    job: strategy.CollectiveGemm,
+    moved: tuple[torch.dtype, ...],
+    overlapped: ChosenKernels,
+    team: Team,
+    how: tuple[Any, ...],
+    parts: int,
+) -> list[Choice]:
+    rows_of: dict[Choice, list[int]] = defaultdict(list)
+    step = max(STEP // parts, 1)
+    for rows in (1, *range(step, ROWS + 1, step)):
+        rows_of[overlapped.choice(team, rows * parts, *how)].append(rows)
+    needed, is_sequential = [], False
+    for choice, rows in rows_of.items():
+        spread = *rows[:: -(-len(rows) // ASKED)], rows[-1]
+        overlaps = [strategy.overlaps(job._replace(rows=count), team) for count in spread]
+        is_sequential |= not all(overlaps)
+        needed += [choice] if any(overlaps) else []
+    if is_sequential:
+        needed += [each for dtype in moved for each in whole_tensors.choices(job.collective, dtype, team)]
+    return needed
