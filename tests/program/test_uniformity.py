@@ -194,6 +194,13 @@ def value_that_differs(N, flags, tx):
     T.signal(flags[0], N[tx], dst=1)  # a value
 
 
+@T.macro
+def loaded_by_each_part(N, flags, tx):
+    if N[3] > 3:
+        with T.Scale("warpgroup"), T.Scale("device"):
+            T.signal(flags[0], dst=1)  # larger
+
+
 @pytest.mark.parametrize(
     ("statements", "level", "line", "found"),
     [
@@ -208,6 +215,7 @@ def value_that_differs(N, flags, tx):
         (what_a_loop_of_the_thread_has_set, "block", "last iteration", "n > 3"),
         (some_warps, "block", "some warps", "the first thread of a block does not pass: warp_rank > 2"),
         (left_early, "block", "left", "in a loop that threads of a block may leave in different iterations"),
+        (loaded_by_each_part, "warp", "larger", "may differ between threads of a warpgroup: N[3] > 3"),
         (value_that_differs, "block", "a value", "an operand that differs between threads of a block: N[tx]"),
     ],
 )
