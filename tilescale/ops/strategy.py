@@ -70,15 +70,16 @@ CUBLAS = TorchGemms(
 )
 """For two-byte types."""
 
-ROWWISE = TorchGemms(((64, 128, 0.55), (128, 128, 1.0)), splits=1, time=0.94)
+ROWWISE = TorchGemms(((64, 128, 0.55), (128, 128, 1.0)), splits=1, time=1.06)
 """For float8 with a scale for each row: up to 128 rows times 3840 x 7680 take 22 us on an H200, the time of one tile
-over all of K. Overlap does not compensate for the library's rate if little is moved for many operations: 10526 rows
-times 20480 x 7168 on two H200 take 2557 us sequentially, 2722 us overlapped."""
+over all of K. The time is that of least error for sequential GEMMs of `benchmarks/results/any_shape.json`. Overlap does
+not compensate for the library's rate if little is moved for many operations: 10526 rows times 20480 x 7168 on two H200
+take 2557 us sequentially, 2722 us overlapped."""
 
 READING = 0.92
 """Bandwidth of a GEMM that reads weights, relative to copies."""
 
-SCALED_RATE = 0.9
+SCALED_RATE = 0.87
 """Rate of our tiles of float8, relative to those of two-byte types: least error of the overlapped GEMMs of
 `benchmarks/results/any_shape.json`."""
 
@@ -176,7 +177,11 @@ def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
         work = replace(work, tile=work.tile + _waits(machine))
     if gathers:
         parts = slices(job.rows, ranks, tiles, max(job.columns), job.row_bytes)
-        return begins + (_through_chunks(work, travel, chunk) if parts == 1 else _through_slices(work, travel, parts))
+        # The fork is the start of the first transfer; scales are another one.
+        first = (job.dtype.itemsize == 1) * travel.queue.startup
+        if parts == 1:
+            return begins + _through_chunks(work, travel, chunk, first)
+        return begins + _through_slices(work, travel, parts, first)
     return begins + reduced(travel, chunk, work, everywhere=False, behind=False)
 
 
@@ -201,19 +206,20 @@ def _summed(machine: Machine, ranks: int, nbytes: int) -> float:
     return min((seconds(machine, wanted, name) for name in TILE_ALGORITHMS if name in able), default=math.inf)
 
 
-def _through_chunks(work: TileWork, travel: RowTransport, chunk: int) -> float:
+def _through_chunks(work: TileWork, travel: RowTransport, chunk: int, first: float) -> float:
     """Seconds until all tiles are done, this rank's rows first and then those of the other ranks, chunk by chunk."""
     chunks = -(-travel.height // chunk)
-    sent = travel.queue.startup + np.cumsum([travel.sending(chunk)] * chunks * (travel.parts - 1))
+    sent = first + np.cumsum([travel.sending(chunk)] * chunks * (travel.parts - 1))
     arrived = np.concatenate([np.zeros(chunks), sent])
     return float(work.done(arrived)[-1])
 
 
-def _through_slices(work: TileWork, travel: RowTransport, slices: int) -> float:
+def _through_slices(work: TileWork, travel: RowTransport, slices: int, first: float) -> float:
     """Seconds where all tiles run at once and iterate over slices of columns as these arrive."""
     each = travel.network.latency + travel.queue.seconds(travel.height * travel.row_bytes // slices, starts=0)
-    last_shard = travel.queue.startup + each * ((travel.parts - 2) * slices + 1 + np.arange(slices))
-    return float(np.max(last_shard + work.tile * (1 - np.arange(slices) / slices)))
+    last_shard = first + each * ((travel.parts - 2) * slices + 1 + np.arange(slices))
+    multiplied = float(np.max(last_shard + work.tile * (1 - np.arange(slices) / slices)))
+    return max(multiplied, work.tiles * work.streamed)
 
 
 def exchanges_as_a_whole(nbytes: int, transposed: int, team: Team) -> bool:
