@@ -223,18 +223,35 @@ def test_a_reduction_without_combination_says_what_to_write():
         tilescale.emulate(program, [values(1, 32)])
 
 
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+def test_a_thread_reduces_elements_of_its_own(op: str):
+    @T.prim_func
+    def program(X: T.Tensor((32, 8), "float32"), Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=32):
+            t = T.get_thread_binding()
+            mine, total = T.alloc_local((8,), "float32"), T.alloc_local((1,), "float32")
+            for i in T.serial(8):
+                mine[i] = X[t, i]
+            T.reduce(mine, total, op, dim=0, clear=True)
+            Y[t] = total[0]
+
+    args = [values(1, 32, 8), blank(32)]
+    tilescale.emulate(program, args)
+    torch.testing.assert_close(args[1], {"sum": args[0].sum(1), "max": args[0].amax(1), "min": args[0].amin(1)}[op])
+
+
 # -- reducers of the first kind ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
-@pytest.mark.parametrize("replication", ["all", "none"])
+@pytest.mark.parametrize("replication", [{"replication": "all"}, {"replication": "none"}, {}], ids=str)
 def test_a_fragment_as_a_reducer_takes_what_all_iterations_add(op, replication):
     begin = {"sum": 0.0, "max": -1e30, "min": 1e30}[op]
 
     @T.prim_func
     def program(X: T.Tensor((16, 24), "float32"), Y: T.Tensor((16,), "float32")):
         with T.Kernel(1, threads=32):
-            result = T.alloc_reducer((16,), "float32", op=op, replication=replication)
+            result = T.alloc_reducer((16,), "float32", op=op, **replication)
             T.fill(result, begin)
             for step in T.serial(3):
                 for i, j in T.Parallel(16, 8):

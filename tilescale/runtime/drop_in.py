@@ -94,7 +94,7 @@ class DropIn(stock.JITKernel):
         Raises:
             UnsupportedError: as `source`.
         """
-        return self.source if kernel_only else self._compiled("the host's text").get_kernel_source(kernel_only=False)
+        return self.source if kernel_only else self._compiled("host text").get_kernel_source(kernel_only=False)
 
     @property
     def kernel_source(self) -> str:
@@ -103,7 +103,7 @@ class DropIn(stock.JITKernel):
 
     def get_host_source(self) -> str:
         """The text of the host's part. Raises UnsupportedError for a kernel that TileLang has not compiled."""
-        return self._compiled("the host's text").get_host_source()
+        return self._compiled("host text").get_host_source()
 
     @property
     def host_source(self) -> str:

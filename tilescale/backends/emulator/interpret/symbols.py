@@ -57,8 +57,6 @@ class Symbols:
         self.held_whole: set[int] = set()
         self._replicated: set[int] = set()
         self._reducers: dict[int, str] = {}
-        # Fragments of `T.alloc_reducer(replication=...)`: iterations of parallel loops add their parts to them.
-        self._accumulators: dict[int, str] = {}
         self.loop_variables: set[ir.Var] = set()
         # Variables that differ between threads of a program.
         self._thread_variables: set[ir.Var] = set()
@@ -101,10 +99,8 @@ class Symbols:
             self._survey_reducers(node.annotations)
 
     def _survey_reducers(self, notes: Mapping[str, Any]) -> None:
-        for data, info in notes.get("reducer_info_v2", {}).items():
-            self._reducers[self.slot(data)] = str(info["op"])
-        for data, info in notes.get("reducer_info", {}).items():
-            self._accumulators[self.slot(data)] = str(info["op"])
+        for name in ("reducer_info", "reducer_info_v2"):
+            self._reducers.update((self.slot(data), str(info["op"])) for data, info in notes.get(name, {}).items())
 
     def differs_between_threads(self, expr: Any) -> bool:
         """Whether the value of an expression may differ between threads of a program."""
@@ -229,8 +225,8 @@ class Symbols:
         return self._reducers[self.slot(buffer.data)]
 
     def accumulates(self, stmt: ir.BufferStore) -> str | None:
-        """The combining operation, if a store adds a part to a fragment that is a reducer."""
-        op = self._accumulators.get(self.slot(stmt.buffer.data))
+        """The combining operation, if a store adds a part to a reducer, as iterations of parallel loops do."""
+        op = self._reducers.get(self.slot(stmt.buffer.data))
         return op if op is not None and isinstance(stmt.value, _COMBINES[op]) else None
 
 

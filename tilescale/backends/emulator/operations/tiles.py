@@ -271,9 +271,9 @@ def _reduce(compiler: Compiler, call: ir.Call) -> Closure:
 def _reduce_private(source: Region, target: Region, kind: str, dim: int, clear: bool, frame: Frame) -> None:
     """A reduction of thread-private buffers, by each thread separately."""
     values, result = source.home.array(frame), target.home.array(frame)
-    for kind, home, buffer in ((READ, source.home, values), (WRITE, target.home, result)):
+    for access, home, buffer in ((READ, source.home, values), (WRITE, target.home, result)):
         for index in np.ndindex(buffer.shape):
-            home.touched_private(frame, kind, buffer, index)
+            home.touched_private(frame, access, buffer, index)
     if values.lead and values.lead != result.lead:
         result.data = np.broadcast_to(result.data, (*values.lead, *result.shape)).copy()
         result.lead = values.lead
