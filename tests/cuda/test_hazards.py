@@ -17,7 +17,7 @@ from tests.cuda.support import bodies, lowered, ptxas, source
 from tests.cuda.test_stages import begun
 from tilescale.backends.tilelang.lowering import hazards, stages
 from tilescale.backends.tilelang.lowering.markers import ExecutingThreads
-from tilescale.backends.tilelang.lowering.order_state import covers
+from tilescale.backends.tilelang.lowering.order_state import apart, covers
 
 N, M = 256, 64
 
@@ -423,3 +423,11 @@ def test_a_bulk_store_is_complete_when_units_synchronize():
 def test_a_barrier_of_some_threads_covers_the_accesses_of_these_alone(begin: int, threads: int, expected: bool):
     assert covers(ExecutingThreads(64, 64), ExecutingThreads(begin, threads)) == expected
     assert not covers(None, ExecutingThreads(begin, threads))
+
+
+@pytest.mark.parametrize(
+    ("begin", "threads", "expected"), [(0, 64, True), (128, 64, True), (0, 65, False), (127, 1, False), (0, 256, False)]
+)
+def test_units_are_apart_without_a_common_thread(begin: int, threads: int, expected: bool):
+    one, other = ExecutingThreads(64, 64), ExecutingThreads(begin, threads)
+    assert apart(one, other) == apart(other, one) == expected

@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 import tilescale.language as T
 from tests.cuda.test_hazards import said, script
 
 N, M = 256, 64
+
+WHILE = ["before the store to X: threads synchronize (read)", "before the load of X: threads synchronize (stored)"]
+"""The barriers between the condition of a `while` and its body, and between the body and the next condition."""
 
 
 @T.prim_func
@@ -40,10 +47,7 @@ def until_stored(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")):
 
 
 def test_the_condition_of_a_while_is_ordered_with_its_body_in_each_iteration():
-    assert said(until_stored) == [
-        "before the store to X: threads synchronize (read)",
-        "before the load of X: threads synchronize (stored)",
-    ]
+    assert said(until_stored) == WHILE
     assert script(until_stored).partition("while ")[2].count("tvm_storage_sync") == 2
 
 
@@ -62,21 +66,28 @@ def test_a_thread_orders_its_condition_with_its_branch_by_itself():
     assert said(under_what_threads_load) == ["before the load of X: threads synchronize (stored)"]
 
 
-@T.prim_func
-def warpgroups_apart(X: T.Tensor((128,), "float32"), Z: T.Tensor((128,), "float32")):
-    with T.Kernel(device=2, block=1, threads=256), T.Scale("block"):
-        ws = T.alloc((128,), "float32", level="l2")
-        with T.Scale("warpgroup") as (w, _):
-            if w == 1:
-                for i in T.Parallel(128):
-                    ws[i] = X[i]
-            if w == 0:
-                for i in T.Parallel(128):
-                    Z[i] = ws[127 - i]
+def warpgroups_apart(first: int, second: int) -> Any:
+    @T.prim_func
+    def program(X: T.Tensor((128,), "float32"), Z: T.Tensor((128,), "float32")):
+        with T.Kernel(device=2, block=1, threads=256), T.Scale("block"):
+            ws, held = T.alloc((128,), "float32", level="l2"), T.alloc((128,), "float32", level="l0")
+            with T.Scale("warpgroup") as (w, _):
+                if w == first:
+                    T.copy(ws, held)
+            with T.Scale("warpgroup") as (w, _):
+                if w == second:
+                    for i in T.Parallel(128):
+                        ws[127 - i] = X[i]
+            with T.Scale("warpgroup") as (w, _):
+                if w == first:
+                    T.copy(held, Z)
+
+    return program
 
 
-def test_statements_of_two_units_are_ordered_by_the_program():
-    assert said(warpgroups_apart) == []
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
+def test_statements_of_two_units_are_ordered_by_the_program(first: int, second: int):
+    assert said(warpgroups_apart(first, second)) == []
 
 
 @T.prim_func
@@ -93,3 +104,140 @@ def signalled_between(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")
 
 def test_threads_synchronize_for_a_signal():
     assert said(signalled_between) == []
+
+
+@T.prim_func
+def stored_by_all_and_by_one(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")):
+    with T.Kernel(device=2, block=1, threads=N), T.Scale("block"):
+        Z[7] = 1.0
+        for i in T.Parallel(N):
+            Z[i] = X[i]
+
+
+def test_a_thread_stores_after_the_store_of_all_threads():
+    """One that is late would store the old value again."""
+    assert said(stored_by_all_and_by_one) == ["before the store to Z: threads synchronize (stored)"]
+
+
+# -- in a loop ---------------------------------------------------------------------------------------------------------
+
+
+def in_a_loop(body: Any) -> Any:
+    @T.prim_func
+    def program(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")):
+        with T.Kernel(device=2, block=1, threads=N), T.Scale("block"):
+            ws = T.alloc((N,), "float32", level="l2")
+            for step in T.serial(4):
+                body(step, X, ws, Z)
+
+    return program
+
+
+@T.macro
+def until_larger(step, X, ws, Z):
+    while X[0] < step:
+        for i in T.Parallel(N):
+            X[N - 1 - i] = X[N - 1 - i] + 1
+
+
+@T.macro
+def in_a_branch_of_some_threads(step, X, ws, Z):
+    mine = T.get_thread_binding()
+    for i in T.Parallel(N):
+        ws[i] = X[i] + step
+    if mine < 10:
+        Z[mine] = ws[N - 1 - mine]
+
+
+@T.macro
+def in_a_loop_of_some_threads(step, X, ws, Z):
+    mine = T.get_thread_binding()
+    for i in T.Parallel(N):
+        ws[i] = X[i] + step
+    for _ in T.serial(mine % 2):
+        Z[mine] = ws[N - 1 - mine]
+
+
+BETWEEN = ["before the store to ws: threads synchronize (read)", "before the load of ws: threads synchronize (stored)"]
+"""The barriers between iterations, and inside one."""
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (until_larger, WHILE),
+        (in_a_branch_of_some_threads, BETWEEN),
+        (in_a_loop_of_some_threads, BETWEEN),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_statements_in_a_loop_are_ordered_as_those_outside(body: Any, expected: list[str]):
+    assert said(in_a_loop(body)) == expected
+
+
+@T.macro
+def read_before_warpgroups(step, X, ws, Z):
+    tile = T.alloc((N,), "float32", level="l1")
+    for i in T.Parallel(N):
+        tile[i] = X[i] + step
+    for i in T.Parallel(N):
+        Z[i] = tile[N - 1 - i]
+    with T.Scale("warpgroup") as (w, _):
+        for i in T.Parallel(N // 2):
+            tile[w * (N // 2) + i] = X[i]
+    T.copy(tile, ws)
+
+
+def test_a_unit_waits_for_what_the_block_has_read_before_it():
+    assert "before the store to tile: threads synchronize (read)" in said(in_a_loop(read_before_warpgroups))
+
+
+@T.macro
+def rows_that_memory_names(step, X, ws, Z):
+    row, begin = T.cast(X[step], "int32"), step * 8
+    for i in T.Parallel(4):
+        ws[row * 32 + begin + i] = Z[i]
+    for i in T.Parallel(4):
+        Z[i] = ws[row * 32 + begin + 4 + i]
+
+
+def test_an_index_that_an_iteration_reads_from_memory_is_another_one_in_the_next():
+    assert said(in_a_loop(rows_that_memory_names)) == ["before the store to ws: threads synchronize (read)"]
+
+
+# -- kinds of access ---------------------------------------------------------------------------------------------------
+
+
+@T.prim_func
+def there_and_back(X: T.Tensor((M, M), "float32"), Z: T.Tensor((M, M), "float32")):
+    with T.Kernel(device=2, block=1, threads=128), T.Scale("block"):
+        ws = T.alloc((M, M), "float32", level="l2")
+        tile = T.alloc((M, M), "float32", level="l1")
+        T.copy(X, tile)
+        T.copy(tile, ws)
+        T.copy(ws, tile)
+        T.copy(tile, Z)
+
+
+def test_a_bulk_load_is_ordered_after_a_store_that_may_be_of_threads():
+    """TileLang decides whether a copy is one in bulk."""
+    assert said(there_and_back) == [
+        "before the load of ws: bulk stores are completed, threads synchronize, bulk copies are ordered (stored)"
+    ]
+
+
+@T.prim_func
+def looked_at(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")):
+    with T.Kernel(device=2, block=1, threads=N), T.Scale("block"):
+        tile = T.alloc((N,), "float32", level="l1")
+        for i in T.Parallel(N):
+            tile[i] = X[i]
+        T.evaluate(T.lds128(tile[0:4]))
+        for i in T.Parallel(N):
+            tile[N - 1 - i] = X[i]
+        T.copy(tile, Z)
+
+
+def test_a_pointer_may_be_followed_to_a_part_of_a_tile():
+    """Then stock TileLang orders the load alone, and not one store with the other."""
+    assert said(looked_at) == ["before the store to tile: threads synchronize (stored)"]

@@ -25,6 +25,7 @@ from tilescale.backends.tilelang.lowering.markers import SYNC, ExecutingThreads,
 from tilescale.backends.tilelang.lowering.order_state import (
     AccessState,
     RequiredOrder,
+    apart,
     completed,
     covers,
     fenced,
@@ -195,7 +196,8 @@ class _Hazards:
         if unit is None:
             body, state = self.block(stmt.body, state, at)
         else:
-            body, state = self.block(stmt.body, state, at.inside(by=unit, unit=at.depth + 1, apart=None, once=None))
+            inner = at.inside(by=unit, apart=None, once=None)
+            body, state = self.block(stmt.body, state, replace(inner, unit=inner.depth))
             state = _left(_outside(state, at), before)
         return (stmt if body is stmt.body else _with_body(stmt, body)), state
 
@@ -342,7 +344,7 @@ class _Hazards:
             is_load = later.bulk and later.access.reads
             self.ordered |= is_load and later.access.root in self.stored and not self.phase.graph.is_stock
             for earlier in state.values():
-                if at.apart is not None and earlier.depth >= at.apart or _apart(earlier.by, later.by):
+                if at.apart is not None and earlier.depth >= at.apart or apart(earlier.by, later.by):
                     continue
                 if later.is_shared and not self._is_ours_to_order(earlier, later, at):
                     continue
@@ -417,11 +419,6 @@ def _executing(call: ir.Call) -> ExecutingThreads | None:
         return None
     begin, threads = map(ir.integer, call.args)
     return ExecutingThreads(begin, threads)
-
-
-def _apart(a: ExecutingThreads, b: ExecutingThreads) -> bool:
-    """Whether two units have no thread in common: then the program orders them."""
-    return a.begin + a.threads <= b.begin or b.begin + b.threads <= a.begin
 
 
 def _outside(state: AccessState, at: _StatementContext) -> AccessState:

@@ -53,6 +53,11 @@ def covers(done: ExecutingThreads | None, by: ExecutingThreads) -> bool:
     return done is not None and done.begin <= by.begin and by.begin + by.threads <= done.begin + done.threads
 
 
+def apart(a: ExecutingThreads, b: ExecutingThreads) -> bool:
+    """Whether two units have no thread in common: then the program orders them."""
+    return a.begin + a.threads <= b.begin or b.begin + b.threads <= a.begin
+
+
 def synced(state: AccessState, by: ExecutingThreads) -> AccessState:
     """A state after a barrier of some threads."""
     return {k: replace(t, synced=by) if covers(by, t.by) else t for k, t in state.items()}

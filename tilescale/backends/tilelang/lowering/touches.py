@@ -148,12 +148,12 @@ class MemoryAccess:
 def _spelled(expr: Any, bound: Mapping[ir.Var, Any]) -> Any:
     """An expression with bound names expanded; None if a name is read from memory, or the result is too long."""
     for _ in range(_DEEPEST):
-        used = ir.variables(expr) & bound.keys()
-        if not used:
-            return expr
-        if any(bound[var] is None for var in used):
+        values = {var: bound[var] for var in ir.variables(expr) & bound.keys()}
+        if any(value is None for value in values.values()):
             return None
-        expr = ir.substitute(expr, {var: bound[var] for var in used})
+        if not values:
+            return expr
+        expr = ir.substitute(expr, values)
     return None
 
 
@@ -192,11 +192,12 @@ class AccessCollector:
 
     def _by_any_thread(self, access: Access, inside: BoundVariables) -> tuple[Access, BoundVariables]:
         """An access with fresh thread indices: other threads make it at the same time with other values."""
-        used = {v for part in (access.begins or (), access.extents or ()) for n in part for v in ir.variables(n)}
+        parts = access.begins or (), access.extents or ()
+        used = {v for part in parts for n in part for v in ir.variables(n)}
         own = {v: ir.Var(v.name, str(v.dtype)) for v in used & self.known.threads.keys()}
-        if not own or access.begins is None or access.extents is None:
+        if not own:
             return access, inside
-        begins, extents = (tuple(ir.substitute(n, own) for n in part) for part in (access.begins, access.extents))
+        begins, extents = (tuple(ir.substitute(n, own) for n in part) for part in parts)
         zero = ir.IntImm("int32", 0)
         ranges = {new: (zero, ir.IntImm("int32", self.known.threads[v])) for v, new in own.items()}
         running = replace(inside, ranges={**inside.ranges, **ranges}, names={*inside.names, *own.values()})
@@ -299,7 +300,7 @@ def _simplified(stmt: ir.Stmt) -> ir.Stmt:
 def _is_whole(access: Access, inside: BoundVariables) -> bool:
     """Whether an access covers every element: each index runs over its dimension by a loop of its own."""
     if access.begins is None or access.extents is None:
-        return True
+        return False
     loops: list[ir.Var] = []
     for begin, extent, size in zip(access.begins, access.extents, access.buffer.shape, strict=True):
         if ir.proves(ir.EQ(extent, size), {}):
