@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import tilescale.language as T
-from tests.cuda.test_hazards import said, script
+from tests.cuda.test_hazards import by_a_copy, by_others, reversed_rows, said, script
+from tests.cuda.test_stages import begun
+from tilescale.backends.tilelang.lowering import hazards, stages
 
 N, M = 256, 64
 
@@ -104,6 +106,27 @@ def signalled_between(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "float32")
 
 def test_threads_synchronize_for_a_signal():
     assert said(signalled_between) == []
+
+
+@T.prim_func
+def in_clusters(X: T.Tensor((4, N), "float32"), Z: T.Tensor((4, N), "float32")):
+    with T.Kernel(cta_cluster=2, block=4, threads=N) as b, T.Scale("block"):
+        for i in T.Parallel(N):
+            X[b, i] = 1
+        T.barrier()
+        for i in T.Parallel(N):
+            Z[b, i] = X[b, N - 1 - i]
+
+
+def test_threads_synchronize_for_a_barrier_of_their_cluster():
+    assert said(in_clusters) == []
+
+
+@pytest.mark.parametrize(("statement", "ordered"), [(by_others, False), (by_a_copy, True)])
+def test_a_producer_may_not_load_ahead_in_bulk_what_threads_store(statement: Any, ordered: bool):
+    """Loads by threads stay where they are."""
+    phase = stages.devices(begun(reversed_rows(statement)), None)
+    assert hazards.lower(phase).ordered == ordered
 
 
 @T.prim_func
