@@ -6,8 +6,8 @@
     python benchmarks/upstream_examples.py ~/tilelang --table      # write the table of all results so far
 
 The first argument is a checkout of TileLang's repository. Each file of tests runs in a separate process, see
-`upstream_pretence.py`. Results are added to those of earlier runs, in benchmarks/results/upstream_examples.json; the
-table is docs/upstream.md.
+`upstream_pretence.py`. Results are added to those of earlier runs, in benchmarks/results/upstream_examples.json. The
+tables are in docs/compatibility.md, docs/upstream.md and docs/notes/upstream-tests.md.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "upstream_examples.json"
-PAGE = ROOT / "docs" / "upstream.md"
 FOLDERS = ("examples", *(f"testing/python/{name}" for name in (
     "language", "kernel", "issue", "tilelibrary", "math", "fastmath", "cuda", "")))  # fmt: skip
 """Folders of tests; tests of programs first, before those of TileLang's passes, caches and tools."""
@@ -36,8 +36,6 @@ FILE_TESTS = 4
 LEFT_OUT = ("examples/amd", "examples/aws", *(f"testing/python/{name}/" for name in (
     "amd", "cpu", "llvm", "metal", "webgpu")))  # fmt: skip
 """Tests of other back ends."""
-
-BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
 
 
 def files(checkout: Path, only: str) -> Iterator[Path]:
@@ -74,79 +72,114 @@ def run(path: Path, checkout: Path, arch: str, seconds: int) -> list[dict[str, A
 def kept(results: dict[str, Any], record: dict[str, Any]) -> None:
     """Put a test's result in place of its last one."""
     row = results["tests"][record["test"]] = {key: record[key] for key in ("outcome", "seconds")}
-    if detail := record["detail"].strip().splitlines()[:3]:
-        row["detail"] = detail
+    if detail := record["detail"].strip():
+        row["detail"] = detail.splitlines()[0][:200]
     if texts := Counter(text["text"] for text in record["texts"]):
         row["texts"] = dict(texts)
     if unequal := [text for text in record["texts"] if text["text"] != "equal"]:
         row["not equal"] = [{key: text[key] for key in ("kernel", "text", "error") if key in text} for text in unequal]
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- the tables --------------------------------------------------------------------------------------------------------
+
+REASONS = (
+    (r"Skipped: Requires CUDA compute", "for a GPU of another compute capability"),
+    (r"Skipped", "left out by the test itself"),
+    (r".*DID NOT RAISE", "an error of TileLang's lowering: of a plain program, text alone meets it"),
+    (r"(RaceError|OutOfBoundsError)", "races and accesses out of bounds that the emulator reports"),
+    (r"UnsupportedError.*(TileLang has not compiled|executable)", "the host's text: nothing is compiled without a GPU"),
+    (r"UnsupportedError|NoDataError", "not emulated"),
+    (r"TooLong", "not ended in time"),
+    (r"ModuleNotFoundError|ImportError|OSError", "another library"),
+    (r".*(Auto-tuning failed|not compiled with CUDA|device_type mismatch|cuda device|CUDA generator|torch.cpu|is int$)",
+     "memory, streams or times of a GPU"),
+    (r"AttributeError|KeyError", "attributes of TileLang's kernels that ours lack"),
+    (r"(Failed|Assertion|Value|Usage)", "another error, text or value than the test expects"),
+)  # fmt: skip
+"""Beginnings of details of tests that are not right, and the class of each."""
 
 
-def table(results: dict[str, Any]) -> str:
-    """Format the results as Markdown: tests of examples one by one, other tests by file."""
-    tests = results["tests"]
-    examples = {name: row for name, row in tests.items() if not name.startswith("testing/")}
-    lines = [
-        _summary(tests),
-        "",
-        "| example | test | kernels | CUDA text | emulated | s |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, row in sorted(examples.items()):
-        folder, test, texts = name.split("/")[1], name.partition("::")[2].removeprefix("test_"), row.get("texts", {})
-        lines.append(
-            f"| {folder} | {test} | {sum(texts.values()) or ''} | {_texts(texts)} | {_outcome(row)} | {_seconds(row)} |"
-        )
-    others: dict[str, list[dict[str, Any]]] = {}
+def reason(row: Mapping[str, Any]) -> str:
+    """The class of a test that is not right."""
+    if row["outcome"] == "not begun":
+        return "not begun when the file reached its limit"
+    return next((name for pattern, name in REASONS if re.match(pattern, row.get("detail", ""))), "other errors")
+
+
+def examples_table(tests: Mapping[str, Any]) -> str:
+    """Format the results of examples as Markdown, test by test."""
+    lines = ["| example | test | kernels | CUDA text | emulated | s |", "|---|---|---|---|---|---|"]
+    for name, row in sorted(tests.items()):
+        if name.startswith("examples/"):
+            folder, test, texts = name.split("/")[1], name.partition("::")[2], row.get("texts", {})
+            cells = folder, test.removeprefix("test_"), str(sum(texts.values()) or ""), _texts(texts), _outcome(row)
+            lines.append(f"| {' | '.join(cells)} | {row['seconds']:.0f} |")
+    return "\n".join(lines)
+
+
+def tests_table(tests: Mapping[str, Any]) -> str:
+    """Format the results of TileLang's own tests as Markdown, file by file."""
+    files: dict[str, list[Mapping[str, Any]]] = {}
     for name, row in sorted(tests.items()):
         if name.startswith("testing/"):
-            others.setdefault(name.partition("::")[0].removeprefix("testing/python/"), []).append(row)
-    if others:
-        lines += ["", "| file of tests | tests | CUDA text | emulated |", "|---|---|---|---|"]
-    for name, rows in others.items():
+            files.setdefault(name.partition("::")[0].removeprefix("testing/python/"), []).append(row)
+    lines = ["| file of tests | tests | CUDA text | emulated | s |", "|---|---|---|---|---|"]
+    for name, rows in files.items():
         texts = sum((Counter(row.get("texts", {})) for row in rows), Counter())
-        outcomes = Counter(_outcome(row) for row in rows)
-        said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()) if outcome)
-        lines.append(f"| {name} | {len(rows)} | {_texts(texts)} | {said} |")
-    return "\n".join(lines) + "\n"
+        said = _counts(Counter(map(_outcome, rows)))
+        lines.append(f"| {name} | {len(rows)} | {_texts(texts)} | {said} | {sum(row['seconds'] for row in rows):.0f} |")
+    return "\n".join(lines)
 
 
-def _summary(tests: dict[str, Any]) -> str:
-    texts = sum((Counter(row.get("texts", {})) for row in tests.values()), Counter())
-    outcomes = Counter(row["outcome"] for row in tests.values() if "outcome" in row)
-    found = ", ".join(f"{count} {_WORDS.get(outcome, outcome)}" for outcome, count in outcomes.most_common())
-    return f"Texts of kernels: {_counts(texts)}. Tests on the emulator: {found}."
+def summary_table(tests: Mapping[str, Any]) -> str:
+    """Format the number of tests by result, and of texts of kernels, as Markdown."""
+    sides = [[row for name, row in tests.items() if name.startswith(side)] for side in ("examples/", "testing/")]
+    results = [Counter(map(_class, rows)) for rows in sides]
+    texts = [sum((Counter(row.get("texts", {})) for row in rows), Counter()) for rows in sides]
+    lines = ["| | of examples | of tests |", "|---|---|---|"]
+    for head, (one, other) in (("result", results), ("CUDA text of a kernel", texts)):
+        for word, _ in (one + other).most_common():
+            lines.append(f"| {head}: {word} | {one[word] or ''} | {other[word] or ''} |")
+    return "\n".join(lines)
 
 
-_WORDS = {"passed": "right", "too long": "not ended in time", "skipped": "left out by the test"}
+def _class(row: Mapping[str, Any]) -> str:
+    return "right" if row["outcome"] == "passed" else reason(row)
 
 
-def _counts(texts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {word}" for word, count in sorted(texts.items()))
+def _counts(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in sorted(numbers.items()))
 
 
 def _texts(texts: Mapping[str, int]) -> str:
     return "equal" if set(texts) == {"equal"} else _counts(texts)
 
 
-def _outcome(row: dict[str, Any]) -> str:
-    outcome = row.get("outcome", "")
-    if outcome == "failed":
-        return next(iter(row["detail"]), "").partition(":")[0]
-    return _WORDS.get(outcome, outcome)
+def _outcome(row: Mapping[str, Any]) -> str:
+    words = {"passed": "right", "too long": "not ended in time", "skipped": "left out"}
+    if row["outcome"] == "failed":
+        return row["detail"].partition(":")[0]
+    return words.get(row["outcome"], row["outcome"])
 
 
-def _seconds(row: dict[str, Any]) -> str:
-    return f"{row['seconds']:.0f}" if "seconds" in row else ""
+PAGES = {
+    "docs/compatibility.md": {"upstream": summary_table},
+    "docs/upstream.md": {"results": examples_table},
+    "docs/notes/upstream-tests.md": {"tests": tests_table},
+}
+"""Pages, and their tables."""
 
 
-def write_page(results: dict[str, Any]) -> None:
-    """Write the table into the page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table(results) + END + rest.partition(END)[2], encoding="utf-8")
+def pages(tests: Mapping[str, Any]) -> dict[Path, str]:
+    """The pages with the tables of results."""
+    made: dict[Path, str] = {}
+    for name, tables in PAGES.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for mark, table in tables.items():
+            pattern = rf"<!-- {mark} -->\n\n(\|[^\n]*\n)*"
+            text = re.sub(pattern, lambda _, m=mark, t=table: f"<!-- {m} -->\n\n{t(tests)}\n", text)
+        made[ROOT / name] = text
+    return made
 
 
 def main() -> None:
@@ -158,7 +191,7 @@ def main() -> None:
     parser.add_argument("--arch", default="9.0", help="compute capability that tests find")
     parser.add_argument("--seconds", type=int, default=40, help="limit of the CPU time of one test")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="only write docs/upstream.md")
+    parser.add_argument("--table", action="store_true", help="only write the tables of the pages")
     given = parser.parse_args()
     results = json.loads(given.out.read_text()) if given.out.exists() else {"files": [], "tests": {}}
     for path in () if given.table else files(given.checkout, given.only):
@@ -170,7 +203,8 @@ def main() -> None:
         results["files"] = sorted({*results["files"], name})
         given.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     if given.table:
-        write_page(results)
+        for page, text in pages(results["tests"]).items():
+            page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 EXAMPLE = '''
+import pytest
 import tilelang
 import tilelang.language as T
 import torch
@@ -25,6 +26,10 @@ def doubled(n):
 def test_doubled():
     x = torch.randn(64, device="cuda")
     assert torch.equal(doubled(64)(x), 2 * x)
+
+@pytest.mark.skip("not here")
+def test_skipped():
+    pass
 
 def test_wrong():
     assert torch.equal(doubled(32)(torch.ones(32).cuda()), torch.ones(32).cuda())
@@ -51,7 +56,15 @@ def test_an_example_is_run_and_its_text_compared(tmp_path: Path):
     right, wrong = (results["tests"][f"examples/double/test_double.py::test_{name}"] for name in ("doubled", "wrong"))
     assert right["texts"] == wrong["texts"] == {"equal": 1}
     assert (right["outcome"], wrong["outcome"]) == ("passed", "failed")
-    lines = examples.table(results).splitlines()
-    assert lines[0] == "Texts of kernels: 2 equal. Tests on the emulator: 1 right, 1 failed."
-    assert lines[4].startswith("| double | doubled | 1 | equal | right | ")
-    assert lines[5].startswith("| double | wrong | 1 | equal | AssertionError | ")
+    skipped = results["tests"]["examples/double/test_double.py::test_skipped"]
+    assert examples.reason(skipped) == "left out by the test itself"
+    lines = examples.examples_table(results["tests"]).splitlines()
+    assert lines[2].startswith("| double | doubled | 1 | equal | right | ")
+    assert lines[-1].startswith("| double | wrong | 1 | equal | AssertionError | ")
+    assert "| result: right | 1 |  |" in examples.summary_table(results["tests"]).splitlines()
+
+
+def test_the_pages_have_the_results():
+    examples = script()
+    tests = json.loads(examples.RESULTS.read_text(encoding="utf-8"))["tests"]
+    assert all(page.read_text(encoding="utf-8") == text for page, text in examples.pages(tests).items())

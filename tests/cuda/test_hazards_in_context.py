@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tilescale.language as T
+from tests.cuda.ordered_programs import PROGRAMS
 from tests.cuda.test_hazards import by_a_copy, by_others, reversed_rows, said, script
 from tests.cuda.test_stages import begun
 from tilescale.backends.tilelang.lowering import hazards, stages
@@ -140,6 +141,11 @@ def stored_by_all_and_by_one(X: T.Tensor((N,), "float32"), Z: T.Tensor((N,), "fl
 def test_a_thread_stores_after_the_store_of_all_threads():
     """One that is late would store the old value again."""
     assert said(stored_by_all_and_by_one) == ["before the store to Z: threads synchronize (stored)"]
+
+
+def test_statements_of_few_threads_are_ordered_with_each_other():
+    """Stock TileLang would have the second barrier inside of a branch."""
+    assert said(PROGRAMS["loaded_by_few"]()) == ["before the store to tile: threads synchronize (stored)"] * 2
 
 
 # -- in a loop ---------------------------------------------------------------------------------------------------------
