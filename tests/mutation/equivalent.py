@@ -5,6 +5,7 @@ _NEWS = "what is known already is added again, with the same values"
 _MORE = "more accesses are recorded, of memory without races"
 _AT_ONCE = "only another time of the clock itself decides otherwise"
 _BOUND = "a bound is added that holds already"
+_BEFORE = "an access before a loop has none of its names"
 _POLL = "only the time between two polls differs"
 
 EQUIVALENT: dict[str, dict[str, str]] = {
@@ -23,6 +24,9 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "not (home.guarded or self._is_shared(home, clock)) or array.size == 0 -> "
         "(not (home.guarded or self._is_shared(home, clock)) and array.size == 0)": _MORE,
         "self._table.keep(shadow.cells for shadow in self._memory) -> pass": "the table of states only grows",
+    },
+    "tilescale/backends/tilelang/lowering/hazards.py": {
+        "t.depth > at.depth -> t.depth >= at.depth": _BEFORE,
     },
     "tilescale/backends/tilelang/lowering/thread_maps.py": {
         "bool(buffer.scope() == ir.VARIABLE) -> True": "a barrier separates loads of an index from its change",

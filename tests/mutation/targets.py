@@ -55,6 +55,7 @@ def _header(name: str) -> Target:
 
 def _order(name: str, *nearest: str) -> Target:
     near = *nearest, "test_thread_maps", "test_held_elements", "test_elements_in_order", "test_hazards"
+    near = *near, "test_hazards_in_context"
     tests = tuple(f"tests/cuda/{test}.py" for test in near)
     return Target("order within a block", f"tilescale/backends/tilelang/lowering/{name}.py", tests)
 
