@@ -14,6 +14,7 @@ from tilescale.errors import TileScaleError, UnsupportedError
 from tilescale.hda import Machine
 from tilescale.program.model import Program
 from tilescale.program.operations import Collective
+from tilescale.timing.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Executable:
             and returns False for others.
         synchronize: waits until every call has ended, and raises its error.
         reset: collective, makes it run again after a call that failed on the device.
+        timeline: the last launch, as its blocks recorded it; None where they cannot.
         stock: TileLang's own kernel, if it has compiled the program.
         simulated_s: where calls are emulated, the simulated seconds of a call with arguments like these, which are not
             changed.
@@ -68,6 +70,7 @@ class Executable:
     again: Callable[[tuple[Any, ...]], bool] = lambda values: False
     synchronize: Callable[[], None] = lambda: None
     reset: Callable[[], None] = lambda: None
+    timeline: Callable[[], Timeline] | None = None
     stock: Any = None
     simulated_s: Callable[[list[Any]], float] | None = None
 

@@ -16,6 +16,7 @@ from typing import Any
 from tilelang_core import ir
 from tilescale.errors import Location
 from tilescale.program.layout import Layout
+from tilescale.program.ops import MOMENTS
 
 
 def location(stmt: ir.Stmt, what: str = "") -> Location | None:
@@ -170,6 +171,12 @@ class Program:
     parameters: tuple[Parameter, ...]
     body: Part
     is_hierarchical: bool
+
+    @property
+    def moments(self) -> int:
+        """Moments of waits and signals that each block records."""
+        attrs = self.func.attrs
+        return int(attrs[MOMENTS]) if attrs and MOMENTS in attrs else 0
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:

@@ -38,6 +38,12 @@ IN_ORDER = "tilescale.in_order"
 MACHINE = "tilescale.machine"
 """Launch annotation: digest of the machine that the program was traced for."""
 
+MOMENTS = "tilescale.moments"
+"""Attribute of a function whose waits and signals record when they begin and end: how many of them a block keeps."""
+
+MOST_MOMENTS = 256
+"""Moments that a block keeps where a timeline is wanted."""
+
 RANK = register_op("tilescale.rank", pure=True)
 """rank(level) -> int32: which of its siblings the executing unit (or the unit around it) is."""
 VIEW = register_op("tilescale.view")

@@ -40,6 +40,7 @@ def compile(  # noqa: A001 - TileLang's name
     schedule: str | Schedule | Chooser = "overlap",
     wait_s: float | None = None,
     team: Team | None = None,
+    timeline: bool = False,
 ) -> Kernel:
     """Bind a traced function to a machine.
 
@@ -52,6 +53,8 @@ def compile(  # noqa: A001 - TileLang's name
             wait for each other tile by tile. Or an edited `Kernel.moves` of the same program. Or
             `tilescale.measured`, which measures the best few.
         wait_s: longest time in seconds that a wait for another device takes; None takes TILESCALE_WAIT_S (30 if unset).
+        timeline: whether blocks on GPUs record when their waits and signals begin and end, for `Kernel.timeline`. This
+            takes some time itself.
         team: the ranks whose devices it runs on, each of which calls it; None for all ranks of the job.
         out_idx: positions of parameters that a call allocates and returns.
         target: a compilation target as `tilelang.compile` takes it; None follows the machine.
@@ -73,13 +76,17 @@ def compile(  # noqa: A001 - TileLang's name
             f"schedule={schedule!r}: there is {', '.join(SCHEDULES)}, tilescale.measured, or a tilescale.Schedule",
             hint="leave schedule out",
         )
-    _check_options(wait_s=wait_s, team=team, out_idx=out_idx, pass_configs=pass_configs, compile_flags=compile_flags)
+    _check_options(
+        wait_s=wait_s, team=team, timeline=timeline, out_idx=out_idx, pass_configs=pass_configs,
+        compile_flags=compile_flags,
+    )  # fmt: skip
     if wait_s is not None and not (math.isfinite(wait_s) and wait_s > 0):
         raise UsageError(f"wait_s={wait_s}", hint="give a number of seconds above 0, or leave it out")
     _check_target(target)
     options = {
         "wait_s": wait_s,
         "team": team,
+        "timeline": timeline,
         "out_idx": out_idx,
         "execution_backend": execution_backend,
         "target": target,
@@ -95,6 +102,7 @@ def compile(  # noqa: A001 - TileLang's name
 _OPTIONS: dict[str, tuple[str, tuple[type, ...]]] = {
     "wait_s": ("a number of seconds", (int, float)),
     "team": ("a tilescale.comm.Team", (Team,)),
+    "timeline": ("True or False", (bool,)),
     "out_idx": ("a position, or a list of them", (int, list, tuple)),
     "pass_configs": ("a dictionary of TileLang's pass settings", (dict,)),
     "compile_flags": ("a flag, or a list of them", (str, list, tuple)),

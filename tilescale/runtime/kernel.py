@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from html import escape
 from operator import itemgetter
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import ir
@@ -18,7 +19,7 @@ from tilescale.comm.agreement import Facts, agree
 from tilescale.comm.heap.group import HeapGroup
 from tilescale.comm.refusal import refuse
 from tilescale.comm.team import run_in_call
-from tilescale.errors import ArgumentError, LaunchError, UnsupportedError
+from tilescale.errors import ArgumentError, LaunchError, UnsupportedError, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_count
 from tilescale.passes.faults import faults_told
@@ -33,26 +34,22 @@ from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import name_of, structure
 from tilescale.program.arguments import check_device, check_present, check_writable, count_writes, readable, scalar
 from tilescale.program.model import Program
+from tilescale.program.ops import MOMENTS, MOST_MOMENTS
 from tilescale.program.pointers import follows_addresses
 from tilescale.program.source import source_of
 from tilescale.runtime.ahead import noted
+from tilescale.runtime.displayed import DisplayedText
 from tilescale.runtime.drop_in import DropIn
 from tilescale.runtime.outputs import KernelOutputs, output_positions, place_arguments
 from tilescale.runtime.placement import local_tensor
 from tilescale.runtime.schedule_text import describe
 from tilescale.runtime.symmetry import reached_by_peers, warn_of_plain_tensors
+from tilescale.timing.draw.trace import written
 
 if TYPE_CHECKING:
     import torch
 
-
-class DisplayedText(str):
-    """A string that prompts and notebooks show as its lines, not quoted with "\\n" between them."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
+    from tilescale.timing.timeline import Timeline
 
 
 class Kernel(DropIn):
@@ -74,7 +71,9 @@ class Kernel(DropIn):
         self.options = options
         self.report: Any = None
         self._has_warned = False  # of tensors that GPUs need in symmetric memory
-        self._written, self._asked = for_machine(func, machine), schedule
+        written = for_machine(func, machine)
+        self._written = written.with_attr(MOMENTS, MOST_MOMENTS) if options.get("timeline") else written
+        self._asked = schedule
         if isinstance(schedule, Schedule) or schedule == "persistent":
             self._scheduled  # noqa: B018 - raises if the program has no such schedule
         self._known: dict[tuple[str, backends.Target], backends.Lowered] = {}
@@ -181,6 +180,16 @@ class Kernel(DropIn):
             RankFailedError: another rank of the job failed.
         """
         self._executable.synchronize()
+
+    def timeline(self, path: str | PathLike[str] | None = None) -> Timeline:
+        """The waits and signals of each block, in the last launch on this rank's GPU, and what it did in between.
+
+        Needs `timeline=True`. A path gets a trace for Perfetto. Raises as `synchronize`, and a UsageError without one.
+        """
+        made = self._executable.timeline
+        if made is None or not self.program.moments:
+            raise UsageError("no timeline was recorded", hint="compile with timeline=True, and run it on GPUs")
+        return written(made(), path)
 
     def reset(self) -> None:
         """Collective: make the kernel run again after an error that `synchronize` or a later call raised.

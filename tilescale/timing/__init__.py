@@ -8,6 +8,7 @@
     replay.py       the simulation; sharing.py has its events and resources, grids.py the programs of a launch
     live.py         a task that runs, and the places where tasks publish and wait
     lockstep.py     units that do the same are simulated once; no_gc.py keeps the others fast too
+    moments.py      timelines of launches on GPUs, from what their blocks record
     timeline.py     the result: spans, utilisation, roofline, critical path, waits
     plans.py        costs of the collectives of a launch
     draw/           timelines as text, pictures and traces

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from tilelang_core import compile as stock
@@ -126,7 +126,7 @@ class PlainLowered:
 
     def compilations(self, options: dict[str, Any]) -> list[stock.KernelCompilation]:
         """Its only kernel."""
-        given = {k: v for k, v in options.items() if v is not None and k != "wait_s"}
+        given = {k: v for k, v in options.items() if v is not None and k not in ("wait_s", "timeline")}
         return [stock.KernelCompilation(self.program.func, options=given)]
 
     def build(self, options: dict[str, Any]) -> Executable:
@@ -199,6 +199,8 @@ class DeviceLowered:
 
         Raises UntrustedCacheError, and as `DeviceProgram`.
         """
+        from tilescale.backends.cuda.running.moments import timeline
+
         own = self._begun(options).build()
         self._unbuilt.clear()
         return Executable(
@@ -208,6 +210,7 @@ class DeviceLowered:
             again=own.again,
             synchronize=own.synchronize,
             reset=own.reset,
+            timeline=partial(timeline, own),
         )
 
 

@@ -35,6 +35,13 @@ def trace(timeline: Timeline, path: str | PathLike[str]) -> None:
         json.dump(document, file, separators=(",", ":"))
 
 
+def written(timeline: Timeline, path: str | PathLike[str] | None) -> Timeline:
+    """The timeline, after `trace` of it where there is a path."""
+    if path is not None:
+        trace(timeline, path)
+    return timeline
+
+
 def events(timeline: Timeline) -> Iterator[Event]:
     """The events of a timeline, names of units and engines first."""
     threads = tracks(timeline.spans)

@@ -17,6 +17,7 @@ stream_memory.py queue_watch.py         memory operations of streams without an 
 control.py                              loops and branches around phases
 wait_guard.py                           protection from hangs, with:
 timeouts.py diagnosis.py                failed waits, and the errors about them
+moments.py                              when waits and signals began and ended
 barrier_kernel.py stream_order.py       all ranks synchronize; order on streams, waiting for the device
 driver.py streams.py                    calls of the CUDA driver; streams that are not shared
 ahead.py                                kernels known before a program is built: compiled in parallel

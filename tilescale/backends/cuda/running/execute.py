@@ -20,6 +20,7 @@ from tilescale.backends.cuda.running.concurrent_grids import concurrent_grids_st
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
 from tilescale.backends.cuda.running.grids import grid_step
 from tilescale.backends.cuda.running.memory import ProgramMemory
+from tilescale.backends.cuda.running.moments import kept
 from tilescale.backends.cuda.running.peer_group import PeerGroup, own_addresses, sizes_of
 from tilescale.backends.cuda.running.phases import host_step
 from tilescale.backends.cuda.running.plans import Bind, CallPlan, CallPlans, standing_for
@@ -54,7 +55,7 @@ from tilescale.program.model import Control, Launch, Part, location
 from tilescale.program.model import Sequence as Parts
 from tilescale.settings import settings
 
-OWN_OPTIONS = ("out_idx", "wait_s", "team")
+OWN_OPTIONS = ("out_idx", "wait_s", "team", "timeline")
 """Options of a kernel that TileLang's compiler does not have."""
 
 
@@ -158,7 +159,8 @@ class DeviceProgram:
     def guard(self) -> WaitGuard:
         """The bounds of its waits. Collective at its first use."""
         heap = self.heap if self.is_alone else self.peer_group.heap
-        return WaitGuard(self.program.name, self.world, heap, self._limit_ns, self.sites, self.compile, self.team)
+        made = self.program.name, self.world, heap, self._limit_ns, self.sites, self.compile, self.team
+        return WaitGuard(*made, kept(self))
 
     def _build(self) -> None:
         self._plans.clear()

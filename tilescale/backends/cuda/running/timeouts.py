@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 HEAD, ROW = 8, 8
-"""Words of the head (stop, address of the host's word, slot, stride, ranks, rank) and of a row."""
+"""Words of the head (stop, address of the host's word, slot, stride, ranks, rank, address of moments) and of a row."""
 
 COMPLETE = 2
 STOPPED_BY_HOST = -1
@@ -83,10 +83,11 @@ class WaitRecords:
 
     Attributes:
         device: the head of the array, an argument of kernels.
+        moments: two words for each moment that blocks record, if they do (sync.cuh).
     """
 
-    def __init__(self, heap: SymmetricHeap | Reach):
-        """Collective."""
+    def __init__(self, heap: SymmetricHeap | Reach, moments: int = 0):
+        """Collective. `moments` is the number of those that all blocks record."""
         import torch
 
         ranks, rank = heap.team.size, heap.team.rank
@@ -99,6 +100,8 @@ class WaitRecords:
         _kept.append(self._host)
         self._stream = past_waits(heap.device)
         self._head = [0, self._host.data_ptr(), heap.addresses.slot(rank), heap.addresses.stride // 8, ranks, rank]
+        self.moments = torch.zeros(2 * moments, dtype=torch.int64, device=heap.device if moments else "cpu")
+        self._head.append(self.moments.data_ptr())
         self.clear()
 
     @property

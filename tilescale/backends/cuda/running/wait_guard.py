@@ -52,12 +52,15 @@ class WaitGuard:
         sites: list[WaitSite],
         compile: Callable[[Any], Any],
         team: Team,
+        moments: int = 0,
     ):
-        """Collective. `heap` is the heap of the devices that share memory, `team` the ranks of the program."""
+        """Collective. `heap` is the heap of the devices that share memory, `team` the ranks of the program,
+        `moments` the number of moments that its blocks record.
+        """
         self._program, self._world, self._device, self._limit_ns = program, world, heap.device, limit_ns
         self._group, self._near = HeapGroup(team), heap.team
         self.sites = sites
-        self.records: WaitRecords = WaitRecords(heap)
+        self.records: WaitRecords = WaitRecords(heap, moments)
         self.ranks: RankBarrier = RankBarrier(heap, compile)
         self._error: TileScaleError | None = None
         _watch(self)

@@ -79,7 +79,9 @@ __device__ inline void enter(const i64* words, i64 stride, int slot, int rank, i
   i64 stop = stopped(report);
   unsigned epoch = came_before(counts) + 1u;
   if (stop) return tell_host(report);
+  note(site, WAITS);
   await_ranks(words, stride, slot, rank, ranks, epoch, purpose, limit, report, site);
+  note(site, GOES_ON);
 }
 
 // One thread of each block, after a barrier, and complete_stores() by all others that issued bulk copies: its block is

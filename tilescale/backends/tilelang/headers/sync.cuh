@@ -12,7 +12,7 @@ namespace tilescale {
 // -- reports -----------------------------------------------------------------------------------------------------------
 // A symmetric array of 64-bit words: this head, then one row for each rank (timeouts.py reads both).
 
-enum Head { STOP, MIRROR, SLOT, STRIDE, RANKS, RANK, HEAD_WORDS = 8 };
+enum Head { STOP, MIRROR, SLOT, STRIDE, RANKS, RANK, MOMENTS, HEAD_WORDS = 8 };
 enum Row { STATE, KIND, SITE, BLOCK, INDEX, EXPECTED, SEEN, ROW_WORDS = 8 };
 enum Kind { TIMEOUT, OUTSIDE, ABSENT, DIFFERENT, ROWS, POLL };
 enum State { EMPTY, BEING_WRITTEN, COMPLETE };
@@ -49,6 +49,40 @@ __device__ inline void fail(i64* report, Kind kind, int site, i64 index, i64 exp
   __threadfence_system();
   tell_host(report);
 }
+
+// -- moments -----------------------------------------------------------------------------------------------------------
+// When waits and signals of a block begin and end, for the first TILESCALE_MOMENTS of them: two words each, the time, then
+// the SM's clock, the site and the kind (moments.py reads them). Nothing without the macro.
+
+enum Moment { WAITS, GOES_ON, SIGNALS, SIGNALLED };
+
+#ifdef TILESCALE_MOMENTS
+struct Moments {
+  i64* words;
+  int count;
+};
+
+__device__ __forceinline__ Moments& moments() {
+  static __shared__ Moments kept;
+  return kept;
+}
+
+// One thread, first of all.
+__device__ inline void begin_moments(const i64* report) {
+  i64 block = blockIdx.x + gridDim.x * (blockIdx.y + static_cast<i64>(gridDim.y) * blockIdx.z);
+  moments() = Moments{reinterpret_cast<i64*>(report[MOMENTS]) + 2 * TILESCALE_MOMENTS * block, 0};
+}
+
+__device__ inline void note(int site, Moment moment) {
+  int n = atomicAdd(&moments().count, 1);
+  if (n >= TILESCALE_MOMENTS) return;
+  i64* words = moments().words + 2 * n;
+  words[0] = now_ns();
+  words[1] = clock64() << 16 | site << 2 | moment;
+}
+#else
+__device__ __forceinline__ void note(int, Moment) {}
+#endif
 
 // -- waits -------------------------------------------------------------------------------------------------------------
 
@@ -93,7 +127,9 @@ __device__ inline void wait(const V* flags, i64 index, i64 extent, i64 wanted, i
   if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
   V value = static_cast<V>(wanted), seen;
   auto ready = [&] { return holds<C, V>(seen = load_acquire<S>(flags + index), value); };
+  note(site, WAITS);
   if (await(ready, limit, report) == LATE) fail(report, TIMEOUT, site, index, wanted, static_cast<i64>(seen));
+  note(site, GOES_ON);
 }
 
 // One thread: blocks until `flag C value` for any of `count` flags, `stride` apart; returns its number.
@@ -141,10 +177,12 @@ __device__ inline int wait_any_by_thread(const V* flags, i64 index, i64 stride, 
 template <int SET, typename V, Scope S = SYSTEM>
 __device__ inline void signal(V* flags, i64 index, i64 extent, i64 value, i64* report, int site) {
   if (index < 0 || index >= extent) return fail(report, OUTSIDE, site, index, extent, 0);
+  note(site, SIGNALS);
   if (SET)
     store_release<S>(flags + index, static_cast<V>(value));
   else
     add_release<S>(flags + index, static_cast<V>(value));
+  note(site, SIGNALLED);
 }
 
 // A thread that is a unit of its own: it publishes its own writes.
@@ -190,6 +228,7 @@ __device__ inline void barrier(int* counters, i64 stride, int slot, int rank, in
   // Both are read while stores drain.
   i64 stop = stopped(report);
   unsigned epoch = static_cast<unsigned>(epochs[index]) + 1u;
+  note(site, WAITS);
   drain();
   if (stop) return tell_host(report);
   counters += index * ranks;
@@ -206,6 +245,7 @@ __device__ inline void barrier(int* counters, i64 stride, int slot, int rank, in
     if (outcome == LATE) fail(report, ABSENT, site, r, epoch, seen);
     if (outcome != READY) return;
   }
+  note(site, GOES_ON);
 }
 
 }  // namespace tilescale

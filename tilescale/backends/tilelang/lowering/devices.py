@@ -83,6 +83,9 @@ class DeviceStage(Signature):
             ahead |= names
             free |= names if channel.is_free else set()
         self._pass_extents(body, *launch.grid)
+        if self.program.moments and self.sites:
+            begin = tir.extern("tilescale::begin_moments", self.record())
+            body = tir.sequence([self.one_thread(tir.evaluate(begin)), body])
         kept = (tuple(self.parameters), tuple(self.arguments), tuple(self.sites))
         return self.done(
             body,

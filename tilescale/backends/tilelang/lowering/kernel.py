@@ -87,7 +87,8 @@ def _nest(phase: Phase, body: ir.Stmt) -> ir.Stmt:
     ir.walk(body, lambda n: used.add(n.buffer.data) if isinstance(n, ir.BufferLoad | ir.BufferStore) else None)
     on_chip = [b for b in (*launch.buffers, *phase.tiles) if b.scope() != "global" and b.data in used]
     annotations = {k: v for k, v in launch.notes if not k.startswith("tilescale.")}
-    text = prelude(phase.target.headers, *phase.headers) + phase.text
+    moments = f"#define TILESCALE_MOMENTS {phase.program.moments}\n" if phase.program.moments else ""
+    text = moments + prelude(phase.target.headers, *phase.headers) + phase.text
     annotations["pragma_import_c"] = text + str(annotations.get("pragma_import_c", ""))
     if added := phase.graph.added:
         annotations[tl.LAUNCH_THREADS] = [launch.thread_count + added, 1, 1]
