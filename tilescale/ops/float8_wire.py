@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Collectives that send numbers as float8: groups of 128 with a scale each, sums in float32.
 
-One kernel quantizes, sends, sums and dequantizes, so that a tensor is read and written once. One persistent block per
-SM processes its tiles, one iteration after the other, so that the network and the memory are busy at the same time;
-such a small grid synchronizes the ranks by itself. Local parts are quantized as well where other ranks receive them:
-all ranks have the same bits.
+One kernel quantizes, sends, sums and dequantizes, so that a tensor is read and written once. One or two persistent
+blocks per SM process their tiles, one iteration after the other, so that the network and the memory are busy at the
+same time; such a small grid synchronizes the ranks by itself. Local parts are quantized as well where other ranks
+receive them: all ranks have the same bits.
 
 Scales are powers of two, so scaling itself rounds nothing. A group with an infinity or a NaN becomes NaN as a whole.
 """
@@ -35,10 +35,11 @@ WIRE = "float8_e4m3fn"
 GROUP = 128
 """Numbers that share a scale."""
 
-HIGH = 128
-"""Groups of a tile."""
-
 THREADS = 512
+
+TURNS = 4
+"""Iterations of a block for each SM, from which on two blocks share one: they hide each other's latency. On two H200 an
+all-gather of 64 MiB takes 76 us, by one block 85 us; of 16 MiB 29 and 27 us."""
 
 SCALE_BYTES = 4
 
@@ -101,7 +102,9 @@ def _exchanged(name: str, a: torch.Tensor, parts: int, team: Team) -> torch.Tens
         given = torch.nn.functional.pad(given, (0, rows * GROUP - part))
     made = a.new_empty(1 if name == "reduce_scatter" else team.size, rows * GROUP)
     if rows:
-        exchange = kernel(program, team, places_of(current_machine()), name, dtype_of(a))
+        sms = places_of(current_machine())
+        resident = 2 if rows >= TURNS * sms * high_of(1) else 1
+        exchange = kernel(program, team, sms, resident, name, dtype_of(a))
         exchange(given.view(parts, rows, GROUP), *_boxes(name, team, rows), made.view(-1, rows, GROUP))
     return made[:, :part]
 
@@ -170,12 +173,18 @@ def send(q, scale, box, scales, rank, first, flags, block, other):
     T.signal(flags[rank, block], dst=other)
 
 
-def program(size: int, blocks: int, name: str, dtype: str) -> Any:
+def high_of(resident: int) -> int:
+    """Groups of a tile: blocks on one SM share its registers."""
+    return 128 // resident
+
+
+def program(size: int, sms: int, resident: int, name: str, dtype: str) -> Any:
     """A collective of groups: "all_gather"; "reduce_scatter" or "all_reduce", of a part for each rank.
 
     In each iteration a block sends a tile of every other part to its rank, sums the tiles of the previous iteration and
     sends the sum to all ranks, and receives the sums of the iteration before that.
     """
+    blocks, high = sms * resident, high_of(resident)
     rows, sums, sends = T.dynamic("rows"), name != "all_gather", name != "reduce_scatter"
     of_inbox, of_sums = (size, rows) if sums else (1, 1), (size, rows) if sends else (1, 1)
     last, late = last_of(dtype), sums + sends
@@ -192,16 +201,17 @@ def program(size: int, blocks: int, name: str, dtype: str) -> Any:
         with T.Kernel(device=size, block=blocks, threads=THREADS) as block:
             arrived, summed = T.alloc_flags((size, blocks)), T.alloc_flags((size, blocks))
             T.assume(rows >= 1)
+            T.annotate_min_blocks_per_sm(resident)
             with T.Scale("block"), T.Scale("device") as (rank, _):
-                x, total = (T.alloc((HIGH, GROUP), "float32", level="l0") for _ in range(2))
-                sizes, q = T.alloc((HIGH, GROUP), "int32", level="l0"), T.alloc((HIGH, GROUP), WIRE, level="l0")
-                top = T.alloc((HIGH,), "int32", level="l0")
-                scale, inverse, end = (T.alloc((HIGH,), "float32", level="l0") for _ in range(3))
-                turns = turns_of(block, blocks, T.ceildiv(rows, HIGH))
+                x, total = (T.alloc((high, GROUP), "float32", level="l0") for _ in range(2))
+                sizes, q = T.alloc((high, GROUP), "int32", level="l0"), T.alloc((high, GROUP), WIRE, level="l0")
+                top = T.alloc((high,), "int32", level="l0")
+                scale, inverse, end = (T.alloc((high,), "float32", level="l0") for _ in range(3))
+                turns = turns_of(block, blocks, T.ceildiv(rows, high))
                 for turn in T.serial(turns + late):
                     if sums:
                         if turn < turns:
-                            first = (block + turn * blocks) * HIGH
+                            first = (block + turn * blocks) * high
                             for step in T.serial(1, size):
                                 owner = (rank + step) % size
                                 load(x, X, owner, first, rows)
@@ -209,7 +219,7 @@ def program(size: int, blocks: int, name: str, dtype: str) -> Any:
                                 send(q, scale, inbox, inbox_scales, rank, first, arrived, block, owner)
                     summing = turn - 1 if sums else turn
                     if (summing >= 0) & (summing < turns):
-                        first = (block + summing * blocks) * HIGH
+                        first = (block + summing * blocks) * high
                         if sums:
                             T.clear(total)
                             for source in T.serial(size):
@@ -217,15 +227,15 @@ def program(size: int, blocks: int, name: str, dtype: str) -> Any:
                                     load(x, X, rank, first, rows)
                                 else:
                                     T.wait(arrived[source, block], ">=", summing + 1)
-                                    for i, j in T.Parallel(HIGH, GROUP):
+                                    for i, j in T.Parallel(high, GROUP):
                                         row = T.min(first + i, rows - 1)
                                         x[i, j] = T.cast(inbox[source, row, j], "float32") * inbox_scales[source, row]
-                                for i, j in T.Parallel(HIGH, GROUP):
+                                for i, j in T.Parallel(high, GROUP):
                                     total[i, j] += x[i, j]
                         else:
                             load(total, X, 0, first, rows)
                         if sends:
-                            for i, j in T.Parallel(HIGH, GROUP):  # a sum that overflows is an infinity
+                            for i, j in T.Parallel(high, GROUP):  # a sum that overflows is an infinity
                                 total[i, j] = T.cast(T.cast(total[i, j], dtype), "float32")
                             quantize(total, sizes, top, scale, inverse, end, q, last)
                             for step in T.serial(1, size):
@@ -233,13 +243,13 @@ def program(size: int, blocks: int, name: str, dtype: str) -> Any:
                                 send(q, scale, outbox, outbox_scales, rank, first, summed, block, other)
                             dequantize(q, scale, Y, rank, first, rows)
                         else:
-                            for i, j in T.Parallel(HIGH, GROUP):
+                            for i, j in T.Parallel(high, GROUP):
                                 if first + i < rows:
                                     Y[0, first + i, j] = T.cast(total[i, j], dtype)
                     if sends:
                         taken = turn - late
                         if taken >= 0:
-                            first = (block + taken * blocks) * HIGH
+                            first = (block + taken * blocks) * high
                             for step in T.serial(1, size):
                                 source = (rank + step) % size
                                 T.wait(summed[source, block], ">=", taken + 1)
