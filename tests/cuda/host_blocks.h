@@ -110,6 +110,14 @@ struct Float8 {
 };
 typedef Float8<3, 7, 0x7e> __nv_fp8_e4m3;
 typedef Float8<2, 15, 0x7b> __nv_fp8_e5m2;
+struct float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+enum { __NV_SATFINITE, __NV_E4M3 };
+inline unsigned short __nv_cvt_float2_to_fp8x2(float2 pair, int, int) {
+  return __nv_fp8_e4m3(pair.x).bits | __nv_fp8_e4m3(pair.y).bits << 8;
+}
 
 namespace tilescale {
 
@@ -236,14 +244,17 @@ class OfGroups {
   void clear(int row) const {
     for (int i = threadIdx.x; i < GROUPS_HERE; i += blockDim.x) largest(row, i) = 0;
   }
-  void add(int row, int group, float value) const {
-    if (group < 0) return;
-    unsigned bits = __float_as_uint(value), seen = largest(row, group);
-    while (seen < bits && !largest(row, group).compare_exchange_weak(seen, bits)) {}
+  void add(int row, int group, float value, float next) const {
+    raise(row, group, value);
+    if (next != 0) raise(row, group + 1, next);
   }
   float of(int row, int group) const { return __uint_as_float(largest(row, group)); }
 
  private:
+  static void raise(int row, int group, float value) {
+    unsigned bits = __float_as_uint(value), seen = largest(row, group);
+    while (seen < bits && !largest(row, group).compare_exchange_weak(seen, bits)) {}
+  }
   static std::atomic<unsigned>& largest(int row, int group) {
     return blocks_together->largest[row % 2][blockIdx.x % blocks_together->size * GROUPS_HERE + group];
   }

@@ -23,7 +23,7 @@ FUNCTION = re.compile(
 PARTS = re.compile(
     r"asm volatile\(\"([\w.]+ ?%?\d?)|\b(__threadfence_system|__syncwarp|complete_stores|drain|acquired|load_acquire"
     r"|store_release|store_relaxed|add_release|add_relaxed|tell_ranks|fence|count_of_device|cluster_barrier|order_stores|store_words|load_words"
-    r"|store_line|load_line|clear|__syncthreads|__syncthreads_and|nvshmemx?_\w+|await_siblings)(?:<S>)?\("
+    r"|store_line|load_line|clear|of_cluster|__syncthreads|__syncthreads_and|nvshmemx?_\w+|await_siblings)(?:<S>)?\("
     r"|\b(complete|start_put|put|update_flag|put_flag|tell_siblings)(?:<SET>)?\((?=\)|from|flags|counters)"
 )
 """An instruction of PTX, or a call of what orders."""
@@ -135,8 +135,9 @@ ORDERS = {
         "store": ["mapa.shared", "st.relaxed.cluster.shared"],
         "load": ["ld.relaxed.cluster.shared.v2.u64 "],
     },
-    # The largest number of a group is complete before a thread looks at it, and zero before the next row's.
-    "norm_messages.cuh": {"reduce_norm_short": ["clear", "clear", "__syncthreads"]},
+    # A group's maximum is zero before the cluster's barrier ahead of the first row, and before each next row; it is
+    # complete before a thread reads it.
+    "norm_messages.cuh": {"reduce_norm_short": ["clear", "of_cluster", "clear", "__syncthreads"]},
     "short_messages.cuh": {
         "store": ["store_words", "store_line"],
         "load": ["load_words", "load_line"],

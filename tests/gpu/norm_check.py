@@ -233,11 +233,11 @@ def check_float8(rows: Rows, made: tuple[torch.Tensor, ...], options: dict[str, 
     wide = GROUP if "group_size" in options else N
     if "scale" not in options:
         largest = torch.stack([group.abs().amax(1) for group in exact.split(wide, 1)], 1).clamp(min=1e-12) / 448
-        want = largest.log2().ceil().exp2() if options.get("power_of_two") else largest
-        off = (scales.double() / want - 1).abs() > 1e-5
-        # One that is nearly a power of two may become the next one.
-        close = options.get("power_of_two") and bool((scales.double() / want)[off].eq(2).all()) and off.sum() < 3
-        if off.any() and not close:
+        bounds = [largest * (1 - 1e-5), largest * (1 + 1e-5)]
+        if options.get("power_of_two"):  # the next one where the largest magnitude is nearly a power of two
+            bounds = [x.log2().ceil().exp2() for x in bounds]
+        off = (scales.double() < bounds[0]) | (scales.double() > bounds[1])
+        if off.any():
             raise ValueError(f"{int(off.sum())} of {off.numel()} scales are wrong")
     factors = scales.double().expand(M, -1).repeat_interleave(wide, 1)[:, :N]
     bound = 2**-4 * 1.01 * exact.abs() + 2.0**-10 * factors

@@ -10,7 +10,7 @@
 
 namespace tilescale {
 
-enum { WARP_LANES = 32, MOST_BLOCKS = 8, MOST_WARPS = 16, MOST_PARTS = MOST_BLOCKS * MOST_WARPS, MOST_GROUPS = 128 };
+enum { WARP_LANES = 32, MOST_BLOCKS = 8, MOST_WARPS = 16, MOST_PARTS = MOST_BLOCKS * MOST_WARPS, MOST_GROUPS = 128, ADJACENT = 8 };
 
 // The blocks of this cluster, and this one's rank; the clusters of the grid, and this one's rank.
 struct Cluster {
@@ -35,7 +35,7 @@ struct Statistics {
 
 // Maximum of nonnegative numbers; a NaN is larger than all others.
 __device__ __forceinline__ float larger(float a, float b) {
-  return __float_as_uint(a) > __float_as_uint(b) ? a : b;
+  return __uint_as_float(max(__float_as_uint(a), __float_as_uint(b)));
 }
 
 // All lanes of a warp together get the same bits.
@@ -131,14 +131,19 @@ class OfGroups {
   __device__ __forceinline__ void clear(int row) const {
     for (int i = threadIdx.x; i < MOST_GROUPS; i += blockDim.x) largest(row, i) = 0;
   }
-  // All lanes of a warp together, each with a number of a group; -1 for none. The lanes are in few groups, one after
-  // another.
-  __device__ __forceinline__ void add(int row, int group, float value) const {
-    const int end = __reduce_max_sync(~0u, group);
-    for (int g = __reduce_min_sync(~0u, group < 0 ? end : group); g >= 0 && g <= end; ++g) {
-      const unsigned most = __reduce_max_sync(~0u, group == g ? __float_as_uint(value) : 0u);
-      if (threadIdx.x % WARP_LANES == 0) atomicMax(&largest(row, g), most);
+  // All lanes of a warp together, each with numbers of a group and of the next one, 0 for none. ADJACENT lanes have no more
+  // than two groups, the first one in the first lane.
+  __device__ __forceinline__ void add(int row, int group, float value, float next) const {
+    const int first = __shfl_sync(~0u, group, 0, ADJACENT);
+    unsigned of_first = __float_as_uint(group == first ? value : 0), of_second = __float_as_uint(group == first ? next : value);
+#pragma unroll
+    for (int step = ADJACENT / 2; step > 0; step /= 2) {
+      of_first = max(of_first, __shfl_xor_sync(~0u, of_first, step));
+      of_second = max(of_second, __shfl_xor_sync(~0u, of_second, step));
     }
+    if (threadIdx.x % ADJACENT != 0) return;
+    if (of_first != 0) atomicMax(&largest(row, first), of_first);
+    if (of_second != 0) atomicMax(&largest(row, first + 1), of_second);
   }
   __device__ __forceinline__ float of(int row, int group) const { return __uint_as_float(largest(row, group)); }
 

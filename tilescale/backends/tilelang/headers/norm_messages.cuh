@@ -25,6 +25,8 @@ __device__ __forceinline__ void keep_narrow(Pack<BYTES>& pack) {
   for (int i = 0; i < BYTES / 4; ++i) asm volatile("" : "+r"(pack.words[i]));
 }
 
+enum { GROUP = 128 };  // columns that may share a scale
+
 // The part of a row in a block: each thread has the units of `each` adjacent flags, so that their addresses differ by
 // constants. ALIGNED: the part consists of whole pieces.
 template <typename Form, int ELEMENT, bool ALIGNED>
@@ -46,6 +48,8 @@ struct ThreadUnits {
   }
   // Its position in the part.
   __device__ __forceinline__ int at(int u) const { return place.at + u * Form::DATA; }
+  // The group of a piece of it.
+  __device__ __forceinline__ int group(int u, int piece) const { return (at(u) + piece * PIECE) / ELEMENT / GROUP; }
   // Whether it has data at an offset.
   __device__ __forceinline__ bool has(int u, int offset) const {
     return u < each && offset < place.room && at(u) + offset < bytes;
@@ -74,14 +78,19 @@ struct ThreadUnits {
 // Elements of the normalized rows that share a scale, where they are quantized: all of them, by a given one; a row;
 // GROUP columns of a row. For the latter two the largest magnitude becomes LARGEST.
 enum Scaling { NOT_QUANTIZED, TENSOR, ROW, GROUPS };
-enum { GROUP = 128 };
 #define TILESCALE_LARGEST 448.f  // of float8_e4m3
 #define TILESCALE_LEAST 1e-12f  // lower bound of the largest magnitude
 
+// The scale of elements, from their largest magnitude.
 __device__ __forceinline__ float scale_of(float most, bool power) {
   const float scale = (most < TILESCALE_LEAST ? TILESCALE_LEAST : most) / TILESCALE_LARGEST;
   const unsigned fraction = 0x7fffff;
   return power && scale == scale ? __uint_as_float((__float_as_uint(scale) + fraction) & ~fraction) : scale;
+}
+
+// One over it.
+__device__ __forceinline__ float inverse_scale(float most, bool power) {
+  return power ? 1 / scale_of(most, true) : TILESCALE_LARGEST / (most < TILESCALE_LEAST ? TILESCALE_LEAST : most);
 }
 
 // The scales of a row's groups from `first` on, of which this block has `columns` columns: as float32, or as exponents
@@ -98,43 +107,15 @@ __device__ __forceinline__ void write_scales(const Exchange& x, int row, int fir
   }
 }
 
-// The largest magnitudes of a row, where `value(u, e)` is an element of a unit. All threads: a warp reads PIECE bytes
-// of each at once, which are in one group.
-template <typename Form, typename T, int UNITS, typename Part, typename Value>
-__device__ __forceinline__ void add_largest(const OfGroups& of_groups, int row, const Part& part, Value value) {
-  enum { SIZE = sizeof(T), AT_ONCE = PIECE / SIZE };
+// Float8 elements; `value(i)` is one.
+template <int COUNT, typename Value>
+__device__ __forceinline__ Pack<COUNT> float8s(Value value) {
+  Pack<COUNT> pack;
 #pragma unroll
-  for (int u = 0; u < UNITS; ++u) {
-#pragma unroll
-    for (int first = 0; first < Form::BYTES / SIZE; first += AT_ONCE) {
-      const bool has = part.has(u, first * SIZE);
-      float most = 0;
-#pragma unroll
-      for (int e = 0; e < AT_ONCE; ++e)
-        if (has) most = larger(most, fabsf(value(u, first + e)));
-      of_groups.add(row, has ? (part.at(u) / SIZE + first) / GROUP : -1, most);
-    }
-  }
-}
-
-// The rows of a block's part divided by their scales, as float8: `value(u, e)` is an element of a unit, `scale(group)`
-// that of GROUP columns.
-template <typename Form, typename T, bool ALIGNED, int UNITS, typename Part, typename Value, typename Scale>
-__device__ __forceinline__ void write_quantized(char* row, const Part& part, Value value, Scale scale) {
-  enum { SIZE = sizeof(T), AT_ONCE = PIECE / SIZE };
-#pragma unroll
-  for (int u = 0; u < UNITS; ++u) {
-#pragma unroll
-    for (int first = 0; first < Form::BYTES / SIZE; first += AT_ONCE) {
-      if (!part.has(u, first * SIZE)) continue;
-      const int column = part.at(u) / SIZE + first;
-      const float factor = 1 / scale(column / GROUP);
-      Pack<AT_ONCE> pack;
-#pragma unroll
-      for (int e = 0; e < AT_ONCE; ++e) Elements<__nv_fp8_e4m3, AT_ONCE>::set(pack, e, value(u, first + e) * factor);
-      write<AT_ONCE, 1, ALIGNED>(row + part.begin / SIZE + column, part.bytes / SIZE - column, pack);
-    }
-  }
+  for (int i = 0; i < COUNT; i += 2)
+    reinterpret_cast<unsigned short*>(&pack)[i / 2] =
+        __nv_cvt_float2_to_fp8x2(make_float2(value(i), value(i + 1)), __NV_SATFINITE, __NV_E4M3);
+  return pack;
 }
 
 // Each row of the target becomes the sum over all ranks plus the residual, and that of `normed` the same divided by its
@@ -156,11 +137,13 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   // Units that are polled at once: their words and those of all peers are in registers.
   constexpr int SIZE = sizeof(T), MOST = RANKS == 2 ? 4 : RANKS <= 4 ? 2 : 1, AT_ONCE = UNITS < MOST ? UNITS : MOST;
   constexpr bool FEW = UNITS == 1;
+  constexpr int PIECES = Form::BYTES / PIECE, IN_PIECE = PIECE / SIZE;  // of a unit; elements
+  static_assert(!CENTERED || SCALING == NOT_QUANTIZED, "float8 has no LayerNorm");
   const Cluster own = own_cluster();
-  const OfCluster of_cluster(own);
   const OfGroups of_groups;
-  const int columns = static_cast<int>(x.bytes) / SIZE;
   if (SCALING == GROUPS) of_groups.clear(0);
+  const OfCluster of_cluster(own);  // the others' maxima follow its barrier
+  const int columns = static_cast<int>(x.bytes) / SIZE;
   const ThreadUnits<Form, SIZE, ALIGNED> part(x, own.block);
   auto read_units = [&](const char* row, Data(&data)[UNITS]) {
 #pragma unroll
@@ -243,9 +226,8 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
         if (TWICE && sums(row) && here) send_all(1, turn * part.units + unit, mine[u]);
 #pragma unroll
         for (int e = 0; e < In::COUNT; ++e) {
-          const float y = In::at(mine[u], e);
-          if (!part.has(u, e * SIZE)) continue;
-          statistics.sum += CENTERED ? y : y * y;
+          const float y = In::at(mine[u], e);  // 0 beyond the row
+          if (e / IN_PIECE * PIECE < part.place.room) statistics.sum += CENTERED ? y : y * y;
         }
         if (here) part.write(x.target + at, u, mine[u]);
         if (!FEW) keep_narrow(mine[u]);
@@ -256,13 +238,26 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
       read_units(x.weight, weight);
       send_next(following, turn + 1);
     }
-    if (SCALING == ROW) {
+    // A normalized element, times the root mean square.
+    auto weighted = [&](int u, int e) { return In::at(mine[u], e) * factor(u, e); };
+    if constexpr (SCALING == ROW || SCALING == GROUPS) {
 #pragma unroll
-      for (int u = 0; u < UNITS; ++u)
+      for (int u = 0; u < UNITS; ++u) {
+        float most[PIECES] = {};  // a piece is in one group
 #pragma unroll
-        for (int e = 0; e < In::COUNT; ++e)
-          if (part.has(u, e * SIZE))
-            statistics.most = larger(statistics.most, fabsf(In::at(mine[u], e) * factor(u, e)));
+        for (int p = 0; p < PIECES; ++p) {
+          if (!part.has(u, p * PIECE)) continue;
+#pragma unroll
+          for (int e = 0; e < IN_PIECE; ++e) most[p] = larger(most[p], fabsf(weighted(u, p * IN_PIECE + e)));
+        }
+        const int group = part.group(u, 0);
+        const bool same = group == part.group(u, PIECES - 1);
+        const float here = larger(most[0], SCALING == ROW || same ? most[PIECES - 1] : 0);
+        if (SCALING == ROW)
+          statistics.most = larger(statistics.most, here);
+        else
+          of_groups.add(turn, group, here, same ? 0 : most[PIECES - 1]);
+      }
     }
     statistics = of_cluster.template all<SCALING == ROW>(statistics, ++sums_made);
     float mean = 0;
@@ -282,31 +277,41 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
       statistics = of_cluster.template all<false>(statistics, ++sums_made);
     }
     const float scale = rsqrtf(statistics.sum / columns + x.eps);
-    auto value = [&](int u, int e) {
-      const float y = In::at(mine[u], e);
-      return CENTERED ? (y - mean) * scale * factor(u, e) + In::at(added[u], e) : y * scale * factor(u, e);
-    };
+    if (SCALING == NOT_QUANTIZED || x.normed != nullptr) {
+      auto value = [&](int u, int e) {
+        return CENTERED ? (In::at(mine[u], e) - mean) * scale * factor(u, e) + In::at(added[u], e)
+                        : In::at(mine[u], e) * scale * factor(u, e);
+      };
 #pragma unroll
-    for (int u = 0; u < UNITS; ++u) {
-      Data normed;
+      for (int u = 0; u < UNITS; ++u) {
+        Data normed;
 #pragma unroll
-      for (int e = 0; e < In::COUNT; ++e) In::set(normed, e, value(u, e));
-      if (here && x.normed != nullptr) part.write(x.normed + at, u, normed);
+        for (int e = 0; e < In::COUNT; ++e) In::set(normed, e, value(u, e));
+        if (here) part.write(x.normed + at, u, normed);
+      }
     }
     if constexpr (SCALING != NOT_QUANTIZED) {
       if (SCALING == GROUPS) {
         of_groups.clear(turn + 1);
-        add_largest<Form, T, UNITS>(of_groups, turn, part, value);
         __syncthreads();
       }
-      auto scale_at = [&](int group) {
-        if (SCALING == TENSOR) return *x.scales;
-        return scale_of(SCALING == ROW ? statistics.most * scale : of_groups.of(turn, group), x.power);
-      };
-      if (SCALING == ROW && here && own.block == 0 && threadIdx.x == 0) x.scales[row] = scale_at(0);
-      if (SCALING == GROUPS && here) write_scales<T>(x, row, part.begin / SIZE / GROUP, part.bytes / SIZE, scale_at);
+      auto largest = [&](int group) { return scale * (SCALING == ROW ? statistics.most : of_groups.of(turn, group)); };
+      if (SCALING == ROW && here && own.block == 0 && threadIdx.x == 0) x.scales[row] = scale_of(largest(0), x.power);
+      if (SCALING == GROUPS && here)
+        write_scales<T>(x, row, part.begin / SIZE / GROUP, part.bytes / SIZE,
+                        [&](int group) { return scale_of(largest(group), x.power); });
       char* quantized = x.quantized + row * static_cast<i64>(columns);
-      if (here) write_quantized<Form, T, ALIGNED, UNITS>(quantized, part, value, scale_at);
+#pragma unroll
+      for (int u = 0; u < UNITS; ++u) {
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p) {
+          if (!here || !part.has(u, p * PIECE)) continue;
+          const float by = scale * (SCALING == TENSOR ? 1 / *x.scales : inverse_scale(largest(part.group(u, p)), x.power));
+          const int column = part.at(u) / SIZE + p * IN_PIECE;
+          write<IN_PIECE, 1, ALIGNED>(quantized + part.begin / SIZE + column, part.bytes / SIZE - column,
+                                      float8s<IN_PIECE>([&](int e) { return weighted(u, p * IN_PIECE + e) * by; }));
+        }
+      }
     }
   }
   by.end();
