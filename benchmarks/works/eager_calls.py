@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Collectives as PyTorch programs call them: eagerly, on changing tensors, with newly allocated results.
 
-Of small ones also the two parts of that time: the host's alone, and the device's in a CUDA graph.
+Of small ones also the two parts of that time: the host's alone, and the device's in a CUDA graph. Graphs of large ones
+compare numbers sent as they are with float8.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ ROWS, INPUTS = 64, 4
 
 FLOAT8 = 4 << 20
 """Bytes of a rank's tensor from which on numbers travel as float8, too, where `ops` can."""
+
+LARGE = tuple(n << 20 for n in (8, 16, 64, 256))
+"""Bytes of a rank's tensor whose time on the device is compared, as float8, too."""
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 
@@ -80,6 +84,9 @@ def heats(quick: bool, gpus: int) -> Iterator[Heat]:
     for name, nbytes in itertools.product(WAYS, SIZES[:3] if quick else SIZES):
         for mode in ("eager", "host", "graph")[: 3 if nbytes <= SMALL else 1]:
             yield Work(name, nbytes).heat(gpus, mode)
+    for name, nbytes in itertools.product(WAYS, () if quick else LARGE):
+        if name != "all_to_all":
+            yield Work(name, nbytes).heat(gpus, "graph")
 
 
 @dataclass(frozen=True)

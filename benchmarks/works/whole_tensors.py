@@ -126,17 +126,23 @@ class Work:
 
     def windows(self) -> list[Contender]:
         """NCCL with registered memory; by copy engines where nothing is added up."""
-        copies = (False, True) if self.name in ("all_gather", "all_to_all") else (False,)
+        copies = {"all_gather": (False, True), "all_to_all": (False, True), "broadcast": ()}.get(self.name, (False,))
         names = {False: "nccl, windows", True: "nccl, windows, copy engines"}
         return [Contender(names[each], lambda each=each: self.registered(each)) for each in copies]
 
     def registered(self, copies: bool) -> Runner:
         """The same calls, of registered memory."""
         made = nccl_windows.windows(copies)
-        return self.library(*made.tensors(*self.lengths()), made.group)
+        return self.library(*made.tensors(*self.lengths()), made.group, nccl_windows.aside if copies else None)
 
-    def library(self, x: torch.Tensor, y: torch.Tensor, group: dist.ProcessGroup | None) -> Runner:
-        """PyTorch's call; in place where a rank's source is as long as its result."""
+    def library(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        group: dist.ProcessGroup | None,
+        around: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
+    ) -> Runner:
+        """PyTorch's call, `around` which there may be another; in place where a source is as long as a result."""
         calls: dict[str, Callable[[], Any]] = {
             "allreduce": lambda: dist.all_reduce(x, group=group),
             "broadcast": lambda: dist.broadcast(x, 0, group=group),
@@ -144,8 +150,9 @@ class Work:
             "reduce_scatter": lambda: dist.reduce_scatter_tensor(y, x, group=group),
             "all_to_all": lambda: dist.all_to_all_single(y, x, group=group),
         }
+        call = calls[self.name] if around is None else around(calls[self.name])
         result = x if self.name in ("allreduce", "broadcast") else y
-        return checked(self.draw, x.copy_, trials.returning(result, calls[self.name]), [y])
+        return checked(self.draw, x.copy_, trials.returning(result, call), [y])
 
     def symmetric(self) -> list[Contender]:
         """PyTorch's kernels on symmetric memory, without multicast."""

@@ -6,18 +6,31 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "collectives.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SIZES = {"4 KiB": 4 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "256 MiB": 256 << 20}
 SYSTEMS = ("tilescale", "nccl", "symm_mem")
 LINK = 128 << 20, {"broadcast": 1, "all_gather": 2, "all_to_all": 2, "reduce_scatter": 2}
 """Size of which the rate is compared with the link's, and the parts of which two ranks send one each."""
 
 
+WINDOWS = {
+    "NCCL": "nccl",
+    "NCCL, windows": "nccl, windows",
+    "NCCL, copy engines": "nccl, windows, copy engines",
+    "TileScale": "tilescale",
+}
+"""Column -> its contender."""
+
+VERSIONS = {"PyTorch": "torch", "NCCL": "nccl", "CUDA": "cuda", "TileScale": "tilescale"}
+"""Column -> its name in a file of results."""
+
+
 def times() -> dict[tuple[str, int, str], float]:
     """Work, bytes, system -> microseconds in a graph, of its fastest algorithm."""
     best: dict[tuple[str, int, str], float] = {}
-    for row in _rows():
+    for row in _results()["rows"]:
         if row["mode"] == "graph" and row["us"] is not None:
             key = row["work"], 2 * row["shape"][0], row["contender"].split()[0]
             best[key] = min(row["us"], best.get(key, row["us"]))
@@ -38,9 +51,34 @@ def measured() -> str:
 def link() -> str:
     """The rate of large collectives as a share of a large copy's."""
     us, (size, parts) = times(), LINK
-    (copy,) = (row["gb_s"] for row in _rows() if row["work"] == "put")
+    (copy,) = (row["gb_s"] for row in _results()["rows"] if row["work"] == "put")
     shares = {work: size / count / us[work, size, "tilescale"] / 1e3 / copy for work, count in parts.items()}
     return table(["collective of 128 MiB", "share"], [[f"`{work}`", f"{share:.3f}"] for work, share in shares.items()])
+
+
+def windows() -> str:
+    """NCCL with registered memory, by collective and size."""
+    rows = [row for row in _results("nccl_windows")["rows"] if row["us"] is not None]
+    us = {(row["work"], 2 * row["shape"][0], row["contender"]): row["us"] for row in rows}
+    present = {head: name for head, name in WINDOWS.items() if any(row["contender"] == name for row in rows)}
+    cells = [
+        [f"`{work}`", size, *(_cell(us.get((work, nbytes, name))) for name in present.values())]
+        for work in dict.fromkeys(work for work, _, _ in us)
+        for size, nbytes in SIZES.items()
+    ]
+    return table(["collective", "size", *present], cells)
+
+
+def _cell(us: float | None) -> str:
+    return "" if us is None else f"{us:.1f}"
+
+
+def versions() -> str:
+    """Versions of the libraries, by file of results."""
+    files = {"this table": "collectives", "NCCL's registered windows": "nccl_windows"}
+    found = {what: _results(name)["versions"] for what, name in files.items()}
+    rows = [[what, *(of[name].split("+")[0] for name in VERSIONS.values())] for what, of in found.items()]
+    return table(["times", *VERSIONS], rows)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -48,5 +86,5 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *rows))
 
 
-def _rows() -> list[dict]:
-    return json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+def _results(name: str = "collectives") -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests.collectives.algorithm_tables import OPERATIONS, kinds, operations, table
-from tests.collectives.measured_tables import link, measured
+from tests.collectives.measured_tables import link, measured, versions, windows
 from tests.page_tables import compare_tables
 from tilescale.backends.tilelang.lowering.implemented import IMPLEMENTED
 
 DOCS = Path(__file__).parents[2] / "docs"
 MADE = {
-    "collectives.md": {"operations": operations(), "kinds": kinds(), "measured": measured()},
+    "collectives.md": {"operations": operations(), "kinds": kinds(), "measured": measured(), "versions": versions()},
     "collectives/algorithms.md": {
         f"algorithms: {operation}": table(operation, lambda *key: key in IMPLEMENTED) for operation in OPERATIONS
     },
-    "notes/collectives-measured.md": {"link": link()},
+    "notes/collectives-measured.md": {"link": link(), "windows": windows()},
 }
 """Page -> what follows each of its markers."""
 

@@ -26,6 +26,9 @@ NORM = {
     "symm_mem, norm": "symm_mem",
     "all-reduce, norm": "tilescale, two kernels",
     "one kernel": "tilescale",
+    "float8, scale per row": "tilescale, float8 per row",
+    "per group": "tilescale, float8 per group",
+    "packed": "tilescale, float8, packed scales",
     "with `out=`": "tilescale, out",
     "all-reduce alone": "tilescale, sum alone",
 }
