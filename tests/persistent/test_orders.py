@@ -113,7 +113,7 @@ def tiles(size: int, begin: int = 0) -> Boxes:
     ids=["larger", "smaller", "not a multiple", "not aligned", "the earlier not aligned", "none aligned"],
 )
 def test_a_task_waits_for_one_or_two_chunks(earlier: Boxes, later: Boxes, chunk: int):
-    counter = counters_of("X", earlier, later)
+    counter = counters_of("X", earlier, later, blocks=earlier.first.shape[1])
     assert counter.chunk == (chunk,)
     assert counter.touched(later).sum(axis=1).max() <= 2
 
