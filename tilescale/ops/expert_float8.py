@@ -186,8 +186,11 @@ def sum_float8_grid(Y, W, received, places, inbox, in_scales, before, Out):
                 for source in T.unroll(size):
                     for i, j in T.Parallel(HIGH, GROUP):
                         group = T.max(lines[source, i], 0) * each + (first + i) % each
-                        far = T.cast(inbox[source, group, j], "float32") * in_scales[source, group]
-                        come = T.if_then_else(lines[source, i] >= 0, far, 0)
+                        come = T.if_then_else(  # the load itself is conditional: other sums may still arrive
+                            lines[source, i] >= 0,
+                            T.cast(inbox[source, group, j], "float32") * in_scales[source, group],
+                            0,
+                        )
                         total[i, j] += T.if_then_else(source == rank, T.cast(own[i, j], "float32"), come)
                 for i, j in T.Parallel(HIGH, GROUP):
                     if first + i < most * each:
