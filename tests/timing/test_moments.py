@@ -9,7 +9,7 @@ import tilescale
 import tilescale.language as T
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
-from tilescale.timing.moments import GOES_ON, SIGNALLED, SIGNALS, WAITS, moments_of, timeline_of
+from tilescale.timing.moments import SIGNALLED, SIGNALS, WAITED, WAITS, moments_of, timeline_of
 
 COUNT, CYCLES = 5, 2
 """Moments of a block; cycles of a nanosecond."""
@@ -25,7 +25,7 @@ def recorded(begin: int, *moments: tuple[int, int, int]) -> list[int]:
 
 def test_blocks_have_the_time_of_their_clocks():
     first = recorded(77, (0, 0, SIGNALS), (640, 0, SIGNALLED))
-    second = recorded(9_999, (0, 1, WAITS), (900, 1, GOES_ON), (1_600, 0, SIGNALS), (1_920, 0, SIGNALLED))
+    second = recorded(9_999, (0, 1, WAITS), (900, 1, WAITED), (1_600, 0, SIGNALS), (1_920, 0, SIGNALLED))
     blocks = moments_of([*first, *second], COUNT)
     assert [len(block) for block in blocks] == [2, 4]
     line = timeline_of(blocks, SITES, "program")

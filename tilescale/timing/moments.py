@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from tilescale.errors import Location
 from tilescale.timing.timeline import Span, Timeline
 
-WAITS, GOES_ON, SIGNALS, SIGNALLED = range(4)
+WAITS, WAITED, SIGNALS, SIGNALLED = range(4)
 """Kinds of moments, as headers/sync.cuh numbers them."""
 
 _SITE, _CLOCK = 2, 16
@@ -68,8 +68,8 @@ def _spans(
     at = max((m.time - m.clock * rate for m in block), default=0.0)
     for before, after in zip(block, block[1:], strict=False):
         name, where = sites[after.site]
-        is_inside = before.site == after.site and (before.kind, after.kind) in ((WAITS, GOES_ON), (SIGNALS, SIGNALLED))
-        kind = "compute" if not is_inside else "wait" if after.kind == GOES_ON else "sync"
+        is_inside = before.site == after.site and (before.kind, after.kind) in ((WAITS, WAITED), (SIGNALS, SIGNALLED))
+        kind = "compute" if not is_inside else "wait" if after.kind == WAITED else "sync"
         begin, end = ((at + m.clock * rate) * 1e-9 for m in (before, after))
         unit, what = f"block {number}", name if is_inside else f"until {name}"
         yield Span(0, unit, unit, what, kind, begin, end, where=where)

@@ -81,7 +81,7 @@ __device__ inline void enter(const i64* words, i64 stride, int slot, int rank, i
   if (stop) return tell_host(report);
   note(site, WAITS);
   await_ranks(words, stride, slot, rank, ranks, epoch, purpose, limit, report, site);
-  note(site, GOES_ON);
+  note(site, WAITED);
 }
 
 // One thread of each block, after a barrier, and complete_stores() by all others that issued bulk copies: its block is

@@ -54,7 +54,7 @@ __device__ inline void fail(i64* report, Kind kind, int site, i64 index, i64 exp
 // When waits and signals of a block begin and end, for the first TILESCALE_MOMENTS of them: two words each, the time, then
 // the SM's clock, the site and the kind (moments.py reads them). Nothing without the macro.
 
-enum Moment { WAITS, GOES_ON, SIGNALS, SIGNALLED };
+enum Moment { WAITS, WAITED, SIGNALS, SIGNALLED };
 
 #ifdef TILESCALE_MOMENTS
 struct Moments {
@@ -129,7 +129,7 @@ __device__ inline void wait(const V* flags, i64 index, i64 extent, i64 wanted, i
   auto ready = [&] { return holds<C, V>(seen = load_acquire<S>(flags + index), value); };
   note(site, WAITS);
   if (await(ready, limit, report) == LATE) fail(report, TIMEOUT, site, index, wanted, static_cast<i64>(seen));
-  note(site, GOES_ON);
+  note(site, WAITED);
 }
 
 // One thread: blocks until `flag C value` for any of `count` flags, `stride` apart; returns its number.
@@ -245,7 +245,7 @@ __device__ inline void barrier(int* counters, i64 stride, int slot, int rank, in
     if (outcome == LATE) fail(report, ABSENT, site, r, epoch, seen);
     if (outcome != READY) return;
   }
-  note(site, GOES_ON);
+  note(site, WAITED);
 }
 
 }  // namespace tilescale
