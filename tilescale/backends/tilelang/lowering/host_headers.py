@@ -3,8 +3,8 @@
 
 Why: CUTLASS includes streams, algorithms and exceptions, which device code does not call. nvcc takes a third of its
 time for a GEMM to read them. Before: text that includes TileLang's headers. After: text that defines the include guards
-of these parts of libstdc++ meanwhile, without TileLang's scans where it calls none. Other libraries have other guards
-and are read as before. The instructions are the same.
+of these parts of libstdc++ meanwhile, without TileLang's scans where it calls none. Other libraries, and releases of it
+that were not tested, are read as before. The instructions are the same.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _SUFFICIENT = {f"{_TILELANG}{name}>" for name in _OWN} | {f"#include <{name}>" f
 
 _READ = ("cmath", "cstdint", "cstring", "iosfwd", "limits", "type_traits", "utility")
 _GUARDS = [f"_GLIBCXX_{name}" for name in "ALGORITHM FUNCTIONAL IOMANIP IOSTREAM MUTEX STDEXCEPT VECTOR".split()]
-_BEGIN = "".join(f"#include <{name}>\n" for name in _READ) + "".join(
+_IF = "#if defined(_GLIBCXX_RELEASE) && _GLIBCXX_RELEASE == 12\n"
+_BEGIN = "".join(f"#include <{name}>\n" for name in _READ) + _IF + "".join(
     f'#pragma push_macro("{name}")\n#undef {name}\n#define {name} 1\n' for name in _GUARDS
-)
-_END = "".join(f'\n#pragma pop_macro("{name}")' for name in _GUARDS)
+) + "#endif\n"  # fmt: skip
+_END = f"\n{_IF}" + "".join(f'#pragma pop_macro("{name}")\n' for name in _GUARDS) + "#endif"
 
 _INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
 _LIBRARY = re.compile(r"(?<!cuda::)\bstd::")
