@@ -23,7 +23,7 @@ from tvm.tirx import stmt_functor
 from tvm.tirx.transform import prim_func_pass
 
 from tilelang_core.ir import constant, contains, op_name, walk
-from tilelang_core.rewrite import rewrite, sequence
+from tilelang_core.rewrite import at, rewrite, sequence
 
 __all__ = ["hoisting", "with_hoisted_invariants"]
 
@@ -68,8 +68,8 @@ def _hoisted(stmt: tirx.Stmt) -> tirx.Stmt:
         inner = _hoisted(body)
         if inner.same_as(node.body):
             return node
-        loop = tirx.For(node.loop_var, node.min, node.extent, node.kind, inner, node.thread_binding, node.annotations)
-        return sequence([*names.values(), loop])
+        head = node.loop_var, node.min, node.extent, node.kind, inner, node.thread_binding, node.annotations, node.step
+        return sequence([*names.values(), at(tirx.For(*head), node)])
 
     return rewrite(stmt, enter=enter)
 

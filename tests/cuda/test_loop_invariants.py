@@ -49,6 +49,15 @@ def test_quotients_by_arguments_are_hoisted_to_the_loop_that_changes_them():
     assert isinstance(own, tirx.Bind) and isinstance(inner, tirx.For)
 
 
+def test_a_loop_keeps_its_step():
+    n, i, handle = var("n"), var("i"), var("handle", "handle")
+    out = tirx.decl_buffer((4096,), "int32", "out")
+    store = tirx.BufferStore(out, tirx.truncdiv(9, n), [i])
+    loop = tirx.For(i, 0, 8, tirx.ForKind.SERIAL, store, step=tirx.IntImm("int32", 2))
+    hoisted = with_hoisted_invariants(tirx.PrimFunc([handle], loop, buffer_map={handle: out}))
+    assert isinstance(hoisted.body.seq[0], tirx.Bind) and int(hoisted.body.seq[1].step) == 2
+
+
 @pytest.mark.parametrize(
     "value",
     [
