@@ -27,14 +27,15 @@ from tilelang_core import logs, zero_trip_loops
 from tilelang_core.decreasing_index import with_rising_dividends
 from tilelang_core.launches import binds_threads
 from tilelang_core.loop_extents import with_constant_extents
-from tilelang_core.loop_invariants import hoisting, with_hoisted_invariants
+from tilelang_core.loop_invariants import with_hoisted_invariants
 from tilelang_core.lru import LruCache
-from tilelang_core.merged_remainders import keeping_remainders, with_kept_remainders
+from tilelang_core.merged_remainders import with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
 from tilelang_core.prover import proving
 from tilelang_core.rewrite import renamed
 from tilelang_core.single_trip_loops import with_kept_extents
 from tilelang_core.source_rewrites import Rewrite, keyed, through
+from tilelang_core.stock_passes import rewriting
 from tilelang_core.uneven_copies import with_like_extents
 
 __all__ = [
@@ -116,7 +117,9 @@ def _kept(key: Hashable, make: Callable[[], GeneratedText]) -> GeneratedText:
 @contextlib.contextmanager
 def _lowering() -> Iterator[None]:
     """Within the block stock TileLang lowers for us."""
-    with logs.following(), keeping_remainders(), hoisting(), proving():
+    remainders = rewriting("FlattenBuffer", with_kept_remainders)
+    invariants = rewriting("HoistBroadcastValues", with_hoisted_invariants, after=True)
+    with logs.following(), remainders, invariants, proving():
         yield
 
 

@@ -11,21 +11,15 @@ Declines expressions that read memory, call functions or bind names, and unrolle
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
-import tilelang.transform
 from tvm import tirx
-from tvm.ir import IRModule
-from tvm.ir.transform import PassContext, Sequential
 from tvm.tirx import stmt_functor
-from tvm.tirx.transform import prim_func_pass
 
 from tilelang_core.ir import constant, contains, op_name, walk
 from tilelang_core.rewrite import at, rewrite, sequence
 
-__all__ = ["hoisting", "with_hoisted_invariants"]
+__all__ = ["with_hoisted_invariants"]
 
 _ARITHMETIC = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max, tirx.EQ,
@@ -33,22 +27,6 @@ _ARITHMETIC = (
 )  # fmt: skip
 _BITS = "tirx.shift_right", "tirx.shift_left", "tirx.bitwise_and", "tirx.bitwise_or"
 _DIVISIONS = tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod
-
-
-@contextlib.contextmanager
-def hoisting() -> Iterator[None]:
-    """Stock TileLang's code generator gets kernels in this form meanwhile."""
-    last = tilelang.transform.HoistBroadcastValues
-    tilelang.transform.HoistBroadcastValues = lambda: Sequential([last(), _hoist])
-    try:
-        yield
-    finally:
-        tilelang.transform.HoistBroadcastValues = last
-
-
-@prim_func_pass(opt_level=0, name="tilelang_core.HoistLoopInvariants")
-def _hoist(func: tirx.PrimFunc, module: IRModule, context: PassContext) -> tirx.PrimFunc:
-    return with_hoisted_invariants(func)
 
 
 def with_hoisted_invariants(func: tirx.PrimFunc) -> tirx.PrimFunc:

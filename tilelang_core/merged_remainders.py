@@ -9,47 +9,27 @@ to it. All other accesses keep the text that stock generates.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import tilelang.transform
 from tvm import tirx
 from tvm.arith import Analyzer, iter_map_simplify
 from tvm.error import InternalError
-from tvm.ir import IRModule, Range
-from tvm.ir.transform import PassContext, Sequential
-from tvm.tirx.transform import prim_func_pass
+from tvm.ir import Range
 
 from tilelang_core.ir import constant, contains, walk
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
 from tilelang_core.rewrite import at, rewrite
 
-__all__ = ["keeping_remainders", "with_kept_remainders"]
+__all__ = ["with_kept_remainders"]
 
 _SAMPLES, _UNKNOWN_EXTENT = 24, 1 << 10
 _BINARY: Mapping[type, Callable[[int, int], int]] = {
     tirx.Add: operator.add, tirx.Sub: operator.sub, tirx.Mul: operator.mul, tirx.FloorDiv: operator.floordiv,
     tirx.FloorMod: operator.mod, tirx.Min: min, tirx.Max: max,
 }  # fmt: skip
-
-
-@contextlib.contextmanager
-def keeping_remainders() -> Iterator[None]:
-    """Stock TileLang's FlattenBuffer gets indices in this form meanwhile."""
-    flatten = tilelang.transform.FlattenBuffer
-    tilelang.transform.FlattenBuffer = lambda: Sequential([_keep_remainders, flatten()])
-    try:
-        yield
-    finally:
-        tilelang.transform.FlattenBuffer = flatten
-
-
-@prim_func_pass(opt_level=0, name="tilelang_core.KeepRemainders")
-def _keep_remainders(func: tirx.PrimFunc, module: IRModule, context: PassContext) -> tirx.PrimFunc:
-    return with_kept_remainders(func)
 
 
 def with_kept_remainders(func: tirx.PrimFunc) -> tirx.PrimFunc:
