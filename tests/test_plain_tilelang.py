@@ -212,3 +212,21 @@ def test_shared_memory_of_a_size_that_the_launch_knows() -> None:
     X, Y = torch.randn(100), torch.empty(100)
     tilescale.emulate(program(tilescale.language), [X, Y])
     assert torch.equal(Y, X.flip(0))
+
+
+def test_invariants_stay_where_tilelang_leaves_them() -> None:
+    """Quotients by an argument, which lowering of distributed programs computes before the loop."""
+
+    def program(T: Any) -> Any:
+        @T.prim_func
+        def strided(X: T.Tensor((4096,), "float16"), Y: T.Tensor((4096,), "float16"), n: T.int32):
+            with T.Kernel(8, threads=128) as b:
+                t = T.get_thread_binding()
+                for k in T.serial(8):
+                    if k > 2:
+                        Y[k * 128 + t] = X[T.truncdiv(b, n) * 128 + t + k]
+
+        return strided
+
+    ours, stock = cuda_texts(program, "sm_90a")
+    assert ours == stock

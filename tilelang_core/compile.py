@@ -32,7 +32,7 @@ from tilelang_core.lru import LruCache
 from tilelang_core.merged_remainders import with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
 from tilelang_core.prover import proving
-from tilelang_core.rewrite import renamed
+from tilelang_core.rewrite import COMPOSED, renamed
 from tilelang_core.single_trip_loops import with_kept_extents
 from tilelang_core.source_rewrites import Rewrite, keyed, through
 from tilelang_core.stock_passes import rewriting
@@ -115,12 +115,16 @@ def _kept(key: Hashable, make: Callable[[], GeneratedText]) -> GeneratedText:
 
 
 @contextlib.contextmanager
-def _lowering() -> Iterator[None]:
-    """Within the block stock TileLang lowers for us."""
+def _lowering(func: tirx.PrimFunc) -> Iterator[None]:
+    """Within the block stock TileLang lowers a function for us. Only mends of faults change text of plain programs."""
     remainders = rewriting("FlattenBuffer", with_kept_remainders)
     invariants = rewriting("HoistBroadcastValues", with_hoisted_invariants, after=True)
-    with logs.following(), remainders, invariants, proving():
+    with logs.following(), remainders, invariants if _is_composed(func) else contextlib.nullcontext(), proving():
         yield
+
+
+def _is_composed(func: tirx.PrimFunc) -> bool:
+    return bool(func.attrs) and COMPOSED in func.attrs
 
 
 def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -134,7 +138,7 @@ def mended(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _lower(func: tirx.PrimFunc, target: Any, config: dict[str, Any]) -> GeneratedText:
-    with _lowering(), tvm.transform.PassContext(opt_level=3, config=config), target:
+    with _lowering(func), tvm.transform.PassContext(opt_level=3, config=config), target:
         lowered = tilelang.lower(mended(func), target=target)
     return GeneratedText(zero_trip_loops.mended(lowered.kernel_source), _dynamic_shared(lowered.device_mod))
 
@@ -228,9 +232,9 @@ class KernelCompilation:
         """The kernel, compiled or loaded from the cache. A check is made once, in the process that compiles it;
         `compiled` returns its result."""
         if self.check is None:
-            with _lowering(), _text_through(self._last):
+            with _lowering(self.func), _text_through(self._last):
                 return tilelang.compile(self._keyed, **self.options)
-        with _lowering(), _seen_by(self.check) as noted:
+        with _lowering(self.func), _seen_by(self.check) as noted:
             with _text_through((*self._last, noted)):
                 return tilelang.compile(self._keyed, **self.options)
 
@@ -257,7 +261,8 @@ class KernelCompilation:
 
     @cached_property
     def _keyed(self) -> tirx.PrimFunc:
-        makers = (with_kept_remainders, with_hoisted_invariants, *self._last)
+        hoisting = (with_hoisted_invariants,) if _is_composed(self.func) else ()
+        makers = (with_kept_remainders, *hoisting, *self._last)
         if self.check is None:
             return keyed(mended(self.func), makers)
         return keyed(mended(self.func), (*makers, _seen_by), self.check)

@@ -6,6 +6,7 @@ hoist the conversion of a quotient in floating point, nor a quotient of integers
 would compute the coordinates of its tile at each step that it loads. Before: a kernel as the code generator gets it.
 After: the same one, in which the largest invariants of a loop have names, bound before the loop.
 
+Applies to functions that lowering composes; plain programs keep the text of stock TileLang.
 Declines expressions that read memory, call functions or bind names, and unrolled loops.
 """
 

@@ -13,10 +13,10 @@ from tvm.tirx import stmt_functor
 from tilelang_core import tl
 
 __all__ = [
-    "BLOCK_ORDER", "LAUNCH", "address_of", "at", "beginning", "call", "copy_nest", "elected", "evaluate", "extern",
-    "extern_name", "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker", "parallel",
-    "parameter_buffer", "recall", "region", "register_limit", "relaunched", "renamed", "resized", "rewrite", "sequence",
-    "specialized", "tile_call",
+    "BLOCK_ORDER", "COMPOSED", "LAUNCH", "address_of", "at", "beginning", "call", "copy_nest", "elected", "evaluate",
+    "extern", "extern_name", "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker",
+    "parallel", "parameter_buffer", "recall", "region", "register_limit", "relaunched", "renamed", "resized", "rewrite",
+    "sequence", "specialized", "tile_call",
 ]  # fmt: skip
 
 BLOCK_ORDER = "threadblock_swizzle_pattern"
@@ -24,6 +24,9 @@ BLOCK_ORDER = "threadblock_swizzle_pattern"
 
 LAUNCH = "tilelang_root"
 """Name of the root block of a launch."""
+
+COMPOSED = "tilelang_core.composed"
+"""Attribute of the functions that `function` makes. Others are a user's, whose text is that of stock TileLang."""
 
 _KINDS = [
     f"tirx.{name}"
@@ -318,7 +321,7 @@ def function(
     func = tirx.PrimFunc(
         [var for var, _ in parameters], tirx.SBlockRealize([], tirx.IntImm("bool", 1), root), None, buffers
     )
-    func = func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
+    func = func.with_attr("global_symbol", name).with_attr("tirx.noalias", True).with_attr(COMPOSED, True)
     func = func.with_attr(tl.NON_RESTRICT, [buffer.data for buffer in buffers.values()])
     for key, value in attrs.items():
         func = func.with_attr(key, value)
