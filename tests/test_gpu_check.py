@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import sys
@@ -80,3 +81,12 @@ def test_jobs_do_not_outlive_the_verification(check: ModuleType, tmp_path: Path,
         check.end()
         assert outcome.result().failures[0] == "exit code -15"
     assert codes == [143]
+
+
+@pytest.mark.parametrize("path", sorted((BENCHMARKS.parent / "tests/gpu").glob("*.py")), ids=lambda path: path.name)
+def test_scripts_import_tvm_behind_tilelang_which_ships_it(path: Path):
+    imports = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Import | ast.ImportFrom)]
+    names = [n.module or "" if isinstance(n, ast.ImportFrom) else n.names[0].name for n in imports]
+    packages = [name.split(".")[0] for name in names]
+    behind = next((i for i, name in enumerate(packages) if name in ("tilelang", "tilescale")), len(packages))
+    assert "tvm" not in packages[:behind]

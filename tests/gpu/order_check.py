@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from tvm.tirx import PrimFunc
+from tilelang.utils.language import PrimFunc
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
