@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Lowering leaves Z3's parameters as the user has them, and proves what it proved before."""
 
+import subprocess
+import sys
+
 import pytest
 import z3
 from tvm import tirx
@@ -35,3 +38,27 @@ def test_quotients_and_remainders_are_related():
         analyzer.bind(x, Range(0, 1 << 20))
         assert analyzer.can_prove(x % 7 + x // 7 % 3 * 7 == x % 21)
         assert not analyzer.can_prove(x // 8 * 4 == x // 2)
+
+
+FAULTS = """
+import resource
+from z3 import Context
+from tilelang_core.prover import proving
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        Context()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+with proving():
+    faults()
+    print(faults())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the faults of glibc's malloc")
+def test_contexts_reuse_memory():
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 10  # a mapped context has more than a hundred
