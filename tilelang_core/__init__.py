@@ -16,6 +16,7 @@
     scalars.py             typed views of those on elements, threads and barriers
     matrices.py            typed views of instructions of tensor cores and of descriptors
     layouts.py             layouts that programs give to tiles, or that are inferred, as expressions
+    random_draws.py        random numbers by thread, order and vector, after lowering
     cases.py               functions on expressions that use `and`, `or`, `not` and `if`
     rules.py               what TileLang checks before it lowers
     launches.py            the ways to launch, in one form

@@ -22,7 +22,7 @@ class TileLayout:
     Attributes:
         indices: variables of an element's indices.
         position: in memory, or among the elements of its thread, counted in elements.
-        width: how many positions a row of memory has.
+        width: how many positions a row of memory has; 1 of elements of threads.
         thread: that holds the element; None for memory.
         replicated: whether others hold it, too.
     """
@@ -41,7 +41,7 @@ class TileLayout:
             known = {*_variables(given)}
             first = {v: ir.int_node(0) for v in ir.variables(given.thread) if v not in known}
             thread = ir.substitute(given.thread, first)
-        width = ir.integer(given.get_output_shape()[-1])
+        width = 1 if isinstance(given, Fragment) else ir.integer(given.get_output_shape()[-1])
         return cls(_variables(given), given.get_linearized_forward_index(), width, thread, bool(first))
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Vector and word operations of threads in stock TileLang: ramps, wide loads, cp.async, ldmatrix, reductions."""
 
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -10,8 +8,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.emulator.support import assert_same, blank, values
-from tilescale.backends.emulator.numerics.random import philox
-from tilescale.errors import NoDataError, OutOfBoundsError, UnsupportedError, UsageError
+from tilescale.errors import NoDataError, OutOfBoundsError, UsageError
 
 
 def integers(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -296,141 +293,6 @@ def test_four_rows_are_gathered_and_scattered():
     expected = torch.zeros(12, 16).half()
     expected[[0, 3, 5, 9], 8:] = args[0][list(rows), 4:12]
     assert_same(args[1], expected)
-
-
-# -- random numbers ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("counter", "key", "words"),
-    [
-        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
-        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
-        (
-            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
-            [0xA4093822, 0x299F31D0],
-            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
-        ),
-    ],
-)
-def test_philox_has_the_known_answers(counter, key, words):
-    """The vectors of Random123 (kat_vectors)."""
-    state = [np.array(x, np.uint32)[:, None] for x in (counter, key)]
-    assert philox(*state)[:, 0].tolist() == words
-
-
-def test_threads_draw_from_streams_of_their_own():
-    @T.prim_func
-    def program(W: T.Tensor((64, 6), "uint32"), U: T.Tensor((64, 8), "float32"), N: T.Tensor((64, 8), "float32")):
-        with T.Kernel(2, threads=32) as b:
-            t = T.get_thread_binding()
-            T.rng_init(42, b * 32 + t, 0)
-            for i in T.serial(6):
-                W[b * 32 + t, i] = T.rng_rand()
-            for i in T.serial(8):
-                U[b * 32 + t, i] = T.rng_rand_float()
-            for i in T.serial(8):
-                N[b * 32 + t, i] = T.rng_rand_float(dist="normal")
-
-    args = [torch.zeros(64, 6, dtype=torch.uint32), blank(64, 8), blank(64, 8)]
-    tilescale.emulate(program, args)
-    counters = np.zeros((4, 64), np.uint32)
-    counters[2] = np.arange(64)
-    keys = np.zeros((2, 64), np.uint32)
-    keys[0] = 42
-    first = philox(counters, keys)
-    counters[0] = 1
-    assert args[0].numpy().tolist() == np.concatenate([first, philox(counters, keys)]).T[:, :6].tolist()
-    assert ((args[1] > 0) & (args[1] <= 1)).all() and abs(float(args[1].mean()) - 0.5) < 0.05
-    assert abs(float(args[2].mean())) < 0.15 and abs(float(args[2].std()) - 1) < 0.1
-    again = [x.clone() for x in args]
-    tilescale.emulate(program, again)
-    assert all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(args, again, strict=True))
-
-
-def drawn(parallel, count, threads, draws):
-    """Numbers that iterations get: those of parallel loops, or of a loop of each thread over iterations of its own."""
-
-    @T.prim_func
-    def program(X: T.Tensor((count,), "float32")):
-        with T.Kernel(1, threads=threads):
-            T.rng_init(1)
-            if parallel:
-                for i in T.Parallel(count):
-                    if i % 5 != 2:
-                        X[i] = draws()
-            else:
-                t = T.get_thread_binding()
-                for turn in T.serial((count + threads - 1) // threads):
-                    if turn * threads + t < count:
-                        if (turn * threads + t) % 5 != 2:
-                            X[turn * threads + t] = draws()
-            for i in T.Parallel(threads):
-                X[i] = X[i] + draws()
-
-    return program
-
-
-@pytest.mark.parametrize(
-    "draws", [T.rng_rand, T.rng_rand_float, functools.partial(T.rng_rand_float, dist="normal")], ids=["word", "u", "n"]
-)
-@pytest.mark.parametrize(("count", "threads"), [(32, 32), (24, 64), (300, 128)])
-def test_parallel_iterations_draw_from_the_streams_of_their_threads(count, threads, draws):
-    found, wanted = torch.zeros(count), torch.zeros(count)
-    tilescale.emulate(drawn(True, count, threads, draws), [found])
-    tilescale.emulate(drawn(False, count, threads, draws), [wanted])
-    assert torch.equal(found, wanted) and found.unique().numel() > 0.7 * count
-
-
-def test_tilelang_gives_threads_an_iteration_at_a_time_where_vectors_would_leave_some_idle():
-    text = tilescale.compile(drawn(True, 300, 128, T.rng_rand), target={"kind": "cuda", "arch": "sm_90a"}).source
-    assert "X[((i * 128) + ((int)threadIdx.x))] = ((float)curand(&" in text
-
-
-def refused(count, body):
-    @T.prim_func
-    def program(X: T.Tensor((count,), "float32")):
-        with T.Kernel(1, threads=128):
-            T.rng_init(1)
-            body(X)
-
-    with pytest.raises(UnsupportedError) as caught:
-        tilescale.emulate(program, [blank(count)])
-    return caught.value.message
-
-
-@T.macro
-def one_each(X):
-    for i in T.Parallel(X.shape[0]):
-        X[i] = T.rng_rand_float()
-
-
-@T.macro
-def two_each(X):
-    for i in T.Parallel(X.shape[0]):
-        X[i] = T.rng_rand_float() + T.rng_rand_float()
-
-
-@T.macro
-def some_each(X):
-    for i in T.Parallel(X.shape[0]):
-        for _ in T.serial(2):
-            X[i] = T.rng_rand_float()
-
-
-@T.macro
-def of_fragments(X):
-    tile = T.alloc_fragment((128,), "float32")
-    for i in T.Parallel(128):
-        tile[i] = T.rng_rand_float()
-    T.copy(tile, X)
-
-
-def test_random_numbers_whose_order_is_up_to_tilelang_are_refused():
-    for count, body in [(1024, one_each), (128, of_fragments)]:
-        assert "up to TileLang" in refused(count, body)
-    for body in (two_each, some_each):
-        assert "several random numbers for an iteration" in refused(128, body)
 
 
 def test_threads_are_bound_along_two_axes():

@@ -111,8 +111,8 @@ class ProgramInstance:
         plan, device = grid.plan, grid.device
         self.grid, self.cluster, self.cluster_rank = grid, cluster, rank
         self._named: dict[int, CountingBarrier] = {}
-        # The states of its threads' random number generators, once initialized.
-        self.random: Any = None
+        # The states of its threads' random number generators, by the calls that initialized them.
+        self.random: dict[Any, Any] = {}
         if plan.program_level is plan.tensor_level:
             self.unit = device.unit
         else:

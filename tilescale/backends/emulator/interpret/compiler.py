@@ -68,6 +68,8 @@ class Compiler(Symbols):
             (T.Persistent emits such). `bindings`: the values of the others.
         where: the current source line.
         reduction: the combination of enclosed reductions over threads.
+        draws: the order of the random numbers in the enclosing parallel loops, once they draw one.
+        generator: the last call that initializes generators of random numbers.
         threads_apart: number of enclosing thread-dependent conditions.
         in_lockstep: whether one frame executes what is compiled for many programs.
         host_memory: the memory that tables of pointers point into.
@@ -99,6 +101,8 @@ class Compiler(Symbols):
         self.threads_apart = 0
         self.in_lockstep = False
         self.reduction: Any = None
+        self.draws: Any = None
+        self.generator: ir.Call | None = None
         self.host_memory = HostMemory()
         # Slot of an allocation -> its extents, None where they are known at launch only.
         self._shapes: dict[int, tuple[int, ...] | None] = {}

@@ -7,6 +7,7 @@ they are recorded in `frame.dead` and the rest of the body runs without them.
 
 from __future__ import annotations
 
+import functools
 from functools import cache
 from typing import Any
 
@@ -335,6 +336,8 @@ def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
     del compiler.open_loops[-len(nest) :]
     tells = compiler.instrumentation.nest(compiler, nest[-1].body) if compiler.instrumentation is not None else None
     compiler.axes = {}
+    draws, compiler.draws = compiler.draws, None
+    over_all = functools.partial(draws.run, body) if draws is not None else body
 
     def run(frame: Frame) -> None:
         space = tuple(uniform(e(frame), frame, "a loop's extent") for e in extents)
@@ -346,7 +349,7 @@ def _parallel(compiler: Compiler, stmt: ir.For) -> Closure:
         for axis, (slot, n) in enumerate(zip(slots, space, strict=True)):
             indices = _axis(n, axis, len(space))
             frame.slots[slot] = indices + np.int32(first[axis]) if first[axis] else indices
-        body(frame)
+        over_all(frame)
         frame.space, frame.mask, frame.dead, frame.broken = saved
 
     return run
