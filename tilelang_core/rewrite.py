@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import ir, tirx
+from tvm.arith import Analyzer
 from tvm.tirx import stmt_functor
 
 from tilelang_core import tl
@@ -16,7 +17,7 @@ __all__ = [
     "BLOCK_ORDER", "COMPOSED", "LAUNCH", "address_of", "at", "beginning", "call", "copy_nest", "elected", "evaluate",
     "extern", "extern_name", "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker",
     "parallel", "parameter_buffer", "recall", "region", "register_limit", "relaunched", "renamed", "resized", "rewrite",
-    "sequence", "specialized", "tile_call",
+    "sequence", "specialized", "tile_call", "with_values",
 ]  # fmt: skip
 
 BLOCK_ORDER = "threadblock_swizzle_pattern"
@@ -310,6 +311,45 @@ def relaunched(
         return tirx.SBlock([], [], [], LAUNCH, body, None, [*node.alloc_buffers, *buffers], [], annotations)
 
     return func.with_body(rewrite(func.body, enter=enter))
+
+
+def with_values(func: tirx.PrimFunc, values: Mapping[tirx.Var, int]) -> tirx.PrimFunc:
+    """A function with numbers in place of symbolic extents, in its tensors too."""
+    numbers = {var: tirx.IntImm(str(var.dtype), value) for var, value in values.items()}
+    buffers: dict[tirx.Buffer, tirx.Buffer] = {}
+
+    def known(expr: Any) -> Any:
+        return Analyzer().simplify(stmt_functor.substitute(expr, numbers)) if isinstance(expr, tirx.PrimExpr) else expr
+
+    def of(buffer: tirx.Buffer) -> tirx.Buffer:
+        if buffer not in buffers:
+            shape, strides = ([known(n) for n in sizes] for sizes in (buffer.shape, buffer.strides))
+            buffers[buffer] = tirx.decl_buffer(
+                shape, buffer.dtype, buffer.name, data=buffer.data, strides=strides, scope=buffer.scope()
+            )
+        return buffers[buffer]
+
+    def leave(node: Any) -> Any:
+        if isinstance(node, tirx.Var):
+            return numbers.get(node)
+        if isinstance(node, tirx.BufferLoad):
+            return tirx.BufferLoad(of(node.buffer), node.indices)
+        if isinstance(node, tirx.BufferStore):
+            return at(tirx.BufferStore(of(node.buffer), node.value, node.indices), node)
+        if isinstance(node, tirx.Call):
+            return recall(node, [known(arg) for arg in node.args])
+        if isinstance(node, tirx.For):
+            nest = node.loop_var, node.min, known(node.extent), node.kind, node.body
+            return at(tirx.For(*nest, node.thread_binding, node.annotations), node)
+        if isinstance(node, tirx.SBlock):
+            body, own = node.body, [of(buffer) for buffer in node.alloc_buffers]
+            return tirx.SBlock([], [], [], node.name_hint, body, None, own, [], node.annotations)
+        return None
+
+    body = rewrite(func.body, leave=leave)
+    return tirx.PrimFunc(
+        func.params, body, func.ret_type, {var: of(buffer) for var, buffer in func.buffer_map.items()}, func.attrs
+    )
 
 
 def function(

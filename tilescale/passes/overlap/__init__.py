@@ -3,9 +3,11 @@
 
     rewrite.py              one collective after the other: rewrites, exceptions, and reasons
     schedule.py             the decision for each, as an object that can be edited and passed back
+    symbolic.py             extents that are known at launch only, and what they are likely to be
     candidates.py           schedules that are worth measuring
     legality.py             conditions under which a collective may be split
     partition.py            the rows of a tensor, which its parts consist of
+    part_tiles.py           the rows of each program where extents are known at launch only
     access_maps.py          accesses of a grid to a tensor, and the rows that each program touches
     chunks.py               rows that are sent together, and their flags
     tile_order.py           the order of a grid's tiles

@@ -20,6 +20,7 @@ from tilelang_core import accesses, ir
 from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
+from tilescale.passes.overlap.part_tiles import PartTiles
 from tilescale.passes.overlap.partition import Partition, SliceBox
 from tilescale.program.effects import Access, Completion, ProgramNames, phases, statements
 from tilescale.program.grids import GridValues, UnknownValue, grid_of
@@ -43,6 +44,7 @@ class TensorUse:
         named: tensors whose elements say which rows these are.
         looks_up: whether tiles look at these elements themselves; else the rows are all that these may say.
         high: how many rows there are, all of one index of the other dimensions that are counted; None: not known.
+        tiles: where extents are symbolic, the axes of the grid that number the parts and tiles; None: there are none.
     """
 
     phase: GridPhase
@@ -57,6 +59,7 @@ class TensorUse:
     named: tuple[str, ...] = ()
     looks_up: bool = False
     high: int | None = None
+    tiles: PartTiles | None = None
 
     @property
     def deeper(self) -> Partition | None:
@@ -64,9 +67,17 @@ class TensorUse:
         return self.rows.deeper if self.high == 1 else None
 
     @property
+    def place(self) -> tuple[Any, Any]:
+        """The part of the first row, and the row in it."""
+        if self.tiles is not None:
+            return self.tiles.part, self.tiles.row
+        height = self.rows.height
+        return ir.simplify(self.begin // height, self.ranges), ir.simplify(self.begin % height, self.ranges)
+
+    @property
     def is_all(self) -> bool:
         """Whether it may be any row."""
-        return ir.constant(self.begin) == 0 and ir.constant(self.end) == self.rows.total
+        return ir.constant(self.begin) == 0 and ir.constant(self.end - self.rows.total) == 0
 
 
 class AccessMaps:
@@ -74,10 +85,11 @@ class AccessMaps:
 
     Args:
         sizes: units of each launched level.
+        symbolic: whether extents of the program are known at launch only.
     """
 
-    def __init__(self, program: Program, machine: Machine, sizes: Mapping[str, int]):
-        self.program, self.machine, self.sizes = program, machine, sizes
+    def __init__(self, program: Program, machine: Machine, sizes: Mapping[str, int], symbolic: bool = False):
+        self.program, self.machine, self.sizes, self.symbolic = program, machine, sizes, symbolic
         self.names = ProgramNames(program)
 
     def is_argument(self, root: ir.Var) -> bool:
@@ -225,13 +237,16 @@ class _Descent:
         while (inner := self._inside(stmts)) is not None:
             stmts = inner
         begin, end = self._rows(stmts)
-        heights = {self.rows.high(box) for box in self._boxes(stmts)}
+        boxes = self._boxes(stmts)
+        heights = {self.rows.high(box) for box in boxes}
+        alone = self.uses.symbolic and len(boxes) == 1 and not self.loops and not self.branches
         return TensorUse(
             *(self.phase, self.launch, self.rows, stmts, begin, end, tuple(self.loops), tuple(self.branches)),
             ranges=self._ranges(),
             named=self._named(stmts),
             looks_up=self.looks_up,
             high=heights.pop() if len(heights) == 1 else None,
+            tiles=PartTiles.of(self.rows, list(map(self._written_out, boxes[0])), self.launch) if alone else None,
         )
 
     def _inside(self, stmts: tuple[ir.Stmt, ...]) -> tuple[ir.Stmt, ...] | None:
@@ -290,6 +305,16 @@ class _Descent:
         inside.ranges |= self.threads
         boxes = [self._box(access, inside) for access in self._accesses(body)]
         return list({str(box): box for box in boxes}.values())
+
+    def _written_out(self, pair: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
+        """The bounds of a dimension in terms of the program's indices, as far as they follow from these."""
+        if pair is None:
+            return None
+        begin, end = map(ir.int_node, pair)
+        pure = {var: value for var, value in self.binds.items() if ir.is_pure(value)}
+        while pure.keys() & (ir.variables(begin) | ir.variables(end)):
+            begin, end = ir.substitute(begin, pure), ir.substitute(end, pure)
+        return begin, end
 
     def _accesses(self, body: ir.Stmt) -> list[Access]:
         return [a for a in self.uses.names.all_effects(body).accesses if a.root.same_as(self.root)]

@@ -14,6 +14,7 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.chunks import RowChunks, wait
 from tilescale.passes.overlap.rewriter import LaunchRewriter, bound, rank_of
 from tilescale.program.model import GridPhase, Launch
@@ -103,8 +104,13 @@ def sum_of(arrivals: ArrivalReduce, rewriter: LaunchRewriter, after: Callable[[A
 
     Args:
         after: statements after the store of a tile, from the tile's first row.
+
+    Raises:
+        Declined: extents are known at launch only.
     """
     launch, rows = rewriter.launch, arrivals.chunks.of
+    if ir.constants((*rows.buffer.shape, *launch.grid)) is None:
+        raise Declined("a grid that adds up needs extents that are known before the launch", launch.where)
     high, wide = tile_shape(launch, arrivals.chunks)
     matrix = rows.place(rows.height, rows.across)
     down, across = (-(-extent // size) for extent, size in zip(matrix, (high, wide), strict=True))

@@ -30,12 +30,12 @@ class RowChunks:
     rows: int
 
     @property
-    def each(self) -> int:
+    def each(self) -> Any:
         """Chunks of a part."""
-        return -(-self.of.height // self.rows)
+        return (self.of.height + self.rows - 1) // self.rows
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, Any]:
         """Parts and chunks of each: the shape of flags for all of them."""
         return self.of.parts, self.each
 
@@ -55,7 +55,7 @@ class RowChunks:
 
     def count(self, chunk: Any) -> Any:
         """Rows of a chunk."""
-        if self.of.height % self.rows == 0:
+        if ir.constant(self.of.height % self.rows) == 0:
             return self.rows
         return ir.Min(ir.IntImm("int32", self.rows), self.of.height - chunk * self.rows)
 
@@ -100,6 +100,8 @@ class RowChunks:
 
     def span(self, use: TensorUse, uses: AccessMaps, level: str) -> tuple[int, bool]:
         """Largest number of chunks that a tile touches, and whether every tile touches at least one."""
+        if uses.symbolic:
+            return (1, True) if use.tiles and ir.constant(self.rows % use.tiles.step) == 0 else (0, False)
         if use.looks_up:
             if use.high is None:
                 return self.of.parts * self.each, False
@@ -108,10 +110,17 @@ class RowChunks:
         every = np.concatenate(numbers)
         return int(every.max(initial=0)), bool((every > 0).all())
 
+    def _first(self, use: TensorUse) -> tuple[Any, Any]:
+        """Part, and chunk of it, that has the first row of a use."""
+        if use.tiles is not None:
+            return use.tiles.part, ir.simplify(use.tiles.row // self.rows, use.ranges)
+        part, chunk = (ir.simplify(number, use.ranges) for number in self.place(use.begin))
+        return part, chunk
+
     def _once(self, use: TensorUse, most: int, always: bool, make: Callable[[Any, Any], ir.Stmt]) -> list[ir.Stmt]:
         """A statement for each chunk that a use touches."""
         if most == 1 and always:
-            return [make(*(ir.simplify(number, use.ranges) for number in self.place(use.begin)))]
+            return [make(*self._first(use))]
         turn, first = ir.Var("chunk", "int32"), ir.simplify(self.number(use.begin), use.ranges)
         count = ir.simplify(self.number(use.end - 1) - first + 1, use.ranges)
         extent = ir.Max(count, ir.IntImm("int32", 0))

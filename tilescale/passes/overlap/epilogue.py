@@ -60,7 +60,8 @@ def add_where_made(
     part, total = arrivals.fragments(rewriter, shape)
     (store,) = use.stmts
     rows, (rank, rank_is) = arrivals.chunks.of, rank_of(arrivals.level)
-    row, column = rows.place(ir.simplify(use.begin % rows.height, use.ranges), begins[rows.axis - 1])
+    owner, first = use.place
+    row, column = rows.place(first, begins[rows.axis - 1])
     own = [arrivals.added(rank, row, column, whole(tile, "r"), part, total)]
     target = arrivals.to(rank, row, column, shape)
     sums = total
@@ -68,7 +69,6 @@ def add_where_made(
         own.append(copy(whole(total, "r"), whole(tile, "w")))
         sums = tile
     own += [copy(whole(sums, "r"), target), *after(EpilogueTile(sums, row, column, rank, rank))]
-    owner = ir.simplify(use.begin // rows.height, use.ranges)
     away = tir.sequence(others(EpilogueTile(tile, row, column, owner, rank)))
     branch = ir.IfThenElse(ir.EQ(owner, rank), tir.sequence(own), away)
     rewriter.statements.append((store, tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])))

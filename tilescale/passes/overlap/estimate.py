@@ -8,7 +8,8 @@ grid processes the chunks in the order in which they arrive, or leave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from tilescale.cost.calibrated import in_force
 from tilescale.cost.operations import network_of, region_bytes
 from tilescale.hda import Mechanism, Network
 from tilescale.passes.declined import Declined
-from tilescale.passes.overlap.access_maps import AccessMaps
+from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.legality import CollectiveSite
 from tilescale.passes.overlap.partition import Partition
 from tilescale.passes.overlap.schedule import QUEUE, Move
@@ -229,6 +230,14 @@ def choose_chunk(
     chunk = rows.even(min(chunk, travel.height))
     move.overlapped_s = travel.fork_and_join + seconds(chunk)
     return chunk
+
+
+def align(move: Move, uses: Sequence[TensorUse]) -> int:
+    """The rows of a chunk that `move` has from likely extents, as whole tiles of all uses."""
+    assert move.chunk is not None
+    step = math.lcm(*(use.tiles.step for use in uses if use.tiles is not None))
+    move.chunk = max(move.chunk // step, 1) * step
+    return move.chunk
 
 
 def in_order(site: CollectiveSite, uses: AccessMaps, grid: float) -> float:

@@ -24,9 +24,9 @@ from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import RowChunks, flag, put, wait
-from tilescale.passes.overlap.estimate import RowTransport, choose_chunk, exchanged, in_order
+from tilescale.passes.overlap.estimate import RowTransport, align, choose_chunk, exchanged, in_order
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting, uses_after
-from tilescale.passes.overlap.partition import Partition
+from tilescale.passes.overlap.partition import Partition, same_extents
 from tilescale.passes.overlap.producers_consumers import check_some, counted, maker_of, readers_of
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
@@ -36,7 +36,6 @@ from tilescale.passes.overlap.tile_order import (
     DepartureOrder,
     TileOrder,
     is_in,
-    stairs,
     tiles_in,
     with_tiles,
 )
@@ -107,12 +106,10 @@ def overlap_exchange(
 def _rows(region: ir.Call, site: CollectiveSite, uses: AccessMaps) -> Partition:
     """Row numbering of a tensor of the all-to-all, from its region."""
     whole, begins, extents = ir.region_parts(region)
-    where, sizes, parts = location(site.stmt), ir.constants(extents), uses.sizes[site.made.level]
+    where, parts = location(site.stmt), uses.sizes[site.made.level]
     if site.made.axis != 0:
         raise Declined("it does not exchange along the first dimension", where)
-    if sizes is None:
-        raise Declined("the rows are known at launch only", where)
-    if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape):
+    if any(ir.constant(b) != 0 for b in begins) or not same_extents(extents, whole.shape):
         raise Declined(f"it exchanges a part of {whole.name!r}", where)
     return Partition(whole, parts, PartLayout.of(part_of(extents, parts), extents).slots)
 
@@ -150,7 +147,7 @@ def _maker(
     phase = maker_of(root, mine, graph, "what it sends")
     assert mine.launch is not None
     use = uses.find(phase, mine.launch, sent)
-    counted(use, RowChunks(sent, sent.height), uses, level)
+    counted(use, RowChunks(sent, use.tiles.step if use.tiles else sent.height), uses, level)
     return use
 
 
@@ -184,9 +181,13 @@ def _store(
     if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) != tl.COPY:
         return None
     target, _, _ = ir.region_parts(TileCopy.of(stmt.value).target)
-    touched = uses.by_rank(maker, level)
-    is_apart = any(((begin // sent.height != (end - 1) // sent.height) & runs).any() for begin, end, runs in touched)
-    return stmt if target.same_as(sent.buffer) and not is_apart else None
+    return stmt if target.same_as(sent.buffer) and not _straddles(maker, sent, uses, level) else None
+
+
+def _straddles(maker: TensorUse, sent: Partition, uses: AccessMaps, level: str) -> bool:
+    """Whether some tiles have rows of several parts."""
+    touched = () if maker.tiles else uses.by_rank(maker, level)
+    return any(((begin // sent.height != (end - 1) // sent.height) & runs).any() for begin, end, runs in touched)
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------
@@ -195,6 +196,9 @@ def _store(
 def _choose(found: _SplitAllToAll, move: Move) -> int:
     """Choose the rows of a chunk with the lowest estimate, and record the estimate in `move`."""
     site, uses, rows = found.site, found.uses, found.received
+    neighbours = [*found.readers[:1], *([found.maker] if found.maker else [])]
+    if uses.symbolic:
+        return align(move, neighbours)
     travel = RowTransport.of(site, uses, rows.parts, rows.height)
     made = None if found.maker is None else TileWork.of(found.maker, uses, found.level)
     first, *others = (TileWork.of(use, uses, found.level) for use in found.readers) if found.readers else (None,)
@@ -203,7 +207,6 @@ def _choose(found: _SplitAllToAll, move: Move) -> int:
     def seconds(chunk: int) -> float:
         return exchanged(travel, chunk, made, first, in_place=found.store is not None) + rest
 
-    neighbours = [*found.readers[:1], *([found.maker] if found.maker else [])]
     step = math.lcm(*(uses.step(use, rows.height, found.level) for use in neighbours))
     move.chunk = choose_chunk(move, travel, rows, step, seconds)
     grids = sum(work.seconds for work in (made, first) if work is not None) + rest
@@ -254,8 +257,7 @@ def _made(found: _SplitAllToAll, maker: TensorUse) -> ir.Stmt:
     copied = TileCopy.of(store.value)
     place = tir.region(found.received.buffer, *ir.region_parts(copied.target)[1:], "w")
     rank, rank_is = rank_of(found.level)
-    owner = ir.simplify(maker.begin // found.sent.height, maker.ranges)
-    branch = ir.IfThenElse(ir.EQ(owner, rank), copy(copied.source, place), store)
+    branch = ir.IfThenElse(ir.EQ(maker.place[0], rank), copy(copied.source, place), store)
     stored = tir.sequence([tir.at(rank_is, store), tir.at(branch, store)])
     return tir.rewrite(last, enter=lambda node: stored if store.same_as(node) else None)
 
@@ -268,13 +270,12 @@ def _departing(
     sent, level, stmt = found.sent, found.level, found.site.stmt
     made = RowChunks(sent, chunks.rows)
     done = rewriter.alloc_flags(f"{sent.buffer.name}_done", made.shape)
-    counts = counted(maker, made, found.uses, level)
+    count = counted(maker, made, found.uses, level)
     order: TileOrder = ArrivalOrder() if is_in(ArrivalOrder(), maker, sent, found.uses, level) else DepartureOrder()
     tiles = tiles_in(order, maker, sent, found.uses, move, level) if isinstance(order, DepartureOrder) else None
 
     def part(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
-        least = stairs(peer * chunks.each + chunk, range(len(counts)), counts)
-        return _put(found, chunks, here, rank, peer, chunk, flag(done, peer, chunk), least)
+        return _put(found, chunks, here, rank, peer, chunk, flag(done, peer, chunk), count(peer, chunk))
 
     before = DevicePhase(tir.sequence(located(chunks.to_others(level, part, order), stmt)))
     last = maker.stmts[-1]

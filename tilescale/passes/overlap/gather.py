@@ -21,9 +21,9 @@ from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import copy
 from tilescale.passes.overlap.chunks import RowChunks, flag, put
 from tilescale.passes.overlap.columns import overlap_columns
-from tilescale.passes.overlap.estimate import RowTransport, choose_chunk, gathered, in_order
+from tilescale.passes.overlap.estimate import RowTransport, align, choose_chunk, gathered, in_order
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten, is_behind_waiting
-from tilescale.passes.overlap.partition import Partition
+from tilescale.passes.overlap.partition import Partition, same_extents
 from tilescale.passes.overlap.producers_consumers import check_some, readers_of
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located, rank_of
 from tilescale.passes.overlap.schedule import Move
@@ -89,10 +89,7 @@ def rows_of(site: CollectiveSite, uses: AccessMaps) -> Partition:
     (_, _, own), (whole, begins, extents) = ir.region_parts(made.source), ir.region_parts(made.target)
     if made.is_in_place or made.axis != 0:
         raise Declined("it does not gather along the first dimension", location(site.stmt))
-    sizes = ir.constants(extents)
-    if sizes is None or ir.constants(own) is None:
-        raise Declined("the rows are known at launch only", location(site.stmt))
-    if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape):
+    if any(ir.constant(b) != 0 for b in begins) or not same_extents(extents, whole.shape):
         raise Declined(f"it gathers into a part of {whole.name!r}", location(site.stmt))
     if whole.data in uses.names.views:
         raise Declined(f"it gathers into a view of {uses.names.views[whole.data].base.name!r}", location(site.stmt))
@@ -104,6 +101,8 @@ def rows_of(site: CollectiveSite, uses: AccessMaps) -> Partition:
 
 def _choose(gather: _SplitGather, move: Move) -> int:
     """Rows of a chunk; records the estimate in the move."""
+    if gather.uses.symbolic:
+        return align(move, gather.readers)
     site, uses, rows = gather.site, gather.uses, gather.rows
     travel = RowTransport.of(site, uses, rows.parts, rows.height)
     first, *others = (TileWork.of(use, uses, gather.level) for use in gather.readers)

@@ -9,6 +9,7 @@ the next dimension counts too: a row is then one of an expert's, and the experts
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,29 +44,29 @@ class Partition:
         return range(1, 2) if self.axis else range(self.slots + self.depth)
 
     @property
-    def extents(self) -> tuple[int, ...]:
+    def extents(self) -> tuple[Any, ...]:
         """Extents of the dimensions of a part that are counted as rows."""
         begin = self.axis or int(self.slots)
-        first, *others = (ir.integer(n) for n in self.buffer.shape[begin : begin + self.depth])
-        return (first if self.slots else first // self.parts, *others)
+        first, *others = map(_number, self.buffer.shape[begin : begin + self.depth])
+        return (first if self.slots else _over(first, self.parts), *others)
 
     @property
-    def height(self) -> int:
+    def height(self) -> Any:
         """Rows of a part."""
         return math.prod(self.extents)
 
     @property
-    def total(self) -> int:
+    def total(self) -> Any:
         """Rows of all parts."""
         return self.parts * self.height
 
     @property
-    def across(self) -> int:
+    def across(self) -> Any:
         """Elements of a row of a matrix."""
-        return ir.integer(self.buffer.shape[-1 - self.axis])
+        return _number(self.buffer.shape[-1 - self.axis])
 
     @property
-    def part_shape(self) -> tuple[int, ...]:
+    def part_shape(self) -> tuple[Any, ...]:
         """Extents of a part whose rows are those of matrices."""
         return self.block(0, self.height)[1]
 
@@ -91,8 +92,10 @@ class Partition:
     @property
     def deeper(self) -> Partition | None:
         """The rows with one more dimension counted; None where only one is left."""
-        left = len(self.buffer.shape) - self.slots - self.depth
-        return replace(self, depth=self.depth + 1) if left > 1 and not self.axis else None
+        if len(self.buffer.shape) - self.slots - self.depth < 2 or self.axis:
+            return None
+        deeper = replace(self, depth=self.depth + 1)
+        return deeper if ir.constants(deeper.extents) is not None else None
 
     @property
     def inner(self) -> int:
@@ -115,9 +118,8 @@ class Partition:
         """Begins and extents along the counted dimensions of a part: of an `even` number of rows, or the last ones."""
         begins: list[Any] = []
         extents: list[Any] = []
-        inner = self.height
-        for number, extent in enumerate(self.extents):
-            inner //= extent
+        for number in range(self.depth):
+            inner = math.prod(self.extents[number + 1 :])
             if not isinstance(count, int) or count >= inner:
                 rest = self.extents[number + 1 :]
                 return [*begins, _over(first, inner), *[0] * len(rest)], [*extents, _over(count, inner), *rest]
@@ -133,14 +135,14 @@ class Partition:
     def region(self, part: Any, first: Any, count: Any, access: str) -> ir.Call:
         """Some rows of a part, whole."""
         if self.axis:
-            every = ir.integer(self.buffer.shape[0])
+            every = _number(self.buffer.shape[0])
             return tir.region(self.buffer, [0, part * self.height + first], [every, count], access)
         begins, extents = self.box(first, count)
         if self.slots:
             begins, extents = [part, *begins], [1, *extents]
         else:
             begins[0] = part * self.extents[0] + begins[0]
-        rest = [ir.integer(n) for n in self.buffer.shape[len(begins) :]]
+        rest = [_number(n) for n in self.buffer.shape[len(begins) :]]
         return tir.region(self.buffer, [*begins, *[0] * len(rest)], [*extents, *rest], access)
 
     def high(self, box: SliceBox) -> int | None:
@@ -154,12 +156,23 @@ class Partition:
         first: Any = 0
         last: Any = 0
         for number in self.dimensions:
-            extent = ir.integer(self.buffer.shape[number])
+            extent = _number(self.buffer.shape[number])
             begin, end = box[number] or (0, extent)
             one = number != self.dimensions[-1] and ir.constant(end - begin) == 1
             first = first * extent + begin
             last = last * extent + (begin if one else ir.Min(ir.int_node(end), ir.int_node(extent)) - 1)
         return ir.int_node(first), ir.int_node(last + 1)
+
+
+def same_extents(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two shapes are the same at each launch."""
+    return len(one) == len(other) and all(ir.constant(a - b) == 0 for a, b in zip(one, other, strict=True))
+
+
+def _number(extent: ir.PrimExpr) -> Any:
+    """An extent, as an int where it is known before the launch."""
+    known = ir.constant(extent)
+    return extent if known is None else known
 
 
 def _over(rows: Any, inner: int) -> Any:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from tilelang_core import ir
@@ -11,8 +14,12 @@ from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.chunks import RowChunks
 from tilescale.passes.overlap.legality import stands_alone, uses_after
 from tilescale.passes.overlap.partition import Partition
+from tilescale.passes.overlap.tile_order import stairs
 from tilescale.program.dependence import Dependence, ProgramStep
 from tilescale.program.model import DevicePhase, GridPhase, Launch, location
+
+Count = Callable[[Any, Any], Any]
+"""A number that a chunk of a part has."""
 
 
 def maker_of(root: ir.Var, mine: ProgramStep, graph: Dependence, what: str) -> GridPhase:
@@ -34,12 +41,17 @@ def maker_of(root: ir.Var, mine: ProgramStep, graph: Dependence, what: str) -> G
     return last.phase
 
 
-def counted(use: TensorUse, chunks: RowChunks, uses: AccessMaps, level: str) -> list[int]:
-    """Numbers of programs, and of their iterations, that touch each chunk.
+def counted(use: TensorUse, chunks: RowChunks, uses: AccessMaps, level: str) -> Count:
+    """Number of programs, and of their iterations, that touch a chunk.
 
     Raises:
         Declined: it is another number on each unit.
     """
+    tiles = use.tiles
+    if uses.symbolic:
+        if tiles is None or chunks.span(use, uses, level) != (1, True):
+            raise Declined("how many tiles a chunk has is known at launch only", location(use.stmts[0]))
+        return lambda part, chunk: tiles.count(chunks.count(chunk))
     found = []
     for rank in range(chunks.of.parts):
         counts = np.zeros(chunks.shape[0] * chunks.each + 1, int)
@@ -54,7 +66,8 @@ def counted(use: TensorUse, chunks: RowChunks, uses: AccessMaps, level: str) -> 
         raise Declined("each unit makes other tiles", location(use.stmts[0]))
     if (found[0] == 0).any():
         raise Declined("no tile makes some of the rows", location(use.stmts[0]))
-    return [int(n) for n in found[0]]
+    numbers = [int(n) for n in found[0]]
+    return lambda part, chunk: stairs(part * chunks.each + chunk, range(len(numbers)), numbers)
 
 
 def readers_of(
@@ -93,7 +106,7 @@ def _reader(uses: AccessMaps, phase: GridPhase, launch: Launch, rows: Partition)
 
 def check_some(use: TensorUse, rows: Partition, uses: AccessMaps, level: str) -> None:
     """Raise Declined if every tile of a grid needs all rows: there is nothing to begin with."""
-    if use.looks_up:
+    if use.looks_up or uses.symbolic:  # then this was seen with likely extents
         return
     touched = uses.by_rank(use, level)
     if all((((begin <= 0) & (end >= rows.total)) | ~runs).all() for begin, end, runs in touched):

@@ -8,9 +8,10 @@ program of the language: it can be printed, checked, emulated, timed and lowered
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilelang_core import ir
+from tilelang_core import rewrite as tir
 from tilescale.errors import UsageError
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
@@ -24,6 +25,7 @@ from tilescale.passes.overlap.rotation import grids_first
 from tilescale.passes.overlap.scatter import overlap_reduction
 from tilescale.passes.overlap.schedule import WIRES, Move, Schedule
 from tilescale.passes.overlap.shift import overlap_shift
+from tilescale.passes.overlap.symbolic import likely_extents
 from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
 from tilescale.program.dependence import Dependence, ProgramStep
@@ -49,11 +51,16 @@ def overlap(func: ir.PrimFunc, machine: Machine, schedule: Schedule | None = Non
         PhaseError, ...: as `passes.pipeline.analyse`.
     """
     func = for_machine(func, machine)
-    found = [site for site, _ in sites(Dependence(structure(func, machine), machine))]
+    program = structure(func, machine)
+    found = [site for site, _ in sites(Dependence(program, machine))]
     moves = [Move(s.name, s.tensors, where=location(s.stmt)) for s in found]
     if schedule is not None:
         moves = _asked(schedule, moves)
-    state = _RewriteState(func, machine, by_cost=schedule is None)
+    symbolic = likely_extents(program) if moves else {}
+    if symbolic:
+        likely = overlap(tir.with_values(func, symbolic), machine, schedule)[1].moves
+        moves = [replace(m, adds=own.adds, ordered=own.ordered) for m, own in zip(likely, moves, strict=True)]
+    state = _RewriteState(func, machine, by_cost=schedule is None and not symbolic, symbolic=symbolic)
     for move in moves:
         state.take(move)
     return state.func, Schedule(moves)
@@ -91,6 +98,7 @@ class _RewriteState:
 
     Attributes:
         by_cost: whether collectives without an estimated gain stay sequential.
+        symbolic: extents that are known at launch only, each with the value for which `moves` were decided.
         kept: how many collectives stay in order until now.
         flags: flags of earlier rewrites.
     """
@@ -98,6 +106,7 @@ class _RewriteState:
     func: ir.PrimFunc
     machine: Machine
     by_cost: bool
+    symbolic: dict[ir.Var, int]
     kept: int = 0
     flags: set[ir.Var] = field(default_factory=set)
 
@@ -105,8 +114,9 @@ class _RewriteState:
         """Continue with the next collective."""
         try:
             if not move.overlapped:
-                raise Declined("as asked for")
+                raise Declined(move.why or "as asked for")
             self._overlap(move)
+            move.why += "".join(f", {var} as {value}" for var, value in self.symbolic.items())
         except Declined as reason:
             self.kept += 1
             move.overlapped = False
@@ -142,7 +152,7 @@ class _RewriteState:
         """The next collective of a function, its first statement, and the analyses of the function."""
         program = structure(func, self.machine)
         graph = Dependence(program, self.machine)
-        return *sites(graph)[self.kept], graph, AccessMaps(program, self.machine, _sizes(program))
+        return *sites(graph)[self.kept], graph, AccessMaps(program, self.machine, _sizes(program), bool(self.symbolic))
 
 
 def _sizes(program: Program) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
@@ -48,16 +49,16 @@ class LaunchRewriter:
     flags: list[ir.Var] = field(default_factory=list)
     in_order: bool = False
 
-    def alloc_flags(self, name: str, shape: Iterable[int]) -> ir.Buffer:
+    def alloc_flags(self, name: str, shape: Iterable[Any]) -> ir.Buffer:
         """Flags that are zero when a call begins, as `T.alloc_flags` makes them."""
-        flags = tir.local_buffer(name, [ir.IntImm("int32", n) for n in shape], "int32", "global")
+        flags = tir.local_buffer(name, [ir.int_node(n) for n in shape], "int32", "global")
         self.buffers.append(flags)
         self.flags.append(flags.data)
         return flags
 
-    def alloc(self, name: str, shape: Iterable[int], dtype: str, scope: str = "global") -> ir.Buffer:
+    def alloc(self, name: str, shape: Iterable[Any], dtype: str, scope: str = "global") -> ir.Buffer:
         """A workspace of the device, or a tile."""
-        buffer = tir.local_buffer(name, [ir.IntImm("int32", n) for n in shape], dtype, scope)
+        buffer = tir.local_buffer(name, [ir.int_node(n) for n in shape], dtype, scope)
         self.buffers.append(buffer)
         return buffer
 

@@ -26,10 +26,10 @@ from tilescale.passes.overlap.access_maps import AccessMaps, TensorUse
 from tilescale.passes.overlap.arrival_reduce import COMBINED, ArrivalReduce, copy, sum_of, tile_shape, whole
 from tilescale.passes.overlap.chunks import RowChunks, flag, put, signal, wait
 from tilescale.passes.overlap.epilogue import EpilogueTile, add_where_made, stored
-from tilescale.passes.overlap.estimate import WORTH, RowTransport, choose_chunk, in_order, reduced
+from tilescale.passes.overlap.estimate import WORTH, RowTransport, align, choose_chunk, in_order, reduced
 from tilescale.passes.overlap.legality import CollectiveSite, check_unwritten
-from tilescale.passes.overlap.partition import Partition
-from tilescale.passes.overlap.producers_consumers import counted, maker_of
+from tilescale.passes.overlap.partition import Partition, same_extents
+from tilescale.passes.overlap.producers_consumers import Count, counted, maker_of
 from tilescale.passes.overlap.rewriter import LaunchRewriter, located
 from tilescale.passes.overlap.schedule import ANY, GRID, QUEUE, TILES, WIRES, Move
 from tilescale.passes.overlap.tile_cost import TileWork
@@ -110,23 +110,19 @@ def _rows(site: CollectiveSite, uses: AccessMaps, everywhere: bool) -> Partition
     """Row numbering of the reduced tensor: the part of each unit is the one that it adds up."""
     made, where = site.made, location(site.stmt)
     whole, begins, extents = ir.region_parts(made.source)
-    sizes, parts = ir.constants(extents), uses.sizes[made.level]
-    if sizes is None:
-        raise Declined("the rows are known at launch only", where)
-    if any(ir.constant(b) != 0 for b in begins) or sizes != ir.constants(whole.shape):
+    parts, dimensions = uses.sizes[made.level], len(extents)
+    if any(ir.constant(b) != 0 for b in begins) or not same_extents(extents, whole.shape):
         raise Declined(f"it reduces a part of {whole.name!r}", where)
     axis = 0 if everywhere else made.axis
-    slots = (
-        not everywhere
-        and axis == 0
-        and PartLayout.of(ir.region_parts(made.target)[2], extents).slots
-        and len(sizes) > 2
-    )
-    depth = 1 if axis else len(sizes) - 1 - slots
-    if axis and len(sizes) != 2 or depth < 1:
+    if everywhere:
+        slots = uses.symbolic and dimensions > 2 and ir.constant(extents[0]) == parts
+    else:
+        slots = axis == 0 and PartLayout.of(ir.region_parts(made.target)[2], extents).slots and dimensions > 2
+    depth = 1 if axis else dimensions - 1 - slots
+    if axis and dimensions != 2 or depth < 1:
         raise Declined("it is not a matrix", where)
-    if sizes[axis] % parts:
-        raise Declined(f"{sizes[axis]} {'columns' if axis else 'rows'} do not divide among {parts} units", where)
+    if ir.constant(extents[axis] % parts) != 0:
+        raise Declined(f"{extents[axis]} {'columns' if axis else 'rows'} do not divide among {parts} units", where)
     return Partition(whole, parts, slots, axis, depth)
 
 
@@ -157,6 +153,8 @@ def _used_elsewhere(root: ir.Var, phase: GridPhase, site: CollectiveSite, mine: 
 def _choose(scatter: _SplitReduction, move: Move, carrier: str) -> int:
     """Rows of a chunk for a carrier; records the estimate in the move."""
     site, uses, rows, maker = scatter.site, scatter.uses, scatter.rows, scatter.maker
+    if uses.symbolic:
+        return align(move, [maker])
     travel = RowTransport.of(site, uses, rows.parts, rows.height, carrier)
     if move.wire is not None:
         travel = replace(travel, row_bytes=travel.row_bytes * ir.bits(move.wire) // ir.bits(str(rows.buffer.dtype)))
@@ -173,7 +171,7 @@ def _choose(scatter: _SplitReduction, move: Move, carrier: str) -> int:
 def _choose_wire(scatter: _SplitReduction, move: Move) -> str:
     """Let `move` round parts if it is allowed and saves time by the estimate; else note the saving. Rounding is never
     unasked, as it changes the bits of results."""
-    if move.wire in WIRES:
+    if move.wire in WIRES or scatter.uses.symbolic:
         return ""
     may_round, move.wire, wire = move.wire == ANY, None, WIRES[0]
     if move.carrier == TILES:
@@ -229,13 +227,10 @@ def _by_tiles(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewri
     if move.wire is not None:
         raise Declined(f"tiles that go to their owners by themselves are not rounded to {move.wire}")
     name, rows, maker, level = scatter.rows.buffer.name, scatter.rows, scatter.maker, scatter.level
-    made = counted(scatter.maker, chunks, scatter.uses, scatter.level)
+    count = counted(scatter.maker, chunks, scatter.uses, scatter.level)
     here = rewriter.alloc_flags(f"{name}_here", chunks.shape)
     inbox = rewriter.alloc(f"{name}_inbox", (rows.parts, *rows.part_shape), str(rows.buffer.dtype))
     back = rewriter.alloc_flags(f"{name}_back", chunks.shape) if scatter.everywhere else None
-
-    def count(rank: Any, chunk: Any) -> Any:
-        return stairs(rank * chunks.each + chunk, range(len(made)), made)
 
     def away(tile: EpilogueTile) -> list[ir.Stmt]:
         extents = rows.of_tile(*map(ir.integer, tile.buffer.shape))
@@ -281,7 +276,7 @@ def _by_queue(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewri
         source = outbox.region(peer, chunk * chunks.rows, count, "r")
         begins, extents = rows.block(chunk * chunks.rows, count)
         target = tir.region(inbox, [rank, *begins], [1, *extents], "w")
-        after = flag(done, peer, chunk), stairs(peer * chunks.each + chunk, range(len(made)), made)
+        after = flag(done, peer, chunk), made(peer, chunk)
         return put(level, source, target, peer, flag(here, rank, chunk), after)
 
     arrivals = ArrivalReduce(rows.buffer, inbox, here, scatter.result, str(scatter.site.made.op), chunks, level)
@@ -291,8 +286,7 @@ def _by_queue(scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewri
     sending = chunks.to_others(level, part)
     waits: list[DevicePhase] = []
     if summed is not None:
-        counts = _per_chunk(scatter, chunks) if behind else made
-        back, waiting = _back(scatter, chunks, rewriter, summed, counts)
+        back, waiting = _back(scatter, chunks, rewriter, summed, _per_chunk(scatter, chunks) if behind else made)
         sending += back
         waits = [DevicePhase(tir.sequence(located(waiting, scatter.site.stmt)))]
     before = DevicePhase(tir.sequence(located(sending, scatter.site.stmt)))
@@ -310,7 +304,7 @@ def _outbox(scatter: _SplitReduction, rewriter: LaunchRewriter, wire: str | None
     if wire in (None, str(rows.buffer.dtype)):
         return rows, []
     tile, begins, extents = _outgoing(scatter, wire)
-    outbox = rewriter.alloc(f"{rows.buffer.name}_{wire}", ir.constants(rows.buffer.shape) or (), wire)
+    outbox = rewriter.alloc(f"{rows.buffer.name}_{wire}", rows.buffer.shape, wire)
     rounded = copy(whole(tile, "r"), tir.region(outbox, begins, extents, "w"))
     return replace(rows, buffer=outbox), [tir.at(rounded, store)]
 
@@ -323,7 +317,7 @@ def _outgoing(scatter: _SplitReduction, wire: str) -> tuple[ir.Buffer, list[Any]
         raise Declined(f"{wire} is not narrower than {dtype}", location(scatter.site.stmt))
     tile, _ = stored(scatter.maker)
     target, begins, extents = ir.region_parts(TileCopy.of(store.value).target)
-    if ir.constants(target.shape) != ir.constants(rows.buffer.shape):
+    if not same_extents(target.shape, rows.buffer.shape):
         raise Declined("the tiles are stored in another shape", location(store))
     return tile, list(begins), list(extents)
 
@@ -375,27 +369,28 @@ def _add_up(
 
 
 def _back(
-    scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewriter, summed: ir.Buffer, counts: list[int]
+    scatter: _SplitReduction, chunks: RowChunks, rewriter: LaunchRewriter, summed: ir.Buffer, count: Count
 ) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
     """Copies of this unit's sums to all others, and waits for theirs.
 
     Args:
-        counts: tiles of each chunk of each part, which `summed` counts.
+        count: tiles of a chunk, which `summed` counts.
     """
     rows, level = scatter.rows, scatter.level
     back = rewriter.alloc_flags(f"{rows.buffer.name}_back", chunks.shape)
 
     def total(rank: Any, peer: Any, chunk: Any) -> ir.Stmt:
         region = rows.region(rank, chunk * chunks.rows, chunks.count(chunk), "r")
-        after = flag(summed, chunk), stairs(rank * chunks.each + chunk, range(len(counts)), counts)
+        after = flag(summed, chunk), count(rank, chunk)
         return put(level, region, region, peer, flag(back, rank, chunk), after)
 
     waits = chunks.to_others(level, lambda rank, peer, chunk: wait(back, peer, chunk))
     return chunks.to_others(level, total), waits
 
 
-def _per_chunk(scatter: _SplitReduction, chunks: RowChunks) -> list[int]:
-    """Numbers of tiles of the reduction grid in each chunk of each part."""
+def _per_chunk(scatter: _SplitReduction, chunks: RowChunks) -> Count:
+    """Number of tiles of the reduction grid in a chunk."""
     high, wide = tile_shape(scatter.site.launch, chunks)
     heights = [min(chunks.rows, chunks.of.height - i * chunks.rows) for i in range(chunks.each)]
-    return [-(-height // high) * -(-chunks.of.across // wide) for height in heights] * chunks.of.parts
+    numbers = [-(-height // high) * -(-chunks.of.across // wide) for height in heights] * chunks.of.parts
+    return lambda part, chunk: stairs(part * chunks.each + chunk, range(len(numbers)), numbers)

@@ -75,7 +75,9 @@ def stairs(x: Any, begins: Sequence[int], values: Sequence[int]) -> Any:
 
 
 def is_in(order: TileOrder, use: TensorUse, rows: Partition, uses: AccessMaps, level: str) -> bool:
-    """Whether the tiles of a use are in an order already, on every rank."""
+    """Whether the tiles of a use are known to be in an order already, on every rank."""
+    if uses.symbolic:
+        return False
     for rank in range(rows.parts):
         begins = [begin // rows.height for begin, _, _ in uses.values(use, uses.ranks(level, rank), likely=True)]
         found = list(dict.fromkeys(int(part) for row in np.transpose(begins) for part in row))
@@ -179,6 +181,15 @@ def _linear(launch: Launch, shape: list[int], axis: GridAxis, rank: ir.Var, orde
     return stmts, mapping
 
 
+def _parts_in_order(use: TensorUse, rank: ir.Var, order: TileOrder, parts: int) -> Tiles:
+    """Tiles in another order where one axis of the grid is the part. Raises Declined where none is, or a faster one."""
+    tiles = use.tiles
+    if tiles is None or not tiles.part.same_as(use.launch.programs[-1]):
+        raise Declined("the last axis of the grid is not that of the parts", location(use.stmts[0]))
+    var, bind = bound(f"{tiles.part.name}_tile", order.part(tiles.part, rank, parts))
+    return [bind], {tiles.part: var}
+
+
 def tiles_in(
     order: TileOrder, use: TensorUse, rows: Partition, uses: AccessMaps, move: Move, level: str
 ) -> Tiles | None:
@@ -188,7 +199,10 @@ def tiles_in(
     try:
         check_order(use.phase, use.launch, uses.machine)
         rank, bind = rank_of(level)
-        stmts, mapping = reordered(use.launch, axis_of(use, rows, uses, level), rank, order)
+        if uses.symbolic:
+            stmts, mapping = _parts_in_order(use, rank, order, rows.parts)
+        else:
+            stmts, mapping = reordered(use.launch, axis_of(use, rows, uses, level), rank, order)
     except Declined as reason:
         move.ordered = False
         move.why += f"; tiles as written: {reason.reason}"

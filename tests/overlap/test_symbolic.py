@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""Programs whose rows are known at launch only: overlapped once, with equal results for any number of rows."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.overlap.support import H200, check_same, overlapped
+from tests.overlap.test_gather import is_wait
+from tilelang_core import rewrite as tir
+from tilescale.errors import RaceError, UninitializedReadError
+
+DEVICES, WIDE, TILE = 4, 8, 4
+
+ROWS = (1, 4, 10, 23)
+"""Less than a tile, one, and several with a rest; of a part."""
+
+
+def gather(*, slots: bool = True, turns: int = 0, last: bool = True) -> Any:
+    """Gather rows, then each block doubles a tile of them.
+
+    Args:
+        slots: whether the gathered tensor has a dimension for the devices.
+        turns: blocks of a persistent grid; 0 for one block for each tile.
+        last: whether the parts are along the last axis of the grid.
+    """
+    rows = T.dynamic("rows")
+    whole = (DEVICES, rows, WIDE) if slots else (DEVICES * rows, WIDE)
+    tiles, parts = (T.ceildiv(rows, TILE), DEVICES) if slots else (T.ceildiv(DEVICES * rows, TILE), 1)
+    grid = (turns or tiles, parts) if last else (parts, turns or tiles)
+
+    @T.prim_func
+    def f(X: T.Tensor((1, rows, WIDE) if slots else (rows, WIDE), "float32"), Y: T.Tensor(whole, "float32")):
+        with T.Kernel(device=DEVICES, block=grid, threads=32) as (bx, by):
+            gathered = T.alloc(whole, "float32", level="l2")
+            with T.Scale("device"):
+                T.all_gather(X, gathered, dim=0)
+            with T.Scale("device"), T.Scale("block"):
+                x = T.alloc((TILE, WIDE), "float32", level="l1")
+                tile, part = (bx, by) if last else (by, bx)
+                for turn in T.serial(T.ceildiv(tiles - tile, turns) if turns else 1):
+                    row = (tile + turn * turns) * TILE
+                    if slots:
+                        T.copy(gathered[part, row, 0], x)
+                    else:
+                        T.copy(gathered[row, 0], x)
+                    for i, j in T.Parallel(TILE, WIDE):
+                        x[i, j] = x[i, j] + x[i, j]
+                    if slots:
+                        T.copy(x, Y[part, row, 0])
+                    else:
+                        T.copy(x, Y[row, 0])
+
+    return f
+
+
+def reduction(name: str, *, columns: int = 2) -> Any:
+    """Each block writes a tile of the parts of all devices, then these are summed, on their owners or on all."""
+    rows = T.dynamic("rows")
+    shape = (DEVICES, rows, columns * WIDE)
+    result = (1 if name == "reduce_scatter" else DEVICES, *shape[1:])
+
+    @T.prim_func
+    def f(X: T.Tensor(shape, "float32"), Y: T.Tensor(result, "float32")):
+        with T.Kernel(device=DEVICES, block=(columns, T.ceildiv(rows, TILE), DEVICES), threads=32) as (bx, by, owner):
+            parts = T.alloc(shape, "float32", level="l2") if result[0] == 1 else Y
+            with T.Scale("device"), T.Scale("block"):
+                x = T.alloc((TILE, WIDE), "float32", level="l1")
+                T.copy(X[owner, by * TILE, bx * WIDE], x)
+                for i, j in T.Parallel(TILE, WIDE):
+                    x[i, j] = x[i, j] + x[i, j]
+                T.copy(x, parts[owner, by * TILE, bx * WIDE])
+            with T.Scale("device"):
+                if result[0] == 1:
+                    T.reduce_scatter(parts, Y, dim=0)
+                else:
+                    T.allreduce(Y)
+
+    return f
+
+
+def exchange(*, reads: bool = True) -> Any:
+    """Each block writes a tile for another device; what has been received is doubled by further blocks, if `reads`."""
+    rows = T.dynamic("rows")
+    shape = (DEVICES, rows, WIDE)
+
+    @T.prim_func
+    def f(X: T.Tensor(shape, "float32"), Y: T.Tensor(shape, "float32")):
+        with T.Kernel(device=DEVICES, block=(T.ceildiv(rows, TILE), DEVICES), threads=32) as (tile, part):
+            sent, got = (T.alloc(shape, "float32", level="l2") for _ in range(2))
+            x, y = (T.alloc((TILE, WIDE), "float32", level="l1") for _ in range(2))
+            with T.Scale("device"), T.Scale("block"):
+                T.copy(X[part, tile * TILE, 0], x)
+                for i, j in T.Parallel(TILE, WIDE):
+                    x[i, j] = x[i, j] + 1
+                T.copy(x, sent[part, tile * TILE, 0])
+            with T.Scale("device"):
+                T.all_to_all(sent, got if reads else Y, dim=0)
+            if reads:
+                with T.Scale("device"), T.Scale("block"):
+                    T.copy(got[part, tile * TILE, 0], y)
+                    for i, j in T.Parallel(TILE, WIDE):
+                        y[i, j] = y[i, j] + y[i, j]
+                    T.copy(y, Y[part, tile * TILE, 0])
+
+    return f
+
+
+PROGRAMS = {
+    "gather": gather(),
+    "gather, one matrix": gather(slots=False),
+    "gather, persistent": gather(turns=2),
+    "gather, parts first": gather(last=False),
+    "reduce_scatter": reduction("reduce_scatter"),
+    "allreduce": reduction("allreduce"),
+    "all_to_all": exchange(),
+    "all_to_all alone": exchange(reads=False),
+}
+
+
+def arguments(func: Any, rows: int) -> list[list[torch.Tensor]]:
+    """Numbers of which sums are exact, and a poisoned result, for each device."""
+    rng, given = torch.Generator().manual_seed(0), []
+    x, y = func.buffer_map.values()
+    shapes = [[_extent(n, rows) for n in buffer.shape] for buffer in (x, y)]
+    for _ in range(DEVICES):
+        given.append([torch.randint(9, shapes[0], generator=rng).float(), torch.full(shapes[1], torch.nan)])
+    return given
+
+
+def _extent(extent: Any, rows: int) -> int:
+    text = str(extent)
+    return int(text) if text.isdigit() else rows * (DEVICES if "*" in text else 1)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("chunk", [TILE, 10])
+def test_results_are_the_same_for_any_number_of_rows(name: str, chunk: int):
+    changed, schedule = overlapped(PROGRAMS[name], chunk=chunk)
+    assert schedule.moves[0].overlapped, schedule
+    assert "rows as 4096" in str(schedule)
+    for rows in ROWS:
+        check_same(PROGRAMS[name], changed, arguments(PROGRAMS[name], rows), seeds=(None, 1))
+
+
+@pytest.mark.parametrize("name", PROGRAMS.keys() - {"all_to_all alone"})
+def test_a_wait_that_is_left_out_would_race(name: str):
+    changed, _ = overlapped(PROGRAMS[name], chunk=TILE)
+    without = changed.with_body(tir.rewrite(changed.body, leave=lambda n: tir.sequence([]) if is_wait(n) else None))
+    with pytest.raises((RaceError, UninitializedReadError)):
+        tilescale.emulate(without, arguments(PROGRAMS[name], 10), machine=H200, time=False)
+
+
+@pytest.mark.parametrize("carrier", ["queue", "tiles"])
+@pytest.mark.parametrize("name", ["reduce_scatter", "allreduce"])
+def test_carriers_of_a_reduction(name: str, carrier: str):
+    changed, schedule = overlapped(PROGRAMS[name], chunk=TILE, carrier=carrier)
+    assert schedule.moves[0].overlapped and schedule.moves[0].carrier == carrier, schedule
+    check_same(PROGRAMS[name], changed, arguments(PROGRAMS[name], 10))
+
+
+def test_tiles_wait_for_whole_chunks_own_part_first():
+    text = overlapped(PROGRAMS["gather"], chunk=10)[0].script()
+    assert "part_tile: T.int32 = (device_rank + 4 - part) % 4" in text
+    assert "T.tilescale.wait(T.region(gathered_here_1[part_tile, tile // 2]" in text
+    assert "T.sblock_alloc_buffer((4, (rows + 8 - 1) // 8)" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("gather, one matrix", "the last axis of the grid is not that of the parts"),
+        ("gather, persistent", "the last axis of the grid is not that of the parts"),
+        ("gather, parts first", "the last axis of the grid is not that of the parts"),
+    ],
+)
+def test_tiles_stay_as_written_where_no_axis_is_the_part(name: str, reason: str):
+    (move,) = overlapped(PROGRAMS[name])[1].moves
+    assert move.overlapped and not move.ordered and reason in move.why
+
+
+def test_what_likely_rows_do_not_pay_for_stays_in_order():
+    (move,) = tilescale.compile(PROGRAMS["gather"], machine=H200, schedule="overlap").moves.moves
+    assert not move.overlapped and move.why == "it does not pay"
+    assert move.in_order_s is not None

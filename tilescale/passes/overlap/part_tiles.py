@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Tiles of a grid whose axes number the parts of a tensor and the tiles of a part: for extents known at launch only.
+
+With constant extents, the rows that each program touches are computed. With symbolic ones they follow from the form of
+the grid: one axis is the part, along another one tile follows tile.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang_core import ir
+from tilescale.passes.overlap.partition import Partition, SliceBox
+from tilescale.program.model import Launch
+
+
+@dataclass(frozen=True)
+class PartTiles:
+    """The rows of a program: tile number `tile` of part number `part`, both of them its indices.
+
+    Attributes:
+        step: rows of a tile; the last one of a part may have fewer.
+        columns: tiles of the same rows.
+    """
+
+    part: ir.Var
+    tile: ir.Var
+    step: int
+    columns: Any
+
+    @property
+    def row(self) -> ir.PrimExpr:
+        """First row of a program's tile, in its part."""
+        return self.tile * self.step
+
+    def count(self, rows: Any) -> Any:
+        """Programs that have tiles of some rows, from a first one that is a tile's."""
+        return (rows + self.step - 1) // self.step * self.columns
+
+    @staticmethod
+    def of(rows: Partition, box: SliceBox, launch: Launch) -> PartTiles | None:
+        """The tiles of a launch of which each touches one box; None if they have another form."""
+        if not rows.slots or rows.depth > 1 or box[0] is None or box[1] is None:
+            return None
+        (part, end), (first, last) = box[0], box[1]
+        step, grid = ir.constant(last - first), dict(zip(launch.programs, launch.grid, strict=True))
+        part_extent = grid.pop(ir.simplify(part, {}), None)
+        if step is None or ir.constant(end - part) != 1 or ir.constant(part_extent) != rows.parts:
+            return None
+        along = (rows.height + step - 1) // step
+        for tile, extent in grid.items():
+            if ir.constant(first - tile * step) == 0 and ir.constant(extent - along) == 0:
+                others = [n for var, n in grid.items() if not var.same_as(tile)]
+                return PartTiles(ir.simplify(part, {}), tile, step, math.prod(others))
+        return None
