@@ -59,6 +59,12 @@ def test_the_schedule_of_a_kernel_has_lines(shown: dict):
     assert kernel["text/html"].count("\n") >= 3 and "double_the_neighbour" in kernel["text/plain"]
 
 
+def test_texts_with_columns_name_their_font(shown: dict):
+    """The pages of nbconvert have no font for `pre`."""
+    texts = [html for cell in shown.values() if "<pre" in (html := cell.get("text/html", "")) and "<iframe" not in html]
+    assert len(texts) == 2 and all("<pre style='font-family:monospace'>" in html for html in texts)
+
+
 def test_other_machines_take_other_times(shown: dict):
     times = [line.partition(": ")[2] for line in of(shown, "b200")["said"].splitlines()]
     assert len(times) == 3 and len(set(times)) > 1

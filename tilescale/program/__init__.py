@@ -26,6 +26,7 @@
     pointers.py      tensors that are made of addresses
     source.py        programs as source text of the language
     expressions.py   expressions and tile arguments as such text
+    preformatted.py  text with columns as HTML
     arguments.py     argument checks of all back ends
     no_source.py     functions whose source cannot be read
 """

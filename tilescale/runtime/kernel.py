@@ -36,6 +36,7 @@ from tilescale.program.arguments import check_device, check_present, check_writa
 from tilescale.program.model import Program
 from tilescale.program.ops import MOMENTS, MOST_MOMENTS
 from tilescale.program.pointers import follows_addresses
+from tilescale.program.preformatted import preformatted
 from tilescale.program.source import source_of
 from tilescale.runtime.ahead import noted
 from tilescale.runtime.displayed import DisplayedText
@@ -83,12 +84,12 @@ class Kernel(DropIn):
         return f"<tilescale.Kernel {name_of(self._written)} for {self.machine.name}>"
 
     def _repr_html_(self) -> str:
-        """A notebook's view of it."""
-        return f"<b>{escape(self.program.name)}</b><pre>{escape(self.schedule)}</pre>"
+        """HTML representation for notebooks."""
+        return f"<b>{escape(self.program.name)}</b>{preformatted(self.schedule)}"
 
     @property
     def ir(self) -> ir.PrimFunc:
-        """The traced TIR; with a schedule other than "sequential" what that made of it."""
+        """The traced TIR, rewritten by a schedule other than "sequential"."""
         return self._scheduled[0]
 
     @property

@@ -17,6 +17,7 @@ from tilescale.backends.emulator.run import Activity
 from tilescale.errors import Location, UsageError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_bytes
+from tilescale.program.preformatted import preformatted
 from tilescale.timing.draw import TimelinePage, page, plot, summary, trace
 from tilescale.timing.timeline import Timeline
 
@@ -129,8 +130,7 @@ class Report:
         words = [summary(self.timeline)] if self.recorder is not None else []
         words += self._remarks()
         title = f"<b>{escape(self.program)}</b> on {escape(self.machine.name)}"
-        text = f"<pre style='font-family:monospace'>{escape(chr(10).join(words))}</pre>"
-        return f"<div>{title}<table>{table}</table>{text}</div>"
+        return f"<div>{title}<table>{table}</table>{preformatted(chr(10).join(words))}</div>"
 
     def _remarks(self) -> Iterator[str]:
         """Remarks: events that are allowed, but seldom intended."""

@@ -8,10 +8,10 @@ by line; `tilescale.compile(..., schedule=changed)` takes one that was changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from html import escape
 
 from tilescale.errors import Location, UsageError
 from tilescale.hda.units import format_time
+from tilescale.program.preformatted import preformatted
 
 QUEUE, TILES, GRID = "queue", "tiles", "grid"
 """Carriers of rows: the copy queue of a device, or the tiles that produce them. Reducers: the tiles, or a grid after
@@ -108,5 +108,5 @@ class Schedule:
         return "\n".join(lines) or "no collective of whole tensors"
 
     def _repr_html_(self) -> str:
-        """A notebook's view of it."""
-        return f"<pre>{escape(str(self))}</pre>"
+        """HTML representation for notebooks."""
+        return preformatted(str(self))
