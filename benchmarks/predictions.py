@@ -132,7 +132,7 @@ def tiles(impl: str, way: str, blocks: int, devices: int = 2) -> float:
 
 
 def ring(impl: str, way: str, devices: int) -> float:
-    """Rate in the unit of the row: bytes/s to the next device, with all resident blocks."""
+    """Simulated GB/s to the next device, with all resident blocks."""
     network = machine().network(machine().tensor_level.name)
     if network.mechanism(impl).started_by == "host":
         return LARGE / copy_engine(LARGE, devices) / GB

@@ -37,7 +37,7 @@ def row(contender: str, elements: int, us: float | None, **changed: Any) -> dict
 
 
 def rows(times: dict[int, tuple[float, float]]) -> list[dict[str, Any]]:
-    """Bytes -> microseconds of one_shot and of two_shot."""
+    """Rows of results from a map: bytes -> microseconds of one_shot and of two_shot."""
     names = ("tilescale one_shot", "tilescale two_shot")
     return [row(name, nbytes // 2, us) for nbytes, both in times.items() for name, us in zip(names, both, strict=True)]
 

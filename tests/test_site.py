@@ -24,7 +24,7 @@ for package in ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybu
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The site of `make docs`, without the examples' outputs, which other tests check, and names in sidebars."""
+    """The site of `make docs`, without names in sidebars and the examples' outputs: other tests check these."""
     return made_once("site", build)
 
 

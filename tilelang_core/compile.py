@@ -355,9 +355,9 @@ class JIT(JITImpl):
     """TileLang's just-in-time factory with three hooks.
 
     `tracing()` is entered around everything that may trace and yields the key of the trace: templates and kernels are
-    kept for each key, and for options. `finish(func, options)` makes the kernel of a traced function;
-    `no_outputs(out_idx)` the error of a function in eager style with positions of outputs. `extra_options` are those
-    that TileLang does not know.
+    kept for each key, and for options. `finish(func, options)` makes the kernel of a traced function.
+    `no_outputs(out_idx)` makes the error for positions of outputs of a function in eager style. `extra_options` are
+    unknown to TileLang.
     """
 
     tracing: Callable[[], contextlib.AbstractContextManager[Hashable]]

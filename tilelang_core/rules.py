@@ -37,7 +37,7 @@ _LOWER_BOUNDS: dict[type, Callable[[float, float], float]] = {
 
 
 def broken_rule(func: tirx.PrimFunc) -> tuple[str, tirx.Stmt] | None:
-    """TileLang's objection to a function, and the smallest loop that it applies to; None if nothing."""
+    """TileLang's objection to a function and the innermost loop that it applies to; None if TileLang accepts it."""
     said = _against(func)
     if said is None:
         return None

@@ -254,7 +254,7 @@ class _Kernel:
     # -- which are needed --
 
     def _uses(self, items: Iterable[int | _Block], way: int) -> bool | None:
-        """Whether shared memory is used before a barrier comes, along items in this order; None if neither comes."""
+        """Whether items, in the order of the step `way`, use shared memory before a barrier; None without either."""
         for item in items:
             if isinstance(item, int):
                 if _BARRIER.match(self.lines[item]):

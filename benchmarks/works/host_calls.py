@@ -56,7 +56,7 @@ WAYS: dict[str, tuple[Call, ...]] = {
     "a function in Python": (_Nothing.apply,),
 }
 """Name of an operator -> PyTorch's functional collectives and GEMM, and TileScale's operator. The last two are
-PyTorch's alone: no operator of these parts takes less."""
+PyTorch's alone: lower bounds of operators with such parts."""
 
 SHAPES: dict[str, list[list[tuple[int, int]]]] = {
     "all_reduce": [[(32, 1024)]],

@@ -115,7 +115,7 @@ class Step:
         return whole.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
 
     def generator(self, seed: int) -> torch.Generator:
-        """The same on all ranks."""
+        """A random number generator with the same seed on all ranks."""
         return torch.Generator(trials.device()).manual_seed(seed)
 
     def model(self) -> nn.Sequential:

@@ -122,10 +122,10 @@ class Normed(exchanges.Normed):
 
 
 class Gathered(fused.Gathered):
-    """Rows of all ranks times columns."""
+    """GEMM of the rows of all ranks and this rank's columns."""
 
     def kraken(self) -> Runner:
-        """kraken's kernel, of a shard in PyTorch's symmetric memory."""
+        """kraken's kernel on a shard in PyTorch's symmetric memory."""
         from kraken.fused import all_gather_matmul
 
         a, b = fused.symmetric(self.rows, self.k), trials.nothing(self.n, self.k)

@@ -64,7 +64,7 @@ class Work:
         return whole if self.name in ("allreduce", "broadcast") else -(-whole // size) * size
 
     def heat(self, gpus: int, mode: str, algorithms: bool, windows: bool = False) -> Heat:
-        """All contenders, or the algorithms that one is chosen from."""
+        """All contenders; with `algorithms`, NCCL and those of TileScale."""
         if algorithms:
             others = [self.own(impl) for impl in OURS.get(self.name, ("direct",))]
         else:

@@ -185,7 +185,7 @@ def test_who_cannot_says_why_and_lists_the_others(
     ("form", "operation"), [(form, of) for form in (TENSORS, TILES) for of in SHAPES if names(of, form)]
 )
 def test_both_choose_alike(form: str, operation: str):
-    """Without `impl=` the emulator of a machine that CUDA serves takes what CUDA takes."""
+    """Without `impl=` the emulator of a machine that CUDA supports takes what CUDA takes."""
     traced = program(operation, form)
     report = tilescale.emulate(traced, arguments(form, operation, sources(operation)))
     (span,) = {span.name for span in report.timeline.spans if span.kind == "collective"}
@@ -195,7 +195,7 @@ def test_both_choose_alike(form: str, operation: str):
 
 def test_every_implementation_has_its_record():
     for operation, form, name in IMPLEMENTED:
-        assert records()[name].serves(operation, form)
+        assert records()[name].supports(operation, form)
 
 
 # -- bits --------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Launchers of several nodes: they join, give out ranks, hear of the first failure. All in this process, by threads."""
+"""Launchers of several nodes, as threads of this process: rendezvous, assignment of ranks, the first failure."""
 
 from __future__ import annotations
 

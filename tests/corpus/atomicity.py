@@ -259,7 +259,7 @@ def edges_that_go_up(by):
 
 @label("block", INDIGO("populate worklist"), wrong={"plain": RaceError, "read again": RaceError}, right=["atomic"])
 def worklist(by):
-    """Each block appends the number of its item: the place comes with the update, or is read before or after it."""
+    """Each block appends its item at an index that the atomic update returns, or that it reads before or after it."""
 
     @T.prim_func
     def program(V: T.Tensor((8,), "int32"), W: T.Tensor((16,), "int32"), N: T.Tensor((1,), "int32")):

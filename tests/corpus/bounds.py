@@ -99,7 +99,7 @@ def root_of_a_broadcast(root):
 
 @label("cta_cluster", FAIAL("bounds of shared memory"), wrong={"5": OutOfBoundsError}, right=["4"])
 def tile_of_a_neighbour(first):
-    """On-chip copies are not cut off."""
+    """On-chip copies are not clipped."""
 
     @T.prim_func
     def program(X: T.Tensor((4,), "float32"), n: T.int32):
@@ -164,7 +164,7 @@ def element_of_a_tensor(number):
 
 @label("block", INDIGO("bounds"), right=["store", "load", "tile"])
 def accesses_that_are_guarded(access):
-    """More blocks than the tensor has parts: what TileLang guards, and tiles that are cut off, are right."""
+    """More blocks than parts of the tensor: accesses that TileLang guards, and clipped tiles, are right."""
 
     @T.prim_func
     def program(X: T.Tensor((60,), "int32"), Y: T.Tensor((64,), "int32")):

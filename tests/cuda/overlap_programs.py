@@ -20,7 +20,7 @@ def ag_gemm(
 ) -> Any:
     """C = the gathered rows of all devices times B; a tile waits for the chunk of rows that it multiplies.
 
-    The rank that raises `arrived` writes the rows. `blocks`: of a persistent grid.
+    The rank that raises `arrived` writes the rows. `blocks`: number of blocks of a persistent grid.
     """
     m_all, n_all, k_all = shape
     bm, bn, bk = tile

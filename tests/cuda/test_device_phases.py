@@ -47,7 +47,7 @@ def _words(part: Part, launch: Launch | None) -> Iterator[str]:
 
 
 def on_devices(statements: Any, devices: int = 4) -> Any:
-    """Traces the macro `statements(X, Y, L, flags)` in a device phase."""
+    """Trace the macro `statements(X, Y, L, flags)` in a device phase."""
 
     @T.prim_func
     def f(

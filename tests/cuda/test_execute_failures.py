@@ -379,7 +379,7 @@ def test_a_group_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("looks", [1, 3])
 def test_an_error_of_nccl_is_that_of_a_rank_that_died(looks: int, monkeypatch: pytest.MonkeyPatch):
-    """The job may learn of it later than NCCL."""
+    """The job may detect the failure later than NCCL."""
     known = iter([*[None] * (looks - 1), RankFailure(1, "rank 1 disappeared")])
     guard = WaitGuard.__new__(WaitGuard)
     guard._world = SimpleNamespace(failure=lambda: next(known))

@@ -121,7 +121,7 @@ def test_units_that_may_load_their_own_say_so_once_they_have_written_it():
 
 
 def test_nothing_is_loaded_from_a_peer_that_has_not_come():
-    """A small grid would wait for its peers itself, but its loader does not wait with its threads."""
+    """Threads of a small grid wait for peers at its start, except where a producer, which does not, loads."""
     kernel = text(**VARIANTS["pulled, at once"])
     assert "X_peers_desc, full" in branches(kernel)[0] and "tilescale::enter" not in kernel
     assert lowered(arriving(devices=2, **VARIANTS["pulled, at once"])).lowered.rendezvous.entry

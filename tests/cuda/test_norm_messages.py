@@ -126,7 +126,7 @@ def at(x: torch.Tensor, shift: int) -> torch.Tensor:
 
 
 def check(call: Any, ranks: int, shape: tuple[int, int], dtype: torch.dtype, shift: int, has_residual: bool) -> None:
-    """One call of all ranks with new numbers into poisoned memory."""
+    """Check one call of all ranks with new numbers, into poisoned memory."""
     parts = [at(torch.randn(shape).to(dtype), shift) for _ in range(ranks)]
     weight, residual = at(torch.randn(shape[1]).to(dtype), 0), at(torch.randn(shape).to(dtype), shift)
     added = residual if has_residual else None

@@ -163,7 +163,7 @@ def test_an_order_of_blocks_holds_for_the_loader_too():
 
 
 def attention(**how: Any) -> Any:
-    """One sequence's keys on one device."""
+    """The MLA example for the keys of one sequence on one device."""
     return load(NUMBERED[9]).cp_mla(1, 1, 64, 256, 64, 64, **how)
 
 

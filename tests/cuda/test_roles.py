@@ -193,7 +193,7 @@ def test_a_producer_runs_ahead_of_nothing_that_it_depends_on(loads: str, waits: 
 
 @pytest.mark.parametrize("signalled", [True, False])
 def test_a_wait_orders_what_is_written_before_its_signal(signalled: bool):
-    """A is written, but later; a flag that the program does not signal may speak of all that is written."""
+    """A is written after the loop. A flag that the program does not signal may order any write."""
 
     @T.prim_func
     def turns(A: T.Tensor((512, 256), "bfloat16"), flags: T.Tensor((8,), "int32")):

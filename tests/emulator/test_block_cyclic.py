@@ -73,7 +73,7 @@ def test_units_write_their_rows(dim, groups, block):
 
 
 def test_products_and_exchanges_of_rows_in_turn():
-    """Each warpgroup multiplies its rows, into rows of its own, and gets those of the other one."""
+    """Each warpgroup computes its rows of a GEMM and sends them to the other one."""
 
     @T.prim_func
     def program(

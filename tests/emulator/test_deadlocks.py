@@ -144,7 +144,7 @@ def test_a_producer_makes_one_step_less_than_the_consumer_takes():
 
 
 def test_a_grid_of_waiters_larger_than_the_device():
-    """The last program would open the flag, but it never becomes resident: the report says how many fit."""
+    """The last program would raise the flag, but never becomes resident: the report says how many are."""
 
     @T.prim_func
     def program(F: T.Tensor((1,), "int32")):

@@ -44,7 +44,7 @@ from tilescale.backends.processes import cores  # noqa: E402
 from tilescale.errors import TileScaleError  # noqa: E402
 
 PROGRAMS, SECONDS = 500, 200.0
-"""Programs that must be right, and seconds in which they have to be on 16 cores."""
+"""Number of programs, and seconds within which all of them must pass on 16 cores."""
 EACH_S, GRACE_S = 60.0, 3.0
 """Seconds that one program may take, and that workers take to end."""
 CALLS = (0, 1, 0)

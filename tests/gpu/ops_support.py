@@ -51,8 +51,10 @@ def compare(what: str, got: torch.Tensor, want: torch.Tensor, parts: torch.Tenso
 
 
 def leaf(x: torch.Tensor) -> torch.Tensor:
-    """A copy that is a leaf. A clone of a tensor with gradients would have a node, which belongs to the present stream:
-    a captured backward may not wait for that.
+    """A copy that is a leaf of the autograd graph.
+
+    A clone of a tensor with gradients would be a node of the current stream, for which a captured backward must not
+    wait.
     """
     return x.detach().clone().requires_grad_()
 

@@ -131,7 +131,7 @@ def check_recorded(_: slice) -> None:
 
 grown: list[str] = []
 recordings: list[bool] = []
-"""For each call to be recorded, whether it is."""
+"""For each attempt to record a call, whether it succeeded."""
 
 
 def check_layers(_: slice) -> None:

@@ -226,7 +226,7 @@ def test_regular_routes_are_shortest(kind, rows, columns, data):
 # -- which of several networks, and over several of them ---------------------------------------------------------------
 
 NODES = ("memory:\n", "  node:\n    kind: unit\n    count: 3\nmemory:\n"), ("count: 6", "count: 4")
-"""The small machine with four chips in each of three nodes, """
+"""Edits of the small machine's description: four chips in each of three nodes."""
 RINGS = *NODES, ("    level: chip\n    topology", "    level: chip\n    within: node\n    topology")
 """and a ring in each of these."""
 

@@ -62,7 +62,7 @@ def test_installing_twice_does_nothing():
 
 
 class Manager:
-    """A context manager of the user's."""
+    """A user's context manager."""
 
     made = 0
 

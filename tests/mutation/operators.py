@@ -77,7 +77,7 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def _operand(text: str, node: ast.AST) -> str:
-    """The text of an operand of any operator, in the parentheses that its node does not have."""
+    """The text of an operand, in parentheses if it could bind less tightly than the operator."""
     source = _source(text, node)
     return f"({source})" if isinstance(node, ast.BoolOp | ast.NamedExpr | ast.IfExp | ast.Lambda) else source
 

@@ -71,7 +71,7 @@ def test_a_gather_with_block_scales(size: int, rows: int, n: int, k: int, gated:
 
 @pytest.mark.parametrize(("size", "rows", "blocks"), [(2, CHUNK + 70, 0), (3, 70, 2), (4, 5, 0)])
 def test_sums_with_block_scales(size: int, rows: int, blocks: int):
-    """Scattered, and on all ranks by a block for each tile or a persistent grid."""
+    """Sums that are scattered, and sums on all ranks by a block for each tile or a persistent grid."""
     n, k = 144, 272
     a, b = [Blocks(size * rows, k, 1) for _ in range(size)], [Blocks(n, k, 128) for _ in range(size)]
     of = GemmSpec(n, k, "float8_e4m3fn", block_tiling(rows), True, True, other="float8_e4m3fn", blocks=True)

@@ -75,7 +75,7 @@ def test_rows_and_products_that_are_kept():
 
 
 def run_layer(size: int, chosen: torch.Tensor, form: Float8Form, seed: int) -> tuple[list, list, torch.Tensor]:
-    """Compare with float64."""
+    """Emulate the layer of all ranks and compare it with float64."""
     experts = [random_expert(FEATURES, INNER, by_rows=form.by_rows) for _ in range(size * LOCAL)]
     x, weights = torch.randn(size, MOST, FEATURES).bfloat16(), torch.rand(size, MOST, CHOICES)
     per_device = [arguments(size, r, x[r], chosen[r], weights[r], experts, form) for r in range(size)]

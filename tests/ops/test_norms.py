@@ -175,7 +175,7 @@ def test_another_number_of_packed_words(words: int):
     ("N", "scaling"), [(200, "row"), (200, "group"), (256, "group"), (200, "tensor"), (200, "packed"), (640, "packed")]
 )
 def test_rows_that_are_there_are_quantized_alike(N: int, scaling: str):
-    """By PyTorch's operations, where no kernel makes the norm."""
+    """PyTorch's operations quantize rows that no kernel normalises."""
     rows = torch.randn(5, N).bfloat16()
     rows[1] = 0
     given = torch.tensor([0.03]) if scaling == "tensor" else None

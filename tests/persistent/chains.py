@@ -57,7 +57,7 @@ class Chain:
         return f"X{first}", f"X{second}"
 
     def elementwise(self) -> Line:
-        """A tensor from two, or in place."""
+        """A grid that computes a tensor elementwise from two others, or in place."""
         high, wide = self.rng.choice((8, 16, 32, 40, 64)), self.rng.choice((16, 32, 64))
         (a, b), c = self.two(), f"X{self.rng.randrange(TENSORS)}"
         at = f"by * {high}, bx * {wide}"

@@ -87,7 +87,7 @@ class Compilation(Protocol):
         """Whether the kernel is in a cache."""
 
     def pinned(self) -> Compilation:
-        """`is_done` and `run` for a process that must not query the hardware."""
+        """The same compilation for a process that must not query the hardware."""
 
     def run(self) -> Any:
         """Compile the kernel into the cache."""
@@ -125,7 +125,7 @@ class Backend:
         lower: lowers a program, on any computer; raises UnsupportedError for unsupported programs.
         priority: the first available one that lowers a program, highest first, runs it.
         generates: whether it generates text.
-        serves: whether it generates text for a machine.
+        supports: whether it generates text for a machine.
         target: the compilation target of a machine, as `tilelang.compile` takes it. Raises UnsupportedError.
         collectives: its algorithms for a collective.
         check: raises errors of a program that every lowering for a machine has, and that the program can correct.
@@ -136,7 +136,7 @@ class Backend:
     lower: Callable[[Program, Target], Lowered]
     priority: int
     generates: bool = False
-    serves: Callable[[Machine], bool] = lambda machine: False
+    supports: Callable[[Machine], bool] = lambda machine: False
     target: Callable[[Machine], Any] = lambda machine: None
     collectives: Callable[[Collective, CollectiveQuery, Target], AvailableAlgorithms] = lambda made, wanted, target: (
         everything(target.machine, wanted)
@@ -160,7 +160,7 @@ def generator(machine: Machine) -> Backend:
     first that generates any, whose error has the reason.
     """
     able = [b for b in _BACKENDS if b.generates]
-    return next((b for b in able if b.serves(machine)), able[0])
+    return next((b for b in able if b.supports(machine)), able[0])
 
 
 def available(made: Collective, wanted: CollectiveQuery, target: Target) -> AvailableAlgorithms:
@@ -169,21 +169,21 @@ def available(made: Collective, wanted: CollectiveQuery, target: Target) -> Avai
 
     All back ends choose among the same algorithms, so that a program behaves the same on each.
     """
-    found = (b.collectives(made, wanted, target) for b in _BACKENDS if b.serves(target.machine))
+    found = (b.collectives(made, wanted, target) for b in _BACKENDS if b.supports(target.machine))
     return next((each for each in found if each.names), everything(target.machine, wanted))
 
 
 def check(program: Program, machine: Machine) -> None:
     """Check a program by the back ends that generate text for a machine, on any computer. Raises their errors."""
     for backend in _BACKENDS:
-        if backend.serves(machine):
+        if backend.supports(machine):
             backend.check(program, machine)
 
 
 def text_target(machine: Machine) -> Any | None:
     """The compilation target of a machine's text, as `Backend.target`; None where no back end generates any."""
     found = generator(machine)
-    return found.target(machine) if found.serves(machine) else None
+    return found.target(machine) if found.supports(machine) else None
 
 
 def choose(program: Program, lower: Callable[[Backend], Lowered]) -> Lowered:

@@ -45,7 +45,7 @@ class Algorithm:
         name: what `impl=` calls it.
         title: its description, in one sentence.
         schedules: operation -> its rounds, for units numbered row-major in a shape, the innermost groups last.
-        forms: kinds of collective that it serves, of `FORMS`.
+        forms: kinds of collective that it supports, of `FORMS`.
         segmented: operations of which segments of the tensor follow one another; their schedules take how many.
         deterministic: whether a sum has the same bits in every run.
         in_order: whether sums are added in the order of its rounds on every back end, so that GPUs get the bits of the
@@ -60,7 +60,7 @@ class Algorithm:
         most: with more units it is taken only where a program asks for it.
         takes_functions: whether a user's function can combine in its rounds. Elsewhere it gathers the tensors of all
             units, and each unit combines them in the order of ranks.
-        only: operation -> the kinds of it that it serves, of one that it does not serve in all `forms`.
+        only: operation -> the kinds of it that it supports, of one that it does not support in all `forms`.
     """
 
     name: str
@@ -85,12 +85,12 @@ class Algorithm:
         if not self.name or not self.schedules or not self.forms or unknown:
             raise ValueError(f"algorithm {self.name!r}: a name, schedules, forms of {[*FORMS]}; not {sorted(unknown)}")
 
-    def serves(self, operation: str, form: str | None = None) -> bool:
+    def supports(self, operation: str, form: str | None = None) -> bool:
         """Whether the algorithm supports an operation, of a kind."""
         return operation in self.schedules and (form is None or form in self.kinds(operation))
 
     def kinds(self, operation: str) -> Iterable[str]:
-        """The kinds of an operation that it serves."""
+        """The kinds of an operation that it supports."""
         return self.only.get(operation, self.forms)
 
     def is_kept_back(self, units: int, dtype: str, reduction: str | None) -> bool:

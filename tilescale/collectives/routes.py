@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Routes between many units at once, as arrays of link numbers.
 
-They are those of `Machine.path`. Through switches and on grids (rings, meshes, tori) they are found for all pairs
-together, since a route through a switch is a way up and a way down, and one on a grid a walk along each dimension;
-elsewhere pair by pair.
+The routes are those of `Machine.path`. On other networks than these two kinds they are found pair by pair:
+
+- through switches a route is one way up and one down;
+- on grids (rings, meshes, tori) a route is a walk along each dimension.
 """
 
 from __future__ import annotations

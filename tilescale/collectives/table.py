@@ -32,7 +32,7 @@ def records() -> Mapping[str, Algorithm]:
 
 def names(operation: str, form: str | None = None) -> tuple[str, ...]:
     """The algorithms of an operation, of one kind or of all."""
-    return tuple(name for name, record in records().items() if record.serves(operation, form))
+    return tuple(name for name, record in records().items() if record.supports(operation, form))
 
 
 def algorithm(operation: str, name: str) -> Algorithm:

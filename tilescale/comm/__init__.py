@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Ranks of a job: joining it (`init`), going on without those that died (`shrink`), the
-facts about it (`World`), groups of ranks and their collectives (`Team`).
+"""Ranks of a job: joining it (`init`), continuing without failed ranks (`shrink`), its description (`World`), groups of
+ranks and their collectives (`Team`).
 
 Memory that all ranks reach: `empty`, `zeros` and `from_tensor`, of a `SymmetricHeap`.
 """

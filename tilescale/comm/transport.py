@@ -65,7 +65,7 @@ class Transport:
         self.client.delete(name)
 
     def put(self, name: str, parts: list[memoryview]) -> None:
-        """Store an encoded object. `has(name)` turns true when all of it is there."""
+        """Store an encoded object. `has(name)` becomes true when all of it is stored."""
         sizes = [part.nbytes for part in parts]
         for piece, part, span in _pieces(name, sizes):
             self.set(piece, parts[part][span])

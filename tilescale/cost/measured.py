@@ -186,7 +186,7 @@ class Measured:
     def over(self, other: Measured) -> Measured:
         """These measurements, completed by the points of `other` that are not measured anew.
 
-        Points that stand for one curve, or are compared with each other, stay together: all of them are of one origin.
+        Points of one curve, or that are compared with each other, all come from the same measurements.
         """
         joined: dict[str, Any] = {}
         for kind in KINDS:

@@ -159,20 +159,21 @@ class Mechanism:
     ) -> Size:
         """Seconds from the start of a transfer until its last byte has left: the one formula for all of them.
 
-        Start-up and bytes over the rate, as in the postal model (Bar-Noy and Kipnis, 1994); the latency of the way is
-        the network's. The mechanism must offer the operation.
+        Start-up and bytes over the rate, as in the postal model (Bar-Noy and Kipnis, 1994). The network adds the
+        latency of the path. The mechanism must offer the operation.
 
         Args:
             nbytes: a number, or an array of them.
             bandwidth: bandwidth available to this transfer, bytes/s, if less than the mechanism's rate.
-            starts: how many start-ups count: none where others are under way meanwhile, several where they queue.
+            starts: number of start-ups to add: none if other transfers hide them, several if they queue.
         """
         return starts * self.startup + nbytes / min(self.rate(operation) or 0.0, bandwidth)
 
     @property
     def fork_and_join(self) -> float:
-        """Seconds of a call with such a queue that nothing hides: its stream's fork from the grids' and its join take a
-        start-up each. Two H200 gather 12 KiB for a GEMM of 6 us in 32 us.
+        """Exposed seconds of a call with such a queue: fork of its stream and join take a start-up each.
+
+        On two H200 a gather of 12 KiB for a GEMM of 6 us takes 32 us.
         """
         return 2 * self.startup
 

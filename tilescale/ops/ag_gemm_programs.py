@@ -63,9 +63,9 @@ def program(size: int, of: GemmSpec, gathers: bool, slices: int = 1) -> Any:
 
 
 def in_turns(size: int, of: GemmSpec, blocks: int, gathers: bool) -> Any:
-    """`program` as a persistent grid: as many blocks as run at once iterate over the tiles.
+    """`program` as a persistent grid: `blocks` resident blocks iterate over the tiles of local rows.
 
-    A block loads the next tile while it stores this one. As many blocks again take the rows of others.
+    A block loads the next tile while it stores this one. As many further blocks take the rows of other ranks.
     """
     rows, N, K, tiles = T.dynamic("rows"), of.N, of.K, of.tiles
     products, a_shard = 2 if of.gated else 1, of.tiles.count(rows, of.N)

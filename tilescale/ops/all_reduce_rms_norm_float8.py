@@ -168,7 +168,7 @@ def _empty(
 
 
 def _scales(N: int, scaling: str) -> int:
-    """Scales of a row that are found; words of them if they are packed."""
+    """Number of scales that the kernel computes for a row, or of words of packed scales."""
     return {"tensor": 0, "row": 1, "group": -(-N // GROUP), "packed": -(-N // (GROUP * PACKED))}[scaling]
 
 

@@ -75,7 +75,7 @@ def spelled(recipe: Float8 | None) -> str:
 
 
 def recipe_of(text: str) -> Float8 | None:
-    """The recipe that is spelled so."""
+    """The recipe of a text; None for an empty one."""
     if not text:
         return None
     scaling, _, gradients = _read(text)

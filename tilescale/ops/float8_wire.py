@@ -127,8 +127,10 @@ def _whole(made: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def last_of(dtype: str) -> int:
-    """The bits of 1.75 times a type's largest power of two: a larger magnitude, with the scale that it asks for, may be
-    rounded to the next power, which the type does not have."""
+    """The bits of 1.75 times a type's largest power of two.
+
+    A larger magnitude, divided by its scale, may be rounded to the next power of two, which the type does not have.
+    """
     most = torch.finfo(getattr(torch, dtype)).max
     return int(torch.tensor(1.75 * 2.0 ** math.floor(math.log2(most) - 1e-9)).view(torch.int32))
 

@@ -351,7 +351,7 @@ def add_part(total, parts, source, m, n, rows, N, tile):
 def load_part(tile, parts, source, m, n, N, rows):
     """tile = parts[source, m:, n:]; of `rows` rows where these end within the tile.
 
-    A row beyond the last one is that again, and leads nowhere: with a condition, loads would wait for one another.
+    Rows beyond the last one repeat it and are not stored: conditional loads would wait for one another.
     """
     for i, j in T.Parallel(tile.shape[0], tile.shape[1]):
         row = m + i if rows is None else T.min(m + i, rows - 1)

@@ -32,7 +32,7 @@ CHUNKS = 1024
 
 
 def place_in(out: torch.Tensor | None, dim: int) -> torch.Tensor | None:
-    """A result's memory, where it is in the order in which parts of ranks arrive; None where it is not."""
+    """`out` if its memory has the parts of ranks in their order, else None."""
     return out if out is not None and dim == 0 and dense(out) is out else None
 
 

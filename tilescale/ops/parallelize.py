@@ -206,7 +206,7 @@ def _is_linear_style(style: Any) -> bool:
 
 
 def _is_own_style(style: Any) -> bool:
-    """Whether it is PyTorch's class itself, whose shardings are known."""
+    """Whether a style is a class of PyTorch, whose shardings are known, not a subclass."""
     return _is_linear_style(style) and type(style).__module__.startswith("torch.")
 
 

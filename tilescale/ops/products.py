@@ -26,7 +26,7 @@ FEW_WAVES = 4
 """Waves of the largest tiles, up to which smaller ones are summed over the ranks in less time."""
 
 MOST_STAGES = 6
-"""Steps that are loaded ahead, at most."""
+"""Maximum number of stages of a software pipeline."""
 
 CHUNKS = 128
 """Flags for the chunks of one shard."""

@@ -148,8 +148,8 @@ class Dependence:
     def gates(self, call: ir.Call, data: ir.Var) -> bool:
         """Whether later loads of a tensor must come after a wait, a barrier or a collective.
 
-        Flags that nothing in the program signals may speak of all that it writes; what no statement writes has its
-        contents from the start of the call on.
+        Flags that nothing in the program signals may order any of its writes. A tensor that no statement writes is
+        ready from the start of the call.
         """
         ordered = self.ordered_by(call)
         if not ordered.everything or self.is_opaque:

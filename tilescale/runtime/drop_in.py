@@ -125,8 +125,11 @@ class DropIn(stock.JITKernel):
 
     @property
     def artifact(self) -> Any:
-        """TileLang's artifact. Raises UnsupportedError for a kernel that TileLang has not compiled; so do the next
-        ones."""
+        """TileLang's artifact.
+
+        Raises:
+            UnsupportedError: TileLang has not compiled the program as one kernel.
+        """
         return self._compiled("artifact").artifact
 
     @property

@@ -121,7 +121,7 @@ class TaskLog:
                 self.task.steps.append(WorkStep(others, floor * (1 - share), ahead=1))
 
     def place(self, inside: Hashable) -> int:
-        """The number of a place of the task's scope."""
+        """The number of a place, such as a flag or a barrier, in the task's scope."""
         return self.places.setdefault(inside, len(self.places))
 
     def flush(self) -> None:

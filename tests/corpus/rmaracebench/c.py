@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The part of C that the benchmark is written in, as a tree of nodes."""
+"""Parser of the subset of C in which the benchmark is written."""
 
 from __future__ import annotations
 

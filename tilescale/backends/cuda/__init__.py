@@ -12,7 +12,7 @@ programs into TileLang functions.
 from __future__ import annotations
 
 from tilescale.backends.base import Backend
-from tilescale.backends.cuda.support import check, collectives, lower, serves
+from tilescale.backends.cuda.support import check, collectives, lower, supports
 from tilescale.backends.cuda.target import target_for
 from tilescale.settings import settings
 
@@ -29,7 +29,7 @@ BACKEND = Backend(
     lower=lower,
     priority=10,
     generates=True,
-    serves=serves,
+    supports=supports,
     target=target_for,
     collectives=collectives,
     check=check,

@@ -78,7 +78,7 @@ def check(program: Program, machine: Machine) -> None:
         _even[key] = True
 
 
-def serves(machine: Machine) -> bool:
+def supports(machine: Machine) -> bool:
     """Whether the back end generates text for a machine."""
     try:
         return bool(target_for(machine))

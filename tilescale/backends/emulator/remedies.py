@@ -37,7 +37,7 @@ Term = tuple[str, ir.PrimExpr]
 """An expression as text and in the IR."""
 
 _MOST_LINES = 4
-"""Number of lines after which a signal is tried."""
+"""Maximum number of lines after which a signal is tried."""
 
 _AHEAD = 4
 """Maximum number of iterations by which the writer of reused buffers may be ahead of their reader."""

@@ -10,7 +10,7 @@ support.py  a lowered program: its HIP text
 from __future__ import annotations
 
 from tilescale.backends.base import Backend
-from tilescale.backends.hip.support import collectives, lower, serves
+from tilescale.backends.hip.support import collectives, lower, supports
 from tilescale.backends.hip.target import target_for
 
 BACKEND = Backend(
@@ -19,7 +19,7 @@ BACKEND = Backend(
     lower=lower,
     priority=5,
     generates=True,
-    serves=serves,
+    supports=supports,
     target=target_for,
     collectives=collectives,
 )

@@ -45,7 +45,7 @@ def lower(program: Program, target: AnyTarget) -> PlainText | HierarchicalText:
         return HierarchicalText(lower_for(program, made))
 
 
-def serves(machine: Machine) -> bool:
+def supports(machine: Machine) -> bool:
     """Whether the back end generates text for a machine."""
     try:
         return bool(target_for(machine))

@@ -100,10 +100,10 @@ class SymmetricHeap:
 
         Args:
             team: the ranks that share it.
-            device: of this rank's tensors.
+            device: the device of this rank's tensors.
             provider: "cuda_vmm", "nvshmem" or "host"; None takes TILESCALE_HEAP, or else the first that works.
-            capacity: to how many bytes it may grow on each rank; None takes TILESCALE_HEAP_BYTES, or else as much as
-                makes sense on the device. The smallest over all ranks counts.
+            capacity: maximum size on each rank in bytes; None takes TILESCALE_HEAP_BYTES, or else the provider's
+                default for the device. All ranks take the minimum over the ranks.
         Raises:
             UsageError: an unknown provider, or a capacity that is not positive.
             RankMismatchError: ranks with different kinds of device or provider.

@@ -40,9 +40,9 @@ class LauncherRendezvous:
 
     Attributes:
         host: a name or address of node 0 that all nodes reach.
-        port: where node 0 listens there.
+        port: the port on which node 0 listens.
         node: number of this node.
-        nodes: how many there are, at least two.
+        nodes: number of nodes, at least two.
         key: the key of the job.
     """
 

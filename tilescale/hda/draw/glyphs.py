@@ -13,7 +13,7 @@ from tilescale.hda.model import Network
 __all__ = ["GLYPH", "glyph"]
 
 GLYPH = 44
-"""Width and height of a sign."""
+"""Width and height of a glyph in pixels."""
 
 Point = tuple[float, float]
 

@@ -115,8 +115,8 @@ class AccessMaps:
         each an array over the programs of the grid, in the order in which they start.
 
         Args:
-            likely: take numbers in memory as zero, loops that go by them as their first round, and branches as taken:
-                what is likely is enough for a choice, not for a proof.
+            likely: assume zero for numbers in memory, one iteration for loops that depend on them, and taken branches.
+                Assumptions suffice for a choice, not for a proof.
 
         Raises:
             Declined: they are not known before the launch.

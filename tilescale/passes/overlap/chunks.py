@@ -40,7 +40,7 @@ class RowChunks:
         return self.of.parts, self.each
 
     def place(self, row: Any) -> tuple[Any, Any]:
-        """Part, and chunk of it, that has a row."""
+        """The part that has a row, and the chunk of that part."""
         return row // self.of.height, row % self.of.height // self.rows
 
     def number(self, row: Any) -> Any:

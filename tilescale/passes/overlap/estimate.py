@@ -94,7 +94,7 @@ class RowTransport:
 
     @property
     def fork_and_join(self) -> float:
-        """Seconds of the queue that nothing hides; programs that move rows need none."""
+        """Exposed seconds of the queue; 0 if programs move the rows."""
         return 0.0 if self.by_tiles else self.queue.fork_and_join
 
     def sending(self, rows: int) -> float:

@@ -97,7 +97,7 @@ def group_of_all(world: World) -> Any:
 
 
 def _group(world: World, among: tuple[int, ...], teams: RankGroups, sms: int | None) -> Any:
-    """This rank's process group, which all ranks `among` those of the job make."""
+    """This rank's process group. Collective over the ranks `among` those of the job."""
     _start(world)
     key = teams, sms
     if key not in _groups:

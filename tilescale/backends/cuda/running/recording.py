@@ -351,7 +351,7 @@ class Recorded:
         return tensors[self.only] if self.only is not None else _filled(self.results, tensors)
 
     def _refused(self, status: int) -> None:
-        """None for unknown tensors. Raises DeviceError; then this rank's part of the call is incomplete."""
+        """Return for unknown tensors, else raise DeviceError: this rank's part of the call is incomplete."""
         if status == UNKNOWN:
             return
         for guard in self.guards:

@@ -65,8 +65,8 @@ class Flag:
         """A task has seen that `holds` is true of the value and acquires what it must have seen.
 
         Returns:
-            The earliest update that it may have read, None where the initial value would do; and what it has acquired
-            since all of several updates publish it, one of which it has read.
+            The earliest update that it may have read, None where the initial value would do; and the knowledge
+            common to several updates of which it must have read one.
         """
         first = self._known_until(clock)
         last = self._looked_at(clock, first, holds)

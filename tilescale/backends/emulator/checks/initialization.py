@@ -108,7 +108,7 @@ class Initialization(Observer):
         return error
 
     def _of_others(self, frame: Frame, home: Home, holder: Unit | None) -> str | None:
-        """The missing wait, where other units write that memory."""
+        """Advice about the missing wait, where other units write that memory."""
         writers = list(self._writers(home))
         remote = [place for place, is_remote in writers if is_remote and place]
         if remote:

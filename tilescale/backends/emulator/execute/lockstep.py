@@ -30,7 +30,8 @@ class LockstepGrids:
 
     Attributes:
         run_all: the closure of the phase, of many programs.
-        axis: the axis of the grid along which they follow one another, and `most` of them at once.
+        axis: the axis of the grid along which consecutive programs run in lockstep.
+        most: maximum number of programs in lockstep.
         first, count: slots of the index of the first of them, and of their number.
         slots: slots of the indices of a program.
         tensors: slots of the parameters, and whether programs write them.

@@ -66,7 +66,7 @@ def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str
         )
     given = [_Pointer(compiler, arg) if is_pointer(compiler, arg) else _Number(compiler, arg) for arg in args]
     wanted = None if dtype == "handle" else numpy_dtype(dtype)
-    function = _told_failures(name, _STAND_INS[name], wanted)
+    function = _with_located_errors(name, _STAND_INS[name], wanted)
     if not compiler.data:
         pointers = [argument.element for argument in given if isinstance(argument, _Pointer)]
         return forgotten(pointers) if wanted is None else _unknown(name)
@@ -86,7 +86,7 @@ def call_stand_in(compiler: Compiler, name: str, args: Sequence[Any], dtype: str
     return run
 
 
-def _told_failures(name: str, function: Callable[..., Any], wanted: np.dtype | None) -> Callable[..., Any]:
+def _with_located_errors(name: str, function: Callable[..., Any], wanted: np.dtype | None) -> Callable[..., Any]:
     """The function with its result converted; its exceptions become the user's errors with the line of the call."""
 
     def call(*given: Any) -> Any:

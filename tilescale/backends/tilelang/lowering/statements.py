@@ -26,7 +26,7 @@ def is_pipelined(node: Any) -> bool:
 
 
 def orders(node: Any) -> bool:
-    """Whether peers may observe the order of an operation with others."""
+    """Whether peers may observe the order of an operation relative to others."""
     name = ir.op_name(node)
     return name in ops.ALL_OPS - {ops.RANK.name, ops.VIEW.name}
 

@@ -312,8 +312,7 @@ class BlockMessages:
         return [launch(function, grid.blocks, grid.threads, exchange, context.device, follows)]
 
     def _behind(self, shape: SlotShape, target: torch.Tensor, parts: PartStrides) -> int:
-        """Offset of the target from the workspace on its device, where peers may store into the target; 0 for nowhere.
-        """
+        """Offset of the target from the workspace in units, if peers may store into the target; else 0."""
         heap, slots = self._context.heap, self._context.exchanges.get(shape, self._context.peer_group).slots
         if not heap.is_symmetric(target) or parts.nbytes % UNIT_BYTES or parts.target_step % UNIT_BYTES:
             return 0

@@ -171,7 +171,7 @@ def allreduce(context: ProgramContext, placed: PlacedCollective) -> BoundCollect
 
 
 def reduce_scatter(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
-    """`T.reduce_scatter`: a group sums the parts of another group, and sends them there. Collective."""
+    """`T.reduce_scatter`: each group sums the parts of every other one and sends it the sums. Collective."""
     groups = DeviceGroups.of(context, placed)
     scatter = groups.kernel("reduce", "false")
     context.transport  # noqa: B018 - opened where all ranks are

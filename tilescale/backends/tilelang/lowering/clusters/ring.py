@@ -129,7 +129,7 @@ class TileRing:
         used = self._used(rest, step, stage)
         following = step + self.stages
         refill = [*self._until_empty(stage, turn), self._issue(following, stage, threads)]
-        after = [sync(), *self._tell_first(stage), self._if_any(following, tir.sequence(refill))]
+        after = [sync(), *self._notify_first(stage), self._if_any(following, tir.sequence(refill))]
         return [*begin, *first, self._loop(step, [mbarriers.wait(self.full, stage, turn), *used, *after]), *end]
 
     def _if_any(self, step: Any, stmt: ir.Stmt) -> ir.Stmt:
@@ -137,7 +137,7 @@ class TileRing:
         there = ir.simplify(step < self.extent, {}) if isinstance(self.extent, ir.PrimExpr) else step < self.extent
         return stmt if ir.constant(there) == 1 else ir.IfThenElse(there, stmt, None)
 
-    def _tell_first(self, stage: Any) -> list[ir.Stmt]:
+    def _notify_first(self, stage: Any) -> list[ir.Stmt]:
         """This program has used a stage: signal the first program, which loads it for all."""
         if self.empty is None:
             return []

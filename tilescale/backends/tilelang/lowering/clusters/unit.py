@@ -132,7 +132,7 @@ class ClusterUnit(ClusterStage):
         return self.member(node.body) if kind in ("unit", MEMBER, UNIT) else None
 
     def _bound(self, node: ir.Bind) -> ir.Stmt | None:
-        """A rank of a program or a cluster is a number; a view of a cluster's tile is a part of it."""
+        """Bind a rank of a program or a cluster to its number, drop the name of a view of a cluster's tile."""
         if node.var in self.views:
             return tir.sequence([])
         if ir.op_name(node.value) != ops.RANK.name:

@@ -132,8 +132,7 @@ class _LoopSearch:
     def _walk(
         self, stmt: ir.Stmt, binds: list[ir.Bind], around: EnclosingLoops, leading: Sequence[ir.Stmt] = ()
     ) -> None:
-        """Loops that all threads of a program reach together, in order; `leading` are the statements before in a list.
-        """
+        """Visit loops that all threads of a program reach together; `leading` are the statements before in a list."""
         if isinstance(stmt, ir.SeqStmt):
             for number, inner in enumerate(stmt.seq):
                 self._walk(inner, binds, around, stmt.seq[:number])
