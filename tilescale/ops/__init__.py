@@ -21,6 +21,7 @@ parallelize.py                      the plan that puts them in models
 token_wise.py                       norms where tokens are split over the ranks
 workspace.py                        symmetric and local workspaces, made once
 symm_mem.py                         replacements of PyTorch's fused operators; install.py: a report of them
+wide_results.py                     their float8 GEMMs with results in float16 and float32
 graph_pass.py graph_patterns.py     instead of functional collectives in inductor's graphs
 communicator.py allreduce_fusion.py engine_plugins.py    what vLLM and SGLang call
 transformers_styles.py              the layers as styles of Hugging Face transformers

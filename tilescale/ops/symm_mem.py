@@ -12,6 +12,7 @@ import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from tilescale.ops.all_gather import all_gather
 from tilescale.ops.arguments import check_product
 from tilescale.ops.gemm_rs import matmul_reduce_scatter
 from tilescale.ops.group import otherwise, size_of, team_of
+from tilescale.ops.wide_results import TYPES, gathered_results, scattered_result
 
 calls: Counter[tuple[str, str]] = Counter()
 """Number of calls of each operator since `install`, by its name and why PyTorch's implementation ran; "" if ours."""
@@ -166,27 +168,34 @@ def _gather_scaled(
     dtypes = _theirs()._maybe_convert_scalar_types_to_dtypes(out_dtypes)
     for result_scale, out_dtype in zip(result_scales, dtypes, strict=True):
         _check_result(result_scale, out_dtype)
+    _check_dim("gather_dim", gather_dim, A)
     scale = A_scale
     if A_scale.numel() > 1:
         scale = A_scale.movedim(gather_dim, 0).reshape(-1)
         if scale.numel() != A.shape[:-1].numel():
             scale = scale.chunk(size_of(group))[team_of(group).rank]
+    if any(dtype != torch.bfloat16 for dtype in dtypes):
+        first = A.movedim(gather_dim, 0)
+        rows, results = gathered_results(first.flatten(0, -2), Bs, scale, B_scales, biases, dtypes, group)
+        unflattened = partial(_unflattened, first.shape, gather_dim, size_of(group))
+        return unflattened(rows), [unflattened(result) for result in results]
     return gather_matmul(A, Bs, gather_dim, group, True, bias=biases, scales=(scale, B_scales))
 
 
 def gather_matmul(
     A: torch.Tensor, Bs: list[torch.Tensor], dim: int, group: str, return_A: bool, **given: Any
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    if not 0 <= dim < A.ndim - 1:
-        raise ArgumentError(f"gather_dim is {dim} of {A.ndim} dimensions", hint="gather rows, not columns")
+    _check_dim("gather_dim", dim, A)
     first = A.movedim(dim, 0)
     made = all_gather_matmul(first.flatten(0, -2), list(Bs), group=group, return_gathered=return_A, **given)
     results, kept = made if return_A else (made, None)
-
-    def unflattened(x: torch.Tensor) -> torch.Tensor:
-        return x.view(size_of(group), *first.shape[:-1], -1).flatten(0, 1).movedim(0, dim)
-
+    unflattened = partial(_unflattened, first.shape, dim, size_of(group))
     return None if kept is None else unflattened(kept), [unflattened(x) for x in results]
+
+
+def _unflattened(shape: torch.Size, dim: int, size: int, x: torch.Tensor) -> torch.Tensor:
+    """Rows of all ranks, each of a shape, with their first dimension in place `dim`."""
+    return x.view(size, *shape[:-1], -1).flatten(0, 1).movedim(0, dim)
 
 
 def _scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group: str) -> torch.Tensor:
@@ -216,9 +225,15 @@ def _scatter_scaled(
     split."""
     _check_result(result_scale, out_dtype)
     dim = scatter_dim_after_maybe_reshape
+    _check_scatter(A, reduce_op, dim, group)
     scale = A_scale if A_scale.numel() == 1 else A_scale.movedim(dim, 0).reshape(-1)
-    added = None if bias is None else bias * size_of(group)  # PyTorch's adds it on every rank
-    result = matmul_scatter(A, B, reduce_op, dim, group, bias=added, scales=(scale, B_scale))
+    if out_dtype == torch.bfloat16:
+        added = None if bias is None else bias * size_of(group)  # PyTorch's adds it on every rank
+        result = matmul_scatter(A, B, reduce_op, dim, group, bias=added, scales=(scale, B_scale))
+    else:
+        first, given = A.movedim(dim, 0), (scale, B_scale, bias, out_dtype)
+        rows = scattered_result(first.flatten(0, -2), B, *given, reduce_op, group)
+        result = _owned(first.shape, dim, size_of(group), rows)
     shape = list(output_shape)
     shape[orig_scatter_dim] //= size_of(group)
     return result.reshape(shape).contiguous()
@@ -227,25 +242,38 @@ def _scatter_scaled(
 def matmul_scatter(
     A: torch.Tensor, B: torch.Tensor, reduce_op: str, dim: int, group: str, **given: Any
 ) -> torch.Tensor:
-    if reduce_op not in ("sum", "avg"):
-        raise ArgumentError(f"reduce_op is {reduce_op!r}", hint="supported: sum, avg")
-    if not 0 <= dim < A.ndim - 1:
-        raise ArgumentError(f"scatter_dim is {dim} of {A.ndim} dimensions", hint="scatter rows, not columns")
+    _check_scatter(A, reduce_op, dim, group)
     first, size = A.movedim(dim, 0), size_of(group)
-    if first.shape[0] % size:
-        raise ArgumentError(f"dimension {dim} of A is {first.shape[0]}", hint=f"a multiple of {size}")
     result = matmul_reduce_scatter(first.flatten(0, -2), B, group=group, **given)
     if reduce_op == "avg":
         result = result / size
-    return result.view(first.shape[0] // size, *first.shape[1:-1], -1).movedim(0, dim)
+    return _owned(first.shape, dim, size, result)
+
+
+def _owned(shape: torch.Size, dim: int, size: int, rows: torch.Tensor) -> torch.Tensor:
+    """This rank's rows of products of a shape, with their first dimension in place `dim`."""
+    return rows.view(shape[0] // size, *shape[1:-1], -1).movedim(0, dim)
+
+
+def _check_scatter(A: torch.Tensor, reduce_op: str, dim: int, group: str) -> None:
+    if reduce_op not in ("sum", "avg"):
+        raise ArgumentError(f"reduce_op is {reduce_op!r}", hint="supported: sum, avg")
+    _check_dim("scatter_dim", dim, A)
+    if A.shape[dim] % size_of(group):
+        raise ArgumentError(f"dimension {dim} of A is {A.shape[dim]}", hint=f"a multiple of {size_of(group)}")
+
+
+def _check_dim(name: str, dim: int, A: torch.Tensor) -> None:
+    if not 0 <= dim < A.ndim - 1:
+        raise ArgumentError(f"{name} is {dim} of {A.ndim} dimensions", hint="pass a dimension of rows, not columns")
 
 
 def _check_result(scale: torch.Tensor | None, dtype: torch.dtype | None) -> None:
-    """Raises ArgumentError for a result that is scaled, or not bfloat16."""
+    """Raises ArgumentError for a result that is scaled, or of float8, the type of operands."""
     if scale is not None:
         raise ArgumentError("the result is scaled", hint="leave result_scale out")
-    if dtype is not None and dtype != torch.bfloat16:
-        raise ArgumentError(f"out_dtype is {dtype}", hint="supported: torch.bfloat16")
+    if dtype not in TYPES:
+        raise ArgumentError(f"out_dtype is {dtype}", hint=f"supported: {', '.join(map(str, TYPES))}")
 
 
 IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
