@@ -21,6 +21,7 @@
     rules.py               what TileLang checks before it lowers
     launches.py            the ways to launch, in one form
     stock.py               TileLang's language under one name
+    loop_tiles.py          shared memory of tiles that live within an iteration of a loop
     stock_passes.py        rewrites before or after one of its passes
     logs.py                what TileLang logs while it compiles for us
     prefixes.py            with which statement of a function a pass fails

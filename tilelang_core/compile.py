@@ -28,6 +28,7 @@ from tilelang_core.decreasing_index import with_rising_dividends
 from tilelang_core.launches import binds_threads
 from tilelang_core.loop_extents import with_constant_extents
 from tilelang_core.loop_invariants import with_hoisted_invariants
+from tilelang_core.loop_tiles import with_tiles_in_loops
 from tilelang_core.lru import LruCache
 from tilelang_core.merged_remainders import with_kept_remainders
 from tilelang_core.modules import COMPILE, with_flags
@@ -119,7 +120,9 @@ def _lowering(func: tirx.PrimFunc) -> Iterator[None]:
     """Within the block stock TileLang lowers a function for us. Only mends of faults change text of plain programs."""
     remainders = rewriting("FlattenBuffer", with_kept_remainders)
     invariants = rewriting("HoistBroadcastValues", with_hoisted_invariants, after=True)
-    with logs.following(), remainders, invariants if _is_composed(func) else contextlib.nullcontext(), proving():
+    tiles = rewriting("MergeSharedMemoryAllocations", with_tiles_in_loops)
+    composed = invariants if _is_composed(func) else contextlib.nullcontext()
+    with logs.following(), remainders, composed, tiles, proving():
         yield
 
 

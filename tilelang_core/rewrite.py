@@ -32,8 +32,8 @@ COMPOSED = "tilelang_core.composed"
 _KINDS = [
     f"tirx.{name}"
     for name in (
-        "AttrStmt", "Bind", "Evaluate", "For", "IfThenElse", "SBlock", "SeqStmt", "While", "BufferStore", "BufferLoad",
-        "Call", "FloorDiv", "FloorMod", "Var",
+        "AllocBuffer", "AttrStmt", "Bind", "Evaluate", "For", "IfThenElse", "SBlock", "SeqStmt", "While", "BufferStore",
+        "BufferLoad", "Call", "FloorDiv", "FloorMod", "Var",
     )
 ]  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tilelang.transform
 from tvm import tirx
@@ -21,7 +22,11 @@ def rewriting(
     """Within the block, stock's pass of this name gets functions rewritten, or what it made is, if `after`."""
     stock = getattr(tilelang.transform, name)
     own = prim_func_pass(lambda func, module, context: rewrite(func), opt_level=0, name=f"tilelang_core.{name}")
-    setattr(tilelang.transform, name, lambda: Sequential([stock(), own] if after else [own, stock()]))
+
+    def passes(**options: Any) -> Sequential:
+        return Sequential([stock(**options), own] if after else [own, stock(**options)])
+
+    setattr(tilelang.transform, name, passes)
     try:
         yield
     finally:

@@ -84,6 +84,7 @@ def checks() -> Iterator[tuple[str, Any]]:
     devices = tilescale.init().size
     for seed in SEEDS:
         yield f"chain_{devices}_{seed}", Check(Chain(seed, devices).program()).run
+        yield f"loop_{devices}_{seed}", Check(Chain(seed, devices, looped=True).program()).run
 
 
 if __name__ == "__main__":

@@ -14,15 +14,20 @@ import torch
 
 from tests.fuzz.program import Fuzzed, Line, Parameter
 
-ROWS, COLUMNS, TENSORS = 128, 64, 4
+ROWS, COLUMNS, TENSORS, LAYERS = 128, 64, 4, 3
 
 
 class Chain:
     """Writes one chain of phases."""
 
-    def __init__(self, seed: int, devices: int, phases: int = 5) -> None:
-        self.rng, self.seed, self.devices = random.Random(f"{devices} {seed}"), seed, devices
-        self.body = [self.phase() for _ in range(phases)]
+    def __init__(self, seed: int, devices: int, *, looped: bool = False) -> None:
+        self.rng, self.seed, self.devices = random.Random(f"{devices} {seed} {looped}"), seed, devices
+        self.layer = "layer" if looped else "0"
+        self.body = [self.phase() for _ in range(4 if looped else 5)]
+        if looped:
+            self.layer = "0"
+            loop = Line(f"for layer in T.serial({LAYERS}):", self.body)
+            self.body = [self.phase(), loop, self.phase()]
 
     def program(self) -> Fuzzed:
         """The program, one launch for each phase."""
@@ -32,6 +37,7 @@ class Chain:
             Parameter("W", (COLUMNS, COLUMNS), "bfloat16", is_input=True),
             Parameter("V", (ROWS,), "float32", is_input=True),
             Parameter("R", (ROWS // self.devices, COLUMNS), "bfloat16", is_input=True),
+            Parameter("U", (LAYERS, COLUMNS, COLUMNS), "bfloat16", is_input=True),
             Parameter("I", (ROWS,), "int32", is_input=True),
         ]
         return Fuzzed(self.seed, self.devices, tuple(parameters), tuple(self.body))
@@ -39,8 +45,8 @@ class Chain:
     def phase(self) -> Line:
         """A launch."""
         kinds: list[Callable[[], Line]] = [
-            *[self.elementwise] * 3, self.reduction, self.scaled, self.norm, self.gemm, self.gather, self.scatter,
-            self.neighbours, self.columns,
+            *[self.elementwise] * 3, self.reduction, self.scaled, self.norm, self.gemm, self.linear, self.linear,
+            self.gather, self.scatter, self.neighbours, self.columns,
         ]  # fmt: skip
         if self.devices > 1:
             kinds += [self.allreduce, self.allreduce, self.scattered, self.exchanged]
@@ -124,6 +130,24 @@ class Chain:
             f"T.copy(y, {b}[by * 64, bx * 32])",
         ]
         return self.launch(f"({COLUMNS // 32}, {ROWS // 64})", "(bx, by)", body)
+
+    def linear(self) -> Line:
+        """A tensor times a layer's weights, which are loaded ahead."""
+        a, b = self.two()
+        loop = Line("for k in T.Pipelined(2, num_stages=2):")
+        loop.body += [
+            Line(f"T.copy(U[{self.layer}, bx * 16, k * 32], w)"),
+            Line("T.gemm(x[:, k * 32 : (k + 1) * 32], w, y, transpose_B=True)"),
+        ]
+        body = [
+            f'x = T.alloc((64, {COLUMNS}), "bfloat16", level="l1")',
+            'w = T.alloc((16, 32), "bfloat16", level="l1")',
+            'y = T.alloc((64, 16), "float32", level="l0")',
+            *(f"T.copy({a}[by * 64, 0], x)", "T.clear(y)", loop),
+            Line("for i, j in T.Parallel(64, 16):", [Line("y[i, j] = y[i, j] * 0.015625")]),
+            f"T.copy(y, {b}[by * 64, bx * 16])",
+        ]
+        return self.launch(f"({COLUMNS // 16}, {ROWS // 64})", "(bx, by)", body)
 
     def gather(self) -> Line:
         """Rows that an index names."""

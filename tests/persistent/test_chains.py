@@ -18,9 +18,10 @@ CHAINS = int(os.environ.get("RANDOM_PROGRAMS", "4"))
 
 @pytest.mark.parametrize("seed", range(CHAINS))
 @pytest.mark.parametrize("devices", [1, 2])
-def test_one_launch_leaves_the_same_bits(devices: int, seed: int, small: Machine):
+@pytest.mark.parametrize("looped", [False, True], ids=["straight", "looped"])
+def test_one_launch_leaves_the_same_bits(looped: bool, devices: int, seed: int, small: Machine):
     with tilescale.use_machine(small):
-        chain = Chain(seed, devices).program()
+        chain = Chain(seed, devices, looped=looped).program()
         func = chain.trace()
     want = arguments(chain)
     tilescale.emulate(func, want, machine=small, time=False, check="none")

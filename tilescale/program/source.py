@@ -13,6 +13,7 @@ from typing import Any
 
 from tilelang_core import ir, tl
 from tilelang_core import rewrite as tir
+from tilelang_core.loop_tiles import ITERATIONS
 from tilelang_core.tiles import Fill, Gemm, Reduce, TileCopy
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
@@ -219,9 +220,11 @@ class _Writer:
         if loop.kind == ir.ForKind.SERIAL and notes.keys() == {"num_stages"} and ir.constant(loop.min) == 0:
             return f"T.Pipelined({end}, num_stages={self.text.value(notes['num_stages'])})"
         kinds = {ir.ForKind.SERIAL: "serial", ir.ForKind.UNROLLED: "unroll", ir.ForKind.VECTORIZED: "vectorized"}
-        if notes or loop.kind not in kinds:
+        if notes.keys() - {ITERATIONS} or loop.kind not in kinds:
             raise self._wordless(loop)
-        return f"T.{kinds[loop.kind]}({end})" if ir.constant(loop.min) == 0 else f"T.{kinds[loop.kind]}({begin}, {end})"
+        bounds = [end] if ir.constant(loop.min) == 0 else [begin, end]
+        bounds += [f"annotations={{{quoted(ITERATIONS)}: 1}}"] if notes else []
+        return f"T.{kinds[loop.kind]}({', '.join(bounds)})"
 
     def _parallel(self, loop: ir.For) -> Iterator[str]:
         names, extents = [], []

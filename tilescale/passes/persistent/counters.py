@@ -82,13 +82,13 @@ class Counter:
         """Whether there are few enough counters, and numbers of arrivals that a wait can compute."""
         return math.prod(self.shape) <= LARGEST and int(np.count_nonzero(np.diff(self.arrivals))) < STEPS
 
-    def signals(self, flags: ir.Buffer) -> ir.Stmt:
-        """A task has arrived at its chunks."""
-        return self._each(self.boxes, lambda place: signal(flags, *place))
+    def signals(self, flags: ir.Buffer, *iteration: Any) -> ir.Stmt:
+        """A task has arrived at its chunks; in a loop of phases, each iteration has flags of its own."""
+        return self._each(self.boxes, lambda place: signal(flags, *iteration, *place))
 
-    def waits(self, later: Boxes, flags: ir.Buffer) -> ir.Stmt:
+    def waits(self, later: Boxes, flags: ir.Buffer, *iteration: Any) -> ir.Stmt:
         """A later task waits for its chunks."""
-        return self._each(later, lambda place: wait(flags, *place, value=self._expected(place)))
+        return self._each(later, lambda place: wait(flags, *iteration, *place, value=self._expected(place)))
 
     def _expected(self, place: list[Any]) -> Any:
         number: Any = ir.IntImm("int32", 0)

@@ -3,17 +3,24 @@
 
 A task depends on those of earlier phases that write what it touches, or touch what it writes. A dependence that follows
 from another one needs no wait of its own: signals and waits are transitive.
+
+A loop of phases has two instances of each phase here: one for the first iteration and one for a later one, both with
+the elements that a task touches in any iteration. Conflicts between more distant iterations are in order through those
+between them, because a block executes the same tasks in each.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from tilelang_core import ir
 from tilescale.passes.persistent.counters import Counter, counters_of
+from tilescale.passes.persistent.phases import Loop
 from tilescale.program.effects import ProgramNames
 from tilescale.program.tile_boxes import Boxes, TileAccesses
 
@@ -26,6 +33,7 @@ class Need:
         counter: of the earlier phase.
         boxes: what the later tasks touch of it.
         roots: the tensors; a task waits before its first access to one.
+        previous: whether the earlier tasks are those of the previous iteration of the loop around both.
     """
 
     earlier: int
@@ -33,12 +41,41 @@ class Need:
     counter: Counter
     boxes: Boxes
     roots: tuple[ir.Var, ...]
+    previous: bool = False
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for the dependences of two iterations that are the same."""
+        return self.earlier, self.later, self.previous, id(self.counter), self.roots[0]
 
 
-def needs_of(accesses: Sequence[TileAccesses], names: ProgramNames, blocks: int) -> list[Need]:
+@dataclass(frozen=True)
+class _Instance:
+    """A phase in an iteration of the loop around it: the first one, or a later one."""
+
+    phase: int
+    loop: Loop | None
+    again: bool = False
+
+
+def needs_of(
+    accesses: Sequence[TileAccesses], loops: Sequence[Loop | None], names: ProgramNames, blocks: int
+) -> list[Need]:
     """The dependences between tasks of phases on some blocks, by their accesses; those on the latest phases first."""
-    search = _Search(accesses, names, blocks)
-    return [need for later in range(len(accesses)) for need in search.needs(later)]
+    instances: list[_Instance] = []
+    for loop, phases in itertools.groupby(range(len(loops)), loops.__getitem__):
+        once = [_Instance(phase, loop) for phase in phases]
+        instances += once if loop is None else [*once, *(replace(instance, again=True) for instance in once)]
+    search = _Search(accesses, instances, names, blocks)
+    found: dict[tuple[Any, ...], Need] = {}
+    for later in range(len(instances)):
+        for need in search.needs(later):
+            one, other = instances[need.earlier], instances[later]
+            previous = one.loop is not None and one.loop is other.loop and one.again != other.again
+            of_phases = replace(need, earlier=one.phase, later=other.phase, previous=previous)
+            known = found.get(of_phases.key, of_phases)
+            found[of_phases.key] = replace(known, roots=tuple(dict.fromkeys((*known.roots, *need.roots))))
+    return list(found.values())
 
 
 @dataclass
@@ -46,23 +83,28 @@ class _Search:
     """Dependences found until now.
 
     Attributes:
+        instances: of phases; `Need`s are between them.
         counters: those of each phase.
-        ordered: for two phases, which tasks of the first end after which of the second.
+        ordered: for two instances, which tasks of the first end after which of the second.
     """
 
     accesses: Sequence[TileAccesses]
+    instances: Sequence[_Instance]
     names: ProgramNames
     blocks: int
     counters: dict[tuple[int, str], list[Counter]] = field(default_factory=dict)
     ordered: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     def needs(self, later: int) -> list[Need]:
-        """Dependences of a phase. One that follows from another moves that one's wait before its own tensors."""
+        """Dependences of an instance. One that follows from another moves that one's wait before its own tensors."""
         found: list[Need] = []
         orders: list[dict[int, np.ndarray]] = []
-        for earlier in reversed(range(later)):
+        own = self._own(later)
+        for earlier in reversed([instance for instance in range(later) if not self._is_repeated(instance, later)]):
             for need in self._between(earlier, later):
                 required = need.counter.boxes.intersect(need.boxes).T
+                if _covers(own.get(earlier), required):
+                    continue
                 known = [i for i, order in enumerate(orders) if _covers(order.get(earlier), required)]
                 if known:
                     other = found[known[0]]
@@ -70,22 +112,37 @@ class _Search:
                 else:
                     found.append(need)
                     orders.append(self._order(need))
-        for order in orders:
+        for order in (own, *orders):
             for before, matrix in order.items():
                 both = self.ordered.get((later, before))
                 self.ordered[later, before] = matrix if both is None else both | matrix
         return found
 
+    def _is_repeated(self, earlier: int, later: int) -> bool:
+        """Whether an instance in a loop is followed by another one before a later phase outside of it."""
+        instance = self.instances[earlier]
+        return instance.loop is not None and instance.loop is not self.instances[later].loop and not instance.again
+
+    def _own(self, later: int) -> dict[int, np.ndarray]:
+        """The order that follows from program order: a block has executed its tasks in the previous iteration too."""
+        instance = self.instances[later]
+        if not instance.again:
+            return {}
+        same = np.eye(self._of(later).grid.count, dtype=bool)
+        return self._after(self.instances.index(replace(instance, again=False)), same)
+
     def _order(self, need: Need) -> dict[int, np.ndarray]:
-        """For each earlier phase, after which of its tasks a wait ends."""
-        mine = need.counter.order(need.boxes)
-        before = [phase for phase in range(need.earlier) if (need.earlier, phase) in self.ordered]
-        through = {phase: _through(mine, self.ordered[need.earlier, phase]) for phase in before}
-        return {need.earlier: mine, **through}
+        """For each earlier instance, after which of its tasks a wait ends."""
+        return self._after(need.earlier, need.counter.order(need.boxes))
+
+    def _after(self, earlier: int, mine: np.ndarray) -> dict[int, np.ndarray]:
+        """The order of tasks that begin after some of an earlier instance, through these."""
+        before = [instance for instance in range(earlier) if (earlier, instance) in self.ordered]
+        return {earlier: mine, **{instance: _through(mine, self.ordered[earlier, instance]) for instance in before}}
 
     def _between(self, earlier: int, later: int) -> list[Need]:
-        """The dependences of the tasks of a phase on those of an earlier one."""
-        before, after = self.accesses[earlier], self.accesses[later]
+        """The dependences of the tasks of an instance on those of an earlier one."""
+        before, after = self._of(earlier), self._of(later)
         roots = [r for r in after.of if r in before.of and (before.writes(r) or after.writes(r))]
         needs = [need for root in roots if (need := self._by_tiles(earlier, later, root)) is not None]
         if len(needs) == len(roots):
@@ -97,7 +154,7 @@ class _Search:
 
     def _by_tiles(self, earlier: int, later: int, root: ir.Var) -> Need | None:
         """The dependence for one tensor; None if tasks are not distinguished."""
-        before, after = self.accesses[earlier], self.accesses[later]
+        before, after = self._of(earlier), self._of(later)
         if before.form(root) is None or before.form(root) != after.form(root):
             return None
         mine = before.boxes(root, writes=not after.writes(root))
@@ -107,8 +164,12 @@ class _Search:
             return None
         return Need(earlier, later, self._counter(earlier, counter), theirs, (root,))
 
-    def _counter(self, phase: int, counter: Counter) -> Counter:
+    def _of(self, instance: int) -> TileAccesses:
+        return self.accesses[self.instances[instance].phase]
+
+    def _counter(self, instance: int, counter: Counter) -> Counter:
         """The counter under a name in the launch; the same one where another dependence has it."""
+        phase = self.instances[instance].phase
         known = self.counters.setdefault((phase, counter.name), [])
         same = [c for c in known if c.chunk == counter.chunk and c.boxes.is_like(counter.boxes)]
         if not same:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang_core import ir
 from tilelang_core import rewrite as tir
+from tilelang_core.loop_tiles import ITERATIONS
 from tilescale.errors import Location
 from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
@@ -18,7 +19,31 @@ from tilescale.passes.persistent.collectives import tiles_of
 from tilescale.passes.persistent.placement import resident_blocks
 from tilescale.program.effects import ProgramNames
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, location
-from tilescale.program.operations import Collective, operation
+from tilescale.program.operations import Collective, TileView, operation
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A loop around phases that stays a loop of the launch.
+
+    Attributes:
+        values: numbers that each iteration computes.
+    """
+
+    var: ir.Var
+    begin: int
+    count: int
+    values: list[ir.Bind] = field(default_factory=list)
+
+    @property
+    def index(self) -> Any:
+        """The number of the iteration."""
+        return self.var - self.begin if self.begin else self.var
+
+    def around(self, stmts: Sequence[ir.Stmt]) -> ir.For:
+        """The loop with some statements behind its values."""
+        body = tir.sequence([*self.values, *stmts])
+        return ir.For(self.var, self.begin, self.count, ir.ForKind.SERIAL, body, annotations={ITERATIONS: 1})
 
 
 @dataclass(frozen=True)
@@ -27,12 +52,14 @@ class Grid:
 
     Attributes:
         title: a name for reports.
+        loop: the loop around the phase, if there is one.
     """
 
     phase: GridPhase
     launch: Launch
     title: str
     where: Location | None
+    loop: Loop | None = None
 
     def indices(self, task: Any) -> dict[ir.Var, ir.PrimExpr]:
         """The indices of the grid from the number of a task: its first axis runs fastest."""
@@ -73,6 +100,7 @@ class _Finder:
         self.machine, self.names = machine, names
         self.grids: list[Grid] = []
         self.shared: list[ir.Stmt] = []
+        self.loop: Loop | None = None
 
     def part(self, part: Part, launch: Launch | None) -> None:
         if isinstance(part, Launch):
@@ -84,10 +112,20 @@ class _Finder:
             for stmt in _flat(part.stmt):
                 self._device(stmt, launch)
         elif isinstance(part, Control):
-            raise Declined("a loop or branch around phases", location(part.stmt))
+            self._control(part, launch)
         else:
             for inner in part.parts:
                 self.part(inner, launch)
+
+    def _control(self, control: Control, launch: Launch | None) -> None:
+        loop = control.stmt
+        bounds = ir.constants([loop.min, loop.extent]) if isinstance(loop, ir.For) else None
+        if bounds is None or self.loop is not None:
+            raise Declined("a loop or branch around phases", location(loop))
+        self.loop = Loop(loop.loop_var, begin=bounds[0], count=bounds[1])
+        for part in control.parts:
+            self.part(part, launch)
+        self.loop = None
 
     def _grid(self, phase: GridPhase, launch: Launch) -> None:
         phase = GridPhase(_without_block_order(phase.stmt))
@@ -97,7 +135,7 @@ class _Finder:
         for stmt in ir.statements(phase.stmt):
             self._check_unordered(stmt)
         extents = " x ".join(map(str, launch.grid))
-        self.grids.append(Grid(phase, launch, f"grid {extents}", launch.where))
+        self.grids.append(Grid(phase, launch, f"grid {extents}", launch.where, self.loop))
 
     def _check_unordered(self, stmt: ir.Stmt) -> None:
         """Raise Declined if a statement of a grid orders units, but for blocks of one number on all devices."""
@@ -119,13 +157,21 @@ class _Finder:
         if tir.is_nothing(stmt):
             return
         if isinstance(stmt, ir.Bind) and not self.names.effects(stmt).accesses:
-            self.shared.append(stmt)
+            self._value(stmt)
             return
         if launch is None or not self._is_of_devices(stmt):
             raise Declined("a statement of the device between grids", location(stmt))
         made = Collective.of(stmt.value)
         phase, tiled = tiles_of(made, stmt, launch, resident_blocks(self.machine))
-        self.grids.append(Grid(phase, tiled, f"{made.name} of {_name(made.source)}", location(stmt)))
+        self.grids.append(Grid(phase, tiled, f"{made.name} of {_name(made.source)}", location(stmt), self.loop))
+
+    def _value(self, stmt: ir.Bind) -> None:
+        """A value of a device; one that differs between iterations belongs to its loop."""
+        loop = self.loop
+        varies = loop is not None and {loop.var, *(value.var for value in loop.values)} & set(ir.uses(stmt))
+        if loop is not None and varies and isinstance(operation(stmt.value), TileView):
+            raise Declined("a view that differs between iterations of a loop", location(stmt))
+        (loop.values if loop is not None and varies else self.shared).append(stmt)
 
 
 def _check_alike(launches: Sequence[Launch]) -> None:

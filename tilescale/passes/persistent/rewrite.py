@@ -8,6 +8,7 @@ each other. The result is a program of the language: it is printed, checked, emu
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from tilescale.passes.retrace import for_machine
 from tilescale.passes.structure import structure
 from tilescale.program.effects import ProgramNames
 from tilescale.program.grids import grid_of
-from tilescale.program.model import Launch
+from tilescale.program.model import GridPhase, Launch
 from tilescale.program.ops import FLAGS, IN_ORDER, SCALE
 from tilescale.program.tile_boxes import TileAccesses
 
@@ -54,14 +55,17 @@ def persistent(func: ir.PrimFunc, machine: Machine) -> tuple[ir.PrimFunc, Tasks]
         ) from None
     accesses = [_accesses(grid, phases.names, machine) for grid in phases.grids]
     placements = placed([found.grid.count for found in accesses], machine)
-    needs = needs_of(accesses, phases.names, placements[0].blocks)
+    loops = [grid.loop for grid in phases.grids]
+    needs = needs_of(accesses, loops, phases.names, placements[0].blocks)
     return _launched(func, phases, placements, needs, machine), Tasks(phases.grids, tuple(placements), tuple(needs))
 
 
 def _accesses(grid: Grid, names: ProgramNames, machine: Machine) -> TileAccesses:
-    values = grid_of(grid.phase, grid.launch, machine, {})
+    """Accesses of a phase, in all iterations of the loop around it."""
+    phase = grid.phase if grid.loop is None else GridPhase(grid.loop.around([grid.phase.stmt]))
+    values = grid_of(phase, grid.launch, machine, {})
     assert values is not None
-    return TileAccesses(grid.phase, grid.launch, names, values)
+    return TileAccesses(phase, grid.launch, names, values)
 
 
 def _launched(
@@ -70,12 +74,15 @@ def _launched(
     """The function with its one launch."""
     block, first = ir.Var("block", "int32"), phases.grids[0].launch
     ring = Ring.of(phases, placements, block, machine)
-    tasks = TaskWriter(needs, phases.names, machine, ring)
+    tasks = TaskWriter(phases.grids, needs, phases.names, machine, ring)
     threads = {axis: var for var, axis in first.thread_vars}
     stmts = [] if ring is None else ring.begin
-    for number, (grid, placement) in enumerate(zip(phases.grids, placements, strict=True)):
-        names = {var: threads[axis] for var, axis in grid.launch.thread_vars}
-        stmts.append(ir.substitute(placement.loop(block, tasks.task(number, grid)), names))
+    for loop, numbers in itertools.groupby(range(len(placements)), lambda number: phases.grids[number].loop):
+        inside: list[ir.Stmt] = []
+        for number in numbers:
+            names = {var: threads[axis] for var, axis in phases.grids[number].launch.thread_vars}
+            inside.append(ir.substitute(placements[number].loop(block, tasks.task(number)), names))
+        stmts += inside if loop is None else [loop.around(inside)]
     shared = [_scale(machine.tensor_level.name, tir.sequence(phases.shared))] if phases.shared else []
     body = tir.sequence([*shared, _scale(machine.program_level.name, tir.sequence(stmts))])
     flags = [buffer for _, buffer in tasks.flags]

@@ -4,13 +4,15 @@
 Before: a task has a pipelined loop over tiles of a tensor that no phase writes, as weights. Its loads begin when the
 task does, so memory idles while a block waits for other tasks, and at the begin and the end of each.
 After: the loads of a block are numbered through all of its tasks, in their order. Load n goes to stage n % stages of
-the ring, and is issued as soon as the use of load n - stages is over, even in another task. They depend on nothing, so
-they never wait for other tasks. A block has as many bytes in flight as the ring holds.
+the ring, and is issued as soon as the use of load n - stages is over, even in another task or iteration of a loop of
+phases. They depend on nothing, so they never wait for other tasks. A block has as many bytes in flight as the ring
+holds.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 from tilelang_core import ir, tiles, tl
 from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
-from tilescale.passes.persistent.phases import Grid, Phases
+from tilescale.passes.persistent.phases import Grid, Loop, Phases
 from tilescale.passes.persistent.placement import Placement
 from tilescale.program.effects import ProgramNames
 from tilescale.program.footprint import fullest, stages_of, tile_bytes
@@ -70,7 +72,7 @@ class Stream:
         (load,) = loads
         source, target = ir.regions_of_copy(load.value)
         tile = ir.region_parts(target)[0]
-        known = {*grid.launch.programs, loop.loop_var}
+        known = {*grid.launch.programs, loop.loop_var, *(() if grid.loop is None else (grid.loop.var,))}
         is_placed = all(ir.variables(begin) <= known for begin in ir.region_parts(source)[1])
         read = {access.root for access in names.effects(load).reads}
         if read & set(written) or not is_placed or _used(grid.phase.stmt, tile) != _used(loop, tile):
@@ -82,20 +84,46 @@ class Ring:
     """The ring of a launch.
 
     Args:
+        grids: the phases.
         streams: of each phase, None where it has none; all of one form.
         block: the number of the block.
 
     Attributes:
         ring, full: its tiles, and the barriers of its stages: of the bytes of a tile.
-        ends: loads of a block until the end of each phase.
+        spans: for each phase, the loads of a block before it and until its end; in a loop, of the first iteration.
+        begin: statements that compute these numbers.
     """
 
-    def __init__(self, streams: Sequence[Stream | None], placements: Sequence[Placement], block: ir.Var, stages: int):
-        self.streams, self.placements, self.block, self.stages = streams, placements, block, stages
+    def __init__(
+        self,
+        grids: Sequence[Grid],
+        streams: Sequence[Stream | None],
+        placements: Sequence[Placement],
+        block: ir.Var,
+        stages: int,
+    ):
+        self.grids, self.streams, self.placements, self.block, self.stages = grids, streams, placements, block, stages
         tile = next(stream.tile for stream in streams if stream is not None)
         self.ring = tir.local_buffer("ring", [stages, *tile.shape], str(tile.dtype), tile.scope())
         self.full = tir.local_buffer("full", [stages], "uint64", "shared.barrier")
-        self.ends = [ir.Var(f"loads{number}", "int32") for number in range(len(streams))]
+        self.begin: list[ir.Stmt] = []
+        self.spans: list[tuple[Any, Any]] = []
+        self.loops: dict[Loop, _LoopLoads] = {}
+        before: Any = ir.IntImm("int32", 0)
+        for loop, numbers in self._runs():
+            start = before
+            for number in numbers:
+                stream = streams[number]
+                more = 0 if stream is None else placements[number].turns(block) * stream.trips
+                end = self._number(f"loads{number}", before + more)
+                self.spans.append((before, end))
+                before = end
+            if loop is not None:
+                end, before = before, self._number("loads_all", start + (before - start) * loop.count)
+                self.loops[loop] = _LoopLoads(start, end, before)
+        number = ir.Var("load", "int32")
+        first = self._load(number, self._reached(0))
+        self.begin.append(ir.For(number, 0, stages, ir.ForKind.SERIAL, first))
 
     @classmethod
     def of(cls, phases: Phases, placements: Sequence[Placement], block: ir.Var, machine: Machine) -> Ring | None:
@@ -109,29 +137,17 @@ class Ring:
             return None
         form = max(sorted(set(forms)), key=forms.count)
         streams = [s if s is not None and s.form == form else None for s in streams]
-        stages = _stages(phases, streams, machine)
-        return cls(streams, placements, block, stages) if stages > 1 else None
-
-    @property
-    def begin(self) -> list[ir.Stmt]:
-        """Statements before the first task: how many loads a block has until the end of each phase; the first loads."""
-        earlier: Any = ir.IntImm("int32", 0)
-        stmts: list[ir.Stmt] = []
-        for end, stream, placement in zip(self.ends, self.streams, self.placements, strict=True):
-            more = 0 if stream is None else placement.turns(self.block) * stream.trips
-            stmts.append(ir.Bind(end, ir.simplify(earlier + more, {})))
-            earlier = end
-        number, (zeros, _) = ir.Var("load", "int32"), self._spans
-        first = self._load(number, zeros[0], zeros[0] + self.stages)
-        return [*stmts, ir.For(number, 0, self.stages, ir.ForKind.SERIAL, first)]
+        stages = min([_stages(phases, streams, machine), *_in_iterations(phases.grids, streams, placements)])
+        return cls(phases.grids, streams, placements, block, stages) if stages > 1 else None
 
     def used(self, number: int, task: ir.Var, body: ir.Stmt) -> ir.Stmt:
         """The statements of a task of a phase with its tiles from the ring, which it fills again."""
         stream = self.streams[number]
         if stream is None:
             return body
-        turn = task // self.placements[number].blocks
-        load = self._before(number) + turn * stream.trips + stream.loop.loop_var
+        loop, turn = self.grids[number].loop, task // self.placements[number].blocks
+        load, mine = ir.Var("load", "int32"), self.spans[number][0] + turn * stream.trips + stream.loop.loop_var
+        iterations = 0 if loop is None else loop.index * self.loops[loop].each
         stage = load % self.stages
 
         def enter(node: Any) -> Any:
@@ -147,45 +163,96 @@ class Ring:
                 return tiles.with_leading_one(node)
             return None
 
-        begins, ends = (numbers[number] + self.stages for numbers in self._spans)
         used = tir.rewrite(stream.loop.body, enter=enter, leave=leave)
-        inner = tir.sequence([used, self._load(load + self.stages, begins, ends)])
-        loop = ir.For(stream.loop.loop_var, 0, stream.trips, ir.ForKind.SERIAL, inner)
-        return tir.rewrite(body, enter=lambda node: tir.at(loop, stream.loop) if node.same_as(stream.loop) else None)
+        refill = self._load(load + self.stages, self._reached(self.stages, number), loop, mine + self.stages)
+        inner = tir.sequence([ir.Bind(load, mine + iterations), used, refill])
+        again = ir.For(stream.loop.loop_var, 0, stream.trips, ir.ForKind.SERIAL, inner)
+        return tir.rewrite(body, enter=lambda node: tir.at(again, stream.loop) if node.same_as(stream.loop) else None)
 
-    def _before(self, number: int) -> Any:
-        """Loads of a block before a phase."""
-        return self.ends[number - 1] if number else ir.IntImm("int32", 0)
+    def _runs(self) -> Iterator[tuple[Loop | None, list[int]]]:
+        """The numbers of phases, those of a loop together."""
+        for loop, numbers in itertools.groupby(range(len(self.grids)), lambda number: self.grids[number].loop):
+            yield loop, list(numbers)
+
+    def _number(self, name: str, value: Any) -> ir.Var:
+        """A number that is computed before the first task."""
+        self.begin.append(ir.Bind(var := ir.Var(name, "int32"), ir.simplify(ir.int_node(value), {})))
+        return var
 
     @functools.cached_property
-    def _spans(self) -> tuple[np.ndarray, np.ndarray]:
-        """First load of each phase, and the one after its last, for each block: (phases, blocks)."""
+    def _executed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Phases as executed, with iterations of loops; first load of each, and the one after its last, by block."""
+        runs = [numbers * (1 if loop is None else loop.count) for loop, numbers in self._runs()]
+        order = np.concatenate(runs)
         trips = [0 if stream is None else stream.trips for stream in self.streams]
-        counts = [count * each.executed() for count, each in zip(trips, self.placements, strict=True)]
+        counts = np.stack([trips[number] * self.placements[number].executed() for number in order])
         ends = np.cumsum(counts, axis=0)
-        return ends - counts, ends
+        return order, ends - counts, ends
 
-    def _load(self, load: Any, first: np.ndarray, end: np.ndarray) -> ir.Stmt:
-        """Issue a load, if there is one of that number, which is from `first` to `end` on each block."""
-        begins, ends = self._spans
-        reached = (np.maximum(begins, first) < np.minimum(ends, end)).any(axis=1)
-        numbers = [(n, stream) for n, stream in enumerate(self.streams) if stream is not None and reached[n]]
-        return tir.sequence([self._of_phase(load, *phase) for phase in numbers])
+    def _reached(self, ahead: int, number: int | None = None) -> list[int]:
+        """Phases that a load is of which a task of a phase issues so far ahead; without, one before the first task."""
+        order, begins, ends = self._executed
+        zero = np.zeros((1, begins.shape[1]), int)
+        first = zero if number is None else begins[order == number] + ahead
+        last = zero + self.stages if number is None else ends[order == number] + ahead
+        shared = np.maximum(begins, first[:, None]) < np.minimum(ends, last[:, None])
+        return sorted({int(phase) for phase in order[shared.any(axis=(0, 2))]})
 
-    def _of_phase(self, load: Any, number: int, stream: Stream) -> ir.Stmt:
-        placement = self.placements[number]
-        mine = load - self._before(number)
+    def _load(self, load: Any, phases: Sequence[int], here: Loop | None = None, in_first: Any = None) -> ir.Stmt:
+        """Issue the load of that number, if there is one, which is of one of these phases.
+
+        Args:
+            here: the loop whose iteration issues it. It has at least as many loads as there are stages, so the load is
+                of this iteration or the next one.
+            in_first: the number that the load would have if this iteration were the first one.
+        """
+        stmts: list[ir.Stmt] = []
+        for loop, numbers in self._runs():
+            among = [number for number in numbers if number in phases]
+            if loop is None or loop is not here:
+                values = {} if loop is None else {loop.var: ir.IntImm("int32", loop.begin)}
+                stmts += [self._of_phase(number, load, values) for number in among]
+            elif among:
+                loads, again, rest = self.loops[loop], ir.Var("again", "int32"), ir.Var("rest", "int32")
+                names = [
+                    ir.Bind(again, ir.Select(loads.first <= in_first, ir.IntImm("int32", 1), ir.IntImm("int32", 0))),
+                    ir.Bind(rest, in_first - again * loads.each),
+                ]
+                values = {loop.var: loop.var + again}
+                each = [self._of_phase(number, rest, values, load) for number in among]
+                stmts += [*names, ir.IfThenElse(loop.index + again < loop.count, tir.sequence(each), None)]
+        return tir.sequence(stmts)
+
+    def _of_phase(self, number: int, load: Any, values: dict[ir.Var, Any], issued: Any = None) -> ir.Stmt:
+        """Issue a load if it is of a phase, by its number in the first iteration of a loop and its number `issued`."""
+        stream, placement, (before, end) = self.streams[number], self.placements[number], self.spans[number]
+        assert stream is not None
+        mine = load - before
         task = placement.task(self.block, mine // stream.trips)
-        values = {**stream.grid.indices(task), stream.loop.loop_var: mine % stream.trips}
-        stage = load % self.stages
+        values = {**values, **stream.grid.indices(task), stream.loop.loop_var: mine % stream.trips}
+        stage = (load if issued is None else issued) % self.stages
         full = ir.BufferLoad(self.full, [stage])
         shape = [int(n) for n in self.ring.shape[1:]]
         target = tir.region(self.ring, [stage, *[0] * len(shape)], [1, *shape], "w")
         source = ir.regions_of_copy(ir.substitute(stream.load, values).value)[0]
         copy = tir.tile_call("tma_copy", source, target, barrier=full, is_tma_copy=1)
         arrive = tir.evaluate(tir.call(tl.ARRIVE_BARRIER, full))
-        issued = tir.sequence([copy, ir.IfThenElse(tir.elected(stream.grid.launch.thread_count), arrive, None)])
-        return ir.IfThenElse(ir.And(self._before(number) <= load, load < self.ends[number]), issued, None)
+        elected = ir.IfThenElse(tir.elected(stream.grid.launch.thread_count), arrive, None)
+        return ir.IfThenElse(ir.And(before <= load, load < end), tir.sequence([copy, elected]), None)
+
+
+@dataclass(frozen=True)
+class _LoopLoads:
+    """Loads of a block until the begin of a loop of phases, until the end of its first iteration, and of its last."""
+
+    start: Any
+    first: Any
+    last: Any
+
+    @property
+    def each(self) -> Any:
+        """Those of an iteration."""
+        return self.first - self.start
 
 
 def _stages(phases: Phases, streams: Sequence[Stream | None], machine: Machine) -> int:
@@ -200,6 +267,17 @@ def _stages(phases: Phases, streams: Sequence[Stream | None], machine: Machine) 
             size = sizes.pop(stream.tile.data)
             taken = max(taken, sum(sizes.values()))
     return min((room - taken) // size, MOST)
+
+
+def _in_iterations(
+    grids: Sequence[Grid], streams: Sequence[Stream | None], placements: Sequence[Placement]
+) -> list[int]:
+    """For each loop of phases, how many loads a block that has some has in an iteration, at least."""
+    counts: dict[Loop, np.ndarray] = {}
+    for grid, stream, placement in zip(grids, streams, placements, strict=True):
+        if grid.loop is not None and stream is not None:
+            counts[grid.loop] = counts.get(grid.loop, 0) + stream.trips * placement.executed()
+    return [int(each[each > 0].min()) for each in counts.values()]
 
 
 def _unconditional(stmt: ir.Stmt) -> Iterator[ir.Stmt]:

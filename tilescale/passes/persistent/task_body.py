@@ -15,7 +15,7 @@ from tilelang_core import rewrite as tir
 from tilescale.hda import Machine
 from tilescale.passes.persistent.counters import Counter
 from tilescale.passes.persistent.dependences import Need
-from tilescale.passes.persistent.phases import Grid
+from tilescale.passes.persistent.phases import Grid, Loop
 from tilescale.passes.persistent.placement import Task
 from tilescale.passes.persistent.streams import Ring
 from tilescale.program.effects import ProgramNames
@@ -29,6 +29,7 @@ class TaskWriter:
     """Writes the tasks of phases.
 
     Args:
+        grids: the phases.
         needs: all dependences between them.
         ring: of tiles loaded ahead, if there is one.
 
@@ -36,18 +37,22 @@ class TaskWriter:
         flags: the counters, each with its flags.
     """
 
-    def __init__(self, needs: Sequence[Need], names: ProgramNames, machine: Machine, ring: Ring | None):
-        self.needs, self.names, self.machine, self.ring = needs, names, machine, ring
-        counters = {id(need.counter): need.counter for need in needs}.values()
-        self.flags = [(counter, _flags(counter)) for counter in counters]
+    def __init__(
+        self, grids: Sequence[Grid], needs: Sequence[Need], names: ProgramNames, machine: Machine, ring: Ring | None
+    ):
+        self.grids, self.needs, self.names, self.machine, self.ring = grids, needs, names, machine, ring
+        counters = {id(need.counter): need for need in needs}.values()
+        self.flags = [(need.counter, _flags(need.counter, grids[need.earlier].loop)) for need in counters]
 
-    def task(self, number: int, grid: Grid) -> Task:
+    def task(self, number: int) -> Task:
         """The statements of a task of a phase."""
-        waits = [(n, n.counter.waits(n.boxes, self._of(n.counter))) for n in self.needs if n.later == number]
+        grid = self.grids[number]
+        waits = [(need, self._wait(need)) for need in self.needs if need.later == number]
         first, body = self._alike(list(_flat(self._waiting(grid.phase.stmt, waits))), grid)
         arrives = {id(n.counter): n.counter for n in self.needs if n.earlier == number}.values()
         last = list(ir.statements(grid.phase.stmt))[-1]
-        signals = [(counter, tir.at(counter.signals(self._of(counter)), last)) for counter in arrives]
+        now = [] if grid.loop is None else [grid.loop.index]
+        signals = [(counter, tir.at(counter.signals(self._of(counter), *now), last)) for counter in arrives]
         of_tasks = [signal for counter, signal in signals if counter.blocks is None]
         of_blocks = [signal for counter, signal in signals if counter.blocks is not None]
         task = ir.Var("task", "int32")
@@ -57,6 +62,17 @@ class TaskWriter:
         stmts = ir.substitute(tir.sequence([rest, *of_tasks]), grid.indices(task))
         first = [tir.renamed(stmt, _has_a_value) for stmt in first]
         return Task(task, first, tir.renamed(stmts, _has_a_value), of_blocks)
+
+    def _wait(self, need: Need) -> ir.Stmt:
+        """A wait for tasks of the same iteration, of the previous one, or of the last one of an earlier loop."""
+        before, loop = self.grids[need.earlier].loop, self.grids[need.later].loop
+        iteration: list[Any] = []
+        if before is not None:
+            iteration = [loop.index - int(need.previous) if loop is before else before.count - 1]
+        wait = need.counter.waits(need.boxes, self._of(need.counter), *iteration)
+        if loop is None or loop is before and not need.previous:
+            return wait
+        return ir.IfThenElse(loop.index > 0 if need.previous else loop.index.equal(0), wait, None)
 
     def _alike(self, stmts: list[ir.Stmt], grid: Grid) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
         """The first statements, as far as they are the same in each task and what they write stays; the other ones.
@@ -110,8 +126,10 @@ class TaskWriter:
         return level is not None and level.kind in ("unit", "program")
 
 
-def _flags(counter: Counter) -> ir.Buffer:
-    shape = [ir.IntImm("int32", n) for n in counter.shape]
+def _flags(counter: Counter, loop: Loop | None) -> ir.Buffer:
+    """Flags of a counter: in a loop, some for each iteration."""
+    iterations = () if loop is None else (loop.count,)
+    shape = [ir.IntImm("int32", n) for n in (*iterations, *counter.shape)]
     return tir.local_buffer(counter.name, shape, "int32", "global")
 
 

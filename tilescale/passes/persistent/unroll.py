@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Unroll loops around phases: layers of a model, steps of a decode loop.
+"""Unroll loops around loops of phases: steps of a decode loop around layers of a model.
 
-Before: a serial loop of known trip count around launches or phases. After: the phases of each iteration, one after the
-other, so tasks of one iteration depend on tasks of the one before tile by tile. Each iteration has its own tiles: one
-of all iterations would keep its shared memory from the first to the last. Other control flow stays.
+Before: a serial loop of known trip count around another loop of phases, or of one iteration. After: the parts of each
+iteration, one after the other. Each iteration has its own tiles: one of all iterations would keep its shared memory
+from the first to the last. Other control flow stays, so innermost loops do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilescale.program.operations import TileView, operation
 
 
 def unrolled(part: Part) -> Part:
-    """A part of a program without loops around phases whose trip counts are known."""
+    """A part of a program without loops of known trip counts around loops of phases."""
     if isinstance(part, Launch):
         return replace(part, body=unrolled(part.body))
     if isinstance(part, Sequence):
@@ -30,10 +30,17 @@ def unrolled(part: Part) -> Part:
     inside = tuple(map(unrolled, part.parts))
     loop = part.stmt
     bounds = ir.constants([loop.min, loop.extent]) if isinstance(loop, ir.For) else None
-    if bounds is None:
+    if bounds is None or bounds[1] > 1 and not any(map(_has_control, inside)):
         return Control(loop, inside)
     begin, count = bounds
     return Sequence(tuple(_iteration(Sequence(inside), loop.loop_var, value) for value in range(begin, begin + count)))
+
+
+def _has_control(part: Part) -> bool:
+    """Whether there is a loop or branch around phases."""
+    if isinstance(part, Launch):
+        return _has_control(part.body)
+    return isinstance(part, Control) or isinstance(part, Sequence) and any(map(_has_control, part.parts))
 
 
 def _iteration(part: Part, var: ir.Var, value: int) -> Part:
