@@ -13,6 +13,7 @@ import tilelang
 
 from tests.cuda.support import source
 from tests.language import programs as reference
+from tilescale.alarm import raise_after
 from tilescale.backends.tilelang.lowering.host_headers import without_host_headers
 
 SCANS = "#include <tl_templates/cuda/scan.h>\n"
@@ -61,6 +62,11 @@ def test_scans_that_are_called_are_included():
 )
 def test_texts_with_other_headers_or_names_of_the_library_are_kept(other: str):
     assert without_host_headers(other) == other
+
+
+def test_long_texts_take_no_longer_in_proportion():
+    with raise_after(20, AssertionError("a search for each character")):
+        assert without_host_headers(KERNEL + "// a comment\n" * 50_000).count(FIRST) == 1
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")

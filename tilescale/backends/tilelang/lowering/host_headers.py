@@ -30,7 +30,6 @@ _END = f"\n{_IF}" + "".join(f'#pragma pop_macro("{name}")\n' for name in _GUARDS
 
 _INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
 _LIBRARY = re.compile(r"(?<!cuda::)\bstd::")
-_LAST = re.compile(rf"(.*^{re.escape(_TILELANG)}[\w/]+\.h>$)", re.MULTILINE | re.DOTALL)
 _SCANS, _SCAN = f"{_TILELANG}scan.h>\n", re.compile(r"\btl::(Cum|InclusiveScan|Scan)")
 
 
@@ -42,4 +41,5 @@ def without_host_headers(text: str) -> str:
         return text
     if not _SCAN.search(text):
         text = text.replace(_SCANS, "")
-    return _LAST.sub(lambda found: found[1].replace(_TILELANG, _BEGIN + _TILELANG, 1) + _END, text)
+    begin, end = text.index(_TILELANG), text.index("\n", text.rindex(_TILELANG))
+    return f"{text[:begin]}{_BEGIN}{text[begin:end]}{_END}{text[end:]}"
