@@ -8,7 +8,7 @@ import importlib
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -48,6 +48,7 @@ __all__ = [
     "checked_text",
     "compiled",
     "cuda_source",
+    "default_target",
     "device_code",
     "entry",
     "generate",
@@ -209,6 +210,12 @@ class TextCompilation:
         return all(found)
 
 
+@cache
+def default_target() -> Any:
+    """The compilation target of kernels that name none. The first call may query the hardware."""
+    return determine_target(tilelang.env.get_default_target(), return_object=True)
+
+
 @dataclass(frozen=True)
 class KernelCompilation:
     """A kernel to compile, for the GPU at hand.
@@ -243,8 +250,9 @@ class KernelCompilation:
 
     def pinned(self) -> KernelCompilation:
         """The same compilation with a known target: "auto" asks CUDA, which a forked process must not."""
-        given = self.options.get("target") or tilelang.env.get_default_target()
-        return replace(self, options={**self.options, "target": determine_target(given, return_object=True)})
+        given = self.options.get("target")
+        target = determine_target(given, return_object=True) if given else default_target()
+        return replace(self, options={**self.options, "target": target})
 
     @property
     def is_done(self) -> bool:

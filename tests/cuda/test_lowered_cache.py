@@ -28,7 +28,7 @@ def lowerings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """The programs that are lowered, on a computer that runs them, with an empty cache."""
     made: list[Any] = []
     lower = lowered_cache.lower
-    monkeypatch.setattr(lowered_cache, "_runs_here", lambda: True)
+    monkeypatch.setattr(lowered_cache, "has_gpu", lambda: True)
     monkeypatch.setattr(lowered_cache, "objection", lambda folder: None)
     monkeypatch.setattr(lowered_cache.stock, "keeps_kernels", lambda: True)
     monkeypatch.setattr(lowered_cache.stock, "cache_folder", lambda: tmp_path)
@@ -156,6 +156,6 @@ def test_where_others_may_write_nothing_is_read(lowerings: list[Any], monkeypatc
 
 
 def test_without_gpus_nothing_is_kept(lowerings: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(lowered_cache, "_runs_here", lambda: False)
+    monkeypatch.setattr(lowered_cache, "has_gpu", lambda: False)
     lowered(programs.barrier())
     assert not (tmp_path / "lowered").exists()

@@ -2,8 +2,9 @@
 """GPUs that run the code for a machine."""
 
 import pytest
+import torch
 
-from tilescale.backends.cuda.target import check_processor
+from tilescale.backends.cuda.target import check_processor, has_gpu
 from tilescale.errors import UnsupportedError
 from tilescale.hda import Machine
 
@@ -28,3 +29,11 @@ def test_another_one_is_told_what_to_name(machine: str, processor: tuple[int, in
     with pytest.raises(UnsupportedError, match=found + f"{processor[0]}.{processor[1]}") as caught:
         check_processor(made, processor, "NVIDIA X")
     assert "TILESCALE_MACHINE" in caught.value.hint
+
+
+def test_a_process_forked_from_one_that_uses_a_gpu_knows_that_there_is_one(monkeypatch: pytest.MonkeyPatch):
+    """CUDA finds none there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not has_gpu()
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert has_gpu()

@@ -19,7 +19,7 @@ from tests.cuda.ordered_programs import PROGRAMS  # noqa: E402
 from tests.fuzz.skew import skewed  # noqa: E402
 from tests.gpu import named_checks  # noqa: E402
 from tilescale.backends.cuda.running import execute  # noqa: E402
-from tilescale.runtime.ahead import compile_all  # noqa: E402
+from tilescale.runtime.ahead import NeededKernels, compile_all  # noqa: E402
 from tilescale.runtime.kernel import Kernel  # noqa: E402
 
 LIMIT_S = 250.0
@@ -45,5 +45,8 @@ if __name__ == "__main__":
     execute.REWRITES = (*execute.REWRITES, skewed)
     programs = {name: make() for name, make in PROGRAMS.items() if any(part in name for part in sys.argv[1:] or [""])}
     kernels = {name: tilescale.compile(func) for name, func in programs.items()}
-    compile_all(list(kernels.values()))
+    needed = NeededKernels()
+    for each in kernels.values():
+        needed.add(each)
+    compile_all(needed)
     named_checks.run(((name, partial(check, programs[name], kernel)) for name, kernel in kernels.items()), LIMIT_S)

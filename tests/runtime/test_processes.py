@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -54,52 +56,141 @@ def test_what_takes_long_shows_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "compiling kernels" in capsys.readouterr().err
 
 
-def test_ranks_share_out_what_is_lowered_before_a_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch):
-    """Errors of lowering are raised where all ranks ask for the program."""
+class Compilation(SimpleNamespace):
+    """A kernel of one grid, which leaves a file when it is lowered, and one when it is compiled."""
+
+    options: dict[str, object] = {}
+    __hash__ = object.__hash__
+
+    def lower(self) -> Compilation:
+        (self.folder / f"lowered {self.number}").touch()
+        return self
+
+    def ahead(self, options: object) -> list[Compilation]:
+        return [self]
+
+    def pinned(self) -> Compilation:
+        return self
+
+    def run(self) -> None:
+        touch(self.folder / f"compiled {self.number}")
+
+    def compilations(self) -> list[Compilation]:
+        self.log.append(f"bind {self.number}")
+        return [self]
+
+    def prepare(self) -> None:
+        assert not gc.isenabled()  # a collection goes through all objects of a model
+        self.log.append(f"prepare {self.number}")
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Rank 1 of two on a node that compiles, and the order of its steps."""
     log: list[str] = []
-    world = SimpleNamespace(local_rank=1, local_size=2, barrier=lambda: log.append("barrier"))
+    world = SimpleNamespace(local_rank=1, local_size=2, barrier=lambda: log.append("barrier"), log=log)
     monkeypatch.setattr(ahead, "init", lambda: world)
-    monkeypatch.setattr(ahead, "cores", lambda: 2)
-
-    def lower(number: int) -> None:
-        log.append(f"lower {number}")
-        if number == 3:
-            raise ValueError(f"kernel {number}")
-
-    def kernel(number: int) -> SimpleNamespace:
-        def asked() -> list[object]:
-            log.append(f"ask for {number}")
-            return []
-
-        return SimpleNamespace(lower=partial(lower, number), compilations=asked, prepare=lambda: None)
-
-    ahead.compile_all([kernel(number) for number in range(5)])
-    assert log[:3] == ["lower 1", "lower 3", "barrier"]
-    assert log[3:] == [*(f"ask for {number}" for number in range(5)), "barrier"]
+    monkeypatch.setattr(ahead, "cores", lambda: 4)
+    monkeypatch.setattr(ahead.backends, "compiles", lambda: True)
+    return world
 
 
-def test_garbage_is_not_collected_meanwhile(monkeypatch: pytest.MonkeyPatch):
-    """A collection goes through all objects of a model."""
-    monkeypatch.setattr(ahead, "init", lambda: SimpleNamespace(local_rank=0, local_size=1, barrier=lambda: None))
-    found: list[bool] = []
-    kernel = SimpleNamespace(lower=lambda: None, compilations=list, prepare=lambda: found.append(gc.isenabled()))
-    ahead.compile_all([kernel])
-    assert found == [False] and gc.isenabled()
+def compiled(folder: Path, count: int) -> dict[str, set[str]]:
+    """The processes that compiled a kernel, once there are `count`."""
+    end = time.monotonic() + 60
+    while len(found := sorted(folder.glob("compiled *"))) < count and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(0.05)  # a process that has made a file may not have written to it
+    return {path.name: set(path.read_text().split()) for path in found}
 
 
-def test_kernels_of_a_rank_are_lowered_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Each lowering leaves its program in the cache, in a process that this one does not wait for before the next."""
-    world = SimpleNamespace(local_rank=0, local_size=1, barrier=lambda: None)
-    monkeypatch.setattr(ahead, "init", lambda: world)
-    monkeypatch.setattr(ahead, "cores", lambda: 2)
+def test_a_kernel_that_a_dry_run_calls_is_compiled_meanwhile(job: SimpleNamespace, tmp_path: Path):
+    """By the rank whose share it is, in a process of its own."""
+    needed = ahead.NeededKernels()
+    for number in range(4):
+        needed.add(Compilation(number=number, folder=tmp_path, log=job.log))
+    found = compiled(tmp_path, 2)
+    assert set(found) == {"compiled 0", "compiled 2"} and job.log == []
+    assert len(set.union(*found.values()) | {str(os.getpid())}) == 3
 
-    def lower(number: int) -> None:
-        (tmp_path / f"{number} {os.getpid()}").touch()
-        while len(list(tmp_path.iterdir())) < 2:  # until the other one has begun
-            time.sleep(0.01)
 
-    kernels = [SimpleNamespace(lower=partial(lower, n), compilations=list, prepare=lambda: None) for n in range(2)]
-    ahead.compile_all(kernels)
-    numbers, processes = zip(*(path.name.split() for path in tmp_path.iterdir()), strict=True)
-    assert sorted(numbers) == ["0", "1"]
-    assert len({*processes, str(os.getpid())}) == 3
+def test_programs_are_bound_while_their_kernels_are_compiled(job: SimpleNamespace, tmp_path: Path):
+    """Errors of lowering are raised where all ranks ask for the program."""
+
+    class Slow(Compilation):
+        def run(self) -> None:
+            while not (self.folder / "bound").exists():
+                time.sleep(0.01)
+            super().run()
+
+        def compilations(self) -> list[Compilation]:
+            (self.folder / "bound").touch()
+            return super().compilations()
+
+    needed = ahead.NeededKernels()
+    for number in range(2):
+        needed.add(Slow(number=number, folder=tmp_path, log=job.log))
+    ahead.compile_all(needed)
+    assert job.log == ["barrier", "bind 0", "bind 1", "barrier", "prepare 0", "prepare 1"]
+    assert set(compiled(tmp_path, 1)) == {"compiled 0"} and gc.isenabled()
+
+
+def test_more_kernels_than_cores_are_compiled_after_the_dry_run(job: SimpleNamespace, tmp_path: Path):
+    class Waiting(Compilation):
+        def run(self) -> None:
+            while not (self.folder / "ended").exists():
+                time.sleep(0.01)
+            super().run()
+
+    needed = ahead.NeededKernels()
+    for number in range(10):
+        needed.add(Waiting(number=number, folder=tmp_path, log=job.log))
+    assert len(needed.runs) == 2
+    (tmp_path / "ended").touch()
+    ahead.compile_all(needed)
+    assert set(compiled(tmp_path, 5)) == {f"compiled {number}" for number in range(0, 10, 2)}
+
+
+def test_nothing_waits_for_kernels_of_other_row_counts(job: SimpleNamespace, tmp_path: Path):
+    class Endless(Compilation):
+        def run(self) -> None:
+            super().run()
+            time.sleep(300)
+
+    needed, made = ahead.NeededKernels(), Compilation(number=0, folder=tmp_path, log=job.log)
+    needed.add(made)
+    for number in (1, 2):
+        later = Endless(number=number, folder=tmp_path, log=job.log)
+        needed.later[lambda *given: given, (made, later)] = None
+    begin = time.monotonic()
+    ahead.compile_all(needed)
+    found = compiled(tmp_path, 2)
+    assert set(found) == {"compiled 0", "compiled 2"} and time.monotonic() - begin < 100
+    assert len(found["compiled 0"]) == 1  # not again for other rows
+
+
+def test_nothing_is_forked_where_nothing_is_compiled(
+    job: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ahead.backends, "compiles", lambda: False)
+    monkeypatch.setattr(ahead, "Running", lambda *given: pytest.fail("forked"))
+    needed = ahead.NeededKernels()
+    needed.add(Compilation(number=0, folder=tmp_path, log=job.log))
+    ahead.compile_all(needed)
+    assert job.log == ["barrier", "bind 0", "barrier", "prepare 0"]
+
+
+def test_a_process_whose_parent_has_ended_takes_no_further_job(tmp_path: Path):
+    script = (
+        "import os, time; from pathlib import Path; from tilescale.backends.processes import Running\n"
+        "folder = Path(os.environ['FOLDER'])\n"
+        "def job(): (folder / str(time.monotonic())).touch(); time.sleep(0.2)\n"
+        "Running([job] * 100, 1)\n"
+        "while not list(folder.iterdir()): time.sleep(0.01)\n"
+        "os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], env=os.environ | {"FOLDER": str(tmp_path)}, check=True, timeout=60)
+    time.sleep(1)
+    before = len(list(tmp_path.iterdir()))
+    time.sleep(1)
+    assert len(list(tmp_path.iterdir())) == before < 20

@@ -6,10 +6,20 @@ NVIDIA and AMD.
 """
 
 from tilescale.backends import cuda, emulator, hip
-from tilescale.backends.base import Backend, Compilation, Executable, Lowered, Target, choose, generator, register
+from tilescale.backends.base import (
+    Backend,
+    Compilation,
+    Executable,
+    Lowered,
+    Target,
+    choose,
+    compiles,
+    generator,
+    register,
+)
 
 register(cuda.BACKEND)
 register(hip.BACKEND)
 register(emulator.BACKEND)
 
-__all__ = ["Backend", "Compilation", "Executable", "Lowered", "Target", "choose", "generator", "register"]
+__all__ = ["Backend", "Compilation", "Executable", "Lowered", "Target", "choose", "compiles", "generator", "register"]

@@ -111,6 +111,9 @@ class Lowered(Protocol):
         """The kernels that `build` compiles; `build` finds them in a cache once they are done. Collective, as `build`.
         """
 
+    def ahead(self, options: dict[str, Any]) -> Sequence[Compilation]:
+        """Those of these kernels that are known on each rank alone."""
+
     def build(self, options: dict[str, Any]) -> Executable:
         """Make it run on this computer; options are those of `tilelang.compile`."""
 
@@ -129,6 +132,8 @@ class Backend:
         target: the compilation target of a machine, as `tilelang.compile` takes it. Raises UnsupportedError.
         collectives: its algorithms for a collective.
         check: raises errors of a program that every lowering for a machine has, and that the program can correct.
+        pin: queries the hardware for what compilations in forked processes need, which must not; None where nothing is
+            compiled.
     """
 
     name: str
@@ -142,6 +147,7 @@ class Backend:
         everything(target.machine, wanted)
     )
     check: Callable[[Program, Machine], None] = lambda program, machine: None
+    pin: Callable[[], None] | None = None
 
 
 _BACKENDS: list[Backend] = []
@@ -178,6 +184,14 @@ def check(program: Program, machine: Machine) -> None:
     for backend in _BACKENDS:
         if backend.supports(machine):
             backend.check(program, machine)
+
+
+def compiles() -> bool:
+    """Whether a back end compiles programs on this computer; if so, forked processes can do it from now on."""
+    able = [backend.pin for backend in _BACKENDS if backend.pin is not None and backend.available()]
+    for pin in able:
+        pin()
+    return bool(able)
 
 
 def text_target(machine: Machine) -> Any | None:

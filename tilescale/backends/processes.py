@@ -9,16 +9,19 @@ CUDA; compilers do not.
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
 from typing import Any
 
 from tilescale.backends.base import Compilation
 from tilescale.backends.progress import progress_bar
+
+Job = Callable[[], Any]
 
 COMPILING = "compiling kernels"
 """Description on a progress bar."""
@@ -26,7 +29,7 @@ COMPILING = "compiling kernels"
 STALL_S = 300.0
 """Seconds without a finished job after which the processes are ended; no compilation takes as long."""
 
-_POLL_S = 0.1
+_POLL_S = 0.02
 
 
 def cores() -> int:
@@ -53,7 +56,7 @@ def compile_missing(compilations: Sequence[Compilation], number: int = 0, ranks:
     run_in_processes([each.run for each in missing], cores() // ranks, None if number else COMPILING)
 
 
-def run_in_processes(jobs: Sequence[Callable[[], Any]], most: int, what: str | None = None) -> None:
+def run_in_processes(jobs: Sequence[Job], most: int, what: str | None = None) -> None:
     """Run jobs in up to `most` processes; with one, or with one job, in this one.
 
     A failed job is silent: its user runs it again and gets the error.
@@ -61,50 +64,85 @@ def run_in_processes(jobs: Sequence[Callable[[], Any]], most: int, what: str | N
     Args:
         what: a description of the jobs for a progress bar; None for no bar.
     """
-    if min(most, len(jobs)) < 2 or "fork" not in multiprocessing.get_all_start_methods():
+    if min(most, len(jobs)) < 2:
         for job in jobs:
             _attempt(job)
         return
-    context = multiprocessing.get_context("fork")
-    begun, finished = context.Value("i", 0), context.Value("i", 0)
+    wait({Running(jobs, most): len(jobs)}, what)
 
-    def work() -> None:
-        while True:
-            with begun.get_lock():
-                number, begun.value = begun.value, begun.value + 1
-            if number >= len(jobs):
+
+class Running:
+    """Jobs in forked processes, which this one does not wait for. Where nothing can be forked, they are run at once.
+
+    A failed job is silent, as in `run_in_processes`. The processes end with this one.
+    """
+
+    def __init__(self, jobs: Sequence[Job], most: int, niceness: int = 0):
+        """Begin them in up to `most` processes, whose priority is lower by `niceness`."""
+        self.jobs, self._niceness, self._workers = jobs, niceness, list[Any]()
+        if "fork" not in multiprocessing.get_all_start_methods():
+            run_in_processes(jobs, 1)
+            return
+        context = multiprocessing.get_context("fork")
+        self._begun, self._finished = context.Value("i", 0), context.Value("i", 0)
+        self._workers += [context.Process(target=self._work, daemon=True) for _ in range(min(most, len(jobs)))]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: compilers need none of them
+            for worker in self._workers:
+                worker.start()
+
+    def _work(self) -> None:
+        gc.disable()  # a collection goes through all objects of a model, and copies their pages
+        os.nice(self._niceness)
+        parent = os.getppid()
+        while os.getppid() == parent:
+            with self._begun.get_lock():
+                number, self._begun.value = self._begun.value, self._begun.value + 1
+            if number >= len(self.jobs):
                 return
-            _attempt(jobs[number])
-            with finished.get_lock():
-                finished.value += 1
+            _attempt(self.jobs[number])
+            with self._finished.get_lock():
+                self._finished.value += 1
 
-    workers = [context.Process(target=work, daemon=True) for _ in range(min(most, len(jobs)))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: compilers need none of them
-        for worker in workers:
-            worker.start()
-    _wait(workers, lambda: finished.value, len(jobs), what)
+    @property
+    def finished(self) -> int:
+        """Number of jobs that have ended."""
+        return self._finished.value if self._workers else len(self.jobs)
+
+    @property
+    def sentinels(self) -> list[int]:
+        """One for each process that has not ended, as `connection.wait` takes them."""
+        return [worker.sentinel for worker in self._workers if worker.is_alive()]
+
+    def kill(self) -> None:
+        """End its processes."""
+        for worker in self._workers:
+            worker.kill()
+            worker.join()
 
 
-def _attempt(job: Callable[[], Any]) -> None:
+def _attempt(job: Job) -> None:
     with contextlib.suppress(Exception):
         job()
 
 
-def _wait(workers: Sequence[Any], finished: Callable[[], int], total: int, what: str | None) -> None:
-    """Wait for processes. They are killed where no job has finished for long, or this process is interrupted."""
-    seen, since = 0, time.monotonic()
+def wait(jobs: Mapping[Running, int], what: str | None = None) -> None:
+    """Wait until as many jobs of each run have ended. Processes are killed where none has ended for long, or this one
+    is interrupted.
+    """
+    seen, since, has_given_up = 0, time.monotonic(), True
     try:
-        with progress_bar(what or "", None if what else False, total) as advance:
-            while running := [worker.sentinel for worker in workers if worker.is_alive()]:
+        with progress_bar(what or "", None if what else False, sum(jobs.values())) as advance:
+            while running := [each for run, count in jobs.items() if run.finished < count for each in run.sentinels]:
                 connection.wait(running, _POLL_S)
-                now = finished()
+                now = sum(min(run.finished, count) for run, count in jobs.items())
                 advance(now - seen)
                 if now != seen:
                     seen, since = now, time.monotonic()
                 if time.monotonic() - since > STALL_S:
                     return
+            has_given_up = False
     finally:
-        for worker in workers:
-            worker.kill()
-            worker.join()
+        if has_given_up:
+            for run in jobs:
+                run.kill()

@@ -14,7 +14,7 @@ from tilescale.ops import whole_tensors
 from tilescale.ops.all_reduce_rms_norm import algorithm_of, algorithms_of, check_outs, checked, rows_in
 from tilescale.ops.arguments import SUMS, dense
 from tilescale.ops.group import collective, group_name, team_of
-from tilescale.ops.kernels import kernel
+from tilescale.ops.kernels import kernel, kernels
 from tilescale.ops.layout import delivered, dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
@@ -83,8 +83,7 @@ def _made(
     how = a.shape[1], dtype_of(a), bias is not None, residual is not None, eps
     choice = lambda name: (by_one_kernel, team, *how, name)  # noqa: E731
     if is_dry():
-        for each in (*map(choice, algorithms_of(a, team)), *whole_tensors.choices("allreduce", a.dtype, team)):
-            also_needed(kernel(*each))
+        also_needed(kernels, *map(choice, algorithms_of(a, team)), *whole_tensors.choices("allreduce", a.dtype, team))
     if algorithm is None:
         y = operator_of("all_reduce").function(a, "sum", group)
         y = y if residual is None else y.add_(residual)

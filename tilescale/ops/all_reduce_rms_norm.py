@@ -20,7 +20,7 @@ from tilescale.language.norm import ROW_BYTES
 from tilescale.ops import whole_tensors
 from tilescale.ops.arguments import MULTIPLE, SUMS, check_like, check_number, check_out, check_tensor, dense
 from tilescale.ops.group import collective, group_name, team_of
-from tilescale.ops.kernels import Choice, kernel
+from tilescale.ops.kernels import Choice, kernel, kernels
 from tilescale.ops.layout import THREADS, delivered, dtype_of, place_in
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
@@ -163,8 +163,8 @@ def _made(
     algorithm, how = algorithm_of(a, team), (N, dtype_of(a), has_residual, eps)
     choice = lambda name: (by_one_kernel, team, *how, name, weight_offset)  # noqa: E731
     if is_dry():
-        for each in (*map(choice, algorithms_of(a, team)), *by_two_kernels(a, has_residual, eps, weight_offset, team)):
-            also_needed(kernel(*each))
+        others = by_two_kernels(a, has_residual, eps, weight_offset, team)
+        also_needed(kernels, *map(choice, algorithms_of(a, team)), *others)
     if algorithm is not None:
         kernel(*choice(algorithm))(dense(a), added, dense(weight), normed, y)
         return normed, y

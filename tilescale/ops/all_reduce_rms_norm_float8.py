@@ -14,7 +14,7 @@ from tilescale.errors import ArgumentError
 from tilescale.ops.all_reduce_rms_norm import algorithm_of, algorithms_of, by_two_kernels, check_outs, checked, rows_in
 from tilescale.ops.arguments import PRODUCTS, dense
 from tilescale.ops.group import collective, group_name, team_of
-from tilescale.ops.kernels import kernel
+from tilescale.ops.kernels import kernel, kernels
 from tilescale.ops.layout import delivered, dtype_of
 from tilescale.ops.operator import operator, operator_of
 from tilescale.ops.plain_calls import plain_calls_repeat
@@ -140,8 +140,8 @@ def _made(
     algorithm, how = algorithm_of(a, team), (a.shape[1], dtype_of(a), has_residual, eps)
     choice = lambda name: (by_one_kernel, team, *how, name, *options)  # noqa: E731
     if is_dry():
-        for each in (*map(choice, algorithms_of(a, team)), *by_two_kernels(a, has_residual, eps, weight_offset, team)):
-            also_needed(kernel(*each))
+        others = by_two_kernels(a, has_residual, eps, weight_offset, team)
+        also_needed(kernels, *map(choice, algorithms_of(a, team)), *others)
     if algorithm is None:
         rows, y = operator_of("all_reduce_rms_norm").function(a, weight, residual, eps, weight_offset, group)
         found = _quantized(rows, scaling, power_of_two, scale)

@@ -49,11 +49,15 @@ def _kept(build: Callable[..., Any], team: Team, machine: Machine, given: tuple[
     return compile_program(build(team.size, *given), machine=machine, team=team, schedule="sequential")
 
 
+def kernels(*choices: Choice) -> list[Kernel]:
+    """The kernels of several choices."""
+    return [kernel(*choice) for choice in choices]
+
+
 def one_of(choice: Callable[[Any], Choice], taken: Any, variants: Iterable[Any]) -> Kernel:
     """The kernel of a variant, which depends on the size of a call; a dry run adds those of all variants."""
     if ahead.is_dry():
-        for variant in variants:
-            ahead.also_needed(kernel(*choice(variant)))
+        ahead.also_needed(kernels, *map(choice, variants))
     return kernel(*choice(taken))
 
 

@@ -6,18 +6,16 @@ collective of whole tensors. A dry run of one row count adds the kernels of the 
 """
 
 from collections import defaultdict
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from tilescale.comm import Team
-from tilescale.hda import Machine
-from tilescale.hda.current import current_machine
 from tilescale.ops import strategy, whole_tensors
-from tilescale.ops.kernels import SHAPES, Choice, ChosenKernels, kernel
+from tilescale.ops.kernels import Choice, ChosenKernels, kernels
 from tilescale.ops.products import ROWS, TILINGS
 from tilescale.runtime import ahead
+from tilescale.runtime.kernel import Kernel
 
 STEP = TILINGS[-1].m
 """Rows at whose multiples a choice of tiles may change: the height of the smallest ones."""
@@ -42,20 +40,17 @@ def prepare(
         overlapped: the kernels by team, rows and `how`.
         parts: how many shards these rows are.
     """
-    for choice in _needed(current_machine(), job._replace(rows=0), moved, overlapped, team, how, parts):
-        ahead.also_needed(kernel(*choice))
+    ahead.also_needed(_needed, job._replace(rows=0), moved, overlapped, team, how, parts)
 
 
-@lru_cache(SHAPES)
 def _needed(
-    machine: Machine,
     job: strategy.CollectiveGemm,
     moved: tuple[torch.dtype, ...],
     overlapped: ChosenKernels,
     team: Team,
     how: tuple[Any, ...],
     parts: int,
-) -> list[Choice]:
+) -> list[Kernel]:
     rows_of: dict[Choice, list[int]] = defaultdict(list)
     step = max(STEP // parts, 1)
     for rows in (1, *range(step, ROWS + 1, step)):
@@ -68,4 +63,4 @@ def _needed(
         needed += [choice] if any(overlaps) else []
     if is_sequential:
         needed += [each for dtype in moved for each in whole_tensors.choices(job.collective, dtype, team)]
-    return needed
+    return kernels(*needed)

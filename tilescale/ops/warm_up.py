@@ -16,8 +16,9 @@ def warm_up(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Compile every TileScale kernel that `run(*args, **kwargs)` needs, over all CPU cores and ranks. Collective.
 
     `run` is called once, dry: operators that have never run return zeros, everything else is computed. So inputs may be
-    zeros of the right shape and type. Kernels of GEMMs, norms and collectives for other row counts are compiled too.
-    Random number generators are left as they were; what else `run` changes stays changed, so give it no optimizer.
+    zeros of the right shape and type. Kernels of GEMMs, norms and collectives for other row counts are compiled too, by
+    processes of the least priority that continue after this returns. Random number generators are left as they were;
+    what else `run` changes stays changed, so give it no optimizer.
 
     Args:
         run: a `torch.nn.Module`, whose gradients are computed as well where it is in training mode and gradients are
@@ -32,11 +33,11 @@ def warm_up(run: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     if not callable(run):
         raise ArgumentError(f"run is {type(run).__name__}", hint="pass a model, or a function of a step")
     device = init().device
-    with dry_run() as kernels, torch.random.fork_rng([] if device.type == "cpu" else [device]):
+    with dry_run() as needed, torch.random.fork_rng([] if device.type == "cpu" else [device]):
         results = run(*args, **kwargs)
         if isinstance(run, torch.nn.Module) and run.training:
             _differentiate(run, results)
-    compile_all(kernels)
+    compile_all(needed)
 
 
 def _differentiate(model: torch.nn.Module, results: Any) -> None:

@@ -3,15 +3,20 @@
 
 In a dry run a kernel that has never run only zeroes what it would write. Zeros are valid indices and counts, so the
 rest of the run continues, and reaches every kernel.
+
+A kernel's compilation begins, in a forked process, when the dry run calls the kernel. Those that only other row counts
+take are compiled afterwards, with the least priority, and nothing waits for them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from tilescale.backends.processes import compile_missing, cores, run_in_processes
+from tilescale import backends
+from tilescale.backends.processes import COMPILING, Job, Running, compile_missing, cores, wait
 from tilescale.comm import init
 from tilescale.errors import UsageError
 from tilescale.passes.mod_analysis import written_parameters
@@ -21,58 +26,138 @@ from tilescale.timing.no_gc import no_cyclic_collection
 if TYPE_CHECKING:
     from tilescale.runtime.kernel import Kernel
 
-_met: list[Kernel] | None = None
-"""Kernels that the current dry run has called; shared by all threads, as gradients are computed in another one."""
+Finder = Callable[..., "Sequence[Kernel]"]
+
+LEAST_PRIORITY = 19
+"""As `nice` has it."""
+
+
+class NeededKernels:
+    """Kernels to compile: those of a run, whose compilation begins at once, and others for later runs.
+
+    Attributes:
+        now: the kernels of the run, the same on each rank.
+        later: functions that find those of other row counts, with their arguments; estimates for all of them take as
+            long as the run itself.
+        runs: compilations that this rank has begun, and how many programs each of them lowers first.
+    """
+
+    def __init__(self) -> None:
+        self.now: list[Kernel] = []
+        self.later: dict[tuple[Finder, tuple[Any, ...]], None] = {}
+        self.runs: dict[Running, int] = {}
+        self._unbegun: list[Kernel] = []
+
+    def add(self, kernel: Kernel) -> None:
+        """Add a kernel of the run. Ranks of a node share out the compilations, which take a process each."""
+        if kernel in self.now:
+            return
+        self.now.append(kernel)
+        if self._is_own(len(self.now)):
+            self._unbegun.append(kernel)
+            if sum(bool(run.sentinels) for run in self.runs) < self._most:
+                self.begin()
+
+    def begin(self) -> None:
+        """Begin the compilations that no process was left for."""
+        self._run([kernel.lower for kernel in self._unbegun], [partial(_compile, kernel) for kernel in self._unbegun])
+        self._unbegun.clear()
+
+    def begin_later(self) -> None:
+        """Begin those of other runs, which nothing waits for."""
+        if backends.compiles():
+            own = [partial(self._compile_found, *each) for n, each in enumerate(self.later) if self._is_own(n)]
+            Running(own, self._most, LEAST_PRIORITY)
+
+    def found(self) -> list[Kernel]:
+        """The kernels of all row counts."""
+        return [*self.now, *(kernel for find, given in self.later for kernel in find(*given))]
+
+    def _compile_found(self, find: Finder, given: tuple[Any, ...]) -> None:
+        for kernel in find(*given):
+            if kernel not in self.now:
+                _compile(kernel)
+
+    def _run(self, lower: list[Job], compile_them: list[Job]) -> None:
+        if lower and backends.compiles():
+            self.runs[Running([*lower, *compile_them], min(self._most, len(lower)))] = len(lower)
+
+    def _is_own(self, number: int) -> bool:
+        return number % self._ranks == init().local_rank
+
+    @cached_property
+    def _ranks(self) -> int:
+        return init().local_size
+
+    @cached_property
+    def _most(self) -> int:
+        return max(cores() // self._ranks, 1)
+
+
+def _compile(kernel: Kernel) -> None:
+    """Compile into the caches what needs no other rank, in a process that must not query the hardware."""
+    for each in kernel.lower().ahead(kernel.options):
+        each.pinned().run()
+
+
+_needed: NeededKernels | None = None
+"""Those of the current dry run; shared by all threads, as gradients are computed in another one."""
 
 
 @contextlib.contextmanager
-def dry_run() -> Iterator[list[Kernel]]:
-    """Within the block, kernels that have never run zero their results. Yields the list of those that were called.
+def dry_run() -> Iterator[NeededKernels]:
+    """Within the block, kernels that have never run zero their results. Yields those that were called.
 
     Raises UsageError within another one.
     """
-    global _met
-    if _met is not None:
+    global _needed
+    if _needed is not None:
         raise UsageError("a dry run within a dry run", hint="end the first one before the next")
-    _met = []
+    _needed = NeededKernels()
     try:
-        yield _met
+        yield _needed
     finally:
-        _met = None
+        _needed = None
 
 
 def is_dry() -> bool:
     """Whether a dry run is in progress."""
-    return _met is not None
+    return _needed is not None
 
 
-def also_needed(kernel: Kernel) -> None:
-    """In a dry run, add a kernel to those that are compiled."""
-    if _met is not None and kernel not in _met:
-        _met.append(kernel)
+def also_needed(find: Finder, *given: Any) -> None:
+    """In a dry run, add kernels that later runs need, or a part of this one that the dry run does not reach: those that
+    `find(*given)` returns.
+    """
+    if _needed is not None:
+        _needed.later[find, given] = None
 
 
 def noted(kernel: Kernel, args: Sequence[Any]) -> bool:
     """Whether a dry run takes this first call of a kernel; one that returns outputs has to run."""
-    if _met is None or output_positions(kernel.program, kernel.options.get("out_idx")):
+    if _needed is None or output_positions(kernel.program, kernel.options.get("out_idx")):
         return False
-    also_needed(kernel)
+    _needed.add(kernel)
     for position in written_parameters(kernel.program):
         args[position].detach().zero_()
     return True
 
 
-@no_cyclic_collection()  # half a second in a process with a model, also in each forked one, and its pages are copied
-def compile_all(kernels: Sequence[Kernel]) -> None:
-    """Collective over the job: compile and load kernels, over all ranks and CPU cores of each node.
+@no_cyclic_collection()  # half a second in a process with a model
+def compile_all(needed: NeededKernels) -> None:
+    """Collective over the job: compile and load the kernels of a run, over all ranks and CPU cores of each node.
 
     Raises the errors of a kernel's first call, except those of its arguments.
     """
     world = init()
-    number, ranks = world.local_rank, world.local_size
-    run_in_processes([kernel.lower for kernel in kernels[number::ranks]], cores() // ranks)  # into the cache
+    needed.begin()
+    needed.begin_later()
+    wait(needed.runs)
     world.barrier()
-    compile_missing([each for kernel in kernels for each in kernel.compilations()], number, ranks)
+    known = [each for kernel in needed.now for each in kernel.compilations()]
+    begun = [each for kernel in needed.now for each in kernel.lower().ahead(kernel.options)]
+    compile_missing([each for each in known if each not in begun], world.local_rank, world.local_size)
+    wait({run: len(run.jobs) for run in needed.runs}, None if world.local_rank else COMPILING)
     world.barrier()
-    for kernel in kernels:
+    for kernel in needed.now:
         kernel.prepare()

@@ -11,16 +11,15 @@ programs into TileLang functions.
 
 from __future__ import annotations
 
+from tilelang_core.compile import default_target
 from tilescale.backends.base import Backend
 from tilescale.backends.cuda.support import check, collectives, lower, supports
-from tilescale.backends.cuda.target import target_for
+from tilescale.backends.cuda.target import has_gpu, target_for
 from tilescale.settings import settings
 
 
 def _available() -> bool:
-    import torch
-
-    return torch.cuda.is_available() and not settings().emulate
+    return has_gpu() and not settings().emulate
 
 
 BACKEND = Backend(
@@ -33,4 +32,5 @@ BACKEND = Backend(
     target=target_for,
     collectives=collectives,
     check=check,
+    pin=default_target,
 )

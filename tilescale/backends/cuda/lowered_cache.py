@@ -20,6 +20,7 @@ from tilelang_core import compile as stock
 from tilelang_core import records
 from tilelang_core.files import replacing
 from tilescale.backends.cuda.running.toolchain import objection
+from tilescale.backends.cuda.target import has_gpu
 from tilescale.backends.tilelang.lowering.phase import LoweringTarget
 from tilescale.backends.tilelang.lowering.program import LoweredProgram, lower
 from tilescale.cost.calibrated import origin
@@ -35,7 +36,7 @@ _PACKAGES = ("tilescale", "tilelang_core")
 def cached(program: Program, target: LoweringTarget) -> LoweredProgram:
     """`lower`, read from disk on computers that run the program if it was lowered before. Raises as `lower`."""
     folder = stock.cache_folder() / "lowered"
-    if not _runs_here() or not stock.keeps_kernels() or objection(folder) is not None:
+    if not has_gpu() or not stock.keeps_kernels() or objection(folder) is not None:
         return lower(program, target)
     path = folder / _digest(program, target)
     found = _read(path)
@@ -43,12 +44,6 @@ def cached(program: Program, target: LoweringTarget) -> LoweredProgram:
         found = lower(program, target)
         _write(path, found)
     return found
-
-
-def _runs_here() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _digest(program: Program, target: LoweringTarget) -> str:

@@ -129,6 +129,8 @@ class PlainLowered:
         given = {k: v for k, v in options.items() if v is not None and k not in ("wait_s", "timeline")}
         return [stock.KernelCompilation(self.program.func, options=given)]
 
+    ahead = compilations
+
     def build(self, options: dict[str, Any]) -> Executable:
         """TileLang's own kernel, which checks arguments and allocates outputs.
 
@@ -183,6 +185,14 @@ class DeviceLowered:
     def compilations(self, options: dict[str, Any]) -> list[Compilation]:
         """Its kernels, lowered for the devices of this job. Collective. Raises as `build`."""
         return self._begun(options).compilations()
+
+    def ahead(self, options: dict[str, Any]) -> list[Compilation]:
+        """The kernels of its grids, which the devices of this job have in common."""
+        from tilescale.backends.cuda.running.ahead import compiler_options, of_grids
+        from tilescale.backends.cuda.running.toolchain import check_cache
+
+        check_cache()
+        return of_grids(self.lowered, compiler_options(options))
 
     def _begun(self, options: dict[str, Any]) -> DeviceProgram:
         """The program on this rank's device before `build`: the same object until then."""

@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     import torch
 
 
+def has_gpu() -> bool:
+    """Whether there is a GPU. In a process forked after the first use of CUDA, where the driver finds none: whether the
+    parent has one.
+    """
+    import torch
+
+    return torch.cuda._is_in_bad_fork() or torch.cuda.is_available()
+
+
 def target_for(machine: Machine) -> dict[str, str]:
     """The target that stock TileLang compiles for.
 

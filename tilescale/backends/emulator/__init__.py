@@ -40,6 +40,8 @@ class _Emulated:
     def compilations(self, options: dict[str, Any]) -> tuple[()]:
         return ()
 
+    ahead = compilations
+
     def build(self, options: dict[str, Any]) -> Executable:
         from tilescale.backends.emulator.emulate import emulate_program, simulated_s
 

@@ -91,7 +91,7 @@ class Unrun:
         """Raises UnsupportedError."""
         raise UnsupportedError("programs for AMD GPUs are generated as text, not run")
 
-    build = compilations
+    build = ahead = compilations
 
 
 @dataclass(frozen=True)

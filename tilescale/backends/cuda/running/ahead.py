@@ -14,16 +14,29 @@ from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.tilelang.lowering.program import LoweredProgram
 from tilescale.backends.tilelang.text import REWRITES, check_of
 
+OWN_OPTIONS = ("out_idx", "wait_s", "team", "timeline")
+"""Options of a kernel that TileLang's compiler does not have."""
+
+
+def compiler_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a kernel that TileLang's compiler has."""
+    return {name: value for name, value in options.items() if value is not None and name not in OWN_OPTIONS}
+
+
+def of_grids(lowered: LoweredProgram, options: dict[str, Any]) -> list[Compilation]:
+    """The kernels of a program's grids, except those that call a library, which are compiled once the library is there.
+    """
+    kernels = [grid.kernel for grid in lowered.grids if not grid.kernel.libraries]
+    program, machine = lowered.program, lowered.target.machine
+    return [KernelCompilation(k.func, REWRITES, check_of(k, program, machine), options) for k in kernels]
+
 
 def compilations(context: ProgramContext, lowered: LoweredProgram, target: Any) -> list[Compilation]:
-    """The kernels of its grids, except those that call a library, which are compiled once the library is there; and
-    those of its barriers and messages, which programs of a job share. `target`: the compilation target of the messages'
-    texts.
+    """The kernels of its grids; and those of its barriers and messages, which programs of a job share.
+
+    `target`: the compilation target of the messages' texts.
     """
-    machine, kernels = context.target.machine, [grid.kernel for grid in lowered.grids if not grid.kernel.libraries]
-    made = [
-        KernelCompilation(k.func, REWRITES, check_of(k, context.program, machine), context.options) for k in kernels
-    ]
+    made = of_grids(lowered, context.options)
     if not context.is_alone:
         made.append(
             KernelCompilation(

@@ -14,7 +14,7 @@ from tilescale.backends.cuda import headers
 from tilescale.backends.cuda.lowered_cache import cached
 from tilescale.backends.cuda.running import control, messages, nccl, queued, queued_between, queued_exchange, transports  # noqa: F401 - five register steps
 from tilescale.backends.cuda.running.agreement import facts, on_all, once_per_node
-from tilescale.backends.cuda.running.ahead import compilations
+from tilescale.backends.cuda.running.ahead import compilations, compiler_options
 from tilescale.backends.cuda.running.collectives.workspaces import MessageWorkspaces
 from tilescale.backends.cuda.running.concurrent_grids import concurrent_grids_step
 from tilescale.backends.cuda.running.copy_queue import CopyQueue
@@ -55,9 +55,6 @@ from tilescale.program.model import Control, Launch, Part, location
 from tilescale.program.model import Sequence as Parts
 from tilescale.settings import settings
 
-OWN_OPTIONS = ("out_idx", "wait_s", "team", "timeline")
-"""Options of a kernel that TileLang's compiler does not have."""
-
 
 class DeviceProgram:
     """A program compiled for this rank's device.
@@ -73,7 +70,7 @@ class DeviceProgram:
         import torch
 
         self.program, machine = lowered.program, lowered.target.machine
-        self.options = {k: v for k, v in options.items() if v is not None and k not in OWN_OPTIONS}
+        self.options = compiler_options(options)
         self.world: World = init()
         self.team: Team = options.get("team") or self.world
         self.device = self.world.device
