@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from tilelang_core import tl
-from tilelang_core.rewrite import LAUNCH, at, launch_nest, rewrite, sequence
+from tilelang_core.rewrite import LAUNCH, at, launch_nest, relooped, rewrite, sequence
 
 __all__ = ["binds_threads", "in_one_form"]
 
@@ -93,7 +93,7 @@ def _from_loops(loop: tirx.For) -> tirx.Stmt:
             threads.append(body)
         body = body.body
     for each in reversed(threads):
-        body = at(tirx.For(each.loop_var, each.min, each.extent, each.kind, body, each.thread_binding), each)
+        body = relooped(each, body=body, annotations={})
     grid = [(blocks[axis].loop_var, blocks[axis].extent) for axis in _AXES if axis in blocks]
     indices = [(tirx.Var(f"t{axis}", "int32"), number) for number, axis in enumerate(_AXES)]
     annotations = {tl.LAUNCH_THREADS: _thread_extents(body)}

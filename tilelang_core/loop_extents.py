@@ -13,7 +13,7 @@ from tvm import tirx
 
 from tilelang_core.accesses import accesses_of
 from tilelang_core.ir import contains, statements
-from tilelang_core.rewrite import at, rewrite
+from tilelang_core.rewrite import at, relooped, rewrite
 
 __all__ = ["with_constant_extents"]
 
@@ -28,8 +28,7 @@ def with_constant_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return None
         changed = True
         kept = tirx.Var("extent", node.extent.dtype)
-        head = node.loop_var, node.min, kept, node.kind, node.body, node.thread_binding, node.annotations, node.step
-        return tirx.SeqStmt([at(tirx.Bind(kept, node.extent), node), at(tirx.For(*head), node)])
+        return tirx.SeqStmt([at(tirx.Bind(kept, node.extent), node), relooped(node, extent=kept)])
 
     body = rewrite(func.body, leave=leave)
     return func.with_body(body) if changed else func

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.tirx import stmt_functor
 
 from tilelang_core.ir import constant, contains, op_name, walk
-from tilelang_core.rewrite import at, rewrite, sequence
+from tilelang_core.rewrite import relooped, rewrite, sequence
 
 __all__ = ["with_hoisted_invariants"]
 
@@ -47,8 +47,7 @@ def _hoisted(stmt: tirx.Stmt) -> tirx.Stmt:
         inner = _hoisted(body)
         if inner.same_as(node.body):
             return node
-        head = node.loop_var, node.min, node.extent, node.kind, inner, node.thread_binding, node.annotations, node.step
-        return sequence([*names.values(), at(tirx.For(*head), node)])
+        return sequence([*names.values(), relooped(node, body=inner)])
 
     return rewrite(stmt, enter=enter)
 

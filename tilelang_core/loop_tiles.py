@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.tirx import stmt_functor
 
 from tilelang_core.ir import walk
-from tilelang_core.rewrite import at, rewrite, sequence
+from tilelang_core.rewrite import relooped, rewrite, sequence
 
 __all__ = ["ITERATIONS", "with_tiles_in_loops"]
 
@@ -38,7 +38,7 @@ def with_tiles_in_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
         for loop, moved in zip(loops, own, strict=True):
             if node.same_as(loop):
                 body = sequence([*moved, loop.body])
-                return at(tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body), loop)
+                return relooped(loop, body=body, annotations={})
         return None
 
     return func.with_body(rewrite(func.body, enter=enter))

@@ -16,8 +16,8 @@ from tilelang_core import tl
 __all__ = [
     "BLOCK_ORDER", "COMPOSED", "LAUNCH", "address_of", "at", "beginning", "call", "copy_nest", "elected", "evaluate",
     "extern", "extern_name", "function", "is_nothing", "launch_nest", "local_buffer", "loop_variables", "marker",
-    "parallel", "parameter_buffer", "recall", "region", "register_limit", "relaunched", "renamed", "resized", "rewrite",
-    "sequence", "specialized", "tile_call", "with_values",
+    "parallel", "parameter_buffer", "recall", "region", "register_limit", "relaunched", "relooped", "renamed",
+    "resized", "rewrite", "sequence", "specialized", "tile_call", "with_values",
 ]  # fmt: skip
 
 BLOCK_ORDER = "threadblock_swizzle_pattern"
@@ -72,6 +72,12 @@ def rewrite(
         raise
 
 
+def relooped(loop: tirx.For, **changed: Any) -> tirx.For:
+    """The same loop, with its step and source location, but for some attributes."""
+    names = "loop_var", "min", "extent", "kind", "body", "thread_binding", "annotations", "step"
+    return at(tirx.For(**{name: getattr(loop, name) for name in names} | changed), like=loop)
+
+
 def renamed(stmt: tirx.Stmt, which: Callable[[Any], bool] = lambda node: True) -> tirx.Stmt:
     """A copy of `stmt` with fresh variables in its loops and bindings, those for which `which` holds."""
     names: dict[tirx.Var, tirx.Var] = {}
@@ -83,8 +89,7 @@ def renamed(stmt: tirx.Stmt, which: Callable[[Any], bool] = lambda node: True) -
 
     def leave(node: Any) -> Any:
         if isinstance(node, tirx.For) and node.loop_var in names:
-            head = names[node.loop_var], node.min, node.extent, node.kind
-            return at(tirx.For(*head, node.body, node.thread_binding, node.annotations), like=node)
+            return relooped(node, loop_var=names[node.loop_var])
         if isinstance(node, tirx.Bind) and node.var in names:
             return at(tirx.Bind(names[node.var], node.value), like=node)
         return None

@@ -15,6 +15,7 @@ from tvm.tirx import stmt_functor
 
 from tilelang_core import tl
 from tilelang_core.ir import op_name
+from tilelang_core.rewrite import relooped
 from tilelang_core.specialise import made_roles
 
 __all__ = [
@@ -71,8 +72,7 @@ def named(stmt: tirx.Stmt, name: str) -> tirx.Stmt:
     if isinstance(stmt, tirx.Evaluate) and str(op_name(stmt.value)).startswith(tl.TILE_OPERATIONS):
         return tirx.Evaluate(_noted(stmt.value, note))
     if isinstance(stmt, tirx.For):
-        notes = {**dict(stmt.annotations), **note}
-        return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, stmt.body, stmt.thread_binding, notes)
+        return relooped(stmt, annotations={**dict(stmt.annotations), **note})
     return tirx.AttrStmt(None, WSID, tirx.StringImm(name), stmt)
 
 

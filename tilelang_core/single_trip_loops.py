@@ -16,7 +16,7 @@ from tvm import tirx
 from tilelang_core.decreasing_index import loops_and_names, spelled_out
 from tilelang_core.ir import constant, walk
 from tilelang_core.loop_ranges import analyzer_of, loop_ranges
-from tilelang_core.rewrite import at, rewrite
+from tilelang_core.rewrite import at, relooped, rewrite
 
 __all__ = ["with_kept_extents"]
 
@@ -50,11 +50,7 @@ def with_kept_extents(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if isinstance(node, tirx.Bind) and node.var in short and isinstance(node.value, tirx.FloorDiv):
             return at(tirx.Bind(node.var, kept(node.value)), like=node)
         if isinstance(node, tirx.For) and isinstance(node.extent, tirx.FloorDiv) and is_short(node.extent):
-            extent = kept(node.extent)
-            made = tirx.For(
-                node.loop_var, node.min, extent, node.kind, node.body, node.thread_binding, node.annotations, node.step
-            )
-            return at(made, like=node)
+            return relooped(node, extent=kept(node.extent))
         return None
 
     walk(func.body, named)

@@ -12,8 +12,10 @@ import tilelang  # noqa: F401 - it brings tvm
 from tvm import tirx
 
 from tests.cuda.support import source
+from tilelang_core import role_schedule
 from tilelang_core.ir import contains
 from tilelang_core.loop_invariants import with_hoisted_invariants
+from tilelang_core.rewrite import renamed
 from tilescale.ops import ag_gemm_programs
 from tilescale.ops.products import GemmSpec, GemmTiling
 
@@ -56,6 +58,12 @@ def test_a_loop_keeps_its_step():
     loop = tirx.For(i, 0, 8, tirx.ForKind.SERIAL, store, step=tirx.IntImm("int32", 2))
     hoisted = with_hoisted_invariants(tirx.PrimFunc([handle], loop, buffer_map={handle: out}))
     assert isinstance(hoisted.body.seq[0], tirx.Bind) and int(hoisted.body.seq[1].step) == 2
+
+
+@pytest.mark.parametrize("rewritten", [renamed, lambda loop: role_schedule.named(loop, "steps")])
+def test_other_rewrites_keep_it_too(rewritten: Any):
+    loop = tirx.For(var("i"), 0, 8, tirx.ForKind.SERIAL, tirx.Evaluate(0), step=tirx.IntImm("int32", 2))
+    assert int(rewritten(loop).step) == 2
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def _flat(part: Part) -> list[Part]:
 def _around(stmt: ir.Stmt, bodies: list[ir.Stmt]) -> ir.Stmt:
     """A loop or branch with other bodies."""
     if isinstance(stmt, ir.For):
-        return tir.at(ir.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, bodies[0], None, stmt.annotations), stmt)
+        return tir.relooped(stmt, body=bodies[0])
     if isinstance(stmt, ir.While):
         return tir.at(ir.While(stmt.condition, bodies[0]), stmt)
     assert isinstance(stmt, ir.IfThenElse)

@@ -212,7 +212,7 @@ class _Rewriter:
         if stmt.kind not in _LOOPS or not self._is_uniform(stmt.min, stmt.extent):
             raise Declined("a loop that differs between programs")
         body = self.statement(stmt.body)
-        return tir.at(ir.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body), like=stmt)
+        return tir.relooped(stmt, body=body, annotations={})
 
     def _branch(self, stmt: ir.IfThenElse) -> ir.Stmt:
         sides = [side for side in (stmt.then_case, stmt.else_case) if side is not None]

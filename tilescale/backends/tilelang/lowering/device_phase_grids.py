@@ -172,7 +172,7 @@ def _nest(loop: ir.For) -> Iterator[ir.For]:
 
 
 def _loop(like: ir.For, var: ir.Var, begin: Any, extent: Any, body: ir.Stmt) -> ir.For:
-    return ir.For(var, begin, extent, like.kind, body, None, like.annotations)
+    return tir.relooped(like, loop_var=var, min=begin, extent=extent, body=body)
 
 
 def with_args(call: ir.Call, args: Sequence[Any], notes: dict[str, Any], without: Sequence[str] = ()) -> ir.Call:

@@ -28,8 +28,7 @@ def shortened(phase: Phase) -> ir.Stmt:
         if not is_pipelined(node) or ir.constant(node.extent) is not None or _waits_once(node):
             return None
         notes = {**dict(node.annotations), specialise.STAGES: ir.IntImm("int32", 1)}
-        made = ir.For(node.loop_var, node.min, node.extent, node.kind, node.body, node.thread_binding, notes)
-        return tir.at(made, node)
+        return tir.relooped(node, annotations=notes)
 
     return tir.rewrite(phase.stmt, leave=leave)
 

@@ -438,8 +438,8 @@ def _synchronizes(stmt: ir.Stmt) -> bool:
 
 def _with_body(stmt: Any, body: ir.Stmt) -> ir.Stmt:
     if isinstance(stmt, ir.For):
-        made = ir.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
-    elif isinstance(stmt, ir.While):
+        return tir.relooped(stmt, body=body)
+    if isinstance(stmt, ir.While):
         made = ir.While(stmt.condition, body)
     else:
         made = ir.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)

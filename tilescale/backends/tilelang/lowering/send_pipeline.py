@@ -137,7 +137,7 @@ class _SendLoop:
         load = _in_slot(ir.Evaluate(self.load), ring, turn % slots)
         sends = [_in_slot(stmt, ring, turn % slots) for stmt in self.sends]
         body = self._ahead([reuse, load], sends) if ahead else [*self.scalars, reuse, load, *sends]
-        made = tir.at(ir.For(loop.loop_var, loop.min, loop.extent + ahead, loop.kind, tir.sequence(body)), loop)
+        made = tir.relooped(loop, extent=loop.extent + ahead, body=tir.sequence(body), annotations={})
         last: list[ir.Stmt] = []
         if has_signals:
             number = ir.Var("left", "int32")

@@ -195,4 +195,4 @@ def _tile_of(node: Any) -> ir.Buffer | None:
 
 def in_order(loop: ir.For, body: ir.Stmt) -> ir.Stmt:
     """A pipelined loop as a sequential one."""
-    return ir.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
+    return tir.relooped(loop, body=body, annotations={})

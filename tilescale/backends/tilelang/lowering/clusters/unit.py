@@ -277,7 +277,8 @@ class ClusterUnit(ClusterStage):
         body = tir.sequence(self.statements(loop.body))
         self.loops -= 1
         kind = ir.ForKind.SERIAL if "num_stages" in loop.annotations else loop.kind
-        return [ir.For(loop.loop_var, self.value(loop.min), self.value(loop.extent), kind, body)]
+        begin, extent = self.value(loop.min), self.value(loop.extent)
+        return [tir.relooped(loop, min=begin, extent=extent, kind=kind, body=body, annotations={})]
 
     def _members(self, body: ir.Stmt) -> list[ir.Stmt]:
         """A region that each program runs; then shares of tiles that all need whole go round."""

@@ -124,7 +124,7 @@ class UnitClone:
         keep_order = "num_stages" in stmt.annotations and must_keep_order(stmt, self.stage.phase.stmt)
         body = self._repeated(stmt.extent, stmt.body)
         notes = {} if keep_order else stmt.annotations
-        return tir.at(ir.For(fresh, begin, extent, stmt.kind, body, stmt.thread_binding, notes), stmt)
+        return tir.relooped(stmt, loop_var=fresh, min=begin, extent=extent, body=body, annotations=notes)
 
     def _while(self, stmt: ir.While) -> ir.Stmt:
         return ir.While(self.expr(stmt.condition), self._repeated(stmt.condition, stmt.body))

@@ -130,7 +130,7 @@ class UnitStatements:
         body = self._on_own(ir.substitute(body, {var: position}))
         for loop in reversed(loops):
             length = share if loop.loop_var.same_as(var) else loop.extent
-            body = ir.For(loop.loop_var, loop.min, ir.int_node(length), loop.kind, body, None, loop.annotations)
+            body = tir.relooped(loop, extent=ir.int_node(length), body=body)
         return body
 
     # -- regions -----------------------------------------------------------------------------------------------------

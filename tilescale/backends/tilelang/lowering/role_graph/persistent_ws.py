@@ -111,8 +111,8 @@ def _with_roles(func: ir.PrimFunc, launch: _AroundLoop, turn: _AroundLoop, graph
         TURNS: {**inside, COMPUTE: [*names["begin"], STEPS, *inside[COMPUTE]], LOAD: [STEPS]},
     }
     whole: Duties = {**{role.name: [TURNS] for role in graph.roles}, COMPUTE: [TURNS, *names["end"]]}
-    inner = role_schedule.named(_around(turn.loop, body), STEPS)
-    outer = role_schedule.named(_around(launch.loop, [*before, inner, *after]), TURNS)
+    inner = role_schedule.named(tir.relooped(turn.loop, body=tir.sequence(body)), STEPS)
+    outer = role_schedule.named(tir.relooped(launch.loop, body=tir.sequence([*before, inner, *after])), TURNS)
     return role_schedule.scheduled(
         func, tir.sequence([*launch.before, outer, *end]), graph.roles, [steps, *results], whole, loops
     )
@@ -145,13 +145,6 @@ def _together(stmts: Sequence[ir.Stmt]) -> list[ir.Stmt]:
         return tir.evaluate(role_schedule.without_bulk_loads(node.value)) if is_copy else None
 
     return [tir.rewrite(tir.sequence(stmts), leave=leave)]
-
-
-def _around(loop: ir.For, body: Sequence[ir.Stmt]) -> ir.For:
-    made = ir.For(
-        loop.loop_var, loop.min, loop.extent, loop.kind, tir.sequence(body), loop.thread_binding, loop.annotations
-    )
-    return tir.at(made, loop)
 
 
 def _may_need_more(node: Any) -> bool:

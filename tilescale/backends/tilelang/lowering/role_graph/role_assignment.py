@@ -240,8 +240,7 @@ class _LoopPath:
         """The loop with its gates as its first statements."""
         loop, body = self.loop, tir.sequence([*self.gates, *self.body])
         turns = loop.extent if self.around is not None else self._turns(loop.extent)
-        made = ir.For(loop.loop_var, loop.min, turns, loop.kind, body, loop.thread_binding, loop.annotations)
-        return tir.at(made, loop)
+        return tir.relooped(loop, extent=turns, body=body)
 
     # -- around it ---------------------------------------------------------------------------------------------------
 
@@ -289,7 +288,7 @@ class _LoopPath:
         self.around = self.around or stmt
         body = self._statement(stmt.body)
         turns = self._turns(stmt.extent) if is_outermost else stmt.extent
-        made = tir.at(ir.For(stmt.loop_var, stmt.min, turns, stmt.kind, body), stmt)
+        made = tir.relooped(stmt, extent=turns, body=body, annotations={})
         self.around = made
         return tir.sequence([made, flush()]) if is_outermost and self.left.is_open else made
 

@@ -145,7 +145,7 @@ class _ProducerStatements:
             return self._around(stmt, cases, lambda: ir.IfThenElse(stmt.condition, *cases))
         if isinstance(stmt, ir.For) and stmt.kind != ir.ForKind.PARALLEL:
             body = self._part(stmt.body)
-            return self._around(stmt, [body], lambda: ir.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body))
+            return self._around(stmt, [body], lambda: tir.relooped(stmt, body=body, annotations={}))
         return tir.sequence([])
 
     def _around(self, stmt: ir.Stmt, parts: list[ir.Stmt | None], again: Callable[[], ir.Stmt]) -> ir.Stmt:
