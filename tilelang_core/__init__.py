@@ -28,6 +28,7 @@
     products.py            distributions of a GEMM over warps
     modules.py             CUDA modules: options for some, a callback for all (installed likewise)
     parameters.py          parameters that share an annotation (installed likewise)
+    reserved_names.py      variables named by words of C++ (installed likewise)
     ellipsis.py            indices with an Ellipsis (installed likewise)
     mixed_fp8.py           GEMMs of both float8 types (installed likewise)
     prover.py              Z3 for the queries of TVM's analyzer
@@ -54,7 +55,7 @@ from tilelang_core.version import TESTED, TileLangCacheError, TileLangVersionErr
 require_tilelang()
 load_tilelang()
 
-from tilelang_core import dialect, ellipsis, logs, mixed_fp8, modules, parameters  # noqa: E402
+from tilelang_core import dialect, ellipsis, logs, mixed_fp8, modules, parameters, reserved_names  # noqa: E402
 
 dialect.install()
 ellipsis.install()
@@ -62,5 +63,6 @@ logs.install()
 mixed_fp8.install()
 modules.install()
 parameters.install()
+reserved_names.install()
 
 __all__ = ["TESTED", "TileLangCacheError", "TileLangVersionError", "load_tilelang", "require_tilelang"]

@@ -12,6 +12,7 @@ from tvm.arith import Analyzer
 from tvm.tirx import stmt_functor
 
 from tilelang_core import tl
+from tilelang_core.reserved_names import with_valid_names
 
 __all__ = [
     "BLOCK_ORDER", "COMPOSED", "LAUNCH", "address_of", "at", "beginning", "call", "copy_nest", "elected", "evaluate",
@@ -370,4 +371,4 @@ def function(
     func = func.with_attr(tl.NON_RESTRICT, [buffer.data for buffer in buffers.values()])
     for key, value in attrs.items():
         func = func.with_attr(key, value)
-    return func
+    return with_valid_names(func)
