@@ -185,3 +185,13 @@ def test_where_a_queue_begins_later_more_goes_as_a_whole(tmp_path: Path):
 def test_between_nodes_nothing_waits_in_a_grid():
     with use_machine(Machine.load("h200-sxm-8x4")):
         assert not strategy.overlaps(job("all_gather", 16384, 8192, 3584), SimpleNamespace(size=16))
+
+
+@pytest.mark.parametrize(("rows", "N", "K", "us"), [(1106, 5376, 2048, 139.2), (1452, 5376, 2048, 140.6)])
+def test_chunks_of_a_group_of_tiles_leave_when_the_group_is_complete(rows: int, N: int, K: int, us: float):
+    """More rows than a group has: its two chunks leave together, later than the only one of a half group would."""
+    machine = Machine.load("h200-sxm-8")
+    with use_machine(machine):
+        estimated = strategy.overlapped(machine, job("reduce_scatter", 2 * rows, N, K), 2) * 1e6
+        assert estimated == pytest.approx(simulated(rows, N, K), rel=0.05)
+    assert estimated == pytest.approx(us, rel=0.05)

@@ -26,7 +26,17 @@ from tilescale.cost.calibrated import in_force
 from tilescale.hda import Machine
 from tilescale.hda.current import current_machine
 from tilescale.ops.layout import CHUNK_BYTES, dtype_name
-from tilescale.ops.products import CHUNK, RESULT_BYTES, TURNS, GemmTiling, slices, summed_tiling, takes_turns, tiling
+from tilescale.ops.products import (
+    CHUNK,
+    RESULT_BYTES,
+    TURNS,
+    GemmTiling,
+    in_parts,
+    slices,
+    summed_tiling,
+    takes_turns,
+    tiling,
+)
 from tilescale.ops.whole_tensors import is_split
 from tilescale.passes.overlap.estimate import RowTransport, reduced
 from tilescale.passes.overlap.tile_cost import TileWork, bandwidth_of, places_of, rate_of
@@ -182,7 +192,8 @@ def overlapped(machine: Machine, job: CollectiveGemm, ranks: int) -> float:
         if parts == 1:
             return begins + _through_chunks(work, travel, chunk, first)
         return begins + _through_slices(work, travel, parts, first)
-    return begins + reduced(travel, chunk, work, everywhere=False, behind=False)
+    together = max(in_parts(tiles, job.rows).group * tiles.m // CHUNK, 1)
+    return begins + reduced(travel, chunk, work, everywhere=False, behind=False, together=together)
 
 
 def _through_tiles(machine: Machine, job: CollectiveGemm, ranks: int) -> float:

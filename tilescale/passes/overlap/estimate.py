@@ -154,17 +154,20 @@ def exchanged(
     return float(read.done([own] * each + arrived)[-1])
 
 
-def reduced(travel: RowTransport, chunk: int, work: TileWork, *, everywhere: bool, behind: bool) -> float:
+def reduced(
+    travel: RowTransport, chunk: int, work: TileWork, *, everywhere: bool, behind: bool, together: int = 1
+) -> float:
     """Seconds until a grid is done that produces remote rows first, which are sent when they are complete, and then
     adds up the local ones chunk by chunk as they arrive; and until all units have the sums.
 
     Args:
         behind: whether a second grid adds up, after all tiles of the first.
+        together: chunks whose tiles are rasterized as one group, column after column: they are complete at its end.
     """
     each = -(-travel.height // chunk)
     others = (travel.parts - 1) * each
     work = travel.held(work, everywhere) if travel.by_tiles else work
-    arrived = _gone(travel, chunk, work.made(others + each)[:others])
+    arrived = _gone(travel, chunk, _completed(travel, chunk, work, together)[:others])
     # The last to send here is the unit after.
     add_up = _added_behind if behind else _added_where_made
     own = add_up(travel, chunk, work, arrived[others - each :])
@@ -176,6 +179,14 @@ def reduced(travel: RowTransport, chunk: int, work: TileWork, *, everywhere: boo
     for ready in own:
         sent = max(sent, ready) + (travel.parts - 1) * (travel.queue.startup + travel.sending(chunk))
     return max(own[-1], sent)
+
+
+def _completed(travel: RowTransport, chunk: int, work: TileWork, together: int) -> np.ndarray:
+    """When each chunk of each part is made: with the last tiles of its group of chunks."""
+    first = np.arange(-(-travel.height // chunk)) // together * together
+    ends = np.minimum((first + together) * chunk, travel.height)
+    rows = np.add.outer(np.arange(travel.parts) * travel.height, ends).ravel()
+    return work.done()[-(-rows * work.tiles // (travel.parts * travel.height)) - 1]
 
 
 def _added_where_made(travel: RowTransport, chunk: int, work: TileWork, arrived: list[float]) -> list[float]:
