@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where a statement can be added to a traced function, and the names in scope there."""
+"""Places of a traced function for another statement, and the names in scope there."""
 
 from __future__ import annotations
 

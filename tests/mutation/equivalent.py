@@ -52,6 +52,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "time.sleep(_LOOK_S) -> pass": _POLL,
         "time.monotonic() < until -> time.monotonic() <= until": _AT_ONCE,
     },
+    "tilescale/comm/admission.py": {
+        "key.fileobj.fileno() >= 0 -> key.fileobj.fileno() > 0": "descriptor 0 is the standard input",
+        "now > self._accept_at -> now >= self._accept_at": _AT_ONCE,
+        "now > state.deadline -> now >= state.deadline": _AT_ONCE,
+    },
     "tilescale/comm/session.py": {
         "time.sleep(pause) -> pass": _POLL,
         "min -> max": _POLL,

@@ -60,8 +60,8 @@ def _order(name: str, *nearest: str) -> Target:
     return Target("order within a block", f"tilescale/backends/tilelang/lowering/{name}.py", tests)
 
 
-def _remedies(name: str) -> Target:
-    first = "tests/emulator/test_remedy_candidates.py", f"{_REMEDIES}::test_rounds_of_a_loop"
+def _remedies(name: str, *nearest: str) -> Target:
+    first = *nearest, "tests/emulator/test_remedy_candidates.py", f"{_REMEDIES}::test_rounds_of_a_loop"
     return Target("remedies", f"tilescale/backends/emulator/{name}.py", (*first, _REMEDIES))
 
 
@@ -134,7 +134,7 @@ TARGETS = (
     Target("uniformity of threads", "tilescale/passes/uniformity.py", ("tests/program/test_uniformity.py",)),
     Target("uniformity of threads", "tilescale/backends/tilelang/lowering/polling.py", ("tests/cuda/test_polling.py",)),
     _remedies("remedies"),
-    _remedies("edits"),
+    _remedies("edits", "tests/emulator/test_edits.py"),
     Target("routes", "tilescale/hda/route.py", ("tests/hda/test_machine_routes.py",), _ROUTES),
     Target("routes", "tilescale/collectives/routes.py", ("tests/collectives/test_routes.py",)),
     _calls("cuda/running/memory.py", "digest"),
@@ -143,7 +143,7 @@ TARGETS = (
     _comm("session", "test_team", "test_ends_of_ranks", functions=_PROTOCOL),
     _comm("refusal", "test_team"),
     _comm("failure_log", "test_failure_log"),
-    _comm("admission", "test_liveness", "test_nodes"),
+    _comm("admission", "test_admission"),
     _running("copy_queue", "test_own_streams", "test_execute_queue"),
     _running("replay", "test_replay"),
     _running("wait_guard", "test_execute_failures", functions=("barrier", "blame", "_scene")),
