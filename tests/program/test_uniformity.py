@@ -98,6 +98,24 @@ def result_of_one(N, flags, tx):
         T.signal(flags[0], dst=1)
 
 
+def test_the_body_of_nested_loops_is_followed_once_or_twice_a_level(monkeypatch: pytest.MonkeyPatch):
+    @T.prim_func
+    def nested(N: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=128):
+            total = T.alloc((1,), "int32", level="l0")
+            for a in T.serial(2):
+                for b in T.serial(2):
+                    for c in T.serial(2):
+                        for d in T.serial(2):
+                            total[0] += N[a + b + c + d]
+
+    turns = []
+    follow = Uniformity._turn
+    monkeypatch.setattr(Uniformity, "_turn", lambda *given: (turns.append(given), follow(*given)))
+    analyse(nested, MACHINE)
+    assert len(turns) == 4 + 3 + 2 + 1 + 4, "of 4 trials, each with those inside, and of 4 checks"
+
+
 @pytest.mark.parametrize(
     ("statements", "level"),
     [

@@ -178,14 +178,15 @@ class Uniformity:
         self._left.append((len(self._around), 0))
         outer, self._trial = self._trial, True
         for _ in range(_ROUNDS):
-            before = dict(self._differs)
+            entry, left = dict(self._differs), self._left[-1]
             self._turn(stmt, own)
-            self._join(before, 0, self._written[-1])
-            if self._differs == before:
+            self._join(entry, 0, self._written[-1])
+            if self._left[-1] == left and all(self._differs[var] == entry.get(var, 0) for var in self._written[-1]):
                 break
         self._trial = outer
-        entry = dict(self._differs)
-        self._turn(stmt, own)
+        if not outer:  # else an enclosing loop repeats the body with checks
+            entry = dict(self._differs)
+            self._turn(stmt, own)
         decided = max(*map(self.differs, own), self._left.pop()[1])
         self._join(entry, decided, self._written.pop())
 
