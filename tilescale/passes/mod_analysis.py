@@ -5,21 +5,21 @@ Also the tensors that peers write, and the flags that they do not."""
 from __future__ import annotations
 
 from tilelang_core import ir
-from tilescale.program.effects import ProgramNames, statements
+from tilescale.program.effects import names_of, statements
 from tilescale.program.model import Program
 from tilescale.program.operations import Signal, Wait, operation
 
 
 def written_parameters(program: Program) -> frozenset[int]:
     """Positions of the parameters that are written, or whose elements are handed to an operation by address."""
-    names = ProgramNames(program)
+    names = names_of(program)
     written = {access.root for stmt, _, _ in statements(program.body) for access in names.effects(stmt).writes}
     return frozenset(i for i, p in enumerate(program.parameters) if p.buffer is not None and p.buffer.data in written)
 
 
 def written_by_peers(program: Program) -> frozenset[str]:
     """Names of the tensors and tiles that other units write, flags included."""
-    names = ProgramNames(program)
+    names = names_of(program)
     found: set[ir.Var] = set()
     for stmt, _, _ in statements(program.body):
         effects = names.effects(stmt)
@@ -30,7 +30,7 @@ def written_by_peers(program: Program) -> frozenset[str]:
 
 def device_flags(program: Program) -> frozenset[ir.Var]:
     """Workspaces of flags that only units of their own device signal, and wait for: at the scope of the device."""
-    names = ProgramNames(program)
+    names = names_of(program)
     found: set[ir.Var] = set()
     others = {p.buffer.data for p in program.parameters if p.buffer is not None}
     for stmt, _, _ in statements(program.body):

@@ -13,7 +13,7 @@ from tilelang_core import ir
 from tilescale.errors import AllocationTooLargeError
 from tilescale.hda import Machine
 from tilescale.hda.units import format_bytes
-from tilescale.program.effects import ProgramNames, phases
+from tilescale.program.effects import ProgramNames, names_of, phases
 from tilescale.program.footprint import PeakFootprint, fullest
 from tilescale.program.model import GridPhase, Launch, Program, declaration, location
 
@@ -24,7 +24,7 @@ def check_capacity(program: Program, machine: Machine) -> None:
     Raises:
         AllocationTooLargeError: the tiles that live at one statement, with their stages, are larger than the layer.
     """
-    names = ProgramNames(program)
+    names = names_of(program)
     for phase, launch in phases(program.body):
         if isinstance(phase, GridPhase) and launch is not None:
             _check(phase, launch, names, machine)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from tilelang_core import ir
 from tilescale.hda import Machine
 from tilescale.program.asynchronous import owns_a_queue
-from tilescale.program.effects import Access, Completion, Effects, ProgramNames
+from tilescale.program.effects import Access, Completion, Effects, ProgramNames, names_of
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
 from tilescale.program.operations import Wait, operation
 from tilescale.program.ops import SCALE
@@ -84,7 +84,7 @@ class Dependence:
 
     def __init__(self, program: Program, machine: Machine):
         self.program, self.machine = program, machine
-        self.names = ProgramNames(program)
+        self.names = names_of(program)
         self._queues = owns_a_queue(machine.tensor_level, machine)
         self.steps: list[ProgramStep] = []
         self._collect(program.body, None, ())

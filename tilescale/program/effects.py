@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tilelang_core import accesses, ir
+from tilelang_core.lru import LruCache
 from tilescale.program.asynchronous import is_asynchronous
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
 from tilescale.program.operations import (
@@ -158,11 +159,15 @@ def union(effects: Iterable[Effects]) -> Effects:
 class ProgramNames:
     """Names that the statements of a program use: views, and which of them are whole tensors of units.
 
+    Keeps the effects of statements, which several passes ask for: `names_of` has those of the last programs.
+
     Args:
         program: any program, also one whose phases have been rewritten; its phases are looked at.
     """
 
     def __init__(self, program: Program):
+        self.program = program
+        self._effects: dict[tuple[ir.Stmt, bool], Effects] = {}
         self._units = {name for launch in program.launches for name, _ in launch.extents}
         self.views: dict[ir.Var, TileView] = {}
         for stmt, _, _ in statements(program.body):
@@ -221,6 +226,12 @@ class ProgramNames:
         Args:
             on_device: whether it is in a phase of units that own a copy queue (`asynchronous.owns_a_queue`).
         """
+        known = self._effects.get((stmt, on_device))
+        if known is None:
+            known = self._effects[stmt, on_device] = self._effects_of(stmt, on_device)
+        return known
+
+    def _effects_of(self, stmt: ir.Stmt, on_device: bool) -> Effects:
         found = accesses.accesses_of(stmt, lambda name: name in ALL_OPS and name != RANK.name)
         handed = [self._anywhere(var) for var in found.handed if self.root(var) in self.homes]
         own = Effects((*map(self.resolved, found.accesses), *handed), fixed=found.fixed, opaque=found.opaque)
@@ -262,7 +273,8 @@ class ProgramNames:
         """Reads of the indices of regions, and of expressions among an operation's arguments."""
         parts = [ir.region_parts(region) for region in regions if region is not None]
         indices = [expr for _, begins, extents in parts for expr in (*begins, *extents)]
-        return union(self.effects(ir.Evaluate(expr)) for expr in (*indices, *expressions) if expr is not None)
+        used = (ir.Evaluate(expr) for expr in (*indices, *expressions) if expr is not None)
+        return union(self._effects_of(stmt, False) for stmt in used)
 
     def _wait(self, wait: Wait) -> Effects:
         flag = self.region(wait.flag, "r", atomic=True)
@@ -322,6 +334,17 @@ class ProgramNames:
         read = self._values([*made.tiles, made.sent, made.received, *ends], made.root)
         together = Synchronization(made.level, made.name != "broadcast")
         return union([read, Effects(tuple(tiles), synchronizes=(together,))])
+
+
+_recent: LruCache[int, ProgramNames] = LruCache(8)
+
+
+def names_of(program: Program) -> ProgramNames:
+    """The names of a program, with the effects that earlier passes have asked for."""
+    names = _recent.get(id(program))
+    if names is None or names.program is not program:
+        names = _recent[id(program)] = ProgramNames(program)
+    return names
 
 
 # -- walks over the phases of a program --------------------------------------------------------------------------------

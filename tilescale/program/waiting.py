@@ -30,7 +30,7 @@ import numpy as np
 from tilelang_core import ir
 from tilescale.errors import Location
 from tilescale.hda import Machine
-from tilescale.program.effects import Access, ProgramNames
+from tilescale.program.effects import Access, ProgramNames, names_of
 from tilescale.program.grids import GridValues, UnknownValue, grid_of
 from tilescale.program.model import GridPhase, Launch, Program, location
 from tilescale.program.ops import WAIT
@@ -47,7 +47,7 @@ def waits_across(
     Args:
         sizes: units of each launched level.
     """
-    names = ProgramNames(program)
+    names = names_of(program)
     uses: list[_FlagUse] = []
     for stmt, guards in _guarded(phase.stmt):
         effects = names.effects(stmt)

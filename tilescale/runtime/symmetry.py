@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilescale.comm.heap.open_heaps import is_symmetric
-from tilescale.program.effects import ProgramNames, statements
+from tilescale.program.effects import names_of, statements
 from tilescale.program.model import Program
 
 
 def reached_by_peers(program: Program) -> tuple[int, ...]:
     """Positions of the parameters that a copy to or from a peer, or a signal to one, names."""
-    names = ProgramNames(program)
+    names = names_of(program)
     effects = (names.effects(stmt) for stmt, *_ in statements(program.body))
     roots = {a.root for each in effects for a in each.accesses if a.at is not None and a.at.rank is not None}
     named = ((i, p) for i, p in enumerate(program.parameters) if p.buffer is not None)

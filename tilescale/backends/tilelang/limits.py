@@ -12,7 +12,7 @@ from tilelang_core.tiles import Gemm
 from tilescale.backends.base import generator
 from tilescale.errors import Location, ShapeError
 from tilescale.hda import Machine
-from tilescale.program.effects import ProgramNames, phases
+from tilescale.program.effects import names_of, phases
 from tilescale.program.footprint import FRAGMENTS
 from tilescale.program.model import GridPhase, Launch, Program, location
 from tilescale.program.ops import SCALE
@@ -24,7 +24,7 @@ def check_threads(program: Program, machine: Machine) -> None:
     Raises:
         ShapeError: the result of a GEMM cannot be distributed over the warps of its unit.
     """
-    names = ProgramNames(program)
+    names = names_of(program)
     divided = {names.root(view) for view in names.views}
     for stmt, threads, where in _of_units(program, machine):
         if not isinstance(stmt, ir.Evaluate) or ir.op_name(stmt.value) not in (tl.GEMM, tl.WGMMA_GEMM):

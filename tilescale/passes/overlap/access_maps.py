@@ -22,7 +22,7 @@ from tilescale.hda import Machine
 from tilescale.passes.declined import Declined
 from tilescale.passes.overlap.part_tiles import PartTiles
 from tilescale.passes.overlap.partition import Partition, SliceBox
-from tilescale.program.effects import Access, Completion, ProgramNames, phases, statements
+from tilescale.program.effects import Access, Completion, names_of, phases, statements
 from tilescale.program.grids import GridValues, UnknownValue, grid_of
 from tilescale.program.model import GridPhase, Launch, Program, location
 from tilescale.program.operations import Rank, operation
@@ -90,7 +90,7 @@ class AccessMaps:
 
     def __init__(self, program: Program, machine: Machine, sizes: Mapping[str, int], symbolic: bool = False):
         self.program, self.machine, self.sizes, self.symbolic = program, machine, sizes, symbolic
-        self.names = ProgramNames(program)
+        self.names = names_of(program)
 
     def is_argument(self, root: ir.Var) -> bool:
         """Whether a tensor is an argument of the program, which the caller sees in the end."""

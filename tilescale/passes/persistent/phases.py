@@ -17,7 +17,7 @@ from tilescale.passes.overlap.legality import synchronizes_programs
 from tilescale.passes.overlap.tile_order import check_order
 from tilescale.passes.persistent.collectives import tiles_of
 from tilescale.passes.persistent.placement import resident_blocks
-from tilescale.program.effects import ProgramNames
+from tilescale.program.effects import ProgramNames, names_of
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program, location
 from tilescale.program.operations import Collective, TileView, operation
 
@@ -89,7 +89,7 @@ def phases_of(program: Program, machine: Machine) -> Phases:
     Raises:
         Declined: it cannot be fused.
     """
-    found = _Finder(machine, ProgramNames(program))
+    found = _Finder(machine, names_of(program))
     found.part(program.body, None)
     _check_alike([grid.launch for grid in found.grids])
     return Phases(tuple(found.grids), tuple(found.shared), found.names)

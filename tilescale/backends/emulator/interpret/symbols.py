@@ -12,7 +12,7 @@ from tilescale.backends.emulator.interpret import flags
 from tilescale.backends.emulator.numerics import convert, element_type, numpy_dtype
 from tilescale.errors import Location
 from tilescale.hda import Machine
-from tilescale.program.effects import ProgramNames, statements
+from tilescale.program.effects import names_of, statements
 from tilescale.program.model import Launch, Program
 from tilescale.program.operations import Rank, TileView
 from tilescale.program.ops import RANK, VIEW
@@ -80,7 +80,7 @@ class Symbols:
         for stmt, _, _ in statements(self.program.body):
             self._survey_statement(stmt)
             self._used.update(ir.uses(stmt))
-        self.surroundings = ProgramNames(self.program)
+        self.surroundings = names_of(self.program)
         self.flags = {self.slot(root) for root in flags.named(self.program, self.surroundings)}
         self.zeroed = {self.slot(data) for launch in self.program.launches for data in launch.flags}
 

@@ -28,7 +28,7 @@ from tilescale.backends.tilelang.lowering.tile import TileRegion, parts, whole_l
 from tilescale.backends.tilelang.nvshmem_link import IMPL
 from tilescale.collectives import TILES
 from tilescale.program import ops
-from tilescale.program.effects import ProgramNames
+from tilescale.program.effects import names_of
 from tilescale.program.footprint import stages_of, tile_bytes
 from tilescale.program.model import bytes_of
 from tilescale.program.operations import Collective, Combine
@@ -114,7 +114,7 @@ class TileExchange:
         nbytes = bytes_of(tile.extents, tile.dtype) or 0
         depths = [1]
         ir.walk(stage.phase.stmt, lambda n: depths.append(stages_of(n)))
-        names = ProgramNames(stage.phase.program)
+        names = names_of(stage.phase.program)
         taken = max(depths) * sum(tile_bytes(machine, stage.launch, names, ir.SHARED).values())
         room = machine.capacity(machine.layer_for("shared").name)
         return WIDE * stage.launch.thread_count <= nbytes <= room - taken

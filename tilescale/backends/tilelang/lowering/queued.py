@@ -21,7 +21,7 @@ from tilescale.backends.tilelang.lowering.reach import reached, share_memory, sp
 from tilescale.cost.operations import copy_choice, network_of
 from tilescale.errors import UnsupportedError
 from tilescale.program import ops
-from tilescale.program.effects import ProgramNames, statements
+from tilescale.program.effects import names_of, statements
 from tilescale.program.extents import evaluate
 from tilescale.program.model import Control, DevicePhase, GridPhase, Launch, Part, Program
 from tilescale.program.operations import Collective, Copy, Rank, Signal, operation, signalled
@@ -278,7 +278,7 @@ def _written(program: Program) -> set[ir.Var]:
     """Data of tensors and tiles that something other than signals may change, such as a function that gets their
     address.
     """
-    names = ProgramNames(program)
+    names = names_of(program)
     found: set[ir.Var] = set()
     for stmt, _, _ in statements(program.body):
         effects = names.effects(stmt)

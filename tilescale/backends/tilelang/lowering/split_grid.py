@@ -20,7 +20,7 @@ from tilelang_core import ir
 from tilelang_core import rewrite as tir
 from tilescale.backends.tilelang.lowering.statements import flat, is_pipelined, is_scalar
 from tilescale.hda import Machine
-from tilescale.program.effects import ProgramNames
+from tilescale.program.effects import names_of
 from tilescale.program.grids import GridValues, UnknownValue
 from tilescale.program.model import GridPhase, Launch, Program
 from tilescale.program.operations import Rank, operation
@@ -95,7 +95,7 @@ def _branch(stmt: ir.Stmt, launch: Launch) -> _Branch | None:
 def _orders(phase: GridPhase, program: Program) -> bool:
     """Whether a program of the grid may wait for another one: for its signal, or for a copy that waits for the signal.
     """
-    effects = ProgramNames(program).all_effects(phase.stmt)
+    effects = names_of(program).all_effects(phase.stmt)
     return bool(effects.acquires and effects.releases or effects.synchronizes) or effects.opaque
 
 

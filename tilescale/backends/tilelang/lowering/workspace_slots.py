@@ -26,7 +26,7 @@ from tilescale.backends.tilelang.lowering.devices import DeviceStage
 from tilescale.backends.tilelang.lowering.phase import Phase
 from tilescale.backends.tilelang.lowering.statements import flat
 from tilescale.program import ops
-from tilescale.program.effects import ProgramNames
+from tilescale.program.effects import names_of
 from tilescale.program.footprint import held
 from tilescale.program.model import GridPhase
 from tilescale.program.waiting import waits_across
@@ -40,7 +40,7 @@ def window(phase: Phase) -> int | None:
     if not ir.contains(phase.stmt, lambda n: ir.op_name(n) in (ops.BARRIER.name, *ops.COLLECTIVES)):
         return None
     launch, machine = phase.launch, phase.target.machine
-    room = max(held(GridPhase(phase.stmt), launch, ProgramNames(phase.program), machine), 1)
+    room = max(held(GridPhase(phase.stmt), launch, names_of(phase.program), machine), 1)
     grid = ir.constants(map(phase.sized, launch.grid))
     is_small = grid is not None and math.prod(grid) <= room
     return None if is_small or launch.cluster_size > 1 or not _starts_in_order(phase) else room

@@ -19,7 +19,7 @@ from tilescale.backends.tilelang.lowering.role_graph.loads import is_box
 from tilescale.backends.tilelang.lowering.statements import tiles_named
 from tilescale.backends.tilelang.ptx import BOX_EXTENT
 from tilescale.program import ops
-from tilescale.program.effects import ProgramNames
+from tilescale.program.effects import names_of
 from tilescale.program.operations import Rank
 
 
@@ -44,7 +44,7 @@ def pipelined(cluster: ClusterUnit, loop: ir.For) -> list[ir.Stmt] | None:
 
 def _stored(cluster: ClusterUnit) -> set[ir.Var]:
     """The tensors that the program stores to, and views of them."""
-    names = ProgramNames(cluster.program)
+    names = names_of(cluster.program)
     written = {access.root for access in names.all_effects(cluster.phase.stmt).writes if access.at is None}
     return {data for data in (*names.homes, *names.views) if names.root(data) in written}
 
