@@ -3,7 +3,6 @@
 
 import ast
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -43,8 +42,8 @@ def test_settings_of_tests_around_the_folder_do_not_count(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     new("halo")
     words = [sys.executable, "-m", "pytest", "-q", "-k", "None-1", "-p", "no:cacheprovider", "halo"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout
+    done = run_words(words)
+    assert done.code == 0, done.output
 
 
 def right(output: str) -> set[str]:

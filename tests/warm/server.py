@@ -9,6 +9,7 @@ import fcntl
 import gc
 import json
 import locale
+import multiprocessing
 import os
 import random
 import runpy
@@ -19,6 +20,7 @@ import sys
 import threading
 import traceback
 import types
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,9 @@ import tilescale.backends.emulator
 import tilescale.cli.run
 import tilescale.language
 import tilescale.ops  # noqa: F401 - all of these are loaded for the processes
+
+OPTIONS = {"-u", "-B"}
+"""Python's own options, without effect here: streams are unbuffered by the environment, bytecode is there."""
 
 FIRST_FREE = 1000  # where descriptors are kept while they are put in place
 _PR_SET_PDEATHSIG = 1
@@ -100,6 +105,7 @@ def become(asked: dict[str, Any], fds: list[int], client: str) -> None:
         os.environ.update(asked["environment"])
         os.chdir(asked["folder"])
         sys.executable = client
+        multiprocessing.set_executable(client)  # it has taken this process's at its import
         sys.path[:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         _open_streams()
         random.seed()
@@ -135,7 +141,7 @@ def _code_of(arguments: list[str]) -> int:
     """The exit code of what a Python with these arguments runs, after all that Python does at its end."""
     code = 0
     try:
-        _run([word for word in arguments if word != "-u"] if arguments[0] == "-u" else arguments)
+        _run(list(dropwhile(OPTIONS.__contains__, arguments)))
     except SystemExit as end:
         code = _exit_code(end)
     except BaseException as error:
