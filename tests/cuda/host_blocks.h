@@ -23,13 +23,14 @@ struct Dim {
 };
 static thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
 
-enum { LINE_THREADS_HERE = 2 };  // of a line: blocks have few threads
+enum { LINE_THREADS_HERE = 2 };  // of a line, here all of a warp: blocks have few threads
 enum { GROUPS_HERE = 4 };        // of columns that a block has at most
 
 struct Line {
   std::barrier<> together{LINE_THREADS_HERE};
   std::atomic<bool> any{false};
   std::atomic<unsigned long> number{0};
+  float values[LINE_THREADS_HERE];
 };
 struct Block {
   std::barrier<> together;
@@ -87,6 +88,15 @@ inline __nv_bfloat16 __float2bfloat16_rn(float value) {
   memcpy(&bits, &value, 4);
   return {static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
+struct __half2 {
+  __half x, y;
+};
+struct __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
+inline __half2 __floats2half2_rn(float x, float y) { return {__float2half_rn(x), __float2half_rn(y)}; }
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)}; }
+inline float __fdividef(float x, float y) { return x / y; }
 
 // A float of 8 bits: the nearest one, the even one of two, the largest one for what is larger (cuda_fp8.h, SATFINITE).
 template <int MANTISSA, int BIAS, unsigned LARGEST>
@@ -118,6 +128,13 @@ enum { __NV_SATFINITE, __NV_E4M3 };
 inline unsigned short __nv_cvt_float2_to_fp8x2(float2 pair, int, int) {
   return __nv_fp8_e4m3(pair.x).bits | __nv_fp8_e4m3(pair.y).bits << 8;
 }
+
+inline __half2 __nv_cvt_fp8x2_to_halfraw2(unsigned short pair, int) {
+  __nv_fp8_e4m3 x, y;
+  x.bits = pair & 0xff, y.bits = pair >> 8;
+  return {static_cast<__half>(static_cast<float>(x)), static_cast<__half>(static_cast<float>(y))};
+}
+inline float2 __half22float2(__half2 pair) { return {__half2float(pair.x), __half2float(pair.y)}; }
 
 namespace tilescale {
 
@@ -167,9 +184,9 @@ inline Words numbered(unsigned first, unsigned second, unsigned number) {
   return {above | first, above | second};
 }
 inline bool have(Words words, unsigned number) { return words.first >> 32 == number && words.second >> 32 == number; }
-enum { LINE_THREADS = LINE_THREADS_HERE };
+enum { WARP_LANES = LINE_THREADS_HERE, LINE_THREADS = LINE_THREADS_HERE };
 inline Line& own_line() { return block->lines[threadIdx.x / LINE_THREADS]; }
-inline bool any_of_line(bool mine) {
+inline bool any_of_warp(bool mine) {
   Line& line = own_line();
   if (mine) line.any = true;
   line.together.arrive_and_wait();
@@ -180,28 +197,30 @@ inline bool any_of_line(bool mine) {
   return result;
 }
 // Atomically: a reader of the number sees all of it.
-inline void store_line(Words* at, Words words, unsigned number) {
-  __atomic_store_n(&at->first, words.first, __ATOMIC_RELAXED);
-  if (threadIdx.x % LINE_THREADS < LINE_THREADS - 1) __atomic_store_n(&at->second, words.second, __ATOMIC_RELAXED);
+inline void store_line(Words* at, Words words, u64 end, bool exists) {
+  const bool last = threadIdx.x % LINE_THREADS == LINE_THREADS - 1;
+  if (exists) __atomic_store_n(&at->first, words.first, __ATOMIC_RELAXED);
+  if (exists && !last) __atomic_store_n(&at->second, words.second, __ATOMIC_RELAXED);
   own_line().together.arrive_and_wait();
-  if (threadIdx.x % LINE_THREADS == LINE_THREADS - 1) __atomic_store_n(&at->second, static_cast<u64>(number), __ATOMIC_RELEASE);
+  if (exists && last) __atomic_store_n(&at->second, end, __ATOMIC_RELEASE);
 }
-inline Words load_line(const Words* at) {
-  Words words;
-  bool last = threadIdx.x % LINE_THREADS == LINE_THREADS - 1;
+inline Words load_line(const Words* at, bool exists) {
+  Words words = {0, 0};
+  const bool last = exists && threadIdx.x % LINE_THREADS == LINE_THREADS - 1;
   if (last) words = {__atomic_load_n(&at->first, __ATOMIC_RELAXED), __atomic_load_n(&at->second, __ATOMIC_ACQUIRE)};
   own_line().together.arrive_and_wait();
   if (last) words.first = __atomic_load_n(&at->first, __ATOMIC_RELAXED);
-  return last ? words : load_words(at);
+  return last || !exists ? words : load_words(at);
 }
-inline unsigned number_of_line(Words words) {
+inline u64 end_of_line(Words words) {
   Line& line = own_line();
   if (threadIdx.x % LINE_THREADS == LINE_THREADS - 1) line.number = words.second;
   line.together.arrive_and_wait();
-  unsigned result = line.number;
+  u64 result = line.number;
   line.together.arrive_and_wait();
   return result;
 }
+inline unsigned number_of_line(Words words) { return end_of_line(words); }
 struct Cluster {
   int blocks, block, clusters, cluster;
 };
@@ -219,7 +238,20 @@ inline float __uint_as_float(unsigned bits) {
   memcpy(&value, &bits, 4);
   return value;
 }
+inline float scale_of_line(Words words) { return __uint_as_float(end_of_line(words) >> 32); }
+inline void __syncwarp() { own_line().together.arrive_and_wait(); }
+inline float __shfl_xor_sync(unsigned, float value, int step) {
+  Line& line = own_line();
+  line.values[threadIdx.x % LINE_THREADS] = value;
+  line.together.arrive_and_wait();
+  float result = line.values[threadIdx.x % LINE_THREADS ^ step];
+  line.together.arrive_and_wait();
+  return result;
+}
 using ::Statistics;
+inline float larger_magnitude(float most, float value) {
+  return value != value || most != most ? NAN : fabsf(value) > most ? fabsf(value) : most;
+}
 inline float larger(float a, float b) { return __float_as_uint(a) > __float_as_uint(b) ? a : b; }
 // As on a GPU, a thread with a sum has all its parts, and may be ahead of threads that still read them.
 class OfCluster {

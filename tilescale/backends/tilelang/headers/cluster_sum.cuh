@@ -10,7 +10,7 @@
 
 namespace tilescale {
 
-enum { WARP_LANES = 32, MOST_BLOCKS = 8, MOST_WARPS = 16, MOST_PARTS = MOST_BLOCKS * MOST_WARPS, MOST_GROUPS = 128, ADJACENT = 8 };
+enum { MOST_BLOCKS = 8, MOST_WARPS = 16, MOST_PARTS = MOST_BLOCKS * MOST_WARPS, MOST_GROUPS = 128, ADJACENT = 8 };
 
 // The blocks of this cluster, and this one's rank; the clusters of the grid, and this one's rank.
 struct Cluster {
@@ -36,6 +36,13 @@ struct Statistics {
 // Maximum of nonnegative numbers; a NaN is larger than all others.
 __device__ __forceinline__ float larger(float a, float b) {
   return __uint_as_float(max(__float_as_uint(a), __float_as_uint(b)));
+}
+
+// Maximum of one and of another number's magnitude, with the same order.
+__device__ __forceinline__ float larger_magnitude(float most, float value) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(most), "f"(fabsf(value)));
+  return result;
 }
 
 // All lanes of a warp together get the same bits.

@@ -13,9 +13,6 @@ struct Elements {
   static __device__ __forceinline__ float at(const Pack<BYTES>& pack, int i) {
     return wide(reinterpret_cast<const T*>(&pack)[i]);
   }
-  static __device__ __forceinline__ void set(Pack<BYTES>& pack, int i, float value) {
-    reinterpret_cast<T*>(&pack)[i] = Narrow<T>::of(value);
-  }
 };
 
 // The compiler widens the elements again where they are used next: wide ones would occupy twice the registers.
@@ -81,16 +78,17 @@ enum Scaling { NOT_QUANTIZED, TENSOR, ROW, GROUPS };
 #define TILESCALE_LARGEST 448.f  // of float8_e4m3
 #define TILESCALE_LEAST 1e-12f  // lower bound of the largest magnitude
 
-// The scale of elements, from their largest magnitude.
+// The scale of elements, from their largest magnitude. (Divisions take longer than what else follows the sum.)
 __device__ __forceinline__ float scale_of(float most, bool power) {
-  const float scale = (most < TILESCALE_LEAST ? TILESCALE_LEAST : most) / TILESCALE_LARGEST;
+  const float scale = (most < TILESCALE_LEAST ? TILESCALE_LEAST : most) * (1 / TILESCALE_LARGEST);
   const unsigned fraction = 0x7fffff;
   return power && scale == scale ? __uint_as_float((__float_as_uint(scale) + fraction) & ~fraction) : scale;
 }
 
-// One over it.
+// One over it: for a power of two, the one with the opposite exponent.
 __device__ __forceinline__ float inverse_scale(float most, bool power) {
-  return power ? 1 / scale_of(most, true) : TILESCALE_LARGEST / (most < TILESCALE_LEAST ? TILESCALE_LEAST : most);
+  const float scale = scale_of(most, power);
+  return power && scale == scale ? __uint_as_float(0x7f000000 - __float_as_uint(scale)) : __fdividef(1, scale);
 }
 
 // The scales of a row's groups from `first` on, of which this block has `columns` columns: as float32, or as exponents
@@ -110,11 +108,12 @@ __device__ __forceinline__ void write_scales(const Exchange& x, int row, int fir
 // Float8 elements; `value(i)` is one.
 template <int COUNT, typename Value>
 __device__ __forceinline__ Pack<COUNT> float8s(Value value) {
+  auto two = [&](int i) -> unsigned {
+    return __nv_cvt_float2_to_fp8x2(make_float2(value(i), value(i + 1)), __NV_SATFINITE, __NV_E4M3);
+  };
   Pack<COUNT> pack;
 #pragma unroll
-  for (int i = 0; i < COUNT; i += 2)
-    reinterpret_cast<unsigned short*>(&pack)[i / 2] =
-        __nv_cvt_float2_to_fp8x2(make_float2(value(i), value(i + 1)), __NV_SATFINITE, __NV_E4M3);
+  for (int i = 0; i < COUNT; i += 4) pack.words[i / 4] = two(i) | two(i + 2) << 16;
   return pack;
 }
 
@@ -144,6 +143,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
   if (SCALING == GROUPS) of_groups.clear(0);
   const OfCluster of_cluster(own);  // the others' maxima follow its barrier
   const int columns = static_cast<int>(x.bytes) / SIZE;
+  const float per_column = 1.f / columns;
   const ThreadUnits<Form, SIZE, ALIGNED> part(x, own.block);
   auto read_units = [&](const char* row, Data(&data)[UNITS]) {
 #pragma unroll
@@ -161,13 +161,13 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
 #pragma unroll
     for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), set, unit, data);
   };
+  auto message = [&](int turn, int u) { return u < UNITS && part.unit(u) >= 0 ? turn * part.units + part.unit(u) : -1; };
   // The local data of a row, number `turn` of this cluster.
   auto send_next = [&](int row, int turn) {
     if (row >= x.rows || (TWICE && sums(row))) return;
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
-      if (part.unit(u) < 0) continue;
-      const int unit = turn * part.units + part.unit(u);
+      const int unit = message(turn, u);
       if (TWICE)
         by.send(row % RANKS, 0, unit, next[u]);
       else
@@ -194,36 +194,31 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
     Statistics statistics = {0, 0};
 #pragma unroll
     for (int first = 0; first < UNITS; first += AT_ONCE) {
-      auto message = [&](int i) {
-        const int unit = first + i < UNITS ? part.unit(first + i) : -1;
-        return unit < 0 ? -1 : turn * part.units + unit;
-      };
+      auto unit_of = [&](int i) { return message(turn, first + i); };
       // Threads with missing peers continue to the sum with the others, and write nothing.
       if (sums(row)) {
         // Of the other ranks, in order.
         Data given[AT_ONCE][RANKS - 1];
-        here = by.receive_several(0, message, [&](int i) { return i < x.rank ? i : i + 1; }, given) && here;
+        here = by.receive_several(0, unit_of, [&](int i) { return i < x.rank ? i : i + 1; }, given) && here;
 #pragma unroll
         for (int i = 0; i < AT_ONCE && first + i < UNITS; ++i) {
           Data parts[RANKS], &sum = mine[first + i];
 #pragma unroll
           for (int r = 0; r < RANKS; ++r)
             parts[r] = r < x.rank ? given[i][r < RANKS - 1 ? r : 0] : given[i][r > 0 ? r - 1 : 0];
-          sum = reduced<T, SUM>(parts, sum, x.rank);
-#pragma unroll
-          for (int e = 0; e < In::COUNT; ++e) In::set(sum, e, In::at(sum, e) + In::at(added[first + i], e));
+          const Data total = reduced<T, SUM>(parts, sum, x.rank);
+          sum = narrow<T, Form::BYTES>([&](int e) { return In::at(total, e) + In::at(added[first + i], e); });
         }
       } else {
         Data given[AT_ONCE][1];
-        here = by.receive_several(1, message, [&](int) { return row % RANKS; }, given) && here;
+        here = by.receive_several(1, unit_of, [&](int) { return row % RANKS; }, given) && here;
 #pragma unroll
         for (int i = 0; i < AT_ONCE && first + i < UNITS; ++i) mine[first + i] = given[i][0];
       }
 #pragma unroll
       for (int u = first; u < first + AT_ONCE && u < UNITS; ++u) {
-        const int unit = part.unit(u);
-        if (unit < 0) continue;
-        if (TWICE && sums(row) && here) send_all(1, turn * part.units + unit, mine[u]);
+        if (TWICE && sums(row)) send_all(1, here ? message(turn, u) : -1, mine[u]);
+        if (part.unit(u) < 0) continue;
 #pragma unroll
         for (int e = 0; e < In::COUNT; ++e) {
           const float y = In::at(mine[u], e);  // 0 beyond the row
@@ -248,7 +243,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
         for (int p = 0; p < PIECES; ++p) {
           if (!part.has(u, p * PIECE)) continue;
 #pragma unroll
-          for (int e = 0; e < IN_PIECE; ++e) most[p] = larger(most[p], fabsf(weighted(u, p * IN_PIECE + e)));
+          for (int e = 0; e < IN_PIECE; ++e) most[p] = larger_magnitude(most[p], weighted(u, p * IN_PIECE + e));
         }
         const int group = part.group(u, 0);
         const bool same = group == part.group(u, PIECES - 1);
@@ -262,7 +257,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
     statistics = of_cluster.template all<SCALING == ROW>(statistics, ++sums_made);
     float mean = 0;
     if constexpr (CENTERED) {
-      mean = statistics.sum / columns;
+      mean = statistics.sum * per_column;
       statistics.sum = 0;
 #pragma unroll
       for (int u = 0; u < UNITS; ++u) {
@@ -276,7 +271,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
       if (x.bias != nullptr) read_units(x.bias, added);
       statistics = of_cluster.template all<false>(statistics, ++sums_made);
     }
-    const float scale = rsqrtf(statistics.sum / columns + x.eps);
+    const float scale = rsqrtf(statistics.sum * per_column + x.eps);
     if (SCALING == NOT_QUANTIZED || x.normed != nullptr) {
       auto value = [&](int u, int e) {
         return CENTERED ? (In::at(mine[u], e) - mean) * scale * factor(u, e) + In::at(added[u], e)
@@ -284,9 +279,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
       };
 #pragma unroll
       for (int u = 0; u < UNITS; ++u) {
-        Data normed;
-#pragma unroll
-        for (int e = 0; e < In::COUNT; ++e) In::set(normed, e, value(u, e));
+        const Data normed = narrow<T, Form::BYTES>([&](int e) { return value(u, e); });
         if (here) part.write(x.normed + at, u, normed);
       }
     }
@@ -308,7 +301,8 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
           if (!here || !part.has(u, p * PIECE)) continue;
           const float by = scale * (SCALING == TENSOR ? 1 / *x.scales : inverse_scale(largest(part.group(u, p)), x.power));
           const int column = part.at(u) / SIZE + p * IN_PIECE;
-          write<IN_PIECE, 1, ALIGNED>(quantized + part.begin / SIZE + column, part.bytes / SIZE - column,
+          const int left = ALIGNED ? IN_PIECE : part.bytes / SIZE - column;
+          write<IN_PIECE, 1, ALIGNED>(quantized + part.begin / SIZE + column, left,
                                       float8s<IN_PIECE>([&](int e) { return weighted(u, p * IN_PIECE + e) * by; }));
         }
       }

@@ -108,9 +108,7 @@ struct ByRounds {
       for (int e = 0; e < ELEMENTS; ++e)
         total[e] = combined<OP>(total[e], wide(reinterpret_cast<const T*>(&next)[e]));
     }
-#pragma unroll
-    for (int e = 0; e < ELEMENTS; ++e) reinterpret_cast<T*>(&first)[e] = Narrow<T>::of(total[e]);
-    return first;
+    return narrow<T, UNIT_BYTES>([&](int e) { return total[e]; });
   }
   // All threads, last of all.
   __device__ __forceinline__ void end() const {

@@ -12,10 +12,12 @@ enum { SHORT_SLOTS = 2, PIECE = 8 };  // slots of a sender; bytes of data that a
 struct InWords {
   enum { THREADS = 1, BYTES = 8, DATA = 8 };  // threads of a flag; maximum data bytes of a thread, and of all
   typedef Alone Any;
-  static __device__ __forceinline__ void store(Words* at, Pack<BYTES> pack, unsigned number) {
-    store_words(at, numbered(pack.words[0], pack.words[1], number));
+  static __device__ __forceinline__ void store(Words* at, Pack<BYTES> pack, unsigned number, bool exists) {
+    if (exists) store_words(at, numbered(pack.words[0], pack.words[1], number));
   }
-  static __device__ __forceinline__ Words load(const Words* at) { return load_words(at); }
+  static __device__ __forceinline__ Words load(const Words* at, bool exists) {
+    return exists ? load_words(at) : Words{0, 0};
+  }
   static __device__ __forceinline__ bool have(Words words, unsigned number) { return tilescale::have(words, number); }
   static __device__ __forceinline__ unsigned number(Words words) { return static_cast<unsigned>(words.first >> 32); }
   static __device__ __forceinline__ Pack<BYTES> data(Words words) {
@@ -23,16 +25,16 @@ struct InWords {
   }
 };
 
-// The number once in a line.
+// The number once in a line. All threads of a warp call these functions together.
 struct InLines {
   enum { THREADS = LINE_THREADS, BYTES = 16, DATA = BYTES * LINE_THREADS - PIECE };
   struct Any {
-    __device__ __forceinline__ bool operator()(bool mine) const { return any_of_line(mine); }
+    __device__ __forceinline__ bool operator()(bool mine) const { return any_of_warp(mine); }
   };
-  static __device__ __forceinline__ void store(Words* at, Pack<BYTES> pack, unsigned number) {
-    store_line(at, *reinterpret_cast<const Words*>(&pack), number);
+  static __device__ __forceinline__ void store(Words* at, Pack<BYTES> pack, unsigned number, bool exists) {
+    store_line(at, *reinterpret_cast<const Words*>(&pack), number, exists);
   }
-  static __device__ __forceinline__ Words load(const Words* at) { return load_line(at); }
+  static __device__ __forceinline__ Words load(const Words* at, bool exists) { return load_line(at, exists); }
   static __device__ __forceinline__ bool have(Words words, unsigned wanted) { return number(words) == wanted; }
   static __device__ __forceinline__ unsigned number(Words words) { return number_of_line(words); }
   static __device__ __forceinline__ Pack<BYTES> data(Words words) {
@@ -41,7 +43,7 @@ struct InLines {
 };
 
 // A unit is one thread's store: its position in a part, and that of the first thread's unit in its group of threads
-// sharing a flag, for which all make the same decisions.
+// sharing a flag, for which all make the same decisions. A negative one does not exist, and is beyond all parts.
 template <typename Form>
 struct Place {
   int first, at, room;
@@ -51,6 +53,7 @@ struct Place {
     first = units / Form::THREADS * Form::DATA;
     at = first + number * Form::BYTES;
     room = number == Form::THREADS - 1 ? Form::DATA - number * Form::BYTES : Form::BYTES;
+    if (unit < 0) first = 0x7fffffff, room = 0;
   }
 };
 
@@ -94,16 +97,20 @@ struct Short {
     return reinterpret_cast<Words*>(group.message(sender, receiver, number, SHORT_SLOTS, set)) +
            (unit - share.begin * Form::THREADS);
   }
+  // All threads of a warp, here and in the following functions; nothing is sent for a negative unit.
   __device__ __forceinline__ void send(int peer, int set, i64 unit, Data data) const {
-    Form::store(words(x.rank, peer, set, unit), data, number);
+    Form::store(words(x.rank, peer, set, unit), data, number, unit >= 0);
   }
   // Whether a unit is one of the first ones of the share.
   __device__ __forceinline__ bool is_first(i64 unit) const { return unit < (share.begin + 1) * Form::THREADS; }
-  // Every unit of the share, by one thread each.
+  // Every unit of the share, by one thread each; -1 for threads without one.
   template <typename Body>
   __device__ __forceinline__ void each_unit(Body body) const {
     i64 begin = share.begin * Form::THREADS, end = share.end * Form::THREADS;
-    for (i64 unit = begin + threadIdx.x; unit < end; unit += blockDim.x) body(unit, Place<Form>(unit));
+    for (i64 first = begin; first < end; first += blockDim.x) {
+      const i64 unit = first + threadIdx.x < end ? first + threadIdx.x : -1;
+      body(unit, Place<Form>(unit));
+    }
   }
   // The unit that each peer has sent, for those that `wanted(rank)`; other elements of `given` are unchanged. False: a
   // wait failed.
@@ -117,32 +124,35 @@ struct Short {
   __device__ __forceinline__ bool receive_several(int set, UnitOf unit_of, SenderOf sender_of,
                                                   Data (&given)[COUNT][SENDERS]) const {
     Words found[COUNT][SENDERS];
+    const typename Form::Any any;
     auto comes = [&](int i, int s) { return unit_of(i) >= 0 && sender_of(s) >= 0; };
     auto here = [&] {
-      bool all = true;
+      bool missing = false;
 #pragma unroll
       for (int i = 0; i < COUNT; ++i)
 #pragma unroll
         for (int s = 0; s < SENDERS; ++s)
-          if (comes(i, s)) found[i][s] = Form::load(words(sender_of(s), x.rank, set, unit_of(i)));
+          found[i][s] = Form::load(words(sender_of(s), x.rank, set, unit_of(i)), comes(i, s));
 #pragma unroll
       for (int i = 0; i < COUNT; ++i)
 #pragma unroll
         for (int s = 0; s < SENDERS; ++s)
-          if (comes(i, s)) all = Form::have(found[i][s], number) && all;
-      return all;
+          missing = (!Form::have(found[i][s], number) && comes(i, s)) || missing;
+      return !any(missing);
     };
     // The next set has the results of a set, with a longer limit: a rank that misses a message of the first set must
     // fail first, and name the sender.
-    Outcome outcome = await(here, 2 * (1 + set) * x.limit, x.report, typename Form::Any());
+    Outcome outcome = await(here, 2 * (1 + set) * x.limit, x.report, any);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
 #pragma unroll
       for (int s = 0; s < SENDERS; ++s) {
-        if (!comes(i, s)) continue;
-        if (outcome == LATE && !Form::have(found[i][s], number))
-          report_absent(x.report, x.site, sender_of(s), number, Form::number(found[i][s]));
-        given[i][s] = Form::data(found[i][s]);
+        if (outcome == LATE) {
+          const bool have = Form::have(found[i][s], number);
+          const unsigned seen = Form::number(found[i][s]);
+          if (!have && comes(i, s)) report_absent(x.report, x.site, sender_of(s), number, seen);
+        }
+        if (comes(i, s)) given[i][s] = Form::data(found[i][s]);
       }
     return outcome == READY;
   }
@@ -162,7 +172,7 @@ struct Short {
         int peer = group.peer(i);
         i64 size = group.size(peer);
         if (!SAME) data = read_unit<Form, ELEMENT, ALIGNED>(x.source + peer * x.source_step, size, place);
-        if (size > place.first) send(peer, 0, unit, data);
+        send(peer, 0, size > place.first ? unit : -1, data);
       }
     });
   }
@@ -191,12 +201,12 @@ __device__ __forceinline__ void reduce_twice_short(const Exchange& x) {
   const i64 own = x.rank * x.bytes, size = by.group.size(x.rank);
   by.template send_parts<sizeof(T), ALIGNED, false>();
   by.each_unit([&](i64 unit, Place<Form> place) {
-    if (size <= place.first) return;
+    const i64 summed = size > place.first ? unit : -1;
     Pack<Form::BYTES> given[RANKS], mine = read_unit<Form, sizeof(T), ALIGNED>(x.source + own, size, place);
-    if (!by.receive(0, unit, [](int) { return true; }, given)) return;
+    if (!by.receive(0, summed, [](int) { return true; }, given)) return;
     Pack<Form::BYTES> sum = reduced<T, OP>(given, mine, x.rank);
 #pragma unroll
-    for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), 1, unit, sum);
+    for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), 1, summed, sum);
     write_unit<Form, sizeof(T), ALIGNED>(x.target + own, size, place, sum);
   });
   by.each_unit([&](i64 unit, Place<Form> place) {
@@ -238,11 +248,10 @@ __device__ __forceinline__ void broadcast_short(const Exchange& x) {
   const Short<Form, RANKS> by(x);
   const bool root = x.rank == x.root;
   by.each_unit([&](i64 unit, Place<Form> place) {
-    if (!root && !by.is_first(unit)) return;
     Pack<Form::BYTES> data = {};
     if (root) data = read_unit<Form, ELEMENT, ALIGNED>(x.source, x.bytes, place);
 #pragma unroll
-    for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), 0, unit, data);
+    for (int i = 0; i < RANKS - 1; ++i) by.send(by.group.peer(i), 0, root || by.is_first(unit) ? unit : -1, data);
   });
   by.each_unit([&](i64 unit, Place<Form> place) {
     Pack<Form::BYTES> given[RANKS];

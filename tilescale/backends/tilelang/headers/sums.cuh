@@ -19,26 +19,51 @@ __device__ __forceinline__ T wide(T value) {
   return value;
 }
 
+// Two adjacent elements, rounded: one instruction for types of 16 bits, where one element takes as long.
 template <typename T>
 struct Narrow {
   template <typename W>
-  static __device__ __forceinline__ T of(W value) { return static_cast<T>(value); }
+  static __device__ __forceinline__ void pair(T* into, W first, W second) {
+    into[0] = static_cast<T>(first), into[1] = static_cast<T>(second);
+  }
 };
 template <>
 struct Narrow<__half> {
-  static __device__ __forceinline__ __half of(float value) { return __float2half_rn(value); }
+  static __device__ __forceinline__ void pair(__half* into, float first, float second) {
+    *reinterpret_cast<__half2*>(into) = __floats2half2_rn(first, second);
+  }
 };
 template <>
 struct Narrow<__nv_bfloat16> {
-  static __device__ __forceinline__ __nv_bfloat16 of(float value) { return __float2bfloat16_rn(value); }
+  static __device__ __forceinline__ void pair(__nv_bfloat16* into, float first, float second) {
+    *reinterpret_cast<__nv_bfloat162*>(into) = __floats2bfloat162_rn(first, second);
+  }
 };
+
+// Elements, rounded; `value(i)` is one.
+template <typename T, int BYTES, typename Value>
+__device__ __forceinline__ Pack<BYTES> narrow(Value value) {
+  constexpr int COUNT = BYTES / static_cast<int>(sizeof(T));
+  Pack<BYTES> pack;
+  T* into = reinterpret_cast<T*>(&pack);
+  if constexpr (COUNT == 1) *into = static_cast<T>(value(0));
+#pragma unroll
+  for (int i = 0; i + 1 < COUNT; i += 2) Narrow<T>::pair(into + i, value(i), value(i + 1));
+  return pack;
+}
+
+// A value as an element has it.
+template <typename T>
+__device__ __forceinline__ float rounded(float value) {
+  alignas(2 * sizeof(T)) T pair[2];
+  Narrow<T>::pair(pair, value, value);
+  return wide(pair[0]);
+}
 
 // The combination of all ranks' packs: `packs`, with this one's, `mine`.
 template <typename T, int OP, int RANKS, int BYTES>
 __device__ __forceinline__ Pack<BYTES> reduced(const Pack<BYTES> (&packs)[RANKS], const Pack<BYTES>& mine, int rank) {
-  Pack<BYTES> result;
-#pragma unroll
-  for (int i = 0; i < BYTES / static_cast<int>(sizeof(T)); ++i) {
+  return narrow<T, BYTES>([&](int i) {
     auto of = [&](int r) {
       Pack<BYTES> pack = r == rank ? mine : packs[r];
       return wide(reinterpret_cast<const T*>(&pack)[i]);
@@ -46,9 +71,8 @@ __device__ __forceinline__ Pack<BYTES> reduced(const Pack<BYTES> (&packs)[RANKS]
     auto total = of(0);
 #pragma unroll
     for (int r = 1; r < RANKS; ++r) total = combined<OP>(total, of(r));
-    reinterpret_cast<T*>(&result)[i] = Narrow<T>::of(total);
-  }
-  return result;
+    return total;
+  });
 }
 
 }  // namespace tilescale
