@@ -21,7 +21,15 @@ import pytest
 import torch
 
 from tilescale.backends.cuda.headers import header
-from tilescale.backends.cuda.running.collectives import LAUNCHERS, exchanges, kernels, normalised, rounds, unequal
+from tilescale.backends.cuda.running.collectives import (
+    LAUNCHERS,
+    exchanges,
+    float8_lines,
+    kernels,
+    normalised,
+    rounds,
+    unequal,
+)
 from tilescale.backends.cuda.running.collectives.setting import Operands, PlacedCollective
 from tilescale.backends.cuda.running.collectives.workspaces import MessageWorkspaces
 from tilescale.backends.cuda.running.steps import StreamWork, run
@@ -186,9 +194,9 @@ class Ranks:
         memory = torch.zeros(self.size, STRIDE, dtype=torch.uint8)
         self.reports = torch.zeros(self.size, 8, dtype=torch.int64)
         self.limit_ns = LIMIT_NS
-        for module in (exchanges, rounds, unequal):
+        for module in (exchanges, float8_lines, rounds, unequal):
             patch.setattr(module, "THREADS", THREADS)
-        for module in (exchanges, rounds, unequal, normalised):
+        for module in (exchanges, float8_lines, rounds, unequal, normalised):
             patch.setattr(module, "launch", self._launch)
             patch.setattr(module, "functions", lambda code, kernel, device: library.functions(kernel))
         patch.setattr(rounds, "shape_of", lambda machine, level, units, sizes: (len(units),))
@@ -197,7 +205,8 @@ class Ranks:
         patch.setattr(exchanges, "ROW_THREADS", THREADS)
         patch.setattr(exchanges, "ROW_UNITS", {2: 2, 3: 2})
         patch.setattr(normalised, "WHOLE", 4)
-        patch.setattr(exchanges, "WARP", 2)
+        for module in (exchanges, float8_lines):
+            patch.setattr(module, "WARP", 2)
         patch.setattr(exchanges, "SMALLEST_SLOT", 64)
         patch.setattr(exchanges, "LARGEST_SLOT", 256)
         self.owners = [self._owner(rank, Heap(memory, rank, shift)) for rank in range(self.size)]

@@ -106,7 +106,7 @@ def test_algorithms_on_tensors_are_those_that_are_able_in_the_order_of_the_table
         ("allreduce", "nccl"): (can,),
     }
     monkeypatch.setattr("tilescale.backends.tilelang.lowering.implemented.ON_TENSORS", table)
-    made = SimpleNamespace(name="allreduce", norm=None)
+    made = SimpleNamespace(name="allreduce", norm=None, wire=None)
     plain = available(made, CollectiveQuery("allreduce", TENSORS, "device", (0, 1)), None)
     assert plain.names == ("one_shot", "ring", "nccl") and plain.on_request == {"ring"}
     # Operations without a function gather, and apply the function afterwards.

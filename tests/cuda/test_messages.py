@@ -83,7 +83,7 @@ def stand(
     name: str, dtype: str = "bfloat16", op: str = "sum", level: str = "device", axis: int = 0
 ) -> PlacedCollective:
     reduction = {"reduction": op} if name in ("allreduce", "reduce_scatter") else {}  # others have none to ask for
-    made = SimpleNamespace(name=name, level=level, axis=axis, call=None, norm=None, **reduction)
+    made = SimpleNamespace(name=name, level=level, axis=axis, call=None, norm=None, wire=None, **reduction)
     return PlacedCollective(made, None, dtype, None, lambda: None)
 
 

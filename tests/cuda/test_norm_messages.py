@@ -98,7 +98,7 @@ def job(
         norm = SimpleNamespace(
             eps=EPS, columns=columns, scaling=scaling, offset=offset, power=power, packed=packed, centered=centered
         )
-        collective = SimpleNamespace(name="allreduce", level="device", call=None, reduction="sum", norm=norm)
+        collective = SimpleNamespace(name="allreduce", level="device", call=None, reduction="sum", norm=norm, wire=None)
         return made, made.collective(PlacedCollective(collective, None, dtype, None, lambda: None), algorithm)
 
     make.form = request.param

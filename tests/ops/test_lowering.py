@@ -254,7 +254,7 @@ OPERATORS = {
     "reduce_scatter": made("whole_tensors", "program", 2, "reduce_scatter", "bfloat16", "direct"),
     "sum": made("whole_tensors", "sum_program", 2, "bfloat16", "sum", "two_shot"),
     "broadcast": made("whole_tensors", "broadcast_program", 2, 1, "direct"),
-    "float8 on the wire": made("float8_wire", "program", 2, 132, 2, "all_reduce", "bfloat16"),
+    "float8 on the wire": made("whole_tensors", "sum_program", 2, "bfloat16", "sum", "two_shot", "float8_e4m3fn"),
     "all_to_all": made("all_to_all", "program", 4, 512, "bfloat16", 4096, False),
     "all_to_all_v": made("all_to_all_v", "program", 2, "bfloat16"),
     "norm": made("all_reduce_rms_norm", "program", 2, 4096, "bfloat16", True, 1e-5, "one_shot"),

@@ -39,6 +39,7 @@ from tilescale.program.ops import (
     COMBINE,
     REDUCE_SCATTER,
 )
+from tilescale.program.wire import WIDE, WIRE
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +66,12 @@ def _done_in_order(collective: Callable[P, R]) -> Callable[P, R]:
 
 @_done_in_order
 def allreduce(
-    *tiles: Any, op: str | None = None, fn: Callable | None = None, out: Any = None, impl: str | None = None
+    *tiles: Any,
+    op: str | None = None,
+    fn: Callable | None = None,
+    out: Any = None,
+    impl: str | None = None,
+    wire: str | None = None,
 ) -> ir.Call:
     """Combine tiles over the units of the level, in place or into `out`: afterwards every unit has the result.
 
@@ -80,6 +86,8 @@ def allreduce(
             type. The tensor is then unchanged.
         impl: an algorithm that docs/collectives.md has for it, e.g. "one_shot", "ring" or "nccl"; left out, the machine
             model chooses.
+        wire: with `out`, "float8_e4m3fn": floats are sent in this type, and sums, by impl="two_shot". 120 consecutive
+            floats of a unit's part share a scale, a power of two. All units get the same bits.
 
     Raises:
         CollectiveNotReachedError: a condition around it differs between the units.
@@ -87,7 +95,7 @@ def allreduce(
         ShapeError: with `fn`, tiles that do not belong together; an `out` of another shape.
         PhaseError: `out` where programs execute.
         UsageError: several tiles without `fn`, `op` or `out` together with `fn`, an unknown op, an impl
-            that there is not at this level.
+            that there is not at this level; `wire` of integers, of another op than "sum", or without `out`.
     """
     context = Context("T.allreduce")
     alone = op is not None or out is not None
@@ -99,7 +107,9 @@ def allreduce(
             where=here(),
         )
     if out is not None:
-        return _allreduce_into(context, tiles[0], out, check_reduction(op or "sum"), impl)
+        return _allreduce_into(context, tiles[0], out, check_reduction(op or "sum"), impl, wire)
+    if wire is not None:
+        raise UsageError(f"{context.name}(wire={wire!r}) in place", hint="T.allreduce(x, out=y, wire=)", where=here())
     regions = [region_of(context, tile, "rw") for tile in tiles]
     level = entered(context, impl)
     if fn is None:
@@ -108,7 +118,7 @@ def allreduce(
     return trace.call(ALLREDUCE, *regions, _combine(fn, regions), level=level.name, impl=impl)
 
 
-def _allreduce_into(context: Context, src: Any, out: Any, op: str, impl: str | None) -> ir.Call:
+def _allreduce_into(context: Context, src: Any, out: Any, op: str, impl: str | None, wire: str | None) -> ir.Call:
     """An all-reduce from one whole tensor to another."""
     regions = _from_to(context, src, out)
     check_whole_tensors(context)
@@ -117,31 +127,44 @@ def _allreduce_into(context: Context, src: Any, out: Any, op: str, impl: str | N
         raise ShapeError(
             f"T.allreduce of {tuple(a)} with an out of {tuple(b)}", hint="both have the same shape", where=here()
         )
-    return trace.call(ALLREDUCE, *regions, level=entered(context, impl).name, op=op, impl=impl)
+    impl = _check_wire(context, wire, regions[0], impl, "two_shot", op)
+    return trace.call(ALLREDUCE, *regions, level=entered(context, impl).name, op=op, impl=impl, wire=wire)
 
 
 @_done_in_order
-def reduce_scatter(src: Any, dst: Any, op: str = "sum", dim: int = 0, impl: str | None = None) -> ir.Call:
+def reduce_scatter(
+    src: Any, dst: Any, op: str = "sum", dim: int = 0, impl: str | None = None, wire: str | None = None
+) -> ir.Call:
     """Combine `src` over the units and leave each its share: dst of rank r is part r, along `dim`, of the result.
 
     Args:
         src, dst: tiles of one type whose shapes agree but for `dim`, where src has size times the extent of dst.
         op: "sum", "max", "min" or "prod", as for `T.allreduce`.
         impl: an algorithm, e.g. "direct", "ring" or "nccl".
+        wire: as for `T.allreduce`, of whole tensors, by impl="direct". This unit's contribution is exact.
 
     Raises:
         ShapeError: the shapes do not fit.
         CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`.
+        PhaseError: `wire` where programs execute.
     """
     context = Context("T.reduce_scatter")
     regions = _from_to(context, src, dst)
+    impl = _check_wire(context, wire, regions[0], impl, "direct", op)
     level = entered(context, impl)
     axis = _check_parts(context, level, dim, whole=regions[0], part=regions[1])
-    return trace.call(REDUCE_SCATTER, *regions, level=level.name, op=check_reduction(op), dim=axis, impl=impl)
+    notes = {"level": level.name, "op": check_reduction(op), "dim": axis, "impl": impl, "wire": wire}
+    return trace.call(REDUCE_SCATTER, *regions, **notes)
 
 
 def all_gather(
-    src: Any, dst: Any = None, dim: int = 0, impl: str | None = None, signal: Any = None, chunk: int | None = None
+    src: Any,
+    dst: Any = None,
+    dim: int = 0,
+    impl: str | None = None,
+    signal: Any = None,
+    chunk: int | None = None,
+    wire: str | None = None,
 ) -> ir.Call:
     """Join the units' tiles: afterwards dst, on every unit, has part r from rank r along `dim`.
 
@@ -160,13 +183,20 @@ def all_gather(
         signal: integers (size, chunks) in device memory, or such a slice, flags[i, ...]: [r, c] of a unit grows by 1
             when chunk c of rank r's part has arrived there, this unit's part included.
         chunk: with `signal`, rows of a chunk; the last one may have fewer. Left out, a part is one chunk.
+        wire: without `signal`, as for `T.allreduce`, of whole tensors, by impl="direct".
 
     Raises:
         ShapeError: the shapes do not fit.
-        PhaseError: `signal` where programs execute.
+        PhaseError: `signal` or `wire` where programs execute.
         CollectiveNotReachedError, NoPathError, UsageError: as for `T.allreduce`; `chunk` without `signal`, or flags
             that are not a tensor.
     """
+    if wire is not None and (signal is not None or dst is None):
+        raise UsageError(
+            f"T.all_gather(wire={wire!r}) {'without dst' if dst is None else 'with signal'}",
+            hint="T.all_gather(part, whole, wire=)",
+            where=here(),
+        )
     if signal is not None or chunk is not None:
         return _started(Context("T.all_gather"), ALL_GATHER, src, dst, dim, impl, signal, chunk)
     context = Context("T.all_gather")
@@ -181,9 +211,10 @@ def all_gather(
             )
         return trace.call(ALL_GATHER, *regions, level=level.name, impl=impl)
     regions = _from_to(context, src, dst)
+    impl = _check_wire(context, wire, regions[0], impl, "direct")
     level = entered(context, impl)
     axis = _check_parts(context, level, dim, whole=regions[1], part=regions[0])
-    return trace.call(ALL_GATHER, *regions, level=level.name, dim=axis, impl=impl)
+    return trace.call(ALL_GATHER, *regions, level=level.name, dim=axis, impl=impl, wire=wire)
 
 
 def _started(
@@ -318,6 +349,23 @@ def check_whole_tensors(context: Context) -> None:
         hint=f"write it inside T.Scale({owner!r}), outside of T.Scale({context.program.name!r})",
         where=here(),
     )
+
+
+def _check_wire(
+    context: Context, wire: str | None, source: ir.Call, impl: str | None, only: str, op: str = "sum"
+) -> str | None:
+    """The algorithm of a collective that sends floats as `wire`; `impl` where it sends them as they are."""
+    if wire is None:
+        return impl
+    check_whole_tensors(context)
+    dtype = str(ir.region_parts(source)[0].dtype)
+    if wire != WIRE or op != "sum" or dtype not in WIDE or impl not in (None, only):
+        raise UsageError(
+            f"{context.name} of {dtype}, op={op!r}, impl={impl!r}, wire={wire!r}",
+            hint=f"supported: wire={WIRE!r} of {', '.join(WIDE)}, with op='sum' and impl={only!r}",
+            where=here(),
+        )
+    return only
 
 
 def _axis(context: Context, dim: int, shape: list[Any]) -> int:

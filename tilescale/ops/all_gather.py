@@ -26,7 +26,7 @@ def all_gather(
         dim: along which they are joined.
         out: the result's memory, where no gradients are recorded. Contiguous, and with dim 0 and parts of whole 16
             bytes, it is written without a copy.
-        wire: None, or "float8_e4m3fn": numbers are sent in float8, each 128 of a part with a scale; see
+        wire: None, or "float8_e4m3fn": numbers are sent in float8, each 120 of a part with a scale; see
             docs/operators/float8.md for the error. bfloat16, float16 and float32, ranks of one node.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 

@@ -39,7 +39,7 @@ def all_reduce(
             around as PyTorch's.
         op: "sum", "max" or "min", element by element. A NaN of any rank stays.
         out: the result's memory, where no gradients are recorded; `a` itself for a sum in place.
-        wire: None, or "float8_e4m3fn" for a sum: parts and their sums are sent in float8, each 128 numbers with a
+        wire: None, or "float8_e4m3fn" for a sum: parts and their sums are sent in float8, each 120 numbers with a
             scale; see docs/operators/float8.md for the error. bfloat16, float16 and float32, ranks of one node.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 

@@ -27,7 +27,7 @@ def reduce_scatter(
         a: of the same shape on all ranks; the extent of `dim` is a multiple of their number.
         dim: along which the sum is cut.
         out: the result's memory, as for `all_gather`.
-        wire: None, or "float8_e4m3fn": numbers are sent in float8, each 128 of a part with a scale; see
+        wire: None, or "float8_e4m3fn": numbers are sent in float8, each 120 of a part with a scale; see
             docs/operators/float8.md for the error. bfloat16, float16 and float32, ranks of one node.
         group: a process group, a slice of a DeviceMesh, or None for all ranks of the job.
 

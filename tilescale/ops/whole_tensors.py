@@ -156,7 +156,7 @@ def _moved(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return flat if flat.dtype is dtype else flat.view(dtype)
 
 
-def program(size: int, name: str, dtype: str, impl: str | None) -> Any:
+def program(size: int, name: str, dtype: str, impl: str | None, wire: str | None = None) -> Any:
     """A collective from one whole tensor to another."""
     part = T.dynamic("elements")
     source = part if name == "all_gather" else size * part
@@ -167,11 +167,11 @@ def program(size: int, name: str, dtype: str, impl: str | None) -> Any:
         with T.Kernel(device=size):
             with T.Scale("device"):
                 if name == "all_gather":
-                    T.all_gather(X, Y, impl=impl)
+                    T.all_gather(X, Y, impl=impl, wire=wire)
                 elif name == "all_to_all":
                     T.all_to_all(X, Y, impl=impl)
                 else:
-                    T.reduce_scatter(X, Y, impl=impl)
+                    T.reduce_scatter(X, Y, impl=impl, wire=wire)
 
     return whole_tensors
 
@@ -189,7 +189,7 @@ def broadcast_program(size: int, root: int, impl: str | None) -> Any:
     return whole_broadcast
 
 
-def sum_program(size: int, dtype: str, op: str = "sum", impl: str | None = None) -> Any:
+def sum_program(size: int, dtype: str, op: str = "sum", impl: str | None = None, wire: str | None = None) -> Any:
     """The sum of whole tensors, or what else `op` names, which may be in place."""
     elements = T.dynamic("elements")
 
@@ -197,6 +197,6 @@ def sum_program(size: int, dtype: str, op: str = "sum", impl: str | None = None)
     def whole_sum(X: T.Tensor((elements,), dtype), Y: T.Tensor((elements,), dtype)):
         with T.Kernel(device=size):
             with T.Scale("device"):
-                T.allreduce(X, op=op, out=Y, impl=impl)
+                T.allreduce(X, op=op, out=Y, impl=impl, wire=wire)
 
     return whole_sum

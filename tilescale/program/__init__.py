@@ -4,6 +4,7 @@
     ops.py           the operations and markers, declared
     operations.py    typed views of calls of them
     norm.py          norm and quantization of an all-reduce's rows
+    wire.py          floats that are sent in a narrower type
     asynchronous.py  those of a unit's copy queue, and the layout of a collective's parts
     layout.py        layouts of tiles over units
     shares.py        how the programs of a cluster split the operands of a GEMM

@@ -225,6 +225,7 @@ class Collective:
         counts: the same as numbers, of all ranks: those of rank r to rank s at r * size + s.
         received: the tensor (size,) that gets how many rows have come from each rank.
         norm: the norm that an all-reduce applies to the rows of its result.
+        wire: the type in which floats are sent (wire.py); None for theirs.
     """
 
     call: ir.Call
@@ -243,6 +244,7 @@ class Collective:
     counts: tuple[int, ...] = ()
     received: ir.Call | None = None
     norm: Norm | None = None
+    wire: str | None = None
 
     @classmethod
     def of(cls, call: ir.Call) -> Collective:
@@ -278,6 +280,7 @@ class Collective:
             counts=counts,
             received=received,
             norm=norm,
+            wire=ir.attribute(call, "wire"),
         )
 
     @property

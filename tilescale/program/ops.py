@@ -65,17 +65,17 @@ INVOKE_ONE = register_op("tilescale.invoke_one")
 BARRIER = register_op("tilescale.barrier")
 """barrier(; level): all units of the level arrive before any leaves."""
 ALLREDUCE = register_op("tilescale.allreduce")
-"""allreduce(x[, out]; level, op, impl?): combine over the units of the level, in place or into `out`. Or allreduce(x,
-..., combine; level, impl?), in place. Or allreduce(x, out, weight, ...; level, op, norm, eps, offset, scaling?,
-power?, centered?): the residual is added to out, and further tiles get the norm of its rows; `norm` has the names of
-the tiles from the weight on (norm.py)."""
+"""allreduce(x[, out]; level, op, impl?, wire?): combine over the units of the level, in place or into `out`. Or
+allreduce(x, ..., combine; level, impl?), in place. Or allreduce(x, out, weight, ...; level, op, norm, eps, offset,
+scaling?, power?, centered?): the residual is added to out, and further tiles get the norm of its rows; `norm` has the
+names of the tiles from the weight on (norm.py)."""
 COMBINE = register_op("tilescale.combine", pure=True)
 """combine(a..., b..., result...): a traced combining function: its 2n variables and its n results."""
 REDUCE_SCATTER = register_op("tilescale.reduce_scatter")
-"""reduce_scatter(src, dst; level, op, dim, impl?): dst is this unit's share of the combination of all src."""
+"""reduce_scatter(src, dst; level, op, dim, impl?, wire?): dst is this unit's share of the combination of all src."""
 ALL_GATHER = register_op("tilescale.all_gather")
-"""all_gather(src[, dst[, flags]]; level, dim, impl?, chunk?): dst is all units' src joined along dim. With `flags`, a
-tensor (size, chunks), it is asynchronous: [r, c] is raised by 1 when chunk c of rank r's part is there."""
+"""all_gather(src[, dst[, flags]]; level, dim, impl?, chunk?, wire?): dst is all units' src joined along dim. With
+`flags`, a tensor (size, chunks), it is asynchronous: [r, c] is raised by 1 when chunk c of rank r's part is there."""
 ALL_TO_ALL = register_op("tilescale.all_to_all")
 """all_to_all(src, dst[, flags]; level, dim, impl?, chunk?, slots?): part j of src goes to unit j and becomes part `my
 rank` there. With `flags` it is asynchronous, as an all-gather."""

@@ -344,7 +344,7 @@ class _Writer:
     def _collective(self, made: Collective) -> str:
         text = self.text
         notes = [f"root={text.value(made.root)}"] if made.root is not None else []
-        for key in ("op", "dim", "impl", "chunk"):
+        for key in ("op", "dim", "impl", "chunk", "wire"):
             value = getattr(made, key)
             if value is not None and (key, value) not in (("dim", 0), ("op", "sum")):
                 notes.append(f"{key}={quoted(value) if isinstance(value, str) else value}")

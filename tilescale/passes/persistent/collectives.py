@@ -43,7 +43,7 @@ def tiles_of(made: Collective, stmt: ir.Stmt, launch: Launch, blocks: int) -> tu
         Declined: it stays a collective of the device.
     """
     where = location(stmt)
-    plain = made.impl is None and made.norm is None and made.combine is None and made.flags is None
+    plain = all(x is None for x in (made.impl, made.norm, made.combine, made.flags, made.wire))
     if made.name not in WHOLE or not plain:
         raise Declined(f"T.{made.name} of whole tensors has no form of tiles", where)
     units = ir.constant(dict(launch.extents)[made.level])

@@ -16,5 +16,6 @@
     remote.py       copies to and from a peer, signals, waits
     peer_atomics.py atomic additions at a peer; operations by one thread of a unit
     collectives.py pieces.py gathers.py     collectives: on tiles, by pieces; gathers by copy queues
+    float8_lines.py                         collectives that send float8
     unequal.py      all-to-all of unequal parts
 """

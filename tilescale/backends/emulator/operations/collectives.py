@@ -18,7 +18,7 @@ from tilescale.backends.emulator.interpret.closures import Closure
 from tilescale.backends.emulator.interpret.compiler import Compiler
 from tilescale.backends.emulator.interpret.regions import Region
 from tilescale.backends.emulator.interpret.registry import operation
-from tilescale.backends.emulator.operations import pieces
+from tilescale.backends.emulator.operations import float8_lines, pieces
 from tilescale.backends.emulator.operations.gathers import queued_collective
 from tilescale.backends.emulator.operations.remote import Peer
 from tilescale.collectives import TENSORS, TILES, Algorithm, RoundSchedule, records, select
@@ -176,6 +176,8 @@ def _allreduce(compiler: Compiler, call: ir.Call) -> Closure:
         return _allreduce_function(compiler, made, made.combine)
     if made.norm is not None:
         return _allreduce_norm(compiler, made, made.norm)
+    if made.wire is not None:
+        return _narrowed(compiler, made, float8_lines.allreduce)
     op, result = made.reduction, len(made.tiles) - 1
 
     def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
@@ -210,6 +212,16 @@ def _allreduce_norm(compiler: Compiler, made: Collective, norm: Norm) -> Closure
         return results
 
     return _collective(compiler, made, compute, lambda frame: brought, tiles)
+
+
+def _narrowed(compiler: Compiler, made: Collective, function: Callable[[list[np.ndarray], int], list]) -> Closure:
+    """A collective that sends floats in a narrower type."""
+    axis = made.dim or 0
+
+    def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
+        return [{1: result} for result in function([tile for tile, *_ in values], axis)]
+
+    return _collective(compiler, made, compute, lambda frame: 1)
 
 
 def _normalized(norm: Norm, rows: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
@@ -292,6 +304,8 @@ def _collapsed(tile: np.ndarray, like: np.ndarray) -> np.ndarray:
 @operation(ops.REDUCE_SCATTER.name)
 def _reduce_scatter(compiler: Compiler, call: ir.Call) -> Closure:
     made = Collective.of(call)
+    if made.wire is not None:
+        return _narrowed(compiler, made, float8_lines.reduce_scatter)
     op, axis = made.reduction, made.axis
 
     def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:
@@ -314,6 +328,8 @@ def _all_gather(compiler: Compiler, call: ir.Call) -> Closure:
             rendezvous(frame, level, "all_gather", where, None, lambda _: None, chosen.moves(frame, whole))
 
         return join
+    if made.wire is not None:
+        return _narrowed(compiler, made, float8_lines.all_gather)
     axis = made.axis
 
     def compute(frame: Frame, plan: RoundSchedule, values: Values) -> Results:

@@ -124,6 +124,7 @@ __device__ __noinline__ void report_absent(i64* report, int site, int peer, unsi
 template <int RANKS>
 struct Group {
   const Exchange& x;
+  int block = blockIdx.x;  // that the messages are of
 
   // The i-th peer: every rank begins with the next one, so that no two send to the same one.
   __device__ __forceinline__ int peer(int i) const {
@@ -149,12 +150,12 @@ struct Group {
   __device__ __forceinline__ i64 place(int sender, int receiver, unsigned number, int slots, int set) const {
     int row = sender > receiver ? sender - receiver - 1 : sender - receiver - 1 + RANKS;
     return ((set * slots + static_cast<int>(number % slots)) * static_cast<i64>(RANKS - 1) + row) * x.blocks +
-           blockIdx.x;
+           block;
   }
   // The number of the next message. It is never 0, the initial content of memory; odd and even ones alternate all the
   // same.
   __device__ __forceinline__ unsigned next() const {
-    unsigned number = *const_cast<const volatile unsigned*>(x.counts + blockIdx.x) + 1u;
+    unsigned number = *const_cast<const volatile unsigned*>(x.counts + block) + 1u;
     return number != 0 ? number : 2u;
   }
   // Bytes of a part.

@@ -32,6 +32,10 @@ from tilescale.errors import UnsupportedError
 from tilescale.program.effects import statements
 from tilescale.program.model import GridPhase, Program, location
 from tilescale.program.operations import Collective, operation
+from tilescale.settings import settings
+
+WHOLE_LINES = "whole-lines"
+"""The capability of a network that delivers a warp's store of a line atomically, as LL128 requires."""
 
 Requirement = Callable[[Collective, LoweringTarget], bool]
 
@@ -45,7 +49,8 @@ class Implementation:
         on_tiles: whether it is a grid of collectives on tiles; else the host starts it.
         by_kernel: whether the host starts a kernel that exchanges messages with those of the peers.
         on_request: whether it is used only where a program requests it.
-        normalises: whether it is for sums with normalized rows; else for all others.
+        normalises: whether it is for sums with normalized rows.
+        narrows: whether it is for collectives that send floats in a narrower type. Without both it is for all others.
     """
 
     able: Requirement
@@ -53,6 +58,7 @@ class Implementation:
     by_kernel: bool = False
     on_request: Requirement = lambda made, target: False
     normalises: bool = False
+    narrows: bool = False
 
 
 def _types(made: Collective) -> set[str]:
@@ -83,6 +89,13 @@ def _with_norm(made: Collective, target: LoweringTarget) -> bool:
     """Requires several devices, and rows of constant length: each thread of a kernel has a constant part of a row."""
     norm, several = made.norm, target.mesh.count(made.level) > 1
     return several and norm is not None and norm.columns is not None and _by_kernel(made, target)
+
+
+def _by_lines(made: Collective, target: LoweringTarget) -> bool:
+    """Requires a network that delivers a warp's store of a line as a whole, or one device."""
+    network, alone = network_of(made.call, target.machine, dict(target.sizes)), target.mesh.count(made.level) == 1
+    whole = network is not None and WHOLE_LINES in network.capabilities and not settings().share_gpus
+    return (whole or alone) and _by_kernel(made, target)
 
 
 def _sends_inside(made: Collective, target: LoweringTarget) -> bool:
@@ -142,6 +155,7 @@ COMBINED = (*ADDED, "int16", "uint16", "uint32", "uint64", "float8_e4m3", "float
 
 _KERNEL = Implementation(_by_kernel, by_kernel=True)
 _NORM = Implementation(_with_norm, by_kernel=True, normalises=True)
+_LINES = Implementation(_by_lines, by_kernel=True, narrows=True)
 _NCCL = (Implementation(_has_nccl, on_request=_drops_nan),)
 # The host reads the number of rows, and waits for the device.
 _NCCL_OF_ROWS = (Implementation(_has_nccl, on_request=_by_kernel),)
@@ -153,13 +167,13 @@ _PARTS = (_KERNEL, Implementation(_by_tiles, on_tiles=True, on_request=_has_nccl
 
 ON_TENSORS: dict[tuple[str, str], tuple[Implementation, ...]] = {
     ("allreduce", "one_shot"): (_KERNEL, _NORM, Implementation(_by_tiles_in_place, on_tiles=True)),
-    ("allreduce", "two_shot"): (_KERNEL, _NORM),
+    ("allreduce", "two_shot"): (_KERNEL, _NORM, _LINES),
     ("allreduce", "hierarchical_direct"): _RAILS,
     ("allreduce", "nccl"): _NCCL,
-    ("reduce_scatter", "direct"): _PARTS,
+    ("reduce_scatter", "direct"): (*_PARTS, _LINES),
     ("reduce_scatter", "hierarchical_direct"): _RAILS,
     ("reduce_scatter", "nccl"): _NCCL,
-    ("all_gather", "direct"): _PARTS,
+    ("all_gather", "direct"): (*_PARTS, _LINES),
     ("all_gather", "hierarchical_direct"): _RAILS,
     ("all_gather", "nccl"): _NCCL,
     ("all_gather", "copy_engine"): _COPIES,
@@ -238,7 +252,8 @@ IMPLEMENTED = frozenset(
 
 def implementation(made: Collective, target: LoweringTarget, name: str) -> Implementation | None:
     """The implementation of a collective of whole tensors by an algorithm; None if there is none."""
-    ways = (way for way in ON_TENSORS[made.name, name] if way.normalises == (made.norm is not None))
+    wanted = made.norm is not None, made.wire is not None
+    ways = (way for way in ON_TENSORS[made.name, name] if (way.normalises, way.narrows) == wanted)
     return next((way for way in ways if way.able(made, target)), None)
 
 
@@ -268,6 +283,8 @@ def choice(made: Collective, target: LoweringTarget, in_program: bool) -> Mechan
 
 def why_none(made: Collective, target: LoweringTarget) -> str:
     """The reason why there is no algorithm for a collective of whole tensors, as far as it is known."""
+    if made.wire is not None:
+        return f": {made.wire} is sent in lines of 128 bytes, which no network of these devices delivers as a whole"
     others = sorted(_types(made) - {*ADDED})
     if made.op is None or not others or share_memory(target, made.level):
         return ""

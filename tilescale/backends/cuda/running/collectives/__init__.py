@@ -2,8 +2,8 @@
 """Collectives on whole tensors: the launches of each, by algorithm.
 
 setting.py                       the program around a collective, the tensors of a call, the ranks of a level
-one_shot.py two_shot.py direct.py unequal.py normalised.py  by a kernel of our own, which exchanges messages with those
-                                 of the peers, through:
+one_shot.py two_shot.py direct.py unequal.py normalised.py float8_lines.py  by a kernel of our own, which exchanges
+                                 messages with those of the peers, through:
 exchanges.py workspaces.py       grids, forms and memory of messages
 kernels.py                       their CUDA text, compilation and launch
 rounds.py                        by any algorithm, whose rounds one kernel plays
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from tilescale.backends.cuda.running.collectives import (
     copy_engine,
     direct,
+    float8_lines,
     hierarchical,
     nccl,
     normalised,
@@ -68,6 +69,8 @@ def kernels_of(context: ProgramContext, placed: PlacedCollective, algorithm: str
     """Kernels of messages that a collective compiles, as far as they are known before it is bound."""
     if (placed.made.name, algorithm) == ("all_to_all_v", "direct"):
         return unequal.kernels(context, placed)
+    if placed.made.wire is not None:
+        return [float8_lines.kernel(context, placed)] if placed.team(context).size > 1 else []
     if placed.made.norm is not None:
         return normalised.kernels(context, placed, steps=1 if algorithm == "one_shot" else 2)
     use = _USES.get((placed.made.name, algorithm))

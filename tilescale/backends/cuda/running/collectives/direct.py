@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.running.collectives import dense, unequal
+from tilescale.backends.cuda.running.collectives import dense, float8_lines, unequal
 from tilescale.backends.cuda.running.collectives.exchanges import BlockMessages, HeaderCall, PartStrides
 from tilescale.backends.cuda.running.collectives.kernels import combining, moving
 from tilescale.backends.cuda.running.collectives.setting import BoundCollective, Operands, PlacedCollective
@@ -22,7 +23,7 @@ all_to_all_v = unequal.all_to_all_v
 
 def reduce_scatter(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.reduce_scatter`. Collective."""
-    messages = BlockMessages(context, placed, reducing(context, placed))
+    messages = _messages(context, placed, reducing)
 
     def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
         return messages.between(source, target, PartStrides(target.nbytes, source.nbytes, source_step=target.nbytes))
@@ -32,7 +33,7 @@ def reduce_scatter(context: ProgramContext, placed: PlacedCollective) -> BoundCo
 
 def all_gather(context: ProgramContext, placed: PlacedCollective) -> BoundCollective:
     """`T.all_gather`. Collective."""
-    messages = BlockMessages(context, placed, gathering(context, placed))
+    messages = _messages(context, placed, gathering)
 
     def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
         return messages.between(source, target, PartStrides(source.nbytes, target.nbytes, target_step=source.nbytes))
@@ -82,6 +83,14 @@ def exchanging(context: ProgramContext, placed: PlacedCollective) -> HeaderCall:
 def broadcasting(context: ProgramContext, placed: PlacedCollective) -> HeaderCall:
     """The function of the headers for a broadcast."""
     return HeaderCall("broadcast", moving(placed.dtype), placed.nbytes)
+
+
+def _messages(
+    context: ProgramContext, placed: PlacedCollective, use: Callable[[ProgramContext, PlacedCollective], HeaderCall]
+) -> BlockMessages | float8_lines.LineMessages:
+    if placed.made.wire is not None:
+        return float8_lines.LineMessages(context, placed)
+    return BlockMessages(context, placed, use(context, placed))
 
 
 def _part(context: ProgramContext, placed: PlacedCollective) -> int | None:

@@ -28,6 +28,7 @@ from tilescale.backends.cuda.running.collectives.workspaces import Inbox, SlotSh
 from tilescale.backends.cuda.running.program_context import ProgramContext
 from tilescale.backends.cuda.running.steps import StreamWork
 from tilescale.backends.tilelang.lowering.arguments import WaitSite
+from tilescale.backends.tilelang.lowering.implemented import WHOLE_LINES
 from tilescale.backends.tilelang.lowering.reach import STORES
 from tilescale.backends.tilelang.ptx import WARP
 from tilescale.comm.heap.arena import round_up
@@ -56,9 +57,6 @@ ADDED = {"words": 1.0, "lines": 0.3}
 of data. A block sends all its lines before it polls for others', where long messages overlap: all-gathers on two H200
 take 11.1 us for 2 MiB of each by lines and 12.5 by long messages, for 4 MiB 19.7 and 19.0, for 8 MiB 37.6 and 31.7.
 """
-
-WHOLE_LINES = "whole-lines"
-"""The capability of a network that delivers a warp's store of a line atomically, as LL128 requires."""
 
 SMALLEST_SLOT, LARGEST_SLOT = 8192, 32768
 """Bytes of a long message: the minimum, so that every thread stores some; and the maximum, divided by the number of
@@ -301,14 +299,12 @@ class BlockMessages:
         else:
             grid, slots = slots_grid(parts.nbytes, blocks, self.team.size - 1), LONG_SLOTS
         shape = SlotShape(self._level, self.team.size, self._sets, slots, blocks, grid.slot, form)
-        exchange = self._exchange(shape, parts, root)
-        exchange.source, exchange.target = source.data_ptr(), target.data_ptr()
-        places = (exchange.source, exchange.target, parts.source_step, parts.target_step)
-        aligned = all(place % UNIT_BYTES == 0 for place in places)
+        exchange = exchange_of(context, self.team, shape, self._site, parts)
+        exchange.source, exchange.target, exchange.root = source.data_ptr(), target.data_ptr(), root
         exchange.behind = self._behind(shape, target, parts) if straight else 0
         if exchange.behind:
             (form,) = straight
-        function, follows = self._functions[form][aligned], form in SHARING
+        function, follows = self._functions[form][is_aligned(exchange)], form in SHARING
         return [launch(function, grid.blocks, grid.threads, exchange, context.device, follows)]
 
     def _behind(self, shape: SlotShape, target: torch.Tensor, parts: PartStrides) -> int:
@@ -319,15 +315,20 @@ class BlockMessages:
         units, rest = divmod(heap.offset(target) - heap.offset(slots), UNIT_BYTES)
         return 0 if rest else units
 
-    def _exchange(self, shape: SlotShape, parts: PartStrides, root: int) -> ExchangeArgument:
-        exchange = exchange_of(self._context, self.team, shape, self._site)
-        exchange.bytes, exchange.total, exchange.root = parts.nbytes, parts.total, root
-        exchange.source_step, exchange.target_step = parts.source_step, parts.target_step
-        return exchange
+
+def is_aligned(exchange: ExchangeArgument) -> bool:
+    """Whether all parts begin at multiples of a thread's store."""
+    places = exchange.source, exchange.target, exchange.source_step, exchange.target_step
+    return all(place % UNIT_BYTES == 0 for place in places)
 
 
-def exchange_of(context: ProgramContext, team: SiblingDevices, shape: SlotShape | Inbox, site: int) -> ExchangeArgument:
-    """A kernel's arguments except the tensors: a workspace, and the ranks. Collective if the workspace is new."""
+NO_PARTS = PartStrides(0, 0)
+
+
+def exchange_of(
+    context: ProgramContext, team: SiblingDevices, shape: SlotShape | Inbox, site: int, parts: PartStrides = NO_PARTS
+) -> ExchangeArgument:
+    """A kernel's arguments except the tensors: workspace, parts and ranks. Collective if the workspace is new."""
     workspace = context.exchanges.get(shape, context.peer_group)
     return ExchangeArgument(
         workspace=workspace.first,
@@ -343,4 +344,8 @@ def exchange_of(context: ProgramContext, team: SiblingDevices, shape: SlotShape 
         devices=context.peer_group.size,
         blocks=shape.blocks,
         site=site,
+        bytes=parts.nbytes,
+        total=parts.total,
+        source_step=parts.source_step,
+        target_step=parts.target_step,
     )

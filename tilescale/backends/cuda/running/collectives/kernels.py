@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HEADERS = (
     "memory.cuh", "sync.cuh", "words.cuh", "cluster_sum.cuh", "messages.cuh", "combine.cuh", "sums.cuh",
     "short_messages.cuh", "norm_messages.cuh", "long_messages.cuh", "moved_messages.cuh",
-    "row_messages.cuh", "rounds.cuh",
+    "float8_messages.cuh", "row_messages.cuh", "rounds.cuh",
 )  # fmt: skip
 
 C_TYPES = {
@@ -43,7 +43,7 @@ lines as the blocks of an H200 have threads.
 SHORT = {"words": "tilescale::InWords", "lines": "tilescale::InLines"}
 """Forms of short messages, and their types in headers/short_messages.cuh."""
 
-LONG = ("slots", "straight")
+LONG = ("slots", "straight", "float8")
 """Forms of long messages."""
 
 CLUSTERS_FROM = (9, 0)

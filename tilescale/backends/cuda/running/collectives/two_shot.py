@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilescale.backends.cuda.running.collectives import dense, normalised
+from tilescale.backends.cuda.running.collectives import dense, float8_lines, normalised
 from tilescale.backends.cuda.running.collectives.exchanges import UNIT_BYTES, BlockMessages, HeaderCall, PartStrides
 from tilescale.backends.cuda.running.collectives.kernels import combining
 from tilescale.backends.cuda.running.collectives.setting import BoundCollective, PlacedCollective
@@ -24,7 +24,12 @@ def allreduce(context: ProgramContext, placed: PlacedCollective) -> BoundCollect
     """`T.allreduce`, also with a norm. Collective."""
     if placed.made.norm is not None:
         return normalised.allreduce(context, placed, steps=2)
-    ranks, messages = placed.team(context).size, BlockMessages(context, placed, use(context, placed))
+    by_lines, ranks = placed.made.wire is not None, placed.team(context).size
+    messages = (
+        float8_lines.LineMessages(context, placed)
+        if by_lines
+        else BlockMessages(context, placed, use(context, placed))
+    )
 
     def exchange(source: torch.Tensor, target: torch.Tensor) -> list[StreamWork]:
         part = _part(source.nbytes, ranks)
