@@ -150,6 +150,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
     for (int u = 0; u < UNITS; ++u) data[u] = part.read(row, u);
   };
   follow_grid();
+  const float given_inverse = SCALING == TENSOR ? 1 / *x.scales : 0;
   Data mine[UNITS], next[UNITS], weight[UNITS];
   auto read_next = [&](int row) {
     if (row < x.rows) read_units(x.source + row * x.bytes, next);
@@ -299,7 +300,7 @@ __device__ __forceinline__ void reduce_norm_short(const Exchange& x) {
 #pragma unroll
         for (int p = 0; p < PIECES; ++p) {
           if (!here || !part.has(u, p * PIECE)) continue;
-          const float by = scale * (SCALING == TENSOR ? 1 / *x.scales : inverse_scale(largest(part.group(u, p)), x.power));
+          const float by = scale * (SCALING == TENSOR ? given_inverse : inverse_scale(largest(part.group(u, p)), x.power));
           const int column = part.at(u) / SIZE + p * IN_PIECE;
           const int left = ALIGNED ? IN_PIECE : part.bytes / SIZE - column;
           write<IN_PIECE, 1, ALIGNED>(quantized + part.begin / SIZE + column, left,
